@@ -160,18 +160,3 @@ def write_comparison(folder: Path) -> Path:
     }
     (folder / "comparison.json").write_text(json.dumps(content))
     return folder
-
-
-def write_ablation(folder: Path) -> Path:
-    """A start, and two systems of two seeds each, on an alpha grid."""
-    write_evaluation(folder / "start" / "test", 1.0)
-    lines = ["system,base,alpha,seed,CIDEr", "start,,,,1.0"]
-    for alpha, label in ((0.0, "alpha=0"), (1.0, "alpha=1")):
-        for seed in (0, 1):
-            cell = folder / "cells" / label / f"seed{seed}"
-            write_evaluation(cell / "test_last", 1.5 + alpha + seed / 4, "blue")
-            write_run(cell / "run")
-            (cell / "scst.yaml").write_text("{}")
-            lines.append(f"{label},,{alpha},{seed},{1.5 + alpha + seed / 4}")
-    (folder / "runs.csv").write_text("\n".join(lines) + "\n")
-    return folder

@@ -178,7 +178,7 @@ def _page(
         '<p><img src="data:image/png;base64,{}" alt="{}" style="max-width: 100%"></p>'
     ).format(picture, alt)
     sections = {
-        "Stages": macros().table(["what and why", "seconds"], rows, "What was done, in this order"),
+        "Stages": macros().table("What was done, in this order", ["what and why", "seconds"], rows),
         "Picture": image,
         "Results": Markup("").join(
             macros().note(heading) + judged[split]["Results"] for split, heading in SPLITS.items()

@@ -224,7 +224,7 @@ def stress_report(results: Results) -> str:
 def stress_page(results: Results, rows: Sequence[Row]) -> Page:
     """The report as a page. ``rows`` are those of the test, for the pictures of exploits."""
     tables = {
-        heading: macros().table(head, [[Cell(text) for text in line] for line in lines], note)
+        heading: macros().table(note, head, [[Cell(text) for text in line] for line in lines])
         for heading, (head, lines, note) in _tables(results).items()
     }
     look = "verdict alarm" if is_harmful(results) else "verdict"
@@ -251,11 +251,9 @@ def stress_page(results: Results, rows: Sequence[Row]) -> Page:
     config = yaml.safe_dump(dict(results["config"]), sort_keys=False, allow_unicode=True)
     seconds = [[stage, f"{value:.1f}"] for stage, value in results["seconds"].items()]
     sections["Settings"] = macros().table(
-        ["stage", "seconds"], seconds, "Time of each stage"
+        "Time of each stage", ["stage", "seconds"], seconds
     ) + macros().folded("Configuration", Markup("<pre>{}</pre>").format(config))
-    return Page(
-        f"Stress test of {_title(results)}", results["signature"], sections, _tiles(results)
-    )
+    return Page(f"Stress test of {_title(results)}", results["signature"], sections)
 
 
 def _title(results: Results) -> str:
@@ -482,9 +480,8 @@ def _charts(heading: str, results: Results) -> Markup:
         )
         figures = [
             figure(
-                name,
+                f"{name}, 0 to 1" if name == SCENE_GOLD else name,
                 [_curve(name, kl, curve, at > 0)],
-                "0 to 1" if name == SCENE_GOLD else "",
                 x_name="KL",
             )
             for at, (name, curve) in enumerate(curves.items())
@@ -513,7 +510,7 @@ def _charts(heading: str, results: Results) -> Markup:
                     (x, _mean(values)) for x, *values in zip(runs[0]["step"], *ys, strict=True)
                 ]
                 lines.append(Series(f"KL {factor:g} sd", points, colour, dots=True))
-            figures.append(figure(title, lines, unit))
+            figures.append(figure(f"{title}, {unit}" if unit else title, lines))
         note = (
             "Across: optimizer steps; dots are validations, means over seeds. KL: coefficient of the penalty, in sd, "
             "the reward's standard deviation among the samples of an image."
@@ -557,26 +554,6 @@ def _exploit_gallery(results: Results, rows: Sequence[Row]) -> Markup:
         EXPLOITS,
     )
     return macros().gallery(data)
-
-
-def _tiles(results: Results) -> list[tuple[str, str, str]]:
-    line = summary(results)
-    tiles = [("pairs in the right order", f"{100 * line['probes']:.0f} %", "mean over the probes")]
-    if line["change"] is not None:
-        tiles.append(
-            (
-                "gold, best of n",
-                _short(line["change"]),
-                _span(*map(_short, line["change_interval"])),
-            )
-        )
-        tiles.append(
-            ("gold is highest at n", str(line["peak"]), f"of {results['best_of_n']['n'][-1]}")
-        )
-    if line["push_change"] is not None:
-        alarm = "no alarm" if line["push_alarm"] is None else f"alarm at step {line['push_alarm']}"
-        tiles.append(("gold, trained", _short(line["push_change"]), alarm))
-    return tiles
 
 
 def _mean(values: Any) -> float:

@@ -3,13 +3,13 @@
 import re
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Literal
 
 from rl_caption.config.schema import DataConfig, RewardTerm, TrustConfig
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Beams, Fraction, LengthPenalty, Range, Seed, Workers
+from rl_caption.runtime.options import Beams, Fraction, LengthPenalty, Seed, Workers
 
 START = "start"
 """Label of the starting policy in tables."""
@@ -107,7 +107,6 @@ class AblateConfig(TrustConfig):
         tokenizer: as in ``evaluate``.
         judges: rewards that are further columns, by their headings; they may be trained on. The first one is plotted
             over alpha.
-        show_images: number of images, the first of the split, whose captions by all systems are in ``captions.md``.
         jobs: number of runs at a time, each in its own process with its share of the CPU cores and GPUs.
         launch: start cross-entropy runs and cells by ``accelerate launch`` with this ``--config_file``; null starts
             each as one process. The number of processes is ``train.num_processes`` of the base, or else that of the
@@ -133,7 +132,6 @@ class AblateConfig(TrustConfig):
     )
     tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
-    show_images: Annotated[int, Range(min=0, max=10**4)] = 12
     jobs: Workers = 1
     launch: str | None = None
     out: str = "runs/ablation"

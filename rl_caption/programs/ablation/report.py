@@ -1,83 +1,135 @@
-"""The report of a grid: tables over seeds, the plot over alpha, captions of the same images."""
+"""The report of a grid: tables over seeds, charts over alpha, captions of the same images."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rewards.files import atomic_write
+from markupsafe import Markup
+
 from rl_caption.config.schema import RewardTerm
-from rl_caption.data.base import DataError, Row, thumbnail
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.evaluation.results import (
-    COLUMNS,
-    LEFT_OUT,
-    Column,
-    csv_text,
-    format_value,
-    markdown,
-)
+from rl_caption.evaluation.results import column_of, csv_text, markdown
 from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.programs.ablation.plan import Cell, Plan, as_argument
-from rl_caption.programs.report.charts import image
-from rl_caption.programs.report.pages import alpha_series
-from rl_caption.programs.report.program import write_report as write_page_of
-from rl_caption.programs.report.read import Member, by_system, over_seeds
+from rl_caption.programs.report.charts import Series, curves, figure, image, macros
+from rl_caption.programs.report.gallery import MAX_IMAGES, Source, source_of
+from rl_caption.programs.report.pages import (
+    Page,
+    Table,
+    captions_section,
+    score_notes,
+    score_tables,
+    scores_section,
+    settings_section,
+)
+from rl_caption.programs.report.program import write_report as write_page
+from rl_caption.programs.report.read import EvaluationFolder, RunFolder, over_seeds
+
+ALPHA_METRICS = (
+    "CIDEr",
+    "BLEU-4",
+    "METEOR",
+    "oracle/f1",
+    "length/mean",
+    "captions/repeated_ngrams",
+)
+
+
+class Member(NamedTuple):
+    """One evaluated captioner: a starting policy (seed and run are None), or a cell with one seed.
+
+    ``system`` names its row in tables, which all seeds of a cell share: ``LABEL`` or, with several bases,
+    ``BASE/LABEL``.
+    """
+
+    system: str
+    base: str
+    alpha: float | None
+    seed: int | None
+    evaluation: EvaluationFolder
+    run: RunFolder | None
+
 
 Systems = Mapping[str, Sequence[Member]]
 """``by_system``."""
-Bounds = Mapping[str, tuple[float, float]]
-"""Judge -> range of its scores."""
-PAPER_KEYS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
-"""Columns of the L-CLIPScore paper's tables; the judges follow."""
-TEXT_KEYS = ("captions/repeated_ngrams", "captions/bad_endings", "length/mean", "vocabulary/size")
-HACKING_KEYS = (*TEXT_KEYS, "oracle/f1", "oracle/precision", "oracle/recall", "oracle/unparsed")
-IMAGE_SIZE = 256
-"""Longest side of the pictures in ``captions.md``, in pixels."""
+
+
+def by_system(members: Sequence[Member]) -> dict[str, list[Member]]:
+    """System -> its members (a starting policy, or the seeds of a cell), in the order in which systems first occur."""
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        groups.setdefault(member.system, []).append(member)
+    return groups
 
 
 def write_report(
-    members: Sequence[Member],
-    plan: Plan,
-    config: AblateConfig,
-    failures: Sequence[str],
-    bounds: Bounds,
+    members: Sequence[Member], plan: Plan, config: AblateConfig, failures: Sequence[str]
 ) -> list[Path]:
-    """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``, and ``alpha.svg`` for alphas.
+    """Write ``table.md``, ``table.csv``, ``runs.csv``, ``report.html``, and ``alpha.svg`` for alphas.
 
     ``members`` begins with the starting policies; ``failures`` are sentences about missing cells. Returns the paths.
     """
-    out, systems, rows = Path(config.out), by_system(members), next(iter(plan.bases.values())).rows
-    tables = markdown_tables(systems, bounds)
+    out, systems = Path(config.out), by_system(members)
+    tables = markdown_tables(systems)
     print(f"\n{tables}\n")
     policies = "after the last step" if config.policy == "last" else "best by validation"
-    lines = [
+    remarks = [
         f"Means over seeds ± standard deviation, split {config.split!r}; policies {policies}. "
         "`start` is the policy that all cells start from.",
         *dict.fromkeys(f"{cell.system}: {formula(cell)}" for cell in plan.cells),
-        *notes(members),
+        *score_notes(evaluations_of(systems)),
         *(f"missing: {failure}" for failure in failures),
     ]
-    remarks = "\n".join(f"- {line}" for line in lines)
+    listed = "\n".join(f"- {line}" for line in remarks)
     written = {
-        "table.md": f"# {out.name}\n\n{tables}\n\n{remarks}\n",
-        "table.csv": summary_csv(systems, bounds),
+        "table.md": f"# {out.name}\n\n{tables}\n\n{listed}\n",
+        "table.csv": summary_csv(systems),
         "runs.csv": runs_csv(systems),
     }
-    if config.show_images:
-        captions = {name: members[0].evaluation.captions for name, members in systems.items()}
-        written["captions.md"] = captions_page(rows[: config.show_images], captions, out / "images")
     if any(one.alpha is not None for one in members):
-        written["alpha.svg"] = alpha_image(systems, bounds)
+        keys = [key for key in metric_keys(systems) if key == "CIDEr" or key.startswith(JUDGE)]
+        charts = {column_of(key).heading: alpha_series(systems, key) for key in keys[:2]}
+        written["alpha.svg"] = image(charts, "alpha")
     for name, text in written.items():
         write_text(out / name, text)
     files = [out / name for name in written]
-    page = write_page_of(out, rows) if config.report else None
-    return files if page is None else [*files, page]
+    if config.report:
+        rows = next(iter(plan.bases.values())).rows
+        page = ablation_page(out.name, systems, failures, source_of(rows))
+        files += filter(None, [write_page(out, rows, page)])
+    return files
+
+
+def ablation_page(name: str, systems: Systems, failures: Sequence[str], source: Source) -> Page:
+    """Means over seeds, metrics over alpha, curves, and captions of the first seed of each system."""
+    evaluations = evaluations_of(systems)
+    runs = {name: [member.run for member in seeds if member.run] for name, seeds in systems.items()}
+    runs = {name: seeds for name, seeds in runs.items() if seeds}
+    missing = Markup("").join(macros().verdict(f"Missing: {text}", True) for text in failures)
+    first = {name: seeds[0] for name, seeds in evaluations.items()}
+    sections = {
+        "Results": missing + scores_section(evaluations),
+        "Monitor": macros().table(*alarm_table(systems)),
+        "Alpha": _alpha_charts(systems),
+        "Curves": curves(runs),
+        "Captions": captions_section(first, source, MAX_IMAGES, "One seed of each system."),
+        "Settings": settings_section({name: seeds[0] for name, seeds in runs.items()}),
+    }
+    return Page(name, "Ablation: rewards side by side", sections)
+
+
+def evaluations_of(systems: Systems) -> dict[str, list[EvaluationFolder]]:
+    """System -> the evaluations of its seeds."""
+    return {name: [member.evaluation for member in seeds] for name, seeds in systems.items()}
+
+
+def metric_keys(systems: Systems) -> list[str]:
+    """All metrics, in the order in which they first occur."""
+    every = [one.evaluation.scores["metrics"] for seeds in systems.values() for one in seeds]
+    return list(dict.fromkeys(key for metrics in every for key in metrics))
 
 
 def formula(cell: Cell) -> str:
@@ -100,169 +152,100 @@ def formula(cell: Cell) -> str:
     )
 
 
-def columns_of(systems: Systems, bounds: Bounds) -> list[dict[str, Column]]:
-    """The computed columns of the two tables: those of the L-CLIPScore paper, and signs of reward hacking."""
-    keys = {
-        key
-        for members in systems.values()
-        for one in members
-        for key in one.evaluation.scores["metrics"]
-    }
-    paper = {key: Column(f"{key} (x100)") for key in PAPER_KEYS if key in keys}
-    paper |= {
-        JUDGE + name: Column(f"{name} [{low:g}, {high:g}]", 1.0, 4)
-        for name, (low, high) in bounds.items()
-    }
-    return [paper, {key: COLUMNS[key] for key in HACKING_KEYS if key in keys}]
-
-
 def alarms_of(members: Sequence[Member]) -> tuple[int, list[int]]:
     """How many seeds the monitor watched, and the step of the first alarm of each seed that had one."""
     watched = [one.run for one in members if one.run is not None and one.run.has_monitor]
     return len(watched), [run.alarms[0] for run in watched if run.alarms]
 
 
-def markdown_tables(systems: Systems, bounds: Bounds) -> str:
-    """Two Markdown tables, a row for each system: mean over seeds ± standard deviation."""
-    paper, hacking = columns_of(systems, bounds)
-    means = {
-        name: over_seeds([one.evaluation for one in members]) for name, members in systems.items()
-    }
-    watched = any(alarms_of(members)[0] for members in systems.values())
-    tables = []
-    for columns, with_alarm in ((paper, False), (hacking, watched)):
+def alarm_table(systems: Systems) -> Table:
+    """How many runs of each system had an alarm, and the earliest one."""
+    rows = []
+    for name, members in systems.items():
+        watched, steps = alarms_of(members)
+        count = f"{len(steps)} of {watched}" if watched else "not watched"
+        rows.append([name, count, f"step {min(steps)}" if steps else "none"])
+    caption = (
+        "Runs whose reward rose while their captions got worse, by the monitor of reward hacking"
+    )
+    return Table(caption, ["system", "runs with an alarm", "earliest"], rows)
+
+
+def markdown_tables(systems: Systems) -> str:
+    """The tables of the page as Markdown: mean over seeds ± standard deviation."""
+    blocks = []
+    for _, head, rows in [*score_tables(evaluations_of(systems)), alarm_table(systems)]:
         lines = []
-        for name, members in systems.items():
-            line = [name, LEFT_OUT if members[0].seed is None else str(len(members))]
-            for key, column in columns.items():
-                numbers = [
-                    format_value(number, column)
-                    for number in means[name].get(key, ())
-                    if number is not None
-                ]
-                line.append(" ± ".join(numbers) or LEFT_OUT)
-            if with_alarm:
-                count, steps = alarms_of(members)
-                first_alarm = f"{min(steps)} ({len(steps)} of {count})" if steps else "none"
-                line.append(first_alarm if count else LEFT_OUT)
-            lines.append(line)
-        if columns or with_alarm:
-            head = ["system", "seeds", *(column.heading for column in columns.values())]
-            tables.append(markdown(head + ["first alarm, step"] * with_alarm, lines))
-    return "\n\n".join(tables)
+        for row in rows:
+            texts = [cell if isinstance(cell, str) else " ".join(cell[:2]) for cell in row]
+            lines.append([text.strip() for text in texts])
+        blocks.append(markdown(head, lines))
+    return "\n\n".join(blocks)
 
 
-def notes(members: Sequence[Member]) -> list[str]:
-    """What was left out of the tables and why, the decoding, and the signatures of the metrics."""
-    left_out = [
-        item for one in members for item in one.evaluation.scores.get("left_out", {}).items()
-    ]
-    reasons = [
-        f"{key} is left out: {reason}"
-        for key, reason in left_out
-        if key in PAPER_KEYS + HACKING_KEYS
-    ]
-    signatures = list(dict.fromkeys(one.evaluation.scores["signature"] for one in members))
-    heading = (
-        "signature" if len(signatures) == 1 else "the signatures differ, so the rows do not compare"
-    )
-    decoding = dict.fromkeys(
-        how for one in members if (how := one.evaluation.scores.get("decoding"))
-    )
-    return [
-        *dict.fromkeys(reasons),
-        *(f"decoding: {how}" for how in decoding),
-        f"{heading}: {'; '.join(signatures)}",
-    ]
-
-
-def summary_csv(systems: Systems, bounds: Bounds) -> str:
-    """CSV, a row for each system: every column's mean and ``KEY.std``, as computed; empty where there is none."""
-    keys = [key for columns in columns_of(systems, bounds) for key in columns]
-    head = [
-        "system",
-        "base",
-        "alpha",
-        "seeds",
-        *(name for key in keys for name in (key, f"{key}.std")),
-    ]
+def summary_csv(systems: Systems) -> str:
+    """CSV, a row for each system: every metric's mean and ``KEY.std``, as computed; empty where there is none."""
+    keys = metric_keys(systems)
+    head = ["system", "base", "alpha", "seeds"]
+    for key in keys:
+        head += [key, f"{key}.std"]
     lines: list[list[Any]] = [[*head, "alarms", "first_alarm"]]
     for name, members in systems.items():
-        means, (watched, steps) = (
-            over_seeds([one.evaluation for one in members]),
-            alarms_of(members),
-        )
-        values = [value for key in keys for value in means.get(key, (None, None))]
+        means = over_seeds([one.evaluation for one in members])
+        watched, steps = alarms_of(members)
         seeds = sum(one.seed is not None for one in members)
-        alarms = [len(steps) if watched else None, min(steps, default=None)]
-        lines.append([name, members[0].base, members[0].alpha, seeds, *values, *alarms])
+        line: list[Any] = [name, members[0].base, members[0].alpha, seeds]
+        for key in keys:
+            line += means.get(key, (None, None))
+        lines.append([*line, len(steps) if watched else None, min(steps, default=None)])
     return csv_text(lines)
 
 
 def runs_csv(systems: Systems) -> str:
     """CSV, a row for each run: every metric as computed."""
-    ordered = [one for members in systems.values() for one in members]
-    keys = list(dict.fromkeys(key for one in ordered for key in one.evaluation.scores["metrics"]))
+    keys = metric_keys(systems)
     lines: list[list[Any]] = [["system", "base", "alpha", "seed", *keys, "first_alarm"]]
-    for one in ordered:
-        values = [one.evaluation.scores["metrics"].get(key) for key in keys]
-        lines.append(
-            [
-                one.system,
-                one.base,
-                one.alpha,
-                one.seed,
-                *values,
-                next(iter(alarms_of([one])[1]), None),
-            ]
-        )
+    for members in systems.values():
+        for one in members:
+            values = [one.evaluation.scores["metrics"].get(key) for key in keys]
+            first_alarm = next(iter(alarms_of([one])[1]), None)
+            lines.append([one.system, one.base, one.alpha, one.seed, *values, first_alarm])
     return csv_text(lines)
 
 
-def captions_page(
-    rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]], folder: Path
-) -> str:
-    """Markdown with the captions of each row by every system; ``systems`` maps a name to image id -> caption.
-
-    Pictures are written to ``folder``. An image that cannot be read, such as region features, has no picture.
-    """
-    blocks = [
-        "# Captions of the same images",
-        "One seed a cell. The first line of an image is one of its references.",
-    ]
-    for index, row in enumerate(rows):
-        blocks.append(f"## {_escape_markdown(row['image_id'])}")
-        with suppress(DataError):
-            image = thumbnail(row["image"], IMAGE_SIZE)
-            with atomic_write(folder / f"{index}.png") as file:
-                image.save(file, "PNG")
-            blocks.append(f"![image {index}]({folder.name}/{index}.png)")
-        lines = ["| system | caption |", "|---|---|"]
-        lines += [
-            f"| reference | {_escape_markdown(reference)} |" for reference in row["references"][:1]
-        ]
-        for name, captions in systems.items():
-            caption = captions.get(row["image_id"])
-            lines.append(
-                f"| {name} | {LEFT_OUT if caption is None else _escape_markdown(caption) or '(empty)'} |"
-            )
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n"
+def _alpha_charts(systems: Systems) -> Markup:
+    """Charts of alpha against metrics, a line for each base; empty where fewer than two cells have an alpha."""
+    if sum(members[0].alpha is not None for members in systems.values()) < 2:
+        return Markup("")
+    figures = []
+    for key in metric_keys(systems):
+        if key in ALPHA_METRICS or key.startswith(JUDGE):
+            series = alpha_series(systems, key)
+            figures.append(figure(column_of(key).heading, series, x_name="alpha"))
+    note = "Dots are means over seeds, bars one standard deviation; the dashed line is the starting policy."
+    return macros().note(note) + macros().charts(figures)
 
 
-def _escape_markdown(text: str) -> str:
-    """Text as it stands, on one line of a Markdown table."""
-    return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", " ".join(text.split()))
-
-
-def alpha_image(systems: Systems, bounds: Bounds) -> str:
-    """CIDEr (x100) and the first judge over alpha as SVG, a line for each base.
-
-    Error bars are standard deviations over seeds; dashed lines are the starting policies.
-    """
-    columns, _ = columns_of(systems, bounds)
-    keys = ["CIDEr", *[key for key in columns if key.startswith(JUDGE)][:1]]
-    return image(
-        {columns[key].heading: alpha_series(systems, key) for key in keys if key in columns},
-        "alpha",
-    )
+def alpha_series(systems: Systems, key: str) -> list[Series]:
+    """The lines of alpha against a metric, times the factor of its heading: for each base its cells, and its start."""
+    factor = column_of(key).factor
+    cells: dict[str, dict[float, tuple[float, float]]] = {}
+    starts: dict[str, tuple[str, float]] = {}
+    for name, members in systems.items():
+        scores = over_seeds([member.evaluation for member in members])
+        if key not in scores:
+            continue
+        base, alpha, (mean, deviation) = members[0].base, members[0].alpha, scores[key]
+        if alpha is not None:
+            cells.setdefault(base, {})[alpha] = (factor * mean, factor * (deviation or 0.0))
+        elif members[0].seed is None:
+            starts[base] = name, factor * mean
+    lines = []
+    for colour, (base, by_alpha) in enumerate(cells.items()):
+        points = [(alpha, mean) for alpha, (mean, _) in sorted(by_alpha.items())]
+        errors = {alpha: deviation for alpha, (_, deviation) in by_alpha.items()}
+        lines.append(Series(base or "mean over seeds", points, colour, True, errors))
+        if base in starts:
+            name, value = starts[base]
+            lines.append(Series(name, [(points[0][0], value), (points[-1][0], value)], 2))
+    return lines

@@ -40,9 +40,9 @@ from rl_caption.programs.ablation.plan import (
     make_plan,
     untrained_models,
 )
-from rl_caption.programs.ablation.report import write_report
+from rl_caption.programs.ablation.report import Member, write_report
 from rl_caption.programs.evaluate import score_captions, settings_of
-from rl_caption.programs.report.read import EvaluationFolder, Member, read_evaluation, read_run
+from rl_caption.programs.report.read import EvaluationFolder, read_evaluation, read_run
 from rl_caption.runtime.errors import EXPECTED
 from rl_caption.runtime.launch import LaunchError, processes_started, run_lock, stop_requests
 from rl_caption.runtime.threads import cpu_threads
@@ -91,12 +91,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         for cell in plan.cells:
             check_start(cell, plan.bases[cell.base], signatures[cell.name])
         members, failures = _run_cells(config, plan, judges)
-        bounds = {
-            name: judge.bounds
-            for base_judges in judges.values()
-            for name, judge in base_judges.items()
-        }
-        for path in write_report([*starts, *members], plan, config, failures, bounds):
+        for path in write_report([*starts, *members], plan, config, failures):
             _print(f"wrote {path}")
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)

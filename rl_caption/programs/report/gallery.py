@@ -2,7 +2,6 @@
 
 import base64
 import io
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +20,9 @@ from rl_caption.monitoring.judges import build_judges
 from rl_caption.runtime.errors import naming
 from rl_caption.runtime.options import check_options, class_names
 
-MAX_IMAGES = 600
+MAX_IMAGES = 200
 THUMBNAIL = 176
 """Longest side in pixels."""
-MAX_REFERENCES = 8
 N_GRAM_SCORES = {"CIDEr-D (x100)": "cider", "ROUGE-L": "rouge_l"}
 WORD = re.compile(r"(\w+)")
 
@@ -109,28 +107,28 @@ def reference_scores(
 
 
 def select_images(systems: Captions, scores: Scores, limit: int) -> tuple[list[str], str]:
-    """The ids of the images to show, in the order of the data, and a sentence that says which they are.
+    """The ids of the images to show, and a sentence that says which they are.
 
-    All images, if there are at most ``limit``. Otherwise half are those whose first score changed most between the
-    first and the last system, and half are an even sample of the others, so that both extremes and usual cases show.
+    The first are those whose first score changed most between the first and the last system. Where there are more than
+    ``limit`` images, half are such images and half are an even sample of the others.
     """
     ids = list(dict.fromkeys(image_id for captions in systems.values() for image_id in captions))
-    if len(ids) <= limit:
-        return ids, f"All {len(ids):,} images."
-    extreme: list[str] = []
-    sentence = f"{limit:,} of {len(ids):,} images: "
-    if scores and len(systems) > 1:
-        metric, names = next(iter(scores)), list(systems)
-        first, last = scores[metric].get(names[0], {}), scores[metric].get(names[-1], {})
+    metric, names = next(iter(scores), ""), list(systems)
+    changes: dict[str, float] = {}
+    if len(names) > 1 and metric:
+        first, last = (scores[metric].get(name, {}) for name in (names[0], names[-1]))
         changes = {i: abs(last[i] - first[i]) for i in ids if i in first and i in last}
-        extreme = sorted(changes, key=lambda image_id: -changes[image_id])[: limit // 2]
-        if extreme:
-            sentence += f"the {len(extreme):,} whose {metric} changed most from {names[0]} to {names[-1]}, and "
-    others = [image_id for image_id in ids if image_id not in set(extreme)]
+    ordered = sorted(ids, key=lambda image_id: -changes.get(image_id, -1.0))
+    order = f" Largest change of {metric} first." if changes else ""
+    if len(ids) <= limit:
+        return ordered, f"All {len(ids):,} images.{order}"
+    extreme = set(ordered[: limit // 2] if changes else [])
+    others = [image_id for image_id in ids if image_id not in extreme]
     rest = limit - len(extreme)
     chosen = {*extreme, *(others[index * len(others) // rest] for index in range(rest))}
-    sentence += f"an even sample of {rest:,} {'others' if extreme else 'of them'}."
-    return [image_id for image_id in ids if image_id in chosen], sentence
+    most = f"the {len(extreme):,} whose {metric} changed most, and " if changes else ""
+    sentence = f"{limit:,} of {len(ids):,} images: {most}an even sample of {rest:,}.{order}"
+    return [image_id for image_id in ordered if image_id in chosen], sentence
 
 
 def gallery(
@@ -150,19 +148,15 @@ def gallery(
         unreadable += row.get("image", "") != "" and picture is None
         texts = [captions.get(image_id) for captions in systems.values()]
         values = [
-            [by_system.get(name, {}).get(image_id) for name in systems]
-            for by_system in scores.values()
+            [by_name.get(name, {}).get(image_id) for name in systems] for by_name in scores.values()
         ]
         items.append(
             {
                 "id": image_id,
                 "image": picture,
-                "references": list(row.get("references", ()))[:MAX_REFERENCES],
+                "references": list(row.get("references", ())),
                 "captions": [_mark_new_words(text, texts[0]) for text in texts],
-                "scores": [
-                    [None if v is None or not math.isfinite(v) else round(v, 6) for v in of]
-                    for of in values
-                ],
+                "scores": values,
             }
         )
     lost = f"{unreadable:,} images could not be read and have no picture." if unreadable else ""
@@ -171,28 +165,24 @@ def gallery(
 
 
 def _mark_new_words(text: str | None, before: str | None) -> list[tuple[str, bool]] | None:
-    if text is None or not text.strip():
-        return None if text is None else []
-    earlier_words = None if before is None else set(WORD.findall(before.lower()))
-    pieces = enumerate(WORD.split(text))
-    return [
-        (piece, earlier_words is not None and index % 2 == 1 and piece.lower() not in earlier_words)
-        for index, piece in pieces
-    ]
+    if text is None:
+        return None
+    known = None if before is None else set(WORD.findall(before.lower()))
+    pieces = []
+    for index, piece in enumerate(WORD.split(text)):
+        is_word = index % 2 == 1
+        pieces.append((piece, is_word and known is not None and piece.lower() not in known))
+    return pieces if text.strip() else []
 
 
 def _picture(row: Mapping[str, Any]) -> str | None:
-    """A data URI of a thumbnail, as PNG or JPEG, whichever is smaller; None where there is no image."""
+    """A data URI of a thumbnail, as WebP; None where there is no image."""
     try:
         image = thumbnail(row["image"], THUMBNAIL) if row.get("image", "") != "" else None
     except DataError:  # captioners over region features do without the pictures
         image = None
     if image is None:
         return None
-    encodings: list[tuple[int, str, bytes]] = []
-    for image_format, options in (("png", {"optimize": True}), ("jpeg", {"quality": 82})):
-        buffer = io.BytesIO()
-        image.save(buffer, image_format, **options)
-        encodings.append((buffer.tell(), image_format, buffer.getvalue()))
-    _, image_format, content = min(encodings)
-    return f"data:image/{image_format};base64,{base64.b64encode(content).decode('ascii')}"
+    buffer = io.BytesIO()
+    image.save(buffer, "webp", quality=85)
+    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -56,7 +56,6 @@ def test_cells_train_in_two_processes_beside_each_other(
         "metrics": ["cider"],
         "tokenizer": "python",
         "split": "val",
-        "show_images": 0,
         "report": False,
         "jobs": 2,
         "out": str(tmp_path / "grid"),

@@ -20,7 +20,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import yaml
 
 from rewards.clip.emscore import _read_captions
 from rewards.model_files import damage, read_object
@@ -35,10 +34,8 @@ from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.parts import check_settings
 from rl_caption.data.prepare_features import convert_tsv
 from rl_caption.data.unpaired import CaptionFile, CaptionTargets
-from rl_caption.programs.report.read import read_evaluation, read_run
 from tests.core.malformed.test_data_files import RECORD, ROW, check_outcome, frequencies
 from tests.core.unit.test_prepare_features import line
-from tests.report_for_tests import write_evaluation, write_run
 
 SECONDS = 30
 MEMORY = 1 << 30
@@ -292,15 +289,3 @@ def test_places_names_and_contents_of_a_file(tmp_path: Path, name: str) -> None:
             found = check_outcome(lambda other=other: (repr(read(other)),), "odd", also=ValueError)
         assert found is None or name in ("caption file", "npz", "npy") or found[0] == right
     assert tried == len(PLACES) + len(CONTENTS)
-
-
-@pytest.mark.parametrize("file", RUN)
-def test_places_and_contents_in_a_folder_of_a_program(tmp_path: Path, file: str) -> None:
-    write_run(tmp_path / "run")
-    write_evaluation(tmp_path / "evaluation", 1.25)
-    path = tmp_path / file
-    if path.suffix == ".yaml":
-        path.write_text(json.dumps(yaml.safe_load(path.read_text())))
-    read: Any = read_run if file.startswith("run") else read_evaluation
-    check_contents(path, lambda path: read(path.parent), file)
-    check_places(path, lambda path: read(path.parent), optional=True)

@@ -1,16 +1,11 @@
 """Damaged folders of the programs: runs under ``share``, parts, features, ratings: one error that names the file."""
 
-import json
-import random
-import shutil
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-import yaml
 
 from rewards.model_files import read_object
 from rl_caption.config.schema import DataConfig
@@ -23,16 +18,10 @@ from rl_caption.lab.concreteness import _ratings
 from rl_caption.lab.config import RecaptionConfig, RecaptionerConfig
 from rl_caption.lab.curate import curate
 from rl_caption.lab.recaption import recaption
-from rl_caption.lab.share import model_card, read_export
-from rl_caption.programs.report.pages import render
-from rl_caption.programs.report.program import make_page
-from rl_caption.programs.report.read import ReportError, read_evaluation, read_run
 from rl_caption.runtime.errors import EXPECTED
-from tests.captioners_for_tests import tiny_captioner
-from tests.core.malformed.test_data_files import DAMAGE, check_outcome, damaged, leaves, with_value
+from tests.core.malformed.test_data_files import DAMAGE, check_outcome, damaged
 from tests.core.unit.test_prepare_features import features, line
 from tests.lab.unit.test_curation import options, write
-from tests.report_for_tests import write_evaluation, write_run
 from tests.training_for_tests import DATA
 
 pytestmark = pytest.mark.slow
@@ -57,105 +46,6 @@ OTHER = [
     {"a": 1},
 ]
 OTHER += [{"a": {"b": [1]}}, [[[]]], {"": None}, [[1, "x"]], [{}]]
-
-
-def read_file(file: Path) -> Any:
-    if file.suffix == ".jsonl":
-        return [json.loads(line) for line in file.read_text().splitlines()]
-    return yaml.safe_load(file.read_text())
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with an export, and an evaluation of it."""
-    folder = tmp_path_factory.mktemp("shared")
-    terms = {
-        "cider": {"weight": 0.5, "schedule": [[0, 0.0], [20, 1.0]]},
-        "mine": {"weight": 0.5, "target": "a:B"},
-    }
-    more = {
-        "model": {"init": "a/b"},
-        "rollout": {"max_new_tokens": 24},
-        "data": {"path": "a/b.json", "format": "jsonl"},
-    }
-    write_run(folder / "run", reward={"terms": terms}, **more)
-    captioner = tiny_captioner()
-    captioner.save_pretrained(captioner.policy, folder / "run/export/best")
-    intervals = {"intervals": {"CIDEr": [1.0, 1.5]}, "interval": "95 %", "decoding": "greedy"}
-    write_evaluation(folder / "evaluation", 1.25, **intervals)
-    return folder
-
-
-def card(folder: Path) -> str:
-    run, judged = read_run(folder / "run"), read_evaluation(folder / "evaluation")
-    export = read_export(folder / "run/export/best")
-    return str(model_card(export, run, judged)) + str(
-        model_card(export, run, judged, "somebody/model", "mit")
-    )
-
-
-SHARED = [
-    "run/config.yaml",
-    "run/env.json",
-    "run/result.json",
-    "run/metrics.jsonl",
-    "evaluation/scores.json",
-    "evaluation/settings.json",
-    "evaluation/predictions.json",
-]
-
-
-@pytest.mark.parametrize("name", SHARED)
-def test_other_values_in_what_is_shared(shared: Path, tmp_path: Path, name: str) -> None:
-    shutil.copytree(shared, tmp_path / "all")
-    file, draw = tmp_path / "all" / name, random.Random(name)
-    content = read_file(file)
-    for way in leaves(content):
-        for value in draw.sample(OTHER, 3):
-            changed = with_value(content, way, value)
-            if file.suffix == ".jsonl":
-                lines = changed if isinstance(changed, list) else [changed]
-                file.write_text("\n".join(map(json.dumps, lines)) + "\n")
-            else:
-                file.write_text(
-                    yaml.safe_dump(changed) if file.suffix == ".yaml" else json.dumps(changed)
-                )
-            check_outcome(lambda: card(tmp_path / "all"), file.name)
-            check_outcome(lambda: render(make_page([file.parent], images=1)), file.name)
-
-
-def test_aliases_of_aliases_in_a_configuration_are_refused(shared: Path, tmp_path: Path) -> None:
-    """Nine letters of nine letters of ...: a file of a few lines that stands for a thousand million values."""
-    shutil.copytree(shared / "run", tmp_path / "run")
-    letters = "abcdefghij"
-    lines = [f"a: &a [{', '.join('x' * 9)}]"]
-    lines += [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise(letters)]
-    file = tmp_path / "run/config.yaml"
-    file.write_text("\n".join(lines))
-    with pytest.raises(ReportError, match=r"config\.yaml"):
-        read_run(tmp_path / "run")
-    file.write_text("\n".join(lines[:3]))
-    assert read_run(tmp_path / "run").config["c"][8][8][8] == "x"
-
-
-def test_what_a_card_reads_of_a_configuration_is_named(shared: Path, tmp_path: Path) -> None:
-    shutil.copytree(shared, tmp_path / "all")
-    file = tmp_path / "all/run/config.yaml"
-    content = yaml.safe_load(file.read_text())
-    ways: list[tuple[tuple[Any, ...], Any]] = [
-        (("data", "path"), True),
-        (("model",), [1]),
-        (("rollout",), "x"),
-    ]
-    ways += [
-        (("reward", "terms", "cider", "schedule"), wrong)
-        for wrong in (True, [None], [[1]], [["a", 1]])
-    ]
-    ways += [(("reward", "terms", "cider", "weight"), HUGE), (("model", "init"), "a" * 2000)]
-    for way, value in ways:
-        file.write_text(yaml.safe_dump(with_value(content, way, value)))
-        with pytest.raises(ReportError, match=r"config\.yaml"):
-            card(tmp_path / "all")
 
 
 class Describing:

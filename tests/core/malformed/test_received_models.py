@@ -29,7 +29,6 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli.main import main
 from rl_caption.lab.recaption import file_name
 from rl_caption.lab.recaptioners import VisionLanguageRecaptioner
-from rl_caption.programs.report.read import read_ablation
 from rl_caption.reward_models.students import build_tower
 from rl_caption.runtime.errors import EXPECTED
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
@@ -529,12 +528,3 @@ def test_a_split_is_a_name_and_no_place(split: str, received: Path) -> None:
     out = received / "below" / "out"
     assert (out / "images" / file_name(split)).resolve().parent == (out / "images").resolve()
     assert file_name("train") == "train"
-
-
-def test_a_table_of_a_received_grid_leads_nowhere_else(received: Path) -> None:
-    (received / "grid").mkdir()
-    (received / "elsewhere").mkdir()
-    (received / "elsewhere/scores.json").write_text("{}")
-    for system in ("../..", str(received)):
-        (received / "grid/runs.csv").write_text(f"system,base,alpha,seed\n{system},,,1\n")
-        assert "runs.csv, line 2" in refusal(lambda: read_ablation(received / "grid"))

@@ -1,9 +1,7 @@
 """The parts of an ablation: cells from a configuration, jobs in parallel, tables, and what is refused."""
 
 import csv
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,11 +10,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import yaml
-from PIL import Image
 
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.configuration import parse
@@ -36,21 +32,18 @@ from rl_caption.programs.ablation.plan import (
     untrained_models,
 )
 from rl_caption.programs.ablation.report import (
-    alpha_image,
-    captions_page,
+    Member,
+    ablation_page,
+    alpha_series,
+    by_system,
     formula,
     markdown_tables,
-    notes,
     runs_csv,
     summary_csv,
 )
-from rl_caption.programs.report.read import (
-    EvaluationFolder,
-    Member,
-    RunFolder,
-    alpha_curve,
-    by_system,
-)
+from rl_caption.programs.report.gallery import source_of
+from rl_caption.programs.report.pages import render, score_notes
+from rl_caption.programs.report.read import EvaluationFolder, RunFolder
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.launch import stop_requests
 from rl_caption.training.run_folder import write_run_files
@@ -486,7 +479,6 @@ def member(
     return Member(system, "", alpha, seed, EvaluationFolder(scores, {}, {}), run)
 
 
-BOUNDS = {"L-CLIPS": (0.0, 2.5)}
 RESULTS = [
     member("start", None, 1.0),
     member("alpha=0", 0, 1.2, 0.0),
@@ -497,31 +489,42 @@ RESULTS = [
 
 
 def test_the_table_has_means_deviations_and_seeds() -> None:
-    table = markdown_tables(by_system(RESULTS), BOUNDS).splitlines()
-    assert table[0] == "| system | seeds | CIDEr (x100) | L-CLIPS [0, 2.5] |"
+    table = markdown_tables(by_system(RESULTS)).splitlines()
+    assert table[0] == "| system | of | CIDEr (x100) | L-CLIPS |"
     # Standard deviation of (120, 140) with n - 1: 10 * sqrt(2) = 14.14.
     assert table[2:5] == [
-        "| start | – | 100.00 | 0.7500 |",
-        "| alpha=0 | 2 | 130.00 ± 14.14 | 0.7500 ± 0.0000 |",
-        "| alpha=1 | 2 | 50.00 ± 0.00 | 0.7500 ± 0.0000 |",
+        "| start | 2 captions | 100.00 | 0.7500 |",
+        "| alpha=0 | 2 seeds | 130.00 ± 14.14 | 0.7500 ± 0.0000 |",
+        "| alpha=1 | 2 seeds | 50.00 ± 0.00 | 0.7500 ± 0.0000 |",
     ]
-    assert table[6] == "| system | seeds | bad endings, % | length, tokens | first alarm, step |"
-    assert table[8:] == [
-        "| start | – | 25.0 | 8.00 | – |",
-        "| alpha=0 | 2 | 25.0 ± 0.0 | 8.00 ± 0.00 | none |",
-        "| alpha=1 | 2 | 25.0 ± 0.0 | 8.00 ± 0.00 | 40 (2 of 2) |",
+    assert table[6] == "| system | of | length, tokens | bad endings, % |"
+    assert table[9] == "| alpha=0 | 2 seeds | 8.00 ± 0.00 | 25.0 ± 0.0 |"
+    assert table[-3:] == [
+        "| start | not watched | none |",
+        "| alpha=0 | 0 of 2 | none |",
+        "| alpha=1 | 2 of 2 | step 40 |",
     ]
-    assert notes(RESULTS) == ["METEOR is left out: no Java", "decoding: greedy", "signature: S1"]
     scores: Any = {"metrics": {"ROUGE-L": 0.5}, "signature": "S2", "n": 2}
     bare = RESULTS[0]._replace(evaluation=EvaluationFolder(scores, {}, {}))
-    assert "| start | – | 50.00 | – | – |" in markdown_tables(
-        by_system([bare, *RESULTS[1:]]), BOUNDS
+    assert "| start | 2 captions | 50.00 | – | – |" in markdown_tables(
+        by_system([bare, *RESULTS[1:]])
     ), "never a zero"
-    assert any(note.startswith("the signatures differ") for note in notes([bare, *RESULTS[1:]]))
+    notes = score_notes({"a": [bare.evaluation], "b": [RESULTS[1].evaluation]})
+    assert "METEOR is left out: no Java" in notes
+    assert "Decoding: greedy" in notes
+    assert any(note.startswith("The signatures differ") for note in notes)
+
+
+def test_the_page_has_the_tables_and_what_is_missing() -> None:
+    missing = ["alpha=2 seed 0 <failed>"]
+    text = render(ablation_page("grid", by_system(RESULTS), missing, source_of([])))
+    assert "<b>130.00</b><small>± 14.14</small>" in text
+    assert "Missing: alpha=2 seed 0 &lt;failed&gt;" in text
+    assert text.count("<svg") == 3, "CIDEr, length and the judge over alpha"
 
 
 def test_csv_files_have_the_values_as_computed() -> None:
-    rows = list(csv.DictReader(summary_csv(by_system(RESULTS), BOUNDS).splitlines()))
+    rows = list(csv.DictReader(summary_csv(by_system(RESULTS)).splitlines()))
     assert [row["system"] for row in rows] == ["start", "alpha=0", "alpha=1"]
     assert float(rows[1]["CIDEr"]) == pytest.approx(1.3)
     assert float(rows[1]["CIDEr.std"]) == pytest.approx(0.1 * 2**0.5)
@@ -534,37 +537,8 @@ def test_csv_files_have_the_values_as_computed() -> None:
     ]
 
 
-def test_captions_side_by_side(tmp_path: Path) -> None:
-    rows: list[Row] = [
-        {"image_id": "a", "image": Image.new("RGB", (600, 300)), "references": ["a dog | cat"]},
-        {"image_id": "b", "image": str(tmp_path / "missing.png"), "references": []},
-    ]
-    page = captions_page(
-        rows, {"start": {"a": "x*y", "b": ""}, "cell": {"a": "z"}}, tmp_path / "images"
-    )
-    assert "| reference | a dog \\| cat |\n| start | x\\*y |\n| cell | z |" in page
-    assert "| start | (empty) |\n| cell | – |" in page
-    assert page.count("![image") == 1
-    assert Image.open(tmp_path / "images/0.png").size == (256, 128)
-
-
-def test_the_image_over_alpha_has_means_deviations_and_start() -> None:
-    curve = alpha_curve(by_system(RESULTS), "", "CIDEr")
-    assert curve == [(0.0, pytest.approx(1.3), pytest.approx(0.1 * 2**0.5)), (1.0, 0.5, 0.0)]
-    root = ElementTree.fromstring(alpha_image(by_system(RESULTS), BOUNDS))
-    charts = [
-        json.loads(chart.attrib["data-chart"])
-        for chart in root.iter("{http://www.w3.org/2000/svg}svg")
-        if "data-chart" in chart.attrib
-    ]
-    assert [dict(chart["series"]) for chart in charts] == [
-        {
-            "mean over seeds": [[0.0, pytest.approx(130)], [1.0, 50.0]],
-            "start": [[0.0, 100.0], [1.0, 100.0]],
-        },
-        {"mean over seeds": [[0.0, 0.75], [1.0, 0.75]], "start": [[0.0, 0.75], [1.0, 0.75]]},
-    ]
-    text = "".join(root.itertext())
-    assert "CIDEr (x100)" in text
-    assert "L-CLIPS [0, 2.5]" in text
-    assert not re.search(r"var\(|light-dark", text), "other programs than browsers read it"
+def test_the_lines_over_alpha_have_means_deviations_and_start() -> None:
+    line, start = alpha_series(by_system(RESULTS), "CIDEr")
+    assert line.points == [(0.0, pytest.approx(130)), (1.0, 50.0)]
+    assert line.errors == {0.0: pytest.approx(10 * 2**0.5), 1.0: 0.0}
+    assert (start.name, start.points) == ("start", [(0.0, 100.0), (1.0, 100.0)])

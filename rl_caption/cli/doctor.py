@@ -37,6 +37,7 @@ NEEDED = {
     "pillow": "images cannot be read",
     "jsonargparse": "configurations cannot be read",
     "jinja2": "reports cannot be written",
+    "matplotlib": "reports cannot be written",
     "pycocoevalcap": "evaluate has no BLEU, METEOR, ROUGE-L and CIDEr",
     "tqdm": "nothing runs",
     "psutil": "nothing runs",

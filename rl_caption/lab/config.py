@@ -307,10 +307,8 @@ class WebConfig(TrustConfig):
         decode: greedy, beam search, or one sample.
         seed: of samples.
         host: address to listen on; 127.0.0.1 is reachable only from this machine.
-        port: port to listen on; 0 takes a free one.
-        max_images: number of photos that the page accepts at a time.
+        port: port to listen on; 0 takes the first free one from 7860 on.
         max_mb: largest file size of a photo, in MiB.
-        max_megapixels: largest number of pixels of a photo, in millions.
     """
 
     models: list[str] = field(default_factory=list)
@@ -319,9 +317,7 @@ class WebConfig(TrustConfig):
     seed: Seed = 0
     host: str = "127.0.0.1"
     port: Annotated[int, Range(min=0, max=65535)] = 8765
-    max_images: Annotated[int, Range(min=1, max=10**4)] = 50
     max_mb: Annotated[int, Range(min=1, max=1024)] = 20
-    max_megapixels: Annotated[float, Range(above=0, max=178)] = 64.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

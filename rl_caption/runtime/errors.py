@@ -70,6 +70,7 @@ OPTIONAL = {
     "num2words": ("num2words", "vlm", "the processor of SmolVLM cannot be loaded"),
     "fastapi": ("fastapi", "serve", "no server of rewards (serve)"),
     "uvicorn": ("uvicorn", "serve", "no server of rewards (serve)"),
+    "gradio": ("gradio", "web", "no page of captions in the browser (web)"),
     "torchmetrics": ("torchmetrics", "torchmetrics", "rewards are no metrics of torchmetrics"),
     "av": (
         "av",

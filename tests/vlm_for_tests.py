@@ -24,9 +24,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
 from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import Row
-from rl_caption.integrations.trl.config import VlmConfig
-from rl_caption.integrations.trl.model import load_vlm
 from rl_caption.training.validation import decode_candidates
 from tests.clip_for_tests import noise_image
 from tests.training_for_tests import changed
@@ -142,23 +141,30 @@ def six_images(folder: Path) -> None:
 
 def grpo_config(folder: Path, run: Path, **changes: Any) -> dict[str, Any]:
     """LoRA on the model ``qwen2_vl`` and the data in ``folder``; ``changes`` are dotted keys."""
+    lora = {"r": 4, "target_modules": ["q_proj", "k_proj", "v_proj", "gate_proj"]}
     config = {
-        "model": {"name": str(folder / "qwen2_vl"), "prompt": "describe this image"},
-        "lora": {"r": 4},
+        "model": {"init": str(folder / "qwen2_vl"), "prompt": "describe this image", "lora": lora},
         "data": {"format": "jsonl", "path": str(folder / "data.jsonl")},
-        "rollout": {"num_samples": 2, "max_new_tokens": 6},
         "reward": {
             "terms": {"cider": {"weight": 1.0}, "words": {"weight": 0.1, "target": RECORDER}}
         },
-        "train": {
+        "trl": {
             "max_steps": 2,
-            "batch_size": 2,
-            "lr": 0.01,
-            "threads": 1,
-            "mixed_precision": "no",
+            "num_generations": 2,
+            "max_completion_length": 6,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 0.01,
+            "lr_scheduler_type": "constant",
+            "beta": 0.0,
+            "seed": 0,
+            "bf16": False,
+            "save_steps": 1,
+            "logging_steps": 1,
         },
+        "train": {"threads": 1},
         "eval": {"split": "test", "tokenizer": "python", "metrics": ["bleu", "cider"]},
-        "run": {"dir": str(run), "save_every": 1, "log_every": 1},
+        "run": {"dir": str(run)},
     }
     return changed(config, changes)
 
@@ -205,10 +211,9 @@ def vlm_captions(
     folder: Path, rows: list[Row], batch_size: int = 8, prompt: str = "describe this image"
 ) -> dict[str, str]:
     """Greedy captions of at most 6 tokens, by a saved model."""
-    vlm: Any = load_vlm(VlmConfig(name=str(folder), prompt=prompt), "float32")
-    found = decode_candidates(
-        vlm, vlm.policy, rows, Decoding(max_new_tokens=6, batch_size=batch_size), Accelerator()
-    )
+    vlm = load_captioner(folder, prompt=prompt)
+    decoding = Decoding(max_new_tokens=6, batch_size=batch_size)
+    found = decode_candidates(vlm, vlm.policy, rows, decoding, Accelerator())
     return {image_id: candidates[0].caption for image_id, candidates in found.items()}
 
 

@@ -1,234 +1,152 @@
-"""A decoder-only vision-language model: loaded, frozen in part, adapted, decoded, exported."""
+"""What TRL needs of a vision-language captioner, and where TRL and Transformers would be wrong."""
 
-import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Sequence
+from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import GenerationConfig
+from PIL import Image
 
-from rewards.base import naming
-from rewards.model_files import export_hint, load_complete, transformers_options
-from rl_caption.captioners.adaptation import freeze
-from rl_caption.captioners.base import LOADING_ERRORS
-from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.huggingface import load_model, read_config
-from rl_caption.captioners.vlm import load_processor as read_processor
-from rl_caption.captioners.vlm import model_class, special_tokens
-from rl_caption.captioners.vlm_families import VISION, VisionLanguageFamily, family_of
-from rl_caption.data.base import DataError, Row, load_image
-from rl_caption.integrations.trl.config import VlmConfig, VlmLoraConfig
-from rl_caption.integrations.trl.rows import messages
-from rl_caption.runtime.errors import ConfigError, config_errors
+from rewards.model_files import load_complete
+from rl_caption.captioners.config import SavedModelConfig
+from rl_caption.captioners.loading import load_captioner
+from rl_caption.captioners.vlm import VisionLanguageCaptioner
+from rl_caption.captioners.vlm_families import as_messages, with_images
+from rl_caption.data.base import Row
+from rl_caption.runtime.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class VlmReader:
-    """Makes a model's inputs of rows, as TRL makes them in training: padded on the left."""
-
-    processor: Any
-    """Tokenizer, image processor and chat template; pads on the left."""
-    prompt: str
-    """The prompt of rows that have none of their own."""
-    input_kind = "pixels"
-
-    def try_row(self, row: Row) -> None:
-        """See ``Captioner.try_row``."""
-        with naming(f"image {row['image_id']!r} cannot be prepared", LOADING_ERRORS, DataError):
-            self.preprocess([row])
-
-    def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """The model's inputs for B rows."""
-        from trl.data_utils import prepare_multimodal_messages
-
-        asked = [
-            prepare_multimodal_messages(
-                messages(row, self.prompt), images=[load_image(row["image"])]
-            )
-            for row in rows
-        ]
-        template = {
-            "add_generation_prompt": True,
-            "tokenize": True,
-            "return_dict": True,
-            "return_tensors": "pt",
-        }
-        return dict(
-            self.processor.apply_chat_template(
-                asked, **template, processor_kwargs={"padding": True}
-            )
-        )
-
-
-@dataclass(frozen=True)
-class Vlm(VlmReader):
-    """A model with its processor. It has what ``training.validation.decode_candidates`` asks of a captioner."""
-
-    policy: Any
-    eos_token_ids: list[int]
-    """The tokenizer's EOS, then the model's others."""
-    suppressed: list[int]
-    """Special tokens other than EOS, which are never sampled: an image token without its image cannot be scored."""
-    generation_config: GenerationConfig
-    """The model's own settings, which the export writes. Those of ``policy`` are empty but for EOS."""
-
-    @property
-    def eos_token_id(self) -> int:
-        """The tokenizer's."""
-        return self.eos_token_ids[0]
-
-    def generate(
-        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: None = None
-    ) -> Tensor:
-        """Decode by greedy or beam search; returns the new token ids [B, 1, L]."""
-        inputs = {
-            key: value.to(policy.dtype) if value.is_floating_point() else value
-            for key, value in inputs.items()
-        }
-        written = policy.generate(
-            **inputs,
-            do_sample=False,
-            num_beams=decoding.num_beams,
-            max_new_tokens=decoding.max_new_tokens,
-            eos_token_id=self.eos_token_ids,
-            pad_token_id=self.processor.tokenizer.pad_token_id,
-            suppress_tokens=self.suppressed or None,
-        )
-        return written[:, None, inputs["input_ids"].shape[1] :]
-
-    def decode(self, token_ids: Tensor) -> list[str]:
-        """N texts of token ids [N, L]."""
-        return [
-            text.strip()
-            for text in self.processor.batch_decode(token_ids, skip_special_tokens=True)
-        ]
-
-
-def load_processor(config: VlmConfig) -> tuple[Any, Any]:
-    """Load the configuration and the processor of ``model.name``, not its weights.
+def load_vlm(config: SavedModelConfig, weights: bool = True) -> VisionLanguageCaptioner:
+    """Load ``model.init``, without its weights if asked so.
 
     Raises:
-        ConfigError: the model cannot be found, is no decoder-only vision-language model, or has no chat template.
+        ConfigError: TRL cannot train the model, or would train it wrongly.
+        CaptionerError: it cannot be loaded.
     """
-    name = f"model.name {config.name!r}"
-    with config_errors(f"{name} cannot be loaded"):
-        if hint := export_hint(config.name):
-            raise ConfigError(f"it is the folder of a run{hint}")
-        options = _source(config)
-        shape = read_config(config.name, options)
-    if getattr(shape, "is_encoder_decoder", False):
+    captioner: Any = load_captioner(
+        str(config.init),
+        prompt=config.prompt,
+        dtype=config.dtype,
+        processor_kwargs=config.processor_kwargs,
+        weights=weights,
+    )
+    name = f"model.init {config.init!r}"
+    if not isinstance(captioner, VisionLanguageCaptioner) or not captioner.family.chat_prompts:
         raise ConfigError(
-            f"{name} is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py"
+            f"{name} is no decoder-only model with a chat template, such as Qwen2-VL, or it is a PaliGemma, whose "
+            "captions TRL would let see the tokens after them (token_type_ids): use scst"
         )
-    with config_errors(f"{name} cannot be loaded"):
-        processor = read_processor(config.name, **options, **config.processor_kwargs)
-        VisionLanguageFamily(shape.model_type).check_processor(processor)
-    if family_of(shape.model_type).caption_type != 0:
-        raise ConfigError(
-            f"{name} is a {shape.model_type!r}: TRL gives captions the token_type_ids of a prompt, whose tokens see "
-            "those after them; use scst.py"
-        )
-    if not hasattr(shape, "image_token_id"):
-        raise ConfigError(
-            f"{name}: its configuration has no image_token_id, which TRL keeps from being sampled"
-        )
-    return shape, processor
+    if not hasattr(captioner.policy.config, "image_token_id"):
+        raise ConfigError(f"{name} has no image_token_id, which TRL keeps from being sampled")
+    if captioner.tokenizer.pad_token_id is None:
+        captioner.tokenizer.pad_token = captioner.tokenizer.eos_token
+    return captioner
 
 
-def _source(config: VlmConfig) -> dict[str, Any]:
-    """Arguments of ``from_pretrained``: which revision, and how a model of others is read."""
-    return {"revision": config.revision, **transformers_options(config.name)}
+def adapters(captioner: VisionLanguageCaptioner, config: SavedModelConfig) -> Any:
+    """Freeze what ``model.freeze`` names; return the ``peft.LoraConfig`` of ``model.lora``, or None.
 
-
-def load_vlm(config: VlmConfig, dtype: str) -> Vlm:
-    """Load ``model.name`` with its weights in ``dtype``, such as ``float32``.
-
-    Raises:
-        ConfigError: as for ``load_processor``, and where the weights cannot be loaded.
+    Modules of frozen parts have no adapters.
     """
-    shape, processor = load_processor(config)
-    with config_errors(f"model.name {config.name!r} cannot be loaded"):
-        policy = load_model(
-            model_class(shape), config.name, shape, (), getattr(torch, dtype), _source(config)
-        )
-    tokenizer = processor.tokenizer
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    ends, special = special_tokens(processor, policy)
-    settings = policy.generation_config
-    # ``generate`` takes what it is not told from the model's own settings: a ban on repeated words, say.
-    policy.generation_config = GenerationConfig(eos_token_id=ends)
-    return Vlm(processor, config.prompt, policy, ends, special, settings)
-
-
-def adapt(policy: Any, lora: VlmLoraConfig | None, patterns: list[str] | None) -> Any:
-    """Decide what is trained: not what ``patterns`` match, and of the rest all weights or, with ``lora``, adapters.
-
-    None stands for the patterns of the vision tower. Without ``lora``, freezes parameters and returns None; with it,
-    returns the ``peft.LoraConfig`` from which TRL makes adapters of the linear layers named by ``lora.target_modules``.
-
-    Raises:
-        CaptionerError: a pattern matches no parameter.
-        ConfigError: with ``lora`` a pattern matches no module, or nothing is left to train.
-    """
-    frozen = VISION if patterns is None else patterns
-    if lora is None:
-        freeze(policy, frozen, required=patterns is not None)
-        if not any(parameter.requires_grad for parameter in policy.parameters()):
-            raise ConfigError(f"model.freeze {patterns} leaves nothing to train")
+    if config.lora is None:
+        captioner.adapt(config.freeze, None, checkpointed=False)
         return None
     from peft import LoraConfig
 
-    modules = dict(policy.named_modules())
-    for pattern in patterns or []:
-        if not any(fnmatchcase(name, pattern) for name in modules):
-            raise ConfigError(
-                f"model.freeze has {pattern!r}, which matches no module: with LoRA, modules are named"
-            )
-    linear_layers = [
-        name
-        for name, module in modules.items()
-        if isinstance(module, torch.nn.Linear)
-        and name.rsplit(".", 1)[-1] in lora.target_modules
-        and not any(fnmatchcase(name, pattern) for pattern in frozen)
-    ]
-    if not linear_layers:
-        raise ConfigError(
-            f"lora.target_modules {lora.target_modules} names no linear layer outside model.freeze {list(frozen)}"
-        )
-    return LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=linear_layers, bias="none")
+    frozen = captioner.family.frozen if config.freeze is None else config.freeze
+    return LoraConfig(
+        r=config.lora.r,
+        lora_alpha=config.lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=config.lora.dropout,
+        target_modules=config.lora.target_modules or captioner.family.lora_targets,
+        exclude_modules="|".join(map(translate, frozen)) or None,
+    )
 
 
-def load_weights(policy: Any, checkpoint: str | Path) -> None:
+def load_weights(model: Any, checkpoint: str | Path, *_: Any) -> None:
     """Load all weights of a checkpoint.
 
     Many models, Qwen2-VL among them, have other parameter names in files than in memory. Transformers' trainer does
     not translate them and leaves out those weights without an error.
     """
-    policy.load_state_dict(
-        load_complete(type(policy), str(checkpoint), dtype=policy.dtype).state_dict()
+    if (Path(checkpoint) / "zero_to_fp32.py").is_file():
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+        weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), lazy_mode=False)
+        model.load_state_dict(weights, strict=False)  # with LoRA, adapters alone
+        return
+    model.load_state_dict(
+        load_complete(type(model), str(checkpoint), dtype=model.dtype).state_dict()
     )
 
 
-def load_deepspeed_weights(policy: Any, checkpoint: str | Path) -> None:
-    """Load the weights of a checkpoint of DeepSpeed, of all its processes, into a model that is not sharded."""
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+def skip_epochs(trainer: Any, epochs: int) -> None:
+    """Let ``trainer`` order the images as if it had already gone through them ``epochs`` times.
 
-    weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), lazy_mode=False)
-    policy.load_state_dict(weights, strict=False)  # with LoRA, adapters alone
+    TRL's sampler draws the order of each epoch from a generator that no checkpoint holds, so a resumed run would begin
+    with the order of the first epoch.
+    """
+    make = trainer._get_train_sampler
+
+    def sampler(dataset: Any = None) -> Any:
+        """The trainer's own sampler, after ``epochs`` epochs."""
+        order = make(dataset)
+        for _ in range(epochs):
+            next(iter(order))  # draws the order of an epoch
+        return order
+
+    trainer._get_train_sampler = sampler
 
 
-def export(vlm: Vlm, policy: Any, folder: Path) -> None:
-    """Write a plain Transformers model (adapters are merged already) with its processor, completely or not at all."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    policy.save_pretrained(partial)
-    vlm.generation_config.save_pretrained(partial)  # over that of the training
-    vlm.processor.save_pretrained(partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+def suppression(token_ids: Collection[int], vocabulary: int, vllm: str | None) -> dict[str, Any]:
+    """Arguments by which tokens are never sampled, of Transformers or of vLLM's mode ``vllm``.
+
+    vLLM has no ``suppress_tokens``. Colocated, it takes a bias of -100 nats; a server gets JSON, in which ids as keys
+    would become text: the ids that are left.
+    """
+    if vllm is None:
+        return {"suppress_tokens": list(token_ids)}
+    if vllm == "colocate":
+        return {"logit_bias": dict.fromkeys(token_ids, -100.0)}
+    return {"allowed_token_ids": [i for i in range(vocabulary) if i not in {*token_ids}]}
+
+
+def collapse_runs(token_ids: Sequence[int], token: int) -> list[int]:
+    """``token_ids`` with one ``token`` in place of each run of them."""
+    ids = list(token_ids)
+    return [t for i, t in enumerate(ids) if t != token or i == 0 or ids[i - 1] != token]
+
+
+def check_vllm_prompt(captioner: VisionLanguageCaptioner, row: Row) -> None:
+    """Raise ConfigError where the processor writes an image as more than a run of one token.
+
+    Such a prompt, of SmolVLM say, cannot be given back to vLLM without its expansion.
+    """
+    ids = captioner.preprocess([row])["input_ids"][0].tolist()
+    messages = with_images(
+        as_messages(captioner.prompt, row.get("prompt")), [Image.new("RGB", (1, 1))]
+    )
+    text = captioner.processor.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=False
+    )
+    expected = captioner.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if collapse_runs(ids, captioner.policy.config.image_token_id)[-len(expected) :] != expected:
+        raise ConfigError(
+            f"trl.use_vllm: the prompts of a {captioner.family.name!r} have more than one kind of token for an image, "
+            "which vLLM would expand again; leave it out"
+        )
+
+
+def prompt_once(trainer: Any, image_token: int) -> None:
+    """Give a colocated vLLM prompts with one image token for each image, which it expands itself.
+
+    TRL hands over ids whose image tokens are expanded already, and vLLM would expand each of them again.
+    """
+    generate = trainer.vllm_generation.generate
+
+    def collapsed(prompts: Any, images: Any, **options: Any) -> Any:
+        """Captions of the prompts, as TRL asks for them."""
+        prompts = [collapse_runs(ids, image_token) for ids in prompts]
+        return generate(prompts=prompts, images=images, **options)
+
+    trainer.vllm_generation.generate = collapsed

@@ -6,18 +6,14 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rewards.base import Reward, score_captions
+from rl_caption.captioners.vlm_families import Messages, as_messages
 from rl_caption.data.base import COLUMNS, Row, load_image
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
-def messages(row: Row, prompt: str) -> list[dict[str, Any]]:
-    """The prompt of a row, its own or else ``prompt``, as one message of the user."""
-    return [{"role": "user", "content": row.get("prompt") or prompt}]
-
-
-def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
+def trl_dataset(rows: Sequence[Row], prompt: str | Messages) -> Dataset:
     """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references``, ``image_id``, and
     ``questions`` where all rows have them.
 
@@ -40,7 +36,7 @@ def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
         }
         present = [key for key in COLUMNS if all(key in rows[n] for n in numbers)]
         columns = {key: [rows[n][key] for n in numbers] for key in present}  # type: ignore[literal-required]
-        asked = [messages(rows[n], prompt) for n in numbers]
+        asked = [as_messages(prompt, rows[n].get("prompt")) for n in numbers]
         return columns | {"prompt": asked, "image": [opened[n] for n in numbers]}
 
     return Dataset.from_dict({"row": list(range(len(rows)))}).with_transform(examples)

@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import Row
-from rl_caption.integrations.trl.config import VlmConfig
-from rl_caption.integrations.trl.model import load_vlm
 from tests.training_for_tests import ENGINES, lines, run_together, run_two
 from tests.vlm_for_tests import grpo_config, six_images, tiny_qwen2_vl, vlm_captions
 
@@ -42,11 +41,11 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
 
 def exported(folder: Path) -> dict[str, torch.Tensor]:
     """The exported weights, which a captioner reads."""
-    load_vlm(VlmConfig(str(folder / "export/last")), "float32")
+    load_captioner(folder / "export/last")
     return load_file(folder / "export/last/model.safetensors")
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4}])
+@pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": ["q_proj", "gate_proj"]}])
 def test_zero3_exports_the_weights_of_plain_processes_resumed_or_not(
     tmp_path: Path, lora: dict[str, int] | None
 ) -> None:
@@ -59,7 +58,7 @@ def test_zero3_exports_the_weights_of_plain_processes_resumed_or_not(
     )
     (tmp_path / "zero3.json").write_text(json.dumps({"zero_optimization": zero, **settings}))
     zero3 = ENGINES["zero3"] | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "zero3.json")}
-    options = {"lora": lora, "train.lr": 0.001, "eval.split": None}
+    options = {"model.lora": lora, "trl.learning_rate": 0.001, "eval.split": None}
 
     def run(name: str, engine: dict[str, str]) -> dict[str, torch.Tensor]:
         config = grpo_config(tmp_path, tmp_path / name, **options)

@@ -88,7 +88,9 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
     for section, values in written.items():
         for key, value in values.items() if isinstance(values, dict) else ():
             if not isinstance(value, dict | list):
-                assert getattr(getattr(config, section), key) == value, f"{section}.{key}"
+                found = getattr(config, section)
+                found = found[key] if isinstance(found, dict) else getattr(found, key)
+                assert found == value, f"{section}.{key}"
     read, made = [], set()
     if isinstance(config, RewardModelConfig):
         read = [*config.folders().values()]

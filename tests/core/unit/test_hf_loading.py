@@ -26,7 +26,7 @@ from rewards.clip.backbone import load_frozen_encoder
 from rewards.text.perplexity import Perplexity
 from rl_caption.captioners.averaging import average_weights
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.config import Decoding, LoraConfig, ModelConfig
+from rl_caption.captioners.config import Decoding, LoraConfig, ModelConfig, SavedModelConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.cli.caption import caption_files, main
 from rl_caption.cli.configuration import parse
@@ -34,8 +34,7 @@ from rl_caption.config.build import ConfigError, build_captioner, check_position
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
 from rl_caption.data.base import DataError
-from rl_caption.integrations.trl.config import VlmConfig
-from rl_caption.integrations.trl.model import load_processor, load_vlm
+from rl_caption.integrations.trl.model import load_vlm
 from rl_caption.lab.recaptioners import VisionLanguageRecaptioner
 from rl_caption.lab.share import share
 from rl_caption.programs.evaluate import score_captions
@@ -129,8 +128,8 @@ def test_models_with_weights_of_another_head_are_refused(tmp_path):
     dropped = next(name for name in weights if name.endswith("mlp.gate_proj.weight"))
     save_file({name: value for name, value in weights.items() if name != dropped}, vlm / "model.safetensors",
               metadata={"format": "pt"})  # fmt: skip
-    with pytest.raises(ConfigError, match=r"gate_proj\.weight"):
-        load_vlm(VlmConfig(name=str(vlm)), "float32")
+    with pytest.raises(CaptionerError, match=r"gate_proj\.weight"):
+        load_vlm(SavedModelConfig(init=str(vlm)))
     with pytest.raises(ConfigError, match=r"gate_proj\.weight"):
         VisionLanguageRecaptioner(str(vlm))
 
@@ -160,7 +159,7 @@ def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):
     for load, folder, export in (
         (load_frozen_encoder, "lclip", "export/last"),
         (Perplexity, "lm", "export/best"),
-        (lambda name: load_processor(VlmConfig(name=name)), "lm", "export/best"),
+        (lambda name: load_vlm(SavedModelConfig(init=name)), "lm", "export/best"),
     ):
         with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path / folder / export))}\?"):
             load(str(tmp_path / folder))

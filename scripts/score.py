@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""``python -m rl_caption score`` as a script."""
+"""``rl-caption score`` as a script, for ``accelerate launch``."""
 
 import sys
 

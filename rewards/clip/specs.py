@@ -30,7 +30,7 @@ class Specs(ClipScore):
     """SPECS: cosine of image and long caption under a specificity-tuned dual encoder; no references.
 
     Args:
-        backbone: folder that ``train_reward_model.py`` exported, or another of ``EncoderOptions``, such as ``ViT-B-32``
+        backbone: folder that ``reward_model`` exported, or another of ``EncoderOptions``, such as ``ViT-B-32``
             with ``pretrained: spec.pt``.
         pretrained: checkpoint file, with an architecture.
         scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released code). None is ``shifted`` for a

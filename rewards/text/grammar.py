@@ -18,7 +18,7 @@ class Grammar:
     scores 0. Captions that are too long for the encoder are cut.
 
     Args:
-        head: folder that the task ``grammar`` of ``train_reward_model.py`` exported.
+        head: folder that the task ``grammar`` of ``reward_model`` exported.
         device, precision, batch_size: as for ``Icc``.
 
     Raises:

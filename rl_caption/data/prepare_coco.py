@@ -36,7 +36,7 @@ PIXELS = (
 )
 REGIONS = (
     "bottom-up features: trainval.zip (10 to 100 regions) of https://github.com/peteanderson80/bottom-up-attention; "
-    "python -m rl_caption prepare_features TSV... --out FOLDER unpacks it; give that folder as --features"
+    "rl-caption prepare_features TSV... --out FOLDER unpacks it; give that folder as --features"
 )
 
 SUBSET_HINT = "\n(a part of COCO on purpose: --subset)"

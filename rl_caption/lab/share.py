@@ -104,7 +104,7 @@ def share(
         repo_id: repository ``USER/NAME`` on the hub, which is made where it is missing; None uploads nothing.
         private: whether a repository that is made is private.
         out: a folder that is missing or empty; None writes to a temporary one.
-        evaluation: folder that ``evaluate.py`` wrote, with ``scores.json``.
+        evaluation: folder that ``evaluate`` wrote, with ``scores.json``.
         licence: the hub's identifier of a licence, such as ``apache-2.0``.
 
     Raises:

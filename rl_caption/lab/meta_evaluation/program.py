@@ -1,4 +1,4 @@
-"""Scores sets of human judgements with metrics and reports how well they agree: the program behind ``judge.py``."""
+"""Scores sets of human judgements with metrics and reports how well they agree: the program behind ``judge``."""
 
 import hashlib
 import logging

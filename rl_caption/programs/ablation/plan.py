@@ -72,7 +72,7 @@ class Cell:
         return self.folder / "run"
 
     def arguments(self) -> list[str]:
-        """What the cell adds to the command line of ``scst.py --config BASE``."""
+        """What the cell adds to the command line of ``scst --config BASE``."""
         terms = {name: asdict(term) for name, term in self.terms.items()}
         changes = {"train.seed": self.seed, "reward.terms": terms} | self.overrides
         return [f"--{key}={as_argument(value)}" for key, value in changes.items()]
@@ -80,7 +80,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """A run that has to be trained before the cells: ``python -m rl_caption PROGRAM --config FILE OVERRIDES``."""
+    """A run that has to be trained before the cells: ``rl-caption PROGRAM --config FILE OVERRIDES``."""
 
     program: str
     file: str
@@ -313,7 +313,7 @@ def build_rewards(
     """Build the judges of every base and the terms of every cell; leave out those that need an untrained model.
 
     Returns:
-        Name of the base -> name of the judge -> reward, as ``evaluate.py`` builds it; and name of the cell -> term ->
+        Name of the base -> name of the judge -> reward, as ``evaluate`` builds it; and name of the cell -> term ->
         signature, with toy document frequencies where those are counted in training.
 
     Raises:

@@ -233,7 +233,7 @@ def evaluate_captioner(
     exported with one.
 
     Raises:
-        EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate.py`` and the judges.
+        EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate`` and the judges.
         ReportError: a file in ``folder`` is damaged.
     """
     evaluate = EvaluateModelConfig(

@@ -45,7 +45,7 @@ from rl_caption.programs.report.read import (
 HIGHER_IS_BETTER = {*CAPTION_COLUMNS, "oracle/precision", "oracle/f1"}
 
 Evaluations = Mapping[str, EvaluationFolder]
-"""Name of a system -> what ``evaluate.py`` wrote of it."""
+"""Name of a system -> what ``evaluate`` wrote of it."""
 Validations = Mapping[str, tuple[RunFolder, int]]
 """Name of a validation -> its run and step."""
 

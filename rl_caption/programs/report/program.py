@@ -59,7 +59,7 @@ def write_report(folder: Path, rows: Sequence[Any], page: pages.Page | None = No
     """Write ``report.html`` into a folder, at the end of the program that wrote its results.
 
     References and images are those of ``rows``, whose ``image`` may be missing. What keeps the page from being written
-    is a warning: the results are there, and ``python -m rl_caption report`` makes it again.
+    is a warning: the results are there, and ``rl-caption report`` makes it again.
     """
     try:
         page = page or make_page([folder], source_of(rows))

@@ -33,7 +33,7 @@ class Comparison(TypedDict):
 
 
 class EvaluationFolder(NamedTuple):
-    """What ``evaluate.py`` wrote: ``scores.json``, image id -> caption, and ``settings.json``."""
+    """What ``evaluate`` wrote: ``scores.json``, image id -> caption, and ``settings.json``."""
 
     scores: ScoresFile
     captions: Mapping[str, str]
@@ -205,7 +205,7 @@ def read_run(path: Path) -> RunFolder:
 
 
 def read_evaluation(path: Path) -> EvaluationFolder:
-    """Read what ``evaluate.py`` wrote."""
+    """Read what ``evaluate`` wrote."""
     scores = read_json(path / "scores.json", ReportError, ScoresFile)
     return EvaluationFolder(scores, _captions(path), _read(path / SETTINGS))
 
@@ -220,7 +220,7 @@ def named_data(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def read_comparison(path: Path) -> tuple[Comparison, dict[str, EvaluationFolder]]:
-    """Read what ``evaluate.py --compare`` wrote: the comparison, and both evaluations by name."""
+    """Read what ``evaluate --compare`` wrote: the comparison, and both evaluations by name."""
     content: Comparison = read_json(path / COMPARISON, ReportError, Comparison)
     return content, {name: read_evaluation(path / folder_of(name)) for name in content["systems"]}
 

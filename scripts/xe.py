@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""``python -m rl_caption xe`` as a script, for ``accelerate launch``."""
+"""``rl-caption xe`` as a script, for ``accelerate launch``."""
 
 import sys
 

@@ -1,9 +1,0 @@
-#!/usr/bin/env python
-"""``python -m rl_caption positives`` as a script."""
-
-import sys
-
-from rl_caption.__main__ import run
-
-if __name__ == "__main__":
-    sys.exit(run("positives", sys.argv[1:]))

@@ -1,9 +1,0 @@
-#!/usr/bin/env python
-"""``python -m rl_caption web`` as a script, for ``accelerate launch``."""
-
-import sys
-
-from rl_caption.__main__ import run
-
-if __name__ == "__main__":
-    sys.exit(run("web", sys.argv[1:]))

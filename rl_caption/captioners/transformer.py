@@ -195,7 +195,7 @@ class TransformerCaptioner(Captioner):
         if len(frames) != count:
             raise DataError(
                 f"{row['image_id']!r} has {len(frames)} frames, the captioner reads {count} (1 of an image): set "
-                "model.kwargs.num_frames from scratch, and data.num_frames (moving_scenes: data.kwargs.num_frames)"
+                "model.kwargs.num_frames from scratch, and data.num_frames"
             )
         arrays, side = [], config.image_size
         for frame in frames:

@@ -44,8 +44,8 @@ class DataConfig:
     """The images and their captions.
 
     Args:
-        format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world) or
-            ``moving_scenes`` (the same in motion, docs/video.md); ``hub`` (a data set of the Hugging Face hub),
+        format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world),
+            ``hub`` (a data set of the Hugging Face hub),
             ``parquet`` or ``shards`` (tar archives in webdataset's layout); published layouts ``coco`` (annotations,
             such as NoCaps), ``sharegpt4v``, ``dci`` and ``urban1k``. Only for reward models: ``images`` (a folder) or
             ``captions`` (a text file), which train one tower of L-CLIP, and ``caption_targets`` (captions with a number
@@ -90,7 +90,6 @@ class DataConfig:
         "dci",
         "urban1k",
         "scenes",
-        "moving_scenes",
         "images",
         "captions",
         "caption_targets",

@@ -36,7 +36,6 @@ FORMATS = {
     "dci": "rl_caption.data.published:DenselyCaptioned",
     "urban1k": "rl_caption.data.published:Urban1k",
     "scenes": "rl_caption.data.scenes:ScenesData",
-    "moving_scenes": "rl_caption.data.scenes:MovingScenesData",
     "images": "rl_caption.data.unpaired:ImageFolder",
     "captions": "rl_caption.data.unpaired:CaptionFile",
     "caption_targets": "rl_caption.data.unpaired:CaptionTargets",
@@ -238,8 +237,7 @@ def _video(num_frames: int, split: str, index: int, row: Row) -> Row:
         return row
     if not isinstance(row["image"], str | Path):
         raise DataError(
-            f"data.num_frames is {num_frames}, but the image of {row['image_id']!r} is not a file: leave it out (of "
-            "moving_scenes the frames are data.kwargs.num_frames)"
+            f"data.num_frames is {num_frames}, but the image of {row['image_id']!r} is not a file: leave it out"
         )
     return {**row, "image": video_frames(row["image"], num_frames)}
 

@@ -73,7 +73,7 @@ class NegativeSource(Protocol):
 
 
 class PositiveSource(Protocol):
-    """A source of paraphrases: the generated world, a column of the data, a language model."""
+    """A source of paraphrases: a column of the data, a language model."""
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
         """Return captions, possibly none, the preferred ones first; a pure function of the arguments."""
@@ -100,6 +100,11 @@ class Tagged:
                 article = "an" if words[at + 1][0].lower() in "aeiou" else "a"
                 words[at] = article.capitalize() if words[at][0].isupper() else article
         return _join_words(words)
+
+
+def one_form(caption: str) -> str:
+    """The caption in the form of the edits: words and punctuation of ``_WORD``, no space before the latter."""
+    return _join_words(_WORD.findall(caption))
 
 
 def _join_words(words: Iterable[str]) -> str:
@@ -392,7 +397,6 @@ class ColumnPositives:
 
 POSITIVES = {
     "data": "rl_caption.data.negatives:ColumnPositives",
-    "scenes": "rl_caption.data.scenes.negatives:ScenePositives",
 }
 """Name of a ``PositiveSource`` -> ``module:Name``."""
 NEGATIVES = {

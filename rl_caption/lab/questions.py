@@ -39,21 +39,20 @@ from rl_caption.lab.recaption import (
 from rl_caption.runtime.errors import config_errors
 
 PROMPT = (
-    "Write {count} different multiple-choice questions about an image, from its descriptions below. "
-    "Each asks for one thing that can be seen: what there is, its colour, material, number or "
-    "action, where it is, or what is written on it. One choice is right, and the descriptions say "
-    "so; two or three others are as plausible and wrong. Nobody should be able to guess the answer "
-    "without the descriptions, which a question does not mention.\n\n"
+    "Write {count} different multiple-choice questions about an image, from its descriptions below. Each asks for one "
+    "thing that can be seen: what there is, its colour, material, number or action, where it is, or what is written "
+    "on it. One choice is right, and the descriptions say so; two or three others are as plausible and wrong. Nobody "
+    "should be able to guess the answer without the descriptions, which a question does not mention.\n\n"
     "Descriptions of the image:\n{descriptions}\n\n"
-    'Reply with a JSON list such as [{{"question": "What is on the grass?", '
-    '"choices": ["a dog", "a cat", "a cow"], "answer": "a dog"}}].'
+    'Reply with a JSON list such as [{{"question": "What is on the grass?", "choices": ["a dog", "a cat", "a cow"], '
+    '"answer": "a dog"}}].'
 )
 GUESS_PROMPT = (
     "This question is about an image that you cannot see. Choose the most likely answer.\n\n"
     "Question: {question}\n{choices}\n\nReply with the letter of the answer."
 )
 REFUSALS = {
-    "unreadable": "refused: no question with different choices and an answer, or a repetition",
+    "unreadable": "refused: no question with different choices, of which one is the answer, or a repetition",
     "guessed": "refused: answered right without a caption",
     "unsaid": "refused: not answered right from the references",
 }
@@ -160,10 +159,7 @@ def _check_rows(rows: Rows, writer: LanguageModel | None) -> None:
     for split, row in rows:
         where = f"{split} image {row['image_id']!r}"
         if writer is None and "questions" not in row:
-            raise DataError(
-                f"{where} has no questions: set writer.model or writer.endpoint; "
-                "on the generated world data.kwargs.questions, too"
-            )
+            raise DataError(f"{where} has no questions: set writer.model or writer.endpoint")
         if writer is not None and not _descriptions(row):
             raise DataError(f"{where} has no references, from which questions are written")
 
@@ -193,7 +189,7 @@ def _write(
 
 
 def read_questions(count: int, answer: str) -> Written:
-    """The first ``count`` questions in an answer, and how many of them are wrong or repeated.
+    """The first ``count`` questions in an answer, less those that are wrong or repeated, which are counted.
 
     Raises ``ValueError`` where there is none.
     """
@@ -206,11 +202,7 @@ def read_questions(count: int, answer: str) -> Written:
         except RewardError as error:
             problem = str(error)
         else:
-            fields = ImageQuestion(
-                question=question["question"],
-                choices=question["choices"],
-                answer=question["answer"],
-            )
+            fields: ImageQuestion = {key: question[key] for key in ImageQuestion.__annotations__}  # type: ignore
             questions.setdefault(single_spaced(question["question"]).casefold(), fields)
     if not questions:
         raise ValueError(problem)

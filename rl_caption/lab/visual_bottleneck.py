@@ -19,8 +19,6 @@ from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner, weights_hash
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.scenes.drawing import scene_of
-from rl_caption.data.scenes.render import SceneImage
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code
 from rl_caption.runtime.options import build_target, load_target, shown
 
@@ -35,18 +33,6 @@ class TextToImage(Protocol):
     def __call__(self, captions: Sequence[str]) -> Sequence[ImageSource]:
         """Images of B captions, in their order."""
         ...
-
-
-class SceneImages:
-    """Pictures of the generated world, by its parser and renderer."""
-
-    def __init__(self, size: int = 64, seed: int = 0) -> None:
-        self.size, self.seed = size, seed
-        self.signature = f"scenes[{size} pixels,seed{seed}]"
-
-    def __call__(self, captions: Sequence[str]) -> Sequence[ImageSource]:
-        """Draw B captions."""
-        return [SceneImage(scene_of(caption, self.seed), self.size) for caption in captions]
 
 
 class DiffusionImages:
@@ -137,11 +123,11 @@ def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
 
 
 def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
-    """``scenes``, ``diffusers:NAME`` or ``package.module:Class``. ``ValueError`` where it cannot be made."""
+    """``diffusers:NAME`` or ``package.module:Class``. ``ValueError`` where it cannot be made."""
     with naming(f"text_to_image {name}", (ConfigError, TypeError)):
         if name.startswith("diffusers:"):
             return DiffusionImages(name.removeprefix("diffusers:"), **kwargs)
-        target = load_target(name, "text_to_image", {"scenes": f"{__name__}:SceneImages"})
+        target = load_target(name, "text_to_image", {})
         return build_target(target, 1, name, kwargs, "text_to_image_kwargs")
 
 
@@ -166,8 +152,7 @@ class VisualBottleneck:
 
     Args:
         captioner: folder of a captioner, or the name of one on the hub.
-        text_to_image: ``scenes`` (the generated world), ``diffusers:NAME``, or ``package.module:Class``, a
-            ``TextToImage``.
+        text_to_image: ``diffusers:NAME``, or ``package.module:Class``, a ``TextToImage``.
         text_to_image_kwargs: its arguments.
         similarity: a reward whose references are the caption, or ``edit_distance``; clipped to [0, 1].
         similarity_kwargs: its arguments, such as ``{model: roberta-large}``.
@@ -189,7 +174,7 @@ class VisualBottleneck:
     def __init__(
         self,
         captioner: str,
-        text_to_image: str = "scenes",
+        text_to_image: str = "diffusers:stabilityai/stable-diffusion-2",
         text_to_image_kwargs: Mapping[str, Any] | None = None,
         similarity: str = "bertscore",
         similarity_kwargs: Mapping[str, Any] | None = None,

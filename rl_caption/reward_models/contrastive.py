@@ -77,8 +77,8 @@ class ContrastiveNegativesConfig(NegativesConfig):
     Args:
         positives: fraction of the captions of a step that are replaced by a paraphrase; their negatives are made from
             the paraphrase.
-        positive_source: source of paraphrases: ``data`` (the column ``positive_captions``), ``scenes`` (exact, of
-            generated scenes), or ``package.module:Class`` of a ``PositiveSource``.
+        positive_source: source of paraphrases: ``data`` (the column ``positive_captions``), or
+            ``package.module:Class`` of a ``PositiveSource``.
     """
 
     positives: Fraction = 0.0

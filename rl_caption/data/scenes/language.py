@@ -5,6 +5,7 @@ All are true of the scene. What a short caption leaves out is random, as people 
 
 import re
 from collections.abc import Sequence
+from itertools import combinations
 
 from rl_caption.data.scenes.world import Draws, Kind, Scene, relations_between
 
@@ -21,7 +22,6 @@ RELATION_PHRASES = {
     "above": ("above", "above", "over"),
     "below": ("below", "below", "beneath", "under"),
 }
-MIN_WORDS, MAX_WORDS = 5, 16
 _GENERIC = re.compile(r"\b(shape|object)s?\b")
 
 
@@ -29,64 +29,48 @@ def references(scene: Scene, seed: int, count: int = 5) -> list[str]:
     """``count`` (1 to 20) different short captions of a scene, of 5 to 16 words each; a pure function.
 
     Each is true and tells some of the facts, usually about the most salient kinds. As with captions by people, most but
-    not all have a capital and a full stop.
+    not all have a capital and a full stop. At most one names no shape.
     """
     draws = Draws("references", seed, repr(scene))
-    captions: list[str] = []
-    told: set[str] = set()
-    while len(captions) < count:
+    told: dict[str, str] = {}
+    while len(told) < count:
         sentence = _short_sentence(scene, draws)
-        if (
-            sentence is None
-            or sentence in told
-            or not MIN_WORDS <= len(sentence.split()) <= MAX_WORDS
-        ):
+        if sentence in told or not 5 <= len(sentence.split()) <= 16:
             continue
-        if _GENERIC.search(sentence) and any(_GENERIC.search(other) for other in told):
-            continue  # one caption in five that names no shape is enough
-        told.add(sentence)
-        captions.append(vary_typing(sentence, draws))
-    return captions
+        if not (_GENERIC.search(sentence) and any(map(_GENERIC.search, told))):
+            told[sentence] = _vary_typing(sentence, draws)
+    return list(told.values())
 
 
 def long_reference(scene: Scene, seed: int) -> str:
     """A description of 3 to 6 sentences that tells every fact of the scene; a pure function."""
     draws = Draws("long", seed, repr(scene))
     kinds = scene.kinds
-    first = [noun_phrase(category, ("size", "colour"), draws) for category in kinds]
-    opening = draws.choice(("the picture shows", f"there {_be(kinds[0])}", "the picture shows"))
-    sentences = [
-        f"{opening} {_join_phrases(first)}",
-        _join_phrases(
-            [
-                f"{_the(category)} {_be(category)} {_choose_synonym(category.texture, draws)}"
-                for category in kinds
-            ]
-        ),
-        draws.choice(
-            (f"the background is {scene.background}", f"the picture has {_a_background(scene)}")
-        ),
+    first = _join_phrases([noun_phrase(kind, ("size", "colour"), draws) for kind in kinds])
+    there = f"there {_be(kinds[0])}"
+    sentences = [f"{draws.choice(('the picture shows', there, 'the picture shows'))} {first}"]
+    textures = [
+        f"{_the(kind)} {_be(kind)} {_choose_synonym(kind.texture, draws)}" for kind in kinds
     ]
-    for index, category in enumerate(kinds):
-        related = [
-            f"{draws.choice(RELATION_PHRASES[relations[0]])} {_the(other)}"
-            for other in kinds[index + 1 :]
-            if (relations := relations_between(category, other))
-        ]
-        if related:
-            sentences.append(f"{_the(category)} {_be(category)} {' and '.join(related)}")
+    sentences.append(_join_phrases(textures))
+    background = f"the background is {scene.background}", f"the picture has {_a_background(scene)}"
+    sentences.append(draws.choice(background))
+    related: dict[Kind, list[str]] = {}
+    for kind, other in combinations(kinds, 2):
+        if relations := relations_between(kind, other):
+            phrase = draws.choice(RELATION_PHRASES[relations[0]])
+            related.setdefault(kind, []).append(f"{phrase} {_the(other)}")
+    for kind, phrases in related.items():
+        sentences.append(f"{_the(kind)} {_be(kind)} {' and '.join(phrases)}")
     return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
 
 
-def noun_phrase(category: Kind, attributes: Sequence[str], draws: Draws) -> str:
+def noun_phrase(kind: Kind, attributes: Sequence[str], draws: Draws) -> str:
     """Name a kind: number or article, the given ``attributes`` (size, texture, colour), and shape."""
-    words = [
-        _choose_synonym(getattr(category, attribute), draws)
-        for attribute in ("size", "texture", "colour")
-        if attribute in attributes
-    ]
-    words.append(_shape(category))
-    number = NUMBERS[len(category.things)] if len(category.things) > 1 else article(words[0])
+    told = [name for name in ("size", "texture", "colour") if name in attributes]
+    words = [_choose_synonym(getattr(kind, name), draws) for name in told]
+    words.append(_shape(kind))
+    number = NUMBERS[len(kind.things)] if len(kind.things) > 1 else article(words[0])
     return " ".join([number, *words])
 
 
@@ -104,16 +88,16 @@ def _choose_synonym(value: str, draws: Draws) -> str:
     return draws.choice(SYNONYMS.get(value, (value,)))
 
 
-def _shape(category: Kind) -> str:
-    return category.shape if len(category.things) == 1 else plural(category.shape)
+def _shape(kind: Kind) -> str:
+    return kind.shape if len(kind.things) == 1 else plural(kind.shape)
 
 
-def _the(category: Kind) -> str:
-    return f"the {category.colour} {_shape(category)}"
+def _the(kind: Kind) -> str:
+    return f"the {kind.colour} {_shape(kind)}"
 
 
-def _be(category: Kind) -> str:
-    return "is" if len(category.things) == 1 else "are"
+def _be(kind: Kind) -> str:
+    return "is" if len(kind.things) == 1 else "are"
 
 
 def _a_background(scene: Scene) -> str:
@@ -121,10 +105,10 @@ def _a_background(scene: Scene) -> str:
 
 
 def _join_phrases(phrases: Sequence[str]) -> str:
-    return phrases[0] if len(phrases) == 1 else ", ".join(phrases[:-1]) + " and " + phrases[-1]
+    return ", ".join(phrases[:-1]) + " and " * (len(phrases) > 1) + phrases[-1]
 
 
-def vary_typing(sentence: str, draws: Draws) -> str:
+def _vary_typing(sentence: str, draws: Draws) -> str:
     """Add a capital and a full stop, as most people do; sometimes leave out one or both."""
     if draws.chance(0.15):
         return sentence
@@ -132,33 +116,33 @@ def vary_typing(sentence: str, draws: Draws) -> str:
     return sentence + "." if draws.chance(0.8) else sentence
 
 
-def _short_sentence(scene: Scene, draws: Draws) -> str | None:
-    """Draw one candidate; None where its form does not fit the scene."""
+def _short_sentence(scene: Scene, draws: Draws) -> str:
+    """Draw one candidate; empty where its form does not fit the scene."""
+    forms = (_one_kind, _one_kind_on_background, _relation, _all, _shapes)
     weights = ((4, 2, 0, 0, 1), (2, 2, 6, 4, 1), (2, 2, 6, 3, 2))[min(len(scene.kinds), 3) - 1]
-    form = draws.choose_weighted(
-        (_one_kind, _one_kind_on_background, _relation, _all, _shapes), weights
-    )
+    form = draws.choose_weighted(forms, weights)
     sentence = form(scene, draws)
-    if sentence is not None and form in (_relation, _all, _one_kind) and draws.chance(0.3):
-        sentence += " " + on_background(scene, draws)
+    if sentence and form in (_relation, _all, _one_kind) and draws.chance(0.3):
+        sentence += " " + _on_background(scene, draws)
     return sentence
 
 
-def describe_kind(category: Kind, scene: Scene, draws: Draws) -> str:
+def _describe(kind: Kind, scene: Scene, draws: Draws) -> str:
     """Name a kind with random attributes; always with its colour where another kind has the same shape."""
     mentioned = []
-    ambiguous = sum(other.shape == category.shape for other in scene.kinds) > 1
+    ambiguous = sum(other.shape == kind.shape for other in scene.kinds) > 1
     if ambiguous or draws.chance(0.9):
         mentioned.append("colour")
-    if draws.chance(0.45 if category.size == "large" else 0.4):
+    if draws.chance(0.45 if kind.size == "large" else 0.4):
         mentioned.append("size")
-    if draws.chance(0.08 if category.texture == "plain" else 0.5):
+    if draws.chance(0.08 if kind.texture == "plain" else 0.5):
         mentioned.append("texture")
-    return noun_phrase(category, mentioned, draws)
+    return noun_phrase(kind, mentioned, draws)
 
 
-def on_background(scene: Scene, draws: Draws) -> str:
-    return f"{draws.choose_weighted(('on', 'against', 'in front of'), (4, 1, 1))} {_a_background(scene)}"
+def _on_background(scene: Scene, draws: Draws) -> str:
+    preposition = draws.choose_weighted(("on", "against", "in front of"), (4, 1, 1))
+    return f"{preposition} {_a_background(scene)}"
 
 
 def _salient(scene: Scene, draws: Draws) -> Kind:
@@ -166,17 +150,16 @@ def _salient(scene: Scene, draws: Draws) -> Kind:
 
 
 def _one_kind(scene: Scene, draws: Draws) -> str:
-    category = _salient(scene, draws)
-    return f"{draws.choice((f'there {_be(category)}', 'the picture shows'))} {describe_kind(category, scene, draws)}"
+    kind = _salient(scene, draws)
+    opening = draws.choice((f"there {_be(kind)}", "the picture shows"))
+    return f"{opening} {_describe(kind, scene, draws)}"
 
 
 def _one_kind_on_background(scene: Scene, draws: Draws) -> str:
-    name = describe_kind(_salient(scene, draws), scene, draws)
-    return (
-        f"{_a_background(scene)} with {name}"
-        if draws.chance(0.3)
-        else f"{name} {on_background(scene, draws)}"
-    )
+    name = _describe(_salient(scene, draws), scene, draws)
+    if draws.chance(0.3):
+        return f"{_a_background(scene)} with {name}"
+    return f"{name} {_on_background(scene, draws)}"
 
 
 def _shapes(scene: Scene, draws: Draws) -> str:
@@ -187,29 +170,27 @@ def _shapes(scene: Scene, draws: Draws) -> str:
     if form == 1:
         return f"{_a_background(scene)} with {name}"
     there = f"there {'are' if total > 1 else 'is'} " if form == 0 else ""
-    return f"{there}{name} {on_background(scene, draws)}"
+    return f"{there}{name} {_on_background(scene, draws)}"
 
 
 def _all(scene: Scene, draws: Draws) -> str:
     kinds = scene.kinds if draws.chance(0.6) else scene.kinds[:2]
-    names = _join_phrases([describe_kind(category, scene, draws) for category in kinds])
-    return (
-        draws.choose_weighted(("", f"there {_be(kinds[0])} ", "the picture shows "), (3, 1, 1))
-        + names
-    )
+    names = _join_phrases([_describe(kind, scene, draws) for kind in kinds])
+    openings = ("", f"there {_be(kinds[0])} ", "the picture shows ")
+    return draws.choose_weighted(openings, (3, 1, 1)) + names
 
 
-def _relation(scene: Scene, draws: Draws) -> str | None:
+def _relation(scene: Scene, draws: Draws) -> str:
     first, second = scene.kinds[:2] if draws.chance(0.8) else draws.permute(scene.kinds)[:2]
     relations = relations_between(first, second)
     if not relations:
-        return None
+        return ""
     phrase = draws.choice(RELATION_PHRASES[relations[0]])
-    one, other = describe_kind(first, scene, draws), describe_kind(second, scene, draws)
+    one, other = _describe(first, scene, draws), _describe(second, scene, draws)
+    be = _be(first)
     if draws.chance(0.25):
         back = draws.choice(RELATION_PHRASES[relations_between(second, first)[0]])
-        return f"{one} with {other} {back} {'it' if len(first.things) == 1 else 'them'}"
-    be = _be(first)
+        return f"{one} with {other} {back} {'it' if be == 'is' else 'them'}"
     forms = (
         f"{one} {phrase} {other}",
         f"{one} {be} {phrase} {other}",

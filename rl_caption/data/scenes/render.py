@@ -15,27 +15,50 @@ CACHE_BYTES = 64 * 2**20
 """Bytes of cached images per size and process: 5461 images of 64 pixels."""
 
 COLOUR_RGB = {
-    "red": (222, 32, 32),
-    "orange": (250, 140, 20),
-    "yellow": (250, 228, 50),
-    "green": (30, 160, 60),
-    "blue": (45, 95, 240),
-    "purple": (150, 50, 190),
-    "pink": (255, 150, 195),
-    "cyan": (40, 215, 220),
+    "red": "#de2020",
+    "orange": "#fa8c14",
+    "yellow": "#fae432",
+    "green": "#1ea03c",
+    "blue": "#2d5ff0",
+    "purple": "#9632be",
+    "pink": "#ff96c3",
+    "cyan": "#28d7dc",
 }
 BACKGROUND_RGB = {
-    "white": (252, 252, 252),
-    "grey": (140, 140, 140),
-    "black": (14, 14, 14),
-    "brown": (98, 62, 36),
-    "beige": (226, 206, 168),
-    "navy": (22, 30, 84),
+    "white": "#fcfcfc",
+    "grey": "#8c8c8c",
+    "black": "#0e0e0e",
+    "brown": "#623e24",
+    "beige": "#e2cea8",
+    "navy": "#161e54",
 }
 _OVERSAMPLING = 4
-_LIGHT_INK, _DARK_INK = (255, 255, 255), (20, 20, 20)
+_LIGHT_INK, _DARK_INK = "#ffffff", "#141414"
 _LIGHT_COLOURS = {"orange", "yellow", "pink", "cyan"}
 """Colours with dark stripes and dots; the others have white ones."""
+_DISCS: dict[str, list[tuple[float, float, float, int]]] = {
+    "circle": [(0, 0, 0.96, 255)],
+    "ring": [(0, 0, 0.98, 255), (0, 0, 0.5, 0)],
+    "heart": [(-0.43, -0.32, 0.47, 255), (0.43, -0.32, 0.47, 255)],
+}
+"""Shape -> discs: centre and radius in units of the thing's radius, and value."""
+_STAR = [
+    (length * math.sin(math.pi * corner / 5), -length * math.cos(math.pi * corner / 5))
+    for corner, length in enumerate((1.0, 0.45) * 5)
+]
+# Corners lie within the unit circle, so that things whose circles do not overlap do not touch.
+_OUTLINES: dict[str, list[list[tuple[float, float]]]] = {
+    "square": [[(-0.71, -0.71), (0.71, -0.71), (0.71, 0.71), (-0.71, 0.71)]],
+    "triangle": [[(0, -0.98), (0.82, 0.58), (-0.82, 0.58)]],
+    "diamond": [[(0, -1.0), (0.66, 0), (0, 1.0), (-0.66, 0)]],
+    "star": [_STAR],
+    "heart": [[(-0.86, -0.12), (0, -0.25), (0.86, -0.12), (0, 0.97)]],
+    "cross": [
+        [(-0.32, -0.95), (0.32, -0.95), (0.32, 0.95), (-0.32, 0.95)],
+        [(-0.95, -0.32), (0.95, -0.32), (0.95, 0.32), (-0.95, 0.32)],
+    ],
+}
+"""Shape -> polygons, corners in units of the thing's radius."""
 
 
 @dataclass(frozen=True)
@@ -110,48 +133,14 @@ def _masks(shape: str, texture: str, radius: int) -> tuple[Image.Image, Image.Im
 def _shape_mask(shape: str, radius: int) -> Image.Image:
     mask = Image.new("L", (2 * radius + 1, 2 * radius + 1), 0)
     draw = ImageDraw.Draw(mask)
-    if shape == "circle":
-        _disc(draw, radius, radius, 0.96 * radius, 255)
-    elif shape == "ring":
-        _disc(draw, radius, radius, 0.98 * radius, 255)
-        _disc(draw, radius, radius, 0.5 * radius, 0)
-    elif shape == "heart":
-        for side in (-1, 1):
-            _disc(draw, radius + side * 0.43 * radius, 0.68 * radius, 0.47 * radius, 255)
-        draw.polygon(
-            _around(radius, ((-0.86, -0.12), (0, -0.25), (0.86, -0.12), (0, 0.97))), fill=255
-        )
-    elif shape == "cross":
-        arm = 0.32
-        draw.polygon(
-            _around(radius, ((-arm, -0.95), (arm, -0.95), (arm, 0.95), (-arm, 0.95))), fill=255
-        )
-        draw.polygon(
-            _around(radius, ((-0.95, -arm), (0.95, -arm), (0.95, arm), (-0.95, arm))), fill=255
-        )
-    else:
-        draw.polygon(_around(radius, _OUTLINES[shape]), fill=255)
+    for x, y, size, fill in _DISCS.get(shape, ()):
+        _disc(draw, radius + x * radius, radius + y * radius, size * radius, fill)
+    for outline in _OUTLINES.get(shape, ()):
+        corners = [(round(radius + x * radius), round(radius + y * radius)) for x, y in outline]
+        draw.polygon(corners, fill=255)
     return mask
 
 
 def _disc(draw: ImageDraw.ImageDraw, x: float, y: float, radius: float, fill: int) -> None:
-    draw.ellipse(
-        (round(x - radius), round(y - radius), round(x + radius), round(y + radius)), fill=fill
-    )
-
-
-def _around(radius: int, points: tuple[tuple[float, float], ...]) -> list[tuple[int, int]]:
-    """Scale points of [-1, 1] x [-1, 1] to pixels of a mask."""
-    return [(round(radius + x * radius), round(radius + y * radius)) for x, y in points]
-
-
-# Corners lie within the unit circle, so that things whose circles do not overlap do not touch.
-_OUTLINES: dict[str, tuple[tuple[float, float], ...]] = {
-    "square": ((-0.71, -0.71), (0.71, -0.71), (0.71, 0.71), (-0.71, 0.71)),
-    "triangle": ((0, -0.98), (0.82, 0.58), (-0.82, 0.58)),
-    "diamond": ((0, -1.0), (0.66, 0), (0, 1.0), (-0.66, 0)),
-    "star": tuple(
-        (length * math.sin(math.pi * corner / 5), -length * math.cos(math.pi * corner / 5))
-        for corner, length in enumerate((1.0, 0.45) * 5)
-    ),
-}
+    box = (x - radius, y - radius, x + radius, y + radius)
+    draw.ellipse([round(edge) for edge in box], fill=fill)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeVar
-
-from rl_caption.data.base import DataError
+from itertools import accumulate, combinations, product
+from typing import NamedTuple, TypeVar
 
 SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "ring", "heart")
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "cyan")
 SIZES = ("large", "small")
 TEXTURES = ("plain", "striped", "dotted")
 BACKGROUNDS = ("white", "grey", "black", "brown", "beige", "navy")
-RELATIONS = ("left of", "right of", "above", "below")
+_DIRECTIONS = {"left of": ("x", -1), "right of": ("x", 1), "above": ("y", -1), "below": ("y", 1)}
+RELATIONS = tuple(_DIRECTIONS)
 
 PAIRS = tuple((colour, shape) for colour in COLOURS for shape in SHAPES)
 """All 64 pairs of colour and shape."""
@@ -68,12 +67,8 @@ class Draws:
 
     def choose_weighted(self, items: Sequence[Item], weights: Sequence[int]) -> Item:
         """One item, item i with probability weights[i] / sum(weights)."""
-        position = self.below(sum(weights))
-        for item, weight in zip(items, weights, strict=True):
-            if position < weight:
-                return item
-            position -= weight
-        raise AssertionError("weights do not cover the draw")
+        position, ends = self.below(sum(weights)), accumulate(weights)
+        return next(item for item, end in zip(items, ends, strict=True) if position < end)
 
     def permute(self, items: Sequence[Item]) -> list[Item]:
         """The items in random order (Fisher-Yates)."""
@@ -94,6 +89,11 @@ class Thing:
     texture: str
     x: int
     y: int
+
+    @property
+    def look(self) -> Look:
+        """Shape, colour, size and texture."""
+        return self.shape, self.colour, self.size, self.texture
 
 
 class Kind(NamedTuple):
@@ -123,33 +123,8 @@ class Scene:
         """The things grouped by appearance, in order of salience."""
         groups: dict[Look, list[Thing]] = {}
         for thing in self.things:
-            groups.setdefault((thing.shape, thing.colour, thing.size, thing.texture), []).append(
-                thing
-            )
+            groups.setdefault(thing.look, []).append(thing)
         return tuple(Kind(*look, tuple(things)) for look, things in groups.items())
-
-    def to_dict(self) -> dict[str, Any]:
-        """The scene as plain dictionaries and lists, for JSON."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Scene:
-        """Read what ``to_dict`` wrote. Raises ``DataError`` for a missing or unknown key, or an unknown value."""
-        try:
-            things = tuple(Thing(**thing) for thing in values["things"])
-            background = values["background"]
-        except (KeyError, TypeError) as error:
-            raise DataError(
-                f"not a scene: {values!r:.120} ({error}); expected 'background' and 'things'"
-            ) from error
-        values_of = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "texture": TEXTURES}
-        looks = [
-            (getattr(thing, key), allowed) for thing in things for key, allowed in values_of.items()
-        ]
-        for value, allowed in [(background, BACKGROUNDS), *looks]:
-            if value not in allowed:
-                raise DataError(f"not a scene: {value!r} is none of {', '.join(allowed)}")
-        return Scene(background, things)
 
 
 class Fact(NamedTuple):
@@ -165,23 +140,17 @@ class Fact(NamedTuple):
 
 def offset(relation: str, first: Thing, second: Thing) -> int:
     """Signed distance of ``first`` from ``second`` in the direction of ``relation``, which holds from ``MARGIN`` on."""
-    if relation in ("left of", "right of"):
-        return second.x - first.x if relation == "left of" else first.x - second.x
-    return second.y - first.y if relation == "above" else first.y - second.y
+    axis, sign = _DIRECTIONS[relation]
+    distance: int = getattr(first, axis) - getattr(second, axis)
+    return sign * distance
 
 
 def relations_between(first: Kind, second: Kind) -> list[str]:
     """Relations that hold between all things of ``first`` and all of ``second``, the largest offset first."""
-    least = {
-        relation: min(
-            offset(relation, one, other) for one in first.things for other in second.things
-        )
-        for relation in RELATIONS
-    }
-    return sorted(
-        (relation for relation in RELATIONS if least[relation] >= MARGIN),
-        key=lambda name: -least[name],
-    )
+    pairs = list(product(first.things, second.things))
+    least = {relation: min(offset(relation, *pair) for pair in pairs) for relation in RELATIONS}
+    held = [relation for relation in RELATIONS if least[relation] >= MARGIN]
+    return sorted(held, key=lambda relation: -least[relation])
 
 
 def relation_fact(first: Kind, second: Kind) -> Fact:
@@ -197,17 +166,14 @@ def facts(scene: Scene) -> frozenset[Fact]:
     for each pair of kinds with a relation one fact, whichever way it is told.
     """
     true = {Fact("background", "background", scene.background)}
-    kinds = scene.kinds
-    for index, category in enumerate(kinds):
+    for kind in scene.kinds:
         for attribute in ("shape", "colour", "size", "texture"):
-            true.add(Fact(attribute, category.name, getattr(category, attribute)))
-        if len(category.things) > 1:
-            true.add(Fact("count", category.name, str(len(category.things))))
-        true.update(
-            relation_fact(category, other)
-            for other in kinds[index + 1 :]
-            if relations_between(category, other)
-        )
+            true.add(Fact(attribute, kind.name, getattr(kind, attribute)))
+        if len(kind.things) > 1:
+            true.add(Fact("count", kind.name, str(len(kind.things))))
+    for pair in combinations(scene.kinds, 2):
+        if relations_between(*pair):
+            true.add(relation_fact(*pair))
     return frozenset(true)
 
 
@@ -224,57 +190,10 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
     while True:
         total = draws.choose_weighted((1, 2, 3, 4), (30, 35, 22, 13))
         background = draws.choice(BACKGROUNDS)
-        looks = draw_looks(draws, _counts(draws, total), pairs, leading_pairs)
-        if (scene := place_things(draws, looks, background)) is not None:
-            return scene
-
-
-def place_things(draws: Draws, looks: Sequence[Look], background: str) -> Scene | None:
-    """Place things of these looks (shape, colour, size, texture) at random, the large ones first.
-
-    Returns None where 60 attempts find no room for one of them.
-    """
-    things: list[Thing] = []
-    for look in sorted(looks, key=lambda look: -RADIUS[look[2]]):
-        low = RADIUS[look[2]] + EDGE
-        for _ in range(60):
-            thing = Thing(*look, coordinate(draws, low), coordinate(draws, low))
-            if all(_clear(thing, other) for other in things):
-                things.append(thing)
-                break
-        else:
-            return None
-    return Scene(
-        background,
-        tuple(sorted(things, key=lambda thing: (SIZES.index(thing.size), thing.x, thing.y))),
-    )
-
-
-def moves(scene: Scene) -> list[Scene]:
-    """All shifts of the whole scene by steps of the grid that keep it inside the image, including the scene itself.
-
-    Looks, numbers and relations stay the same, so captions that are true of the scene are true of each.
-    """
-    across, down = (
-        _steps([(getattr(thing, axis), thing.size) for thing in scene.things]) for axis in "xy"
-    )
-
-    def shift(right: int, below: int) -> Scene:
-        things = (
-            dataclasses.replace(thing, x=thing.x + right, y=thing.y + below)
-            for thing in scene.things
-        )
-        return Scene(scene.background, tuple(things))
-
-    return [shift(right, below) for right in across for below in down]
-
-
-def _steps(centres: Sequence[tuple[int, str]]) -> range:
-    """Offsets, multiples of the grid's step, that keep all things (coordinate and size) off both edges."""
-    lows = [(at, RADIUS[size] + EDGE) for at, size in centres]
-    first = max(-((at - low) // _STEP) for at, low in lows)
-    last = min((1000 - low - at) // _STEP for at, low in lows)
-    return range(_STEP * first, _STEP * last + 1, _STEP)
+        things = _place(draws, _draw_looks(draws, _counts(draws, total), pairs, leading_pairs))
+        if things is not None:
+            things.sort(key=lambda thing: (SIZES.index(thing.size), thing.x, thing.y))
+            return Scene(background, tuple(things))
 
 
 def _counts(draws: Draws, total: int) -> list[int]:
@@ -285,7 +204,7 @@ def _counts(draws: Draws, total: int) -> list[int]:
     return [same] + [1] * (total - same)
 
 
-def draw_looks(
+def _draw_looks(
     draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs: Pairs
 ) -> list[Look]:
     """Draw the looks of things, ``counts`` per kind; kinds differ, and the first is of ``leading_pairs`` if given."""
@@ -294,25 +213,56 @@ def draw_looks(
         pair = draws.choice(leading_pairs if leading_pairs and not chosen else pairs)
         if pair not in chosen:
             chosen.append(pair)
-    looks = []
+    looks: list[Look] = []
     for count, (colour, shape) in zip(draws.permute(counts), chosen, strict=True):
-        looks += [
-            (shape, colour, draws.choice(SIZES), draws.choose_weighted(TEXTURES, (2, 1, 1)))
-        ] * count
+        size, texture = draws.choice(SIZES), draws.choose_weighted(TEXTURES, (2, 1, 1))
+        looks += [(shape, colour, size, texture)] * count
     return looks
 
 
-def coordinate(draws: Draws, low: int) -> int:
-    """A point of the grid, jittered, that is at least ``low`` from both edges."""
-    first = -(-(low + _JITTER) // _STEP)
-    last = (1000 - low - _JITTER) // _STEP
+def _place(draws: Draws, looks: Sequence[Look]) -> list[Thing] | None:
+    """Place things at random, the large ones first; None where 60 attempts find no room for one of them."""
+    things: list[Thing] = []
+    for look in sorted(looks, key=lambda look: -RADIUS[look[2]]):
+        for _ in range(60):
+            thing = Thing(*look, _coordinate(draws, look[2]), _coordinate(draws, look[2]))
+            if all(_clear(thing, other) for other in things):
+                things.append(thing)
+                break
+        else:
+            return None
+    return things
+
+
+def _coordinate(draws: Draws, size: str) -> int:
+    """A point of the grid, jittered, at which a thing is off both edges."""
+    low = RADIUS[size] + EDGE + _JITTER
+    first, last = -(-low // _STEP), (1000 - low) // _STEP
     return _STEP * (first + draws.below(last - first + 1)) + draws.below(2 * _JITTER + 1) - _JITTER
 
 
 def _clear(first: Thing, second: Thing) -> bool:
     dx, dy = abs(first.x - second.x), abs(first.y - second.y)
     distance = RADIUS[first.size] + RADIUS[second.size] + GAP
-    return (
-        not (LEVEL < dx < MARGIN or LEVEL < dy < MARGIN)
-        and dx * dx + dy * dy >= distance * distance
-    )
+    level_or_apart = not (LEVEL < dx < MARGIN or LEVEL < dy < MARGIN)
+    return level_or_apart and dx * dx + dy * dy >= distance * distance
+
+
+def moves(scene: Scene) -> list[Scene]:
+    """All shifts of the whole scene by steps of the grid that keep it inside the image, including the scene itself.
+
+    Looks, numbers and relations stay the same, so captions that are true of the scene are true of each.
+    """
+    shifted = []
+    for right, down in product(_steps(scene, "x"), _steps(scene, "y")):
+        things = [replace(thing, x=thing.x + right, y=thing.y + down) for thing in scene.things]
+        shifted.append(Scene(scene.background, tuple(things)))
+    return shifted
+
+
+def _steps(scene: Scene, axis: str) -> range:
+    """Offsets along an axis, multiples of the grid's step, that keep all things off both edges."""
+    lows = [(getattr(thing, axis), RADIUS[thing.size] + EDGE) for thing in scene.things]
+    first = max(-((at - low) // _STEP) for at, low in lows)
+    last = min((1000 - low - at) // _STEP for at, low in lows)
+    return range(_STEP * first, _STEP * last + 1, _STEP)

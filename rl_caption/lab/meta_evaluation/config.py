@@ -13,7 +13,7 @@ class ScenesConfig:
     """Captions of generated scenes.
 
     Args:
-        data: data with ``format: scenes`` or ``moving_scenes``.
+        data: data with ``format: scenes``.
         split: split of ``data``.
         captioner: folder of a saved captioner whose captions are also judged; null judges only references and hard
             negatives.

@@ -120,7 +120,7 @@ def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
 
     Raises ``ConfigError`` where the data are no scenes or a setting is out of range.
     """
-    if config.data.format not in ("scenes", "moving_scenes"):
+    if config.data.format != "scenes":
         raise ConfigError(
             f"scenes.data.format is {config.data.format!r}: only generated scenes have a known truth"
         )

@@ -79,9 +79,8 @@ SMALL_WORDS = {
 }
 """The same in the words of a command."""
 SMALL_PROGRAMS = {
-    "data.scenes --out data/scenes": "--num_val 8 --num_test 8 --num_unseen 8",
     "retrieval.py": '--data.kwargs {"num_train":0,"num_val":0,"num_test":8,"num_unseen":0}',
-    "rl-caption stress": "--num_samples 4 --push_steps 2 --bootstrap 20 --data.kwargs "
+    "rl-caption stress": "--num_samples 4 --bootstrap 20 --data.kwargs "
     '{"num_train":40,"num_val":8,"num_test":8,"num_unseen":0}',
     "judge.py --set scenes": '--scenes.data.kwargs {"num_train":0,"num_val":0,"num_test":8,"num_unseen":0}',
 }
@@ -309,7 +308,6 @@ def small_words(command: Command) -> list[str]:
 )
 def test_command_runs(command, root, make, monkeypatch, capsys):
     monkeypatch.chdir(root)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))  # the captioner of stress
     for name, text in shown_files(command.page).items():
         (root / name).write_text(yaml.safe_dump(shrunk(yaml.safe_load(text))))
     for path in sorted(read_by(command)):

@@ -601,7 +601,8 @@ def positives(photos: Path) -> Path:
             "target": "captioner",
             "kwargs": {"model": str(photos / "captioner"), "num_samples": 2},
         },
-        "images": {"target": "scenes", "kwargs": {"size": 32}},
+        "images": {"target": "tests.lab.unit.test_recaption:Painter"},
+        "trust": ["tests.lab.unit.test_recaption:Painter"],
         "out": str(photos / "positives"),
     }
     assert "| positive_captions |" in checked_run(options, photos / "positives", "positives").output

@@ -1,26 +1,22 @@
-"""The generated world: scenes and their geometry, images, splits, hard negatives, and the export to files."""
+"""The generated world: scenes and their geometry, images, splits, and hard negatives."""
 
 import hashlib
 import itertools
 import json
 import pickle
 from collections import Counter
-from pathlib import Path
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import ImageColor
 
-from rewards.language.caption_qa import check_questions
 from rl_caption.data.base import DataError, load_image
-from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.scenes import NEGATIVE_KINDS, ScenesData, claims, hard_negatives, oracle
-from rl_caption.data.scenes.__main__ import main
 from rl_caption.data.scenes.language import long_reference, references
-from rl_caption.data.scenes.module import belongs, content_key, export
-from rl_caption.data.scenes.negatives import paraphrases
+from rl_caption.data.scenes.module import belongs, content_key
 from rl_caption.data.scenes.oracle import tokens
-from rl_caption.data.scenes.questions import read_answer, scene_questions
 from rl_caption.data.scenes.render import BACKGROUND_RGB, COLOUR_RGB, SceneImage, render
 from rl_caption.data.scenes.world import (
     COLOURS,
@@ -49,15 +45,15 @@ def digest(values: object) -> str:
 
 def test_scenes_and_captions_stay_what_they_were() -> None:
     """Pins the world itself: results recorded with one version must be about the scenes of the next."""
-    scenes = hashlib.sha256(json.dumps([scene.to_dict() for scene in SCENES]).encode()).hexdigest()
+    scenes = hashlib.sha256(json.dumps([asdict(scene) for scene in SCENES]).encode()).hexdigest()
     assert scenes[:16] == "3878db858f4df9da"
     assert digest([[*DATA.split(split)[:20]] for split in DATA.splits]) == "03bb8d859a404b0a"
     others = [
-        (hard_negatives(scene, caption, seed), paraphrases(scene, caption, seed))
+        hard_negatives(scene, caption, seed)
         for seed, scene in enumerate(SCENES[:20])
         for caption in references(scene, seed)
     ]
-    assert digest(others) == "c8675350708b96bd"
+    assert digest(others) == "c0f778bd8a1e0fc4"
 
 
 def test_facts_of_a_scene_by_hand() -> None:
@@ -136,7 +132,8 @@ def test_looks_can_be_told_from_each_other_at_64_pixels() -> None:
         assert (np.abs(first - second).max(axis=2) > 50).sum() > area / 12, (one, other)
     yellow = _pixels(Scene("grey", (Thing("square", "yellow", "large", "striped", 500, 500),)))
     assert (yellow.max(axis=2) < 40).any(), "ink of a light colour is dark"
-    for a, b in itertools.combinations([*COLOUR_RGB.values(), *BACKGROUND_RGB.values()], 2):
+    rgb = [ImageColor.getrgb(value) for value in (*COLOUR_RGB.values(), *BACKGROUND_RGB.values())]
+    for a, b in itertools.combinations(rgb, 2):
         assert np.linalg.norm(np.subtract(a, b)) > 60
 
 
@@ -226,7 +223,7 @@ def test_unseen_pairs_are_unseen() -> None:
         assert sorted(pair[position] for pair in UNSEEN_PAIRS) == sorted(values)
 
 
-def test_bad_parameters_and_scenes_are_named() -> None:
+def test_bad_parameters_are_named() -> None:
     for key, parameters in (
         ("num_unseen", {"num_unseen": -5}),
         ("image_size", {"image_size": 4}),
@@ -235,37 +232,6 @@ def test_bad_parameters_and_scenes_are_named() -> None:
     ):
         with pytest.raises(DataError, match=key):
             ScenesData(**parameters)  # type: ignore[arg-type]
-    scene = SCENES[0].to_dict()
-    for change, message in (
-        ({"background": "plaid"}, "plaid"),
-        ({"things": [{"shape": "circle"}]}, "colour"),
-        ({"things": [{**scene["things"][0], "shape": "blob"}]}, "blob"),
-    ):
-        with pytest.raises(DataError, match=message):
-            Scene.from_dict({**scene, **change})
-
-
-def test_the_export_is_read_as_karpathy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, sizes = tmp_path / "out", {"num_train": 4, "num_val": 2, "num_test": 1, "num_unseen": 1}
-    assert main(["--out", str(out), *(f"--{name}={size}" for name, size in sizes.items())]) == 0
-    assert "4 train, 2 val, 1 test, 1 test_unseen" in capsys.readouterr().out
-    data, first = ScenesData(**sizes), (out / "dataset.json").read_bytes()
-    assert export(out, data).read_bytes() == first
-    written = KarpathyData(out)
-    assert set(written.splits) == set(data.splits)
-    for split in data.splits:
-        assert len(written.split(split)) == len(data.split(split))
-        for row, made in zip(written.split(split), data.split(split), strict=True):
-            assert row["references"] == made["references"]
-            assert load_image(row["image"]).tobytes() == load_image(made["image"]).tobytes()
-    entries = json.loads(first)["images"]
-    assert Scene.from_dict(entries[0]["scene"]) == data.split("train")[0]["scene"]
-    assert (
-        len({sentence["sentid"] for entry in entries for sentence in entry["sentences"]}) == 8 * 5
-    )
-    (tmp_path / "file").write_text("in the way")
-    assert main(["--out", str(tmp_path / "file"), "--num_train", "1"]) == 1
-    assert str(tmp_path / "file") in capsys.readouterr().err
 
 
 # hard negatives
@@ -337,27 +303,3 @@ def test_kinds_change_what_they_name(seed: int) -> None:
         tokens(found["replace_object"])
     )
     assert false["replace_attribute"] <= {"colour", "size", "texture"}
-
-
-def test_questions_are_exact_and_answered_from_captions() -> None:
-    rows = ScenesData(num_train=40, num_val=0, num_test=0, num_unseen=0, questions=3).split("train")
-    for row in rows:
-        questions = scene_questions(row["scene"])
-        assert questions == scene_questions(row["scene"])
-        assert check_questions(questions, "row") == questions
-        for question in questions:
-            assert read_answer(row["long_reference"], question) == question["answer"]
-            answers = {read_answer(caption, question) for caption in row["references"]}
-            assert answers <= {question["answer"], None}, (
-                "a true caption answers right, or not at all"
-            )
-        assert 1 <= len(row["questions"]) <= 3
-        assert read_answer("", questions[0]) is None
-    two = [
-        {"question": "What colour is the background?", "choices": ["red", "grey"], "answer": "grey"}
-    ]
-    assert read_answer("a grey background on a red background", two[0]) is None
-    with pytest.raises(ValueError, match="Why"):
-        read_answer("a circle", {"question": "Why?", "choices": ["a", "b"], "answer": "a"})
-    with pytest.raises(DataError, match="questions"):
-        ScenesData(questions=-1)

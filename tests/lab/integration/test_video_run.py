@@ -12,21 +12,17 @@ from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.encoder import CachedEncoder
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
+from rl_caption.data.formats import build_data
 from rl_caption.data.loader import Collate, augment
-from rl_caption.data.scenes import MovingScenesData
+from rl_caption.data.scenes import ScenesData
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.reward_models_for_tests import reward_model_config
 from tests.training_for_tests import checked_run, lines, run, scst_config, xe_config
 
 pytestmark = pytest.mark.slow
 
-MOVING = {
-    "data": {
-        "format": "moving_scenes",
-        "kwargs": {"num_train": 24, "num_val": 8, "num_test": 4, "num_frames": 3, "image_size": 32},
-    }
-}
 SHORT = {"train.max_steps": 1, "eval.every": 1}
 
 
@@ -108,25 +104,47 @@ def test_older_captioners_are_read_as_captioners_of_images(tmp_path: Path) -> No
     assert TransformerCaptioner.from_pretrained(tmp_path).policy.config.num_frames == 1
 
 
+def written_videos(folder: Path) -> dict[str, Any]:
+    """Animated PNG files of scenes that are shifted twice, as ``data``."""
+    folder.mkdir()
+    world = ScenesData(24, 8, 0, 0, image_size=32, captions_per_image=3, positives=True)
+    lines = []
+    for split in ("train", "val"):
+        for row in world.split(split):
+            first, *others = [frame.render() for frame in row["positive_images"]]
+            name = f"{row['image_id']}.png"
+            first.save(folder / name, save_all=True, append_images=others)
+            lines.append({"image": name, "references": row["references"], "split": split})
+    (folder / "data.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return {"data": {"format": "jsonl", "path": str(folder / "data.jsonl"), "num_frames": 3}}
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dual encoder and a captioner of moving scenes, hardly trained."""
-    folder = tmp_path_factory.mktemp("videos")
-    teacher = reward_model_config(folder / "teacher", "contrastive", **MOVING)
+def videos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return written_videos(tmp_path_factory.mktemp("data") / "videos")
+
+
+@pytest.fixture(scope="module")
+def trained(videos: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dual encoder and a captioner of videos, hardly trained."""
+    folder = tmp_path_factory.mktemp("runs")
+    teacher = reward_model_config(folder / "teacher", "contrastive", **videos)
     checked_run(teacher, folder / "teacher", "reward_model")
     shape = {"model.kwargs.num_frames": 3, "model.kwargs.image_size": 32, **SHORT}
-    checked_run(xe_config(folder / "xe", **MOVING, **shape), folder / "xe")
+    checked_run(xe_config(folder / "xe", **videos, **shape), folder / "xe")
     return folder
 
 
-def test_the_encoder_that_was_trained_scores_as_it_was_trained(trained: Path) -> None:
+def test_the_encoder_that_was_trained_scores_as_it_was_trained(
+    trained: Path, videos: dict[str, Any]
+) -> None:
     """Retrieval by the mean of the frames' embeddings, as validation of the training computed it."""
-    rows = MovingScenesData(**MOVING["data"]["kwargs"]).split("val")
+    rows = build_data(DataConfig(**videos["data"])).split("val")
     cached = CachedEncoder(load_frozen_encoder(str(trained / "teacher" / "export" / "best")))
-    videos = cached.embed_images([row["image"] for row in rows])
+    frames = cached.embed_images([row["image"] for row in rows])
     texts = [(index, text) for index, row in enumerate(rows) for text in row["references"]]
     captions = cached.embed_texts([text for _, text in texts])
-    nearest = (captions @ videos.T).argmax(axis=1)
+    nearest = (captions @ frames.T).argmax(axis=1)
     recall = float(np.mean(nearest == [index for index, _ in texts]))
     by_step = {
         line["step"]: line for line in lines(trained / "teacher") if "val/retrieval_r1" in line
@@ -135,19 +153,9 @@ def test_the_encoder_that_was_trained_scores_as_it_was_trained(trained: Path) ->
     assert by_step[best]["val/t2i_r1"] == pytest.approx(recall, abs=1e-6)
 
 
-def test_scst_on_animated_files_with_a_video_reward(trained: Path, tmp_path: Path) -> None:
-    written = []
-    for row in MovingScenesData(**MOVING["data"]["kwargs"]).split("train")[:10]:
-        first, *others = [frame.render() for frame in row["image"]]  # type: ignore[union-attr]
-        first.save(
-            tmp_path / f"{row['image_id']}.png", save_all=True, append_images=others
-        )  # animated PNG
-        split = "train" if len(written) < 8 else "val"
-        written += [
-            {"image": f"{row['image_id']}.png", "references": row["references"], "split": split}
-        ]
-    (tmp_path / "data.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in written))
-    data = {"data": {"format": "jsonl", "path": str(tmp_path / "data.jsonl"), "num_frames": 3}}
+def test_scst_on_animated_files_with_a_video_reward(
+    trained: Path, videos: dict[str, Any], tmp_path: Path
+) -> None:
     folder, captioner = tmp_path / "run", trained / "xe" / "export" / "best"
     reward = {
         "emscore": {
@@ -156,7 +164,9 @@ def test_scst_on_animated_files_with_a_video_reward(trained: Path, tmp_path: Pat
         }
     }
     checked_run(
-        scst_config(folder, captioner, **data, **{"reward.terms": reward, **SHORT}), folder, "scst"
+        scst_config(folder, captioner, **videos, **{"reward.terms": reward, **SHORT}),
+        folder,
+        "scst",
     )
     scores = [line["reward/emscore"] for line in lines(folder) if "reward/emscore" in line]
     assert scores
@@ -164,13 +174,15 @@ def test_scst_on_animated_files_with_a_video_reward(trained: Path, tmp_path: Pat
     assert (folder / "report.html").is_file()
 
 
-def test_distillation_of_videos_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_distillation_of_videos_is_refused(
+    trained: Path, videos: dict[str, Any], tmp_path: Path
+) -> None:
     changes = {
         "teacher": {"name": str(trained / "teacher" / "export" / "best")},
         "model.kwargs.context_length": 32,
     }
     ended = run(
-        reward_model_config(tmp_path, "distill_image", **MOVING, **changes),
+        reward_model_config(tmp_path, "distill_image", **videos, **changes),
         tmp_path,
         "reward_model",
     )

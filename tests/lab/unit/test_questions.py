@@ -1,4 +1,4 @@
-"""The program that writes questions of images: by a language model, filtered by one, or exact ones of scenes."""
+"""The program that writes questions of images: by a language model, filtered by one, or those of the data."""
 
 import json
 import re
@@ -20,14 +20,6 @@ from tests.clip_for_tests import noise_image
 from tests.endpoints_for_tests import endpoint, listing, prompt_of, writing
 from tests.hf_models_for_tests import tiny_gpt2
 
-SCENES = {
-    "num_train": 5,
-    "num_val": 2,
-    "num_test": 0,
-    "num_unseen": 0,
-    "image_size": 32,
-    "questions": 4,
-}
 GOOD = {"question": "What runs?", "choices": ["a dog", "a cat"], "answer": "a dog"}
 GUESSED = {"question": "What colour is grass?", "choices": ["green", "pink"], "answer": "green"}
 UNSAID = {"question": "Who waits?", "choices": ["a man", "a boy"], "answer": "a boy"}
@@ -47,6 +39,32 @@ def photos(tmp_path: Path) -> DataConfig:
         )
     (tmp_path / "photos.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return DataConfig(format="jsonl", path=str(tmp_path / "photos.jsonl"))
+
+
+def asked_photos(folder: Path, train: int) -> DataConfig:
+    """Photos with four questions each: ``train`` to train on and two of the split val."""
+    lines: list[dict[str, Any]] = []
+    colours = ["red", "green", "blue", "grey", "pink"]
+    for number in range(train + 2):
+        noise_image(number).save(folder / f"{number}.png")
+        questions = [
+            {
+                "question": f"What colour is the {thing} of photo {number}?",
+                "choices": colours[:4] if number % 2 else colours[1:],
+                "answer": colours[1 + (number + index) % 3],
+            }
+            for index, thing in enumerate(["dog", "cat", "boat", "sky"])
+        ]
+        lines.append(
+            {
+                "image": f"{number}.png",
+                "references": [f"{colours[number % 5]} things, {number} of them"],
+                "split": "train" if number < train else "val",
+                "questions": questions,
+            }
+        )
+    (folder / "asked.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return DataConfig(format="jsonl", path=str(folder / "asked.jsonl"))
 
 
 def answer(body: dict[str, Any]) -> tuple[int, Any]:
@@ -146,20 +164,14 @@ def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(
     assert not (tmp_path / "none/questions.jsonl").exists()
 
 
-def test_exact_questions_of_scenes_are_written_as_they_are_and_score(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert (
-        run(
-            "questions",
-            ["--data.format", "scenes", "--data.kwargs", json.dumps(SCENES), "--out", str(out)],
-        )
-        == 0
-    )
-    scenes = build_data(DataConfig(format="scenes", kwargs=SCENES))
+def test_questions_of_the_data_are_written_as_they_are(tmp_path: Path) -> None:
+    out, data = tmp_path / "out", asked_photos(tmp_path, train=5)
+    words = ["--data.format", "jsonl", "--data.path", str(data.path), "--out", str(out)]
+    assert run("questions", words) == 0
     for split in ("train", "val"):
         rows = rows_of(out, split)
         assert [row["questions"] for row in rows] == [
-            row["questions"] for row in scenes.split(split)
+            row["questions"] for row in build_data(data).split(split)
         ]
         assert all(Path(row["image"]).is_file() for row in rows)
 
@@ -167,8 +179,12 @@ def test_exact_questions_of_scenes_are_written_as_they_are_and_score(tmp_path: P
 @pytest.mark.usefixtures("random_weights")
 def test_a_tiny_local_model_reads_and_writes(tmp_path: Path, photos: DataConfig) -> None:
     model = str(tiny_gpt2(tmp_path / "gpt2", positions=1024))
-    scenes = DataConfig(format="scenes", kwargs=SCENES | {"num_train": 20})
-    read = config(scenes, tmp_path / "read", reader=LanguageModelConfig(model), splits=["train"])
+    read = config(
+        asked_photos(tmp_path, train=20),
+        tmp_path / "read",
+        reader=LanguageModelConfig(model),
+        splits=["train"],
+    )
     write_questions(read)
     lines = [
         json.loads(line) for line in (tmp_path / "read/questions.jsonl").read_text().splitlines()

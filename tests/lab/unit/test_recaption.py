@@ -179,9 +179,13 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ):
         with pytest.raises(ConfigError, match=message):
             recaption(config(tmp_path / "out", **changed))
-    videos = replace(
-        config(tmp_path / "out"), data=DataConfig("moving_scenes", kwargs={"num_train": 2})
+    frames = [Image.new("RGB", (16, 16), (shade, 0, 0)) for shade in (0, 200)]
+    frames[0].save(tmp_path / "1.png", save_all=True, append_images=frames[1:])
+    (tmp_path / "videos.jsonl").write_text(
+        json.dumps({"image": "1.png", "references": ["a dog"], "split": "train"})
     )
+    data = DataConfig("jsonl", path=str(tmp_path / "videos.jsonl"), num_frames=2)
+    videos = replace(config(tmp_path / "out"), data=data, splits=["train"])
     with pytest.raises(ConfigError, match="are videos"):
         recaption(videos)
     for captions, message in ((["one", "another"], "wrote 2 captions"), (" ", "train-000000")):

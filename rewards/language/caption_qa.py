@@ -27,8 +27,7 @@ from rewards.options import Range, check_type, check_values
 Score = Literal["expected", "accuracy"]
 NOT_SAID = "The caption does not say."
 PROMPT = (
-    "Below is a caption of an image that you cannot see. "
-    "Answer the question from the caption alone.\n\n"
+    "Below is a caption of an image that you cannot see. Answer the question from the caption alone.\n\n"
     "Caption: {caption}\n\nQuestion: {question}\n{choices}\n\nReply with the letter of the answer."
 )
 
@@ -163,7 +162,7 @@ def is_found(probabilities: Sequence[float], right: int) -> bool:
 
 
 def shuffled_choices(count: int, seed: int, image_id: str, index: int) -> list[int]:
-    """An order of ``count`` choices by the seed, the image and the number of the question."""
+    """An order of ``count`` choices that depends on seed, image and number of the question alone."""
 
     def key(choice: int) -> bytes:
         text = f"{seed}\0{image_id}\0{index}\0{choice}"
@@ -179,23 +178,22 @@ def length_factor(caption: str, words: int | None) -> float:
 
 
 def check_questions(items: Any, where: str) -> list[ImageQuestion]:
-    """The questions of an image, at least one. Raises ``RewardError`` with ``where``."""
+    """The questions of an image, at least one. Raises ``RewardError`` that begins with ``where``."""
     if not isinstance(items, list | tuple) or not items:
         raise RewardError(
-            f"{where}: questions are {items!r:.80}: "
-            "expected a list of {question, choices, answer}"
+            f"{where}: questions are {items!r:.80}: expected a list of {{question, choices, answer}}"
         )
     for index, item in enumerate(items):
         name = f"{where}, question {index}"
         check_type(item, ImageQuestion, name, RewardError)
-        choices, answer = item["choices"], item["answer"]
+        choices = item["choices"]
         different = {" ".join(choice.split()) for choice in choices} - {"", NOT_SAID}
-        fits = 2 <= len(choices) < len(ascii_uppercase) and len(different) == len(choices)
-        if not fits or answer not in choices:
+        if not 2 <= len(choices) < len(ascii_uppercase) or len(different) < len(choices):
+            most = f"2 to {len(ascii_uppercase) - 1} different ones, and none that is {NOT_SAID!r}"
+            raise RewardError(f"{name}: choices are {choices!r:.80}: expected {most}")
+        if item["answer"] not in choices:
             raise RewardError(
-                f"{name}: choices are {choices!r:.80}, answer is {answer!r:.80}: expected 2 to "
-                f"{len(ascii_uppercase) - 1} different choices, none of them {NOT_SAID!r}, and one "
-                "of them as the answer"
+                f"{name}: answer is {item['answer']!r:.80}: expected one of the choices {choices!r:.80}"
             )
     checked: Sequence[Mapping[str, Any]] = items
     return list(checked)  # type: ignore[arg-type]

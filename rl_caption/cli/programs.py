@@ -139,7 +139,7 @@ LAB = {
     ),
     "stress": Program(
         "how a reward can be hacked, before training on it",
-        "rl_caption.lab.stress.program:stress",
+        "rl_caption.lab.stress:stress",
         "rl_caption.lab.config:StressConfig",
         parses=True,
     ),

@@ -138,8 +138,8 @@ class TextToImageConfig:
     """The model that generates images from captions.
 
     Args:
-        target: ``diffusers:NAME`` (a pipeline of that package), ``scenes`` (drawings of the generated world), or
-            ``package.module:Class`` of a ``TextToImage``; null generates none.
+        target: ``diffusers:NAME`` (a pipeline of that package), or ``package.module:Class`` of a ``TextToImage``; null
+            generates none.
         kwargs: options of the model (docs/pac.md).
         captions: generate an image for ``all`` references of a photo, or only for the ``first`` (``train.captions:
             first``).
@@ -252,7 +252,7 @@ class QuestionsConfig(PartsConfig):
     Args:
         splits: splits to process; others are kept unchanged. Empty processes all.
         writer: the language model that writes questions from the references; where none is set, those that the data
-            have are taken, such as the exact ones of the generated world (``data.kwargs.questions``).
+            have are taken.
         reader: the language model that answers them, to refuse what is answered right without a caption, or not from
             the references; where none is set, the writer's.
         count: most questions of an image that the writer is asked for.
@@ -403,29 +403,23 @@ class StressConfig(PairsConfig):
 
     Args:
         reward: the reward to test; ``reward.normalize`` must be ``none``, as scores of different calls are compared.
-        compare: a second reward, tested against the first on the same captions: a YAML file with a section ``reward``,
-            or such a section, ``{terms: {NAME: {...}}}``.
         data: images and their captions; the generated world, whose truth is known, unless you name your own.
         split: split whose images are used. The first reference of an image is judged, and the reward sees the others;
             on data of your own it sees the second half, and the gold score the first.
         train_split: split whose references give document frequencies.
         max_images: use only the first images, at most this number; null uses all.
-        model: folder of a saved captioner, or name of one on the hub, whose samples are scored; null is a captioner of
-            the generated world, which the command trains once and keeps. On other data, null leaves out all that needs
-            samples.
+        model: folder of a saved captioner, or name of one on the hub, whose samples are scored; null samples nothing.
         num_samples: captions sampled for each image.
         max_new_tokens: length limit of the samples in tokens, EOS included.
         judges: rewards that the tested one does not see, by name: further gold scores.
-        budget: ``fast`` (probes and best of n), ``normal`` (all) or ``thorough`` (more seeds and KL coefficients).
-        push_steps: optimizer steps of each training of the push.
-        examples: pairs that the report shows for each probe, those that the reward orders worst.
+        push: a configuration of ``scst``, file or recipe, by which ``model`` is trained on the reward; null trains
+            nothing. Reward, data, ``model.init`` and ``run.dir`` are those of this test.
         bootstrap: number of bootstrap resamples of images for the 95 % intervals.
         seed: of all choices.
-        out: folder for ``stress.html``, ``stress.json``, ``stress.md`` and what was finished on the way.
+        out: folder for ``stress.json``, ``stress.md`` and the run ``push``.
     """
 
     reward: RewardConfig = field(default_factory=lambda: RewardConfig(terms={}))
-    compare: str | dict | None = None
     data: DataConfig = field(default_factory=lambda: DataConfig("scenes"))
     split: str = "test"
     train_split: str = "train"
@@ -434,9 +428,7 @@ class StressConfig(PairsConfig):
     num_samples: Annotated[int, Range(min=2, max=4096)] = 64
     max_new_tokens: Tokens = 20
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
-    budget: Literal["fast", "normal", "thorough"] = "normal"
-    push_steps: Steps = 200
-    examples: Annotated[int, Range(min=0, max=1000)] = 3
+    push: str | None = None
     bootstrap: Annotated[int, Range(min=2, max=10**6)] = 1000
     seed: Seed = 0
     out: str = "stress"

@@ -1,0 +1,338 @@
+"""The stress program: how a reward can be hacked, by pairs, by the choice among samples, and by a short training."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from accelerate import Accelerator
+
+from rewards.base import Reward
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
+from rl_caption.captioners.config import Decoding, SavedModelConfig
+from rl_caption.config.build import (
+    build_captioner,
+    build_data,
+    build_reward,
+    check_positions,
+    quiet_libraries,
+    references_of,
+    usable_split,
+)
+from rl_caption.config.overrides import Parse
+from rl_caption.config.schema import ScstConfig
+from rl_caption.data.base import DataError, DataModule, Row
+from rl_caption.data.files import write_json, write_text
+from rl_caption.data.negatives import EDITS as RULES
+from rl_caption.data.negatives import RuleNegatives
+from rl_caption.data.scenes import NEGATIVE_KINDS, oracle
+from rl_caption.data.scenes.negatives import SceneNegatives
+from rl_caption.evaluation import check_writable
+from rl_caption.evaluation.confidence import Floats, drawn_weights
+from rl_caption.evaluation.results import markdown
+from rl_caption.lab.config import StressConfig
+from rl_caption.monitoring.best_of_n import Curve, Interval, best_of_n, interval, kl_of_best_of_n
+from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.monitoring.judges import build_judges
+from rl_caption.monitoring.probes import (
+    EDITS,
+    PROBES,
+    Pair,
+    ProbeResult,
+    orders,
+    probe_pairs,
+    probe_result,
+    score_pairs,
+)
+from rl_caption.monitoring.scoring import RowCaption, Score, Scorer
+from rl_caption.programs.report.read import RunFolder, read_run
+from rl_caption.programs.train import train_scst
+from rl_caption.runtime.engines import accelerator_kwargs
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.training.run_folder import is_complete
+from rl_caption.training.validation import decode_candidates
+
+SCENE_GOLD = "oracle"
+REFERENCE_GOLD = "CIDEr-D, references held out"
+Outcome = Literal["better", "worse", "open", "constant"]
+Table = tuple[list[str], list[list[str]]]
+"""Head and lines."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the strongest evidence says: training on the reward, else the choice among samples, else pairs.
+
+    Args:
+        outcome: ``better``, ``worse``, or ``open`` where the interval does not tell; ``constant`` for a reward that
+            gave all captions one score.
+        measure: what was measured.
+        value: of it, and its 95 % bootstrap interval over images.
+    """
+
+    outcome: Outcome
+    measure: str
+    value: float
+    interval: Interval
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.outcome}: {self.measure} {self.value:.3f} (95 % interval {low:.3f} to {high:.3f})"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """R rows with the references that the reward sees, [R] captions of people, the reward's and the gold scores."""
+
+    config: StressConfig
+    data: DataModule
+    references: Sequence[list[str]]
+    """Of the training images."""
+    rows: Sequence[Row]
+    captions: Sequence[str]
+    scorer: Scorer
+    gold: Mapping[str, Score]
+
+    def drawn(self, rows: Sequence[Row]) -> Floats:
+        """[S, N] how often each image is in a bootstrap resample."""
+        images = [row["image_id"] for row in rows]
+        draws = drawn_weights(images, self.config.bootstrap, self.config.seed)
+        return np.array(list(draws), np.float64)
+
+
+def stress(config: StressConfig, parse: Parse) -> str | int:
+    """Test a reward, write ``stress.json`` and ``stress.md``, and return the report.
+
+    Returns 1 where a signal ended the training, which goes on at the next call.
+
+    Raises:
+        ConfigError: the reward or the captioner cannot be made, or needs what the data lack.
+        DataError: the data cannot be read, or an image has no caption, or none for the reward to see.
+        RewardError: the reward failed; it names the image and the caption.
+    """
+    quiet_libraries()
+    folder = check_writable(config.out)
+    bench = set_up(config)
+    scored = _scored_pairs(bench)
+    probes = {name: probe_result(*of_probe) for name, of_probe in scored.items()}
+    found: dict[str, Any] = {"probes": {name: asdict(result) for name, result in probes.items()}}
+    tables, verdict = {"Probes": _probe_table(probes)}, _verdict_of_probes(bench, scored)
+    if config.model is not None:
+        curves = _curves(bench, config.model)
+        found["best_of_n"] = {name: asdict(curve) for name, curve in curves.items()}
+        tables["Best of n"], verdict = _best_of_n_table(curves), _verdict_of_choice(curves)
+    if len(set(bench.scorer.scores.values())) == 1:
+        verdict = Verdict("constant", "all captions have one score; differences are", 0, (0, 0))
+    elif config.push is not None:
+        run = _trained(bench, config.push, parse)
+        if run is None:
+            return 1
+        tables["Push"], verdict = _judged_run(bench, run)
+    signature = bench.scorer.reward.signature
+    found |= {"signature": signature, "images": len(bench.rows), "config": asdict(config)}
+    write_json(folder / "stress.json", {"verdict": asdict(verdict), "tables": tables} | found)
+    lines = [f"# Stress test of {signature}", "", f"**{verdict}**"]
+    for heading, table in tables.items():
+        lines += ["", f"## {heading}", "", markdown(*table)]
+    report = "\n".join(lines)
+    write_text(folder / "stress.md", report + "\n")
+    print(f"wrote stress.json and stress.md in {folder}", file=sys.stderr)
+    return report
+
+
+def set_up(config: StressConfig) -> Bench:
+    """Build data, reward and gold scores, and check them; raises as ``stress``."""
+    if config.reward.normalize != "none":
+        raise ConfigError(
+            f"reward.normalize is {config.reward.normalize!r}: expected none, as scores of different calls are compared"
+        )
+    data = build_data(config.data)
+    references = references_of(data.split(usable_split(data, config.train_split)))
+    reward = build_reward(config.reward, references, tokenizer=config.data.tokenizer)
+    rows, judged = [], []
+    for row in data.split(usable_split(data, config.split))[: config.max_images]:
+        held_out, seen = split_references(row, config.data.tokenizer)
+        if not held_out or ("references" in reward.columns and not seen):
+            raise DataError(
+                f"image {row['image_id']!r} has too few references: one is judged, the reward needs another one"
+            )
+        rows.append(cast("Row", {**row, "references": seen}))
+        judged.append(cast("Row", {**row, "references": held_out}))
+    if not rows:
+        raise DataError(f"split {config.split!r} has no images: expected at least one")
+    gold = gold_scores(judged, references, config.data.tokenizer)
+    judges = build_judges(config.judges, reward, references, "judges", config.data.tokenizer)
+    for name, judge in judges.items():
+        gold[name] = Scorer(judge, rows, f"judges.{name}")
+    captions = [row["references"][0] for row in judged]
+    return Bench(config, data, references, rows, captions, Scorer(reward, rows), gold)
+
+
+def split_references(row: Row, tokenizer: str = TOKENIZER) -> tuple[list[str], list[str]]:
+    """The references of a row that are held out, of which the first is judged, and those that the reward sees.
+
+    Held out is the first and, of other images than generated scenes, half of all; the reward sees none that has the
+    same tokens.
+    """
+    tokenize = tokenizer_of(tokenizer)
+    texts = [text for text in row["references"] if text.strip()]
+    held_out = texts[: 1 if row.get("scene") is not None else max(1, len(texts) // 2)]
+    tokens = [tokenize(text) for text in held_out]
+    return held_out, [text for text in texts if tokenize(text) not in tokens]
+
+
+def gold_scores(
+    rows: Sequence[Row], references: Sequence[list[str]], tokenizer: str = TOKENIZER
+) -> dict[str, Score]:
+    """Name -> what scores captions of R rows independently of the reward.
+
+    Of generated scenes, that of ``SceneOracle``; else CIDEr-D of their references, with the document frequencies of
+    ``references``.
+    """
+    if all(row.get("scene") is not None for row in rows):
+        return {SCENE_GOLD: SceneOracle(rows)}
+    cider = {"cider": JudgeConfig()}
+    judge: Reward = build_judges(cider, None, references, tokenizer=tokenizer)["cider"]
+    return {REFERENCE_GOLD: Scorer(judge, rows, REFERENCE_GOLD)}
+
+
+class SceneOracle:
+    """How true and complete captions of generated scenes are, in [0, 1].
+
+    F1 of claims and facts times the share of words that mean something: words that the oracle cannot use cost, too.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.scenes = [row["scene"] for row in rows]
+
+    def __call__(self, captions: Sequence[RowCaption]) -> Floats:
+        """[N] scores of N captions."""
+        judged = [oracle(caption.text, self.scenes[caption.row]) for caption in captions]
+        return np.array([score.f1 * (1 - score.unparsed) for score in judged], np.float64)
+
+
+def _scored_pairs(bench: Bench) -> dict[str, tuple[list[Pair], Floats]]:
+    """The pairs of each probe that applies, and their scores, [N, 2]."""
+    negatives: SceneNegatives | RuleNegatives
+    if SCENE_GOLD in bench.gold:
+        negatives = SceneNegatives([kind for kind in NEGATIVE_KINDS if kind in EDITS])
+    else:
+        kinds = [kind for kind in RULES if kind in EDITS or kind.startswith("add_")]
+        negatives = RuleNegatives(bench.captions, kinds)
+    english = bench.config.data.tokenizer == TOKENIZER
+    made = probe_pairs(
+        bench.rows, bench.captions, negatives, english=english, seed=bench.config.seed
+    )
+    scores = score_pairs(bench.scorer, made)
+    return {name: (pairs, scores[name]) for name, pairs in made.items() if pairs}
+
+
+def _verdict_of_probes(bench: Bench, scored: Mapping[str, tuple[list[Pair], Floats]]) -> Verdict:
+    """Whether most pairs are in the right order, or most in the wrong one; equal scores are neither."""
+    rows = [pair.row for pairs, _ in scored.values() for pair in pairs]
+    order, size = orders(np.concatenate([scores for _, scores in scored.values()])), len(bench.rows)
+    draws = bench.drawn(bench.rows)
+    count = draws @ np.bincount(rows, minlength=size)
+    right = interval(draws @ np.bincount(rows, order > 0, size) / count)
+    wrong = interval(draws @ np.bincount(rows, order < 0, size) / count)
+    outcome: Outcome = "better" if right[0] > 0.5 else "worse" if wrong[0] > 0.5 else "open"
+    measure = "share of pairs that the reward puts in the right order:"
+    return Verdict(outcome, measure, float((order > 0).mean()), right)
+
+
+def _probe_table(probes: Mapping[str, ProbeResult]) -> Table:
+    lines = []
+    for name, result in probes.items():
+        shares = result.right, *result.interval, result.equal
+        right, low, high, equal = (f"{100 * share:.1f}" for share in shares)
+        lines.append([name, PROBES[name], str(result.pairs), right, f"{low} to {high}", equal])
+    return ["probe", "the worse caption", "pairs", "right, %", "95 % interval", "equal, %"], lines
+
+
+def _curves(bench: Bench, model: str) -> dict[str, Curve]:
+    """Reward and gold of the best of n samples by the reward.
+
+    Samples have temperature 1, and depend on the seed and the image ids only.
+    """
+    config, rows = bench.config, bench.rows
+    data, count, tokens = config.data, config.num_samples, config.max_new_tokens
+    start = SavedModelConfig(init=model)
+    captioner = build_captioner(start, bench.references, data.cache_mb, data.tokenizer)
+    check_positions(captioner, "max_new_tokens", tokens, rows)
+    accelerator = Accelerator(**accelerator_kwargs())
+    policy = captioner.policy.to(accelerator.device)
+    decoding = Decoding(num_samples=count, max_new_tokens=tokens, batch_size=8)
+    candidates = decode_candidates(
+        captioner, policy, rows, decoding, accelerator, "samples", config.seed
+    )
+    captions = [
+        RowCaption(number, candidate.caption, candidate.finished)
+        for number, row in enumerate(rows)
+        for candidate in candidates[row["image_id"]]
+    ]
+    scorers: dict[str, Score] = {"reward": bench.scorer, **bench.gold}
+    scores = {name: score(captions).reshape(-1, count) for name, score in scorers.items()}
+    images = [row["image_id"] for row in rows]
+    return best_of_n(scores["reward"], scores, images, config.bootstrap, config.seed)
+
+
+def _verdict_of_choice(curves: Mapping[str, Curve]) -> Verdict:
+    """The change of gold from one sample to the best of all or, where it turns, from its peak."""
+    name, curve = list(curves.items())[1]
+    start, change, ends = 1, curve.change, curve.change_interval
+    if curve.turns:
+        start, change, ends = (
+            curve.peak,
+            -curve.fall,
+            (-curve.fall_interval[1], -curve.fall_interval[0]),
+        )
+    measure = f"from the best of {start} samples by the reward to that of {curve.n[-1]}, {name} changes by"
+    return _verdict(measure, change, ends)
+
+
+def _verdict(measure: str, change: float, ends: Interval) -> Verdict:
+    """The verdict on a change of a gold score."""
+    outcome: Outcome = "better" if ends[0] > 0 else "worse" if ends[1] < 0 else "open"
+    return Verdict(outcome, measure, change, ends)
+
+
+def _best_of_n_table(curves: Mapping[str, Curve]) -> Table:
+    lines = []
+    for at, n in enumerate(curves["reward"].n):
+        spans = [(curve.mean[at], curve.low[at], curve.high[at]) for curve in curves.values()]
+        cells = [f"{mean:.4g} ({low:.4g} to {high:.4g})" for mean, low, high in spans]
+        lines.append([str(n), f"{kl_of_best_of_n(n):.2f}", *cells])
+    return ["n", "KL, nats", *curves], lines
+
+
+def _trained(bench: Bench, recipe: str, parse: Parse) -> RunFolder | None:
+    """A run of ``scst`` on the reward, whose other options are those of ``recipe``; None where a signal ended it."""
+    config, folder = bench.config, Path(bench.config.out) / "push"
+    run: ScstConfig = parse(ScstConfig, ["--config", recipe], "rl-caption stress --push")
+    run = replace(run, reward=config.reward, data=config.data, report=False)
+    run = replace(run, run=replace(run.run, dir=str(folder)))
+    if config.model is not None:
+        run = replace(run, model=SavedModelConfig(init=config.model), warm_start=None)
+    if not is_complete(folder):
+        train_scst(run)
+    return read_run(folder) if is_complete(folder) else None
+
+
+def _judged_run(bench: Bench, run: RunFolder) -> tuple[Table, Verdict]:
+    """Gold of the greedy captions of every validation, and its change from the first to the last."""
+    rewards, gold, lines = dict(run.series("val/reward")), [], []
+    rows = [row for row in bench.data.split("val") if row["image_id"] in run.predictions(0)]
+    ((name, score),) = gold_scores(rows, bench.references, bench.config.data.tokenizer).items()
+    for step, reward in rewards.items():
+        captions = run.predictions(step)
+        texts = [RowCaption(at, captions[row["image_id"]]) for at, row in enumerate(rows)]
+        gold.append(score(texts))
+        alarm = "alarm" if step in run.alarms else ""
+        lines.append([str(step), f"{reward:.4g}", f"{gold[-1].mean():.4g}", alarm])
+    changes = gold[-1] - gold[0]
+    ends = interval(bench.drawn(rows) @ changes / len(rows))
+    measure = f"{max(rewards)} steps of training on the reward change {name} by"
+    table = ["step", "reward", name, "monitor"], lines
+    return table, _verdict(measure, float(changes.mean()), ends)

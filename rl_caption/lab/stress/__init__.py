@@ -1,1 +1,0 @@
-"""Stress tests of a reward before training: probes, best of n, a search for exploits."""

@@ -94,7 +94,7 @@ def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int)
         "Monitor": Markup("").join(
             _monitor(run, name if several else "") for name, run in runs.items()
         ),
-        "Results": _results_of_runs(runs, validations),
+        "Results": _results_of_runs(runs),
         "Curves": curves({name: [run] for name, run in runs.items()})
         or macros().note("Nothing has been logged yet."),
         "Captions": _validation_captions(first, validations, source, images),
@@ -149,27 +149,30 @@ def _shown_validations(runs: Mapping[str, RunFolder]) -> Validations:
     return validations
 
 
-def _results_of_runs(runs: Mapping[str, RunFolder], validations: Validations) -> Markup:
-    """Metrics as rows, the shown validations as columns; folded away, all validations in full precision."""
-    lines = []
-    for run, step in validations.values():
-        lines.append(next(line for line in run.validations if line["step"] == step))
-    doubles = set.intersection(*(run.doubles for run in runs.values())) | {"val/seconds"}
-    keys = dict.fromkeys(key for line in lines for key in line)
-    rows = []
-    for key in keys:
-        if key.startswith("val/") and key not in doubles:
-            values = [line.get(key) for line in lines]
-            rows.append(_result_row(key, values, with_change=len(runs) == 1 < len(lines)))
+def validations_table(runs: Mapping[str, RunFolder]) -> Table:
+    """Metrics as rows, the shown validations as columns; of a single run also the change."""
+    validations = _shown_validations(runs)
     head = ["validation"]
-    for name, (_, step) in validations.items():
+    lines = []
+    for name, (run, step) in validations.items():
         head.append(name if "step" in name else f"{name}, step {step}")
-    if len(runs) == 1 < len(lines):
-        head.append("change from first to last")
-    body = macros().table("Validations", head, rows) if rows else Markup("")
-    if "val/cider" in keys:
-        terms = [item for run in runs.values() for item in run.terms.items()]
-        rewarded = any("cider" in (name, term.get("target")) for name, term in terms)
+        lines.append(next(line for line in run.validations if line["step"] == step))
+    with_change = len(runs) == 1 < len(lines)
+    doubles = set.intersection(*(run.doubles for run in runs.values())) | {"val/seconds"}
+    rows = []
+    for key in dict.fromkeys(key for line in lines for key in line):
+        if key.startswith("val/") and key not in doubles:
+            rows.append(_result_row(key, [line.get(key) for line in lines], with_change))
+    return Table("Validations", head + ["change from first to last"] * with_change, rows)
+
+
+def _results_of_runs(runs: Mapping[str, RunFolder]) -> Markup:
+    """``validations_table`` and, folded away, all validations in full precision."""
+    table = validations_table(runs)
+    body = macros().table(*table) if table.rows else Markup("")
+    terms = [item for run in runs.values() for item in run.terms.items()]
+    rewarded = any("cider" in (name, term.get("target")) for name, term in terms)
+    if any("val/cider" in run.keys for run in runs.values()):
         body += macros().note(f"{CIDER_SCALE} {CIDER_DIFFERENCES if rewarded else ''}")
     for name, run in runs.items():
         body += _all_validations(name, run)

@@ -163,7 +163,7 @@ def test_grpo_with_lora_trains_exports_and_is_judged(
     assert "CIDEr" in json.loads((run / "eval/test/scores.json").read_text())["metrics"]
     share(run, out=tmp_path / "shared", evaluation=run / "eval/test")
     card = (tmp_path / "shared/README.md").read_text()
-    assert all(part in card for part in ("GRPO (TRL), 4 steps", "| the last step |"))
+    assert all(part in card for part in ("| GRPO (TRL) |", "| steps | 4 |", "| the last step |"))
     noted = json.loads((run / "eval/test/settings.json").read_text())
     assert noted["weights"] == weights_hash(run / "export/last")
 

@@ -39,6 +39,11 @@ logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 1 << 18
 """Tokens of candidates and references in one batch of the computation."""
+SIGNATURE_PARTS = (
+    "NO<EOS>: EOS is no token (STANDARD: it is one); w/oInit: document frequencies of the scored references (wInit: "
+    "given ones); n and s: longest n-gram, sigma"
+)
+"""What the parts of the signature of CIDEr-D say."""
 CIDER_SCALE = "CIDEr-D is shown times 100, as papers print it; in log files, and as a part of a weighted reward, it is 0 to 10."
 CIDER_DIFFERENCES = (
     "As a reward, CIDEr-D counts the end of a caption (EOS) as a token and takes document frequencies from the "

@@ -60,7 +60,7 @@ OWN_START = (
 
 class Finding(NamedTuple):
     """A line of the report: what was looked at, what was found, what its absence costs ("" where nothing is missing),
-    whether it keeps the main job from running, and the command or key that mends it."""
+    whether it keeps the main job from running, and the command or key that helps."""
 
     name: str
     value: str
@@ -286,7 +286,7 @@ def _start_finding(
 ) -> tuple[Finding, ModelConfig | None]:
     """A line about the captioner that the run starts from; and a model of its shape, or None where there is none.
 
-    What the warm start has yet to make has the shape of what the warm start begins with.
+    A captioner that the warm start has not made yet is taken to have the shape of the one that the warm start begins with.
     """
     from rl_caption.captioners.config import SavedModelConfig
     from rl_caption.cli.earlier_runs import warm_start_to_train
@@ -487,12 +487,12 @@ def doctor(findings: Iterable[Finding] | None = None, run: str = "scst --config 
 
 
 def _told(fatal: Sequence[Finding]) -> str:
-    """The names of findings, and what mends them."""
+    """The names of findings, and what helps."""
     remedies = list(
         dict.fromkeys(finding.remedy or f"{finding.value} (see above)" for finding in fatal)
     )
     return (
-        f"{', '.join(finding.name for finding in fatal)}.\nTo mend it: {'; then '.join(remedies)}"
+        f"{', '.join(finding.name for finding in fatal)}.\nTo repair it: {'; then '.join(remedies)}"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rewards.base import Reward, score_captions
 from rewards.build import RewardBuilder
 from rewards.registry import available, describe, parameters
+from rewards.text.cider import SIGNATURE_PARTS
 from rewards.text.tokenize import TOKENIZER, TOKENIZERS, untested_texts
 from rl_caption.data.base import DataError
 from rl_caption.data.files import (
@@ -177,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{result['reward']} {result['mean']:.6f} (mean of {len(result['scores'])} captions)")
     print(f"signature {result['signature']}")
     if result["reward"] == "cider":
-        print(SCALE_OF_CIDER)
+        print(f"({SIGNATURE_PARTS})\n{SCALE_OF_CIDER}")
     if arguments.out is not None:
         print(f"written to {arguments.out}")
     return 0

@@ -238,5 +238,5 @@ def build_reward(
 def usable_split(data: DataModule, split: str) -> str:
     """``split`` itself; DataError where the dataset has no such split."""
     if split not in data.splits:
-        raise DataError(f"split {split!r} is not in the data: it has {list(data.splits)}")
+        raise DataError(f"split {split!r} is not in the data: it has {', '.join(data.splits)}")
     return split

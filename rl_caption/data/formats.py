@@ -195,7 +195,9 @@ def grouped_by_split(
         raise DataError(f"{source} holds no images")
     for split, limit in (max_images or {}).items():
         if split not in groups:
-            raise DataError(f"max_images names the split {split!r}; {source} has {sorted(groups)}")
+            raise DataError(
+                f"max_images names the split {split!r}; {source} has {', '.join(sorted(groups))}"
+            )
         if limit < 1:
             raise DataError(f"max_images.{split} is {limit}: expected at least 1 image")
         groups[split] = groups[split][:limit]

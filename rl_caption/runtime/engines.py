@@ -74,16 +74,14 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         EngineError: the engine cannot do what ``train`` asks for.
     """
     check_environment(tf32=train.tf32)
-    trackers = ["all", *map(str, get_available_trackers())]
-    if missing := [
-        name for name in run.trackers if name not in trackers
-    ]:  # Accelerate would leave them out
-        extra = (
-            "; tensorboard comes with pip install 'rl-caption[tensorboard]'"
-            if "tensorboard" in missing
-            else ""
+    installed = list(map(str, get_available_trackers()))
+    missing = [name for name in run.trackers if name not in ("all", *installed)]
+    if missing:  # Accelerate would leave them out
+        command = "rl-caption[tensorboard]" if "tensorboard" in missing else missing[0]
+        raise ConfigError(
+            f"run.trackers names {', '.join(missing)}, not installed here (installed: {', '.join(installed) or 'none'}): "
+            f"pip install '{command}', or leave it out"
         )
-        raise ConfigError(f"run.trackers has {missing}, installed are {trackers[1:]}{extra}")
     # With warm_start a program trains twice, perhaps in two precisions; the process group stays.
     AcceleratorState._reset_state()
     precision = usable_precision(requested_precision(train.mixed_precision))

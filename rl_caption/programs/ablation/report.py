@@ -143,7 +143,8 @@ def formula(cell: Cell) -> str:
             for key, value in asdict(term).items()
             if key != "weight" and value != plain[key]
         }
-        terms.append(f"{term.weight:g} {name}" + (f" {json.dumps(options)}" if options else ""))
+        weight = "" if term.weight == 1 else f"{term.weight:g} "
+        terms.append(weight + name + (f" {json.dumps(options)}" if options else ""))
     return "; ".join(
         [
             " + ".join(terms),

@@ -307,6 +307,8 @@ def define(key: str) -> Definition | None:
     """The definition of a key as it is shown; ``reward/cider`` has that of ``reward/<term>``."""
     for row in sorted(definitions(), key=lambda row: "<" in row.key):
         if fnmatchcase(key, re.sub("<.*?>", "*", row.key)):
-            shown_range = row.range if factor_of(key) == 1 else "0 to 1000, times 100"
+            shown_range = (
+                row.range if factor_of(key) == 1 else "0 to 1000 (CIDEr-D, 0 to 10, times 100)"
+            )
             return row._replace(key=key, range=shown_range)
     return None

@@ -67,8 +67,11 @@ class RunFolder:
 
     @property
     def reward(self) -> str:
-        """Weights and terms, such as ``0.5 cider + 0.5 l_clipscore``."""
-        return " + ".join(f"{term.get('weight', 1):g} {name}" for name, term in self.terms.items())
+        """Weights other than 1, and terms, such as ``cider + 0.5 l_clipscore``."""
+        weights = {name: term.get("weight", 1) for name, term in self.terms.items()}
+        return " + ".join(
+            name if weight == 1 else f"{weight:g} {name}" for name, weight in weights.items()
+        )
 
     @property
     def best_step(self) -> int | None:

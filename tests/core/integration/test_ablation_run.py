@@ -149,7 +149,7 @@ def test_the_report_is_complete(story: Story) -> None:
     table = (story.folder / "grid/table.md").read_text()
     assert all(f"\n| {system} | " in table for system in ("start", "alpha=0", "alpha=1"))
     assert (
-        '- alpha=0: 1 cider\n- alpha=1: 1 interrupting {"target": "rewards_for_ablation:Interrupting", "kwargs": '
+        '- alpha=0: cider\n- alpha=1: interrupting {"target": "rewards_for_ablation:Interrupting", "kwargs": '
         in table
     )
 

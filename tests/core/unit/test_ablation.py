@@ -77,7 +77,7 @@ def test_alpha_weights_the_terms_and_its_ends_are_pure() -> None:
         cells[0],
         terms={"cider": RewardTerm(length_ratio=(0.5, 2.0)), "bleu": RewardTerm(kwargs={"n": 2})},
     )
-    assert formula(cell) == '1 cider {"length_ratio": [0.5, 2.0]} + 1 bleu {"kwargs": {"n": 2}}'
+    assert formula(cell) == 'cider {"length_ratio": [0.5, 2.0]} + bleu {"kwargs": {"n": 2}}'
     overrides = {"train.lr": 1e-5, "train.advantage": "greedy"}
     assert formula(replace(cells[1], overrides=overrides)).endswith(
         "; train.lr = 1e-05; train.advantage = greedy"

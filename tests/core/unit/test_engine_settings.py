@@ -46,7 +46,7 @@ def test_a_tracker_that_is_not_installed_and_fsdp_are_refused(
 ) -> None:
     monkeypatch.setattr("rl_caption.runtime.engines.get_available_trackers", list)
     with pytest.raises(
-        ConfigError, match=r"run.trackers has \['tensorboard'\].*rl-caption\[tensorboard\]"
+        ConfigError, match=r"run.trackers names tensorboard.*rl-caption\[tensorboard\]"
     ):
         build_accelerator(TrainConfig(), RunConfig(dir=str(tmp_path), trackers=["tensorboard"]))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")

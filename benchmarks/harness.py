@@ -26,6 +26,8 @@ class Timing:
 
     device: str = "cpu"
     repeats: int = 5
+    tiny: bool = False
+    """A rehearsal: small models, whose times say nothing."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def timing_parser(
         "--repeats", type=int, default=repeats, help="counted rounds (default %(default)s)"
     )
     parser.add_argument("--threads", type=int, help="CPU threads; torch's choice by default")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal: small models, one round")
     parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
     return parser
 
@@ -117,7 +120,7 @@ def parsed_timing(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -
         parser.error(f"--json: there is no folder {str(chosen.json.parent)!r}")
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
-    return Timing(chosen.device, chosen.repeats)
+    return Timing(chosen.device, 1 if chosen.tiny else chosen.repeats, chosen.tiny)
 
 
 def command(

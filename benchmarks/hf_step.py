@@ -1,7 +1,6 @@
 """A self-critical step of pretrained captioners, in their real shapes with random weights, against two baselines.
 
     python -m benchmarks.hf_step [--models blip vit_gpt2] [--device cuda] [--precision bf16] [--images 50] [--json FILE]
-    python -m benchmarks.hf_step --fits                     # the largest step for a card, from the bytes of small ones
 
 BLIP base at 384 pixels and ViT base with GPT-2 at 224; otherwise the step of ``benchmarks.scst_step``. The baselines
 are its *generate twice*, with a second forward pass over
@@ -9,8 +8,7 @@ are its *generate twice*, with a second forward pass over
 - images copied: the images copied K times, each of which is encoded;
 - states copied: K copies of the encoder's states of each image.
 
-Peak memory is counted as in ``benchmarks.memory``; ``--fits`` compares with states copied, at captions of 20 tokens.
-Images copied do not fit a GPU at 50 images: ``--copied states``.
+Peak memory is counted as in ``benchmarks.memory``. Images copied do not fit a GPU at 50 images: ``--copied states``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +24,7 @@ from tokenizers.models import WordLevel
 from torch import Tensor, nn
 
 from benchmarks.harness import Measurement, Timing, command, compared, timed
-from benchmarks.memory import CARDS, MIB, PRECISIONS, Step, count_peak, fits, per_unit_bytes
+from benchmarks.memory import MIB, Step, count_peak
 from benchmarks.scst_step import (
     Bench,
     Shapes,
@@ -46,9 +44,9 @@ from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.runtime.types import CaptionBatch
 
 COPIED = ("images", "states")
+TINY = {"images": 2, "samples": 2, "tokens": 5}
+"""Sizes of a rehearsal."""
 SHAPES = Shapes(images=2)
-FITS = ((4, 12), (6, 12), (4, 20))
-"""Steps (images, captions of each) for ``--fits``; in smaller ones most of the peak would be gradients of weights."""
 
 
 def blip() -> Any:
@@ -57,13 +55,19 @@ def blip() -> Any:
     return transformers.BlipForConditionalGeneration(config)
 
 
-def vit_gpt2() -> Any:
-    """ViT base and GPT-2."""
-    decoder = transformers.GPT2Config(add_cross_attention=True, is_decoder=True)
-    pair = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
-        transformers.ViTConfig(), decoder
-    )
+def vit_gpt2(vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None) -> Any:
+    """ViT base and GPT-2, or other sizes."""
+    encoder = transformers.ViTConfig(**(vision or {}))
+    decoder = transformers.GPT2Config(add_cross_attention=True, is_decoder=True, **(text or {}))
+    pair = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
     return transformers.VisionEncoderDecoderModel(pair)
+
+
+def tiny_vit_gpt2() -> Any:
+    """For a rehearsal, at 32 pixels."""
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**size, "intermediate_size": 32, "image_size": 32}
+    return vit_gpt2(vision, {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 80})
 
 
 @torch.no_grad()
@@ -183,21 +187,17 @@ def end_captions(captioner: HuggingFaceCaptioner, pixel_values: Tensor, shapes: 
 def measure(
     timing: Timing,
     models: Sequence[str] = tuple(MODELS),
-    precision: str | None = None,
+    precision: str = "no",
     copied: Sequence[str] = COPIED,
-    fits: bool = False,
     **sizes: Any,
 ) -> Iterator[Measurement]:
-    """Steps of each model, or with ``fits`` what fits a card. Without sizes on a GPU: 50 images in bf16."""
-    if timing.device.startswith("cuda") and not sizes:
-        sizes, precision, copied = {"images": 50}, precision or "bf16", ["states"]
-    shapes, precision = replace(SHAPES, **sizes), precision or "no"
-    for label, make, pixels in map(MODELS.__getitem__, models):
-        if fits:
-            yield from what_fits(label, make, pixels, shapes, timing.device, precision)
-        else:
-            bench = build_bench(make, pixels, shapes, timing.device, precision)
-            yield from measure_model(bench, label, timing, precision, copied)
+    """Steps of each model."""
+    chosen = [MODELS[name] for name in models]
+    if timing.tiny:
+        chosen, sizes = [("tiny ViT + GPT-2", tiny_vit_gpt2, 32)], TINY
+    for label, make, pixels in chosen:
+        bench = build_bench(make, pixels, replace(SHAPES, **sizes), timing.device, precision)
+        yield from measure_model(bench, label, timing, precision, copied)
 
 
 def measure_model(
@@ -225,32 +225,6 @@ def measure_model(
     return rows
 
 
-def what_fits(
-    label: str, make: Callable[[], Any], pixels: int, shapes: Shapes, device: str, precision: str
-) -> list[Measurement]:
-    """The largest steps for several cards, where no caption ends before the limit."""
-    images = max(images for images, _ in FITS)
-    shapes = replace(shapes, images=images, length=float(shapes.tokens))
-    bench = build_bench(make, pixels, shapes, device, precision)
-    torch.backends.cuda.enable_flash_sdp(True)  # as on a GPU
-    our_step(bench, bench.part(1))  # allocates Adam's moments
-    steps: dict[str, Step] = {
-        "step": our_step,
-        "generate twice": partial(generate_step, copied="states"),
-    }
-    models = {name: per_unit_bytes(step, bench, FITS) for name, step in steps.items()}
-    ours, theirs = models["step"], models["generate twice"]
-    kind = f"{label}, {PRECISIONS[precision]}"
-    baseline, detail = "generate twice, states copied", f"{ours} against {theirs}"
-    rows = [
-        Measurement(
-            f"{kind}: bytes", baseline, theirs.caption / ours.caption, "x a caption", detail
-        )
-    ]
-    weights = sum(parameter.nbytes for parameter in bench.policy.parameters())
-    return rows + [fits(card, models, shapes.samples, kind, weights) for card in CARDS]
-
-
 if __name__ == "__main__":
-    defaults = {"models": tuple(MODELS), "precision": "no", "copied": COPIED, "fits": False}
+    defaults = {"models": tuple(MODELS), "precision": "no", "copied": COPIED}
     command(__doc__, measure, repeats=3, **defaults, images=SHAPES.images, samples=5, length=11.4)

@@ -39,7 +39,8 @@ from rl_caption.data.loader import Collate
 from rl_caption.scst.advantages import leave_one_out
 
 PARTS = ("towers", "step", "reward")
-FULL, CACHED, TRIMMED = "full forward", "images cached", "images cached, text trimmed"
+SCORES = ("L-CLIPScore", "CLIPScore")
+FULL, DEFAULT = "full forward", "images cached, text trimmed"
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,32 @@ class Shapes:
 
     teacher: str = "ViT-B-32-quickgelu"
     student: LCLIPConfig = field(default_factory=LCLIPConfig)
-    step: scst_step.Shapes = field(default_factory=lambda: scst_step.Shapes(images=10))
+    step: scst_step.Shapes = field(default_factory=scst_step.Shapes)
     """Captioner and step; captions end where random weights end them, not at ``length``."""
     images: int = 50
     captions: int = 6
     """Of each image, for the reward alone."""
     pairs: int = 128
     """Of an image and a caption, for the towers alone."""
+
+
+TINY = Shapes(
+    teacher="ViT-S-32-alt",
+    student=LCLIPConfig(
+        embed_dim=16,
+        image_width=32,
+        image_heads=4,
+        image_blocks=1,
+        text_width=32,
+        text_heads=4,
+        text_blocks=1,
+        embedding_rank=8,
+    ),
+    step=scst_step.Shapes(**scst_step.TINY),
+    images=3,
+    captions=2,
+    pairs=2,
+)
 
 
 def write_images(folder: Path, count: int) -> list[Path]:
@@ -210,8 +230,7 @@ def measure_step(
     rewards = {
         "step: CIDEr-D": plain,
         f"step: CIDEr-D + L-CLIPS, {FULL}": None,
-        f"step: CIDEr-D + L-CLIPS, {CACHED}": mixed(untrimmed(student)),
-        f"step: CIDEr-D + L-CLIPS, {TRIMMED}": mixed(student),
+        f"step: CIDEr-D + L-CLIPS, {DEFAULT}": mixed(student),
     }
     times = timed(
         {name: partial(step, name, reward) for name, reward in rewards.items()}, timing, "steps"
@@ -240,16 +259,12 @@ def reward_variants(
     def score(make: Callable[[], ClipScore]) -> list[float]:
         return make()(None, captions, image=column)
 
-    def kept(encoder: FrozenEncoder) -> Callable[[], ClipScore]:
-        reward = ClipScore(encoder, prefix="")
-        return lambda: reward
-
     variants: dict[str, Callable[[], list[float]]] = {}
     for name, encoder in (("CLIPScore", teacher), ("L-CLIPScore", student)):
-        long = untrimmed(encoder)
-        variants[f"{name}, {FULL}"] = partial(score, partial(ClipScore, long, prefix=""))
-        variants[f"{name}, {CACHED}"] = partial(score, kept(long))
-        variants[f"{name}, {TRIMMED}"] = partial(score, kept(encoder))
+        full = partial(ClipScore, untrimmed(encoder), prefix="")
+        reward = ClipScore(encoder, prefix="")
+        variants[f"{name}, {FULL}"] = partial(score, full)
+        variants[f"{name}, {DEFAULT}"] = partial(reward, None, captions, image=column)
     return variants
 
 
@@ -257,12 +272,14 @@ def measure(
     timing: Timing,
     shapes: Shapes | None = None,
     only: Sequence[str] = PARTS,
-    pairs: int | None = None,
+    pairs: int = Shapes.pairs,
     **sizes: Any,
 ) -> Iterator[Measurement]:
-    """All parts; ``sizes`` replace those of the step."""
-    shapes = replace(shapes or Shapes(), **({} if pairs is None else {"pairs": pairs}))
-    step = replace(shapes.step, **sizes)
+    """All parts; ``sizes`` are those of the step."""
+    shapes = shapes or (
+        TINY if timing.tiny else Shapes(step=scst_step.Shapes(**sizes), pairs=pairs)
+    )
+    step = shapes.step
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         teacher, student = load_encoders(shapes, folder, timing.device)
@@ -280,15 +297,14 @@ def measure(
             times = timed(
                 reward_variants(shapes, images, words, teacher, student), timing, "rewards"
             )
-            ways = (FULL, CACHED, TRIMMED)
-            pairs = [(f"L-CLIPScore, {way}", f"CLIPScore, {way}") for way in ways]
-            pairs += [
-                (f"{one}, {way}", f"{one}, {FULL}")
-                for one in ("L-CLIPScore", "CLIPScore")
-                for way in ways[1:]
+            pairs_of_ways = [
+                (f"L-CLIPScore, {way}", f"CLIPScore, {way}") for way in (FULL, DEFAULT)
             ]
+            pairs_of_ways += [(f"{one}, {DEFAULT}", f"{one}, {FULL}") for one in SCORES]
             note = f"; {len(images) * shapes.captions} captions of {len(images)} images"
-            yield from (compared(times, name, baseline, note=note) for name, baseline in pairs)
+            yield from (
+                compared(times, name, baseline, note=note) for name, baseline in pairs_of_ways
+            )
 
 
 if __name__ == "__main__":

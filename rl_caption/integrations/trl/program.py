@@ -59,6 +59,7 @@ from rl_caption.integrations.trl.model import (
     prompt_once,
     skip_epochs,
     suppression,
+    vllm_in_float32,
 )
 from rl_caption.integrations.trl.rows import FinishedAware, trl_dataset
 from rl_caption.monitoring.judges import build_judges
@@ -264,8 +265,11 @@ class Run:
         trainer_class: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
         lora = adapters(captioner, config.model)
         terms = self.reward.rewards.items()
-        with naming(
-            "TRL refuses this configuration", (ValueError, ImportError, NotImplementedError)
+        exact = colocated and not (arguments.bf16 or arguments.fp16)
+        refusals = (ValueError, ImportError, NotImplementedError)
+        with (
+            naming("TRL refuses this configuration", refusals),
+            vllm_in_float32() if exact else nullcontext(),
         ):
             trainer = trainer_class(
                 model=captioner.policy.model,

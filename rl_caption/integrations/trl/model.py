@@ -144,7 +144,10 @@ def vllm_in_float32() -> Iterator[None]:
     """Inside, TRL makes a vLLM that computes in float32; by itself it takes bfloat16 for float32 weights."""
     from trl.generation import vllm_generation
 
-    made = vllm_generation.LLM
+    made = getattr(vllm_generation, "LLM", None)  # TRL says itself that vLLM is not installed
+    if made is None:
+        yield
+        return
     vllm_generation.LLM = partial(made, dtype="float32")
     try:
         yield

@@ -16,6 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from trl import GRPOConfig, RLOOConfig
 from trl.data_utils import prepare_multimodal_messages
+from trl.generation import vllm_generation
 
 from rewards.base import RewardError
 from rewards.mixed import MixedReward
@@ -34,7 +35,9 @@ from rl_caption.integrations.trl.model import (
     check_vllm_prompt,
     collapse_runs,
     load_vlm,
+    prompt_once,
     suppression,
+    vllm_in_float32,
 )
 from rl_caption.integrations.trl.program import Log, WrongSamplesError, fine_tune, trl_arguments
 from rl_caption.lab.share import share
@@ -384,6 +387,19 @@ def test_vllm_gets_one_image_token_an_image_or_is_refused(folder: Path) -> None:
     check_vllm_prompt(qwen, row)
     with pytest.raises(ConfigError, match=r"trl\.use_vllm"):
         check_vllm_prompt(load_vlm(SavedModelConfig(init=str(folder / "idefics3"))), row)
+
+
+def test_vllm_gets_prompts_with_one_image_token_and_computes_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = SimpleNamespace(generate=lambda **given: given)
+    prompt_once(SimpleNamespace(vllm_generation=engine), 7)
+    given = engine.generate(prompts=[[1, 7, 7, 2]], images=["i"], num_generations=2)
+    assert given == {"prompts": [[1, 7, 2]], "images": ["i"], "num_generations": 2}
+    monkeypatch.setattr(vllm_generation, "LLM", dict, raising=False)
+    with vllm_in_float32():
+        assert vllm_generation.LLM(model="m") == {"model": "m", "dtype": "float32"}
+    assert vllm_generation.LLM is dict
 
 
 @pytest.mark.parametrize(

@@ -416,7 +416,7 @@ class StressConfig(PairsConfig):
             nothing. Reward, data, ``model.init`` and ``run.dir`` are those of this test.
         bootstrap: number of bootstrap resamples of images for the 95 % intervals.
         seed: of all choices.
-        out: folder for ``stress.json``, ``stress.md`` and the run ``push``.
+        out: folder for ``stress.json``, ``report.html`` and the run ``push``.
     """
 
     reward: RewardConfig = field(default_factory=lambda: RewardConfig(terms={}))

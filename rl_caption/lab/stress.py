@@ -47,6 +47,9 @@ from rl_caption.monitoring.probes import (
     score_pairs,
 )
 from rl_caption.monitoring.scoring import RowCaption, Score, Scorer
+from rl_caption.programs.report.charts import macros
+from rl_caption.programs.report.pages import Page, render
+from rl_caption.programs.report.program import REPORT
 from rl_caption.programs.report.read import RunFolder, read_run
 from rl_caption.programs.train import train_scst
 from rl_caption.runtime.engines import accelerator_kwargs
@@ -103,7 +106,7 @@ class Bench:
 
 
 def stress(config: StressConfig, parse: Parse) -> str | int:
-    """Test a reward, write ``stress.json`` and ``stress.md``, and return the report.
+    """Test a reward, write ``stress.json`` and ``report.html``, and return the report.
 
     Returns 1 where a signal ended the training, which goes on at the next call.
 
@@ -133,13 +136,21 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
     signature = bench.scorer.reward.signature
     found |= {"signature": signature, "images": len(bench.rows), "config": asdict(config)}
     write_json(folder / "stress.json", {"verdict": asdict(verdict), "tables": tables} | found)
-    lines = [f"# Stress test of {signature}", "", f"**{verdict}**"]
-    for heading, table in tables.items():
-        lines += ["", f"## {heading}", "", markdown(*table)]
-    report = "\n".join(lines)
-    write_text(folder / "stress.md", report + "\n")
-    print(f"wrote stress.json and stress.md in {folder}", file=sys.stderr)
-    return report
+    write_text(folder / REPORT, render(_page(signature, verdict, tables)))
+    print(f"wrote stress.json and {REPORT} in {folder}", file=sys.stderr)
+    printed = [f"{heading}\n\n{markdown(*table)}" for heading, table in tables.items()]
+    return "\n\n".join([f"Stress test of {signature}", str(verdict), *printed])
+
+
+def _page(signature: str, verdict: Verdict, tables: Mapping[str, Table]) -> Page:
+    """The page of the report: green for ``better`` alone, without a colour where it is open."""
+    box = macros().note(str(verdict))
+    if verdict.outcome != "open":
+        box = macros().verdict(str(verdict), verdict.outcome != "better")
+    sections = {"Verdict": box}
+    for heading, (head, lines) in tables.items():
+        sections[heading] = macros().table("", head, lines)
+    return Page("Stress test", signature, sections)
 
 
 def set_up(config: StressConfig) -> Bench:
@@ -311,7 +322,7 @@ def _trained(bench: Bench, recipe: str, parse: Parse) -> RunFolder | None:
     """A run of ``scst`` on the reward, whose other options are those of ``recipe``; None where a signal ended it."""
     config, folder = bench.config, Path(bench.config.out) / "push"
     run: ScstConfig = parse(ScstConfig, ["--config", recipe], "rl-caption stress --push")
-    run = replace(run, reward=config.reward, data=config.data, report=False)
+    run = replace(run, reward=config.reward, data=config.data)
     run = replace(run, run=replace(run.run, dir=str(folder)))
     if config.model is not None:
         run = replace(run, model=SavedModelConfig(init=config.model), warm_start=None)

@@ -21,17 +21,16 @@ N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}
 
 def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
     """CIDEr-D if no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, less those that are terms of it."""
-    used = {
-        metric
-        for metric in N_GRAM_JUDGES.values()
-        if any(isinstance(score, metric) for score in leaf_rewards(reward))
+    leaves = list(leaf_rewards(reward))
+    unused = {
+        name
+        for name, metric in N_GRAM_JUDGES.items()
+        if not any(isinstance(score, metric) for score in leaves)
     }
-    if not used:
+    if len(unused) == len(N_GRAM_JUDGES):
         return {"cider": JudgeConfig()}
-    others = {"rouge_l": (RougeL, None), "bleu4": (Bleu, "bleu")}
-    return {
-        name: JudgeConfig(target) for name, (metric, target) in others.items() if metric not in used
-    }
+    targets = {"rouge_l": None, "bleu4": "bleu"}
+    return {name: JudgeConfig(target) for name, target in targets.items() if name in unused}
 
 
 def build_judges(
@@ -56,43 +55,41 @@ def build_judges(
             reward, the same metric with other arguments (CIDEr-D with another EOS setting), or uses the same encoder
             (CLIPScore with another w) or language model.
     """
-    built = {}
     if judges is None:
         judges = default_judges(reward) if reward is not None else {}
+    terms = reward.rewards if reward is not None else {}
     builder = RewardBuilder(references, tokenizer)
-
+    built = {}
     for name, judge in judges.items():
         with config_errors(f"{key}.{name}"):
             built[name] = builder.build(judge.target or name, judge.kwargs)
-        for term, used in (reward.rewards if reward is not None else {}).items():
-            for judge_score, term_score in product(leaf_rewards(built[name]), leaf_rewards(used)):
-                _check_held_out(judge_score, f"{key}.{name}", term_score, term)
+        for term, used in terms.items():
+            for one, other in product(leaf_rewards(built[name]), leaf_rewards(used)):
+                if (what := _shared(one, other)) is not None:
+                    raise ConfigError(
+                        f"{key}.{name} ({one.signature}) and the reward's term {term!r} ({other.signature}) {what}: "
+                        "a judge must be independent of the reward"
+                    )
     return built
 
 
-def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
-    """Refuse a judge that is a term of the reward, or rises with it: other arguments do not make it another measure."""
-    rule = "a judge must be independent of the reward"
+def _shared(judge: Reward, used: Reward) -> str | None:
+    """What makes a judge rise with a term of the reward: other arguments do not make it another measure."""
     if used.signature == judge.signature:
-        raise ConfigError(f"{key} is the reward's term {term!r} ({used.signature}): {rule}")
-    both = f"{key} ({judge.signature}) and the reward's term {term!r} ({used.signature})"
+        return "are the same score"
     if isinstance(judge, ClipScore) and isinstance(used, ClipScore):
-        judge_encoder, reward_encoder = judge.backbone.encoder, used.backbone.encoder
-        same = judge_encoder.fingerprint == reward_encoder.fingerprint
-        if isinstance(judge_encoder, FrozenEncoder) and isinstance(
-            reward_encoder, FrozenEncoder
-        ):  # perhaps in another precision
-            same |= (judge_encoder.name, judge_encoder.pretrained) == (
-                reward_encoder.name,
-                reward_encoder.pretrained,
-            )
+        one, other = judge.backbone.encoder, used.backbone.encoder
+        same = one.fingerprint == other.fingerprint
+        if isinstance(one, FrozenEncoder) and isinstance(other, FrozenEncoder):
+            # perhaps in another precision
+            same |= (one.name, one.pretrained) == (other.name, other.pretrained)
         if same:
-            raise ConfigError(f"{both} use the same encoder: {rule}")
+            return "use the same encoder"
     models = [getattr(score, "language_model", None) for score in (judge, used)]
     signatures = [getattr(model, "signature", None) for model in models]
     if None not in signatures and signatures[0] == signatures[1]:
-        raise ConfigError(f"{both} ask the same model: {rule}")
-    if any(
-        isinstance(judge, metric) and isinstance(used, metric) for metric in N_GRAM_JUDGES.values()
-    ):
-        raise ConfigError(f"{both} are the same metric with different options: {rule}")
+        return "ask the same model"
+    for metric in N_GRAM_JUDGES.values():
+        if isinstance(judge, metric) and isinstance(used, metric):
+            return "are the same metric with different options"
+    return None

@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rewards.base import Reward, RewardError, score_captions
+from rewards.base import Reward, RewardError, naming, score_captions
 from rewards.mixed import MixedReward
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.evaluation.confidence import Floats
-from rl_caption.runtime.errors import ConfigError
 
 
 class RowCaption(NamedTuple):
@@ -27,17 +26,12 @@ Score = Callable[[Sequence[RowCaption]], Floats]
 class Scorer:
     """Scores captions of ``rows`` by ``reward``; each distinct caption of a row is scored once.
 
-    Raises ``ConfigError`` where the reward needs a column that the rows lack; ``name`` is its key in messages.
+    ``name`` is the reward's key in messages.
     """
 
     def __init__(
         self, reward: Reward | MixedReward, rows: Sequence[Row], name: str = "reward"
     ) -> None:
-        missing = sorted(reward.columns - {"finished"} - reward_inputs(rows)[1].keys())
-        if missing:
-            raise ConfigError(
-                f"{name} needs the columns {missing}, which not every row of the data has"
-            )
         self.reward, self.rows, self.name = reward, rows, name
         self.scores: dict[RowCaption, float] = {}
 
@@ -49,13 +43,11 @@ class Scorer:
                 scores = self._score(new)
             except RewardError:
                 for caption in new:
-                    try:
+                    image = self.rows[caption.row]["image_id"]
+                    with naming(
+                        f"image {image!r}, caption {caption.text!r}", (RewardError,), RewardError
+                    ):
                         self._score([caption])
-                    except RewardError as error:
-                        image = self.rows[caption.row]["image_id"]
-                        raise RewardError(
-                            f"image {image!r}, caption {caption.text!r}: {error}"
-                        ) from error
                 raise
             self.scores |= zip(new, scores, strict=True)
         return np.array([self.scores[caption] for caption in captions], np.float64)
@@ -63,6 +55,5 @@ class Scorer:
     def _score(self, captions: Sequence[RowCaption]) -> list[float]:
         rows = [self.rows[caption.row] for caption in captions]
         prompts, columns = reward_inputs(rows, [caption.finished for caption in captions])
-        return score_captions(
-            self.reward, self.name, prompts, [caption.text for caption in captions], columns
-        )
+        texts = [caption.text for caption in captions]
+        return score_captions(self.reward, self.name, prompts, texts, columns)

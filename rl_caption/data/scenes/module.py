@@ -4,9 +4,7 @@ import itertools
 from functools import lru_cache, partial
 from typing import Annotated, Any, TypeAlias
 
-from rewards.base import naming
-from rewards.options import check_values
-from rl_caption.data.base import DataError, Row, RowView, Splits
+from rl_caption.data.base import Row, RowView, Splits
 from rl_caption.data.plain_files import hash_text
 from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.render import SceneImage
@@ -23,8 +21,7 @@ from rl_caption.runtime.options import Range, Seed
 
 Scenes: TypeAlias = Annotated[int, Range(min=0, max=10**9)]
 Side: TypeAlias = Annotated[int, Range(min=16, max=4096)]
-Captions: TypeAlias = Annotated[int, Range(min=1, max=20)]
-FewCaptions: TypeAlias = Annotated[int, Range(min=1, max=10)]
+Captions: TypeAlias = Annotated[int, Range(min=1, max=10)]
 BUCKETS_OF_SPLIT = {
     "train": range(2, 8),
     "val": range(1),
@@ -47,12 +44,9 @@ class ScenesData(Splits):
         num_train: scenes in ``train``; likewise ``num_val``, ``num_test``, ``num_unseen``. 0 gives an empty split.
         image_size: side of the images in pixels, at least 16.
         seed: which scenes and captions. The first n scenes of a split do not depend on the split's size.
-        captions_per_image: short references per image, 1 to 20.
+        captions_per_image: short references per image, 1 to 10.
         positives: rows also have as many ``positive_captions``, in other words, and one of ``positive_images`` per
-            reference, which show the same scene shifted. ``captions_per_image`` is then at most 10.
-
-    Raises:
-        DataError: a parameter is out of its range.
+            reference, which show the same scene shifted.
     """
 
     def __init__(
@@ -66,12 +60,6 @@ class ScenesData(Splits):
         captions_per_image: Captions = 5,
         positives: bool = False,
     ) -> None:
-        captions = FewCaptions if positives else Captions
-        with naming("the generated world", (ValueError,), DataError):
-            check_values(Scenes, num_train=num_train, num_val=num_val)
-            check_values(Scenes, num_test=num_test, num_unseen=num_unseen)
-            check_values(Side, image_size=image_size)
-            check_values(captions, captions_per_image=captions_per_image)
         sizes = (num_train, num_val, num_test, num_unseen)
         rows = {}
         for split, size in zip(BUCKETS_OF_SPLIT, sizes, strict=True):

@@ -196,8 +196,8 @@ class Parse(NamedTuple):
     things: list[Chunk]
     relations: list[Related]
     backgrounds: list[str]
-    words: int
-    unparsed_words: int
+    unparsed: float
+    """Words that the grammar cannot use, over all words."""
 
 
 def oracle(caption: str, scene: Scene) -> OracleScore:
@@ -207,14 +207,13 @@ def oracle(caption: str, scene: Scene) -> OracleScore:
     precision = |true C| / |C|, recall = |facts told by true C| / |F|, F1 = 2 P R / (P + R), each 0 where it is 0 / 0.
     A repeated claim counts once; each introduction of a thing beyond the number of such things is a false claim.
     """
-    parsed, judged, total = parse(caption), claims(caption, scene), len(facts(scene))
+    judged, total = claims(caption, scene), len(facts(scene))
     true = sum(claim.true for claim in judged)
     told = len({claim.fact for claim in judged if claim.true and claim.fact is not None})
     precision = true / len(judged) if judged else 0.0
     # From whole numbers, rounded only at the end, so that no rounding error lifts F1 above both precision and recall.
     f1 = 2 * true * told / (true * total + told * len(judged)) if told else 0.0
-    unparsed = parsed.unparsed_words / parsed.words if parsed.words else 0.0
-    return OracleScore(precision, told / total, f1, unparsed)
+    return OracleScore(precision, told / total, f1, parse(caption).unparsed)
 
 
 def tokens(caption: str) -> list[str]:
@@ -236,8 +235,7 @@ def parse(caption: str) -> Parse:
         things=[chunk for chunk in chunks if chunk.kind == "thing"],
         relations=relations,
         backgrounds=[value for ground in grounds for _, value in ground.attributes],
-        words=total,
-        unparsed_words=total - used,
+        unparsed=(total - used) / total if total else 0.0,
     )
 
 
@@ -462,10 +460,11 @@ def _thing_claims(referent: _Referent) -> Iterator[Claim]:
             fact = Fact(attribute, kind.name, value)
             yield _of_fact(f"{value}: {kind.name}", fact, getattr(kind, attribute) == value)
     label = " ".join([value for _, value in sorted(thing.attributes)] + [referent.noun])
-    if thing.number is not None:
-        claim = Claim("count", f"{thing.number} {label}", total == thing.number)
-        if claim.true and len(kinds) == 1 and thing.number > 1:
-            claim = claim._replace(fact=Fact("count", kinds[0].name, str(thing.number)))
+    number = thing.number
+    if number is not None:
+        claim = Claim("count", f"{number} {label}", number == total)
+        if number == total > 1 and len(kinds) == 1:
+            claim = claim._replace(fact=Fact("count", kinds[0].name, str(number)))
         yield claim
     elif thing.plural:
         yield Claim("count", f"several {label}", total > 1)
@@ -474,21 +473,17 @@ def _thing_claims(referent: _Referent) -> Iterator[Claim]:
 def _relation_claim(relation: str, first: _Referent, second: _Referent) -> Claim:
     """Judge a relation: of plural things it must hold for all, of singular ones for any that may be meant."""
     if relation in ("right of", "below"):
-        relation = {"right of": "left of", "below": "above"}[relation]
+        relation = "left of" if relation == "right of" else "above"
         first, second = second, first
     holds = all if first.thing.several or second.thing.several else any
     for one, other in product(first.readings, second.readings):
-        verdicts = [
-            offset(relation, a, b) >= MARGIN
-            for a, b in product(_things_of(one), _things_of(other))
-            if a is not b
-        ]
+        pairs = product(_things_of(one), _things_of(other))
+        verdicts = [offset(relation, a, b) >= MARGIN for a, b in pairs if a is not b]
         if verdicts and holds(verdicts):
-            text = f"{_names(one)} {relation} {_names(other)}"
-            single = len(one) == len(other) == 1 and one != other
-            if single and relation in relations_between(one[0], other[0]):
-                return Claim("relation", text, True, relation_fact(one[0], other[0]))
-            return Claim("relation", text, True)
+            fact = None
+            if len(one) == len(other) == 1 and relation in relations_between(one[0], other[0]):
+                fact = relation_fact(one[0], other[0])
+            return Claim("relation", f"{_names(one)} {relation} {_names(other)}", True, fact)
     names = [_names(referent.kinds[:1]) or referent.noun for referent in (first, second)]
     return Claim("relation", f"{names[0]} {relation} {names[1]}", False)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ _OVERSAMPLING = 4
 _LIGHT_INK, _DARK_INK = "#ffffff", "#141414"
 _LIGHT_COLOURS = {"orange", "yellow", "pink", "cyan"}
 """Colours with dark stripes and dots; the others have white ones."""
-_DISCS: dict[str, list[tuple[float, float, float, int]]] = {
+_DISCS: dict[str, Any] = {
     "circle": [(0, 0, 0.96, 255)],
     "ring": [(0, 0, 0.98, 255), (0, 0, 0.5, 0)],
     "heart": [(-0.43, -0.32, 0.47, 255), (0.43, -0.32, 0.47, 255)],
@@ -47,7 +48,7 @@ _STAR = [
     for corner, length in enumerate((1.0, 0.45) * 5)
 ]
 # Corners lie within the unit circle, so that things whose circles do not overlap do not touch.
-_OUTLINES: dict[str, list[list[tuple[float, float]]]] = {
+_OUTLINES: dict[str, Any] = {
     "square": [[(-0.71, -0.71), (0.71, -0.71), (0.71, 0.71), (-0.71, 0.71)]],
     "triangle": [[(0, -0.98), (0.82, 0.58), (-0.82, 0.58)]],
     "diamond": [[(0, -1.0), (0.66, 0), (0, 1.0), (-0.66, 0)]],

@@ -192,7 +192,7 @@ def test_what_cannot_be_watched_is_refused_before_training(start: Path, tmp_path
         ({"best_by": "val/reward/rouge_l"}, "'val/reward/repetition'"),
         (
             {"judges": {"mine": {"target": "word_reward:Circles"}}},
-            "monitor.judges.mine is the reward's term 'circles'",
+            "and the reward's term 'circles'",
         ),
     ):
         ended = spoil(tmp_path / "run", start, monitor=monitor, **mixture)

@@ -12,6 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import ImageColor
 
+from rl_caption.config.build import build_data
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, load_image
 from rl_caption.data.scenes import NEGATIVE_KINDS, ScenesData, claims, hard_negatives, oracle
 from rl_caption.data.scenes.language import long_reference, references
@@ -34,6 +36,7 @@ from rl_caption.data.scenes.world import (
     moves,
     relations_between,
 )
+from rl_caption.runtime.errors import ConfigError
 
 SCENES = [make_scene(seed) for seed in range(400)]
 DATA = ScenesData(num_train=200, num_val=60, num_test=60, num_unseen=60)
@@ -223,15 +226,12 @@ def test_unseen_pairs_are_unseen() -> None:
         assert sorted(pair[position] for pair in UNSEEN_PAIRS) == sorted(values)
 
 
-def test_bad_parameters_are_named() -> None:
-    for key, parameters in (
-        ("num_unseen", {"num_unseen": -5}),
-        ("image_size", {"image_size": 4}),
-        ("captions_per_image", {"captions_per_image": 0}),
-        ("captions_per_image", {"captions_per_image": 11, "positives": True}),
-    ):
-        with pytest.raises(DataError, match=key):
-            ScenesData(**parameters)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("key", "value"), [("num_unseen", -5), ("image_size", 4), ("captions_per_image", 11)]
+)
+def test_bad_parameters_are_named(key: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=key):
+        build_data(DataConfig(format="scenes", kwargs={key: value}))
 
 
 # hard negatives

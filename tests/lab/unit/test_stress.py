@@ -52,10 +52,6 @@ class Constant(Length):
         return [0.5] * len(completions)
 
 
-class NeedsDepth(Length):
-    columns = frozenset({"depth"})
-
-
 class FailsOnShouting(Length):
     def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
         if any(text.isupper() for text in completions):
@@ -206,8 +202,7 @@ def test_the_report_and_its_json_agree(
     words += ["--model", captioner, "--num_samples", "4", "--bootstrap", "20"]
     assert main(["stress", *words, "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "stress.json").read_text())
-    report = (tmp_path / "stress.md").read_text()
-    assert report in capsys.readouterr().out + "\n"
+    report, page = capsys.readouterr().out, (tmp_path / "report.html").read_text()
     assert found["images"] == 30
     assert "Cider-D" in found["signature"]
     for name, result in found["probes"].items():
@@ -221,7 +216,11 @@ def test_the_report_and_its_json_agree(
     verdict, curve = found["verdict"], found["best_of_n"]["oracle"]
     expected = curve["change"] if curve["fall_interval"][0] <= 0 else -curve["fall"]
     assert verdict["value"] == pytest.approx(expected)
-    assert report.splitlines()[2].startswith(f"**{verdict['outcome']}: ")
+    told = report.splitlines()[2]
+    assert told.startswith(f"{verdict['outcome']}: ")
+    assert told in page
+    for heading in ("Verdict", "Probes", "Best of n"):
+        assert f">{heading}</h2>" in page
 
 
 @pytest.mark.parametrize(
@@ -233,6 +232,10 @@ def test_the_verdict_of_pairs(tmp_path: Path, target: str, outcome: str) -> None
     assert verdict["outcome"] == outcome
     low, high = verdict["interval"]
     assert low <= verdict["value"] <= high
+    page = (tmp_path / "report.html").read_text()
+    colours = {"better": 'class="verdict"', "open": None}
+    box = colours.get(outcome, 'class="verdict alarm"')
+    assert (box in page) if box else ('class="verdict' not in page)
     if target == "Length":
         assert verdict["value"] < 0.5, "not half of the pairs in the right order is not good"
 
@@ -307,8 +310,6 @@ def test_gold_sees_references_that_the_reward_does_not_see() -> None:
 def test_mistakes_are_named(
     tmp_path: Path, scenes: tuple[list[Row], list[str]], captioner: str
 ) -> None:
-    with pytest.raises(ConfigError, match="depth"):
-        run(tmp_path, f"{__name__}:NeedsDepth")
     with pytest.raises(RewardError, match=r"image 'test-\d+', caption '[A-Z ]+': "):
         run(tmp_path / "loud", f"{__name__}:FailsOnShouting")
     with pytest.raises(ConfigError, match=r"reward\.terms"):

@@ -3,7 +3,6 @@
 import importlib
 import linecache
 import math
-import re
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +17,6 @@ _PYTHON = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 """Folders of the standard library."""
 BOUNDS_ROUNDING = 1e-5
 """How far a score may be outside of its bounds, as a fraction of the bound (at least of 1): rounding of float32."""
-_ADVICE = re.compile(
-    r"\b(weights_only|trust_remote_code|allow_pickle|add_safe_globals|import_allowlist)\b|"
-    r"can still be loaded|from a trusted source"
-)
-"""Words by which other libraries advise to run what a file brings. A message of this package has none of them."""
 
 
 class RewardError(RuntimeError):
@@ -75,25 +69,6 @@ def leaf_rewards(reward: Any) -> Iterator[Any]:
         yield reward
 
 
-def reason(error: Exception) -> str:
-    """What an error says, without the advice of other libraries to run the code of a file after all.
-
-    Of each sentence, what stands between colons and names ``weights_only``, ``trust_remote_code`` or the like is left
-    out.
-    """
-    text = str(error) or type(error).__name__
-    if not _ADVICE.search(text):
-        return text
-    sentences = [sentence.split(": ") for sentence in re.split(r"(?<=[.!?])\s+|\n+", text)]
-    kept = [
-        ": ".join(clause for clause in clauses if not _ADVICE.search(clause))
-        for clauses in sentences
-    ]
-    return f"{' '.join(filter(None, kept)).rstrip('.')}. It holds more than data, which is not loaded".lstrip(
-        ". "
-    )
-
-
 @contextmanager
 def naming(
     where: str,
@@ -109,7 +84,7 @@ def naming(
     except kinds as found:
         if isinstance(found, kept):
             raise
-        raise error(f"{where}: {reason(found)}") from found
+        raise error(f"{where}: {str(found) or type(found).__name__}") from found
 
 
 @contextmanager

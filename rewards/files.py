@@ -1,50 +1,26 @@
-"""Files: atomic writes, errors that name the file, and reading of JSON and ``.npz`` arrays that others made."""
+"""Files: atomic writes, a cache of checked files, and reading of JSON."""
 
 import contextlib
 import errno
 import hashlib
-import io
 import json
 import logging
-import math
 import os
 import re
 import secrets
 import shutil
-import stat
-import struct
-import threading
 import time
-import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
+from rewards.base import naming
 
-UNREADABLE_ARRAY = (
-    *(
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        TypeError,
-        SyntaxError,
-        RuntimeError,
-        MemoryError,
-        OverflowError,
-    ),
-    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
-)
-"""What numpy and zipfile raise on a file that is damaged, is not an array, or would have to be unpickled."""
-_PARSER = threading.Lock()
-"""Held while a header is parsed: in Python 3.11, ``ast.literal_eval`` of several threads at once can raise."""
+UNREADABLE_ARRAY = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+"""What NumPy raises on a file that is damaged or holds no array."""
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
-MOST_DIGITS = 300
-"""Of a whole number in JSON: one of 309 digits is beyond the largest float."""
 _CHECKSUM_BYTES = 16
 logger = logging.getLogger(__name__)
 
@@ -108,7 +84,7 @@ class CheckedFiles:
         """The content of a key; None where there is none that can be read."""
         path = self._path(key)
         try:
-            stored = read_regular(path)
+            stored = path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -187,121 +163,17 @@ def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
                         os.unlink(entry.path)
 
 
-def open_regular(path: str | Path) -> io.BufferedReader:
-    """Open a file for reading bytes. Raises ``OSError``, also for a pipe or a device, which might never end."""
-    mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise OSError(
-            errno.EINVAL,
-            "it is a pipe, socket or device: name a file, or pipe into /dev/stdin",
-            str(path),
-        )
-    return open(path, "rb")
-
-
-def read_regular(path: str | Path) -> bytes:
-    """The content of a file. Raises as ``open_regular``, also for a file (a sparse one) that is larger than memory."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        try:
-            if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-                raise MemoryError
-            return file.read()
-        except MemoryError as error:
-            raise OSError(
-                errno.ENOMEM, f"its {size:,} bytes do not fit into memory", str(path)
-            ) from error
-
-
-def parse_integer(digits: str) -> int:
-    """A whole number of JSON. Raises ``ValueError`` for one of over ``MOST_DIGITS`` digits."""
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(
-            f"{digits[:20]}... has {len(digits)} digits: expected a number that a float can hold"
-        )
-    return int(digits)
-
-
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises ``ValueError`` for a key that is there twice."""
+    """An object of JSON (``object_pairs_hook``). Raises ``ValueError`` for a key that is there twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(
-            f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} occurs twice"
-        )
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r:.80} occurs twice")
     return values
 
 
-def load_json(path: str | Path, pairs: Callable[[Sequence[tuple[str, Any]]], Any] = dict) -> Any:
-    """Read a JSON file; ``pairs`` makes its objects, such as ``unique_keys``.
-
-    Raises:
-        OSError: as ``open_regular``.
-        ValueError: the file, which the message names, is not JSON, is nested too deeply, or has too long a number.
-    """
-    content = read_regular(path)
-    try:
-        return json.loads(content, object_pairs_hook=pairs, parse_int=parse_integer)
-    except RecursionError as error:
-        raise ValueError(f"{path} is not JSON: its brackets are nested too deeply") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-
-
-def check_expansion(expanded: int, stored: int) -> None:
-    """Raise ``ValueError`` if ``stored`` compressed bytes expand to over 64 MiB and over 100 times their size."""
-    if expanded > max(1 << 26, 100 * stored):
-        raise ValueError(
-            f"{stored} bytes would expand to {expanded:.4g}, more than 100 times as many"
-        )
-
-
-@contextlib.contextmanager
-def member(archive: zipfile.ZipFile, name: str) -> Iterator[tuple[BinaryIO, int]]:
-    """Open the array ``name`` of an ``.npz`` archive: yields the file and its uncompressed size in bytes.
-
-    Raises one of ``UNREADABLE_ARRAY`` if there is no such array, or if it would expand too much (``check_expansion``).
-    """
-    info = archive.getinfo(f"{name}.npy")
-    check_expansion(info.file_size, info.compress_size)
-    with archive.open(info) as file:
-        yield file, info.file_size  # type: ignore[misc]
-
-
-def array_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Read shape and dtype from the header of an array in NumPy's format; ``file`` has ``size`` bytes in all.
-
-    Raises one of ``UNREADABLE_ARRAY`` if there is no such header, or if the file is too short for the array.
-    """
-    shape, _, dtype = _header(file, size)
-    return shape, dtype
-
-
-def _header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether it is in Fortran's order, and dtype of an array; see ``array_header``."""
-    version = np.lib.format.read_magic(file)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    with _PARSER:
-        shape, fortran, dtype = read(file)
-    needed = file.tell() + math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or needed > size:
-        raise ValueError(
-            f"cut off: the shape {list(shape)} of {dtype} takes {needed} bytes, but there are {size}"
-        )
-    return shape, fortran, dtype
-
-
-def read_array(file: BinaryIO, size: int) -> NDArray[Any]:
-    """Read an array in NumPy's format from ``file`` of ``size`` bytes; never unpickles. Raises as ``array_header``."""
-    shape, fortran, dtype = _header(file, size)
-    if dtype.hasobject:
-        raise ValueError("an array of Python objects, which would have to be unpickled")
-    values = np.frombuffer(
-        bytearray(file.read(math.prod(shape) * dtype.itemsize)), dtype, math.prod(shape)
-    )
-    return values.reshape(shape, order="F" if fortran else "C")
+def load_json(path: str | Path) -> Any:
+    """Read a JSON file. Raises ``OSError``, or ``ValueError`` that begins with the file's name."""
+    with naming(f"{path} is not JSON", (ValueError,)):
+        return json.loads(Path(path).read_bytes(), object_pairs_hook=unique_keys)

@@ -3,36 +3,27 @@
 import contextlib
 import hashlib
 import os
-import stat
 import struct
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from rewards.base import RewardError, naming
 
-T = TypeVar("T")
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 """Suffixes, in lower case, of the files in a folder that count as images (``list_images``)."""
 UNREADABLE = (
-    *(
-        OSError,
-        SyntaxError,
-        ValueError,
-        EOFError,
-        IndexError,
-        KeyError,
-        TypeError,
-        OverflowError,
-        ZeroDivisionError,
-    ),
-    *(struct.error, zlib.error, Image.DecompressionBombError),
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    struct.error,
+    Image.DecompressionBombError,
 )
 """What Pillow's decoders raise on damaged files."""
 
@@ -55,36 +46,17 @@ Frames: TypeAlias = list[ImageSource] | tuple[ImageSource, ...]
 """The frames of a video, at least one."""
 
 
-def list_images(
-    folder: str | Path, *, recursive: bool = True, follow_links: bool = False
-) -> Iterator[Path]:
+def list_images(folder: str | Path, *, recursive: bool = True) -> Iterator[Path]:
     """Yield the images in a folder: files with one of ``IMAGE_SUFFIXES``, without those whose name begins with a dot.
 
-    Each folder's files come sorted by name and before its subfolders, which are sorted, too; hidden folders are left
-    out. A link to a file is a file, also one that leads nowhere, so that whoever opens it names it.
-
-    Args:
-        folder: where to look.
-        recursive: also look in its subfolders.
-        follow_links: also look in subfolders that are links.
-
-    Raises:
-        RewardError: a folder cannot be listed, or links lead to a folder that is listed already.
+    Each folder's files come sorted by name and before its subfolders (``recursive``), which are sorted, too; hidden
+    folders are left out, links are followed. Raises ``OSError`` where a folder cannot be listed.
     """
 
     def fail(error: OSError) -> None:
-        raise RewardError(
-            f"folder {str(error.filename)!r} cannot be listed: {error.strerror or error}"
-        ) from error
+        raise error
 
-    listed: dict[tuple[int, int], str] = {}
-    for path, folders, names in os.walk(folder, onerror=fail, followlinks=follow_links):
-        status = os.stat(path)
-        first = listed.setdefault((status.st_dev, status.st_ino), path)
-        if first != path:
-            raise RewardError(
-                f"folder {path!r} is a link to {first!r}, whose images are listed already: remove it"
-            )
+    for path, folders, names in os.walk(folder, onerror=fail, followlinks=True):
         folders[:] = sorted(name for name in folders if recursive and not name.startswith("."))
         for name in sorted(names):
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
@@ -105,12 +77,9 @@ def open_image(source: ImageSource | Frames, *, own_mode: bool = False) -> Image
     absent. With ``own_mode``, an 8-bit image keeps its mode (``P``, ``RGBA``, ...). The result is a new image.
 
     Raises:
-        RewardError: the file does not exist, is no regular file or no image, is damaged, is larger than
-            ``PIL.Image.MAX_IMAGE_PIXELS`` allows, or has numbers of an unknown range; or ``source`` is several frames.
+        RewardError: the file does not exist, is no image, is damaged, is larger than ``PIL.Image.MAX_IMAGE_PIXELS``
+            allows, or has numbers of an unknown range; or ``source`` is several frames.
     """
-    if isinstance(source, str | Path):
-        with image_file(source) as image:
-            return _upright(image, own_mode)
     if isinstance(source, Image.Image):
         with naming(f"image {source!r:.200} cannot be read", UNREADABLE, RewardError):
             return _upright(source, own_mode)
@@ -118,27 +87,25 @@ def open_image(source: ImageSource | Frames, *, own_mode: bool = False) -> Image
         return open_image(source.render(), own_mode=own_mode)
     if isinstance(source, list | tuple):
         raise RewardError(f"{source!r:.80} is a video of {len(source)} frames: expected one image")
-    raise RewardError(
-        f"{source!r:.80} is not an image: expected a path, a PIL image or an object with render()"
-    )
+    with image_file(source) as image:
+        return _upright(image, own_mode)
 
 
 @contextlib.contextmanager
 def image_file(path: str | Path) -> Iterator[Image.Image]:
     """Open an image file without decoding it. Raises as ``open_image``, also for what fails inside the block."""
-    with naming(f"image {str(path)!r} cannot be read", UNREADABLE, RewardError):
-        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe or a device might never end
-            raise ValueError("it is not a file")
-        with Image.open(path) as image:
-            yield image
+    with (
+        naming(f"image {str(path)!r} cannot be read", UNREADABLE, RewardError),
+        Image.open(path) as image,
+    ):
+        yield image
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
     """Width and height of what ``open_image`` returns for a file, in most formats without decoding it."""
     with image_file(path) as image:
-        if (
-            image.format == "TIFF"
-        ):  # Pillow's versions differ in whether its size is that before or after turning
+        # Pillow's versions differ in whether the size of a TIFF is that before or after turning.
+        if image.format == "TIFF":
             return ImageOps.exif_transpose(image).size
         width, height = image.size
         try:
@@ -153,20 +120,17 @@ def image_identity(source: ImageSource | Frames) -> str:
 
     The key of a file is a hash of its content (``file_hash``), so that a file that was replaced has another key, and a
     copy has the same. The key of any other image is its ``identity()`` or, without one, a hash of its pixels, for which
-    a scene is drawn. The
-    column ``image_id`` is not used, because two datasets may have the same ids.
+    a scene is drawn. The column ``image_id`` is not used, because two datasets may have the same ids.
 
-    Raises:
-        RewardError: a file does not exist, or ``source`` is not an image; for a video, with the index of the frame.
+    Raises ``OSError`` where a file cannot be read.
     """
     frames = frames_of(source)
     if len(frames) > 1:
-        keys = sorted(_of_frame(index, frame, image_identity) for index, frame in enumerate(frames))
+        keys = sorted(map(image_identity, frames))
         return "frames:" + hashlib.blake2b("\n".join(keys).encode(), digest_size=16).hexdigest()
     (frame,) = frames
     if isinstance(frame, str | Path):
-        # "oriented" tells apart embeddings that older versions computed without applying the EXIF orientation.
-        return f"oriented content:{file_hash(frame, 'image')}"
+        return f"content:{file_hash(frame)}"
     if hasattr(frame, "identity"):
         return str(frame.identity())
     image = open_image(frame, own_mode=True)  # the mode matters: images are resized in their own
@@ -175,59 +139,39 @@ def image_identity(source: ImageSource | Frames) -> str:
     return f"pixels:{image.mode}:{pixel_hash(seen)}"
 
 
-def file_stamp(path: str | Path, label: str) -> tuple[int, int, int, int]:
-    """What is different after a file, which messages call ``label``, was replaced or written to.
+def file_stamp(path: str | Path) -> tuple[int, int, int, int]:
+    """What is different after a file was replaced or written to. Raises ``OSError`` where there is no such file.
 
     Returns:
         Size in bytes, times of the last change of the content and of the file's status in nanoseconds, inode. Whoever
         replaces a file can restore the first time (``cp -p``, ``rsync -t``), but not the second.
-
-    Raises:
-        RewardError: there is no such file.
     """
-    try:
-        return stamp_of(os.stat(path))
-    except (OSError, ValueError) as error:
-        raise RewardError(
-            f"{label} {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
-
-
-def stamp_of(status: os.stat_result) -> tuple[int, int, int, int]:
-    """``file_stamp`` of a file whose status is known."""
+    status = os.stat(path)
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def file_hash(path: str | Path, label: str = "file") -> str:
-    """Hash of the content of a file, which messages call ``label``.
+def file_hash(path: str | Path) -> str:
+    """Hash of the content of a file. Raises ``OSError`` where it cannot be read.
 
     It is remembered by path and ``file_stamp``, so that a process reads a file once as long as it stays as it is.
-    Raises ``RewardError`` where it cannot be read.
     """
-    stamp = file_stamp(path, label)
+    stamp = file_stamp(path)
     # The clock of a file system ticks coarsely: two changes in one tick have the same time.
     settled = time.time_ns() - max(stamp[1:3]) > 2 * 10**9
-    return (_file_hash if settled else _file_hash.__wrapped__)(os.path.abspath(path), stamp, label)
+    return (_file_hash if settled else _file_hash.__wrapped__)(os.path.abspath(path), stamp)
 
 
 @lru_cache(maxsize=1 << 18)
-def _file_hash(path: str, stamp: tuple[int, int, int, int], label: str) -> str:
-    with naming(f"{label} {path!r} cannot be read", (OSError,), RewardError):
-        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe or a device might never end
-            raise OSError("it is not a file")
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+def _file_hash(path: str, stamp: tuple[int, int, int, int]) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def check_frames(frames: Frames) -> None:
     """Decode every frame of a video. Raises ``RewardError`` with the index of the first that cannot be decoded."""
     for index, frame in enumerate(frames):
-        _of_frame(index, frame, open_image)
-
-
-def _of_frame(index: int, frame: ImageSource, read: Callable[[ImageSource], T]) -> T:
-    with naming(f"frame {index} of a video", (RewardError,), RewardError):
-        return read(frame)
+        with naming(f"frame {index} of a video", (RewardError,), RewardError):
+            open_image(frame)
 
 
 def pixel_hash(image: Image.Image) -> str:

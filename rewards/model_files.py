@@ -6,21 +6,18 @@ Folders without a manifest, made by other packages, are not compared with anythi
 
 import hashlib
 import json
-import os
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from rewards.base import naming
 from rewards.files import atomic_write, load_json
-from rewards.options import Range
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=nn.Module)
@@ -28,25 +25,12 @@ Model = TypeVar("Model", bound=nn.Module)
 MANIFEST = "manifest.json"
 HASHED = 2**24
 """Largest file, in bytes, that is hashed, which takes milliseconds: configurations, tokenizers, small weights."""
-SIZES = (
-    (r"((?<!feature_)layers?|blocks|repeats)$", Range(min=0, max=256)),
-    (r"(image|patch|resolution).*size$", Range(min=0, max=2**14)),
-    (
-        r"(size|dim|width|embd|heads|rank|channels|embeddings|positions|tokens|context_length)$",
-        Range(min=0, max=2**24),
-    ),
-)
-"""Pattern of a key of a configuration -> range of its value; the first pattern that matches counts."""
 EXPORTS = ("export/best", "export/last", "best", "last")
 """Where the folder of a run, or its folder ``export``, may have an exported model."""
 OTHER_TASKS = ("Classification", "QuestionAnswering", "Retrieval")
 """Endings of the names of Transformers' classes that write no text."""
 STATE_KEYS = ("state_dict", "model", "model_state_dict")
 """Keys under which files of training programs have the weights."""
-INTEGER_BUFFERS = (
-    r"(position_ids|num_batches_tracked|token_type_ids|\.attn\.(masked_)?bias|attn_mask)$"
-)
-"""Names of integer and boolean buffers in weights of Transformers and open_clip."""
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
@@ -60,7 +44,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 def damage(folder: Path) -> str | None:
     """Describe the first difference between ``folder`` and its manifest; None if there is none.
 
-    Files that the manifest does not list are ignored. Manifests of older versions have no hashes.
+    Files that the manifest does not list are ignored.
     """
     manifest = folder / MANIFEST
     if not manifest.is_file():
@@ -73,10 +57,9 @@ def damage(folder: Path) -> str | None:
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
-        size = listed.get("size") if isinstance(listed, dict) else listed
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes, not {size}"
-        if isinstance(listed, dict) and listed != _entry(file):
+        if listed["size"] != file.stat().st_size:
+            return f"{name} has {file.stat().st_size} bytes, not {listed['size']}"
+        if listed != _entry(file):
             return f"the content of {name} differs from the manifest"
     return None
 
@@ -93,9 +76,9 @@ def check_folder(folder: Path) -> None:
 
 def _entry(file: Path) -> dict[str, Any]:
     size = file.stat().st_size
-    return {"size": size} | (
-        {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()} if size <= HASHED else {}
-    )
+    if size > HASHED:
+        return {"size": size}
+    return {"size": size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -104,35 +87,6 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds {type(content).__name__}: expected a JSON object")
     return content
-
-
-def check_sizes(values: Mapping[str, Any], where: str = "") -> None:
-    """Raise ``ValueError`` for the first number of layers, size or width in ``values`` that is out of its range.
-
-    For configurations of other packages, whose keys have no annotations: ``SIZES`` has the ranges. To be called before
-    anything of that size is allocated. ``where`` is the prefix of keys in a nested section.
-    """
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            check_sizes(value, f"{where}{key}.")
-        elif isinstance(value, int):
-            expected = next(
-                (size.expected(value) for pattern, size in SIZES if re.search(pattern, key)), None
-            )
-            if expected is not None:
-                raise ValueError(f"{where}{key} is {value}: expected {expected}")
-
-
-def check_memory(model: nn.Module) -> None:
-    """Raise ``ValueError`` if the weights of ``model``, on the meta device, would not fit into memory."""
-    count = sum(parameter.numel() for parameter in model.parameters())
-    size = sum(parameter.nbytes for parameter in model.parameters())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:
-        raise ValueError(
-            f"a model of this shape has {count:,} parameters, which take {size / 2**30:,.0f} GiB: this machine "
-            f"has only {memory / 2**30:,.0f} GiB of memory"
-        )
 
 
 def save_model(
@@ -174,18 +128,13 @@ def read_config(
             )
     check_folder(folder)
     values = {key: value for key, value in read_object(file).items() if key not in others}
-    stored_type, names = (
-        values.pop("model_type", None),
-        {option.name for option in fields(config_class)},
-    )  # type: ignore[arg-type]
+    stored_type = values.pop("model_type", None)
     if stored_type != model_type:
         raise ValueError(f"{file} has model_type {stored_type!r}: expected {model_type!r}")
-    missing, unknown = sorted(names - values.keys() - set(optional)), sorted(values.keys() - names)
-    if missing or unknown:
-        raise ValueError(
-            f"{file} is not a {config_class.__name__}: missing {missing}, unknown {unknown}"
-        )
-    with naming(str(file)):
+    needed = {option.name for option in fields(config_class)} - set(optional)  # type: ignore[arg-type]
+    if missing := sorted(needed - values.keys()):
+        raise ValueError(f"{file} lacks {missing}")
+    with naming(str(file), (TypeError, ValueError)):
         return config_class(**values)
 
 
@@ -224,7 +173,7 @@ def has_model_type(folder: str | Path, model_type: str) -> bool:
 def load_weights(model: Model, folder: Path) -> Model:
     """Load the weights of ``folder`` into ``model``, which may be on the meta device, as float32; return ``model``.
 
-    Raises ``ValueError`` if they do not fit the model or are not finite. Integer buffers are not loaded.
+    Raises ``ValueError`` if they do not fit the model. Integer buffers are not loaded.
     """
     weights = read_weights(folder / "model.safetensors")
     check_state(weights, state_shapes(model, floats_only=True), f"weights in {str(folder)!r}")
@@ -235,14 +184,8 @@ def load_weights(model: Model, folder: Path) -> Model:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Read a safetensors file of finite floating-point numbers. Raises ``OSError`` or ``ValueError``."""
-    weights = _load_file(file)
-    check_numbers(weights.items(), str(file))
-    return weights
-
-
-def _load_file(file: Path) -> dict[str, Tensor]:
-    with naming(f"{file} is damaged, or not a safetensors file", (SafetensorError,)):
+    """Read a safetensors file. Raises ``OSError``, or ``ValueError`` that begins with the file's name."""
+    with naming(str(file), (SafetensorError,)):
         return load_file(file)
 
 
@@ -254,60 +197,17 @@ def read_state(path: Path) -> dict[str, Tensor]:
     Raises:
         OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file cannot be read as a state dict.
     """
-    is_safetensors = path.suffix == ".safetensors"
-    stored: Any = (
-        _load_file(path)
-        if is_safetensors
-        else torch.load(path, map_location="cpu", weights_only=True)
-    )
-    wrapped = [
-        stored[key]
-        for key in STATE_KEYS
-        if isinstance(stored, dict) and isinstance(stored.get(key), dict)
-    ]
-    state = wrapped[0] if wrapped else stored
-    if (
-        not isinstance(state, dict)
-        or not state
-        or not all(isinstance(value, Tensor) for value in state.values())
-    ):
-        keys = f", but {', '.join(map(str, list(state)[:5]))}" if isinstance(state, dict) else ""
+    if path.suffix == ".safetensors":
+        state: Any = read_weights(path)
+    else:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+        state = next((stored[key] for key in STATE_KEYS if key in stored), stored)
+    if not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(
-            f"{path} holds something other than tensors by key{keys}: expected a state dict, by itself or under "
+            f"{path} holds {', '.join(map(str, list(state)[:5]))}: expected tensors by key, or under one of "
             f"{', '.join(STATE_KEYS)}"
         )
     return {str(key).removeprefix("module."): value for key, value in state.items()}
-
-
-def check_types(file: Path) -> None:
-    """Raise ``ValueError`` if a safetensors file is damaged or stores a tensor that is not floating-point.
-
-    Only its header is read. Integer buffers (``INTEGER_BUFFERS``) are allowed.
-    """
-    with (
-        naming(f"{file} is damaged", (SafetensorError,)),
-        safe_open(file, framework="pt") as stored,
-    ):
-        dtypes = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
-    for name, dtype in dtypes.items():
-        if not dtype.startswith(("F", "BF")) and not re.search(INTEGER_BUFFERS, name):
-            raise ValueError(
-                f"{file}: {name} is stored as {dtype}: expected floating-point numbers"
-            )
-
-
-def check_numbers(tensors: Iterable[tuple[str, Tensor]], where: str) -> None:
-    """Raise ``ValueError`` for the first tensor that is not floating-point or has values that are NaN or infinite."""
-    for name, tensor in tensors:
-        if not tensor.is_floating_point():
-            raise ValueError(
-                f"{where}: {name} holds {tensor.dtype}: expected floating-point numbers"
-            )
-        count = tensor.numel() - int(torch.isfinite(tensor).sum())
-        if count:
-            raise ValueError(
-                f"{where}: {name} has {count} of {tensor.numel()} values that are NaN or infinite"
-            )
 
 
 def float_state(model: nn.Module) -> dict[str, Tensor]:
@@ -325,18 +225,18 @@ def state_shapes(model: nn.Module, floats_only: bool = False) -> dict[str, tuple
 
 def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str) -> None:
     """Raise ``ValueError`` with the first five keys of ``state`` that are missing, unexpected or of the wrong shape."""
-    wrong = [
-        f"{name} has {list(state[name].shape)}, not {list(shape)}"
-        for name, shape in shapes.items()
-        if name in state and tuple(state[name].shape) != shape
-    ]
+    shared = shapes.keys() & state.keys()
     differences = {
         "missing": sorted(shapes.keys() - state.keys()),
         "unexpected": sorted(state.keys() - shapes.keys()),
-        "wrong shape": wrong,
+        "wrong shape": sorted(
+            f"{name} {list(state[name].shape)}, not {list(shapes[name])}"
+            for name in shared
+            if tuple(state[name].shape) != shapes[name]
+        ),
     }
     problems = [
-        f"{len(names)} {problem}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+        f"{len(names)} {problem}: {', '.join(names[:5])}"
         for problem, names in differences.items()
         if names
     ]
@@ -364,30 +264,15 @@ def ask_hub(name: str, file: str) -> bool:
         ValueError: ``name`` cannot be the name of a model.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import HfHubHTTPError
 
     http_error: Any = HfHubHTTPError.__mro__[1]  # of the client that huggingface_hub was built on
     try:
         get_hf_file_metadata(hf_hub_url(name, file))
-    except GatedRepoError as error:
-        raise OSError(
-            f"{name!r} is gated: accept its terms on its hub page, then log in (hf auth login)"
-        ) from error
-    except (RepositoryNotFoundError, EntryNotFoundError) as error:
-        raise OSError(
-            f"{name!r} is not a model on the hub with a {file}: {_first_line(error)}"
-        ) from error
     except (OSError, http_error) as error:
         if isinstance(try_to_load_from_cache(name, file), str):
             return False
-        raise OSError(
-            f"the hub cannot be reached, and {name!r} is not in the cache: {_first_line(error)}"
-        ) from error
+        raise OSError(f"{name!r} is neither on the hub nor in its cache: {error}") from error
     return True
 
 
@@ -396,8 +281,6 @@ def transformers_options(name: str) -> dict[str, Any]:
 
     They keep it from running code that comes with the model (``auto_map``), and from asking at the terminal whether
     to. A folder with ``adapter_config.json`` is refused: Transformers would silently load another model or adapters.
-    So is one whose ``config.json`` names a repository of kernels, which Transformers would fetch and run, or has a
-    ``model_type`` that is no text.
 
     Raises:
         OSError, ValueError: as ``ask_hub``, or the folder is refused.
@@ -407,56 +290,12 @@ def transformers_options(name: str) -> dict[str, Any]:
         raise ValueError(
             f"{folder / 'adapter_config.json'}: these are adapters of another model: merge them into its weights first"
         )
-    if (folder / "config.json").is_file():
-        config = read_object(folder / "config.json")
-        if not isinstance(config.get("model_type", ""), str):
-            raise ValueError(
-                f"{folder / 'config.json'}: model_type is {config['model_type']!r:.80}: expected a text"
-            )
-        for value in _attention_names(config):
-            raise ValueError(
-                f"{folder / 'config.json'}: attn_implementation is {value!r:.80}: leave it out"
-            )
     local = folder.is_dir() or ask_hub(name, "config.json")
     return {"trust_remote_code": False} | ({} if local else {"local_files_only": True})
 
 
-def _attention_names(config: Any) -> Iterator[str]:
-    """Yield what a configuration of Transformers and its sections say of the attention, where it is a repository."""
-    for key, value in config.items() if isinstance(config, Mapping) else ():
-        if "attn_implementation" in key and "/" in json.dumps(value):
-            yield value
-        yield from _attention_names(value)
-
-
 def check_open_clip(config: Mapping[str, Any], where: str) -> None:
-    """Check what the ``model_cfg`` of a saved open_clip model names: no code, and nothing that timm would fetch.
-
-    Raises:
-        ValueError: the tokenizer gets other arguments than in open_clip's own architectures (``trust_remote_code``,
-            say), the image tower is no model that timm brings, or the text tower needs code of its repository.
-        OSError: as ``ask_hub``.
-    """
-    text, vision = (config.get(section) or {} for section in ("text_cfg", "vision_cfg"))
-    for key, value in (text.get("tokenizer_kwargs") or {}).items():
-        if key not in ("clean", "strip_sep_token"):
-            raise ValueError(
-                f"{where}: text_cfg.tokenizer_kwargs.{key} is {value!r:.80}: leave it out"
-            )
-    tower = str(vision.get("timm_model_name") or "")
-    if not re.fullmatch(r"[\w.-]*", tower):
-        raise ValueError(
-            f"{where}: vision_cfg.timm_model_name is {tower!r:.80}: expected a model that timm brings"
-        )
-    if text.get(
-        "hf_model_name"
-    ):  # open_clip would ask at the terminal whether to run code of its repository
-        from transformers import AutoConfig
-
-        AutoConfig.from_pretrained(
-            text["hf_model_name"], **transformers_options(str(text["hf_model_name"]))
-        )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    """Raise ``ValueError`` if the ``model_cfg`` of a saved open_clip model asks for code of its tokenizer to run."""
+    options = (config.get("text_cfg") or {}).get("tokenizer_kwargs") or {}
+    if options.get("trust_remote_code"):
+        raise ValueError(f"{where}: text_cfg.tokenizer_kwargs.trust_remote_code is set")

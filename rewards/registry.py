@@ -21,7 +21,6 @@ REWARDS: dict[str, str] = {
     "consensus": "rewards.text.diversity:Consensus",
     "diversity": "rewards.text.diversity:Diversity",
     "emscore": "rewards.clip.emscore:EmScore",
-    "grammar": "rewards.text.grammar:Grammar",
     "icc": "rewards.text.icc:Icc",
     "l_clipscore": "rewards.clip.l_clipscore:LClipScore",
     "length_router": "rewards.mixed:LengthRouter",

@@ -14,9 +14,7 @@ from collections.abc import Iterable
 from types import ModuleType
 
 logger = logging.getLogger(__name__)
-SHIPPED = frozenset(
-    {"rewards.clip.grammar_head:StudentText", "rl_caption.captioners.image_encoder:CaptionerImage"}
-)
+SHIPPED = frozenset({"rl_caption.captioners.image_encoder:CaptionerImage"})
 """Classes of this package that a saved model may name."""
 _trusted: set[str] = set()
 

@@ -57,9 +57,8 @@ class VideoFrame:
         """
         if os.path.isdir(self.path):
             return open_image(self._file())
-        return _decode(self.path, self.count, self.span, file_hash(self.path, "video"))[
-            self.index
-        ].copy()
+        frames = _decode(self.path, self.count, self.span, file_hash(self.path))
+        return frames[self.index].copy()
 
     def dimensions(self) -> tuple[int, int]:
         """Width and height, of a file of images without decoding it. Raises as ``render``."""
@@ -72,26 +71,17 @@ class VideoFrame:
         """Cache key, without decoding; see ``rewards.images.image_identity``."""
         if os.path.isdir(self.path):
             return image_identity(self._file())
-        return (
-            f"video content:{file_hash(self.path, 'video')}:{self.index}/{self.count}:{self.span}"
-        )
+        return f"video content:{file_hash(self.path)}:{self.index}/{self.count}:{self.span}"
 
     def _file(self) -> str:
-        files = _frame_files(self.path, file_stamp(self.path, "video"))
+        files = _frame_files(self.path, file_stamp(self.path))
         return files[uniform(len(files), self.count, self.span)[self.index]]
 
 
 def video_frames(
     path: str | Path, count: int, span: tuple[float, float] = (0.0, 1.0)
 ) -> tuple[VideoFrame, ...]:
-    """The ``count`` frames by which a video, or a part of it, is represented; nothing is read yet.
-
-    Raises ``ValueError`` if ``count`` is below 1 or ``span`` is not 0 <= start <= end <= 1.
-    """
-    if count < 1 or not 0 <= span[0] <= span[1] <= 1:
-        raise ValueError(
-            f"{count} frames from {span[0]} to {span[1]}: expected at least 1, from 0 to 1 of the video"
-        )
+    """The ``count`` frames by which a video, or a part of it, is represented; nothing is read yet."""
     return tuple(VideoFrame(str(path), index, count, span) for index in range(count))
 
 
@@ -139,10 +129,8 @@ def _animation_frames(path: str, count: int, span: tuple[float, float]) -> list[
 
 
 def _video(path: str, count: int, span: tuple[float, float]) -> list[Image.Image]:
-    try:
-        import av
-    except ModuleNotFoundError as error:
-        raise RewardError(f"video {path!r} needs PyAV: pip install 'rl-caption[video]'") from error
+    import av
+
     with naming(
         f"video {path!r} cannot be read", (av.error.FFmpegError, OSError, ValueError), RewardError
     ):

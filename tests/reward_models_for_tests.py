@@ -89,7 +89,7 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
     """Configurations of teacher, both towers and the whole student, each warm-started by a YAML file in ``folder``.
 
     And of ``pac``, which goes on from the teacher with generated images and captions; of ``long``, the teacher with
-    more positions; of ``specific``, which goes on from that; and of ``grammar``, a head on the text tower.
+    more positions; and of ``specific``, which goes on from that.
     """
     teacher = {
         "teacher.name": str(folder / "teacher/export/best"),
@@ -127,14 +127,6 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
         "data.kwargs.positives": True,
         "eval.best_by": "val/loss",
     }
-    grammar = {
-        "model": {
-            "init": str(folder / "text/export/best"),
-            "kwargs": {"hidden": 8},
-            "text": {"train_blocks": 1},
-        },
-        "warm_start": [str(folder / "text.yaml")],
-    }
     return {
         "teacher": reward_model_config(
             folder / "teacher",
@@ -148,7 +140,6 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
         "pac": reward_model_config(folder / "pac", "positive_augmented", **positive),
         "long": reward_model_config(folder / "long", "contrastive", **long),
         "specific": reward_model_config(folder / "specific", "specificity", **specific),
-        "grammar": reward_model_config(folder / "grammar", "grammar", **grammar),
     }
 
 

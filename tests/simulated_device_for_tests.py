@@ -26,7 +26,6 @@ REWARDS = (
     "rewards.clip.backbone",
     "rewards.clip.bottleneck",
     "rewards.frozen_model",
-    "rewards.text.grammar",
     "rl_caption.lab.visual_bottleneck",
 )
 """The modules whose models go to ``default_device``."""

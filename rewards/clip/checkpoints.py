@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rewards.base import naming
 from rewards.clip.encoder import MlpDeltas
-from rewards.model_files import check_numbers, check_state, read_state, state_shapes
+from rewards.model_files import check_state, read_state, state_shapes
 from rewards.options import check_values
 
 if TYPE_CHECKING:
@@ -361,7 +361,6 @@ def load_tuned(
     with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten
         model: Any = open_clip.CLIP(**shape | {"quick_gelu": bool(tag.get("quick_gelu"))})
     check_state(weights, state_shapes(model), "weights")
-    check_numbers(weights.items(), str(path))
     model.load_state_dict(weights)
     preprocessing = merge_preprocess_dict(asdict(PreprocessCfg()), tag) | {
         "size": model.visual.image_size

@@ -14,10 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rewards.base import RewardError
+from rewards.base import RewardError, naming
 from rewards.clip.clipscore import ClipScore, Floats, harmonic_mean
 from rewards.clip.encoder import EncoderOptions, EncoderSource, mean_embedding, passes_on
-from rewards.files import read_regular
 from rewards.images import frames_of
 from rewards.options import check_values
 
@@ -211,12 +210,8 @@ class RefEmScore(EmScore):
 def _read_captions(source: Sequence[str] | str | Path | None) -> list[str] | None:
     where = f"idf_captions: {source}" if isinstance(source, str | Path) else "idf_captions"
     if isinstance(source, str | Path):
-        try:
-            source = read_regular(source).decode("utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"{where}: {error}: expected a text file with one caption a line"
-            ) from error
+        with naming(where):
+            source = Path(source).read_text(encoding="utf-8-sig").splitlines()
     if source is None:
         return None
     captions = [text.strip() for text in source if text.strip()]

@@ -23,7 +23,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rewards.base import reason
 from rewards.clip.preprocessing import Preprocessing, open_clip_tokenizer, preprocessing_of
 from rewards.frozen_model import most_tokens
 from rewards.model_files import transformers_options
@@ -405,7 +404,7 @@ def _load(modality: Modality, name: str, kwargs: Mapping[str, Any], pretrained: 
         TypeError,
         ImportError,
     ) as error:
-        raise ValueError(f"{what} cannot be loaded: {reason(error)}") from error
+        raise ValueError(f"{what} cannot be loaded: {error}") from error
     if not (isinstance(encoder, nn.Module) and isinstance(encoder, protocol)):
         expected = sorted(name for name in vars(protocol).get("__annotations__", {}))
         raise ValueError(

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import RewardError, naming
+from rewards.base import RewardError
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import Embeddings, EncoderOptions, EncoderSource, passes_on
 from rewards.devices import is_main_process
@@ -224,10 +224,7 @@ class Retrieval(ClipScore):
 
 
 def _images_of(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise ValueError(f"pool {str(folder)!r} is not a folder: expected one with images")
-    with naming("pool", (RewardError,)):
-        files = list(list_images(folder, recursive=False))
+    files = list(list_images(folder, recursive=False))
     if not files:
         raise ValueError(f"pool {str(folder)!r} has no image ({', '.join(sorted(IMAGE_SUFFIXES))})")
     return files

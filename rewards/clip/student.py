@@ -29,7 +29,6 @@ from rewards.clip.pretrained import (
     save_encoder_config,
 )
 from rewards.model_files import (
-    check_sizes,
     check_state,
     float_state,
     load_weights,
@@ -102,8 +101,6 @@ class LCLIPConfig:
     but embeddings do: use the value that a model was trained with."""
 
     def __post_init__(self) -> None:
-        values = asdict(self)
-        check_sizes(values)
         check_fields(self)
         divisors = {
             "image_size": "patch_size",

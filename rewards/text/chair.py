@@ -19,7 +19,7 @@ from rewards.base import (
     reference_lists,
     required_column,
 )
-from rewards.files import load_json, read_regular, unique_keys
+from rewards.files import load_json
 from rewards.options import check_values
 from rewards.registry import load
 from rewards.text.tokenize import TOKENIZER, tokenize
@@ -80,16 +80,12 @@ class ObjectVocabulary:
         """
         names: dict[tuple[str, ...], str] = {}
         with naming(f"synonyms {str(path)!r} cannot be read"):
-            lines = (
-                read_regular(path).decode("utf-8-sig").splitlines()
+            lines: Sequence[str] = (
+                Path(path).read_text(encoding="utf-8-sig").splitlines()
                 if isinstance(path, str | Path)
                 else path
             )
         for number, line in enumerate(lines, start=1):
-            if not isinstance(line, str):
-                raise ValueError(
-                    f"synonyms has {line!r:.80}: expected a text, the names of an object between commas"
-                )
             phrases = [tuple(tokenize(phrase)) for phrase in line.split(",")]
             for phrase in filter(None, phrases):
                 other = names.setdefault(phrase, " ".join(phrases[0]))
@@ -167,9 +163,10 @@ def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, fr
         ValueError: the file cannot be read, has neither format, or names an object that is not in the vocabulary.
     """
     with naming(f"objects {str(path)!r} cannot be read"):
-        content = load_json(path, unique_keys)
+        content = load_json(path)
     objects: dict[str, set[str]] = {}
-    try:
+    where = f"objects {str(path)!r} is neither {{image_id: [object, ...]}} nor COCO's instances"
+    with naming(where, (AttributeError, KeyError, TypeError)):
         if "annotations" in content and "categories" in content:
             categories = {record["id"]: record["name"] for record in content["categories"]}
             objects = {str(record["id"]): set() for record in content.get("images", ())}
@@ -179,10 +176,6 @@ def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, fr
                 )
         else:
             objects = {str(image_id): {*map(str, names)} for image_id, names in content.items()}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"objects {str(path)!r} is neither {{image_id: [object, ...]}} nor COCO's instances: {error!r}"
-        ) from error
     named = vocabulary.names_of(objects.values(), f"objects {str(path)!r} has")
     return dict(zip(objects, named, strict=True))
 

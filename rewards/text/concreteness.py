@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rewards.base import as_texts, checked_scores, naming, optional
-from rewards.files import open_regular
 from rewards.text.tokenize import TOKENIZER, tokenize
 
 
@@ -75,7 +74,7 @@ def read_concreteness(path: str | Path) -> dict[str, float]:
     unreadable = (OSError, UnicodeDecodeError, csv.Error)
     with (
         naming(f"word_concreteness: {path} cannot be read", unreadable),
-        open_regular(path) as file,
+        open(path, "rb") as file,
     ):
         rows = csv.DictReader(
             io.TextIOWrapper(file, encoding="utf-8-sig", newline=""),

@@ -4,21 +4,17 @@ import hashlib
 import json
 import math
 import pickle
-import struct
-import zipfile
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from reprlib import repr as short
 from typing import Any, Literal, Self
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from rewards.base import naming
-from rewards.files import UNREADABLE_ARRAY, atomic_write, member, open_regular, read_array
+from rewards.files import UNREADABLE_ARRAY, atomic_write
 from rewards.text.ngrams import (
     Array,
     NGram,
@@ -61,10 +57,6 @@ class DocumentFrequencies:
     def __post_init__(self) -> None:
         if self.document not in ("image", "caption"):
             raise ValueError(f"document is {self.document!r}: expected 'image' or 'caption'")
-        if not 0 <= self.log_documents <= LARGEST_LOGARITHM:
-            raise ValueError(
-                f"log_documents is {self.log_documents!r}: expected the logarithm of one document or more"
-            )
         if self.table.counts.max(initial=0) > self.documents:
             ngram, count = max(self.table.items(), key=lambda item: item[1])
             raise ValueError(
@@ -220,13 +212,9 @@ class DocumentFrequencies:
             f"{path} does not hold document frequencies: expected a file written by DocumentFrequencies.save; use "
             "load_legacy_pickle for pickles of other packages"
         )
-        with naming(
-            where, (*UNREADABLE_ARRAY, IndexError, AttributeError), kept=(FileNotFoundError,)
-        ):
-            with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-                arrays = {
-                    name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()
-                }
+        with naming(where, (*UNREADABLE_ARRAY, AttributeError), kept=(FileNotFoundError,)):
+            with np.load(path) as stored:
+                arrays = dict(stored)
             fingerprint, digest = arrays.pop("fingerprint").tobytes().decode(), _digest(arrays)
             if digest != fingerprint:
                 raise ValueError(
@@ -260,11 +248,6 @@ class DocumentFrequencies:
         return arrays
 
 
-def _member(archive: zipfile.ZipFile, name: str) -> Array:
-    with member(archive, name.removesuffix(".npy")) as (file, size):
-        return read_array(file, size)
-
-
 def _bytes_array(text: str) -> Array:
     return np.frombuffer(text.encode(), dtype=np.uint8)
 
@@ -277,47 +260,16 @@ def _digest(arrays: dict[str, Array]) -> str:
     return digest.hexdigest()[:16]
 
 
-class _DataType:
-    """Replaces ``numpy.dtype``: keeps the type code and byte order."""
-
-    def __init__(self, code: str = "", *_: object) -> None:
-        self.code, self.order = code, "<"
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = state[1]
-
-
-def _number(data_type: _DataType, raw: bytes | str) -> float:
-    """Replaces ``numpy.core.multiarray.scalar``: a little-endian 64-bit float or integer."""
-    form = {"f8": "<d", "i8": "<q"}.get(data_type.code)
-    data = raw.encode("latin1") if isinstance(raw, str) else raw
-    if form is None or data_type.order != "<" or len(data) != 8:
-        raise pickle.UnpicklingError(
-            f"a NumPy scalar of type {data_type.code!r}: expected '<f8' or '<i8'"
-        )
-    return struct.unpack(form, data)[0]
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    """Replaces ``codecs.encode``, by which old protocols write bytes."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"bytes encoded as {encoding!r}: expected 'latin1'")
-    return text.encode("latin1")
-
-
-_PLAIN = {"dict": dict, "float": float, "int": int, "str": str, "tuple": tuple}
-_ADMITTED: dict[str, Any] = {
-    **{
-        f"{module}.{name}": plain_type
+_ADMITTED = {
+    *(
+        (module, name)
         for module in ("builtins", "__builtin__")
-        for name, plain_type in _PLAIN.items()
-    },
-    **{f"numpy.{core}.multiarray.scalar": _number for core in ("core", "_core")},
-    "numpy.dtype": _DataType,
-    "collections.defaultdict": defaultdict,
-    "_codecs.encode": _latin1,
-    "__builtin__.unicode": str,
-    "__builtin__.long": int,
+        for name in ("dict", "float", "int", "long", "str", "tuple", "unicode")
+    ),
+    *((f"numpy.{core}.multiarray", "scalar") for core in ("core", "_core")),
+    ("numpy", "dtype"),
+    ("collections", "defaultdict"),
+    ("_codecs", "encode"),
 }
 
 
@@ -325,11 +277,11 @@ class _PlainUnpickler(pickle.Unpickler):
     """Unpickles dicts, tuples, strings and numbers; refuses any other name before it is looked up."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" not in _ADMITTED:
+        if (module, name) not in _ADMITTED:
             raise pickle.UnpicklingError(
                 f"it contains {module}.{name}; only dict, defaultdict, tuple, str and numbers are allowed"
             )
-        return _ADMITTED[f"{module}.{name}"]
+        return super().find_class(module, name)
 
 
 def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
@@ -341,48 +293,21 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
     Raises:
         ValueError: the pickle asks for anything but plain data, or its content is something else.
     """
-    unreadable = (
-        pickle.UnpicklingError,
-        RecursionError,
-        LookupError,
-        AttributeError,
-        *UNREADABLE_ARRAY,
-    )
-    with (
-        naming(f"{path} cannot be read", unreadable, kept=(FileNotFoundError,)),
-        open_regular(path) as file,
-    ):
-        content = _PlainUnpickler(file, encoding="latin1").load()
-    if not isinstance(content, dict) or not {"document_frequency", "ref_len"} <= content.keys():
-        description = short(list(content)) if isinstance(content, dict) else type(content).__name__
-        raise ValueError(
-            f"{path} holds {description}: expected a dict with 'document_frequency' and 'ref_len'"
-        )
-    length, stored = content["ref_len"], content["document_frequency"]
-    if type(length) not in (int, float) or not 0 < length < math.exp(LARGEST_LOGARITHM):
-        raise ValueError(
-            f"{path}: ref_len is {short(length)}: expected the number of images or its logarithm"
-        )
-    if not isinstance(stored, dict) or not stored:
-        raise ValueError(
-            f"{path}: document_frequency is {short(stored)}: expected a dict from n-gram to count"
-        )
-    counts: dict[NGram, float] = {}
-    for ngram, count in stored.items():
-        if (
-            not isinstance(ngram, tuple)
-            or not ngram
-            or not all(isinstance(word, str) for word in ngram)
-        ):
-            raise ValueError(f"{path}: n-gram {short(ngram)}: expected a tuple of words")
-        if type(count) not in (int, float) or not 0 <= count < 2**63:
-            raise ValueError(
-                f"{path}: n-gram {short(ngram)} has the count {short(count)}: expected a number of at least 0"
-            )
-        counts[tuple(map(_utf8, ngram))] = int(count) if count == int(count) else count
+    unreadable = (pickle.UnpicklingError, TypeError, AttributeError, *UNREADABLE_ARRAY)
+    with naming(f"{path} cannot be read", unreadable, kept=(FileNotFoundError,)):
+        with open(path, "rb") as file:
+            content = _PlainUnpickler(file, encoding="latin1").load()
+        length, stored = float(content["ref_len"]), content["document_frequency"]
+        counts: dict[NGram, float] = {}
+        for ngram, count in stored.items():
+            if not isinstance(ngram, tuple):
+                raise ValueError(f"n-gram {ngram!r}: expected a tuple of words")
+            counts[tuple(map(_utf8, ngram))] = int(count) if count == int(count) else count
+        if not counts or not 0 < length < math.exp(LARGEST_LOGARITHM):
+            raise ValueError(f"ref_len is {length:g}, of {len(counts)} n-grams")
     if all(word.isdecimal() for ngram in counts for word in ngram):
         raise ValueError(
-            f"{path} has the indices of words, such as {short(next(iter(counts)))}: expected the words themselves "
+            f"{path} has the indices of words, such as {next(iter(counts))}: expected the words themselves "
             "(coco-train-words.p instead of coco-train-idxs.p)"
         )
     logarithm = _log_documents(path, length, max(counts.values()))
@@ -402,7 +327,7 @@ def _log_documents(path: str | Path, length: float, largest: float) -> float:
     if logarithm > LARGEST_LOGARITHM or largest > math.exp(logarithm) * (1 + 1e-6):
         meant = "a number of images" if is_number else "the logarithm of a number of images"
         raise ValueError(
-            f"{path}: ref_len is {short(length)}, {meant}, but an n-gram is in {largest:g} of them: expected the "
+            f"{path}: ref_len is {length:g}, {meant}, but an n-gram is in {largest:g} of them: expected the "
             "number of images, or its logarithm, as it was computed"
         )
     return logarithm

@@ -16,7 +16,6 @@ from jinja2 import TemplateError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from rewards.base import reason
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import NextLogits, decode_with_scores, logits_without_cache
 from rl_caption.captioners.tokens import Generated
@@ -68,7 +67,7 @@ class reading(AbstractContextManager[None]):
         if isinstance(error, CaptionerError) and self.what in str(error):
             return
         name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        raise CaptionerError(f"{self.what} cannot be loaded: {name}{reason(error)}") from error
+        raise CaptionerError(f"{self.what} cannot be loaded: {name}{error}") from error
 
 
 Generate = Callable[[Any, dict[str, Tensor], Decoding, Tensor | None], Tensor]

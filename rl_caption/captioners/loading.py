@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.files import open_regular
 from rewards.model_files import export_hint, read_object
 from rewards.trust import check_trusted
 from rl_caption.captioners.base import FROM_SCRATCH, WEIGHTS, Captioner, CaptionerError, reading
@@ -160,7 +159,7 @@ def weights_hash(model: str | Path) -> str:
         return str(model)
     digest = hashlib.sha256()
     for file in files:
-        with open_regular(file) as weights:
+        with open(file, "rb") as weights:
             hashlib.file_digest(weights, lambda: digest)
     return digest.hexdigest()
 

@@ -20,7 +20,6 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from rewards.model_files import (
     check_folder,
-    check_memory,
     check_state,
     read_object,
     read_weights,
@@ -119,8 +118,6 @@ class TransformerCaptioner(Captioner):
             else words.pad_token_id,
             **shape,
         )
-        with torch.device("meta"):
-            check_memory(CaptionTransformer(config))
         return cls(CaptionTransformer(config), words, cache_bytes)
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from accelerate import Accelerator
 
-from rewards.base import RewardError, naming
+from rewards.base import RewardError
 from rewards.devices import is_main_process
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.captioners.base import CaptionerError
@@ -18,7 +18,7 @@ from rl_caption.captioners.ensemble import Average
 from rl_caption.config.evaluation import check_choice
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
-from rl_caption.data.plain_files import check_text, json_object
+from rl_caption.data.plain_files import json_object
 from rl_caption.data.refused import usable_rows
 from rl_caption.evaluation.results import check_writable_file
 from rl_caption.programs.captions import (
@@ -37,18 +37,12 @@ def find_images(paths: Sequence[str]) -> list[Path]:
     """Files among ``paths`` and, ordered by name, the images (``list_images``) in folders among them; each file once.
 
     Raises:
-        DataError: a path does not exist, or a folder cannot be listed, or there is no image.
+        DataError: there is no image.
     """
     paths_of_images: list[Path] = []
     for name in paths:
         path = Path(name)
-        if path.is_dir():
-            with naming(f"folder {name!r}", (RewardError,), DataError):
-                paths_of_images += sorted(list_images(path))
-        elif path.is_file():
-            paths_of_images.append(path)
-        else:
-            raise DataError(f"{name!r} does not exist: expected an image or a folder of images")
+        paths_of_images += sorted(list_images(path)) if path.is_dir() else [path]
     if not paths_of_images:
         raise DataError(
             f"no image in {list(paths)}: looked for {', '.join(sorted(IMAGE_SUFFIXES))}"
@@ -57,7 +51,7 @@ def find_images(paths: Sequence[str]) -> list[Path]:
 
 
 def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
-    """Those of ``paths`` that can be captioned: of images that can be decoded, and of names that can be written.
+    """Those of ``paths`` that are images which can be decoded.
 
     Raises:
         DataError: there are others, unless ``on_bad`` is ``skip``, which names them in a warning; or none is left. The
@@ -66,7 +60,6 @@ def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
     bad: dict[Path, str] = {}
     for path in paths:
         try:
-            check_text(str(path), "its name")
             load_image(path)
         except DataError as error:
             bad[path] = str(error)

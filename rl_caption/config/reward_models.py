@@ -34,7 +34,6 @@ TASKS = {
     "distill_image": "rl_caption.reward_models.distillation:DistillImageConfig",
     "distill_text": "rl_caption.reward_models.distillation:DistillTextConfig",
     "distill_dual": "rl_caption.reward_models.distillation:DistillDualConfig",
-    "grammar": "rl_caption.reward_models.grammar:GrammarConfig",
     "language_model": "rl_caption.reward_models.text_models:LanguageModelConfig",
     "semantic_bottleneck": "rl_caption.reward_models.text_models:SemanticBottleneckConfig",
     "text_regression": "rl_caption.reward_models.text_models:TextRegressionConfig",
@@ -110,9 +109,8 @@ class RewardModelConfig(TrustConfig):
     Args:
         task: ``contrastive`` (InfoNCE on image-caption pairs), ``positive_augmented`` (PAC-S: also on generated images
             and captions), ``specificity`` (SPECS: triplets of growing captions), ``distill_image`` and ``distill_text``
-            (stage 1 of L-CLIP, one tower), ``distill_dual`` (stage 2, both), ``grammar`` (a head on a text encoder, for
-            the reward of that name); from captions only: ``language_model``, ``semantic_bottleneck`` and
-            ``text_regression`` (docs/icc.md); or ``package.module:Class``, a task of your own.
+            (stage 1 of L-CLIP, one tower), ``distill_dual`` (stage 2, both); from captions only: ``language_model``,
+            ``semantic_bottleneck`` and ``text_regression`` (docs/icc.md); or ``package.module:Class``, a task of your own.
         warm_start: configurations of reward models to train first, unless they are done.
         data: images and captions.
         train: optimisation.

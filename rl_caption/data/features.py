@@ -7,37 +7,29 @@ A store (a folder with one ``.npz`` or ``.npy`` file per image, or one HDF5 file
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import RewardError
-from rewards.files import (
-    UNREADABLE_ARRAY,
-    array_header,
-    check_expansion,
-    member,
-    open_regular,
-    read_array,
-)
+from rewards.base import RewardError, naming
+from rewards.files import UNREADABLE_ARRAY
 from rewards.images import file_stamp, image_size
+from rewards.options import check_fields
 from rl_caption.data.base import DataError, ImageSize, Row
-from rl_caption.data.plain_files import check_type
-from rl_caption.runtime.options import Range, wrong_values
+from rl_caption.runtime.options import Range
 
 if TYPE_CHECKING:
     import torch
 
-LARGEST_SIDE = 1e9
-"""Pixels of the side of an image; larger ones are taken for errors."""
 GEOMETRY = 5
 """Number of values that a normalised box adds to a region."""
 SUFFIXES = (".npz", ".npy")
@@ -46,8 +38,6 @@ BOX_KEYS = ("boxes", "bbox")
 SIZE_KEYS = ("image_w", "image_h")
 HDF5_PATTERNS = ("{image_id}_features", "{image_id}_grids", "{image_id}/features", "{image_id}")
 """Keys that are tried in an HDF5 file where no pattern is given; the first that any image has is used."""
-_SOFT_LINKS = 16
-"""Most links within an HDF5 file that are followed from one key, as the library does."""
 _BOXES_OF = {"{image_id}_features": "{image_id}_boxes", "{image_id}/features": "{image_id}/boxes"}
 
 
@@ -75,19 +65,16 @@ class FeatureOptions:
 
     dim: Annotated[int, Range(min=1)] | None = None
     pattern: str | None = None
-    arrays: list[str] | tuple[str, ...] = ()
+    arrays: list[str] = field(default_factory=list)
     max_regions: Annotated[int, Range(min=1)] | None = None
     box_features: Literal["none", "normalised"] = "none"
     boxes_root: str | None = None
     boxes_pattern: str | None = None
-    views: list[str] | tuple[str, ...] = ()
+    views: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            value, key = getattr(self, name), f"features_kwargs.{name}"
-            check_type(list(value) if isinstance(value, tuple) else value, hint, key, DataError)
-            for wrong in wrong_values(value, hint, key):
-                raise DataError(wrong)
+        with naming("data.features_kwargs", (ValueError,), DataError):
+            check_fields(self)
         for name, value in (("pattern", self.pattern), ("boxes_pattern", self.boxes_pattern)):
             if value is not None and "{image_id}" not in value and "{stem}" not in value:
                 raise DataError(
@@ -98,16 +85,6 @@ class FeatureOptions:
     def with_boxes(self) -> bool:
         """Whether boxes are read."""
         return self.box_features == "normalised"
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any] | None) -> FeatureOptions:
-        """Options from a configuration. Raises ``DataError`` for an unknown key or a wrong value."""
-        unknown = sorted(set(options or {}) - cls.__dataclass_fields__.keys())
-        if unknown:
-            raise DataError(
-                f"features_kwargs has {unknown}: expected some of {[*cls.__dataclass_fields__]}"
-            )
-        return cls(**(options or {}))
 
 
 def fill_pattern(pattern: str, row: Row) -> str:
@@ -148,36 +125,31 @@ class Stored(NamedTuple):
     """Width and height of the image in pixels, where the file has them."""
 
 
-@contextmanager
-def _readable(where: str) -> Iterator[None]:
-    """Turn the exceptions that damaged files cause into a ``DataError``."""
-    try:
-        yield
-    except DataError:
-        raise
-    except UNREADABLE_ARRAY as error:
-        raise DataError(f"{where}: cannot be read: {error or type(error).__name__}") from error
+def _readable(where: str) -> AbstractContextManager[None]:
+    """Context that turns what NumPy and h5py raise on a damaged file into a ``DataError`` that begins with ``where``."""
+    return naming(where, UNREADABLE_ARRAY, DataError, (DataError,))
+
+
+def array_header(file: Any) -> ArrayHeader:
+    """Read shape and dtype of an array in NumPy's format."""
+    version = np.lib.format.read_magic(file)
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
+    shape, _, dtype = read(file)
+    return ArrayHeader(shape, dtype)
 
 
 class FeatureFolder:
-    """A folder with one file per image. Raises ``DataError`` where it is missing, or an option is for HDF5 only."""
+    """A folder with one file per image."""
 
     parallel = True
     """Whether several threads read faster than one."""
 
     def __init__(self, root: Path, options: FeatureOptions) -> None:
         self.path, self.options = root, options
-        if not root.is_dir():
-            expected = "a folder with one .npz or .npy file per image nor an HDF5 file"
-            raise DataError(f"features_root {str(root)!r} is neither {expected}")
-        if options.boxes_pattern is not None:
-            raise DataError(
-                "features_kwargs.boxes_pattern is for HDF5, not for a folder: expected boxes_root"
-            )
-        if options.boxes_root is not None and not Path(options.boxes_root).is_dir():
-            raise DataError(
-                f"{options.boxes_root!r} is not a folder: expected one .npy file of boxes per image"
-            )
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
         """Paths for N rows, whether or not the files exist; ``.npz`` is preferred to ``.npy``."""
@@ -200,128 +172,66 @@ class FeatureFolder:
 
     def read(self, location: Location, where: str, values: bool) -> Stored:
         """Read the arrays, or without ``values`` only their headers. Raises ``DataError`` where this is impossible."""
-        read = read_array if values else lambda file, size: ArrayHeader(*array_header(file, size))
-        for path in location if self.options.with_boxes else location[:1]:
-            if path is not None and not os.path.isfile(path):
-                name = os.path.splitext(os.path.basename(path))[0]
-                expected = (
-                    f"{name}.npz or {name}.npy"
-                    if path.endswith(SUFFIXES[0])
-                    else os.path.basename(path)
-                )
-                raise DataError(
-                    f"{where}: no such file; expected {expected} in {os.path.dirname(path) or '.'}"
-                )
         with _readable(where):
-            stored = self._read_stored(location.features, read, where)
+            stored = self._read_stored(location.features, values)
             if self.options.with_boxes and location.boxes is not None:
-                with open_regular(location.boxes) as file:
-                    stored = stored._replace(boxes=read(file, os.path.getsize(location.boxes)))
+                stored = stored._replace(boxes=_read_npy(location.boxes, values))
         return stored
 
-    def _read_stored(self, path: str, read: Callable[[BinaryIO, int], Any], where: str) -> Stored:
+    def _read_stored(self, path: str, values: bool) -> Stored:
         if not zipfile.is_zipfile(path):
-            with open(path, "rb") as file:
-                return Stored([read(file, os.path.getsize(path))])
-        with zipfile.ZipFile(path) as archive:
-            keys = [name.removesuffix(".npy") for name in archive.namelist()]
-            names = self.options.arrays or [key for key in FEATURE_KEYS if key in keys][:1]
-            if not names or not set(names) <= set(keys):
-                expected = ", ".join(names) or f"one of {', '.join(FEATURE_KEYS)}"
-                raise DataError(f"{where}: holds the arrays {sorted(keys)}, expected {expected}")
+            return Stored([_read_npy(path, values)])
+        with np.load(path) as archive:
+            usual = next((key for key in FEATURE_KEYS if key in archive), FEATURE_KEYS[0])
 
-            def one(key: str, read: Callable[[BinaryIO, int], Any] = read) -> Any:
-                with member(archive, key) as (file, size):
-                    return read(file, size)
+            def one(key: str) -> Any:
+                if values:
+                    return archive[key]
+                with archive.zip.open(f"{key}.npy") as file:
+                    return array_header(file)
 
-            features = [one(key) for key in names]
+            features = [one(key) for key in self.options.arrays or [usual]]
             if not self.options.with_boxes:
                 return Stored(features)
-            boxes = next((one(key) for key in BOX_KEYS if key in keys), None)
-            if not all(key in keys for key in SIZE_KEYS):
+            boxes = next((one(key) for key in BOX_KEYS if key in archive), None)
+            if not all(key in archive for key in SIZE_KEYS):
                 return Stored(features, boxes)
-            width, height = (float(one(key, read_array).item()) for key in SIZE_KEYS)
+            width, height = (float(archive[key].item()) for key in SIZE_KEYS)
             return Stored(features, boxes, (width, height))
 
     def stamp(self, location: Location) -> tuple[str, list[int]] | None:
         """Path, and the ``file_stamp`` of every file; None where one is missing."""
         try:
-            return location.features, [
-                number for path in location if path for number in file_stamp(path, "features")
-            ]
-        except RewardError:
+            stamps = [file_stamp(path) for path in location if path]
+        except OSError:
             return None
+        return location.features, [number for stamp in stamps for number in stamp]
 
 
-def import_h5py(path: Path) -> Any:
-    """Import ``h5py``. Raises ``DataError`` where it is not installed."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise DataError(
-            f"{path}: HDF5 needs h5py ({error}): pip install 'rl-caption[features]'"
-        ) from error
-    return h5py
+def _read_npy(path: str, values: bool) -> Any:
+    if values:
+        return np.load(path)
+    with open(path, "rb") as file:
+        return array_header(file)
 
 
 def open_hdf5(path: Path) -> Any:
-    """Open an HDF5 file for reading. Raises ``DataError`` where it is none, or h5py is not installed."""
-    try:
-        open_regular(path).close()  # a pipe would be waited for
-        return import_h5py(path).File(path, "r", locking=False)
-    except OSError as error:
-        raise DataError(f"{path} is not a readable HDF5 file: {error}") from error
+    """Open an HDF5 file for reading. Raises ``DataError`` where it is none."""
+    import h5py
 
-
-def hdf5_object(file: Any, key: str) -> Any:
-    """The group or dataset at a key of an open HDF5 file, or None. Soft links are followed.
-
-    Raises ``DataError`` where the key leads to another file.
-    """
-    h5py = import_h5py(Path(file.filename))
-    node, names, followed = file, key.split("/")[::-1], 0
-    while names:
-        name = names.pop()
-        if name in ("", "."):
-            continue
-        # One name at a time, because HDF5 follows all links but the last one of a path.
-        link = node.get(name, getlink=True) if isinstance(node, h5py.Group) else None
-        if link is None:
-            return None
-        if isinstance(link, h5py.SoftLink) and followed < _SOFT_LINKS:
-            followed += 1
-            node = file if link.path.startswith("/") else node
-            names += link.path.split("/")[::-1]
-        elif isinstance(link, h5py.HardLink):
-            node = node[name]
-        else:
-            raise DataError(
-                f"{file.filename}, key {key!r}: a link out of the file or in a circle, {link}: copy the data"
-            )
-    return node
+    with naming(str(path), (OSError,), DataError):
+        return h5py.File(path, "r", locking=False)
 
 
 def check_stored(dataset: Any, where: str) -> None:
-    """Raise ``DataError`` unless an HDF5 dataset has all its values, in its own file.
-
-    Where values were never written, or are in a file that is gone, the HDF5 library returns zeros.
-    """
-    if dataset.is_virtual or dataset.external:
-        raise DataError(
-            f"{where}: the values are those of other files (virtual, external): expected them in this file"
-        )
+    """Raise ``DataError`` unless all values of an HDF5 dataset were written: the library returns zeros for others."""
     if not dataset.size:
         return
-    expected = (
-        1
-        if dataset.chunks is None
-        else math.prod(map(math.ceil, np.divide(dataset.shape, dataset.chunks)))
-    )
-    written = (
-        int(dataset.id.get_storage_size() > 0)
-        if dataset.chunks is None
-        else dataset.id.get_num_chunks()
-    )
+    if dataset.chunks is None:
+        expected, written = 1, int(dataset.id.get_storage_size() > 0)
+    else:
+        expected = math.prod(map(math.ceil, np.divide(dataset.shape, dataset.chunks)))
+        written = dataset.id.get_num_chunks()
     if written < expected:
         raise DataError(
             f"{where}: {written} of {expected} blocks of {list(dataset.shape)} were written: make it again"
@@ -329,18 +239,11 @@ def check_stored(dataset: Any, where: str) -> None:
 
 
 class FeatureHdf5:
-    """One HDF5 file with a dataset per image. Raises ``DataError`` where an option is for a folder only.
-
-    Each process opens the file for itself when it first reads from it.
-    """
+    """One HDF5 file with a dataset per image. Each process opens the file for itself when it first reads from it."""
 
     parallel = False  # the HDF5 library reads one thing at a time
 
     def __init__(self, path: Path, options: FeatureOptions) -> None:
-        if options.arrays or options.boxes_root is not None:
-            raise DataError(
-                "features_kwargs.arrays and boxes_root are for a folder of features, not for HDF5"
-            )
         self.path, self.options = path, options
         self._opened: tuple[int, Any] | None = None
         self._file()
@@ -362,29 +265,18 @@ class FeatureHdf5:
 
     def _dataset(self, key: str | None) -> Any:
         """The HDF5 dataset at ``key`` (its values are read when it is indexed), or None."""
-        with _readable(f"{self.path}, key {key!r}"):
-            node = None if key is None else hdf5_object(self._file(), key)
-        return node if isinstance(node, import_h5py(self.path).Dataset) else None
+        node = None if key is None else self._file().get(key)
+        return node if hasattr(node, "dtype") else None
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
-        """Keys for N rows. Raises ``DataError`` where no pattern was given and no usual one fits any image."""
+        """Keys for N rows: those of the option ``pattern``, or of the first usual one that any image has."""
         usual = (
             key
             for row in rows
             for key in HDF5_PATTERNS
             if self._dataset(fill_pattern(key, row)) is not None
         )
-        pattern = self.options.pattern or next(usual, None)
-        if pattern is None:
-            examples = (
-                ", ".join(repr(key) for key, _ in zip(self._file(), range(4), strict=False))
-                or "none"
-            )
-            first = rows[0]["image_id"] if rows else "none"
-            raise DataError(
-                f"{self.path} has features of none of {len(rows)} images: its keys are such as {examples}, the images' "
-                f"ids such as {first!r}; give the key as data.features_kwargs.pattern, such as {{image_id}}_features"
-            )
+        pattern = self.options.pattern or next(usual, HDF5_PATTERNS[0])
         boxes = self.options.boxes_pattern or _BOXES_OF.get(pattern)
         return [
             Location(
@@ -399,20 +291,20 @@ class FeatureHdf5:
             features = self._dataset(location.features)
             boxes = self._dataset(location.boxes) if self.options.with_boxes else None
             if features is None:
-                raise DataError(f"{where}: no such key; expected a data set {location.features!r}")
+                keys = ", ".join(itertools.islice(self._file(), 4))
+                raise DataError(
+                    f"{where}: no such key; the file's keys are such as {keys}: set data.features_kwargs.pattern"
+                )
             for array in (features, boxes):
                 if array is not None:
                     check_stored(array, f"{where}, {array.name}")
-            if not values or features.dtype.kind not in "fiu":  # refused by its type, not read
+            if not values:
                 return Stored([features], boxes)
-            for array in (features, boxes):
-                if array is not None:
-                    check_expansion(array.size * array.dtype.itemsize, array.id.get_storage_size())
             return Stored([features[()]], None if boxes is None else boxes[()])
 
     def stamp(self, location: Location) -> tuple[str, list[int]] | None:
         """Path and key, and the ``file_stamp`` of the whole file."""
-        return f"{self.path}::{location.features}", [*file_stamp(self.path, "features")]
+        return f"{self.path}::{location.features}", [*file_stamp(self.path)]
 
 
 @dataclass(frozen=True)
@@ -447,9 +339,8 @@ class ImageFeatures:
         where = self.where
         stored, width, size = self._read(True)
         flat = [array.reshape(-1, array.shape[-1]) for array in stored.features]
-        values = finite(
-            (flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)), "features", where
-        )
+        with _readable(where):
+            values = finite(np.concatenate(flat, axis=1), "features", where)
         if size is not None:
             geometry = normalised_boxes(finite(stored.boxes, "boxes", where), size, where)
             values = np.concatenate([values, geometry], axis=1)
@@ -465,18 +356,14 @@ class ImageFeatures:
         where, options = self.where, self.store.options
         stored = self.store.read(self.location, where, values)
         shapes = [array.shape for array in stored.features]
-        sizes = [regions_and_width(array.shape, array.dtype, where) for array in stored.features]
+        sizes = [regions_and_width(shape, where) for shape in shapes]
         regions, width = sizes[0][0], sum(columns for _, columns in sizes)
-        if any(other != regions for other, _ in sizes):
-            raise DataError(
-                f"{where}: the arrays have {[list(shape) for shape in shapes]}, expected equal regions"
-            )
         check_width(width, options.dim, shapes[0] if len(shapes) == 1 else (regions, width), where)
         if not options.with_boxes:
             return stored, width, None
         if stored.boxes is None:
             raise DataError(f"{where}: no boxes, which box_features: normalised needs")
-        check_boxes(stored.boxes.shape, stored.boxes.dtype, regions, where)
+        check_boxes(stored.boxes.shape, regions, where)
         return stored, width + GEOMETRY, self._size(stored.size, where)
 
     def _size(self, stored: ImageSize | None, where: str) -> ImageSize:
@@ -484,7 +371,7 @@ class ImageFeatures:
         if size is None and self.image is not None:
             with contextlib.suppress(RewardError):
                 size = image_size(self.image)
-        if size is None or not all(0 < side < LARGEST_SIDE for side in size):
+        if size is None or not all(side > 0 for side in size):
             raise DataError(
                 f"{where}: the image's size is not known, which box_features: normalised needs: expected image_w and "
                 "image_h in the .npz, width and height in the Karpathy JSON, or the image file"
@@ -497,8 +384,7 @@ def features_of(
 ) -> list[ImageFeatures]:
     """Features of N rows (``image_id``, ``image``, optionally ``size``), not yet read; they may turn out missing.
 
-    ``root`` is a folder, or an HDF5 file of any name. Raises ``DataError`` where it is neither, an HDF5 file has
-    features of none of the images, or an option is for the other kind of store.
+    ``root`` is a folder, or an HDF5 file of any name.
     """
     path = Path(root)
     store = FeatureHdf5(path, options) if path.is_file() else FeatureFolder(path, options)
@@ -507,7 +393,7 @@ def features_of(
         ImageFeatures(store, location, row["image_id"], row.get("size"), image)
         for location, row, image in zip(store.locations(rows), rows, images, strict=True)
     ]
-    views = [features_of(rows, view, replace(options, views=())) for view in options.views]
+    views = [features_of(rows, view, replace(options, views=[])) for view in options.views]
     return (
         [
             replace(one, views=tuple(views_of_image))
@@ -519,35 +405,21 @@ def features_of(
 
 
 def as_image_features(features: Any, image_id: str) -> ImageFeatures:
-    """Accept a row's ``ImageFeatures``, or the path of their file (``.npz``, ``.npy``); else raise ``DataError``."""
+    """Accept a row's ``ImageFeatures``, or the path of their file (``.npz``, ``.npy``)."""
     if isinstance(features, ImageFeatures):
         return features
-    if not isinstance(features, str | Path):
-        raise DataError(
-            f"features of image {image_id!r} are {type(features).__name__}: expected the path of a file"
-        )
-    folder = FeatureFolder(
-        Path(features).parent if Path(features).parent.is_dir() else Path(), FeatureOptions()
-    )
+    folder = FeatureFolder(Path(features).parent, FeatureOptions())
     return ImageFeatures(folder, Location(str(features)), image_id)
 
 
-def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tuple[int, int]:
-    """R and D of an array [R, D], or of a grid [H, W, D] with R = H·W.
-
-    Raises ``DataError`` for another shape, zero regions, or a type that is not numeric.
-    """
-    if dtype.kind not in "fiu":
-        raise DataError(f"{where}: the array is {dtype}, expected numbers")
+def regions_and_width(shape: Sequence[int], where: str) -> tuple[int, int]:
+    """R and D of an array [R, D], or of a grid [H, W, D] with R = H·W. Raises ``DataError`` for another shape."""
     shape = list(shape or ())  # None of an empty HDF5 dataset
-    if len(shape) not in (2, 3):
+    if len(shape) not in (2, 3) or 0 in shape:
         raise DataError(
             f"{where}: the shape is {shape}, expected [regions, features] or a grid [H, W, features]"
         )
-    regions = math.prod(shape[:-1])
-    if regions < 1 or shape[-1] < 1:
-        raise DataError(f"{where}: no regions, the shape is {shape}, expected [regions, features]")
-    return regions, shape[-1]
+    return math.prod(shape[:-1]), shape[-1]
 
 
 def check_width(width: int, dim: int | None, shape: Sequence[int], where: str) -> None:
@@ -561,12 +433,10 @@ def check_width(width: int, dim: int | None, shape: Sequence[int], where: str) -
         raise DataError(f"{where}: the shape is {list(shape)}, expected [regions, {dim}]{hint}")
 
 
-def check_boxes(shape: Sequence[int], dtype: np.dtype, regions: int, where: str) -> None:
-    """Raise ``DataError`` unless boxes are numbers of shape [R, 4]."""
-    if tuple(shape) != (regions, 4) or dtype.kind not in "fiu":
-        raise DataError(
-            f"{where}: boxes are {dtype} {list(shape)}, expected numbers [{regions}, 4]"
-        )
+def check_boxes(shape: Sequence[int], regions: int, where: str) -> None:
+    """Raise ``DataError`` unless boxes have the shape [R, 4]."""
+    if tuple(shape) != (regions, 4):
+        raise DataError(f"{where}: boxes are {list(shape)}, expected [{regions}, 4]")
 
 
 def finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from tqdm.auto import tqdm
 
 from rewards.base import RewardError
-from rewards.images import image_file, open_image, pixel_hash, stamp_of
+from rewards.images import file_stamp, image_file, open_image, pixel_hash
 from rewards.videos import VideoFrame, read_frames
 from rl_caption.data.base import DataError
 from rl_caption.data.features import ImageFeatures
@@ -28,7 +27,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 _BLOCK = 4096
-_CACHED = "oriented images"
+_CACHED = "images"
 """Key of the entries in an image cache; it gets another name whenever the hash of an image changes."""
 _LOG_SECONDS = 10.0
 
@@ -80,38 +79,23 @@ def check_image_files(
         num_workers: threads; Pillow decodes outside the interpreter lock.
         check_pixels: decode every file; False only checks that it exists.
         cache: a JSON file that remembers good files by path and ``file_stamp``, so that the next run decodes only what
-            is new; to read every file for a hash would take minutes. Folders of frames are not remembered. A missing or
-            damaged cache is made anew.
+            is new; to read every file for a hash would take minutes. Folders of frames are not remembered.
     """
-    stored = {
-        key: entries for key, entries in _read_cache(cache).items() if isinstance(entries, dict)
-    }
+    stored = _read_cache(cache)
     stamps: dict[ImageFile, list[int]] = {}
     verdicts: dict[ImageFile, Verdict] = {}
     for file in dict.fromkeys(files):
         try:
-            status = os.stat(file.path)
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # ValueError: no name of a file, such as one with a zero byte
-            verdicts[file] = Verdict(
-                error=f"{file.path!r}: {getattr(error, 'strerror', None) or error}", missing=True
-            )
+            stamps[file] = [*file_stamp(file.path)]
+        except OSError as error:
+            verdicts[file] = Verdict(error=f"{file.path!r}: {error.strerror}", missing=True)
             continue
-        stamps[file] = [*stamp_of(status)]
-        match stored.get(_cache_key(file), {}).get(file.path):
-            case _ if not check_pixels:
-                is_file = stat.S_ISREG(status.st_mode) or (
-                    file.num_frames is not None and stat.S_ISDIR(status.st_mode)
-                )
-                verdicts[file] = (
-                    Verdict()
-                    if is_file
-                    else Verdict(error=f"{file.path!r}: not a file", missing=True)
-                )
-            case [*stamp, str(content)] if stamp == stamps[file]:
-                verdicts[file] = Verdict(content=content)
+        if not check_pixels:
+            verdicts[file] = Verdict()
+            continue
+        *stamp, content = stored.get(_cache_key(file), {}).get(file.path, [None])
+        if stamp == stamps[file]:
+            verdicts[file] = Verdict(content=content)
     unseen = [file for file in stamps if file not in verdicts]
     verdicts.update(
         zip(
@@ -167,17 +151,14 @@ def check_features(
             are read.
     """
     memory = None if cache is None else Path(cache).with_suffix(".features.json")
-    remembered, stamps = (
-        _read_cache(memory),
-        [None if memory is None else _stamp(item) for item in features],
-    )
+    remembered = _read_cache(memory)
+    stamps = [None if memory is None else _stamp(item) for item in features]
     outcomes: list[int | str | None] = [None] * len(features)
     for index, stamp in enumerate(stamps):
-        match remembered.get(stamp[0]) if stamp is not None else None:
+        if stamp is not None and stamp[0] in remembered:
+            dependencies, dim, read = remembered[stamp[0]]
             # Values that were read need no other look at headers.
-            case [dependencies, int(dim), read] if (
-                stamp and dependencies == stamp[1] and (read or not check_values)
-            ):
+            if dependencies == stamp[1] and (read or not check_values):
                 outcomes[index] = dim
     unseen = [index for index, outcome in enumerate(outcomes) if outcome is None]
     threads = num_workers if all(item.store.parallel for item in features) else 1
@@ -213,11 +194,10 @@ def _stamp(item: ImageFeatures) -> tuple[str, list[Any]] | None:
 
 
 def _read_cache(cache: str | Path | None) -> dict[str, Any]:
-    """Content of a cache; empty where there is none or it is damaged."""
-    try:
-        return json_object(Path(cache).read_bytes(), "the cache") if cache is not None else {}
-    except (OSError, DataError):
+    """Content of a cache, which is written whole; empty where there is none."""
+    if cache is None or not Path(cache).is_file():
         return {}
+    return json_object(Path(cache).read_bytes(), str(cache))
 
 
 def in_parallel(

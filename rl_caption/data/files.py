@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from rewards.base import RewardError, naming
-from rewards.files import atomic_write, read_regular
+from rewards.base import naming
+from rewards.files import atomic_write
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.data.base import SHOWN, DataError, ImageSize
-from rl_caption.data.plain_files import check_text, is_unicode, parse_json, parse_json_lines, shown
+from rl_caption.data.plain_files import parse_json, parse_json_lines, shown
 from rl_caption.data.splits import SplitNames
 
 logger = logging.getLogger(__name__)
@@ -97,13 +97,9 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
 
 
 def captions_file(path: str | Path) -> str | Path:
-    """``path``, or ``predictions.json`` in the folder of an evaluation. Raises ``DataError`` for other folders."""
-    if not Path(path).is_dir():
-        return path
-    if (file := Path(path) / PREDICTIONS).is_file():
-        return file
-    hint = "name the folder of an evaluation (rl-caption evaluate --model MODEL --out FOLDER), or a file of captions"
-    raise DataError(f"{path} is a folder without {PREDICTIONS}: {hint}")
+    """``path``, or ``predictions.json`` in the folder of an evaluation."""
+    file = Path(path) / PREDICTIONS
+    return file if file.is_file() else path
 
 
 def read_references(
@@ -213,52 +209,35 @@ def read_records(path: Path) -> Iterator[Record]:
 
 def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> Iterator[Record]:
     """Yield the records of parsed Karpathy JSON. Raises ``DataError`` where one is wrong or lacks one of ``needs``."""
-    if not isinstance(content, dict) or not isinstance(content.get("images"), list):
-        raise DataError(f"{path} has no list 'images': expected a JSON object with this list")
+    images = content.get("images") if isinstance(content, dict) else None
     names = SplitNames(path, restval_as_train=False)
-    for index, item in enumerate(_objects(content["images"], f"{path}, images")):
+    for index, item in enumerate(_objects(images, f"{path}, images")):
         where = f"{path}, images[{index}]"
         texts = {key: item.get(key) or "" for key in ("split", "filepath", "filename")}
         for key, value in texts.items():
             if not isinstance(value, str) or (value == "" and key in needs):
-                raise DataError(
-                    f"{where}: {key!r} is {shown(item.get(key))}, expected a string that is not empty"
-                )
-            check_text(value, f"{where}: {key!r}")
+                raise DataError(f"{where}: {key!r} is {shown(item.get(key))}, expected a string")
         if texts["split"]:
             texts["split"] = names.read(texts["split"], where)
         key = "imgid" if item.get("cocoid") is None else "cocoid"
         has_id = item.get(key) is not None or "image_id" in needs
-        sentences = item.get("sentences", None if "sentences" in needs else [])
-        if not isinstance(sentences, list):
-            raise DataError(f"{where}: 'sentences' is {shown(sentences)}, expected a list")
+        with naming(f"{where}: 'sentences'", (KeyError, TypeError, AttributeError), DataError):
+            sentences = item["sentences"] if "sentences" in needs else item.get("sentences", [])
+            references = [_sentence(sentence) for sentence in sentences]
         size: Any = (item.get("width"), item.get("height"))
         yield Record(
             image_id=_id(item.get(key), f"{where}: 'cocoid' or 'imgid'") if has_id else "",
-            references=[
-                _sentence(sentence, f"{where}, sentences[{number}]")
-                for number, sentence in enumerate(sentences)
-            ],
-            size=size if all(isinstance(side, int | float) for side in size) else None,
+            references=references,
+            size=size if None not in size else None,
             **texts,
         )
     names.warn()
 
 
-def _sentence(sentence: Any, where: str) -> str:
-    if isinstance(sentence, dict):
-        raw, tokens = sentence.get("raw"), sentence.get("tokens")
-        if (
-            raw is None
-            and isinstance(tokens, list)
-            and all(isinstance(token, str) for token in tokens)
-        ):
-            return check_text(" ".join(tokens), where)
-        if isinstance(raw, str):
-            return check_text(raw, where)
-    raise DataError(
-        f"{where} is {shown(sentence)}, expected an object with the string 'raw' or the list 'tokens'"
-    )
+def _sentence(sentence: Any) -> str:
+    """The text of a sentence with ``raw`` or ``tokens``."""
+    raw = sentence.get("raw")
+    return " ".join(sentence["tokens"] if raw is None else [raw])
 
 
 def _collect_references(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> References:
@@ -372,22 +351,18 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
 
     An id is a file's path (from the working directory or from the folder) or, where none has it, a file's name, then
     its stem, then, for a whole number, the digits at the end of its stem (``391895`` is
-    ``COCO_val2014_000000391895.jpg``). Raises ``DataError`` where the folder is missing, or an id has no file or, in
-    the same way, several, which it names.
+    ``COCO_val2014_000000391895.jpg``). Raises ``DataError`` where an id has no file or, in the same way, several, which
+    it names.
     """
     root = Path(folder)
-    if not root.is_dir():
-        raise DataError(f"image folder {str(root)!r} does not exist")
     paths_by: dict[tuple[int, str], list[str]] = {}
-    with naming(f"image folder {str(root)!r}", (RewardError,), DataError):
-        for path in list_images(root):
-            for way in enumerate(
-                (os.path.abspath(path), path.relative_to(root).as_posix(), *_names_of(path))
-            ):
-                paths_by.setdefault(way, []).append(str(path))
+    for path in list_images(root):
+        names = (os.path.abspath(path), path.relative_to(root).as_posix(), *_names_of(path))
+        for way in enumerate(names):
+            paths_by.setdefault(way, []).append(str(path))
     ids = list(image_ids)
     ways = [enumerate((os.path.abspath(image_id), *[image_id] * 4)) for image_id in ids]
-    candidates = [next((paths_by[way] for way in names if way in paths_by), []) for names in ways]
+    candidates = [next((paths_by[way] for way in tried if way in paths_by), []) for tried in ways]
     missing = [image_id for image_id, files in zip(ids, candidates, strict=True) if not files]
     expected = f"expected a file named like the id, with one of {', '.join(sorted(IMAGE_SUFFIXES))}"
     _refuse(missing, "without a file here", root, expected, len(ids))
@@ -442,16 +417,9 @@ def write_text(path: str | Path, text: str) -> None:
 
 def _read_bytes(path: str | Path) -> bytes:
     """The content of a file or pipe (read once); gzip is recognised by its content, not by the file's name."""
-    try:
-        is_shell = str(path).startswith(("/dev/", "/proc/"))  # /dev/stdin, or <(...)
-        data = Path(path).read_bytes() if is_shell else read_regular(path)
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: a NUL in the path
-        raise DataError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
-    return data
+    data = Path(path).read_bytes()
+    with naming(str(path), (OSError, EOFError, zlib.error), DataError):
+        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
 def _parse_json(data: bytes, path: str | Path) -> Any:
@@ -472,24 +440,22 @@ def _is_line(value: Any, key: str) -> bool:
 
 
 def _objects(content: Any, where: str | Path) -> Iterator[dict[str, Any]]:
-    if not isinstance(content, list):
-        raise DataError(f"{where} is {shown(content)}: expected a list of objects")
-    for index, row in enumerate(content):
+    for index, row in enumerate(content if isinstance(content, list) else [content]):
         if not isinstance(row, dict):
-            raise DataError(f"{where}[{index}] is {shown(row)}: expected an object")
+            raise DataError(f"{where}[{index}] is {shown(row)}: expected a list of objects")
         yield row
 
 
 def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not is_unicode(value):
-        raise DataError(f"{where} is {shown(value)}: expected a string of whole characters")
+    if not isinstance(value, str):
+        raise DataError(f"{where} is {shown(value)}: expected a string")
     return value
 
 
 def _id(value: Any, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
         raise DataError(f"{where} is {shown(value)}: expected a whole number or a string")
-    return check_text(str(value), where)
+    return str(value)
 
 
 def _refuse(

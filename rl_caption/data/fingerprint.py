@@ -52,12 +52,9 @@ def fingerprint(splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, 
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """``NAME: BEFORE -> NOW`` of what differs between two fingerprints: in data, and in times alone.
-
-    Names that are not in ``before`` are left out, as an older version may have written it.
-    """
-    odd = [name for name in now if name in before and before[name] != now[name]]
-    said = {name: f"{name}: {before[name]} -> {now[name]}" for name in odd}
+    """``NAME: BEFORE -> NOW`` of what differs between two fingerprints: in data, and in times alone."""
+    odd = [name for name in now if before.get(name) != now[name]]
+    said = {name: f"{name}: {before.get(name)} -> {now[name]}" for name in odd}
     data = [said[name] for name in odd if not name.endswith(TIMES)]
     return data, [said[name] for name in odd if name.endswith(TIMES)]
 

@@ -15,12 +15,13 @@ from os.path import exists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rewards.base import naming
 from rewards.videos import video_frames
 from rl_caption.data.base import BY_REFERENCE, DataError, DataModule, Row, RowView, Splits
 from rl_caption.data.features import FeatureOptions, features_of
 from rl_caption.data.splits import STANDARD_SPLITS
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code
-from rl_caption.runtime.options import check_type, load_target, shown, wrong_arguments
+from rl_caption.runtime.options import check_type, load_target, wrong_arguments
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import DataConfig
@@ -99,17 +100,12 @@ def build_data(config: DataConfig) -> DataModule:
     target, name = _target(config, "data")
     if config.source is not None:
         check_path(config)
-    try:
-        with errors_of_user_code(name):
-            data = target(**_given(config) | config.kwargs)
-    except (ConfigError, DataError):
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"data: {name} cannot be made: {error}") from error
-    if not (hasattr(data, "splits") and callable(getattr(data, "split", None))):
-        raise ConfigError(
-            f"{name} makes no dataset: expected an object with splits and split(name)"
-        )
+    kept = (ConfigError, DataError)
+    with (
+        naming(f"data: {name}", (TypeError, ValueError), ConfigError, kept),
+        errors_of_user_code(name),
+    ):
+        data = target(**_given(config) | config.kwargs)
     if config.target is not None:
         data = UserData(data, name)
     if config.num_frames is not None:
@@ -141,8 +137,6 @@ class UserData:
         with errors_of_user_code(self._name, error=DataError):
             rows = self._data.split(name)
         where = f"{self._name}, split {name!r}"
-        if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
-            raise DataError(f"{where} is {shown(rows)}: expected a sequence of rows")
         return RowView(_UserRows(rows, self._name), partial(_check_row, where))
 
 
@@ -183,26 +177,19 @@ def _given(config: DataConfig) -> dict[str, Any]:
 def grouped_by_split(
     rows: Iterable[tuple[str, Row]], source: Path, max_images: Mapping[str, int] | None = None
 ) -> dict[str, list[Row]]:
-    """Group ``(split, row)`` pairs of ``source``: first the standard splits, then others in the order of the file.
+    """Group ``(split, row)`` pairs: first the standard splits, then others in the order of the file.
 
-    ``max_images`` limits the number of rows of a split; the first ones stay. Raises ``DataError`` where there is no
-    row, or ``max_images`` has an unknown split or a number below 1.
+    ``max_images`` limits the number of rows of a split; the first ones stay. Raises ``DataError`` where ``source`` has
+    no row.
     """
     groups: dict[str, list[Row]] = {}
     for split, row in rows:
         groups.setdefault(split, []).append(row)
     if not groups:
         raise DataError(f"{source} holds no images")
-    for split, limit in (max_images or {}).items():
-        if split not in groups:
-            raise DataError(
-                f"max_images names the split {split!r}; {source} has {', '.join(sorted(groups))}"
-            )
-        if limit < 1:
-            raise DataError(f"max_images.{split} is {limit}: expected at least 1 image")
-        groups[split] = groups[split][:limit]
+    limits = max_images or {}
     return {
-        split: groups[split]
+        split: groups[split][: limits.get(split)]
         for split in dict.fromkeys((*STANDARD_SPLITS, *groups))
         if split in groups
     }
@@ -213,16 +200,13 @@ def add_features(
 ) -> None:
     """Set ``features`` of every row to its ``ImageFeatures`` under ``root``; do nothing where ``root`` is None.
 
-    ``root`` is a folder or an HDF5 file, ``options`` are arguments of ``FeatureOptions``. Raises ``DataError`` for
-    another root, wrong options, or options without a root.
+    ``root`` is a folder or an HDF5 file, ``options`` are arguments of ``FeatureOptions``.
     """
     if root is None:
-        if options:
-            raise DataError(f"features_kwargs is {dict(options)}, but features_root is not set")
         return
     every = [row for split in rows.values() for row in split]
     for row, features in zip(
-        every, features_of(every, root, FeatureOptions.of(options)), strict=True
+        every, features_of(every, root, FeatureOptions(**(options or {}))), strict=True
     ):
         row["features"] = features
 
@@ -234,13 +218,9 @@ def map_rows(data: DataModule, make: Callable[[str, int, Row], Row]) -> DataModu
 
 
 def _video(num_frames: int, split: str, index: int, row: Row) -> Row:
-    """Replace a row's video file by ``num_frames`` of its frames. Raises ``DataError`` where the image is no file."""
+    """Replace a row's video file by ``num_frames`` of its frames."""
     if "image" not in row:
         return row
-    if not isinstance(row["image"], str | Path):
-        raise DataError(
-            f"data.num_frames is {num_frames}, but the image of {row['image_id']!r} is not a file: leave it out"
-        )
     return {**row, "image": video_frames(row["image"], num_frames)}
 
 

@@ -14,11 +14,10 @@ from typing import Any
 
 from PIL import Image
 
-from rewards.base import RewardError
+from rewards.base import RewardError, naming
 from rewards.images import UNREADABLE, image_identity, image_size, open_image
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.jsonl import read_row, renamed_columns
-from rl_caption.data.plain_files import shown
 from rl_caption.data.splits import SplitNames, check_one_source, regrouped, standard_split
 
 
@@ -29,7 +28,6 @@ def hub(
     splits: dict[str, str] | None = None,
     name: str | None = None,
     revision: str | None = None,
-    streaming: bool = False,
 ) -> Splits:
     """Read a data set of the hub.
 
@@ -41,16 +39,10 @@ def hub(
             and ``validation`` is ``val``; or those that the column ``split`` names, where there is one.
         name: the configuration, where the data set has several.
         revision: branch, tag or commit.
-        streaming: refused: the order of a stream is no function of seed and step.
 
     Raises:
-        DataError: it cannot be loaded, or has other columns or splits, or is to be streamed.
+        DataError: it cannot be loaded, or has other columns or splits.
     """
-    if streaming:
-        raise DataError(
-            f"data.kwargs.streaming of {path!r} is true: a stream is shuffled within a buffer, so that a resumed run "
-            "would see other images; without it the data set is read from memory-mapped files, not into memory"
-        )
     return _stored_splits(path, columns, image_root, splits, name=name, revision=revision)
 
 
@@ -74,10 +66,6 @@ def parquet(
     files: dict[str, list[str]] = {"train": [str(place)]} if place.is_file() else {}
     for file in sorted(place.glob("*.parquet")):
         files.setdefault(file.stem.partition("-")[0], []).append(str(file))
-    if not files:
-        raise DataError(
-            f"data.path {path!r} is neither a Parquet file nor a folder of them (SPLIT-*.parquet)"
-        )
     root = image_root or str(place.parent if place.is_file() else place)
     return _stored_splits("parquet", columns, root, splits, source=path, data_files=files)
 
@@ -91,14 +79,11 @@ def _stored_splits(
     **options: Any,
 ) -> Splits:
     source = loader if source is None else source
-    try:
-        import datasets
-        from pyarrow import ArrowException
-    except ImportError as error:
-        raise DataError(
-            f"{source} cannot be read without the library datasets: pip install 'rl-caption[hub]'"
-        ) from error
-    try:
+    import datasets
+    from pyarrow import ArrowException
+
+    unloadable = (OSError, ValueError, ArrowException, datasets.exceptions.DatasetsError)
+    with naming(f"data.path {source!r} cannot be loaded", unloadable, DataError):
         if splits is None:
             tables = dict(datasets.load_dataset(loader, **options))
         else:
@@ -106,8 +91,6 @@ def _stored_splits(
                 name: datasets.load_dataset(loader, split=there, **options)
                 for name, there in splits.items()
             }
-    except (OSError, ValueError, ArrowException, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"data.path {source!r} cannot be loaded: {error}") from error
     if splits is None:
         tables = {standard_split(name): table for name, table in tables.items()}
     has_split = splits is None and any("split" in table.column_names for table in tables.values())
@@ -182,12 +165,9 @@ def _row(
 
 def decode_image(content: str | bytes, where: str) -> Image.Image:
     """The image of a path, or of the bytes of a file; ``RewardError``, which names ``where``, if it cannot be read."""
-    try:
-        return open_image(
-            content if isinstance(content, str) else Image.open(io.BytesIO(content)), own_mode=True
-        )
-    except (*UNREADABLE, RewardError) as error:
-        raise RewardError(f"{where}: the image cannot be read: {error}") from error
+    with naming(where, (*UNREADABLE, RewardError), RewardError):
+        source = content if isinstance(content, str) else Image.open(io.BytesIO(content))
+        return open_image(source, own_mode=True)
 
 
 def stored_size(content: str | bytes, where: str) -> tuple[int, int]:
@@ -251,10 +231,4 @@ class StoredImage:
         (content,) = self.images[self.row].values()
         if isinstance(content, dict):
             content = content.get("bytes") or content.get("path")
-        if isinstance(content, bytes):
-            return content
-        if not isinstance(content, str):
-            raise RewardError(
-                f"{self.where}: the image is {shown(content)}: expected bytes or a path"
-            )
-        return os.path.join(self.image_root, content)
+        return content if isinstance(content, bytes) else os.path.join(self.image_root, content)

@@ -8,15 +8,13 @@ from typing import Any
 from rewards.files import remove_leftovers
 from rl_caption.data.files import write_json
 from rl_caption.data.fingerprint import changes
-from rl_caption.data.plain_files import check_type, read_json
+from rl_caption.data.plain_files import read_json
 from rl_caption.runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 SETTINGS = "parts.json"
 """File of the settings that made the parts in a folder."""
-ADDED = ("on_bad",)
-"""Settings that older versions did not record: compared where they are."""
 
 
 def own_parts(worker: str | None, total: int) -> range:
@@ -32,16 +30,14 @@ def own_parts(worker: str | None, total: int) -> range:
 def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
     """Record the settings of the parts in ``out``. Raises ``ConfigError`` where existing parts have others.
 
-    ``data`` among them is a ``fingerprint``: times of files that differ are told, and what an older version did not
-    record is not compared.
+    ``data`` among them is a ``fingerprint``: times of files that differ are told.
     """
     file = out / SETTINGS
     if file.exists() and any(path.is_file() and path != file for path in out.rglob("*")):
         stored = read_json(file, ConfigError)
-        compared = [
-            name for name in settings if name != "data" and (name in stored or name not in ADDED)
+        changed = [
+            name for name in settings if name != "data" and stored.get(name) != settings[name]
         ]
-        changed = [name for name in compared if stored.get(name) != settings[name]]
         if changed:
             differences = "; ".join(
                 f"{name} was {stored.get(name)!r}, is now {settings[name]!r}" for name in changed
@@ -49,13 +45,7 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{out} has parts that were written with other settings: {differences}; name another out"
             )
-        recorded = stored.get("data", {})
-        check_type(recorded, dict[str, str], f"{file}, 'data'", ConfigError)
-        files, copied = changes(recorded, settings.get("data", {}))
-        if "data" in settings and "data" not in stored:
-            logger.info(
-                "%s: an older version wrote its parts, so their data cannot be compared", out
-            )
+        files, copied = changes(stored.get("data", {}), settings.get("data", {}))
         if files:
             raise ConfigError(
                 f"{out} has parts that were made from other data: {'; '.join(files)}; name another out"

@@ -1,8 +1,7 @@
-"""Readers of JSON and YAML of unknown origin, whose errors name the file and the key."""
+"""Readers of JSON, YAML, CSV and text, whose errors name the file and the key."""
 
 import csv
 import hashlib
-import io
 import json
 import os
 import re
@@ -14,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from rewards.files import open_regular, parse_integer, read_regular, unique_keys
+from rewards.base import naming
+from rewards.files import unique_keys
 from rl_caption.data.base import SHOWN, DataError
 from rl_caption.runtime.options import check_type as check_type
 from rl_caption.runtime.options import shown as shown
@@ -30,21 +30,16 @@ _CHINESE_OR_JAPANESE = re.compile(
 )
 _THAI_AND_OTHERS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 """Letters of Thai, Lao, Burmese and Khmer, which write no spaces either."""
-LONGEST_NAME = 237
-"""Bytes of an id that is the name of a file: file systems take 255, and ``atomic_write`` adds 18."""
-MOST_EXPANDED = 10**7
-"""Values and characters that a YAML file may have once its aliases are written out."""
 _MARKS = re.compile(r"[<\[#ĠĊ▁]")
 """What each of them begins with, which is found faster."""
 
 
 def _without_tokens(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object without ``tokens`` where it has ``raw``."""
     values = unique_keys(pairs)
-    return (
-        {key: value for key, value in values.items() if key != "tokens"}
-        if values.get("raw") is not None
-        else values
-    )
+    if values.get("raw") is not None:
+        values.pop("tokens", None)
+    return values
 
 
 def parse_json(
@@ -58,24 +53,18 @@ def parse_json(
     Args:
         content: the text.
         where: the source, with which error messages begin.
-        error: the exception to raise where it is not JSON, is nested too deeply, or an object repeats a key.
+        error: the exception to raise where it is not JSON, or an object repeats a key.
         drop_tokens: drop ``tokens`` from objects with ``raw``, which take most of the memory of Karpathy JSON (0.9 GB
             for COCO).
     """
-    try:
-        pairs = _without_tokens if drop_tokens else unique_keys
-        return json.loads(content, object_pairs_hook=pairs, parse_int=parse_integer)
-    except RecursionError as problem:
-        raise error(
-            f"{where} cannot be read as JSON: its brackets are nested too deeply"
-        ) from problem
-    except ValueError as problem:  # also not UTF-8, and numbers of thousands of digits
-        raise error(f"{where} is not JSON: {problem}") from problem
+    pairs = _without_tokens if drop_tokens else unique_keys
+    with naming(f"{where} is not JSON", (ValueError,), error):
+        return json.loads(content, object_pairs_hook=pairs)
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, str, Any]]:
     """Yield line number, ``FILE, line N`` and value of each non-empty line of JSON. Only a line feed ends a line."""
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         yield from parse_json_lines(file, path)
 
 
@@ -92,30 +81,26 @@ def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str
 
     Raises ``DataError`` where one of ``columns`` is absent, or a row has no value in it.
     """
-    lines = io.StringIO(read_utf8(path), newline="")
-    reader = csv.DictReader(lines)
-    try:
-        absent = [column for column in columns if column not in (reader.fieldnames or ())]
+    with (
+        naming(str(path), (UnicodeDecodeError, csv.Error), DataError),
+        open(path, encoding="utf-8-sig", newline="") as file,
+    ):
+        reader = csv.DictReader(file)
+        names = reader.fieldnames or ()
+        absent = [column for column in columns if column not in names]
         if absent:
-            raise DataError(
-                f"{path} has no column {absent[0]!r}: it has {', '.join(reader.fieldnames or ['none'])}"
-            )
+            raise DataError(f"{path} has no column {absent[0]!r}: it has {', '.join(names)}")
         for row in reader:
             where = f"{path}, line {reader.line_num}"
-            short = [column for column in columns if row[column] is None]
-            if short:
-                raise DataError(f"{where} ends before the column {short[0]!r}")
+            if any(row[column] is None for column in columns):
+                raise DataError(f"{where} has fewer columns than the first line")
             yield where, row
-    except csv.Error as problem:
-        raise DataError(f"{path}, line {reader.line_num}, is not CSV: {problem}") from problem
 
 
 def read_utf8(path: Path) -> str:
     """The text of a file. Raises ``DataError`` where it is not UTF-8."""
-    try:
-        return read_regular(path).decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{path} is not UTF-8: {problem}") from problem
+    with naming(str(path), (UnicodeDecodeError,), DataError):
+        return path.read_bytes().decode("utf-8-sig")
 
 
 def json_object(content: bytes | str, where: str) -> dict[str, Any]:
@@ -130,44 +115,17 @@ def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
 
     Raises ``error``, which names the file and the key, for another value, and ``OSError`` for an unreadable file.
     """
-    content = parse_json(read_regular(file), file, error)
+    content = parse_json(file.read_bytes(), file, error)
     check_type(content, kind, str(file), error)
     return content
 
 
 def read_yaml(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     """Read a YAML file whose value has the type ``kind``. Raises as ``read_json`` does."""
-    try:
-        content = yaml.safe_load(read_regular(file))
-        _check_expansion(content)
-        # Refuses what contains itself, and numbers of hundreds of digits.
-        json.loads(json.dumps(content, default=str), parse_int=parse_integer)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
-        raise error(f"{file} is not YAML: {problem}") from problem
+    with naming(str(file), (yaml.YAMLError, ValueError), error):
+        content = yaml.safe_load(file.read_bytes())
     check_type(content, kind, str(file), error)
     return content
-
-
-def _check_expansion(content: Any) -> None:
-    """Raise ``ValueError`` where aliases of aliases stand for more than a file can hold."""
-    sizes: dict[int, int] = {}
-
-    def size(value: Any) -> int:
-        """Number of values and characters, each as often as it is named."""
-        if isinstance(value, str):
-            return len(value)
-        if not isinstance(value, dict | list | tuple):
-            return 1
-        if id(value) not in sizes:
-            sizes[id(value)] = 1  # of what contains itself, which is refused elsewhere
-            values = [*value, *value.values()] if isinstance(value, dict) else value
-            sizes[id(value)] = sum(map(size, values), 1)
-        return sizes[id(value)]
-
-    if (total := size(content)) > MOST_EXPANDED:
-        raise ValueError(
-            f"its aliases stand for {total:.2g} values and characters: expected at most {MOST_EXPANDED:,}"
-        )
 
 
 class _Line(typing.TypedDict):
@@ -180,7 +138,7 @@ def read_log(file: Path, error: type[Exception]) -> Iterator[tuple[str, dict[str
     Every record has an integer ``step``. An incomplete last line, as a killed run leaves, is skipped. Raises as
     ``read_json`` does.
     """
-    lines = read_regular(file).split(b"\n")
+    lines = file.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         where = f"{file}, line {number}"
         if line.strip():
@@ -204,25 +162,11 @@ def hash_text(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def is_unicode(text: str) -> bool:
-    r"""Whether text can be encoded: no lone surrogates, such as JSON's ``"\ud800"``."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def check_text(text: str, where: str) -> str:
-    """Return ``text``. Raises ``DataError`` for zero bytes and lone surrogates, which cannot be written to files."""
-    if "\0" in text or not is_unicode(text):
-        raise DataError(
-            f"{where} is {shown(text)}: expected text without zero bytes and lone surrogates"
-        )
-    return text
-
-
-def check_name(text: str, where: str) -> str:
-    """Return ``text``, an id that becomes a file's name. Raises ``DataError``, with ``where``, if it cannot be one."""
-    if not text or os.sep in text or len(text.encode(errors="replace")) > LONGEST_NAME:
+def check_name(image_id: str, where: str) -> str:
+    """Return an id that becomes a file's name. Raises ``DataError``, with ``where``, if it has a slash."""
+    if os.sep in image_id:
         raise DataError(f"{where}: expected an id that can be a file's name")
-    return check_text(text, where)
+    return image_id
 
 
 class TextForms:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from rewards.files import read_regular
 from rewards.model_files import read_object
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER
@@ -83,10 +82,6 @@ def prepare(
     first offenders.
     """
     out, files = Path(out), _downloads(Path(downloads), annotations)
-    if (out / KARPATHY).exists() and files[KARPATHY].samefile(out / KARPATHY):
-        raise DataError(
-            f"{files[KARPATHY]} is what this program writes: move the download to {out / 'downloads'}"
-        )
     findings = Findings()
     records = _read_karpathy(files[KARPATHY], findings)
     counts = _count(records)
@@ -169,7 +164,7 @@ def _official_photos(path: Path) -> dict[str, Photo]:
     """Image id -> photo of an official caption file; its name, ``captions_val2014.json``, has the folder."""
     folder, content = (
         path.stem.removeprefix("captions_"),
-        json_object(read_regular(path), str(path)),
+        json_object(path.read_bytes(), str(path)),
     )
     check_type(content, _Photos, str(path), DataError)
     images = {str(item["id"]): item for item in content["images"]}
@@ -343,20 +338,15 @@ def _link(out: Path, source: str | Path | None, name: str) -> Path | None:
     A folder of features and an HDF5 file get the same name, so that configurations need not tell them apart.
     """
     place = out / name
-    if source is None:
-        if os.path.lexists(place) and not place.exists():
+    if source is not None:
+        target = Path(source).resolve(strict=True)
+        if not os.path.lexists(place):
+            place.symlink_to(target)
+        elif place.resolve() != target:
             raise DataError(
-                f"{place} leads to {place.resolve()}, which does not exist: remove the link, or give --{name}"
+                f"{place} exists and is not {target}: remove it, or leave the option out"
             )
-        return place if place.exists() else None
-    target = Path(source).resolve()
-    if not target.exists():
-        raise DataError(f"{str(source)!r} does not exist: expected {name}")
-    if not os.path.lexists(place):
-        place.symlink_to(target)
-    elif place.resolve() != target:
-        raise DataError(f"{place} exists and is not {target}: remove it, or leave the option out")
-    return place
+    return place if place.exists() else None
 
 
 def main(argv: list[str] | None = None) -> int:

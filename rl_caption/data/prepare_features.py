@@ -2,18 +2,18 @@
 
 import argparse
 import base64
-import binascii
 import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from rewards.files import atomic_write, open_regular
+from rewards.base import naming
+from rewards.files import atomic_write
 from rl_caption.data.base import DataError
 from rl_caption.data.features import as_image_features, as_stored, check_boxes, check_width, finite
 from rl_caption.data.files import check_space
@@ -127,76 +127,59 @@ def _check_space(
     paths: Sequence[str | Path], folder: Path, present: Collection[str], dtype: str
 ) -> None:
     """Check the disk space before the start. Base64 has four characters for three bytes."""
-    try:
-        text = sum(os.path.getsize(path) for path in paths)
-    except OSError as error:
-        raise DataError(f"{error.filename} cannot be read: {error.strerror or error}") from error
+    text = sum(os.path.getsize(path) for path in paths)
     stored = sum(os.path.getsize(folder / f"{name}.npz") for name in present)
     check_space(folder, text * 3 / 4 * np.dtype(dtype).itemsize / 4 - stored, dtype)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
     """Number and columns of every line, with a progress bar over the bytes of the file, or log lines."""
-    try:
-        file: BinaryIO
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            with tqdm(
-                total=size, desc=path.name, unit="B", unit_scale=True, leave=False, disable=None
-            ) as bar:
-                for number, line in enumerate(file, start=1):
-                    bar.update(len(line))
-                    if bar.disable and number % 10_000 == 0:
-                        logger.info(
-                            "%s: %d images, %.0f%% of the file",
-                            path.name,
-                            number,
-                            100 * file.tell() / size,
-                        )
-                    if line.strip():
-                        yield number, line.rstrip(b"\r\n").split(b"\t")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    size = path.stat().st_size
+    bar = tqdm(total=size, desc=path.name, unit="B", unit_scale=True, leave=False, disable=None)
+    with open(path, "rb") as file, bar:
+        for number, line in enumerate(file, start=1):
+            bar.update(len(line))
+            if bar.disable and number % 10_000 == 0:
+                share = 100 * file.tell() / size
+                logger.info("%s: %d images, %.0f%% of the file", path.name, number, share)
+            if line.strip():
+                yield number, line.rstrip(b"\r\n").split(b"\t")
 
 
 def _arrays(columns: Sequence[bytes], where: str) -> dict[str, Any]:
-    try:
+    with naming(
+        f"{where}: expected num_boxes and base64 of float32",
+        (ValueError, KeyError, TypeError),
+        DataError,
+        (DataError,),
+    ):
         if len(columns) in (6, 10):
             # LXMERT's files have the height before the width, and what the detector sees in between.
             width, height = map(int, columns[1:3] if len(columns) == 6 else columns[2:0:-1])
-            boxes = int(columns[-3])
-            features = _matrix(columns[-1], boxes, "features", where)
-            corners = _matrix(columns[-2], boxes, "boxes", where)
-            check_boxes(corners.shape, corners.dtype, boxes, where)
-            return {"features": features, "boxes": corners, "image_w": width, "image_h": height}
+            features, boxes = (
+                _matrix(text, int(columns[-3])) for text in (columns[-1], columns[-2])
+            )
+            check_boxes(boxes.shape, len(features), where)
+            return {"features": features, "boxes": boxes, "image_w": width, "image_h": height}
         if len(columns) == 3:
-            return {"features": _matrix(columns[2], int(columns[1]), "features", where)}
+            return {"features": _matrix(columns[2], int(columns[1]))}
         if len(columns) == 2:
             item = parse_json(columns[1], where)
-            return {
-                "features": _matrix(item["features"], int(item["num_boxes"]), "features", where)
-            }
-    except (ValueError, KeyError, TypeError, binascii.Error) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{where}: {error!r}: expected num_boxes and base64 of float32") from error
+            return {"features": _matrix(item["features"], int(item["num_boxes"]))}
     raise DataError(
         f"{where}: {len(columns)} columns, expected 6 (image_id, image_w, image_h, num_boxes, boxes, features), 10 "
         "(those of LXMERT), 3 (image_id, num_boxes, features) or 2 (image_id, JSON)"
     )
 
 
-def _matrix(text: str | bytes, rows: int, name: str, where: str) -> NDArray[np.float32]:
-    values = np.frombuffer(base64.b64decode(text, validate=True), "<f4")
-    if rows < 1 or not len(values) or len(values) % rows:
-        raise DataError(
-            f"{where}: {name} has {len(values)} values, expected a multiple of num_boxes, {rows}"
-        )
-    return values.reshape(rows, -1)
+def _matrix(text: str | bytes, rows: int) -> NDArray[np.float32]:
+    return np.frombuffer(base64.b64decode(text, validate=True), "<f4").reshape(rows, -1)
 
 
 def read_options(argv: list[str] | None) -> dict[str, Any]:
     """Options of the command line that are set; those of TSV files, or those of an encoder."""
+    from rl_caption.data.loader import AUGMENTATIONS
+
     parser = argparse.ArgumentParser(
         prog="rl-caption prepare_features",
         description="Prepare image features for training (data.features_root): convert published TSV files, or encode "
@@ -260,7 +243,7 @@ def read_options(argv: list[str] | None) -> dict[str, Any]:
         metavar="SPLIT",
         help="splits of the Karpathy JSON to encode (default: all)",
     )
-    encoder.add_argument("--augment", nargs="+", metavar="NAME", help="encode a randomly augmented view of each "
+    encoder.add_argument("--augment", nargs="+", choices=AUGMENTATIONS, help="encode a randomly augmented view of each "
                          "image (as data.augment) for data.features_kwargs.views")  # fmt: skip
     encoder.add_argument("--seed", type=int, help="random seed of the augmented views (default: 0)")
     encoder.add_argument("--batch_size", type=int, help="images per forward pass (default: 32)")

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from rewards.base import RewardError, naming
 from rewards.images import list_images
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.formats import grouped_by_split
-from rl_caption.data.plain_files import check_text, read_json, read_utf8
+from rl_caption.data.plain_files import read_json, read_utf8
 from rl_caption.runtime.options import Range
 
 logger = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ class CocoAnnotations(Splits):
             ``near-domain``, ``out-domain``).
 
     Raises:
-        DataError: the file is missing or of another format, or an annotation is of an image that is not listed.
+        DataError: the file is of another format, or an annotation is of an image that is not listed.
     """
 
     def __init__(
@@ -76,25 +75,18 @@ class CocoAnnotations(Splits):
         split: str = "val",
         split_by: str | None = None,
     ) -> None:
-        file = existing_file(path, "a JSON file with images and annotations")
+        file = Path(path)
         content = read_json(file, DataError, _CocoFile)
         rows: dict[str, tuple[str, Row]] = {}
         for index, image in enumerate(content["images"]):
-            where = f"{file}, images[{index}]"
-            name = image.get(split_by, "") if split_by is not None else split
-            if not isinstance(name, str) or not name:
-                raise DataError(
-                    f"{where} has no text {split_by!r}, which data.kwargs.split_by names"
-                )
-            place = os.path.join(
-                file.parent, image_root or "", check_text(image["file_name"], f"{where}.file_name")
-            )
+            name = split if split_by is None else str(image.get(split_by))
+            place = os.path.join(file.parent, image_root or "", image["file_name"])
             row: Row = {"image_id": str(image["id"]), "image": place, "references": []}
             if "width" in image and "height" in image:
                 row["size"] = (image["width"], image["height"])
             if row["image_id"] in rows:
                 raise DataError(
-                    f"{where}: the id {row['image_id']!r} is listed twice: expected every image once"
+                    f"{file}, images[{index}]: the id {row['image_id']!r} is listed twice"
                 )
             rows[row["image_id"]] = name, row
         for index, annotation in enumerate(content["annotations"]):
@@ -104,7 +96,7 @@ class CocoAnnotations(Splits):
                     f"{where}: image_id {annotation['image_id']!r} is not among the images"
                 )
             _, row = rows[str(annotation["image_id"])]
-            row["references"].append(check_text(annotation["caption"], f"{where}.caption"))
+            row["references"].append(annotation["caption"])
         super().__init__(grouped_by_split(rows.values(), file), file)
 
 
@@ -122,7 +114,7 @@ class ShareGpt4v(Splits):
         val_images: number of images in ``val``.
 
     Raises:
-        DataError: the file is missing or of another format, or has too few images.
+        DataError: the file is of another format.
     """
 
     def __init__(
@@ -131,35 +123,19 @@ class ShareGpt4v(Splits):
         image_root: str | Path | None = None,
         val_images: Annotated[int, Range(min=1, max=10**7)] = 1000,
     ) -> None:
-        file = existing_file(path, "a JSON list of conversations, each with an image")
+        file = Path(path)
         # Tuples in place of rows: there are 1.2 million.
         pairs = [
             (item["image"], item["conversations"])
             for item in read_json(file, DataError, list[_Conversation])
         ]
-        texts = [
-            (name, _last_turn(turns, f"{file}, [{index}]"))
-            for index, (name, turns) in enumerate(pairs)
-        ]
-        if len(texts) <= val_images:
-            raise DataError(
-                f"{file} has {len(texts)} images: expected more than data.kwargs.val_images, {val_images}: the "
-                "first of them are for validation"
-            )
+        texts = [(name, turns[-1]["value"].replace("\n", " ")) for name, turns in pairs if turns]
         make = partial(_described_row, str(file.parent / (image_root or "")))
         rows = {
             "train": RowView(texts[val_images:], make),
             "val": RowView(texts[:val_images], make),
         }
         super().__init__(rows, file)
-
-
-def _last_turn(turns: Sequence[_Turn], where: str) -> str:
-    if not turns or not turns[-1]["value"].strip():
-        raise DataError(
-            f"{where}: 'conversations' has no text in its last turn: expected the description of the image"
-        )
-    return check_text(turns[-1]["value"].replace("\n", " "), f"{where}: 'conversations'")
 
 
 def _described_row(root: str, index: int, pair: tuple[str, str]) -> Row:
@@ -184,16 +160,12 @@ class DenselyCaptioned(Splits):
             ``valid`` is ``val`` here.
 
     Raises:
-        DataError: a file is missing or of another format.
+        DataError: a file is of another format.
     """
 
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
-        names = read_json(
-            existing_file(folder / "splits.json", "the splits of DCI"),
-            DataError,
-            dict[str, list[str]],
-        )
+        names = read_json(folder / "splits.json", DataError, dict[str, list[str]])
         rows = [
             ("val" if split == "valid" else split, row)
             for split, files in names.items()
@@ -211,13 +183,10 @@ class DenselyCaptioned(Splits):
 
 
 def _dense_row(folder: Path, name: str) -> Row:
-    file = existing_file(folder / "complete" / name, "an annotation that splits.json names")
-    content = read_json(file, DataError, _DenseImage)
+    content = read_json(folder / "complete" / name, DataError, _DenseImage)
     summaries = (content.get("summaries") or {}).get("base", [])
     texts = [summaries] if isinstance(summaries, str) else summaries
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise DataError(f"{file}: 'summaries.base' is not a list of texts")
-    references = [check_text(text, f"{file}: 'summaries.base'") for text in texts if text.strip()]
+    references = [text for text in texts if text.strip()]
     row: Row = {
         "image_id": name,
         "image": os.path.join(folder, "photos", content["image"]),
@@ -230,42 +199,17 @@ class Urban1k(Splits):
     """A folder of images and a folder of texts with the same names, as Urban-1k (Zhang et al., "Long-CLIP", ECCV 2024).
 
     The first line of ``caption/NAME.txt`` is the reference of ``image/NAME.jpg``; all are in the split ``test``.
-
-    Raises:
-        DataError: there is no image, or an image without a text.
     """
 
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
-        with naming(f"data.path {str(path)!r}", (RewardError,), DataError):
-            images = sorted(
-                list_images(folder / "image"), key=lambda file: (len(file.stem), file.stem)
-            )
+        files = list_images(folder / "image")
+        images = sorted(files, key=lambda file: (len(file.stem), file.stem))
         super().__init__(grouped_by_split(_texts_beside(folder, images), folder), folder)
 
 
 def _texts_beside(folder: Path, images: Sequence[Path]) -> Iterator[tuple[str, Row]]:
     for image in images:
-        file = existing_file(
-            folder / "caption" / f"{image.stem}.txt", f"the caption of {image.name}"
-        )
-        caption = next(iter(read_utf8(file).splitlines()), "")
-        if not caption.strip():
-            raise DataError(
-                f"{file} has no text in its first line: expected the caption of {image.name}"
-            )
-        yield (
-            "test",
-            {
-                "image_id": image.stem,
-                "image": str(image),
-                "references": [check_text(caption, str(file))],
-            },
-        )
-
-
-def existing_file(path: str | Path, expected: str) -> Path:
-    """``path`` as a ``Path``. Raises ``DataError``, which says what is ``expected``, where it is no file."""
-    if not Path(path).is_file():
-        raise DataError(f"{str(path)!r} is not a file: expected {expected}")
-    return Path(path)
+        lines = read_utf8(folder / "caption" / f"{image.stem}.txt").splitlines()
+        row: Row = {"image_id": image.stem, "image": str(image), "references": lines[:1]}
+        yield "test", row

@@ -16,12 +16,13 @@ from typing import Any
 
 from PIL import Image
 
+from rewards.base import naming
 from rewards.images import IMAGE_SUFFIXES
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.hub import decode_image, stored_size
 from rl_caption.data.jsonl import read_row, renamed_columns
-from rl_caption.data.plain_files import parse_json, shown
+from rl_caption.data.plain_files import json_object, shown
 from rl_caption.data.splits import (
     STANDARD_SPLITS,
     SplitNames,
@@ -31,8 +32,6 @@ from rl_caption.data.splits import (
 )
 from rl_caption.data.unpaired import Texts
 
-MAX_TEXT = 16 * 2**20
-"""Largest text of a sample, in bytes."""
 DAMAGED = (tarfile.TarError, OSError, ValueError, EOFError)
 """What reading a damaged archive raises."""
 
@@ -51,7 +50,7 @@ def shards(
             each sample is in the split that its object names.
 
     Raises:
-        DataError: there is no archive, or one is compressed, damaged, or has a sample without an image or a text.
+        DataError: an archive is compressed, damaged, or has a sample without an image.
     """
     archives = split_archives(Path(path), splits)
     total = sum(map(len, archives.values()))
@@ -76,21 +75,12 @@ def shards(
 
 
 def split_archives(path: Path, splits: Mapping[str, str] | None) -> dict[str, list[Path]]:
-    """Split -> its archives, in the order of their names. Raises ``DataError``."""
+    """Split -> its archives, in the order of their names. Raises ``DataError`` for an archive of no split."""
     if path.is_file():
         return {"train": [path]}
     if splits is not None:
-        archives = {split: sorted(path.glob(pattern)) for split, pattern in splits.items()}
-        if empty := [split for split, files in archives.items() if not files]:
-            raise DataError(
-                f"data.kwargs.splits.{empty[0]} is {splits[empty[0]]!r}: no archive in {path} has such a name"
-            )
-        return archives
+        return {split: sorted(path.glob(pattern)) for split, pattern in splits.items()}
     files = sorted(path.glob("*.tar"))
-    if not files:
-        raise DataError(
-            f"data.path {str(path)!r} is neither a tar archive nor a folder of them (SPLIT-*.tar)"
-        )
     names = {file: standard_split(file.stem.partition("-")[0]) for file in files}
     if not any(name in STANDARD_SPLITS for name in names.values()):
         return {"train": files}
@@ -125,8 +115,6 @@ class ShardIndex:
             if len(images) != 1:
                 expected = f"one file KEY{', KEY'.join(sorted(IMAGE_SUFFIXES))}"
                 raise DataError(f"{where} has {len(images)} images: expected {expected}")
-            if not texts:
-                raise DataError(f"{where} has neither a txt nor a json: expected its caption")
             self.samples.add(json.dumps({"key": key} | texts))
             self.archives.append(len(self.files))
             self.offsets.append(images[0][0])
@@ -161,9 +149,7 @@ class ShardIndex:
         """Where a sample is, its id, and its values by the names of this package."""
         file, texts = self.files[self.archives[index]], json.loads(sample)
         where, name = f"{file}, sample {shown(texts['key'])}", f"{file.stem}/{texts['key']}"
-        item = parse_json(texts["json"], where) if "json" in texts else {}
-        if not isinstance(item, dict):
-            raise DataError(f"{where}: the json is {shown(item)}: expected an object")
+        item = json_object(texts.get("json", "{}"), where)
         if "txt" in texts:
             item["txt"] = texts["txt"].strip()
             if columns is None:
@@ -174,51 +160,26 @@ class ShardIndex:
 def archive_samples(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Key and files of each sample of an archive: extension -> text, or offset and size of an image."""
     key, members = "", dict[str, Any]()
-    try:
-        size = file.stat().st_size
-        with tarfile.open(file, "r:") as archive:
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # it would keep all
-                name, _, extension = member.name.rpartition("/")[2].partition(".")
-                extension = extension.lower()
-                if not member.isreg() or (
-                    extension not in ("txt", "json") and f".{extension}" not in IMAGE_SUFFIXES
-                ):
-                    continue
-                if member.issparse() or member.offset_data + member.size > size:
-                    raise DataError(
-                        f"{file}: {shown(member.name)} is cut off or stored sparsely: make the archive again"
-                    )
-                folder = member.name.rpartition("/")[0]
-                sample = f"{folder}/{name}".removeprefix("./").lstrip("/") if folder else name
-                if sample != key:
-                    if members:
-                        yield key, members
-                    key, members = sample, {}
-                if extension in members:
-                    raise DataError(f"{file}, sample {shown(key)} has two files {extension}")
-                members[extension] = member.offset_data, member.size
-                if extension in ("txt", "json"):
-                    members[extension] = _text(archive, member, f"{file}, {shown(member.name)}")
-    except DAMAGED as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"{file} cannot be read as a tar archive without compression: {error}"
-        ) from error
-    if not members:
-        raise DataError(f"{file} has no samples: expected files KEY.jpg and KEY.txt or KEY.json")
-    yield key, members
-
-
-def _text(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> str:
-    if member.size > MAX_TEXT:
-        raise DataError(f"{where} has {member.size} bytes: expected at most {MAX_TEXT}")
-    content = archive.extractfile(member)
-    try:
-        return "" if content is None else content.read().decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where} is not UTF-8: {error}") from error
+    with naming(str(file), DAMAGED, DataError), tarfile.open(file, "r:") as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep all
+            folder, _, name = member.name.removeprefix("./").rpartition("/")
+            stem, _, extension = name.partition(".")
+            extension = extension.lower()
+            is_text = extension in ("txt", "json")
+            if not member.isreg() or not (is_text or f".{extension}" in IMAGE_SUFFIXES):
+                continue
+            sample = f"{folder}/{stem}" if folder else stem
+            if sample != key:
+                if members:
+                    yield key, members
+                key, members = sample, {}
+            members[extension] = member.offset_data, member.size
+            if is_text:
+                content: Any = archive.extractfile(member)
+                members[extension] = content.read().decode()
+    if members:
+        yield key, members
 
 
 @dataclass(frozen=True)

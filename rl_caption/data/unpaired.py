@@ -1,20 +1,19 @@
 """Images without captions, and captions without images, optionally with a target (docs/data.md, docs/icc.md)."""
 
-import math
 import os
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
-from rewards.base import RewardError, naming
+from rewards.base import naming
 from rewards.images import list_images
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.plain_files import (
-    check_text,
+    check_type,
     csv_rows,
     hash_text,
     json_lines,
@@ -23,6 +22,12 @@ from rl_caption.data.plain_files import (
 )
 from rl_caption.data.splits import STANDARD_SPLITS, standard_split
 from rl_caption.runtime.options import Range
+
+
+class _Target(TypedDict):
+    caption: str
+    target: float
+
 
 HeldOut = Annotated[float, Range(above=0, below=1)]
 
@@ -56,20 +61,7 @@ def held_out_splits(
     for split, key, text in items:
         held_out = split == "train" and val_fraction > 0 and hash_text(key) / 2**64 < val_fraction
         texts["val" if held_out else split].add(text)
-    rows: dict[str, Sequence[Row]] = {
-        split: RowView(texts[split], make) for split in STANDARD_SPLITS if split in texts
-    }
-    if "train" not in rows or (val_fraction > 0 and "val" not in rows):
-        counts = {split: len(split_rows) for split, split_rows in rows.items()}
-        held = (
-            f", val being what data.kwargs.val_fraction {val_fraction} holds out"
-            if val_fraction
-            else ""
-        )
-        raise DataError(
-            f"{path} has {counts} rows{held}: expected some to train on, and some in val"
-        )
-    return rows
+    return {split: RowView(texts[split], make) for split in STANDARD_SPLITS if split in texts}
 
 
 class ImageFolder(Splits):
@@ -78,14 +70,11 @@ class ImageFolder(Splits):
     Folders ``train``, ``val`` and ``test`` at its top are the splits; everything else is ``train``. Without ``val``,
     about ``val_fraction`` of the training images are held out: those whose path hashes below it, the same in every run,
     whatever else is in the folder. ``image_id`` is the path in the folder. Files and folders whose names begin with a
-    dot are left out; links to folders are followed. Raises ``DataError`` where the folder is missing, links lead to a
-    folder twice, or there is no image to train on or to hold out.
+    dot are left out; links to folders are followed.
     """
 
     def __init__(self, path: str | Path, val_fraction: HeldOut = 0.01) -> None:
         root = Path(path)
-        if not root.is_dir():
-            raise DataError(f"data.path {str(path)!r} is not a folder: expected a folder of images")
         items = ((split, name, name) for split, name in _image_files(root))
         folders = [standard_split(folder.name) for folder in root.iterdir() if folder.is_dir()]
         held_out = 0 if "val" in folders else val_fraction
@@ -96,7 +85,7 @@ class CaptionFile(Splits):
     """Captions without images, one per line, such as those of CC3M, as a ``DataModule``.
 
     Empty lines are skipped. ``image_id`` is the file's name and the line, ``train.tsv:17``. Raises ``DataError``, which
-    names file and line, where the file is missing or a line is wrong.
+    names file and line, where a line is wrong.
 
     Args:
         path: a text file, UTF-8, or a folder with one file per split: ``train``, ``val`` and ``test`` with any
@@ -115,9 +104,8 @@ class CaptionFile(Splits):
     ) -> None:
         files = _caption_files(Path(path))
         items = (
-            (split, caption, f"{name}:{number}\t{caption}")
+            (split, caption, f"{file.name}:{number}\t{caption}")
             for split, file in files.items()
-            for name in [check_text(file.name, "name of a file of captions")]
             for number, caption in _captions(file, column)
         )
         super().__init__(
@@ -130,27 +118,20 @@ class CaptionTargets(Splits):
     """JSON lines ``{"caption": ..., "target": ...}`` without images, as a ``DataModule`` (docs/icc.md).
 
     Empty lines are skipped, and further keys ignored. ``image_id`` is the file's name and the line. ``val`` is held out
-    as for ``CaptionFile``. Raises ``DataError``, which names file and line, where the file is missing or a line is
-    wrong.
+    as for ``CaptionFile``. Raises ``DataError``, which names file and line, where a line is wrong.
     """
 
     def __init__(self, path: str | Path, val_fraction: HeldOut = 0.05) -> None:
         file = Path(path)
-        if not file.is_file():
-            raise DataError(
-                f"data.path {str(path)!r} is not a file: expected JSON lines with 'caption' and 'target'"
-            )
         super().__init__(held_out_splits(file, _targets(file), val_fraction, _target_row), file)
 
 
 def _image_files(root: Path) -> Iterator[tuple[str, str]]:
     """Yield split and relative path of the images below ``root``."""
-    with naming(f"data.path {str(root)!r}", (RewardError,), DataError):
-        for file in progress(list_images(root, follow_links=True), root.name, "image"):
-            path = file.relative_to(root)
-            folder = standard_split(path.parts[0]) if len(path.parts) > 1 else ""
-            split = folder if folder in STANDARD_SPLITS else "train"
-            yield split, check_text(path.as_posix(), f"name of an image in {file.parent}")
+    for file in progress(list_images(root), root.name, "image"):
+        path = file.relative_to(root)
+        folder = standard_split(path.parts[0]) if len(path.parts) > 1 else ""
+        yield folder if folder in STANDARD_SPLITS else "train", path.as_posix()
 
 
 def _image_row(root: Path, index: int, name: str) -> Row:
@@ -160,10 +141,6 @@ def _image_row(root: Path, index: int, name: str) -> Row:
 def _caption_files(path: Path) -> dict[str, Path]:
     """Split -> its file."""
     if not path.is_dir():
-        if not path.is_file():
-            raise DataError(
-                f"data.path {str(path)!r} does not exist: expected a file with a caption a line"
-            )
         return {"train": path}
     files: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
@@ -180,35 +157,25 @@ def _caption_files(path: Path) -> dict[str, Path]:
 def _captions(file: Path, column: int | str | None) -> Iterator[tuple[int, str]]:
     """Line numbers and captions."""
     if file.suffix == ".csv":
-        heading = "caption" if column is None else column
-        if not isinstance(heading, str):
-            raise DataError(
-                f"{file} has headings, and data.kwargs.column is {column}: expected one of them"
-            )
+        heading = "caption" if column is None else str(column)
         for where, row in csv_rows(file, [heading]):
             if row[heading].strip():
-                yield int(where.rpartition(" ")[2]), check_text(single_spaced(row[heading]), where)
+                yield int(where.rpartition(" ")[2]), single_spaced(row[heading])
         return
-    if isinstance(column, str):
-        raise DataError(
-            f"data.kwargs.column is {column!r}: expected a number for {file.name}, which is no .csv file"
-        )
-    with file.open("rb") as lines:
-        for number, content in enumerate(progress(lines, file.name, "line"), start=1):
-            where = f"{file}, line {number}"
-            try:
-                line = content.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{where} is not UTF-8: {error}") from error
+    with (
+        naming(str(file), (UnicodeDecodeError,), DataError),
+        open(file, encoding="utf-8-sig", newline="\n") as lines,
+    ):
+        for number, line in enumerate(progress(lines, file.name, "line"), start=1):
             if not line.strip():
                 continue
-            columns = line.split("\t")
-            if (column or 0) >= len(columns) or (column is None and len(columns) > 1):
+            columns = line.rstrip("\r\n").split("\t")
+            if column not in range(len(columns)) and (column is not None or len(columns) > 1):
                 raise DataError(
-                    f"{where} has {len(columns)} columns, {shown(line)}, and data.kwargs.column is {column}: say which "
-                    "is the caption, counted from 0"
+                    f"{file}, line {number} has {len(columns)} columns, {shown(line)}, and data.kwargs.column is "
+                    f"{column}: say which is the caption, counted from 0"
                 )
-            yield number, check_text(columns[column or 0].strip(), where)
+            yield number, columns[int(column or 0)].strip()
 
 
 def _caption_row(index: int, text: str) -> Row:
@@ -217,22 +184,10 @@ def _caption_row(index: int, text: str) -> Row:
 
 
 def _targets(file: Path) -> Iterator[tuple[str, str, str]]:
-    check_text(file.name, "name of a file of targets")
     for number, where, item in json_lines(file):
-        values = item if isinstance(item, dict) else {}
-        caption, target = values.get("caption"), values.get("target")
-        if not isinstance(caption, str) or not caption.strip():
-            raise DataError(
-                f"{where}: {shown(item)}: expected an object with a 'caption' that is not empty"
-            )
-        if (
-            not isinstance(target, int | float)
-            or isinstance(target, bool)
-            or not math.isfinite(target)
-        ):
-            raise DataError(f"{where}: 'target' is {shown(target)}: expected a finite number")
-        caption = check_text(single_spaced(caption), where)
-        yield "train", caption, f"{file.name}:{number}\t{float(target)!r}\t{caption}"
+        check_type(item, _Target, where, DataError)
+        caption = single_spaced(item["caption"])
+        yield "train", caption, f"{file.name}:{number}\t{float(item['target'])!r}\t{caption}"
 
 
 def _target_row(index: int, text: str) -> Row:

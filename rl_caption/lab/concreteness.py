@@ -22,7 +22,6 @@ from scipy.special import expit, logit
 import rewards.base
 from rewards.base import Reward, score_captions
 from rewards.build import RewardBuilder
-from rewards.files import read_regular
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
@@ -228,7 +227,7 @@ def _captions(path: Path) -> list[str]:
         if path.suffix in (".jsonl", ".csv"):
             texts = [caption for caption, _, _ in _captioned_lines(path)]
         else:
-            lines = read_regular(path).decode("utf-8-sig").split("\n")
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
             texts = [single_spaced(line) for line in lines if line.strip()]
     if not texts:
         raise DataError(f"{path} has no captions")

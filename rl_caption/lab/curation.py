@@ -23,7 +23,7 @@ from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError
 from rl_caption.data.hub import EncodedImage
 from rl_caption.data.karpathy import KarpathyData
-from rl_caption.data.plain_files import check_text, parse_json, shown
+from rl_caption.data.plain_files import parse_json, shown
 
 Item = dict[str, Any]
 """A row of ``data.format: jsonl``, with any further columns of its file."""
@@ -158,8 +158,6 @@ class Source:
         ):
             expected = f"expected a caption, or a list{has}"
             raise DataError(f"{where}: {self.caption_column!r} is {shown(captions)}: {expected}")
-        for caption in captions:
-            check_text(caption, f"{where}: {self.caption_column!r}")
         # A column of Parquet is null where a row has none.
         standard_columns = (self.image_column, self.caption_column)
         item = {

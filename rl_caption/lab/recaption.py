@@ -18,7 +18,7 @@ import numpy as np
 
 from rewards.build import RewardBuilder
 from rewards.devices import chunks
-from rewards.files import atomic_write, read_regular
+from rewards.files import atomic_write
 from rewards.text.perplexity import Perplexity
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError, DataModule, Row, load_image
@@ -416,7 +416,7 @@ def read_parts(config: PartsConfig, rows: Rows, line_type: Any) -> list[dict[str
     """
     lines_of_parts: list[dict[str, Any]] = []
     for number, path in enumerate(_part_files(config, len(rows))):
-        lines = read_regular(path).splitlines()
+        lines = path.read_bytes().splitlines()
         expected = len(rows[number * config.part_rows : (number + 1) * config.part_rows])
         if len(lines) != expected:
             raise DataError(

@@ -17,7 +17,7 @@ from rewards.clip.student import (
     TextStudent,
     load_student,
 )
-from rewards.model_files import MANIFEST, check_memory, float_state, read_object, save_model
+from rewards.model_files import MANIFEST, float_state, read_object, save_model
 from rl_caption.reward_models.teacher import Tower
 from rl_caption.runtime.errors import ConfigError, naming
 
@@ -45,8 +45,6 @@ def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> L
     width = {} if embed_dim is None else {"embed_dim": embed_dim}
     with naming("model.kwargs"):
         config = LCLIPConfig(**(width | dict(kwargs)))
-        with torch.device("meta"):
-            check_memory(LCLIP(replace(config, image_encoder=None)))
     return config if embed_dim is None else _checked_width(config, embed_dim)
 
 

@@ -136,4 +136,4 @@ def _message(error: BaseException) -> str:
         behind = behind.__cause__ or behind.__context__
     if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
         return not_installed(module)
-    return rewards.base.reason(error) if isinstance(error, EXPECTED) else ""
+    return str(error) if isinstance(error, EXPECTED) else ""

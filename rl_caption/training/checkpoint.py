@@ -28,7 +28,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
-from rewards.base import reason
 from rewards.model_files import MANIFEST, damage, manifest_of
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_type, read_json
@@ -197,9 +196,7 @@ def _check_random_states(file: Path, device: torch.device) -> None:
         EOFError,
         pickle.UnpicklingError,
     ) as error:
-        raise CheckpointError(
-            f"the random states in {file} cannot be read: {reason(error)}"
-        ) from error
+        raise CheckpointError(f"the random states in {file} cannot be read: {error}") from error
     if not all(torch.equal(current, saved) for current, saved in pairs):
         raise CheckpointError(
             f"the random states in {file} could not be restored: the run would not continue as before"
@@ -276,7 +273,7 @@ def read_errors(path: Path) -> Iterator[None]:
         SafetensorError,
     ) as error:
         raise CheckpointError(
-            f"checkpoint {path} cannot be loaded into this model and optimizer: {reason(error)}"
+            f"checkpoint {path} cannot be loaded into this model and optimizer: {error}"
         ) from error
 
 

@@ -17,7 +17,6 @@ from rewards.clip.dual import PretrainedDual
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.pac import PacScore
 from rewards.clip.pretrained import load_text_encoder
-from rewards.registry import build
 from rewards.trust import trust
 from rl_caption.data.base import load_image
 from rl_caption.data.encode_features import encode_features
@@ -274,13 +273,12 @@ def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validation
         ("image", Kill("accelerate:Accelerator.save_state", 2, "after")),
         ("dual", Kill("rl_caption.training.checkpoint:os.rename", 4, "after")),
         ("pac", Kill("rl_caption.training.loop:Trainer._step", 4)),
-        ("grammar", Kill("rl_caption.training.loop:Trainer._step", 4)),
     ],
 )
 def test_killed_and_started_again(trained: Path, tmp_path: Path, stage: str, kill: Kill) -> None:
     folder = tmp_path / stage
     config = changed(chain(trained)[stage], {"run.dir": str(folder)})
-    if stage in ("pac", "grammar"):  # no part of the chain that ends in the student
+    if stage == "pac":  # no part of the chain that ends in the student
         checked_run(chain(trained)[stage], trained / stage, "reward_model")
     checked_run(config, folder, "reward_model", kill=kill)
     checked_run(config, folder, "reward_model")
@@ -388,47 +386,6 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_
     assert (
         f"1 of {len(rows) - 6} training images have no references besides the long one (first: '{last}')"
         in said
-    )
-
-
-def test_a_grammar_head_is_a_reward_and_goes_on_from_its_folder(
-    trained: Path, tmp_path: Path
-) -> None:
-    """From captions alone, over a tower whose last block is open; then from that head."""
-    config = changed(chain(trained)["grammar"], alone(tmp_path / "data", "text"))
-    trained_run(config, tmp_path / "head")
-    logged = lines(tmp_path / "head")
-    assert all(0 <= line["grammar/accuracy"] <= 1 for line in logged if "loss/total" in line)
-    for line in logged:
-        if "val/grammar_accuracy" in line:
-            kinds = [
-                line[f"val/grammar_{kind}"]
-                for kind in ("repeat", "remove", "insert", "swap", "shuffle")
-            ]
-            mean = (line["val/grammar_references"] + sum(kinds) / 5) / 2
-            assert line["val/grammar_accuracy"] == pytest.approx(mean)
-    assert best(tmp_path / "head") == max(line.get("val/grammar_accuracy", 0.0) for line in logged)
-    before = load_file(trained / "text/export/best/model.safetensors")
-    after = load_file(tmp_path / "head/checkpoints/step-00000006/model.safetensors")
-    prefix = "towers.text.text_encoder.model."
-    moved = {
-        name
-        for name, value in before.items()
-        if not torch.equal(value, after.get(prefix + name, value))
-    }
-    assert moved
-    assert all(name.startswith(("blocks.0.", "norm.")) for name in moved)
-    reward = build("grammar", head=str(tmp_path / "head/export/best"))
-    assert all(0 <= score <= 1 for score in reward(None, ["a red circle", "circle a a red"]))
-    again = {
-        "model": {"init": str(tmp_path / "head/export/best")},
-        "train.max_steps": 1,
-        "warm_start": [],
-    }
-    trained_run(config, tmp_path / "again", **again)
-    assert lines(tmp_path / "again")[0]["step"] == 0
-    assert lines(tmp_path / "again")[0]["val/grammar_accuracy"] == pytest.approx(
-        best(tmp_path / "head")
     )
 
 

@@ -78,6 +78,12 @@ def test_no_in_yaml_is_a_precision(tmp_path: Path) -> None:
     )
 
 
+def test_a_key_that_is_set_twice_is_refused(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "a.yaml").write_text("train:\n  lr: 1.0e-4\n  seed: 1\n  lr: 2.0e-4\n")
+    message = refused(ScstConfig, ["--config", str(tmp_path / "a.yaml")], capsys)
+    assert "line 4: train.lr" in message
+
+
 def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("reward: {terms: {cider: {}, bleu: {}}}\n")
     for arguments in (

@@ -73,7 +73,7 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
 
 
 def test_bad_files_are_explained(tmp_path: Path) -> None:
-    """What random damage (tests/core/malformed) does not make; the forms of references are read there, too."""
+    """Doubled ids, empty texts and unknown images; a key that stands twice in JSON; captions that are no list."""
     for read, content, message in (
         (read_references, {"1": ["a dog", " "], "2": ["x"]}, "1 images .*first: '1'"),
         (
@@ -92,6 +92,10 @@ def test_bad_files_are_explained(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=rf"file\.json.*{message}"):
             read(saved(tmp_path, "file.json", content))
+    for text in ('{"1": ["a dog"], "1": ["a cat"]}', '{"1": "a dog"}'):
+        (tmp_path / "file.json").write_text(text)
+        with pytest.raises(DataError, match=r"file\.json.*'1'"):
+            read_references(tmp_path / "file.json")
 
 
 def test_images_are_found_by_name_stem_and_number(tmp_path: Path) -> None:
@@ -300,8 +304,8 @@ def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> No
     df.save(tmp_path / "df.npz")
     with pytest.raises(DataError, match=r"'none'.*'ptb'"):
         score_files("cider", captions, references, df=tmp_path / "df.npz")
-    with pytest.raises(DataError, match=r"'grammar'.*'tokenizer'"):
-        score_files("grammar", captions, tokenizer="none")
+    with pytest.raises(DataError, match=r"'icc'.*'tokenizer'"):
+        score_files("icc", captions, tokenizer="none")
 
 
 def test_scores_that_can_only_be_0_are_warned_of(

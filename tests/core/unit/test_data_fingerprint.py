@@ -107,7 +107,3 @@ def test_new_times_alone_are_told_apart_and_a_folder_may_move(tmp_path: Path) ->
     assert changes(before, fingerprint({"train": rows_in(tmp_path / "copy")})) == ([], []), (
         "copytree keeps times"
     )
-
-
-def test_what_an_older_version_did_not_record_is_not_compared(tmp_path: Path) -> None:
-    assert changes({}, fingerprint({"train": rows_in(tmp_path / "data")})) == ([], [])

@@ -88,8 +88,6 @@ def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path: Path) -> No
         ({"image_extension": ".jpg"}, "val2014/a.b.jpg"),
     ):
         assert image_paths(KarpathyData(tmp_path, **options)) == [tmp_path / place]
-    with pytest.raises(DataError, match=r"image_extension is 'jpg'"):
-        KarpathyData(tmp_path, image_extension="jpg")
 
 
 def test_restval_counts_as_train_unless_told_otherwise_and_max_images_keeps_the_first_rows(
@@ -102,26 +100,20 @@ def test_restval_counts_as_train_unless_told_otherwise_and_max_images_keeps_the_
     assert ids(kept, "restval") == ["1"]
     data = KarpathyData(tmp_path, max_images={"train": 1})
     assert (ids(data), ids(data, "val")) == (["1"], ["2", "4"])
-    for wrong, message in (({"dev": 2}, "'dev'"), ({"val": 0}, r"max_images\.val is 0")):
-        with pytest.raises(DataError, match=message):
-            KarpathyData(tmp_path, max_images=wrong)
 
 
 def test_wrong_karpathy_files_are_named(tmp_path: Path) -> None:
-    for path, message in (
-        ("mine.jsonl", r"mine\.jsonl.*format"),
-        ("nothing", "nothing"),
-        ("", "found none"),
-    ):
-        with pytest.raises(DataError, match=message):
-            KarpathyData(tmp_path / path)
+    with pytest.raises(OSError, match="nothing"):
+        KarpathyData(tmp_path / "nothing")
+    with pytest.raises(DataError, match="found none"):
+        KarpathyData(tmp_path)
     write(tmp_path, record(1), name="dataset_a.json")
     path = write(tmp_path, record(1), name="dataset_b.json")
     with pytest.raises(DataError, match=r"found dataset_a\.json, dataset_b\.json"):
         KarpathyData(tmp_path)
     with pytest.raises(DataError, match=r"split 'dev'.*it"):
         KarpathyData(path).split("dev")
-    for content, message in (("[]", "list 'images'"), ('{"images": []}', "no images")):
+    for content, message in (("[]", "images"), ('{"images": []}', "no images")):
         path.write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match=message):
             KarpathyData(path)
@@ -271,7 +263,7 @@ GOOD = {"image": "a.jpg", "references": ["a"]}
 def test_a_wrong_line_is_named(tmp_path: Path) -> None:
     for line, message in (
         ({"image": "a.jpg"}, "has no 'references'"),
-        (GOOD | {"positive_captions": ["b", ""]}, "'positive_captions' is .'b', ''., "),
+        (GOOD | {"references": "a"}, "'references' is 'a'"),
         (GOOD | {"positive_image": ["a"]}, "'positive_image'.*'positive_images'"),
         (GOOD | {"splits": "test"}, "key 'splits': .*'split'"),
     ):
@@ -280,7 +272,7 @@ def test_a_wrong_line_is_named(tmp_path: Path) -> None:
 
 
 def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=re.escape(str(tmp_path))):
+    with pytest.raises(OSError, match=re.escape(str(tmp_path))):
         JsonLinesData(tmp_path)
     with pytest.raises(DataError, match=r"photos\.jsonl"):
         JsonLinesData(write_lines(tmp_path))

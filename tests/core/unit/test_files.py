@@ -2,19 +2,16 @@
 
 import errno
 import os
-import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from rewards.clip.student import LCLIP, LCLIPConfig
-from rewards.files import array_header, atomic_write, load_json, read_array, remove_leftovers
+from rewards.files import atomic_write, remove_leftovers
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.data.files import write_json
 from rl_caption.training.run_folder import drop_after
@@ -96,44 +93,3 @@ def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path: Path
     remove_leftovers(tmp_path)
     assert names(tmp_path) == sorted([*stay, ".b.0123abcd.tmp", ".folder.0123abcd.tmp"])
     remove_leftovers(tmp_path / "absent")
-
-
-def test_arrays_are_read_by_many_threads_as_numpy_reads_them(tmp_path: Path) -> None:
-    arrays = [
-        np.arange(12.0).reshape(3, 4),
-        np.asfortranarray(np.arange(12).reshape(3, 4)),
-        np.zeros((0, 4), "f2"),
-    ]
-    arrays += [np.array("text"), np.float32(3.0).reshape(())]
-    for number, array in enumerate(arrays):
-        np.save(tmp_path / f"{number}.npy", array)
-
-    def read(number: int) -> np.ndarray:
-        path = tmp_path / f"{number % len(arrays)}.npy"
-        with path.open("rb") as file:
-            return read_array(file, path.stat().st_size)
-
-    interval = sys.getswitchinterval()
-    try:
-        sys.setswitchinterval(1e-6)
-        with ThreadPoolExecutor(8) as pool:
-            for number, found in enumerate(pool.map(read, range(2000))):
-                expected = arrays[number % len(arrays)]
-                np.testing.assert_array_equal(found, expected)
-                assert (found.dtype, found.flags.writeable) == (expected.dtype, True)
-    finally:
-        sys.setswitchinterval(interval)
-    with (tmp_path / "0.npy").open("rb") as file, pytest.raises(ValueError, match=r"\b130\b"):
-        array_header(file, 130)  # of 12 numbers
-    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
-    with (tmp_path / "objects.npy").open("rb") as file, pytest.raises(ValueError, match="objects"):
-        read_array(file, 10**6)
-
-
-def test_a_file_larger_than_memory_is_named(tmp_path: Path) -> None:
-    sparse, size = tmp_path / "sparse.json", 1 << 42
-    sparse.touch()
-    os.truncate(sparse, size)
-    with pytest.raises(OSError, match=f"{size:,}") as raised:
-        load_json(sparse)
-    assert (raised.value.errno, raised.value.filename) == (errno.ENOMEM, str(sparse))

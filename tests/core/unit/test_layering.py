@@ -208,7 +208,8 @@ REWARD_LAYERS = [
     {"model_files", "videos"},
     {"images"},
     {"options", "devices"},
-    {"files", "trust", "base", "http"},
+    {"files", "trust", "http"},
+    {"base"},
 ]
 """The same of ``rewards``."""
 

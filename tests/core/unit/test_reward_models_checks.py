@@ -88,11 +88,6 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
             ("data.features_kwargs.views",),
         ),
         (TUNED | {"data": {"features_root": "x"}}, ("loss.positive_images",)),  # of a dual to come
-        ({"task": "grammar"}, ("model.init", "model.text.encoder")),
-        (
-            {"task": "grammar", "model": {"init": "x", "kwargs": {"width": 3}}},
-            ("model.kwargs", "width"),
-        ),
         ({"train": {"lr": -1}}, ("train.lr", "-1")),
         ({"task": "positive_augmented"}, ("train.trainable", "model.init")),
         (TUNED | {"train": {"lora_alpha": 8.0}}, ("train.lora_alpha", "train.trainable")),
@@ -160,7 +155,6 @@ def test_mistakes_are_found_before_the_data(values, keys, monkeypatch, tmp_path)
         ("distill_dual", "model.context_length"),
         ("contrastive", "loss.alpha"),
         ("specificity", "train.label_smoothing"),
-        ("grammar", "teacher"),
     ],
 )
 def test_a_key_of_another_task_is_refused_by_the_parser(task: str, key: str, capsys: Any) -> None:

@@ -8,7 +8,6 @@ import torch
 
 from rewards.base import Reward, RewardError, as_texts, required_column
 from rewards.clip.backbone import load_frozen_encoder
-from rewards.clip.grammar_head import GrammarModel
 from rewards.mixed import MixedReward
 from rewards.registry import available, build
 from rewards.text.cider import CiderD
@@ -74,8 +73,6 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     arguments |= {name: {"model": language_model} for name in ("caption_qa", "claims")}
     arguments["vlm_judge"] = {"model": str(answering_vlm(folder / "vlm"))}
     torch.manual_seed(0)
-    GrammarModel.over_student(folder / "student", hidden=8).save_pretrained(folder / "grammar")
-    arguments["grammar"] = {"head": str(folder / "grammar")}
     arguments["length_router"] = {"short": clip, "long": {"name": "specs", **clip}, "threshold": 4}
     rewards = {name: build(name, **given) for name, given in arguments.items()}
     mixed = MixedReward({name: (rewards[name], 0.5) for name in ("cider", "l_clipscore")})

@@ -17,7 +17,6 @@ from itertools import compress, zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from rewards.files import read_regular
 from rewards.images import Frames, ImageSource
 from rewards.language.caption_qa import ImageQuestion
 from rl_caption.data import plain_files
@@ -375,14 +374,14 @@ def benchmark_of(files: Files, benchmark: str) -> str | None:
 
 def json_object(path: Path, expected: str = "an object") -> Row:
     """Read the object that a JSON file is."""
-    return _object(parse_json(read_regular(path), path), path, expected)
+    return _object(parse_json(path.read_bytes(), path), path, expected)
 
 
 def json_rows(path: Path, key: str | None = None) -> list[Row]:
     """Read the objects of a JSON file: a list, an object of id -> object, or the list under ``key``."""
     if key is not None:
         return json_object(path, f"an object with {key!r}, a list of objects").rows(key)
-    content = parse_json(read_regular(path), path)
+    content = parse_json(path.read_bytes(), path)
     if isinstance(content, list):
         content = {f"[{number}]": item for number, item in enumerate(content)}
     items = _object(content, path, "a list of objects").values.items()
@@ -408,15 +407,13 @@ def table_rows(
     ``spreadsheet`` accepts Latin-1 where a file is not UTF-8, and rows with more or fewer fields (missing ones are
     empty).
     """
-    content = read_regular(path)
+    content = path.read_bytes()
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if not spreadsheet:
             raise DataError(f"{path}: {error}: expected text in UTF-8") from error
         text = content.decode("latin-1")
-    if "\0" in text:
-        raise DataError(f"{path} has NUL bytes: the file is damaged, get it again")
     quoting: Any = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
     try:

@@ -1,7 +1,6 @@
 """Sets of judgements of captions of videos; one function for each, named as in ``SETS``."""
 
 import pickle
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rewards.files import open_regular
+from rewards.base import naming
 from rewards.images import Frames
 from rewards.videos import video_frames
 from rl_caption.data.base import DataError
@@ -175,20 +174,8 @@ def activitynet_foil(
 
 
 def _load_pickle(path: Path) -> Any:
-    try:
-        with open_regular(path) as file:
-            array = _Arrays(file).load()
-    except _DAMAGED as error:
-        raise DataError(f"{path} cannot be read as a pickled array: {error}") from error
-    if isinstance(array, np.ndarray) and array.dtype.kind == "U":
-        largest = np.frombuffer(array.tobytes(), array.dtype.byteorder + "u4").max(initial=0)
-        if (
-            largest > sys.maxunicode
-        ):  # NumPy does not check it, and Python's methods on such a text crash
-            raise DataError(
-                f"{path} has a text with the code point {largest:#x}: expected at most {sys.maxunicode:#x}"
-            )
-    return array
+    with naming(f"{path} is no pickled array", _DAMAGED, DataError), open(path, "rb") as file:
+        return _Arrays(file).load()
 
 
 def _videos(

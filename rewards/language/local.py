@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import RewardError, naming, reason
+from rewards.base import RewardError, naming
 from rewards.devices import Precision, chunks
 from rewards.frozen_model import load_frozen
 from rewards.images import open_image
@@ -111,7 +111,7 @@ class LocalModel:
             encoded = self._encode(questions)
         except (ValueError, TypeError, RewardError) as error:
             if len(questions) == 1:
-                raise RewardError(f"{questions[0].where}: {reason(error)}") from error
+                raise RewardError(f"{questions[0].where}: {error}") from error
             for question in questions:  # the one that fails
                 self.inputs([question], room)
             raise

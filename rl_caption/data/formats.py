@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from os.path import exists
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rewards.base import naming
 from rewards.videos import video_frames
@@ -221,7 +221,7 @@ def _video(num_frames: int, split: str, index: int, row: Row) -> Row:
     """Replace a row's video file by ``num_frames`` of its frames."""
     if "image" not in row:
         return row
-    return {**row, "image": video_frames(row["image"], num_frames)}
+    return {**row, "image": video_frames(cast(str, row["image"]), num_frames)}
 
 
 def _long(split: str, index: int, row: Row) -> Row:

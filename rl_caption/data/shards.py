@@ -88,7 +88,7 @@ def split_archives(path: Path, splits: Mapping[str, str] | None) -> dict[str, li
         raise DataError(
             f"{path} has the archive {others[0]!r} beside those of splits: say data.kwargs.splits"
         )
-    archives = {}
+    archives: dict[str, list[Path]] = {}
     for file, name in names.items():
         archives.setdefault(name, []).append(file)
     return archives

@@ -2,6 +2,8 @@
 
 import argparse
 import base64
+import io
+import math
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from rewards.files import atomic_write
 from rl_caption.captioners.config import Decoding
@@ -36,8 +38,8 @@ SPLITS = {
 }
 PICTURE_IMAGES = 8
 GALLERY_IMAGES = 100
-TILE, GAP, LINE, TEXT_WIDTH = 128, 16, 17, 250
-"""Pixels of the picture: an image, the space around it, a line of text."""
+LINE_WIDTH = 38
+"""Characters in a line of the picture."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -194,45 +196,30 @@ def _page(
 def caption_sheet(
     images: Sequence[Image.Image], captions: Mapping[str, Sequence[str]], columns: int = 2
 ) -> Image.Image:
-    """Draw images in a grid, and right of each its caption by every system. A row is as high as its text asks for.
+    """Draw images in a grid, and right of each its caption by every system.
 
     Args:
-        images: N images; each is scaled to 128 x 128 pixels.
+        images: N images.
         captions: system name -> N captions.
         columns: images in a row.
     """
-    font, extra = ImageFont.load_default(14), LINE // 3
-    names = {name: _wrap_lines(name, font) for name in captions}
-    cells = [
-        [
-            (names[name], _wrap_lines(texts[index] or "(empty)", font))
-            for name, texts in captions.items()
-        ]
-        for index in range(len(images))
-    ]
-    needed = [
-        max(TILE, sum(LINE * (len(name) + len(lines)) + extra for name, lines in cell)) + 2 * GAP
-        for cell in cells
-    ]
-    heights = [max(needed[first : first + columns]) for first in range(0, len(images), columns)]
-    width = TILE + 2 * GAP + TEXT_WIDTH
-    sheet = Image.new("RGB", (columns * width + GAP, sum(heights) + GAP), (255, 255, 255))
-    draw = ImageDraw.Draw(sheet)
-    for index, image in enumerate(images):
-        left, top = GAP + (index % columns) * width, GAP + sum(heights[: index // columns])
-        sheet.paste(image.resize((TILE, TILE), Image.Resampling.NEAREST), (left, top))
-        for name, lines in cells[index]:
-            for row, line in enumerate([*name, *lines]):
-                colour = (110, 112, 120) if row < len(name) else (20, 20, 24)
-                draw.text((left + TILE + GAP, top + row * LINE), line, colour, font)
-            top += LINE * (len(name) + len(lines)) + extra
-    return sheet
+    from matplotlib.figure import Figure
 
-
-def _wrap_lines(text: str, font: Any) -> list[str]:
-    """Lines of a text that are at most ``TEXT_WIDTH`` pixels wide in a font."""
-    widths = range(34, 4, -1)
-    wrapped = (textwrap.wrap(text, width) or ["(empty)"] for width in widths)
-    return next(
-        (lines for lines in wrapped if max(map(font.getlength, lines)) <= TEXT_WIDTH), [text]
-    )
+    cells = []
+    for index in range(len(images)):
+        lines = [f"{name} {texts[index] or '(empty)'}" for name, texts in captions.items()]
+        cells.append("\n".join(textwrap.fill(line, LINE_WIDTH) for line in lines))
+    rows = math.ceil(len(images) / columns)
+    most_lines = max(cell.count("\n") + 1 for cell in cells)
+    size = (5.2 * columns, rows * max(1.6, 0.22 * most_lines))
+    figure = Figure(figsize=size, layout="constrained")
+    places = figure.subplots(rows, 2 * columns, squeeze=False, width_ratios=[1, 2] * columns)
+    for axes in places.flat:
+        axes.axis("off")
+    for index, (image, cell) in enumerate(zip(images, cells, strict=True)):
+        picture, text = places.flat[2 * index], places.flat[2 * index + 1]
+        picture.imshow(image, interpolation="nearest")
+        text.text(0, 1, cell, verticalalignment="top", parse_math=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return Image.open(content)

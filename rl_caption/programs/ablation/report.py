@@ -68,7 +68,7 @@ def by_system(members: Sequence[Member]) -> dict[str, list[Member]]:
 def write_report(
     members: Sequence[Member], plan: Plan, config: AblateConfig, failures: Sequence[str]
 ) -> list[Path]:
-    """Write ``table.md``, ``table.csv``, ``runs.csv``, ``report.html``, and ``alpha.svg`` for alphas.
+    """Write ``table.md``, ``runs.csv``, ``report.html``, and ``alpha.svg`` for alphas.
 
     ``members`` begins with the starting policies; ``failures`` are sentences about missing cells. Returns the paths.
     """
@@ -86,7 +86,6 @@ def write_report(
     listed = "\n".join(f"- {line}" for line in remarks)
     written = {
         "table.md": f"# {out.name}\n\n{tables}\n\n{listed}\n",
-        "table.csv": summary_csv(systems),
         "runs.csv": runs_csv(systems),
     }
     if any(one.alpha is not None for one in members):
@@ -182,24 +181,6 @@ def markdown_tables(systems: Systems) -> str:
             lines.append([text.strip() for text in texts])
         blocks.append(markdown(head, lines))
     return "\n\n".join(blocks)
-
-
-def summary_csv(systems: Systems) -> str:
-    """CSV, a row for each system: every metric's mean and ``KEY.std``, as computed; empty where there is none."""
-    keys = metric_keys(systems)
-    head = ["system", "base", "alpha", "seeds"]
-    for key in keys:
-        head += [key, f"{key}.std"]
-    lines: list[list[Any]] = [[*head, "alarms", "first_alarm"]]
-    for name, members in systems.items():
-        means = over_seeds([one.evaluation for one in members])
-        watched, steps = alarms_of(members)
-        seeds = sum(one.seed is not None for one in members)
-        line: list[Any] = [name, members[0].base, members[0].alpha, seeds]
-        for key in keys:
-            line += means.get(key, (None, None))
-        lines.append([*line, len(steps) if watched else None, min(steps, default=None)])
-    return csv_text(lines)
 
 
 def runs_csv(systems: Systems) -> str:

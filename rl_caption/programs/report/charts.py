@@ -57,18 +57,9 @@ class Series(NamedTuple):
     errors: Mapping[float, float] = {}
 
 
-def number(value: float, largest: float = 0.0) -> str:
-    """A number to read: four significant digits or, beside a ``largest`` value, as many decimals as it has."""
-    if not math.isfinite(value):
-        return "not finite"
-    size = max(abs(value), abs(largest))
-    if value == round(value) and largest == round(largest) and size < 1e6:
-        text = f"{value:.0f}"
-    elif 1e-3 <= size < 1e6:
-        text = f"{value:.{max(0, 3 - math.floor(math.log10(size)))}f}"
-    else:
-        text = f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e")
-    return text.replace("-", "−")
+def number(value: float) -> str:
+    """A number to read, with four significant digits."""
+    return f"{value:.4g}".replace("-", "−")
 
 
 def running_mean(x: Sequence[float], y: Sequence[float]) -> tuple[Any, Any]:

@@ -109,26 +109,20 @@ def reference_scores(
 def select_images(systems: Captions, scores: Scores, limit: int) -> tuple[list[str], str]:
     """The ids of the images to show, and a sentence that says which they are.
 
-    The first are those whose first score changed most between the first and the last system. Where there are more than
-    ``limit`` images, half are such images and half are an even sample of the others.
+    Where there are more than ``limit``, they are an even sample. The first are those whose first score changed most
+    between the first and the last system.
     """
     ids = list(dict.fromkeys(image_id for captions in systems.values() for image_id in captions))
-    metric, names = next(iter(scores), ""), list(systems)
-    changes: dict[str, float] = {}
-    if len(names) > 1 and metric:
+    count = min(limit, len(ids))
+    chosen = [ids[index * len(ids) // count] for index in range(count)]
+    sentence = f"{count:,} of {len(ids):,} images."
+    if scores and len(systems) > 1:
+        metric, names = next(iter(scores)), list(systems)
         first, last = (scores[metric].get(name, {}) for name in (names[0], names[-1]))
-        changes = {i: abs(last[i] - first[i]) for i in ids if i in first and i in last}
-    ordered = sorted(ids, key=lambda image_id: -changes.get(image_id, -1.0))
-    order = f" Largest change of {metric} first." if changes else ""
-    if len(ids) <= limit:
-        return ordered, f"All {len(ids):,} images.{order}"
-    extreme = set(ordered[: limit // 2] if changes else [])
-    others = [image_id for image_id in ids if image_id not in extreme]
-    rest = limit - len(extreme)
-    chosen = {*extreme, *(others[index * len(others) // rest] for index in range(rest))}
-    most = f"the {len(extreme):,} whose {metric} changed most, and " if changes else ""
-    sentence = f"{limit:,} of {len(ids):,} images: {most}an even sample of {rest:,}.{order}"
-    return [image_id for image_id in ordered if image_id in chosen], sentence
+        changes = {i: abs(last[i] - first[i]) for i in chosen if i in first and i in last}
+        chosen.sort(key=lambda image_id: -changes.get(image_id, -1.0))
+        sentence += f" Largest change of {metric} first."
+    return chosen, sentence
 
 
 def gallery(

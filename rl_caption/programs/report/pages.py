@@ -2,7 +2,7 @@
 
 import shlex
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import yaml
@@ -90,10 +90,9 @@ def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int)
     first = next(iter(runs.values()))
     several = len(runs) > 1
     validations = _shown_validations(runs)
+    watched = {name if several else "": run for name, run in runs.items() if run.has_monitor}
     sections = {
-        "Monitor": Markup("").join(
-            _monitor(run, name if several else "") for name, run in runs.items()
-        ),
+        "Monitor": Markup("").join(macros().monitor(run, name) for name, run in watched.items()),
         "Results": _results_of_runs(runs),
         "Curves": curves({name: [run] for name, run in runs.items()})
         or macros().note("Nothing has been logged yet."),
@@ -101,7 +100,7 @@ def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int)
         "Settings": settings_section(runs),
     }
     if several:
-        return Page(_join_names(runs), "Runs side by side", sections)
+        return Page(" / ".join(runs), "Runs side by side", sections)
     return Page(first.name, _training(first), sections)
 
 
@@ -116,7 +115,7 @@ def evaluations_page(evaluations: Evaluations, source: Source | None, images: in
         "Captions": captions_section(evaluations, source, images),
     }
     about = "Evaluations side by side" if len(evaluations) > 1 else "Evaluation of captions"
-    return Page(_join_names(evaluations), about, sections)
+    return Page(" / ".join(evaluations), about, sections)
 
 
 def comparison_page(
@@ -181,13 +180,12 @@ def _results_of_runs(runs: Mapping[str, RunFolder]) -> Markup:
 
 def _result_row(key: str, values: Sequence[float | None], with_change: bool) -> list[Cell]:
     shown = [None if value is None else factor_of(key) * value for value in values]
-    largest = max((value for value in shown if value is not None), key=abs, default=0.0)
     row = [Cell(title_of(key))]
-    row += [Cell(LEFT_OUT if value is None else number(value, largest)) for value in shown]
+    row += [Cell(LEFT_OUT if value is None else number(value)) for value in shown]
     first, last = shown[0], shown[-1]
     if with_change and first is not None and last is not None:
         share = _minus(f"{(last - first) / abs(first):+.1%}") if first else ""
-        row.append(Cell(("+" if last > first else "") + number(last - first, largest), share))
+        row.append(Cell(number(last - first), share))
     return row
 
 
@@ -321,40 +319,23 @@ def captions_section(
     return macros().gallery(gallery(systems, scores, source, note, images))
 
 
-def _monitor(run: RunFolder, name: str = "") -> Markup:
-    """Alarms with their evidence, or that there was none; empty for a run without a monitor."""
-    if not run.has_monitor:
-        return Markup("")
-    reward = dict(run.series("val/reward"))
-    rose = ""
-    if run.alarms and run.alarms[0] in reward:
-        rose = f" from {next(iter(reward.values())):.4g} to {reward[run.alarms[0]]:.4g}"
-    return macros().monitor(run, name, rose)
-
-
 def settings_section(runs: Mapping[str, RunFolder]) -> Markup:
-    """Signature, command line and versions of runs, with their configurations folded away."""
+    """Folder, signature, command line, versions and configuration of runs."""
     body = Markup("")
     for name, run in runs.items():
-        versions = run.env.get("versions", {}).items()
         seconds = [value for _, value in run.series("time/step")]
-        state = "complete" if run.complete else "not complete"
         planned = run.config.get("train", {}).get("max_steps")
+        state = run.state.get("stopped") or ("complete" if run.complete else "not complete")
         facts = {
             "folder": str(run.path),
-            "steps": f"{run.last_step:,} of {planned}, {run.state.get('stopped') or state}",
+            "steps": f"{run.last_step:,} of {planned}, {state}",
             "a step takes": f"{statistics.median(seconds):.3g} s (median)" if seconds else "",
             "signature": run.env.get("signature") or run.state.get("signature"),
             "command": shlex.join(run.env.get("command", [])),
-            "processes": run.env.get("processes"),
-            "Python": run.env.get("python"),
-            "platform": run.env.get("platform"),
-            "packages": ", ".join(
-                f"{package} {version}" for package, version in versions if version
-            ),
         }
-        config = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
-        body += macros().settings(name if len(runs) > 1 else "", facts, config)
+        settings = {"environment": dict(run.env), "configuration": dict(run.config)}
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        body += macros().settings(name if len(runs) > 1 else "", facts, text)
     return body
 
 
@@ -364,7 +345,3 @@ def _training(run: RunFolder) -> str:
     if "task" in run.config:
         return f"Training of a reward model: {run.config['task']}"
     return "Cross-entropy training"
-
-
-def _join_names(names: Collection[str]) -> str:
-    return " / ".join(names) if len(names) < 4 else f"{len(names)} systems"

@@ -218,13 +218,6 @@ def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
     assert figure("x", [Series("a", [(1, math.nan)])]) == ""
 
 
-def test_numbers_for_people() -> None:
-    values = (0, 240, -0.5034, 2.5339, 1234.5, 5e-06, 12345678, math.nan)
-    expected = ["0", "240", "−0.5034", "2.534", "1234", "5e−6", "1.235e7", "not finite"]
-    assert [number(value) for value in values] == expected
-    assert [number(value, 12.5) for value in (0.05, 12.0)] == ["0.05", "12.00"]
-
-
 def test_lines_are_drawn_through_their_points() -> None:
     axes = Figure().subplots()
     points = [(0, 1.0), (10, 2.0), (20, 1.5)]
@@ -270,14 +263,14 @@ def test_keys_are_defined_by_the_documentation_which_travels_with_the_package() 
     assert [one and one.unit for one in found] == ["nats", "reward", None]
 
 
-def test_a_selection_has_the_images_that_changed_most() -> None:
+def test_images_that_changed_most_come_first() -> None:
     systems = {name: {str(i): name for i in range(100)} for name in "xy"}
-    changed = {str(i): float(i in (3, 50, 51, 52, 99)) for i in range(100)}
+    changed = {str(i): float(i in (30, 50, 90, 99)) for i in range(100)}
     scores = {"m": {"x": dict.fromkeys(changed, 0.0), "y": changed}}
     ids, sentence = select_images(systems, scores, 10)
-    assert ids[:5] == ["3", "50", "51", "52", "99"]
+    assert ids[:4] == ["30", "50", "90", "0"], "an even sample, sorted"
     assert (len(ids), len(set(ids))) == (10, 10)
-    assert "the 5 whose m changed most" in sentence
+    assert sentence == "10 of 100 images. Largest change of m first."
     assert len(select_images(systems, scores, 100)[0]) == 100
     assert len(select_images(systems, {}, 7)[0]) == 7
 

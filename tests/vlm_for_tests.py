@@ -55,7 +55,7 @@ IDEFICS_TEMPLATE = (
 )
 
 
-def tiny_qwen2_vl(folder: Path) -> Path:
+def tiny_qwen2_vl(folder: Path, patch_size: int = 8) -> Path:
     """Save a Qwen2-VL of 64 thousand parameters with its processor; return its folder."""
     names = "endoftext im_start im_end vision_start vision_end image_pad video_pad"
     tokenizer = word_tokenizer(
@@ -69,7 +69,8 @@ def tiny_qwen2_vl(folder: Path) -> Path:
             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
         },
-        vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 8},
+        vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2,
+                       "patch_size": patch_size},
         image_token_id=ids["image_pad"], video_token_id=ids["video_pad"], vision_start_token_id=ids["vision_start"],
         vision_end_token_id=ids["vision_end"],
     )  # fmt: skip
@@ -81,9 +82,10 @@ def tiny_qwen2_vl(folder: Path) -> Path:
     )  # fmt: skip
     policy.save_pretrained(folder)
     images = Qwen2VLImageProcessorPil(
-        patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 32 * 32}
+        patch_size=patch_size,
+        size={"shortest_edge": (2 * patch_size) ** 2, "longest_edge": (4 * patch_size) ** 2},
     )
-    videos = Qwen2VLVideoProcessor(patch_size=8)
+    videos = Qwen2VLVideoProcessor(patch_size=patch_size)
     Qwen2VLProcessor(images, tokenizer, videos, chat_template=QWEN_TEMPLATE).save_pretrained(folder)
     return folder
 

@@ -56,7 +56,7 @@ def run(name: str, folder: Path) -> None:
     engine = requirements.get("tool", {}).get("engine", {})
     reward = write_reward(folder)
     if engine.get("vlm"):
-        tiny_qwen2_vl(folder / "qwen2_vl")
+        tiny_qwen2_vl(folder / "qwen2_vl", patch_size=14)  # ms-swift resizes to multiples of 28
     (folder / report.RESULTS).write_text("")
     environment = os.environ | {
         "ENGINE_FOLDER": str(folder),
@@ -110,9 +110,10 @@ def install(folder: Path, requirements: dict[str, Any]) -> Path:
 
 
 def installed_versions(python: Path, requirements: dict[str, Any]) -> str:
-    """The versions that the script names, of Transformers and of Torch, as they are installed."""
+    """The versions that the script pins, of Transformers and of Torch, as they are installed."""
     alone = requirements.get("tool", {}).get("engine", {}).get("alone", [])
-    named = [re.split(r"[^\w.-]", word)[0] for word in [*alone, *requirements["dependencies"]]]
+    pinned = [word for word in [*alone, *requirements["dependencies"]] if "==" in word]
+    named = [word.partition("==")[0].partition("[")[0] for word in pinned]
     code = (
         "import sys; from importlib.metadata import distributions; "
         "have = {d.name.lower().replace('_', '-'): d.version for d in distributions()}; "

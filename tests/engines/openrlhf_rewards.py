@@ -18,7 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
-from transformers import AutoProcessor
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoProcessor, PreTrainedTokenizerFast
 
 import rl_caption.integrations.openrlhf as adapter
 from tests.engines.report import FOLDER, cases, scored
@@ -38,9 +39,29 @@ class Engine:
         return SimpleNamespace(outputs=[output])
 
 
+def byte_processor() -> Any:
+    """The processor of the tiny Qwen2-VL with a tokenizer of bytes, which loses no line break."""
+    words = AutoProcessor.from_pretrained(FOLDER / "qwen2_vl")
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    specials = words.tokenizer.all_special_tokens
+    trainer = trainers.BpeTrainer(special_tokens=specials, initial_alphabet=alphabet)
+    backend.train_from_iterator(["describe this image"], trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=words.tokenizer.pad_token,
+        eos_token=words.tokenizer.eos_token,
+        additional_special_tokens=specials,
+    )
+    parts = (words.image_processor, tokenizer, words.video_processor)
+    return type(words)(*parts, chat_template=words.chat_template)
+
+
 async def main() -> None:
     """Score each case with and without its image in the prompt, ended and cut off."""
-    processor = AutoProcessor.from_pretrained(FOLDER / "qwen2_vl")
+    processor = byte_processor()
     tokenizer = processor.tokenizer
     executor = SingleTurnAgentExecutor(adapter.__file__)
     parameters = SimpleNamespace(max_tokens=16, logprobs=None)

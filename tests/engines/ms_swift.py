@@ -20,9 +20,11 @@ from tests.engines.report import FOLDER, cases, scored
 
 PLUGIN = """
 from swift.rewards import ORM, orms
+from swift.template.templates.qwen import Qwen2VLTemplate
 from tests.engines.ms_swift import ReportedReward
 
 orms["rl_caption"] = type("RLCaption", (ReportedReward, ORM), {})
+Qwen2VLTemplate.image_token_id = 5  # of the tiny vocabulary
 """
 UNWRITTEN = [1, 3, 4, 5, 6]
 """Ids of tokens of images and of the beginning of messages, which random weights would sample."""

@@ -1,7 +1,7 @@
 """The oldest Transformers beside which ``rewards`` works, installed with ``pip install --no-deps``."""
 
 # /// script
-# dependencies = ["transformers==5.6.0", "torch>=2.11,<2.14", "pillow"]
+# dependencies = ["transformers==5.6.0", "torch>=2.11,<2.14", "pillow", "psutil", "open_clip_torch"]
 # ///
 
 import json
@@ -10,14 +10,14 @@ import pkgutil
 import transformers
 
 import rewards
-from rewards.build import RewardBuilder
 from rewards.mixed import MixedReward
+from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
 from tests.core.unit.test_transformers_names import NAMES
 from tests.engines.report import FOLDER, cases, scored
 
-OTHERS = {"open_clip", "torchmetrics"}
-"""Packages of extras, which are not installed here."""
+OTHERS = {"torchmetrics"}
+"""Packages that are not installed here."""
 
 
 def main() -> None:
@@ -31,13 +31,12 @@ def main() -> None:
             if error.name not in OTHERS:
                 raise
     settings = json.loads((FOLDER / "mix.yaml").read_text())
-    builder = RewardBuilder()
     terms = {}
     for name, term in settings["terms"].items():
         arguments = dict(term.get("kwargs", {}))
         if name == "cider":
             arguments["df"] = DocumentFrequencies.load(settings["df"])
-        terms[name] = (builder.build(name, arguments), term["weight"])
+        terms[name] = (build(name, **arguments), term["weight"])
     rows = cases()
     captions = [row["caption"] for row in rows]
     columns = {name: [row[name] for row in rows] for name in ("image", "references")}

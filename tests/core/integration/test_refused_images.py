@@ -20,7 +20,7 @@ from rl_caption.programs.captions import load_captioners
 from tests.clip_for_tests import noise_image
 from tests.core.unit.test_data_published import tar
 from tests.hf_models_for_tests import save_model
-from tests.training_for_tests import Ended, changed, run, run_arguments
+from tests.training_for_tests import Ended, changed, run, run_arguments, run_two
 from tests.vlm_for_tests import grpo_config, tiny_qwen2_vl
 
 ALONE = SimpleNamespace(is_main_process=True, num_processes=1)
@@ -106,6 +106,18 @@ def test_programs_name_refused_images_before_work_or_leave_them_out(
         assert json.loads((tmp_path / "skip" / "scores.json").read_text())["n"] == 3
     if program == "caption":
         assert sum(line.startswith(str(folder)) for line in skipped.output.splitlines()) == 9
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_what_is_left_out(folder: Path, tmp_path: Path) -> None:
+    changes = {"train.num_processes": 2, "model.name": "huggingface"}
+    for on_bad, code in (("fail", 1), ("skip", 0)):
+        out = tmp_path / on_bad
+        config = configuration("xe", folder, out, **changes | {"data.on_bad": on_bad})
+        ended = run_two(config, out, "xe")
+        assert [one.code for one in ended] == [code, code], ended
+        assert "4200 x 20 pixels" in ended[0].output
+    assert (tmp_path / "skip" / "export" / "last").is_dir()
 
 
 @pytest.fixture(scope="module")

@@ -132,7 +132,7 @@ def _message(error: BaseException) -> str:
     behind: BaseException | None = error  # Transformers, open_clip and timm import torchvision
     while behind is not None:
         if "operator torchvision::" in str(behind):
-            return "torchvision does not load beside this torch: rl-caption doctor --mend helps"
+            return "torchvision does not load beside this torch: run rl-caption doctor --mend, or install another torch"
         behind = behind.__cause__ or behind.__context__
     if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
         return not_installed(module)

@@ -36,7 +36,7 @@ def load_vlm(config: SavedModelConfig, weights: bool = True) -> VisionLanguageCa
     if not isinstance(captioner, VisionLanguageCaptioner) or not captioner.family.chat_prompts:
         raise ConfigError(
             f"{name} is no decoder-only model with a chat template, such as Qwen2-VL, or it is a PaliGemma, whose "
-            "captions TRL would let see the tokens after them (token_type_ids): use scst"
+            "captions TRL would let see the tokens after them (token_type_ids): use rl-caption scst"
         )
     if not hasattr(captioner.policy.config, "image_token_id"):
         raise ConfigError(f"{name} has no image_token_id, which TRL keeps from being sampled")

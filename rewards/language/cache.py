@@ -67,7 +67,8 @@ class CachedModel:
         return [kept[key] for key in keys]
 
     def _key(self, question: Question, *options: Any) -> bytes:
-        image = None if question.image is None else image_identity(question.image)
+        with naming(question.where, (RewardError,), RewardError):
+            image = None if question.image is None else image_identity(question.image)
         parts = [self.signature, question.text, question.labels, image, *options]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
 

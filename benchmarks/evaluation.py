@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.harness import Measurement, Timing, command, compared, timed
+from benchmarks.scst_step import random_rows
 from rewards.text.tokenize import _scan
 from rl_caption.data.files import read_captions, read_references
 from rl_caption.evaluation import JavaError, evaluate_captions, find_java
@@ -55,22 +54,14 @@ def by_toolkit(captions: Captions, references: References) -> dict[str, float]:
 
 
 def generated(images: int) -> tuple[Captions, References]:
-    """A caption and five references of each image; some words of the caption are those of a reference."""
-    draw = np.random.default_rng(0)
-    letters = list("etaoinshrdlu")
-    words = ["".join(draw.choice(letters, draw.integers(2, 9))) for _ in range(9000)]
-
-    def sentence() -> list[str]:
-        drawn = [
-            words[number % len(words)] for number in draw.zipf(1.4, draw.integers(8, 13)).tolist()
-        ]
-        return ["A", *drawn[:4], *(["and"] if draw.random() < 0.8 else [","]), *drawn[4:], "."]
-
-    references, captions = {}, {}
-    for number in range(images):
-        own = [sentence() for _ in range(5)]
-        references[str(number)] = [" ".join(each[:-1]) + each[-1] for each in own]
-        captions[str(number)] = " ".join([*own[draw.integers(5)][:7], *sentence()[7:]]).lower()
+    """A caption and five references of each image; the caption is one of its references with words of another image's."""
+    words = [f"word{number}" for number in range(9000)]
+    rows = random_rows(words, images)
+    references = {row["image_id"]: row["references"] for row in rows}
+    captions = {}
+    for row, other in zip(rows, [*rows[1:], rows[0]], strict=True):
+        first, second = row["references"][0].split(), other["references"][1].split()
+        captions[row["image_id"]] = " ".join(["A", *first[:7], "and", *second[7:]]) + "."
     return captions, references
 
 

@@ -1,10 +1,9 @@
 """What L-CLIP costs as a reward, against CLIP ViT-B/32 and in a self-critical step.
 
-    python -m benchmarks.l_clip [--device cuda] [--only towers step reward] [--json FILE]
+    python -m benchmarks.l_clip [--device cuda] [--only towers step] [--json FILE]
 
 - towers: parameters, arithmetic and time of both models, for pairs of an image and a caption as pixels and token ids.
 - step: a self-critical step of a Transformer captioner over region features, with CIDEr-D alone and with L-CLIPScore.
-- reward: scoring 300 captions of 50 JPEG files, tokenisation and decoding of the images included.
 
 All weights are random, which costs the same time as trained ones.
 """
@@ -30,7 +29,6 @@ from benchmarks import scst_step
 from benchmarks.harness import Measurement, Timing, command, compared, synchronise, timed
 from benchmarks.scst_step import Bench, cider_of, our_step, prepare, random_captioner
 from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
-from rewards.clip.clipscore import ClipScore
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.mixed import MixedReward
@@ -38,8 +36,7 @@ from rl_caption.data.base import Row
 from rl_caption.data.loader import Collate
 from rl_caption.scst.advantages import leave_one_out
 
-PARTS = ("towers", "step", "reward")
-SCORES = ("L-CLIPScore", "CLIPScore")
+PARTS = ("towers", "step")
 FULL, DEFAULT = "full forward", "images cached, text trimmed"
 
 
@@ -51,9 +48,6 @@ class Shapes:
     student: LCLIPConfig = field(default_factory=LCLIPConfig)
     step: scst_step.Shapes = field(default_factory=scst_step.Shapes)
     """Captioner and step; captions end where random weights end them, not at ``length``."""
-    images: int = 50
-    captions: int = 6
-    """Of each image, for the reward alone."""
     pairs: int = 128
     """Of an image and a caption, for the towers alone."""
 
@@ -71,8 +65,6 @@ TINY = Shapes(
         embedding_rank=8,
     ),
     step=scst_step.Shapes(**scst_step.TINY),
-    images=3,
-    captions=2,
     pairs=2,
 )
 
@@ -245,29 +237,6 @@ def measure_step(
         yield Measurement(f"reward of {name}", name, ratio, "of the time", detail)
 
 
-def reward_variants(
-    shapes: Shapes,
-    images: Sequence[Path],
-    words: Sequence[str],
-    teacher: FrozenEncoder,
-    student: FrozenEncoder,
-) -> dict[str, Callable[[], list[float]]]:
-    """Scoring every caption of every image; a reward that is made in the call has no cached images."""
-    captions = random_captions(words, len(images) * shapes.captions, seed=2)
-    column = [str(path) for path in images for _ in range(shapes.captions)]
-
-    def score(make: Callable[[], ClipScore]) -> list[float]:
-        return make()(None, captions, image=column)
-
-    variants: dict[str, Callable[[], list[float]]] = {}
-    for name, encoder in (("CLIPScore", teacher), ("L-CLIPScore", student)):
-        full = partial(ClipScore, untrimmed(encoder), prefix="")
-        reward = ClipScore(encoder, prefix="")
-        variants[f"{name}, {FULL}"] = partial(score, full)
-        variants[f"{name}, {DEFAULT}"] = partial(reward, None, captions, image=column)
-    return variants
-
-
 def measure(
     timing: Timing,
     shapes: Shapes | None = None,
@@ -283,28 +252,12 @@ def measure(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         teacher, student = load_encoders(shapes, folder, timing.device)
-        words, images = (
-            caption_words(step.words),
-            write_images(folder, max(shapes.images, step.images)),
-        )
         if "towers" in only:
             yield from measure_towers(shapes, teacher, timing)
         if "step" in only:
-            rows = caption_rows(step, folder, images[: step.images], words)
+            words = caption_words(step.words)
+            rows = caption_rows(step, folder, write_images(folder, step.images), words)
             yield from measure_step(step, rows, student, words, timing)
-        if "reward" in only:
-            images = images[: shapes.images]
-            times = timed(
-                reward_variants(shapes, images, words, teacher, student), timing, "rewards"
-            )
-            pairs_of_ways = [
-                (f"L-CLIPScore, {way}", f"CLIPScore, {way}") for way in (FULL, DEFAULT)
-            ]
-            pairs_of_ways += [(f"{one}, {DEFAULT}", f"{one}, {FULL}") for one in SCORES]
-            note = f"; {len(images) * shapes.captions} captions of {len(images)} images"
-            yield from (
-                compared(times, name, baseline, note=note) for name, baseline in pairs_of_ways
-            )
 
 
 if __name__ == "__main__":

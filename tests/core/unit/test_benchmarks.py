@@ -19,21 +19,11 @@ from accelerate.state import AcceleratorState
 from benchmarks import __main__ as every
 from benchmarks import cider, evaluation, gpu, hf_step, l_clip, memory, scst_step, startup, threads
 from benchmarks.harness import Measurement, Timing, command
-from benchmarks.l_clip import (
-    DEFAULT,
-    FULL,
-    caption_words,
-    load_encoders,
-    reward_variants,
-    write_images,
-)
 from benchmarks.l_clip import Shapes as ClipShapes
 from benchmarks.l_clip import measure as measure_l_clip
 from benchmarks.scst_step import PHASES, Bench, Shapes
 from rewards.clip.student import LCLIP
-from rl_caption.captioners.config import Decoding
 from rl_caption.runtime.types import CaptionBatch
-from rl_caption.scst.rollout import sample_captions
 from tests.captions_for_tests import needs_java
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
 from tests.hf_models_for_tests import SIDE, save_model
@@ -146,14 +136,8 @@ def test_the_step_of_a_pretrained_model_and_both_baselines_run(models, monkeypat
     assert min(peaks.values()) > 0
 
 
-def test_captions_end_and_both_baselines_have_the_same_gradient(models, monkeypatch):
-    for name in ("blip", "vit_gpt2"):
-        bench = hf_step.build_bench(*models[name][1:], Shapes(**PRETRAINED), "cpu", "no")
-        decoding = Decoding(num_samples=40, with_greedy=True, max_new_tokens=8)
-        lengths = sample_captions(
-            bench.captioner, bench.policy, bench.batch, decoding, 0, 0
-        ).mask.sum(-1)
-        assert lengths.float().std() > 0.5, name
+def test_both_baselines_of_a_pretrained_model_have_the_same_gradient(models, monkeypatch):
+    bench = hf_step.build_bench(*models["vit_gpt2"][1:], Shapes(**PRETRAINED), "cpu", "no")
     drawn = torch.tensor(
         [[328, 5, 6, 7, 329], [328, 8, 329, 329, 329], [328, 9, 10, 329, 329]]
     ).repeat(2, 1)
@@ -229,33 +213,9 @@ def shapes(tmp_path: Path) -> ClipShapes:
 def test_every_part_is_compared(shapes: ClipShapes) -> None:
     rows = list(measure_l_clip(TIMING, shapes))
     assert all(row.ratio > 0 for row in rows)
-    assert len({(row.name, row.baseline) for row in rows}) == len(rows) == 2 + 3 + 4 + 2 + 6
+    assert len({(row.name, row.baseline) for row in rows}) == len(rows) == 2 + 3 + 2 + 6
     assert len(shares(rows)) == 3
     assert all(share < 1 for share in shares(rows))
-
-
-def test_caching_and_trimming_change_no_score_and_save_what_they_say(
-    shapes: ClipShapes, tmp_path: Path
-) -> None:
-    teacher, student = load_encoders(shapes, tmp_path, "cpu")
-    lengths: list[int] = []
-    images: list[int] = []
-    model = student._network().model
-    model.text.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))
-    model.image.register_forward_pre_hook(lambda module, inputs: images.append(len(inputs[0])))
-    files = write_images(tmp_path, shapes.images)
-    variants = reward_variants(shapes, files, caption_words(shapes.step.words), teacher, student)
-    for name in l_clip.SCORES:
-        scores = variants[f"{name}, {FULL}"]()
-        assert len(set(scores)) > 2
-        assert variants[f"{name}, {DEFAULT}"]() == pytest.approx(scores, abs=1e-6)
-    assert lengths[0] == 77
-    assert lengths[1] <= 22
-    assert images == [3, 3], "each variant embeds its images"
-    for how, embedded in ((FULL, [3]), (DEFAULT, [])):
-        images.clear()
-        variants[f"L-CLIPScore, {how}"]()
-        assert images == embedded
 
 
 def test_multiply_adds_of_the_image_tower_are_those_counted_by_hand() -> None:

@@ -194,7 +194,7 @@ def _card_data(
 def _start(run: RunFolder) -> str | None:
     """The captioner that a run started from; None for random weights."""
     model = run.config.get("model") or {}
-    start = model.get("init") or (model.get("name") if "trainer" in run.config else None)
+    start = model.get("init")
     return None if start is None else str(start)
 
 

@@ -107,13 +107,12 @@ def read_config(
     config_class: type[T],
     folder: Path,
     model_type: str,
-    optional: Collection[str] = (),
     others: Collection[str] = (),
 ) -> T:
     """Read the dataclass ``config_class`` from the ``config.json`` that ``save_model`` wrote, and check the folder.
 
-    The file has to contain this ``model_type`` and every field of ``config_class`` but the ``optional`` ones. The keys
-    ``others`` are allowed and ignored.
+    The file has to contain this ``model_type`` and every field of ``config_class``. The keys ``others`` are allowed and
+    ignored.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -131,7 +130,7 @@ def read_config(
     stored_type = values.pop("model_type", None)
     if stored_type != model_type:
         raise ValueError(f"{file} has model_type {stored_type!r}: expected {model_type!r}")
-    needed = {option.name for option in fields(config_class)} - set(optional)  # type: ignore[arg-type]
+    needed = {option.name for option in fields(config_class)}  # type: ignore[arg-type]
     if missing := sorted(needed - values.keys()):
         raise ValueError(f"{file} lacks {missing}")
     with naming(str(file), (TypeError, ValueError)):

@@ -37,8 +37,7 @@ class Preprocessing:
     """``shortest``: the shorter side becomes ``size``, and the centre is cropped; ``squash``: both sides become
     ``size``; a number: the shorter side becomes so many pixels before the crop."""
     floor_crop: bool = field(default=False, repr=False)
-    """Round a margin of the crop with half a pixel down, as Transformers does, instead of to an even number. It is left
-    out of ``repr``, from which fingerprints are made, so that fingerprints of earlier versions stay valid."""
+    """Round a margin of the crop with half a pixel down, as Transformers does, instead of to an even number."""
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels [3, size, size], float32, of an image in its own mode."""

@@ -392,8 +392,7 @@ def load_student(
     model_class: type[Student], folder: Path, model_type: str, others: Collection[str] = ()
 ) -> Student:
     """Load an ``LCLIP`` or one of its towers from a folder. Arguments and errors as for ``read_config``."""
-    optional = ("image_encoder", "image_encoder_kwargs", "text_causal")
-    config = read_config(LCLIPConfig, folder, model_type, optional, others)
+    config = read_config(LCLIPConfig, folder, model_type, others)
     if config.image_encoder is None or model_class is TextStudent:
         with torch.device("meta"):  # no weight is initialised
             return load_weights(model_class(config), folder)

@@ -30,7 +30,6 @@ from rl_caption.runtime.options import (
     shown,
     unknown_keys,
     with_chosen_sections,
-    with_defaults,
     without_null,
     wrong_values,
 )
@@ -108,7 +107,6 @@ def parse(
         parser = _parser(options)
         parser.prog = program
         if file is not None:
-            _drop_foreign_defaults(values, options_class, options)
             _refuse_foreign(values, options, file)
             if (
                 isinstance(train := values.get("train"), dict)
@@ -243,21 +241,6 @@ def _refuse_values(values: Any, options_class: type[Any], where: str) -> None:
 
 
 # --- what is wrong, in words of the configuration rather than of the parser -------------------------------------------
-
-
-def _drop_foreign_defaults(
-    values: dict[str, Any], options_class: type[Any], options: type[Any]
-) -> None:
-    """Remove from a file's values keys of other alternatives that have their default, as in the ``config.yaml`` of runs
-    from before there were alternatives. ``options`` is ``options_class`` with the chosen sections."""
-    defaults = with_defaults({}, options_class)
-    for key in list(unknown_keys(values, options)):
-        *section, last = key.split(".")
-        inner, default = value_at(values, section), value_at(defaults, section)
-        if isinstance(inner, dict) and isinstance(default, dict) and last in default:
-            plain = list(default[last]) if isinstance(default[last], tuple) else default[last]
-            if inner[last] == (asdict(plain) if is_dataclass(plain) else plain):  # type: ignore[arg-type]
-                del inner[last]
 
 
 def _refuse_foreign(values: dict[str, Any], options_class: type[Any], file: str) -> None:

@@ -95,7 +95,7 @@ class Chain:
     def check_alone(self, file: str, config: Any) -> None:
         """Refuse an override of the run alone where an earlier run, which is trained first, has the value before it.
 
-        Such overrides of ``data`` and ``teacher`` once reached the earlier run, too. Raises ``ConfigError``.
+        Raises ``ConfigError``.
         """
         for word in self._alone:
             keys = _keys(word)

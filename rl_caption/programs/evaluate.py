@@ -368,9 +368,7 @@ def _settings_of(config: EvaluateConfig) -> dict[str, Any]:
     plain = json.loads(json.dumps(asdict(config)))
     settings = {"tokenizer": plain["tokenizer"]}
     if config.reference_file() is None:
-        # "source" is for people; "columns" is left out where unset, so that older notes stay equal.
-        unnoted = ("source", *(["columns"] if config.data.columns is None else []))
-        data = {key: value for key, value in plain["data"].items() if key not in unnoted}
+        data = {key: value for key, value in plain["data"].items() if key != "source"}
         settings |= {"data": data, "split": config.split or SPLIT}
     if not isinstance(config, EvaluateModelConfig):
         return settings

@@ -47,7 +47,6 @@ from rl_caption.reward_models.students import (
     build_tower,
     check_names,
     copy_patch_embedding,
-    names_teacher,
     save_tower,
     student_config,
 )
@@ -362,13 +361,6 @@ class DistillDualConfig(DistillConfig):
             dual = build_dual(
                 model.init, folders, model.kwargs, teacher.width, teacher.backbone.fingerprint
             )
-            for tower, folder in folders.items():
-                if folder is not None and not names_teacher(folder):
-                    print_main(
-                        context.accelerator,
-                        f"WARNING: model.{tower}_init {folder} does not record its teacher: make sure that it was "
-                        "distilled from the teacher of this run",
-                    )
             if self.freezes_text:
                 dual.text.requires_grad_(False)
             is_trained = model.init is not None or None not in folders.values()

@@ -26,7 +26,6 @@ from rl_caption.reward_models.teacher import embed_distributed
 from rl_caption.reward_models.validation import EmbeddingValidator
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import with_defaults
 from rl_caption.runtime.types import LOSS
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
@@ -34,32 +33,6 @@ from rl_caption.training.setup import Context
 TEXTS = 4096
 """Captions that a frozen text encoder embeds at a time, sorted by length."""
 RETRIEVAL = "val/retrieval_r1"
-LOSS_OPTIONS = (
-    *(
-        "l1",
-        "cosine",
-        "regulator",
-        "regulator_reduction",
-        "false_negatives",
-        "max_scale",
-        "short",
-        "pca_rank",
-        "hard",
-    ),
-    *(
-        "hard_scale",
-        "positive_images",
-        "positive_captions",
-        "alpha",
-        "beta",
-        "gamma",
-        "margin_units",
-        "max_margin",
-    ),
-    "symmetric",
-)
-NEGATIVES_OPTIONS = ("count", "source", "kwargs", "share", "positives", "positive_source")
-"""The options of all tasks in the order in which checkpoints name them (``measured_by``)."""
 
 
 @dataclass(frozen=True)
@@ -184,21 +157,10 @@ def _frozen_features(context: Context, dual: PretrainedDual) -> Callable[[list[s
 
 
 def measured_by(config: RewardModelConfig) -> str:
-    """What a metric by the loss or by hard negatives depends on besides the data: batch, loss, and negatives.
-
-    In the words of earlier versions, which named the options of all tasks: a run that they began keeps its best model.
-    """
-    options, sections = asdict(config), []
-    complete = with_defaults(options, RewardModelConfig)
-    for name, section, first in (
-        ("Loss", "loss", LOSS_OPTIONS),
-        ("Negatives", "negatives", NEGATIVES_OPTIONS),
-    ):
-        keys = dict.fromkeys((*first, *options.get(section, {})))
-        sections.append(
-            f"{name}Config({', '.join(f'{key}={complete[section][key]!r}' for key in keys)})"
-        )
-    return ", ".join([f"train.batch_size {config.train.batch_size}", *sections])
+    """What a metric by the loss or by hard negatives depends on besides the data: batch, loss, and negatives."""
+    options = asdict(config)
+    sections = {key: options[key] for key in ("loss", "negatives") if key in options}
+    return f"train.batch_size {config.train.batch_size}, {sections}"
 
 
 def embedding_recipe(

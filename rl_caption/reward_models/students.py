@@ -85,11 +85,6 @@ def _load_tower(
     return tower
 
 
-def names_teacher(path: str) -> bool:
-    """Whether a tower's folder says which teacher it was distilled from; those of older runs do not."""
-    return TEACHER in read_object(Path(path) / "config.json")
-
-
 def build_tower(
     which: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int
 ) -> nn.Module:

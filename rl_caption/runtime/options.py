@@ -79,31 +79,6 @@ def with_chosen_sections(options_class: Any, values: Mapping[str, Any]) -> Any:
     return _with_sections(options_class, tuple(sections)) if sections else options_class
 
 
-def with_defaults(values: Mapping[str, Any], options_class: Any) -> dict[str, Any]:
-    """Values of a configuration class with the default of every key that they lack, also in sections.
-
-    The keys of other alternatives of ``options_class`` or of a section are there, too: where a class has lost a key to
-    another alternative, values that were stored before have it.
-    """
-    complete = dict(values)
-    base = next((base for base in options_class.__mro__ if "alternative" in vars(base)), None)
-    for alternative in (
-        (options_class,) if base is None else (alternative_of(base, values), *base.alternatives())
-    ):
-        for option in dataclasses.fields(alternative):
-            section = _hints(alternative)[option.name]
-            if isinstance(section, type) and dataclasses.is_dataclass(section):
-                inner = complete.get(option.name, {})
-                complete[option.name] = (
-                    with_defaults(inner, section) if isinstance(inner, Mapping) else inner
-                )
-            elif option.name not in complete and option.default_factory is not dataclasses.MISSING:
-                complete[option.name] = option.default_factory()
-            elif option.name not in complete and option.default is not dataclasses.MISSING:
-                complete[option.name] = option.default
-    return complete
-
-
 @functools.cache
 def _with_sections(options_class: Any, sections: tuple[tuple[str, Any], ...]) -> type[Any]:
     options = [

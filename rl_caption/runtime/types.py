@@ -120,11 +120,11 @@ class TrainState:
     metric: str = ""
     """Which metric of validation chose the best model."""
     measured: str = ""
-    """On which images, and how, ``metric`` was measured; empty in checkpoints of older versions."""
+    """On which images, and how, ``metric`` was measured."""
     best_metric: float | None = None
     best_step: int | None = None
     best_model: str = ""
-    """Hash of the files of ``export/best``; empty in checkpoints of older versions."""
+    """Hash of the files of ``export/best``; empty before there is one."""
     evaluations_without_gain: int = 0
     stopped: str | None = None
     """Why a validation ended the run early; None if it did not."""
@@ -135,10 +135,10 @@ class TrainState:
     signature: str = ""
     """What the numbers of the reward (or teacher) depend on; a resumed run must have the same."""
     vocabulary: str = ""
-    """Hash of the model's tokens and their ids; empty where they are unknown, and in checkpoints of older versions."""
+    """Hash of the model's tokens and their ids; empty where they are unknown."""
     data: dict[str, str] = field(default_factory=dict)
-    """``data.fingerprint`` of the training and validation images; empty in checkpoints of older versions."""
+    """``data.fingerprint`` of the training and validation images."""
     configuration: dict[str, Any] = field(default_factory=dict)
-    """The resolved configuration, less what changes nothing; empty in checkpoints of older versions."""
+    """The resolved configuration, less what changes nothing."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Values of the task that outlive a restart, such as the starting policy's caption statistics."""

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -28,9 +28,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
+from rewards.base import naming
 from rewards.model_files import MANIFEST, damage, manifest_of
 from rl_caption.data.files import write_json
-from rl_caption.data.plain_files import check_type, read_json
+from rl_caption.data.plain_files import read_json
 from rl_caption.runtime.engines import (
     MOMENTS,
     Moments,
@@ -96,15 +97,8 @@ def read_state(path: Path) -> TrainState:
     problem = damage(path)
     if problem is not None:
         raise CheckpointError(f"{path} is not an intact checkpoint: {problem}")
-    content = read_json(path / STATE, CheckpointError)
-    kinds = get_type_hints(TrainState)
-    for key, value in content.items():
-        if key not in kinds:
-            raise CheckpointError(
-                f"{path / STATE} has the key {key!r}, which this version does not know"
-            )
-        check_type(value, kinds[key], f"{path / STATE}, {key!r}", CheckpointError)
-    return TrainState(**content)
+    with naming(str(path / STATE), (TypeError,), CheckpointError):
+        return TrainState(**read_json(path / STATE, CheckpointError))
 
 
 def load_full_state(

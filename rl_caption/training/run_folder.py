@@ -24,7 +24,6 @@ from rl_caption.data.plain_files import read_log, read_yaml
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import installed_version
 from rl_caption.runtime.launch import recorded_environment
-from rl_caption.runtime.options import with_defaults
 from rl_caption.training.checkpoint import (
     CheckpointError,
     clear_leftovers,
@@ -124,10 +123,7 @@ def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:
 
 
 def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
-    """Differences between a saved configuration and ``config`` that change what is computed, as ``key: old -> new``.
-
-    A key that the saved file lacks, because an older version wrote it, counts as having its default.
-    """
+    """Differences between a saved configuration and ``config`` that change what is computed, as ``key: old -> new``."""
     return (
         changed_settings(read_config(saved), config) if saved.is_file() else [f"{saved} is missing"]
     )
@@ -144,7 +140,7 @@ def settings_of(config: TrainingConfig) -> dict[str, Any]:
 
 def changed_settings(old: Mapping[str, Any], config: TrainingConfig) -> list[str]:
     """``changed_keys`` of a saved configuration that was read already."""
-    old, new = (_flat(with_defaults(values, type(config))) for values in (old, _plain(config)))
+    old, new = _flat(dict(old)), _flat(_plain(config))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())

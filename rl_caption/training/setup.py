@@ -184,18 +184,11 @@ class Context:
         resume, wrong = self.config.run.resume, ""
         if self.checkpoint is not None:
             data, times = changes(state.data, now)
-            other = (
-                changed_settings(state.configuration, self.config) if state.configuration else []
-            )
+            other = changed_settings(state.configuration, self.config)
             if data:
                 wrong = f"was trained on other data: {'; '.join(data)}"
             elif other and resume == "auto":
                 wrong = f"was written with another configuration, perhaps by another run: {'; '.join(other)}"
-            elif not state.data:
-                print_main(
-                    self.accelerator,
-                    f"{self.checkpoint} was written by an older version: its data cannot be compared",
-                )
             elif times:
                 copied = "names and sizes are the same, as in a copy"
                 print_main(

@@ -258,18 +258,6 @@ def test_a_checkpoint_of_other_data_or_of_another_run_is_refused(
     )
 
 
-def test_a_checkpoint_of_an_older_version_goes_on_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
-    context = Context(XeConfig(run=RunConfig(resume="auto")), Accelerator(cpu=True), rows, rows, 1)
-    saved = save_checkpoint(context.accelerator, tmp_path, TrainState(), 1)
-    state = replace(context, checkpoint=saved).start()
-    assert "older version" in capsys.readouterr().err
-    assert state.data
-    assert state.configuration
-
-
 def test_an_export_that_is_not_the_checkpoints_is_not_its_best(tmp_path: Path) -> None:
     trainer, _, _ = make_trainer(tmp_path, [0.5, 0.1], eval_every=1, max_steps=2)
     trainer.fit()

@@ -335,11 +335,6 @@ def test_parts_of_images_that_were_replaced_do_not_go_on(
     with pytest.raises(ConfigError, match="rows files"):
         curate(config)
     assert "sizes are the same" not in caplog.text
-    settings = json.loads((out / "parts.json").read_text())
-    (out / "parts.json").write_text(
-        json.dumps({key: own for key, own in settings.items() if key != "data"})
-    )
-    curate(config)  # parts of an older version
 
 
 def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

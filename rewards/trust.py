@@ -7,30 +7,19 @@ command line or in Python, need no check.
 """
 
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Iterable
 from types import ModuleType
 
-logger = logging.getLogger(__name__)
 SHIPPED = frozenset({"rl_caption.captioners.image_encoder:CaptionerImage"})
 """Classes of this package that a saved model may name."""
 _trusted: set[str] = set()
 
 
 def trust(names: Iterable[str]) -> None:
-    """Let saved models name these classes, ``package.module:Class``, in this process, with any arguments.
-
-    Raises:
-        ValueError: a name of another form.
-    """
-    for name in names:
-        if not all(name.partition(":")[::2]):
-            raise ValueError(
-                f"trust has {name!r}: expected package.module:Class, as a saved model names it"
-            )
-        _trusted.add(name)
+    """Let saved models name these classes, ``package.module:Class``, in this process, with any arguments."""
+    _trusted.update(names)
 
 
 def trusted_names() -> frozenset[str]:
@@ -59,24 +48,11 @@ def check_trusted(name: str, where: str) -> None:
 def import_outside(module: str) -> ModuleType:
     """Import a module that the user names, such as ``my_rewards``; also a file in the working directory.
 
-    The working directory is searched, last and from then on, where the module is not found otherwise, and a log line
-    says so: in a folder from elsewhere, a file may have the name of an optional package. Raises as
-    ``importlib.import_module``.
+    The working directory is searched last, and only from the first such name on: in a folder from elsewhere, a file may
+    have the name of an optional package.
     """
-    package, folder = module.partition(".")[0], os.getcwd()
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as missing:
-        other = (missing.name or "").partition(".")[0] != package
-        if other or package in ("rewards", "rl_caption") or folder in sys.path:
-            raise
-    sys.path.append(folder)
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)
     importlib.invalidate_caches()
-    try:
-        imported = importlib.import_module(module)
-    except ModuleNotFoundError:
-        sys.path.remove(folder)
-        raise
-    if os.environ.get("RANK", "0") == "0":
-        logger.info("%s is imported from the working directory, %s", package, folder)
-    return imported
+    return importlib.import_module(module)

@@ -148,7 +148,7 @@ def test_a_full_disk_leaves_no_half_of_the_captions(
 
 def test_errors_are_one_message(model: str, photos: Path, capsys: Any) -> None:
     (photos / "broken.png").write_bytes(b"no image")
-    for name, part in (("lost.png", "does not exist"), ("broken.png", "broken.png")):
+    for name, part in (("lost.png", "No such file"), ("broken.png", "broken.png")):
         with pytest.raises(SystemExit, match="1"):
             command(["caption", "--model", model, str(photos / name)])
         message = capsys.readouterr().err

@@ -7,7 +7,7 @@ some captions true (``rl_caption.data.negatives``).
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
@@ -18,8 +18,7 @@ from rewards.text.degeneration import BAD_ENDINGS
 from rl_caption.data.base import Row
 from rl_caption.data.negatives import NegativeSource, one_form
 from rl_caption.data.scenes import oracle
-from rl_caption.data.scenes.language import plural
-from rl_caption.data.scenes.world import BACKGROUNDS, SIZES, TEXTURES, Scene
+from rl_caption.data.scenes.world import Scene
 from rl_caption.evaluation.confidence import Floats
 from rl_caption.monitoring.best_of_n import Interval
 from rl_caption.monitoring.scoring import RowCaption, Score
@@ -190,8 +189,7 @@ def _of_content(
     versions = {name: (caption, text) for name, text in false.items()}
     if added:
         versions["false_detail"] = caption, added[0]
-    if row.get("scene") is not None:
-        versions |= _scene_details(row["scene"], caption, generator)
+    versions |= _of_details(row, caption, negatives, generator)
     if false:
         one = next(iter(false.values()))
         versions["capitals"] = re.sub(r"[^\w\s]", "", caption).upper(), one
@@ -214,31 +212,35 @@ def _false_captions(
     return {name: text for name, text in pairs if name in EDITS}, added
 
 
-def _scene_details(scene: Scene, caption: str, generator: np.random.Generator) -> Versions:
-    """``detail_missing`` and ``false_detail`` of a generated scene: a sentence that the oracle finds true, or false."""
-    before = oracle(caption, scene)
+def _of_details(
+    row: Row, caption: str, negatives: NegativeSource, generator: np.random.Generator
+) -> Versions:
+    """``detail_missing`` and ``false_detail``, from a sentence of the long description and a false edit of it.
+
+    Of a generated scene, the sentence tells what the caption does not, the edit nothing that is true.
+    """
+    scene, bare = row.get("scene"), caption.rstrip(".")
     versions: Versions = {}
-    details = list(_details(scene))
-    for at in generator.permutation(len(details)):
-        sentence, is_true = details[at]
-        text = f"{caption.rstrip('.')}. {sentence}."
-        after = oracle(text, scene)
-        if is_true and after.recall > before.recall and after.precision >= before.precision:
-            versions.setdefault("detail_missing", (text, caption))
-        elif not is_true and after.precision < before.precision and after.recall <= before.recall:
-            versions.setdefault("false_detail", (caption, text))
+    sentences = row.get("long_reference", "").rstrip(".").split(". ")
+    for sentence in generator.permutation([text for text in sentences if text]):
+        longer = f"{bare}. {sentence}."
+        precision, recall = _change(caption, longer, scene)
+        if scene is None or (precision >= 0 and recall > 0):
+            versions.setdefault("detail_missing", (longer, caption))
+        for kind, text in negatives(row, f"{sentence}.", generator):
+            worse = f"{bare}. {text}"
+            precision, recall = _change(caption, worse, scene)
+            if kind in EDITS and (scene is None or (precision < 0 and recall <= 0)):
+                versions.setdefault("false_detail", (caption, worse))
     return versions
 
 
-def _details(scene: Scene) -> Iterator[tuple[str, bool]]:
-    """Sentences about the background and each kind of thing of a scene, and whether they are true."""
-    for colour in BACKGROUNDS:
-        yield f"The background is {colour}", colour == scene.background
-    for kind in scene.kinds:
-        several = len(kind.things) > 1
-        name = f"{plural(kind.shape)} are" if several else f"{kind.shape} is"
-        for value in (*TEXTURES, *SIZES):
-            yield f"The {kind.colour} {name} {value}", value in (kind.texture, kind.size)
+def _change(one: str, other: str, scene: Scene | None) -> tuple[float, float]:
+    """Precision and recall of a caption of a scene less those of another one."""
+    if scene is None:
+        return 0.0, 0.0
+    before, after = oracle(one, scene), oracle(other, scene)
+    return after.precision - before.precision, after.recall - before.recall
 
 
 def score_pairs(score: Score, pairs: Mapping[str, Sequence[Pair]]) -> dict[str, Floats]:

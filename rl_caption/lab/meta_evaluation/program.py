@@ -61,6 +61,7 @@ NAMES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "spice": {"SPICE": (f"{__name__}:ToolkitMetric", {"metric": "spice"})},
 }
 """Name on the command line -> heading -> (name of the reward, its arguments)."""
+FILE_SCORES = f"{__name__}:FileScores"
 NOT_REACHED = "not computed: the program ended before"
 
 
@@ -198,7 +199,7 @@ def build_metrics(
                 f"scores.{heading} is among the metrics or judges, too: give it another heading"
             )
         asked[heading] = (
-            f"{__name__}:FileScores",
+            FILE_SCORES,
             {"file": file, "heading": heading},
             f"scores.{heading}",
         )

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rewards.base import Reward, RewardError, score_captions
+from rewards.base import Reward, score_captions
+from rewards.build import RewardBuilder
 from rewards.clip.encoder import CachedEncoder
 from rl_caption.config.build import build_data, usable_split
 from rl_caption.config.evaluation import RetrievalConfig
@@ -32,7 +32,12 @@ from rl_caption.lab.meta_evaluation.figures import (
     further_figures,
     rated_figures,
 )
-from rl_caption.lab.meta_evaluation.program import NAMES, build_metrics, check_columns, score_set
+from rl_caption.lab.meta_evaluation.program import (
+    FILE_SCORES,
+    NAMES,
+    check_columns,
+    score_set,
+)
 from rl_caption.lab.meta_evaluation.sets import JudgementSet, RatedCaptions
 from rl_caption.lab.meta_evaluation.specificity import (
     ChainScores,
@@ -42,7 +47,6 @@ from rl_caption.lab.meta_evaluation.specificity import (
 )
 from rl_caption.lab.reproduce.tables import Row, Table, data_of, data_sets
 from rl_caption.lab.retrieval import texts_of
-from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.programs.evaluate import load_dual_encoder
 from rl_caption.runtime.errors import ConfigError
 
@@ -110,23 +114,7 @@ class Measures:
         default_factory=dict
     )
     _kept: dict[tuple[str, ...], Any] = field(default_factory=dict)
-
-    def prepare(self, row: Row, column: Column) -> None:
-        """Read the judgements and load the metric of a cell. ``NotMeasured`` where they do not go together."""
-        if "set" not in column or "blind" in row.source.get("name", ""):
-            return
-        metric = self._metric(row, column)
-        if metric is None:
-            return
-        if isinstance(metric, str):
-            raise NotMeasured(metric)
-        try:
-            check_columns(row.name, metric.columns, self._parts(column))
-        except ConfigError as error:
-            described = describe_data(str(data_of(column)))
-            raise NotMeasured(
-                f"{str(error).removeprefix(f'{row.name} ')}; the data are {described}"
-            ) from error
+    _builder: RewardBuilder = field(default_factory=RewardBuilder)
 
     def measure(self, row: Row, column: Column) -> float:
         """Measure a cell in the unit of the table. ``NotMeasured`` where its value is not defined."""
@@ -172,50 +160,43 @@ class Measures:
         name = row.source.get("name", "")
         if name.startswith("blind"):
             return blind_figures(judgements)[name]
-        metric = self._metric(row, column)
-        if metric is None:  # the scores that are released with the set
+        released = row.source.get("released", {}).get(column["set"])
+        in_file = row.name in self.inputs.scores
+        if released is not None and not in_file and row.model not in self.inputs.models:
             assert isinstance(judgements, RatedCaptions)
-            scores = judgements.released[row.source["released"][column["set"]]]
+            scores = judgements.released[released]
             return rated_figures(judgements, scores) + further_figures(judgements, scores)
-        assert not isinstance(metric, str)
+        metric = self._metric(row, column)
         try:
-            return score_set(judgements, metric)
-        except RewardError as error:
-            if row.name not in self.inputs.scores:
-                raise
-            raise NotMeasured(str(error)) from error  # the file is of other data
+            check_columns(row.name, metric.columns, [judgements])
+        except ConfigError as error:
+            data = describe_data(str(data_of(column)))
+            raise NotMeasured(f"{error}; the data are {data}") from error
+        return score_set(judgements, metric)
 
-    def _metric(self, row: Row, column: Column) -> Reward | str | None:
-        """The metric of a row, or why there is none; None where the set has the row's scores and no model is named."""
-        if row.name in self.inputs.scores:
-            return self._built[row.name]
-        released = column["set"] in row.source.get("released", {})
-        if released and row.model not in self.inputs.models:
-            return None
-        reward = row.source.get("video") if column["set"] in VIDEOS else None
-        return self._built[f"{row.name}, video" if reward else row.name]
+    def _metric(self, row: Row, column: Column) -> Reward:
+        """The metric of a row; those of one model share its encoder."""
+        video = row.source.get("video") if column["set"] in VIDEOS else None
 
-    @cached_property
-    def _built(self) -> Mapping[str, Reward | str]:
-        """The metrics of all rows, by their names; those of one model share its encoder."""
-        judges = {}
-        for row in self.table.rows:
-            source = row.source
-            if row.name in self.inputs.scores or (
-                row.model is not None and row.model not in self.inputs.models
-            ):
-                continue
-            if source.get("name") in NAMES:
-                ((reward, kwargs),) = NAMES[source["name"]].values()
-                judges[row.name] = JudgeConfig(reward, dict(kwargs))
-            elif "reward" in source:
-                kwargs = self._model_kwargs(row.model, source) | source.get("kwargs", {})
-                judges[row.name] = JudgeConfig(source["reward"], kwargs)
-                if "video" in source:
-                    judges[f"{row.name}, video"] = JudgeConfig(source["video"], kwargs)
-        return build_metrics(
-            "", judges, scores={row: str(file) for row, file in self.inputs.scores.items()}
-        )
+        def build() -> Reward:
+            if row.name in self.inputs.scores:
+                options = {"file": str(self.inputs.scores[row.name]), "heading": row.name}
+                return self._builder.build(FILE_SCORES, options)
+            name = row.source.get("name")
+            if name in NAMES:
+                ((reward, kwargs),) = NAMES[name].values()
+                return self._builder.build(reward, kwargs)
+            own = row.source.get("kwargs", {})
+            return self._reward(video or row.source["reward"], row.model, row.source, own)
+
+        metric: Reward = self._keep(("metric", row.name, str(video)), build)
+        return metric
+
+    def _reward(
+        self, name: str, model: str | None, source: Column, kwargs: Mapping[str, Any]
+    ) -> Reward:
+        """A reward whose weights are those of a ``model`` that the user named."""
+        return self._builder.build(name, self._model_kwargs(model, source) | dict(kwargs))
 
     def _model_kwargs(self, model: str | None, source: Mapping[str, Any]) -> dict[str, Any]:
         if model is None:
@@ -269,9 +250,7 @@ class Measures:
                 for chain, example in zip(chains, examples, strict=True)
                 if chain is not None
             ]
-            kwargs = self._model_kwargs(row.model, {"reward": "specs"}) | {"scale": "shifted"}
-            metric = build_metrics("", {row.name: JudgeConfig("specs", kwargs)})[row.name]
-            assert not isinstance(metric, str)
+            metric = self._reward("specs", row.model, {"reward": "specs"}, {"scale": "shifted"})
             images = {"image": [example["image"] for _, example in grown]}
             scored = score_chains(metric, [chain for chain, _ in grown], images)
             cosines = [
@@ -304,9 +283,7 @@ class Measures:
             if metric not in evaluation.metrics:
                 raise NotMeasured(evaluation.left_out[metric])
             return evaluation.metrics[metric]
-        kwargs = self._model_kwargs(column.get("model"), {"reward": metric})
-        reward = build_metrics("", {metric: JudgeConfig(metric, kwargs)})[metric]
-        assert not isinstance(reward, str)
+        reward = self._reward(metric, column.get("model"), {"reward": metric}, {})
         columns: dict[str, Any] = {"references": references_for(captions, references, path)}
         if "image" in reward.columns:
             beside = (folder / name for name in entry["images"])

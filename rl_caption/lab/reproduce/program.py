@@ -8,11 +8,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from tqdm.auto import tqdm
+
+from rewards.base import RewardError
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.files import write_json, write_text
-from rl_caption.evaluation import JavaError, check_writable
+from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.results import LEFT_OUT, markdown
-from rl_caption.lab.reproduce.measures import Inputs, Measures, NotMeasured, describe_data
+from rl_caption.lab.reproduce.measures import Inputs, Measures, describe_data
 from rl_caption.lab.reproduce.tables import (
     PAPERS,
     Paper,
@@ -23,7 +26,7 @@ from rl_caption.lab.reproduce.tables import (
     find_table,
     load_paper,
 )
-from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError, UserError
 from rl_caption.runtime.options import add_trust
 
 
@@ -164,31 +167,32 @@ def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
     needed = list(dict.fromkeys(filter(None, map(data_of, table.columns.values()))))
     places: dict[str, Path] = {}
     for text in folders:
-        name, mark, path = text.partition("=")
-        if mark:
-            if name not in needed:
-                raise ConfigError(
-                    f"--data is {text!r}: the table is measured on {', '.join(needed)}"
-                )
-            places[name] = Path(path)
-            if not places[name].is_dir():
-                raise ConfigError(f"--data {name}: {path!r} is not a folder")
-            continue
-        folder = Path(text)
+        name, named, path = text.partition("=")
+        folder = Path(path if named else text)
         if not folder.is_dir():
             raise ConfigError(f"--data {text!r} is not a folder")
-        candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-        count = len(places)
-        for data in needed:
-            for candidate in candidates:
-                if data not in places and _has_files(candidate, data_sets()[data].get("files", ())):
-                    places[data] = candidate
-        if len(places) == count:
+        if named and name not in needed:
+            raise ConfigError(f"--data is {text!r}: the table is measured on {', '.join(needed)}")
+        found = {name: folder} if named else _data_below(folder, needed)
+        if not found.keys() - places.keys():
             described = "; ".join(describe_data(data) for data in needed if data not in places)
             raise ConfigError(
                 f"--data {text!r} has none of the data that are still needed: {described or 'none'}"
             )
+        places = found | places
     return places
+
+
+def _data_below(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Data sets whose files are in a folder, or in a folder in it."""
+    candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+    found: dict[str, Path] = {}
+    for name in names:
+        files = data_sets()[name].get("files", ())
+        place = next((place for place in candidates if _has_files(place, files)), None)
+        if place is not None:
+            found[name] = place
+    return found
 
 
 def _has_files(folder: Path, alternatives: Sequence[Sequence[str]]) -> bool:
@@ -198,9 +202,11 @@ def _has_files(folder: Path, alternatives: Sequence[Sequence[str]]) -> bool:
 def reproduce(table: Table, inputs: Inputs, out: str | None = None) -> str:
     """Measure what can be measured of a table, and return it as Markdown; ``out`` is a folder for it and its JSON.
 
+    A cell that cannot be measured says why, and the others are measured.
+
     Raises:
-        ConfigError: nothing of the table can be measured; the message says why. This is found before any work.
-        DataError, RewardError: data are damaged, or a metric failed.
+        ConfigError: nothing of the table can be measured, because of what was not named; the
+            message says what. This is found before any work.
     """
     quiet_libraries()
     folder = None if out is None else check_writable(out)
@@ -215,17 +221,18 @@ def reproduce(table: Table, inputs: Inputs, out: str | None = None) -> str:
     for cell in cells:
         if "mean" not in table.columns[cell.column]:
             cell.reason = inputs.obstacle(table, rows[cell.row], table.columns[cell.column])
-    _refuse_empty(table, cells)
-    for cell in _measurable(table, cells):
-        try:
-            measures.prepare(rows[cell.row], table.columns[cell.column])
-        except NotMeasured as error:
-            cell.reason = str(error)
-    _refuse_empty(table, cells)
-    for cell in _measurable(table, cells):
+    measurable = [
+        cell for cell in cells if cell.reason is None and "mean" not in table.columns[cell.column]
+    ]
+    if not measurable:
+        reasons = "\n".join(f"  {line}" for line in _reasons(cells))
+        raise ConfigError(
+            f"no row of {table.paper} {table.key} ({table.title}) can be made:\n{reasons}"
+        )
+    for cell in tqdm(measurable, desc="cells", unit="cell", delay=2, disable=None):
         try:
             cell.measured = measures.measure(rows[cell.row], table.columns[cell.column])
-        except (NotMeasured, JavaError) as error:
+        except (UserError, RewardError, ModuleNotFoundError) as error:
             cell.reason = str(error)
     _fill_means(table, cells)
     text = as_markdown(table, cells)
@@ -234,21 +241,6 @@ def reproduce(table: Table, inputs: Inputs, out: str | None = None) -> str:
         write_json(folder / "reproduce.json", as_json(table, cells))
         print(f"wrote {folder / 'reproduce.md'}, {folder / 'reproduce.json'}", file=sys.stderr)
     return text
-
-
-def _measurable(table: Table, cells: Sequence[Cell]) -> Iterator[Cell]:
-    return (
-        cell for cell in cells if cell.reason is None and "mean" not in table.columns[cell.column]
-    )
-
-
-def _refuse_empty(table: Table, cells: Sequence[Cell]) -> None:
-    """Raise ``ConfigError`` with all reasons where no cell can be measured."""
-    if not any(_measurable(table, cells)):
-        reasons = "\n".join(f"  {line}" for line in _reasons(cells))
-        raise ConfigError(
-            f"no row of {table.paper} {table.key} ({table.title}) can be made:\n{reasons}"
-        )
 
 
 def _fill_means(table: Table, cells: Sequence[Cell]) -> None:

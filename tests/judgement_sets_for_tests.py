@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.io import savemat
 
-from rl_caption.lab.meta_evaluation.sets.pairs import SUGARCREPE, SUGARCREPE_PP, VALSE
+from rl_caption.lab.meta_evaluation.sets.pairs import SUGARCREPE, SUGARCREPE_PP
 
 IMAGES = ["1_a.jpg", "2_b.jpg", "3_c.jpg"]
 WORDS = ["a dog runs", "a cat sits", "two men talk"]
@@ -172,36 +172,6 @@ def sugarcrepe_pp(folder: Path) -> None:
         write_json(folder / f"{kind}.json", rows)
 
 
-def valse(folder: Path) -> None:
-    """Of each piece three pairs, of which people found two to be right."""
-    for piece in VALSE:
-        caption = ["Many dogs."] if piece == "plurals" else "A dog."
-        row = {
-            "linguistic_phenomena": piece,
-            "image_file": f"{piece}.jpg",
-            "caption": caption,
-            "foil": f"No {piece}.",
-        }
-        votes = [{"foil": 3 - right, "caption": right, "other": 0} for right in (3, 2, 1)]
-        write_json(
-            folder / f"{piece}.json",
-            {f"{piece}_{n}": row | {"mturk": own} for n, own in enumerate(votes)},
-        )
-
-
-def winoground(folder: Path) -> None:
-    rows = []
-    for n, tag in enumerate(["Object", "Relation", "Object"]):
-        row = {
-            "id": n,
-            "caption_0": f"dog {n} sees a cat",
-            "caption_1": f"a cat sees dog {n}",
-            "collapsed_tag": tag,
-        }
-        rows.append(row | {f"image_{number}": f"ex_{n}_img_{number}" for number in (0, 1)})
-    (folder / "examples.jsonl").write_text("\n".join(map(json.dumps, rows)))
-
-
 def aro_order(folder: Path) -> None:
     captions = ["A brown dog, with a red ball, runs on the green grass.", "Dogs."]
     row = {"image": "val2014/COCO_val2014_000000000007.jpg", "caption": captions}
@@ -264,34 +234,6 @@ def coco_captions(folder: Path) -> None:
         for number in range(5)
     ]
     write_json(folder / "captions_val2014.json", {"images": [], "annotations": annotations})
-
-
-def thumb(folder: Path) -> None:
-    """Two images, each with the captions of two systems and one of COCO's."""
-    coco_captions(folder)
-    rows = []
-    for image, words in ((7, "A dog runs"), (8, "A cat sits")):
-        texts = {"Up-Down": "a thing", "VinVL-base": words, "Human": f"{words} in place 2"}
-        for number, (system, text) in enumerate(texts.items()):
-            row = {"SYS": system, "hyp": text, "image": f"COCO_val2014_{image:012}.jpg"}
-            rows.append(
-                row | {"P": 3.0 + number, "R": 5.0 - number, "human_score": 4.0 - 0.1 * number}
-            )
-    (folder / "mscoco_THumB-1.0.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-
-
-def cxc(folder: Path) -> None:
-    coco_captions(folder)
-    rows = ["caption,image,agg_score,sampling_method"]
-    for sentence, image, score, how in (
-        (70, 7, 5.0, "original"),
-        (71, 8, 1.8, "intrasim"),
-        (71, 7, 4.2, "original"),
-    ):
-        rows.append(
-            f"COCO_val2014:sentid:{sentence},COCO_val2014_{image:012}.jpg,{score},c2i_{how}"
-        )
-    (folder / "sits_test.csv").write_text("\n".join(rows) + "\n")
 
 
 def ratings(folder: Path) -> None:
@@ -400,10 +342,9 @@ _NAMED = (
         foil,
         sugarcrepe,
         aro,
-        valse,
         sugarcrepe_pp,
     ),
-    *(winoground, aro_order, polaris, thumb, cxc, ratings, icc_captions, icc_words),
+    *(aro_order, polaris, ratings, icc_captions, icc_words),
 )
 BUILDERS: dict[str, Callable[[Path], None]] = {
     **{

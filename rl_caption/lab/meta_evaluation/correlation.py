@@ -92,36 +92,6 @@ def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
     )
 
 
-def sampled_spearman(
-    scores: Sequence[float],
-    ratings: Sequence[float],
-    queries: Sequence[Hashable],
-    samples: int = 1000,
-    seed: int = 0,
-) -> NDArray[np.float64]:
-    """Return Spearman's r of each of several random samples of N items, [samples].
-
-    A sample has half of the queries and one item of each; ``queries`` is [N], the query of each item. Source: Parekh et
-    al., "Crisscrossed Captions", EACL 2021, section 5, which prints the mean over the samples.
-    """
-    check_scores(scores, ratings, queries)
-    owners = group_numbers(queries)
-    order, counts = np.argsort(owners, kind="stable"), np.bincount(owners)
-    starts = np.cumsum(counts) - counts
-    both = np.array([scores, ratings], np.float64)
-    generator, correlations = np.random.default_rng(seed), np.empty(samples)
-    for sample in range(samples):
-        chosen = generator.permutation(len(counts))[: max(len(counts) // 2, 1)]
-        items = order[starts[chosen] + generator.integers(counts[chosen])]
-        drawn = both[:, items]
-        if (drawn == drawn[:, :1]).all(axis=1).any():
-            raise UndefinedCorrelation(
-                f"all scores or all ratings of a sample of {len(items)} items are equal: Spearman's r is not defined"
-            )
-        correlations[sample] = stats.spearmanr(*drawn).statistic
-    return correlations
-
-
 class GroupedTau(NamedTuple):
     """Tau_b within groups, averaged over groups."""
 

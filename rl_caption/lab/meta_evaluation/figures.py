@@ -29,7 +29,6 @@ from rl_caption.lab.meta_evaluation.correlation import (
     kendall_tau_b,
     kendall_tau_c,
     pearson,
-    sampled_spearman,
     spearman,
     tau_of_table,
     unexplained_variance,
@@ -148,8 +147,6 @@ def rated_figures(
         measure(["pearson"], _correlation, False, resamples, seed)
     if judgements.text_alone:
         measure(["spearman"], _correlation, True, resamples, seed)
-    elif judgements.published == "spearman":
-        measure(["spearman"], _sampled_spearman, seed)
     if judgements.within_images:
         measure(["tau_b within images"], _within_images)
     return sorted(figures, key=lambda figure: not figure.published)
@@ -171,7 +168,7 @@ def further_figures(
         "1 - R^2 of ratings": lambda values, ratings: unexplained_variance(ratings, values),
         "1 - R^2 of scores": unexplained_variance,
     }
-    computed = {judgements.published} if judgements.published in ("pearson", "spearman") else set()
+    computed = {judgements.published} if judgements.published == "pearson" else set()
     computed |= {"pearson", "spearman"} if judgements.text_alone else set()
     figures = [
         _statistic(name, statistics[name], scores, judgements.ratings)
@@ -264,15 +261,6 @@ def _correlation(
 
     value = (spearman if ranked else pearson)(scores, judgements.ratings)
     return [value], intervals(resample, judgements.image_ids, resamples, seed), ""
-
-
-def _sampled_spearman(judgements: RatedCaptions, scores: Sequence[float], seed: int) -> Measured:
-    drawn = sampled_spearman(scores, judgements.ratings, judgements.captions, seed=seed)
-    note = (
-        f"spearman is the mean over {len(drawn)} samples of half of the captions, each with one of its images; "
-        f"their standard deviation is {100 * drawn.std():.1f}"
-    )
-    return [float(drawn.mean())], [], note
 
 
 def _within_images(judgements: RatedCaptions, scores: Sequence[float]) -> Measured:

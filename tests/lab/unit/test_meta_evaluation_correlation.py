@@ -13,7 +13,6 @@ from rl_caption.lab.meta_evaluation.correlation import (
     kendall_tau_b,
     kendall_tau_c,
     pearson,
-    sampled_spearman,
     tau_of_table,
 )
 
@@ -69,17 +68,6 @@ def test_tau_within_groups() -> None:
         grouped_tau_b([1, 2, 3], [1, 1, 2], ["a", "a", "b"])
     with pytest.raises(ValueError, match=r"2.*3 scores"):
         grouped_tau_b([1, 2, 3], [1, 1, 2], ["a", "a"])
-
-
-def test_spearman_of_samples_is_of_half_of_the_queries_and_one_item_of_each() -> None:
-    """Each query has one item that scores as it is rated and one that does not: the share decides."""
-    queries = [number for number in range(40) for _ in range(2)]
-    ratings = [float(number) for number in queries]
-    assert sampled_spearman(ratings, ratings, queries, samples=5).tolist() == pytest.approx([1] * 5)
-    mixed = [float(number if index % 2 else -number) for index, number in enumerate(queries)]
-    found = sampled_spearman(mixed, ratings, queries, samples=200)
-    assert abs(found.mean()) < 0.1 < found.std()
-    assert found.tolist() == sampled_spearman(mixed, ratings, queries, samples=200).tolist()
 
 
 SCORES, RATINGS = [0.0, 1.0, 2.0, 1.0], [1.0, 2.0, 4.0, 5.0]

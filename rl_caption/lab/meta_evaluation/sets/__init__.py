@@ -31,11 +31,11 @@ __all__ = [
 
 _READERS: Sequence[Callable[..., Sequence[JudgementSet]]] = (
     *(rated.flickr8k_expert, rated.flickr8k_crowdflower, rated.composite),
-    *(pairs.pascal50s, pairs.abstract50s, pairs.foil, pairs.sugarcrepe, pairs.aro, pairs.valse),
-    *(pairs.sugarcrepe_pp, pairs.winoground, pairs.aro_order),
+    *(pairs.pascal50s, pairs.abstract50s, pairs.foil, pairs.sugarcrepe, pairs.aro),
+    *(pairs.sugarcrepe_pp, pairs.aro_order),
     *(rated.icc_captions, rated.icc_words),
     *(videos.vatex_eval, videos.activitynet_foil),
-    *(hub.polaris, hub.nebula, hub.longcap_arena, rated.thumb, rated.cxc, rated.ratings),
+    *(hub.polaris, hub.nebula, hub.longcap_arena, rated.ratings),
 )
 SETS = {read.__name__: read for read in _READERS}
 """Name of a set -> its function."""

@@ -42,8 +42,8 @@ class RatedCaptions:
     """[N], not opened; None where the set was found without its images."""
     references: Sequence[Sequence[str]] | None
     """[N] lists, or None where the set has none."""
-    published: Literal["tau_b", "tau_c", "pearson", "spearman"] | None
-    """Which correlation papers print for this set; None where nobody does. ``spearman`` is that of CxC's protocol."""
+    published: Literal["tau_b", "tau_c", "pearson"] | None
+    """Which correlation papers print for this set; None where nobody does."""
     convention: str
     """What is compared with what, in a line."""
     excluded: Mapping[str, int] = field(default_factory=dict)

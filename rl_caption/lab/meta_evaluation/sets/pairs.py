@@ -29,7 +29,6 @@ from rl_caption.lab.meta_evaluation.sets.base import (
     Row,
     caption_pairs,
     image_files,
-    json_lines,
     json_rows,
     other_captions,
 )
@@ -61,20 +60,6 @@ FOIL_SOURCE = (
 KARPATHY_SOURCE = "caption_datasets.zip of https://cs.stanford.edu/people/karpathy/deepimagesent"
 AGAINST_FOILS = "the caption scores higher than its foil; equal scores are wrong"
 FOIL_PAIRS = {"foilv1.0_test_2017.json": 99_480, "foil-it.json": 1_000}
-VALSE_SOURCE = "the folder data of https://github.com/Heidelberg-NLP/VALSE; images from where their dataset says"
-_VALSE = (
-    *(
-        "existence",
-        "plurals",
-        "counting-hard",
-        "counting-small-quant",
-        "counting-adversarial",
-        "relations",
-    ),
-    *("action-replacement", "actant-swap", "coreference-standard", "coreference-hard"),
-)
-VALSE = {**dict.fromkeys(_VALSE), "foil-it": 1_000}
-"""Piece (file) -> published number of pairs, judged ones and others, where it is known."""
 SUGARCREPE_SOURCE = "the folder data of https://github.com/RAIVNLab/sugar-crepe, and val2017 from https://cocodataset.org/"
 COCO_VAL2017 = "captions_val2017.json"
 SUGARCREPE = {
@@ -99,12 +84,6 @@ SUGARCREPE_PP = {
     "replace_rel": 1406,
 }
 """File -> published number of triplets."""
-WINOGROUND_SOURCE = (
-    "data/examples.jsonl and data/images.zip of https://huggingface.co/datasets/facebook/winoground"
-)
-WINOGROUND = 400
-TEXT, IMAGE = [(0, 1), (3, 2)], [(0, 2), (3, 1)]
-"""Pairs (right, wrong) of indices into four scores: of both captions for the first image, then for the second."""
 ORDER_SOURCE = "https://storage.googleapis.com/sfr-vision-language-research/datasets/, to which add the name of the file"
 ORDER = {"coco_karpathy_test.json": 25_010, "flickr30k_test.json": 5_000}
 """File -> published number of captions."""
@@ -355,23 +334,6 @@ def _released_foil(path: Path) -> Iterator[Pair]:
         yield Pair(names[image], true[annotation], caption)
 
 
-def valse(release: Files) -> list[CaptionPairs]:
-    """Read VALSE's eleven pieces, a file each (Parcalabescu et al., ACL 2022); the summary is their mean accuracy.
-
-    A pair is judged where at least two of three people found the caption, and not the foil, to be right. ``images``
-    has the files of all pieces.
-    """
-    rows: list[Pair] = []
-    excluded: Counter[str] = Counter()
-    for piece, items in release.read_counted(VALSE_SOURCE, VALSE, "pairs"):
-        rows += _valid(items, excluded, piece)
-    release.check_count("judged pairs", len(rows))
-    photos = release.image_folder("images")
-    return [
-        caption_pairs("valse", rows, photos, {}, AGAINST_FOILS, dict(excluded), summary="kinds")
-    ]
-
-
 def _valid(
     rows: Sequence[Row], excluded: Counter[str], category: str = "all pairs"
 ) -> Iterator[Pair]:
@@ -493,27 +455,6 @@ def sugarcrepe_pp(release: Files) -> list[CaptionGroups]:
     return [
         CaptionGroups("sugarcrepe_pp", captions, files, photos, kinds, *figures, summary="kinds")
     ]
-
-
-def winoground(release: Files) -> list[CaptionGroups]:
-    """Read ``examples.jsonl`` (Thrush et al., "Winoground", CVPR 2022): two captions of the same words, an image each.
-
-    Text score: for each image, its own caption scores higher. Image score: for each caption, its own image does. Group
-    score: both. Kinds are the values of ``collapsed_tag``. Images are PNG files.
-    """
-    path = release.require(WINOGROUND_SOURCE, "examples.jsonl", "data/examples.jsonl")
-    rows = json_lines(path)
-    release.check_count(f"examples in {path}", len(rows), WINOGROUND)
-    captions = [row.text(f"caption_{number}") for row in rows for number in (0, 1, 0, 1)]
-    files = [f"{row.text(f'image_{number}')}.png" for row in rows for number in (0, 0, 1, 1)]
-    photos = image_files(release.image_folder("images", "data/images"), files)
-    kinds = [row.text("collapsed_tag") for row in rows]
-    above = {"text score": TEXT, "image score": IMAGE, "group score": TEXT + IMAGE}
-    convention = (
-        "text score: each image scores higher with its caption than with the other; image score: each caption with its "
-        "image; group score: both; equal scores are wrong"
-    )
-    return [CaptionGroups("winoground", captions, files, photos, kinds, above, convention)]
 
 
 def aro_order(release: Files, seed: int = 0) -> list[CaptionGroups]:

@@ -22,7 +22,6 @@ from rl_caption.lab.meta_evaluation.sets.base import (
     coco_references,
     json_lines,
     json_object,
-    other_captions,
     rated_captions,
     table_rows,
 )
@@ -60,11 +59,6 @@ COMPOSITE_IMAGES = {
 }
 TRAIN_REFERENCES = "captions_train2014.json"
 """Read, too, where it is there: captions of COCO's training images."""
-COCO = f"{COCO_CAPTIONS} and val2014 from https://cocodataset.org/"
-THUMB = f"mscoco/mscoco_THumB-1.0.jsonl of https://github.com/jungokasai/THumB; {COCO}"
-CXC = (
-    f"the folder data of https://github.com/google-research-datasets/Crisscrossed-Captions; {COCO}"
-)
 ICC_CAPTIONS = "https://github.com/moranyanuka/icc, the captions that people rated"
 BRYSBAERT = "Concreteness_ratings_Brysbaert_et_al_BRM.txt of Brysbaert et al. 2014, http://crr.ugent.be/archives/1330"
 
@@ -291,73 +285,6 @@ def _composite_references(path: Path, source_set: str) -> dict[str, list[str]]:
         if file.is_file()
         for image, texts in coco_references(file).items()
     }
-
-
-def thumb(
-    release: Files, aspect: Literal["total", "precision", "recall"] = "total"
-) -> list[RatedCaptions]:
-    """Read ``mscoco_THumB-1.0.jsonl``: two sets, without and with the captions by people.
-
-    THumB 1.0 (Kasai et al., NAACL 2022): captions of COCO's test images by four systems and by a person; ``P`` and
-    ``R`` are 1 to 5, ``human_score`` their mean less penalties. References are the image's COCO captions less the one
-    that was judged as a person's, where ``captions_val2014.json`` is there; else there are none.
-    """
-    aspects = {"total": "human_score", "precision": "P", "recall": "R"}
-    path = release.require(THUMB, "mscoco_THumB-1.0.jsonl")
-    photos = release.image_folder("val2014", "images")
-    lines = json_lines(path)
-    release.check_count(f"judgements in {path}", len(lines), 2_500)
-    is_human = [row.text("SYS") == "Human" for row in lines]
-    rows = [
-        Rating(row.text("image"), row.text("hyp"), row.number(aspects[aspect])) for row in lines
-    ]
-    by_people = {row.image: row.caption for row, human in zip(rows, is_human, strict=True) if human}
-    judged = [(row.image, by_people.get(row.image, "")) for row in rows]
-    if others := other_captions(release.folder / COCO_CAPTIONS, judged, path):
-        rows = [
-            row._replace(references=references)
-            for row, references in zip(rows, others, strict=True)
-        ]
-    by_systems = [row for row, human in zip(rows, is_human, strict=True) if not human]
-    release.check_count(f"captions by systems in {path}", len(by_systems))
-    convention = "each caption is a judgement; references are the image's captions less the judged one by a person"
-    return [
-        rated_captions(f"thumb {aspect}, {title}", ratings, photos, "pearson", convention)
-        for title, ratings in (
-            ("without captions by people", by_systems),
-            ("with captions by people", rows),
-        )
-    ]
-
-
-def cxc(release: Files, split: Literal["val", "test"] = "test") -> list[RatedCaptions]:
-    """Read the image-text ratings, ``sits_SPLIT.csv``; references are the image's captions less the judged one.
-
-    CxC (Parekh et al., "Crisscrossed Captions", EACL 2021): captions of COCO rated 0 to 5 for their own and for other
-    images; the ids are those of the annotations of ``captions_val2014.json``. ``partial`` is of no effect: the paper
-    does not print the number of ratings of a split.
-    """
-    path = release.require(CXC, f"sits_{split}.csv", f"data/sits_{split}.csv")
-    file = release.require(CXC, COCO_CAPTIONS)
-    references = coco_references(file)
-    caption_of = {
-        sentence: caption for texts in references.values() for sentence, caption in texts.items()
-    }
-    rows = []
-    for row in table_rows(path, ["caption", "image", "agg_score"]):
-        sentence, image = row.values["caption"].rpartition(":")[2], row.text("image")
-        if sentence not in caption_of:
-            raise row.refusal("caption", f"a caption of {file.name}")
-        others = [
-            text for key, text in references.get(coco_id(image), {}).items() if key != sentence
-        ]
-        if not others:
-            raise row.refusal("image", f"an image of which {file.name} has another caption")
-        rows.append(Rating(image, caption_of[sentence], row.number("agg_score"), others))
-    release.check_count(f"ratings in {path}", len(rows))
-    convention = "each pair of caption and image is a judgement; references are the image's captions less the judged one"
-    photos = release.image_folder("val2014", "images")
-    return [rated_captions(f"cxc {split}", rows, photos, "spearman", convention)]
 
 
 def ratings(release: Files, within_images: bool = True) -> list[RatedCaptions]:

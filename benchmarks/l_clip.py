@@ -27,13 +27,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import scst_step
 from benchmarks.harness import Measurement, Timing, command, compared, synchronise, timed
-from benchmarks.scst_step import Bench, cider_of, our_step, prepare, random_captioner
+from benchmarks.scst_step import build_bench, cider_of, our_step
 from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.mixed import MixedReward
-from rl_caption.data.base import Row
-from rl_caption.data.loader import Collate
 from rl_caption.scst.advantages import leave_one_out
 
 PARTS = ("towers", "step")
@@ -47,7 +45,6 @@ class Shapes:
     teacher: str = "ViT-B-32-quickgelu"
     student: LCLIPConfig = field(default_factory=LCLIPConfig)
     step: scst_step.Shapes = field(default_factory=scst_step.Shapes)
-    """Captioner and step; captions end where random weights end them, not at ``length``."""
     pairs: int = 128
     """Of an image and a caption, for the towers alone."""
 
@@ -168,43 +165,15 @@ def untrimmed(encoder: FrozenEncoder) -> FrozenEncoder:
     return full
 
 
-def caption_rows(
-    shapes: scst_step.Shapes, folder: Path, images: Sequence[Path], words: Sequence[str]
-) -> list[Row]:
-    """Images with five references and region features each."""
-    draw = np.random.default_rng(1)
-    rows: list[Row] = []
-    for number, image in enumerate(images):
-        features = folder / f"{number}.npy"
-        np.save(
-            features, draw.standard_normal((shapes.regions, shapes.region_dim), dtype=np.float32)
-        )
-        references = random_captions(words, 5, seed=number)
-        rows.append(
-            {
-                "image_id": str(number),
-                "image": str(image),
-                "references": references,
-                "features": str(features),
-            }
-        )
-    return rows
-
-
 def measure_step(
-    shapes: scst_step.Shapes,
-    rows: Sequence[Row],
-    student: FrozenEncoder,
-    words: Sequence[str],
-    timing: Timing,
+    shapes: scst_step.Shapes, student: FrozenEncoder, folder: Path, timing: Timing
 ) -> Iterator[Measurement]:
     """Steps without a greedy caption, against CIDEr-D alone, and the fraction of each that the reward takes."""
-    torch.manual_seed(0)
-    captioner, cider = random_captioner(words, shapes), cider_of(rows)
-    accelerator = prepare(captioner.policy, timing.device, "no")
-    batch = Collate(captioner)([(row, 0) for row in rows]).to(accelerator.device)
-    plain = MixedReward({"cider": (cider, 1.0)})
-    bench = Bench(shapes, accelerator, captioner, plain, batch, leave_one_out)
+    bench = build_bench(shapes, timing.device, "no", caption_words(shapes.words))
+    bench.advantage = leave_one_out
+    batch, cider = bench.batch, cider_of(bench.batch.rows)
+    for row, image in zip(batch.rows, write_images(folder, shapes.images), strict=True):
+        row["image"] = str(image)
     logs: dict[str, list[dict[str, float]]] = {}
 
     def mixed(encoder: FrozenEncoder) -> MixedReward:
@@ -217,10 +186,10 @@ def measure_step(
         log = our_step(bench, batch)
         synchronise(timing.device)
         log.add("time/step", time.perf_counter() - started)
-        logs.setdefault(name, []).append(log.reduce(accelerator))
+        logs.setdefault(name, []).append(log.reduce(bench.accelerator))
 
     rewards = {
-        "step: CIDEr-D": plain,
+        "step: CIDEr-D": bench.reward,
         f"step: CIDEr-D + L-CLIPS, {FULL}": None,
         f"step: CIDEr-D + L-CLIPS, {DEFAULT}": mixed(student),
     }
@@ -228,7 +197,7 @@ def measure_step(
         {name: partial(step, name, reward) for name, reward in rewards.items()}, timing, "steps"
     )
     cider_alone, *others = times
-    note = f"; {len(rows)} x {shapes.samples} captions"
+    note = f"; {shapes.images} x {shapes.samples} captions"
     yield from (compared(times, name, cider_alone, "x the time", note) for name in others)
     for name, (_, *found) in logs.items():
         seconds = statistics.median(log["time/reward"] for log in found)
@@ -248,16 +217,13 @@ def measure(
     shapes = shapes or (
         TINY if timing.tiny else Shapes(step=scst_step.Shapes(**sizes), pairs=pairs)
     )
-    step = shapes.step
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         teacher, student = load_encoders(shapes, folder, timing.device)
         if "towers" in only:
             yield from measure_towers(shapes, teacher, timing)
         if "step" in only:
-            words = caption_words(step.words)
-            rows = caption_rows(step, folder, write_images(folder, step.images), words)
-            yield from measure_step(step, rows, student, words, timing)
+            yield from measure_step(shapes.step, student, folder, timing)
 
 
 if __name__ == "__main__":

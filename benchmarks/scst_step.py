@@ -151,10 +151,12 @@ class Bench:
         )
 
 
-def build_bench(shapes: Shapes, device: str, precision: str) -> Bench:
-    """Random weights, features and captions."""
+def build_bench(
+    shapes: Shapes, device: str, precision: str, words: Sequence[str] | None = None
+) -> Bench:
+    """Random weights, features and captions of ``words``."""
     torch.manual_seed(0)
-    words = [f"word{number}" for number in range(shapes.words - 4)]
+    words = words or [f"word{number}" for number in range(shapes.words - 4)]
     captioner = random_captioner(words, shapes)
     features = torch.randn(shapes.images, shapes.regions, shapes.region_dim, device=device)
     mask = torch.ones(shapes.images, shapes.regions, dtype=torch.bool, device=device)

@@ -19,7 +19,7 @@ from rl_caption.data.file_checks import in_parallel, progress
 from rl_caption.runtime.engines import print_main
 
 REFUSED = "images that the captioner cannot read"
-ADVICE = "replace or crop them, or set data.on_bad: skip"
+ADVICE = "replace or crop them, or set data.on_bad (of caption --on_bad) to skip"
 PASSED = 200
 """Sizes in a row that have to pass, from the most unusual on, until the rest is taken to pass, too."""
 
@@ -119,7 +119,7 @@ def refused_rows(
     """
     refused: dict[int, str] = {}
     members: dict[_Kind, list[int]] = {}
-    kinds = in_parallel(_kind, rows, 4, f"reading sizes of {title}".rstrip(" of"))
+    kinds = in_parallel(_kind, rows, 4, f"sizes of {title or 'images'}")
     for index, kind in enumerate(kinds):
         if isinstance(kind, str):
             refused[index] = kind

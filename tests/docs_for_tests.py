@@ -220,9 +220,9 @@ def exists(path: str) -> bool:
 
 
 def takes_minutes(words: list[str]) -> bool:
-    """Benchmarks repeat what they time; each is tested at small sizes (tests/core/unit/test_benchmarks.py)."""
+    """Benchmarks repeat what they time, a push of stress trains; both are tested at small sizes."""
     module = words[2] if words[:2] == ["python", "-m"] else ""
-    return words[:2] == ["make", "bench"] or module.startswith("benchmarks")
+    return words[:2] == ["make", "bench"] or module.startswith("benchmarks") or "--push" in words
 
 
 def uses_gpus(words: list[str]) -> bool:

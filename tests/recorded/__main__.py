@@ -3,7 +3,8 @@
     python -m tests.recorded record FILE.json      # on a commit whose results are right
     python -m tests.recorded check FILE.json       # on another commit: exit code 1 where anything differs
 
-``baseline.json`` beside this file holds the results of commit 8edf1d71. To record another commit, run this program
+``baseline.json`` beside this file holds the results of commit 8edf1d71, but for ``policy/kl``, which is computed in
+float64 since. To record another commit, run this program
 there, with this folder's parent on ``PYTHONPATH``: it needs nothing but the command line, ``python -m rl_caption``.
 
 The runs are tiny and take one or two minutes together: cross-entropy; self-critical training with three advantages

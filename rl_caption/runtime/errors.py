@@ -79,7 +79,10 @@ OPTIONAL = {
     ),
 }
 """Optional module -> its package, the extra that installs it (docs/installation.md), and what is missing without it."""
-EXTRAS = {module: extra for module, (_, extra, _) in OPTIONAL.items()} | {"datasets": "trl"}
+EXTRAS = {module: extra for module, (_, extra, _) in OPTIONAL.items()} | {
+    "datasets": "trl",
+    "timm": "clip",
+}
 
 
 def not_installed(*modules: str) -> str:

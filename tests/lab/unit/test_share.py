@@ -7,11 +7,13 @@ from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 
+from rewards.registry import available
 from rl_caption.captioners.loading import load_captioner, weights_hash
 from rl_caption.cli.main import run
-from rl_caption.lab.share import main
+from rl_caption.lab.share import PAPERS, main
 from rl_caption.training.checkpoint import seal
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import tiny_student
@@ -182,3 +184,9 @@ def test_a_full_disk_leaves_no_half_of_a_model(
         run("share", [str(trained), "--out", str(tmp_path / "out")])
     assert "No space left" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_every_reward_with_a_paper_is_cited() -> None:
+    without = {"length_router", "pac_s_video", "repetition"}
+    names = {name.removeprefix("ref_") for name in available()} - without
+    assert names <= yaml.safe_load(PAPERS.read_text()).keys()

@@ -70,7 +70,7 @@ def noun_phrase(kind: Kind, attributes: Sequence[str], draws: Draws) -> str:
     told = [name for name in ("size", "texture", "colour") if name in attributes]
     words = [_choose_synonym(getattr(kind, name), draws) for name in told]
     words.append(_shape(kind))
-    number = NUMBERS[len(kind.things)] if len(kind.things) > 1 else article(words[0])
+    number = NUMBERS[len(kind.things)] if kind.several else article(words[0])
     return " ".join([number, *words])
 
 
@@ -89,7 +89,7 @@ def _choose_synonym(value: str, draws: Draws) -> str:
 
 
 def _shape(kind: Kind) -> str:
-    return kind.shape if len(kind.things) == 1 else plural(kind.shape)
+    return plural(kind.shape) if kind.several else kind.shape
 
 
 def _the(kind: Kind) -> str:
@@ -97,7 +97,7 @@ def _the(kind: Kind) -> str:
 
 
 def _be(kind: Kind) -> str:
-    return "is" if len(kind.things) == 1 else "are"
+    return "are" if kind.several else "is"
 
 
 def _a_background(scene: Scene) -> str:
@@ -187,13 +187,12 @@ def _relation(scene: Scene, draws: Draws) -> str:
         return ""
     phrase = draws.choice(RELATION_PHRASES[relations[0]])
     one, other = _describe(first, scene, draws), _describe(second, scene, draws)
-    be = _be(first)
     if draws.chance(0.25):
         back = draws.choice(RELATION_PHRASES[relations_between(second, first)[0]])
-        return f"{one} with {other} {back} {'it' if be == 'is' else 'them'}"
+        return f"{one} with {other} {back} {'them' if first.several else 'it'}"
     forms = (
         f"{one} {phrase} {other}",
-        f"{one} {be} {phrase} {other}",
-        f"{phrase} {other} {be} {one}",
+        f"{one} {_be(first)} {phrase} {other}",
+        f"{phrase} {other} {_be(first)} {one}",
     )
     return draws.choose_weighted(forms, (5, 2, 1))

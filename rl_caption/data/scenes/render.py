@@ -1,19 +1,13 @@
-"""Images of scenes, rendered on demand and cached."""
+"""Images of scenes, rendered on demand."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from rl_caption.data.scenes.world import RADIUS, Scene
-
-CACHE_BYTES = 64 * 2**20
-"""Bytes of cached images per size and process: 5461 images of 64 pixels."""
 
 COLOUR_RGB = {
     "red": "#de2020",
@@ -71,19 +65,11 @@ class SceneImage:
 
     def render(self) -> Image.Image:
         """Draw the image as RGB. The result belongs to the caller, who may modify it."""
-        return Image.fromarray(_kept(self.size)(self.scene))
+        return render(self.scene, self.size)
 
     def dimensions(self) -> tuple[int, int]:
         """Width and height, without drawing it."""
         return self.size, self.size
-
-
-@cache
-def _kept(size: int) -> Callable[[Scene], NDArray[np.uint8]]:
-    """A cached function from a scene to its pixels, uint8 [size, size, 3]; least recently used ones are dropped."""
-    return lru_cache(max(1, CACHE_BYTES // (3 * size * size)))(
-        lambda scene: np.asarray(render(scene, size))
-    )
 
 
 def render(scene: Scene, size: int = 64) -> Image.Image:

@@ -110,6 +110,11 @@ class Kind(NamedTuple):
         """Colour and shape, which identify the kind within its scene."""
         return f"{self.colour} {self.shape}"
 
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one such thing."""
+        return len(self.things) > 1
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -169,7 +174,7 @@ def facts(scene: Scene) -> frozenset[Fact]:
     for kind in scene.kinds:
         for attribute in ("shape", "colour", "size", "texture"):
             true.add(Fact(attribute, kind.name, getattr(kind, attribute)))
-        if len(kind.things) > 1:
+        if kind.several:
             true.add(Fact("count", kind.name, str(len(kind.things))))
     for pair in combinations(scene.kinds, 2):
         if relations_between(*pair):

@@ -157,7 +157,7 @@ def model_card(
         export=export,
         run=run,
         licence=licence,
-        start=None if run is None else _without_folders(_start(run)),
+        start=_without_folders((config.get("model") or {}).get("init")),
         config=yaml.safe_dump(_without_folders(config), sort_keys=False, allow_unicode=True),
         versions={} if run is None else run.env.get("versions", {}),
         validations=None if run is None else validations_table({run.name: run}),
@@ -173,7 +173,7 @@ def _card_data(
 ) -> ModelCardData:
     tags = ["rl-caption", "image-captioning" if export.is_captioner else "image-caption-scoring"]
     tags += ["reinforcement-learning"] if run is not None and run.terms else []
-    start = None if run is None else _start(run)
+    start = (run.config.get("model") or {}).get("init") if run is not None else None
     is_on_hub = start is not None and is_captioner(start) and not Path(start).exists()
     results = []
     if evaluation is not None:
@@ -189,13 +189,6 @@ def _card_data(
         base_model=start if is_on_hub else None,
         eval_results=results or None,
     )
-
-
-def _start(run: RunFolder) -> str | None:
-    """The captioner that a run started from; None for random weights."""
-    model = run.config.get("model") or {}
-    start = model.get("init")
-    return None if start is None else str(start)
 
 
 def _result(key: str, value: float, settings: Mapping[str, Any]) -> EvalResult:

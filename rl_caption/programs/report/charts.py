@@ -70,7 +70,7 @@ def running_mean(x: Sequence[float], y: Sequence[float]) -> tuple[Any, Any]:
 def figure(
     title: str,
     series: Sequence[Series],
-    definitions: Sequence[Any] = (),
+    keys: Sequence[str] = (),
     x_name: str = "step",
     alarms: Sequence[int] = (),
     best: int | None = None,
@@ -80,7 +80,7 @@ def figure(
     Args:
         title: the heading.
         series: the lines; values that are not finite are left out and counted in a sentence.
-        definitions: what the drawn keys mean, folded away.
+        keys: the drawn keys, whose definitions are folded away.
         x_name: what x is; the axis of ``step`` starts at 0.
         alarms, best: steps with a mark.
     """
@@ -96,6 +96,7 @@ def figure(
     svg = image({title: drawn}, x_name, alarms, best, with_legend=False)
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r' (?:id="[\w.]+_\d+"|(?:width|height)="[\d.]+pt")', "", svg)
+    definitions = [found for found in map(define, keys) if found is not None]
     return macros().figure(title, last, definitions, legend, lost, Markup(svg))
 
 
@@ -254,7 +255,7 @@ def _figure_of_run(run: RunFolder, title: str, keys: Sequence[str]) -> Markup:
     for key in keys:
         dots = key.startswith("val/")
         lines.append(Series(key, run.shown(key), 1 if dots else next(colours, 0), dots))
-    return _defined_figure(title, keys, lines, run.alarms, run.best_step)
+    return figure(title, lines, keys, alarms=run.alarms, best=run.best_step)
 
 
 def _figure_of_systems(
@@ -270,18 +271,7 @@ def _figure_of_systems(
                 by_step.setdefault(step, []).append(value)
         points = [(step, statistics.fmean(values)) for step, values in sorted(by_step.items())]
         lines.append(Series(name, points, colour, key.startswith("val/")))
-    return _defined_figure(title, [key], lines)
-
-
-def _defined_figure(
-    title: str,
-    keys: Sequence[str],
-    lines: Sequence[Series],
-    alarms: Sequence[int] = (),
-    best: int | None = None,
-) -> Markup:
-    meanings = [definition for definition in map(define, keys) if definition is not None]
-    return figure(title, lines, meanings, alarms=alarms, best=best)
+    return figure(title, lines, [key])
 
 
 @cache

@@ -416,7 +416,7 @@ class Log(TrainerCallback):
         if difference > MOST_DIFFERENCE and not (args.bf16 or args.fp16):
             raise WrongSamplesError(
                 f"the log-probabilities by which vLLM samples and TRL scores differ by {difference:.3g} nats on average "
-                f"at step {state.global_step} (at most {MOST_DIFFERENCE} is rounding): they are of other prompts"
+                f"at step {state.global_step} (at most {MOST_DIFFERENCE} is rounding): of other prompts, or in another precision"
             )
 
     def _line(self, values: dict[str, Any]) -> str:

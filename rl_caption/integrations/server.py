@@ -1,10 +1,12 @@
 """``rl-caption serve``: a reward behind HTTP, which scores captions of many workers together."""
 
-import logging
 import multiprocessing
+import multiprocessing.connection
 import os
-import sys
-from functools import partial
+import signal
+import socket
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,9 @@ from rl_caption.integrations.batching import BatchingScorer
 from rl_caption.integrations.config import ServeConfig
 from rl_caption.runtime.errors import ConfigError
 
-logger = logging.getLogger(__name__)
 KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
 """How many kernels torch keeps on a CPU, unless the variable is set. Calls of each size have their
 own; by default it keeps 1,024, and the server's memory grows by hundreds of MiB."""
-STARTUP_FAILURE = 3
-"""uvicorn's exit code of a worker that would fail again."""
-SILENCE_SECONDS = 600
-"""Seconds after which a worker that does not answer its supervisor is replaced."""
 
 
 def serve(config: ServeConfig) -> None:
@@ -34,58 +31,69 @@ def serve(config: ServeConfig) -> None:
         ConfigError: the reward cannot be built or a folder is missing.
     """
     os.environ.setdefault(*KERNELS)
-    optional("uvicorn", "serve needs", "'rl-caption[serve]'", ConfigError)
-    import uvicorn
-    from uvicorn.supervisors import Multiprocess
-
+    uvicorn = optional("uvicorn", "serve needs", "'rl-caption[serve]'", ConfigError)
     for name, folder in config.images.items():
         if not Path(folder).is_dir():
             raise ConfigError(f"images.{name} is {folder!r}: there is no such folder")
-    ready = multiprocessing.get_context("spawn").Value("i", 0)
-    options = uvicorn.Config(
-        partial(load_app, config, ready),
-        config.host,
-        config.port,
-        factory=True,
-        workers=config.workers,
-        log_level="warning",
-        timeout_worker_healthcheck=SILENCE_SECONDS,
-    )
-    with options.bind_socket() as listener:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Value("i", 0)
+    with uvicorn.Config("", config.host, config.port).bind_socket() as listener:
         listener.listen(2048)
         config.port = listener.getsockname()[1]
         if config.workers == 1:
-            uvicorn.Server(options).run([listener])
+            work(config, listener, ready)
             return
-        supervisor = Multiprocess(options, [listener])
-        supervisor.run()
-    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
-        raise ConfigError("a worker could not start")
+        workers = [
+            context.Process(target=work, args=(config, listener, ready, index))
+            for index in range(config.workers)
+        ]
+        run_together(workers)
 
 
-def load_app(config: ServeConfig, ready: Any) -> Any:
-    """The application of one worker; the last of them to be ready prints the address.
+def run_together(workers: Sequence[BaseProcess]) -> None:
+    """Run processes until SIGTERM, Ctrl-C or the end of one of them; then end all of them.
+
+    Raises ``ConfigError`` if one has failed.
+    """
+
+    def end(*_: Any) -> None:
+        for worker in workers:
+            worker.terminate()
+
+    for worker in workers:
+        worker.start()
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    multiprocessing.connection.wait([worker.sentinel for worker in workers])
+    end()
+    for worker in workers:
+        worker.join()
+    codes = [worker.exitcode for worker in workers]
+    if not set(codes) <= {0, -signal.SIGTERM}:
+        raise ConfigError(f"workers ended with the codes {codes}")
+
+
+def work(config: ServeConfig, listener: socket.socket, ready: Any, index: int = 0) -> None:
+    """Answer requests as one worker; the last of them to be ready prints the address.
 
     ``ready`` is the number of workers that are ready, shared by all of them.
     """
+    import uvicorn
+
     from rl_caption.integrations.app import make_app
 
-    try:
-        if config.workers > 1 and torch.cuda.is_available():
-            number = int(multiprocessing.current_process().name.rpartition("-")[2])
-            torch.cuda.set_device(number % torch.cuda.device_count())
-        scorer = make_scorer(config, build_served_reward(config))
-        scorer.warm_up()
-    except Exception:
-        if config.workers == 1:
-            raise
-        logger.exception("a worker could not start")
-        sys.exit(STARTUP_FAILURE)
+    if config.workers > 1:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process passes it on
+        if torch.cuda.is_available():
+            torch.cuda.set_device(index % torch.cuda.device_count())
+    scorer = make_scorer(config, build_served_reward(config))
+    scorer.warm_up()
     with ready.get_lock():
         ready.value += 1
         if ready.value == config.workers:
             print(f"http://{config.host}:{config.port}  (Ctrl-C ends it)", flush=True)
-    return make_app(config, scorer)
+    app = make_app(config, scorer)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 
 
 def make_scorer(config: ServeConfig, reward: MixedReward) -> BatchingScorer:

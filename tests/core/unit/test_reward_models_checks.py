@@ -1,6 +1,5 @@
 """Mistakes that a configuration of a reward model alone shows."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from rl_caption.config.reward_models import TASKS, RewardModelConfig
 from rl_caption.reward_models import program
 from rl_caption.reward_models.encoders import random_clip, save_clip
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.training.run_folder import changed_settings, settings_of
 from tests.reward_models_for_tests import CLIP, RESNET, STUDENT, config_of
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "reward_models"
@@ -182,43 +180,6 @@ def test_the_task_is_chosen_by_the_file_or_the_command_line_and_help_has_its_key
         assert "text_regression" in text, "every task is named"
     with pytest.raises(ConfigError, match=r"task.*'specifity'.*specificity"):
         parse(RewardModelConfig, ["--task", "specifity"], "test")
-
-
-FORMER = """
-model: {name: null, kwargs: {}, image: {encoder: null, kwargs: {}, pretrained: true, train_blocks: 0}, text:
-  {encoder: null, kwargs: {}, pretrained: true, train_blocks: 0}, init: null, image_init: null, text_init:
-  null, context_length: null, keep_positions: 20, language_model: null}
-teacher: {name: null, pretrained: null, precision: fp32, batch_size: 64, cache_mb: 2048, cache_dir: null}
-loss: {l1: null, cosine: null, regulator: null, regulator_reduction: mean, false_negatives: keep, max_scale:
-  100.0, short: 0.0, pca_rank: 32, hard: 0.0, hard_scale: 50.0, positive_images: 0.05, positive_captions: 0.1,
-  alpha: 1.0, beta: 8.0, gamma: 0.8, margin_units: logit, max_margin: null, symmetric: false}
-negatives: {count: 0, source: rules, kwargs: {}, share: 1.0, positives: 0.0, positive_source: data}
-train: {label_smoothing: 0.0, captions: random, trainable: projections, lora_rank: 4, lora_alpha: 1.0,
-  plain_captions: 0.0, freeze_patch_embed: true, freeze_text: true, short_captions: first_sentence, sentences:
-  null, freeze_positions: 0, shuffle_rate: 0.9, negatives: batch, shuffle_per: unit}
-eval: {best_by: null}
-"""
-"""Defaults of the one class that had the keys of all tasks, as runs of that version stored them."""
-
-
-def test_a_run_of_the_version_whose_class_had_the_keys_of_all_tasks_goes_on() -> None:
-    """Its configuration has keys that its task did not read, at their defaults."""
-    former = yaml.safe_load(FORMER)
-    config = config_of("distill_dual", model={"kwargs": {"width": 8}}, loss={"l1": 0.5})
-    now = settings_of(config)
-    former |= {key: former[key] | now[key] for key in ("model", "loss")}
-    former |= {"task": "distill_dual", "teacher": now["teacher"]}
-    assert changed_settings(former, config) == []
-    for section, key, value in (
-        ("loss", "alpha", 2.0),
-        ("model", "context_length", 248),
-        ("train", "later", 1),
-    ):
-        changed = former | {section: former[section] | {key: value}}
-        (line,) = changed_settings(changed, config)
-        assert line.startswith(f"{section}.{key}: {value}")
-    (line,) = changed_settings(former, replace(config, train=replace(config.train, lr=1.0)))
-    assert line.startswith("train.lr")
 
 
 def test_a_damaged_folder_to_start_from_is_named(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ def serve(config: ServeConfig) -> None:
             raise ConfigError(f"images.{name} is {folder!r}: there is no such folder")
     context = multiprocessing.get_context("spawn")
     ready = context.Value("i", 0)
-    with uvicorn.Config("", config.host, config.port).bind_socket() as listener:
+    with uvicorn.Config(
+        "", config.host, config.port, log_level="warning"
+    ).bind_socket() as listener:
         listener.listen(2048)
         config.port = listener.getsockname()[1]
         if config.workers == 1:

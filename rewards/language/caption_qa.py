@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from rewards.base import RewardError, as_texts, checked_scores, required_column
 from rewards.devices import Precision
+from rewards.language.build import build_model
 from rewards.language.models import (
     Calls,
     LanguageModel,
     Question,
-    build_model,
     calls_of,
     choose,
 )

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from rewards.base import as_texts, checked_scores, naming, reference_lists, required_column
 from rewards.devices import Precision
+from rewards.language.build import build_model
 from rewards.language.models import (
     Calls,
     LanguageModel,
     Question,
-    build_model,
     calls_of,
     choose,
     read_answers,

@@ -9,13 +9,10 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rewards.base import RewardError, naming
-from rewards.devices import Precision
 from rewards.images import ImageSource
-from rewards.options import Count, check_values
 
 Value = TypeVar("Value")
 LEAST_PROBABILITY = 0.5
@@ -76,54 +73,6 @@ class LanguageModel(Protocol):
     def write(self, questions: Sequence[Question], max_new_tokens: int) -> list[str]:
         """A text for each question, by greedy decoding. Raises ``RewardError``."""
         ...
-
-
-def build_model(
-    reward: str,
-    model: str | LanguageModel | None,
-    endpoint: dict[str, Any] | None,
-    cache_dir: str | Path | None = None,
-    device: str | None = None,
-    precision: Precision = "fp32",
-    batch_size: int = 16,
-    chat_template_kwargs: dict[str, Any] | None = None,
-    vision: bool = False,
-) -> LanguageModel:
-    """Make the language model of a reward.
-
-    Args:
-        reward: its name, for messages.
-        model: a local model of Transformers (a folder with safetensors weights, or a name on the
-            hub), or a ``LanguageModel`` of a user's own.
-        endpoint: arguments of ``Endpoint``, in place of ``model``.
-        cache_dir: folder where answers are kept.
-        device, precision, batch_size: of the local model.
-        chat_template_kwargs: variables of the chat template.
-        vision: whether the questions have images.
-
-    Raises:
-        ValueError: not exactly one of ``model`` and ``endpoint`` is set, an argument is wrong, or
-            the model cannot be loaded.
-    """
-    from rewards.language.cache import CachedModel
-    from rewards.language.endpoint import EndpointModel
-    from rewards.language.local import LocalModel
-
-    if (model is None) == (endpoint is None):
-        raise ValueError(
-            f"{reward}: set either model (a local model) or endpoint: {{url: ..., model: ...}}"
-        )
-    check_values(Count, batch_size=batch_size)
-    built: LanguageModel
-    if endpoint is not None:
-        built = EndpointModel(endpoint, reward, chat_template_kwargs)
-    elif isinstance(model, str | Path):
-        built = LocalModel(
-            str(model), reward, vision, device, precision, batch_size, chat_template_kwargs
-        )
-    else:
-        built = model  # type: ignore[assignment]
-    return built if cache_dir is None else CachedModel(built, Path(cache_dir))
 
 
 def calls_of(*models: object) -> Calls:

@@ -248,7 +248,7 @@ def _data_finding(config: DataConfig) -> tuple[Finding, Sequence[Row]]:
             data, ["train"], config.on_bad, check_pixels=False, check_images=with_images
         )
         rows = report.good_rows_of(data).split("train")
-    except (DataError, build.ConfigError) as error:
+    except (DataError, OSError, build.ConfigError) as error:
         return Finding("data", str(error), NO_START, fatal=True), ()
     return Finding("data", f"{len(rows)} training images"), rows
 
@@ -276,7 +276,7 @@ def _captioner_findings(
         )
         build.check_positions(captioner, *_caption_length(config))
         memory = _memory_finding(config, rows, captioner)
-    except (CaptionerError, DataError, build.ConfigError) as error:
+    except (CaptionerError, DataError, OSError, build.ConfigError) as error:
         return [Finding("captioner", str(error), NO_START, fatal=True)], None
     return [start, memory], captioner if ready and not memory.fatal else None
 

@@ -15,7 +15,6 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 from tqdm.auto import tqdm
 
 from rl_caption.evaluation.hallucination import CHAIR_KEYS, chair_of_sums
@@ -171,6 +170,8 @@ def _interval(
         metrics = statistic(drawn)
         return metrics.T if images.ndim > 1 else metrics[0]
 
+    from scipy import stats  # not before: it takes a while to import
+
     found = stats.bootstrap(
         (np.arange(count),),
         of_images,
@@ -192,6 +193,8 @@ def _p_values(a: Statistic, b: Statistic, count: int, resamples: int, seed: int)
         shift = exchanged.reshape(-1, count).astype(np.float64) @ moved
         metrics = b.of_sums(total_b - shift, count) - a.of_sums(total_a + shift, count)
         return metrics if exchanged.ndim > 1 else metrics[0]
+
+    from scipy import stats
 
     found = stats.permutation_test(
         (np.zeros(count, np.int64), np.ones(count, np.int64)),

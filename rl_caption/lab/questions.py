@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from rewards.base import RewardError
+from rewards.language.build import build_model
 from rewards.language.caption_qa import NOT_SAID, ImageQuestion, check_questions, is_found, pose
 from rewards.language.models import (
     LanguageModel,
     Question,
-    build_model,
     calls_of,
     choose,
     read_answers,

@@ -361,7 +361,7 @@ def test_every_shipped_recipe_of_a_captioner_is_described_before_anything_is_the
 def test_a_recipe_of_any_other_program_is_checked(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "SECTIONS", {})
     others = {program: name for name, program in RECIPES.items() if program not in ("xe", "scst")}
-    assert {"evaluate", "reward_model", "ablate", "grpo_vlm", "judge"} < others.keys()
+    assert {"evaluate", "reward_model", "ablate", "grpo_vlm"} < others.keys()
     launcher = others.pop("accelerate launch")
     for program, name in others.items():
         assert doctor.main(["--config", name]) == 0

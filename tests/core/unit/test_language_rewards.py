@@ -22,13 +22,14 @@ from transformers import (
 )
 
 from rewards.base import RewardError
+from rewards.language.build import build_model
 from rewards.language.cache import CachedModel
 from rewards.language.caption_qa import NOT_SAID, PROMPT, CaptionQA, length_factor, shuffled_choices
 from rewards.language.claims import Claims, distinct, harmonic_mean
 from rewards.language.judge import PROMPT as JUDGE_PROMPT
 from rewards.language.judge import VlmJudge
 from rewards.language.local import label_ids, next_logits
-from rewards.language.models import ATTEMPTS, Calls, Question, build_model, calls_of
+from rewards.language.models import ATTEMPTS, Calls, Question, calls_of
 from rewards.mixed import MixedReward
 from rewards.text.detail_units import detail_units
 from rl_caption.data.base import DataError

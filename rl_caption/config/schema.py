@@ -45,9 +45,8 @@ class DataConfig:
 
     Args:
         format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world),
-            ``hub`` (a data set of the Hugging Face hub),
-            ``parquet`` or ``shards`` (tar archives in webdataset's layout); published layouts ``coco`` (annotations,
-            such as NoCaps), ``sharegpt4v``, ``dci`` and ``urban1k``. Only for reward models: ``images`` (a folder) or
+            ``hub`` (what the library ``datasets`` reads: the hub, Parquet, CSV, tar shards);
+            published layouts ``coco`` (annotations, such as NoCaps), ``sharegpt4v``, ``dci`` and ``urban1k``. Only for reward models: ``images`` (a folder) or
             ``captions`` (a text file), which train one tower of L-CLIP, and ``caption_targets`` (captions with a number
             each), for ``text_regression``.
         target: ``package.module:Name`` of a format outside this package (docs/data.md); null uses ``format``.
@@ -57,7 +56,7 @@ class DataConfig:
         image_root: folder of the images, absolute or relative to the folder of the JSON.
         image_extension: extension of the image files, such as ``.jpg``, where it is not the one in the JSON.
         flatten: ignore the folders (``filepath``) in the JSON.
-        columns: of ``jsonl``, ``parquet``, ``shards`` and ``hub`` in another layout: name here -> name there, such as
+        columns: of ``jsonl`` and ``hub`` in another layout: name here -> name there, such as
             ``{image: image_file, references: description}`` (docs/data.md).
         features_root: region features: a folder with one file per image, or one HDF5 file. Relative paths start from
             the working directory.
@@ -83,8 +82,6 @@ class DataConfig:
         "karpathy",
         "jsonl",
         "hub",
-        "parquet",
-        "shards",
         "coco",
         "sharegpt4v",
         "dci",

@@ -30,8 +30,6 @@ FORMATS = {
     "karpathy": "rl_caption.data.karpathy:KarpathyData",
     "jsonl": "rl_caption.data.jsonl:JsonLinesData",
     "hub": "rl_caption.data.hub:hub",
-    "parquet": "rl_caption.data.hub:parquet",
-    "shards": "rl_caption.data.shards:shards",
     "coco": "rl_caption.data.published:CocoAnnotations",
     "sharegpt4v": "rl_caption.data.published:ShareGpt4v",
     "dci": "rl_caption.data.published:DenselyCaptioned",

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub and Parquet files, read by the library ``datasets`` (extra ``hub``).
+"""Tables read by the library ``datasets`` (extra ``hub``): the hub, Parquet, CSV, webdataset's tar shards.
 
 Texts are read when a row is accessed, and images when they are opened: both from the library's memory-mapped files.
 """
@@ -20,6 +20,9 @@ from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.jsonl import read_row, renamed_columns
 from rl_caption.data.splits import SplitNames, check_one_source, regrouped, standard_split
 
+LOADERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}
+"""Extension of a single file -> its loader in ``datasets``."""
+
 
 def hub(
     path: str,
@@ -29,12 +32,13 @@ def hub(
     name: str | None = None,
     revision: str | None = None,
 ) -> Splits:
-    """Read a data set of the hub.
+    """Read a data set of the hub, or files in a layout that ``datasets`` reads.
 
     Args:
-        path: its name, ``OWNER/NAME``, or a folder in a layout that ``datasets`` reads.
+        path: its name, ``OWNER/NAME``, or a folder such as one of ``train-*.parquet`` or ``train-*.tar``, or a file of
+            ``LOADERS``, which is the split ``train``.
         columns: column of this package -> column there (``renamed_columns``).
-        image_root: folder that images start from, where their column has paths.
+        image_root: folder that images start from, where their column has paths; None is that of local files.
         splits: split here -> split there, in the notation of ``datasets`` (``{train: train+restval}``). None takes all,
             and ``validation`` is ``val``; or those that the column ``split`` names, where there is one.
         name: the configuration, where the data set has several.
@@ -43,87 +47,64 @@ def hub(
     Raises:
         DataError: it cannot be loaded, or has other columns or splits.
     """
-    return _stored_splits(path, columns, image_root, splits, name=name, revision=revision)
-
-
-def parquet(
-    path: str,
-    columns: dict[str, str] | None = None,
-    image_root: str | None = None,
-    splits: dict[str, str] | None = None,
-) -> Splits:
-    """Read Parquet files, whose images are bytes in a column, or paths.
-
-    Args:
-        path: a file, which is the split ``train``, or a folder of files ``SPLIT-*.parquet`` or ``SPLIT.parquet``.
-        columns, splits: as for ``hub``.
-        image_root: folder that images start from, where their column has paths; None is that of the files.
-
-    Raises:
-        DataError: there is no such file, or one is damaged or has other columns.
-    """
     place = Path(path)
-    files: dict[str, list[str]] = {"train": [str(place)]} if place.is_file() else {}
-    for file in sorted(place.glob("*.parquet")):
-        files.setdefault(file.stem.partition("-")[0], []).append(str(file))
-    root = image_root or str(place.parent if place.is_file() else place)
-    return _stored_splits("parquet", columns, root, splits, source=path, data_files=files)
+    options: dict[str, Any] = {"path": path, "name": name, "revision": revision}
+    if place.is_file():
+        options = {"path": LOADERS.get(place.suffix, "json"), "data_files": {"train": path}}
+    if image_root is None and place.exists():
+        image_root = str(place.parent if place.is_file() else place)
+    tables = _load_tables(path, splits, options)
+    if columns is None:
+        has_split = any("split" in table.column_names for table in tables.values())
+        optional = ["split"] if has_split and splits is None else []
+        columns = {name: name for name in ("image", "references", *optional)}
+    rows = {
+        name: _rows(table, name, path, columns, image_root or "") for name, table in tables.items()
+    }
+    if "split" not in columns:
+        return Splits(rows, path)
+    check_one_source(path, columns, splits)
+    names = SplitNames(path)
+    named = {
+        name: _splits_of(table, columns["split"], f"{path}, split {name!r}", names)
+        for name, table in tables.items()
+    }
+    names.warn()
+    return Splits(regrouped(rows, named), path)
 
 
-def _stored_splits(
-    loader: str,
-    columns: dict[str, str] | None,
-    image_root: str | None,
-    splits: Mapping[str, str] | None,
-    source: str | None = None,
-    **options: Any,
-) -> Splits:
-    source = loader if source is None else source
+def _load_tables(
+    source: str, splits: Mapping[str, str] | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Split -> table, a ``datasets.Dataset``."""
     import datasets
     from pyarrow import ArrowException
 
     unloadable = (OSError, ValueError, ArrowException, datasets.exceptions.DatasetsError)
     with naming(f"data.path {source!r} cannot be loaded", unloadable, DataError):
         if splits is None:
-            tables = dict(datasets.load_dataset(loader, **options))
-        else:
-            tables = {
-                name: datasets.load_dataset(loader, split=there, **options)
-                for name, there in splits.items()
-            }
-    if splits is None:
-        tables = {standard_split(name): table for name, table in tables.items()}
-    has_split = splits is None and any("split" in table.column_names for table in tables.values())
-    if columns is None:
-        names = ("image", "references", *(["split"] if has_split else []))
-        columns = {name: name for name in names}
-    rows = {
-        name: _rows(table, name, source, columns, image_root or "")
-        for name, table in tables.items()
-    }
-    if "split" not in columns:
-        return Splits(rows, source)
-    check_one_source(source, columns, splits)
-    names_of_rows = SplitNames(source)
-    named = {
-        name: _splits_of(table, columns["split"], f"{source}, split {name!r}", names_of_rows)
-        for name, table in tables.items()
-    }
-    names_of_rows.warn()
-    return Splits(regrouped(rows, named), source)
+            loaded = datasets.load_dataset(**options)
+            return {standard_split(name): table for name, table in loaded.items()}
+        return {
+            name: datasets.load_dataset(**options, split=there) for name, there in splits.items()
+        }
 
 
 def _splits_of(table: Any, column: str, where: str, names: SplitNames) -> list[str]:
     """The split that a column, or a text with columns in braces, names for each row of a table."""
+    import datasets
+
+    images = [
+        name for name, kind in table.features.items() if isinstance(kind, datasets.Image)
+    ]  # they would be decoded
+    table = table.remove_columns(images)
     if column in table.column_names:
         table = table.select_columns([column])
-    return [
-        names.read(
-            renamed_columns(item, {"split": column}, f"{where}, row {index}")["split"],
-            f"{where}, row {index}",
-        )
-        for index, item in enumerate(table)
-    ]
+    splits = []
+    for index, item in enumerate(table):
+        place = f"{where}, row {index}"
+        splits.append(names.read(renamed_columns(item, {"split": column}, place)["split"], place))
+    return splits
 
 
 def _rows(table: Any, split: str, source: str, columns: dict[str, str], image_root: str) -> RowView:
@@ -154,81 +135,77 @@ def _row(
     item: Any,
 ) -> Row:
     where = f"{where}, row {index}"
+    if "__key__" in item:  # webdataset: texts are files, which end with a line feed
+        item = {
+            key: value.strip() if isinstance(value, str) else value for key, value in item.items()
+        }
     values = renamed_columns(item, columns, where)
     if images is not None:
         values = {"image_id": f"{split}/{index}", "image": f"{split}/{index}"} | values
     _, row = read_row(values, where, Path(image_root))
     if images is not None:
-        row["image"] = StoredImage(images, index, where, image_root)
+        row["image"] = StoredImage(where, images, index, image_root)
     return row
 
 
-def decode_image(content: str | bytes, where: str) -> Image.Image:
-    """The image of a path, or of the bytes of a file; ``RewardError``, which names ``where``, if it cannot be read."""
-    with naming(where, (*UNREADABLE, RewardError), RewardError):
-        source = content if isinstance(content, str) else Image.open(io.BytesIO(content))
-        return open_image(source, own_mode=True)
+class LazyImage:
+    """An image that is read and decoded when it is used."""
 
+    where: str
+    """The place of its row, for errors."""
 
-def stored_size(content: str | bytes, where: str) -> tuple[int, int]:
-    """Width and height of the image of a path, or of the bytes of a file, without decoding it. Raises as above."""
-    try:
+    def read(self) -> str | bytes:
+        """The bytes of the file, or its path."""
+        raise NotImplementedError
+
+    def render(self) -> Image.Image:
+        """Decode it; ``RewardError``, which names the row, where that fails."""
+        with naming(self.where, (*UNREADABLE, RewardError), RewardError):
+            content = self.read()
+            source = content if isinstance(content, str) else Image.open(io.BytesIO(content))
+            return open_image(source, own_mode=True)
+
+    def dimensions(self) -> tuple[int, int]:
+        """Width and height, without decoding it; ``RewardError`` as of ``render``."""
+        with naming(self.where, (*UNREADABLE, RewardError), RewardError):
+            content = self.read()
+            if isinstance(content, str):
+                return image_size(content)
+            with Image.open(io.BytesIO(content)) as image:
+                return image.size
+
+    def identity(self) -> str:
+        """A key of caches, without decoding: a hash of the bytes, or that of the file."""
+        content = self.read()
         if isinstance(content, str):
-            return image_size(content)
-        with Image.open(io.BytesIO(content)) as image:
-            return image.size
-    except (*UNREADABLE, RewardError) as error:
-        raise RewardError(f"{where}: the image cannot be read: {error}") from error
+            return image_identity(content)
+        return hashlib.blake2b(content).hexdigest()
 
 
 @dataclass(frozen=True)
-class EncodedImage:
+class EncodedImage(LazyImage):
     """An image in memory: the bytes of its file, and the place of its row for errors."""
 
     content: bytes = field(repr=False)
     where: str = field(compare=False)
 
-    def render(self) -> Image.Image:
-        """Decode it; ``RewardError``, which names the row, where that fails."""
-        return decode_image(self.content, self.where)
-
-    def dimensions(self) -> tuple[int, int]:
-        """Width and height, without decoding it."""
-        return stored_size(self.content, self.where)
-
-    def identity(self) -> str:
-        """A key of caches, without decoding: a hash of the bytes."""
-        return hashlib.blake2b(self.content).hexdigest()
+    def read(self) -> bytes:
+        """The bytes."""
+        return self.content
 
 
 @dataclass(frozen=True)
-class StoredImage:
+class StoredImage(LazyImage):
     """An image in a row of a table of ``datasets`` with one column: bytes, or a path."""
 
+    where: str
     images: Any = field(repr=False, compare=False)
     row: int
-    where: str
     image_root: str
 
-    def render(self) -> Image.Image:
-        """Read and decode it; ``RewardError``, which names the row, where that fails."""
-        return decode_image(self._content(), self.where)
-
-    def dimensions(self) -> tuple[int, int]:
-        """Width and height, without decoding it."""
-        return stored_size(self._content(), self.where)
-
-    def identity(self) -> str:
-        """A key of caches, without decoding: a hash of the bytes, or that of the file."""
-        content = self._content()
-        return (
-            image_identity(content)
-            if isinstance(content, str)
-            else hashlib.blake2b(content).hexdigest()
-        )
-
-    def _content(self) -> str | bytes:
-        (content,) = self.images[self.row].values()
-        if isinstance(content, dict):
-            content = content.get("bytes") or content.get("path")
-        return content if isinstance(content, bytes) else os.path.join(self.image_root, content)
+    def read(self) -> str | bytes:
+        """The bytes, or the path below ``image_root``."""
+        (value,) = self.images[self.row].values()
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        return value if isinstance(value, bytes) else os.path.join(self.image_root, value)

@@ -95,8 +95,8 @@ def renamed_columns(
 
     Args:
         item: the row.
-        columns: name here -> name there, or a text in which such names in braces stand for their values, such as
-            ``{filepath}/{filename}``. A single text becomes a list of one where a list is expected, and an object with
+        columns: name here -> name there (``json.caption`` is a key of an object), or a text in which
+            names in braces stand for their values, such as ``{filepath}/{filename}``. A single text becomes a list of one where a list is expected, and an object with
             the text ``raw`` (sentences of Karpathy JSON) that text.
         where: the row in messages.
 
@@ -110,8 +110,8 @@ def renamed_columns(
                 f"data.columns has {name!r}: expected some of {', '.join(_Line.__annotations__)}"
             )
         absent = f"{where} has {', '.join(item)}: data.columns.{name} is {column!r}"
-        with naming(absent, (KeyError, ValueError, IndexError), DataError):
-            value = column.format_map(item) if "{" in column else item[column]
+        with naming(absent, (KeyError, ValueError, IndexError, TypeError), DataError):
+            value = column.format_map(item) if "{" in column else _value(item, column)
         if name in ("references", "positive_captions", "positive_images"):
             texts = value if isinstance(value, list) else [value]
             value = [
@@ -119,6 +119,14 @@ def renamed_columns(
             ]
         values[name] = value
     return values
+
+
+def _value(item: Mapping[str, Any], column: str) -> Any:
+    """The value of a column, or of a key of the object in one: ``json.caption``."""
+    if column in item:
+        return item[column]
+    first, dot, rest = column.partition(".")
+    return _value(item[first], rest) if dot else item[column]
 
 
 def read_row(

@@ -250,7 +250,7 @@ def in_parquet(folder: Path, world: Path) -> dict[str, Any]:
         )
         table.to_parquet(folder / f"data/{split}.parquet")
     columns = {"image": "jpg", "references": "txt"}
-    return {"data.format": "parquet", "data.path": str(folder / "data"), "data.columns": columns}
+    return {"data.format": "hub", "data.path": str(folder / "data"), "data.columns": columns}
 
 
 def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(

@@ -18,7 +18,6 @@ from rl_caption.data.hub import EncodedImage
 from rl_caption.data.refused import PASSED, Blank, refused_rows, usable_rows
 from rl_caption.programs.captions import load_captioners
 from tests.clip_for_tests import noise_image
-from tests.core.unit.test_data_published import tar
 from tests.hf_models_for_tests import save_model
 from tests.training_for_tests import Ended, changed, run, run_arguments, run_two
 from tests.vlm_for_tests import grpo_config, tiny_qwen2_vl
@@ -138,7 +137,6 @@ def test_images_in_any_source_are_found_without_being_decoded(
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     good, bad = ((folder / name).read_bytes() for name in ("0.png", "3.png"))
-    tar(tmp_path / "train-0.tar", {"0.png": good, "0.txt": b"a", "1.png": bad, "1.txt": b"b"})
     table = {"image": [{"bytes": good}, {"bytes": bad}], "references": [["a"], ["b"]]}
     stored = datasets.Dataset.from_dict(table).cast_column("image", datasets.Image())
     stored.to_parquet(tmp_path / "train.parquet")
@@ -148,8 +146,9 @@ def test_images_in_any_source_are_found_without_being_decoded(
         "in memory": rows_of([noise_image(0), Image.new("RGB", LONG)]),
         "drawn": rows_of([Blank(32, 32), Blank(*LONG)]),
         "frames": rows_of([[Blank(32, 32)], [Blank(32, 32), Blank(*LONG)]]),
-        "shards": build_data(DataConfig("shards", path=str(tmp_path))).split("train"),
-        "parquet": build_data(DataConfig("parquet", path=str(tmp_path))).split("train"),
+        "parquet": build_data(DataConfig("hub", path=str(tmp_path / "train.parquet"))).split(
+            "train"
+        ),
     }
     room = captioner.cache_memory
     for name, rows in sources.items():

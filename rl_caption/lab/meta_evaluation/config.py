@@ -43,7 +43,7 @@ class JudgeSetConfig(TrustConfig):
             ``caption`` and ``score``.
         questions: JSON lines with ``questions`` of each image, as ``rl-caption questions`` writes them, for
             ``caption_qa``; of sets of rated captions.
-        set_kwargs: further options of the set, such as ``{aspect: throughness}`` of composite.
+        set_kwargs: further options of the set, such as ``{held_out: true}`` of foil.
         partial: accept a set whose number of judgements differs from the published one, and leave out judgements of
             images without ``questions``.
         bootstrap: number of bootstrap resamples of images for the 95 % intervals; 0 computes none.

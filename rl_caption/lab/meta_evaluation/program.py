@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rewards.base import Reward, RewardError, as_texts, checked_scores, reference_lists
+from rewards.base import Reward, RewardError, as_texts, checked_scores, naming, reference_lists
 from rewards.build import RewardBuilder
 from rewards.clip.clipscore import ClipScore
 from rewards.registry import load
@@ -22,7 +22,7 @@ from rewards.text.tokenize import TOKENIZER, tokenize, tokenizer_of, untested_te
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.data.base import DataError
 from rl_caption.data.file_checks import missing_files
-from rl_caption.data.plain_files import single_spaced
+from rl_caption.data.plain_files import json_lines, single_spaced
 from rl_caption.evaluation import JavaError, check_writable, find_java
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.lab.meta_evaluation import sets
@@ -43,7 +43,7 @@ from rl_caption.lab.meta_evaluation.figures import (
 from rl_caption.lab.meta_evaluation.published import published_figures
 from rl_caption.lab.meta_evaluation.scenes import scenes_sets
 from rl_caption.lab.meta_evaluation.sets import CaptionGroups, JudgementSet, RatedCaptions
-from rl_caption.lab.meta_evaluation.sets.base import json_lines, with_questions
+from rl_caption.lab.meta_evaluation.sets.base import READING, with_questions
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import config_errors
@@ -123,12 +123,13 @@ class FileScores:
     def __init__(self, file: str, heading: str = "scores") -> None:
         self.__name__, self.file = heading, Path(file)
         self._scores: dict[tuple[str, str], float] = {}
-        for row in json_lines(self.file):
-            key, score = (row.identifier("image"), row.caption("caption")), row.number("score")
+        for _, where, row in json_lines(self.file):
+            with naming(where, READING, DataError):
+                key = str(row["image"]), single_spaced(row["caption"])
+                score = float(row["score"])
             if self._scores.setdefault(key, score) != score:
-                raise row.refusal(
-                    "score",
-                    f"{self._scores[key]:g}, as in an earlier line of this image and caption",
+                raise DataError(
+                    f"{where}: 'score' is {score:g}, in an earlier line {self._scores[key]:g}"
                 )
         if not self._scores:
             raise DataError(

@@ -1,7 +1,6 @@
 """Captions of generated scenes, whose truth is known: references, samples and hard negatives, rated by the oracle."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -36,8 +35,9 @@ def rate_captions(
     Raises:
         DataError: a row has no scene, or fewer than two different references.
     """
-    rated: list[tuple[Rating, Any]] = []
-    pairs: list[tuple[Pair, Any, list[str]]] = []
+    rated: list[Rating] = []
+    pairs: list[Pair] = []
+    references: list[list[str]] = []
     for number, row in enumerate(
         tqdm(list(rows), desc="judging captions", unit="scene", delay=2, disable=None)
     ):
@@ -56,20 +56,19 @@ def rate_captions(
         written = [text for texts in samples.values() for text in texts[number]]
         image_id, image = row["image_id"], row["image"]
         for text in dict.fromkeys(map(_plain, (true, *written, *(text for _, text in negatives)))):
-            rated.append((Rating(image_id, text, oracle(text, row["scene"]).f1, others), image))
+            rated.append(Rating(image_id, text, oracle(text, row["scene"]).f1, others, image))
         for error, false in negatives:
-            pairs.append((Pair(image_id, _plain(true), _plain(false), error), image, others))
-    judged, images = (list(column) for column in zip(*rated, strict=True))
+            pairs.append(Pair(image_id, _plain(true), _plain(false), error, image=image))
+            references.append(others)
     convention = "the rating is the F1 of the facts of a caption against the scene"
     oracle_ratings = rated_captions(
-        "scenes, oracle F1", judged, images, None, convention, within_images=True
+        "scenes, oracle F1", rated, None, convention, within_images=True
     )
     judgement_sets: list[JudgementSet] = [oracle_ratings]
     if pairs:
-        both, images, pair_references = (list(column) for column in zip(*pairs, strict=True))
         convention = "the reference scores higher than the hard negative made from it; equal scores are wrong"
         judgement_sets.append(
-            caption_pairs("scenes, hard negatives", both, images, {"": pair_references}, convention)
+            caption_pairs("scenes, hard negatives", pairs, {"": references}, convention)
         )
     return judgement_sets
 

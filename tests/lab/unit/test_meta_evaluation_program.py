@@ -370,7 +370,7 @@ def test_published_figures_stand_beside_measured_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     BUILDERS["nebula"](tmp_path)
-    monkeypatch.setitem(COUNTS["nebula"], "test", 2)
+    monkeypatch.setitem(COUNTS, "nebula", 2)
     scores = tmp_path / "polos.jsonl"
     rows = [
         {"image": image, "caption": text, "score": 1}

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 GEOMETRY = 5
 """Number of values that a normalised box adds to a region."""
-SUFFIXES = (".npz", ".npy")
 FEATURE_KEYS = ("features", "x", "feat")
 BOX_KEYS = ("boxes", "bbox")
 SIZE_KEYS = ("image_w", "image_h")
@@ -50,14 +49,10 @@ class FeatureOptions:
         pattern: name of an image's file without extension, or its key in the HDF5 file, made of ``{image_id}``,
             ``{stem}`` (the image file's name without extension) and ``{folder}`` (the name of that file's folder).
             None is ``{image_id}``, and in HDF5 one of ``HDF5_PATTERNS``.
-        arrays: folder only: arrays of the ``.npz`` to concatenate, such as ``[features, spatial_features]``; empty
-            takes ``features``, ``x`` or ``feat``.
         max_regions: keep at most so many regions, the first of the file; None keeps all.
         box_features: ``normalised`` adds (x1/w, y1/h, x2/w, y2/h, area/(w·h)) to every region, so that the captioner
             sees ``dim + 5`` values. It needs boxes in pixels, and the image's size: ``image_w`` and ``image_h`` in the
             ``.npz``, ``width`` and ``height`` in the Karpathy JSON, or the image file.
-        boxes_root: folder only: where the boxes are, one ``.npy`` per image, if not in the features' files.
-        boxes_pattern: HDF5 only: key of an image's boxes.
         views: roots of V further sets of features in the same layout, which ``prepare_features --augment`` made from
             random views of the training images. Training draws one of an image's 1 + V at each step; nothing else
             reads them.
@@ -65,21 +60,17 @@ class FeatureOptions:
 
     dim: Annotated[int, Range(min=1)] | None = None
     pattern: str | None = None
-    arrays: list[str] = field(default_factory=list)
     max_regions: Annotated[int, Range(min=1)] | None = None
     box_features: Literal["none", "normalised"] = "none"
-    boxes_root: str | None = None
-    boxes_pattern: str | None = None
     views: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         with naming("data.features_kwargs", (ValueError,), DataError):
             check_fields(self)
-        for name, value in (("pattern", self.pattern), ("boxes_pattern", self.boxes_pattern)):
-            if value is not None and "{image_id}" not in value and "{stem}" not in value:
-                raise DataError(
-                    f"features_kwargs.{name} is {value!r}: expected {{image_id}} or {{stem}} in it"
-                )
+        if not any(name in (self.pattern or "{image_id}") for name in ("{image_id}", "{stem}")):
+            raise DataError(
+                f"features_kwargs.pattern is {self.pattern!r}: expected {{image_id}} or {{stem}} in it"
+            )
 
     @property
     def with_boxes(self) -> bool:
@@ -101,7 +92,7 @@ def fill_pattern(pattern: str, row: Row) -> str:
 
 
 class Location(NamedTuple):
-    """Where the features of one image are, and its boxes if stored apart: paths, or keys in the HDF5 file."""
+    """Where the features of one image are: a path, or keys of features and boxes in the HDF5 file."""
 
     features: str
     boxes: str | None = None
@@ -117,8 +108,7 @@ class ArrayHeader(NamedTuple):
 class Stored(NamedTuple):
     """Arrays of one image as stored, or their headers: anything with ``shape`` and ``dtype``."""
 
-    features: list[Any]
-    """To be concatenated along the last axis."""
+    features: Any
     boxes: Any = None
     """None where there are none, or they are not needed."""
     size: ImageSize | None = None
@@ -153,66 +143,44 @@ class FeatureFolder:
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
         """Paths for N rows, whether or not the files exist; ``.npz`` is preferred to ``.npy``."""
-        listed = set(os.listdir(self.path)) if len(rows) > 1 else None
-
-        def exists(file: str) -> bool:
-            """List the folder once for a whole dataset; only names with a folder in them ask the file system."""
-            return (
-                os.path.isfile(self.path / file)
-                if listed is None or os.sep in file
-                else file in listed
-            )
-
-        places, boxes_root = [], self.options.boxes_root
-        for name in [fill_pattern(self.options.pattern or "{image_id}", row) for row in rows]:
-            files = [name + suffix for suffix in SUFFIXES]
-            boxes = None if boxes_root is None else os.path.join(boxes_root, f"{name}.npy")
-            places.append(Location(str(self.path / next(filter(exists, files), files[0])), boxes))
+        places = []
+        for row in rows:
+            path = str(self.path / fill_pattern(self.options.pattern or "{image_id}", row))
+            is_npy = not os.path.isfile(f"{path}.npz") and os.path.isfile(f"{path}.npy")
+            places.append(Location(f"{path}.npy" if is_npy else f"{path}.npz"))
         return places
 
     def read(self, location: Location, where: str, values: bool) -> Stored:
         """Read the arrays, or without ``values`` only their headers. Raises ``DataError`` where this is impossible."""
         with _readable(where):
-            stored = self._read_stored(location.features, values)
-            if self.options.with_boxes and location.boxes is not None:
-                stored = stored._replace(boxes=_read_npy(location.boxes, values))
-        return stored
+            if not zipfile.is_zipfile(location.features):
+                with open(location.features, "rb") as file:
+                    return Stored(np.load(file) if values else array_header(file))
+            with np.load(location.features) as archive:
+                return self._read_archive(archive, values)
 
-    def _read_stored(self, path: str, values: bool) -> Stored:
-        if not zipfile.is_zipfile(path):
-            return Stored([_read_npy(path, values)])
-        with np.load(path) as archive:
-            usual = next((key for key in FEATURE_KEYS if key in archive), FEATURE_KEYS[0])
+    def _read_archive(self, archive: Any, values: bool) -> Stored:
+        def one(keys: Sequence[str]) -> Any:
+            key = next((key for key in keys if key in archive), keys[0])
+            if values:
+                return archive[key]
+            with archive.zip.open(f"{key}.npy") as file:
+                return array_header(file)
 
-            def one(key: str) -> Any:
-                if values:
-                    return archive[key]
-                with archive.zip.open(f"{key}.npy") as file:
-                    return array_header(file)
-
-            features = [one(key) for key in self.options.arrays or [usual]]
-            if not self.options.with_boxes:
-                return Stored(features)
-            boxes = next((one(key) for key in BOX_KEYS if key in archive), None)
-            if not all(key in archive for key in SIZE_KEYS):
-                return Stored(features, boxes)
-            width, height = (float(archive[key].item()) for key in SIZE_KEYS)
-            return Stored(features, boxes, (width, height))
+        features = one(FEATURE_KEYS)
+        if not self.options.with_boxes or not any(key in archive for key in BOX_KEYS):
+            return Stored(features)
+        if not all(key in archive for key in SIZE_KEYS):
+            return Stored(features, one(BOX_KEYS))
+        width, height = (float(archive[key].item()) for key in SIZE_KEYS)
+        return Stored(features, one(BOX_KEYS), (width, height))
 
     def stamp(self, location: Location) -> tuple[str, list[int]] | None:
-        """Path, and the ``file_stamp`` of every file; None where one is missing."""
+        """Path and ``file_stamp``; None where the file is missing."""
         try:
-            stamps = [file_stamp(path) for path in location if path]
+            return location.features, [*file_stamp(location.features)]
         except OSError:
             return None
-        return location.features, [number for stamp in stamps for number in stamp]
-
-
-def _read_npy(path: str, values: bool) -> Any:
-    if values:
-        return np.load(path)
-    with open(path, "rb") as file:
-        return array_header(file)
 
 
 def open_hdf5(path: Path) -> Any:
@@ -277,7 +245,7 @@ class FeatureHdf5:
             if self._dataset(fill_pattern(key, row)) is not None
         )
         pattern = self.options.pattern or next(usual, HDF5_PATTERNS[0])
-        boxes = self.options.boxes_pattern or _BOXES_OF.get(pattern)
+        boxes = _BOXES_OF.get(pattern)
         return [
             Location(
                 fill_pattern(pattern, row), None if boxes is None else fill_pattern(boxes, row)
@@ -299,8 +267,8 @@ class FeatureHdf5:
                 if array is not None:
                     check_stored(array, f"{where}, {array.name}")
             if not values:
-                return Stored([features], boxes)
-            return Stored([features[()]], None if boxes is None else boxes[()])
+                return Stored(features, boxes)
+            return Stored(features[()], None if boxes is None else boxes[()])
 
     def stamp(self, location: Location) -> tuple[str, list[int]] | None:
         """Path and key, and the ``file_stamp`` of the whole file."""
@@ -338,9 +306,9 @@ class ImageFeatures:
         """
         where = self.where
         stored, width, size = self._read(True)
-        flat = [array.reshape(-1, array.shape[-1]) for array in stored.features]
+        flat = stored.features.reshape(-1, stored.features.shape[-1])
         with _readable(where):
-            values = finite(np.concatenate(flat, axis=1), "features", where)
+            values = finite(flat, "features", where)
         if size is not None:
             geometry = normalised_boxes(finite(stored.boxes, "boxes", where), size, where)
             values = np.concatenate([values, geometry], axis=1)
@@ -355,10 +323,9 @@ class ImageFeatures:
         """Arrays or headers, with their shapes checked; D; and the image's size where boxes are used."""
         where, options = self.where, self.store.options
         stored = self.store.read(self.location, where, values)
-        shapes = [array.shape for array in stored.features]
-        sizes = [regions_and_width(shape, where) for shape in shapes]
-        regions, width = sizes[0][0], sum(columns for _, columns in sizes)
-        check_width(width, options.dim, shapes[0] if len(shapes) == 1 else (regions, width), where)
+        shape = stored.features.shape
+        regions, width = regions_and_width(shape, where)
+        check_width(width, options.dim, shape, where)
         if not options.with_boxes:
             return stored, width, None
         if stored.boxes is None:
@@ -454,12 +421,11 @@ def finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:
     return values
 
 
-def as_stored(values: NDArray[np.float32], dtype: str, where: str) -> NDArray[Any]:
-    """Convert finite values to ``dtype`` (``float32``, ``float16``). Raises ``DataError`` where one is beyond it."""
-    with np.errstate(
-        over="ignore"
-    ):  # what is beyond the type becomes inf, which the next line reports
-        stored = values.astype(dtype)
+def as_stored(values: NDArray[Any], dtype: str, where: str) -> NDArray[Any]:
+    """Convert features [..., D] to ``dtype`` (``float32``, ``float16``). Raises ``DataError`` where one is not finite."""
+    single = finite(values.reshape(-1, values.shape[-1]), "features", where)
+    with np.errstate(over="ignore"):  # what is beyond the type becomes inf
+        stored = single.astype(dtype).reshape(values.shape)
     if not np.isfinite(stored).all():
         raise DataError(f"{where}: a value is beyond {dtype}: convert to float32")
     return stored

@@ -3,9 +3,7 @@
 import gzip
 import hashlib
 import json
-import logging
 import os
-import shutil
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +17,6 @@ from rl_caption.data.base import SHOWN, DataError, ImageSize
 from rl_caption.data.plain_files import parse_json, parse_json_lines, shown
 from rl_caption.data.splits import SplitNames
 
-logger = logging.getLogger(__name__)
 PREDICTIONS = "predictions.json"
 """File of the captions in the folder of an evaluation."""
 
@@ -381,22 +378,6 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
         len(ids),
     )
     return [file for (file,) in candidates]
-
-
-def check_space(folder: str | Path, needed: float, dtype: str) -> None:
-    """Raise ``DataError`` where the disk of ``folder`` has less free space than the ``needed`` bytes of features."""
-    free = shutil.disk_usage(folder).free
-    logger.info(
-        "%s: about %.1f GB will be written, %.1f GB are free",
-        folder,
-        max(needed, 0) / 1e9,
-        free / 1e9,
-    )
-    if needed > free:
-        hint = ", or half of it with dtype float16" if dtype == "float32" else ""
-        raise DataError(
-            f"{folder} has {free / 1e9:.1f} GB of free space: expected about {needed / 1e9:.1f} GB{hint}"
-        )
 
 
 def write_json(path: str | Path, content: Any, allow_nan: bool = False) -> None:

@@ -66,7 +66,7 @@ def test_arrays_of_npz_and_npy_files(tmp_path: Path) -> None:
     assert image(tmp_path, "6").load().shape == (6, 4), "all of them unless that is asked for"
 
 
-def test_a_grid_is_one_region_a_cell_and_arrays_are_put_side_by_side(tmp_path: Path) -> None:
+def test_a_grid_is_one_region_a_cell(tmp_path: Path) -> None:
     np.savez(tmp_path / "5.npz", features=regions(6).reshape(2, 3, 4))
     np.testing.assert_array_equal(image(tmp_path, dim=4).load(4), regions(6))
     assert image(tmp_path, dim=4).check() == 4
@@ -75,19 +75,6 @@ def test_a_grid_is_one_region_a_cell_and_arrays_are_put_side_by_side(tmp_path: P
         image(tmp_path, "6", dim=4),
         r"image '6'.*is \[4, 2, 3\], expected \[regions, 4\]; a grid has",
     )
-    np.savez(tmp_path / "7.npz", features=regions(3), spatial_features=10 * regions(3, 2))
-    found = image(tmp_path, "7", dim=6, arrays=["features", "spatial_features"])
-    np.testing.assert_array_equal(
-        found.load(6), np.concatenate([regions(3), 10 * regions(3, 2)], 1)
-    )
-    assert found.check() == 6
-    refused(
-        image(tmp_path, "7", arrays=["features", "att"]),
-        r"7\.npz.*att",
-    )
-    np.savez(tmp_path / "7.npz", features=regions(3), spatial_features=regions(2, 2))
-    with pytest.raises(DataError, match=r"7\.npz"):
-        found.load()
 
 
 def test_missing_features_and_wrong_options_are_refused(tmp_path: Path) -> None:
@@ -96,7 +83,6 @@ def test_missing_features_and_wrong_options_are_refused(tmp_path: Path) -> None:
         ({"dim": 0}, "dim is 0"),
         ({"box_features": "raw"}, "box_features is 'raw'"),
         ({"pattern": "{folder}"}, r"pattern is '\{folder\}'"),
-        ({"arrays": "features"}, "arrays is 'features'"),
     ):
         with pytest.raises(DataError, match=message):
             image(tmp_path, **options)
@@ -294,19 +280,12 @@ def test_normalised_boxes_by_hand() -> None:
         normalised_boxes(np.array([[0, 0, 0.5, 1]], np.float32), (100, 40), "here")
 
 
-@pytest.mark.parametrize("layout", ["npz", "box_folder", "hdf5", "image_file"])
+@pytest.mark.parametrize("layout", ["npz", "hdf5", "image_file"])
 def test_boxes_are_added_as_normalised_geometry(tmp_path: Path, layout: str) -> None:
     boxes, root = np.array([[0, 0, 5, 2], [5, 2, 10, 4]], np.float32), tmp_path
     options: dict[str, Any] = {"dim": 4, "box_features": "normalised", "size": (10, 4)}
     if layout == "hdf5":
         root = hdf5(tmp_path / "f.hdf5", {"5_features": regions(2), "5_boxes": boxes})
-    elif layout == "box_folder":  # as self-critical.pytorch's make_bu_data.py lays them out
-        root = tmp_path / "cocobu_att"
-        for folder in ("cocobu_att", "cocobu_box"):
-            (tmp_path / folder).mkdir()
-        np.savez_compressed(root / "5.npz", feat=regions(2))
-        np.save(tmp_path / "cocobu_box" / "5.npy", boxes)
-        options["boxes_root"] = str(tmp_path / "cocobu_box")
     elif layout == "npz":
         np.savez(root / "5.npz", features=regions(2), boxes=boxes, image_w=10, image_h=4)
         options["size"] = None

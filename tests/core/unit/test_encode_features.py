@@ -3,13 +3,10 @@
 import errno
 import json
 import os
-import shutil
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -66,13 +63,9 @@ def read(dataset: Path, out: Path) -> dict[str, np.ndarray]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("features", "float16"), ("features.h5", "float32"), ("f.hdf5", "float16")]
-)
-def test_features_are_the_output_of_the_encoder(
-    tmp_path: Path, dataset: Path, name: str, dtype: str
-) -> None:
-    encoder, out = save_vit(tmp_path / "vit"), tmp_path / "made" / name
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_features_are_the_output_of_the_encoder(tmp_path: Path, dataset: Path, dtype: str) -> None:
+    encoder, out = save_vit(tmp_path / "vit"), tmp_path / "made" / "features"
     assert encode_features(encoder, out=out, dtype=dtype, **options(dataset)) == (COUNT, 0)
     network, found = load_image_encoder(encoder), read(dataset, out)
     assert sorted(found) == [str(10 + number) for number in range(COUNT)]
@@ -83,14 +76,9 @@ def test_features_are_the_output_of_the_encoder(
         np.testing.assert_allclose(
             found[str(10 + number)], grid.flatten(0, 1), rtol=tolerance, atol=tolerance
         )
-    if out.suffix:
-        with h5py.File(out) as file:
-            record = json.loads(file.attrs["encoder"])
-        assert not (tmp_path / "made" / f"{name}.parts").exists()
-    else:
-        record = json.loads((out / "encoder.json").read_text())
-        with np.load(out / "10.npz") as file:
-            assert (file["features"].shape, file["features"].dtype) == ((4, 4, 16), dtype)
+    record = json.loads((out / "encoder.json").read_text())
+    with np.load(out / "10.npz") as file:
+        assert (file["features"].shape, file["features"].dtype) == ((4, 4, 16), dtype)
     assert (record["encoder"], record["dtype"], record["preprocessing"]["size"]) == (
         encoder,
         dtype,
@@ -98,22 +86,19 @@ def test_features_are_the_output_of_the_encoder(
     )
 
 
-@pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_training_draws_from_the_views_of_an_image(
-    tmp_path: Path, dataset: Path, name: str
-) -> None:
-    encode_features(OWN, out=tmp_path / name, **options(dataset))
-    views = [tmp_path / f"view{seed}_{name}" for seed in (1, 2)]
+def test_training_draws_from_the_views_of_an_image(tmp_path: Path, dataset: Path) -> None:
+    encode_features(OWN, out=tmp_path / "features", **options(dataset))
+    views = [tmp_path / f"view{seed}_features" for seed in (1, 2)]
     for seed, out in enumerate(views, start=1):
         view = {"splits": ["train"], "augment": ["horizontal", "crop"], "seed": seed}
         assert encode_features(OWN, out=out, **options(dataset, **view)) == (COUNT - 1, 0)
         with pytest.raises(ConfigError, match="seed is"):
             encode_features(OWN, out=out, **options(dataset, **view | {"seed": seed + 1}))
         assert not made_by(out, load_image_encoder(OWN))
-    assert made_by(tmp_path / name, load_image_encoder(OWN))
+    assert made_by(tmp_path / "features", load_image_encoder(OWN))
     kwargs = {"views": [str(view) for view in views]}
     data = KarpathyData(
-        dataset, "images", ".png", features_root=tmp_path / name, features_kwargs=kwargs
+        dataset, "images", ".png", features_root=tmp_path / "features", features_kwargs=kwargs
     )
     assert check_data(data, data.splits).ok
     row = data.split("train")[0]
@@ -121,28 +106,17 @@ def test_training_draws_from_the_views_of_an_image(
     assert len(set(drawn)) == 3
     assert drawn == [draw_view(row, 0, step)["features"].load().tobytes() for step in range(40)]
     assert row["features"].load().tobytes() in drawn
-    if name == "features":
-        (views[0] / f"{row['image_id']}.npz").unlink()
-        with pytest.raises(DataError, match=f"view1_features/{row['image_id']}.npz"):
-            check_data(data, data.splits)
+    (views[0] / f"{row['image_id']}.npz").unlink()
+    with pytest.raises(DataError, match=f"view1_features/{row['image_id']}.npz"):
+        check_data(data, data.splits)
 
 
-@pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_a_killed_run_goes_on_and_images_are_added(
-    tmp_path: Path, dataset: Path, name: str
-) -> None:
-    whole, out = tmp_path / "whole" / name, tmp_path / "part" / name
+def test_a_killed_run_goes_on_and_images_are_added(tmp_path: Path, dataset: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "part"
     encode_features(OWN, out=whole, dtype="float32", **options(dataset))
     with interrupted(np, "savez", after=3):
         encode_features(OWN, out=out, dtype="float32", **options(dataset))
-    assert not out.is_file()
-    if out.suffix:
-        with interrupted(np, "load", after=8):  # while the HDF5 file is written
-            encode_features(OWN, out=out, dtype="float32", **options(dataset))
-        assert [path.name for path in out.parent.glob("[!.]*")] == ["features.h5.parts"]
-        assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (0, COUNT)
-    else:
-        assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (2, 3)
+    assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (2, 3)
     assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (0, COUNT)
     right, found = read(dataset, whole), read(dataset, out)
     for image_id in right:
@@ -150,30 +124,20 @@ def test_a_killed_run_goes_on_and_images_are_added(
 
     photos = dataset / "images"  # a folder of photos is a dataset, too; their ids are their names
     (photos / "notes.txt").write_text("no photo")
-    out = tmp_path / f"photos_{name}"
+    out = tmp_path / "photos"
     assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (COUNT, 0)
     noise_image(9).save(photos / "new.png")
     assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (1, COUNT)
-    names = (
-        [path.stem for path in out.glob("*.npz")]
-        if out.is_dir()
-        else [key[:-6] for key in h5py.File(out)]
-    )
+    names = [path.stem for path in out.glob("*.npz")]
     assert sorted(names) == ["new", *(f"photo{number}" for number in range(COUNT))]
 
 
 def stored_grid(out: Path, name: str) -> np.ndarray:
-    if out.is_dir():
-        return np.asarray(np.load(out / f"{name}.npz")["features"])
-    with h5py.File(out) as file:
-        return np.asarray(file[f"{name}_grids"])
+    return np.asarray(np.load(out / f"{name}.npz")["features"])
 
 
-@pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_features_are_of_the_images_that_are_there_now(
-    tmp_path: Path, name: str, caplog: Any
-) -> None:
-    photos, out = tmp_path / "photos", tmp_path / name
+def test_features_are_of_the_images_that_are_there_now(tmp_path: Path, caplog: Any) -> None:
+    photos, out = tmp_path / "photos", tmp_path / "features"
     photos.mkdir()
     for number in range(3):
         noise_image(number).save(photos / f"{number}.png")
@@ -197,33 +161,22 @@ def test_features_are_of_the_images_that_are_there_now(
     assert encode_features(OWN, photos, out) == (0, 2)
 
 
-@pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_damaged_features_are_made_again(tmp_path: Path, dataset: Path, name: str) -> None:
-    out = tmp_path / name
+def test_damaged_features_are_made_again(tmp_path: Path, dataset: Path) -> None:
+    out = tmp_path / "features"
     encode_features(OWN, out=out, **options(dataset))
     right = stored_grid(out, "11")
-    if out.is_dir():
-        whole = (out / "11.npz").read_bytes()
-        for size in (0, 60, len(whole) - 5):
-            (out / "11.npz").write_bytes(whole[:size])
-            assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
-            np.testing.assert_array_equal(stored_grid(out, "11"), right)
-        (out / "._13.npz").write_bytes(b"what macOS leaves beside every file")
-    else:
-        with h5py.File(out, "a") as file:
-            hashes = file["11_grids"].attrs["image"]
-            del file["11_grids"]
-            file.create_dataset("11_grids", (4, 4, 3), "f2")  # never written
-            file["11_grids"].attrs["image"] = hashes
+    whole = (out / "11.npz").read_bytes()
+    for size in (0, 60, len(whole) - 5):
+        (out / "11.npz").write_bytes(whole[:size])
         assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
         np.testing.assert_array_equal(stored_grid(out, "11"), right)
+    (out / "._13.npz").write_bytes(b"what macOS leaves beside every file")
     assert encode_features(OWN, out=out, **options(dataset)) == (0, COUNT)
 
 
-@pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_one_process_at_a_time_writes_features(name, tmp_path, dataset, monkeypatch) -> None:
-    """Two at once lost images of an HDF5 file; the second waits, and finds them all."""
-    out, original = tmp_path / name, module._write_grids
+def test_one_process_at_a_time_writes_features(tmp_path, dataset, monkeypatch) -> None:
+    """The second waits, and finds them all."""
+    out, original = tmp_path / "features", module._write_grids
     results: list[tuple[int, int]] = []
 
     def second() -> None:
@@ -241,11 +194,10 @@ def test_one_process_at_a_time_writes_features(name, tmp_path, dataset, monkeypa
     assert results == [(0, COUNT)]
 
 
-@pytest.mark.parametrize("name", ["features", "features.h5"])
 def test_an_image_that_is_replaced_while_it_is_encoded_is_encoded_again(
-    name, tmp_path, dataset, monkeypatch
+    tmp_path, dataset, monkeypatch
 ) -> None:
-    out, image, original = tmp_path / name, dataset / "images/photo1.png", MeanColours.forward
+    out, image, original = tmp_path / "features", dataset / "images/photo1.png", MeanColours.forward
 
     def forward(self: MeanColours, inputs: torch.Tensor) -> torch.Tensor:
         if len(inputs) == 2:  # after the first batch was read, before it is written
@@ -256,30 +208,20 @@ def test_an_image_that_is_replaced_while_it_is_encoded_is_encoded_again(
     encode_features(OWN, out=out, **options(dataset))
     monkeypatch.undo()
     assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
-    encode_features(OWN, out=tmp_path / f"new_{name}", **options(dataset))
-    np.testing.assert_array_equal(
-        stored_grid(out, "11"), stored_grid(tmp_path / f"new_{name}", "11")
-    )
+    encode_features(OWN, out=tmp_path / "new", **options(dataset))
+    np.testing.assert_array_equal(stored_grid(out, "11"), stored_grid(tmp_path / "new", "11"))
 
 
-@pytest.mark.parametrize("name", ["features", "features.h5"])
 @pytest.mark.parametrize("change", ["int32", "float16", "flat", "longer", "bool"])
-def test_grids_of_another_shape_or_type_are_made_again(name, change, tmp_path, dataset) -> None:
-    out = tmp_path / name
+def test_grids_of_another_shape_or_type_are_made_again(change, tmp_path, dataset) -> None:
+    out = tmp_path / "features"
     encode_features(OWN, out=out, dtype="float32", **options(dataset))
     right = stored_grid(out, "11")
     wrong = {"flat": right.reshape(-1, 3), "longer": np.repeat(right, 2, 0)}.get(change)
     wrong = right.astype(change) if wrong is None else wrong
-    if out.suffix:
-        with h5py.File(out, "r+") as file:
-            hashes = file["11_grids"].attrs["image"]
-            del file["11_grids"]
-            file["11_grids"] = wrong
-            file["11_grids"].attrs["image"] = hashes
-    else:
-        with np.load(out / "11.npz") as file:
-            hashes = file["image"]
-        np.savez(out / "11.npz", features=wrong, image=hashes)
+    with np.load(out / "11.npz") as file:
+        hashes = file["image"]
+    np.savez(out / "11.npz", features=wrong, image=hashes)
     assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (1, COUNT - 1)
     assert stored_grid(out, "11").dtype == "float32"
     np.testing.assert_array_equal(stored_grid(out, "11"), right)
@@ -289,28 +231,25 @@ def full_disk(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_a_full_disk_leaves_nothing_half(name, tmp_path, dataset, monkeypatch) -> None:
-    out = tmp_path / name
+def test_a_full_disk_leaves_nothing_half(tmp_path, dataset, monkeypatch) -> None:
+    out = tmp_path / "features"
     with monkeypatch.context() as patch:
         patch.setattr("numpy.savez", full_disk)
         with pytest.raises(OSError, match=r"MB.*features") as raised:
             encode_features(OWN, out=out, **options(dataset))
     assert raised.value.errno == errno.ENOSPC
-    folder = tmp_path / "features.h5.parts" if out.suffix else out
-    assert [path.name for path in folder.iterdir()] == ["encoder.json"]
+    assert [path.name for path in out.iterdir()] == ["encoder.json"]
     encode_features(OWN, out=out, **options(dataset))
     assert len(read(dataset, out)) == COUNT
 
 
-@pytest.mark.parametrize("name", ["features", "features.h5"])
 def test_features_of_another_or_an_unknown_encoder_are_refused(
-    tmp_path: Path, dataset: Path, name: str
+    tmp_path: Path, dataset: Path
 ) -> None:
     first, second = (
         save_vit(tmp_path / name, seed) for seed, name in enumerate(("first", "second"))
     )
-    out = tmp_path / name
+    out = tmp_path / "features"
     encode_features(first, out=out, **options(dataset))
     for encoder, changed in ((second, {}), (first, {"dtype": "float32"})):
         with pytest.raises(ConfigError) as caught:
@@ -319,13 +258,8 @@ def test_features_of_another_or_an_unknown_encoder_are_refused(
     save_vit(tmp_path / "first", seed=2)  # other weights under the same name
     with pytest.raises(ConfigError, match="weights"):
         encode_features(first, out=out, **options(dataset))
-    if out.is_dir():
-        (out / "encoder.json").unlink()
-    else:
-        out.unlink()
-        with h5py.File(out, "w") as file:
-            file["10_grids"] = np.zeros((2, 2, 3))
-    with pytest.raises(ConfigError, match=f"/{name} "):
+    (out / "encoder.json").unlink()
+    with pytest.raises(ConfigError, match="/features "):
         encode_features(first, out=out, **options(dataset))
 
 
@@ -341,33 +275,14 @@ def test_values_beyond_float16_are_named_and_written_as_float32(
         encode_features(OWN, out=tmp_path / "infinite", kwargs={"gain": 1e39}, **options(dataset))
 
 
-def test_too_little_space_is_found_before_anything_is_written(tmp_path, dataset, monkeypatch):
-    size, usage = COUNT * 4 * 4 * 3 * 2, shutil.disk_usage(tmp_path)
-    for name, needed in (("features", size), ("features.h5", 2 * size)):
-        monkeypatch.setattr(
-            shutil, "disk_usage", lambda path, free=needed - 1: usage._replace(free=free)
-        )
-        with pytest.raises(DataError, match=name):
-            encode_features(OWN, out=tmp_path / name, **options(dataset))
-        assert not [*tmp_path.glob(f"{name}*/*.npz")]
-        monkeypatch.setattr(
-            shutil, "disk_usage", lambda path, free=needed: usage._replace(free=free)
-        )
-        assert encode_features(OWN, out=tmp_path / name, **options(dataset)) == (COUNT, 0)
-
-
-def test_what_cannot_be_used_is_named(
-    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path) -> None:
     twice = tmp_path / "twice"
     twice.mkdir()
     for suffix in (".png", ".jpg"):
         noise_image(0).save(twice / f"a{suffix}")
-    (tmp_path / "damaged.h5").write_bytes(b"\x89HDF")
     bare: dict[str, Any] = {"image_root": None, "image_extension": None}
     for wrong, error, message in (
         ({"data": twice, **bare}, DataError, r"'a' is .*a\.jpg.*a\.png"),
-        ({"out": tmp_path / "damaged.h5"}, DataError, "damaged.h5"),
         ({"encoder": "torch.nn:Identity"}, ConfigError, "Identity"),
         ({"device": "cuda:99"}, ConfigError, "cuda:99"),
         ({"batch_size": 0}, ConfigError, "batch_size is 0"),
@@ -383,16 +298,12 @@ def test_what_cannot_be_used_is_named(
     with pytest.raises(DataError, match=r"image_extension: \.png"):
         encode_features(OWN, out=tmp_path / "out", **options(dataset, image_extension=None))
     assert not (tmp_path / "out").exists(), "found before anything is encoded"
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    monkeypatch.setattr(module, "_encode_images", None)  # it is missed before the work
-    with pytest.raises(ModuleNotFoundError, match="h5py"):
-        encode_features(OWN, out=tmp_path / "out.h5", **options(dataset))
 
 
 def test_the_command_line(
     tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "features.h5"
+    out = tmp_path / "features"
     words = [
         "--encoder",
         OWN,
@@ -421,7 +332,6 @@ def test_the_command_line(
     for wrong in (
         ["--out", str(out)],
         ["a.tsv", *words],
-        [*words, "--dim", "3"],
         ["a.tsv", "--out", "o", "--data", "d"],
     ):
         with pytest.raises(SystemExit):

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from rewards.base import RewardError
 from rewards.language.build import build_model
@@ -28,14 +27,7 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import LanguageModelConfig, QuestionsConfig
-from rl_caption.lab.recaption import (
-    Rows,
-    make_parts,
-    read_parts,
-    selected_rows,
-    write_parts,
-    write_report,
-)
+from rl_caption.lab.parts import Rows, make_parts, selected_rows, with_columns, write_result
 from rl_caption.runtime.errors import config_errors
 
 PROMPT = (
@@ -57,12 +49,6 @@ REFUSALS = {
     "unsaid": "refused: not answered right from the references",
 }
 """Reason, as in the column ``refused`` -> its row of the report."""
-
-
-class _Line(TypedDict):
-    references: list[str]
-    questions: list[ImageQuestion]
-    refused: dict[str, int]
 
 
 Written = tuple[list[ImageQuestion], Counter[str]]
@@ -105,24 +91,29 @@ def write_questions(config: QuestionsConfig) -> str:
         made_by["writer"] = f"{writer.signature}, tokens {tokens}, {config.count} an image"
     if reader is not None:
         made_by["reader"] = f"{reader.signature}, seed {config.seed}"
-    summary = make_parts(config, rows, made_by | {"prompts": prompts}, columns, "questions")
+    settings = made_by | {"prompts": prompts}
+    summary, made = make_parts(config, rows, settings, columns, "questions")
     costs = _costs(writer, reader)
     costs.append(f"{time.perf_counter() - start:,.1f} seconds, in this call")
     if config.worker is not None:
         return "; ".join([summary, *costs])
-    file = Path(config.out) / "questions.jsonl"
-    lines = read_parts(config, rows, _Line)
-    if not any(map(has_questions, lines)):
+    kept = [line for line in with_columns(rows, made) if line[2]["questions"]]
+    counts = _counts(made)
+    if not kept:
         sample = refused_answers[-1] if refused_answers else "none in this call"
         raise DataError(
-            f"{file} would have none of {len(lines)} rows: {_counts(lines)}; "
+            f"{config.out}/questions.jsonl would have none of {len(made)} rows: {counts}; "
             f"the last that was refused: {sample}"
         )
-    count = write_parts(config, data, filter(has_questions, lines), file)
-    notes = [f"{name}: {signature}" for name, signature in made_by.items() if signature is not None]
-    bare = sum(not has_questions(line) for line in lines)
-    notes += [f"{bare:,} of {len(lines):,} images have no question and are left out", *costs]
-    return write_report(file, count, "Questions", _table(lines), notes)
+    notes = [f"{name}: {signature}" for name, signature in made_by.items() if signature]
+    bare = len(made) - len(kept)
+    notes += [f"{bare:,} of {len(made):,} images have no question and are left out", *costs]
+    total = sum(counts.values())
+    table = markdown(
+        ["questions", "number", "%"],
+        [[name, f"{n:,}", f"{100 * n / total:.1f}"] for name, n in counts.items()],
+    )
+    return write_result(config, data, kept, "questions", table, notes)
 
 
 def _models(config: QuestionsConfig) -> tuple[LanguageModel | None, LanguageModel | None]:
@@ -246,11 +237,6 @@ def _filter(
     return kept
 
 
-def has_questions(line: Mapping[str, Any]) -> bool:
-    """Whether a row of a part has a question left."""
-    return bool(line["questions"])
-
-
 def _counts(lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Number of questions that were kept, and for each reason that were refused."""
     refused = Counter[str]()
@@ -258,13 +244,3 @@ def _counts(lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         refused.update(line["refused"])
     kept = sum(len(line["questions"]) for line in lines)
     return {"kept": kept} | {text: refused[reason] for reason, text in REFUSALS.items()}
-
-
-def _table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table of all questions: kept, and refused for each reason."""
-    rows = _counts(lines)
-    total = sum(rows.values())
-    return markdown(
-        ["questions", "number", "%"],
-        [[name, f"{n:,}", f"{100 * n / total:.1f}"] for name, n in rows.items()],
-    )

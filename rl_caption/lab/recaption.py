@@ -4,15 +4,12 @@
 each image, and images generated for its captions. ``write_negatives`` adds false captions of the references.
 """
 
-import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
-from urllib.parse import quote
+from typing import Any
 
 import numpy as np
 
@@ -21,51 +18,30 @@ from rewards.devices import chunks
 from rewards.files import atomic_write
 from rewards.text.perplexity import Perplexity
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import DataError, DataModule, Row, load_image
-from rl_caption.data.file_checks import progress
-from rl_caption.data.files import write_json_lines, write_text
-from rl_caption.data.fingerprint import fingerprint
-from rl_caption.data.formats import build_data
-from rl_caption.data.parts import missing_parts, own_parts
-from rl_caption.data.plain_files import parse_json, single_spaced
-from rl_caption.evaluation.metrics import check_one_row_each
+from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import (
-    PartsConfig,
     PositivesConfig,
     RecaptionConfig,
     RecaptionerConfig,
     WriteNegativesConfig,
 )
 from rl_caption.lab.negative_writers import WRITERS, NegativeWriter
+from rl_caption.lab.parts import (
+    Rows,
+    file_name,
+    make_parts,
+    selected_rows,
+    with_columns,
+    write_result,
+)
 from rl_caption.lab.recaptioners import RECAPTIONERS, Recaptioner
 from rl_caption.lab.visual_bottleneck import TextToImage, images_of, load_text_to_image
 from rl_caption.runtime.errors import ConfigError, config_errors, errors_of_user_code
 from rl_caption.runtime.options import build_target, check_type, load_target
 
 QUANTILES = (0.05, 0.5, 0.95)
-TEXTS = ("prompt", "long_reference", "positive_captions", "negatives", "questions")
-"""Columns that are copied where a row has them; so is ``positive_images``."""
-Rows = Sequence[tuple[str, Row]]
-"""Rows, each with the name of its split."""
-NewColumns = Callable[[Rows], Sequence[Mapping[str, Any]]]
-"""From some rows to the new columns of each."""
-
-
-class _Recaptioned(TypedDict):
-    references: list[str]
-    long_reference: str
-
-
-class _Negatives(TypedDict):
-    references: list[str]
-    negatives: list[list[str]]
-
-
-class _Positives(TypedDict):
-    references: list[str]
-    positive_captions: NotRequired[list[str]]
-    positive_images: NotRequired[list[str]]
 
 
 def recaption(config: RecaptionConfig) -> str:
@@ -99,24 +75,20 @@ def recaption(config: RecaptionConfig) -> str:
             )
         return [{"long_reference": caption} for (caption,) in written]
 
-    summary = make_parts(
-        config, rows, {"recaptioner": recaptioner.signature}, columns, "recaptioning"
-    )
+    made_by = {"recaptioner": recaptioner.signature}
+    summary, made = make_parts(config, rows, made_by, columns, "recaptioning")
     if config.worker is not None:
         return summary
-    file = Path(config.out) / "captions.jsonl"
-    lines = read_parts(config, rows, _Recaptioned)
-    count = write_parts(config, data, lines, file)
-    before = [caption for line in lines for caption in line["references"]]
-    captions = {"before": before, "after": [line["long_reference"] for line in lines]}
+    captions = {
+        "before": [caption for _, row in rows for caption in row["references"]],
+        "after": [new["long_reference"] for new in made],
+    }
+    table = statistics_table(captions, language_model)
     notes = [f"by {recaptioner.signature}"]
     if language_model is not None:
-        notes.append(
-            f"log-probability: {language_model.signature}, nats a token with EOS, mean over captions"
-        )
-    return write_report(
-        file, count, "Recaptioned", statistics_table(captions, language_model), notes
-    )
+        unit = "nats a token with EOS, mean over captions"
+        notes.append(f"log-probability: {language_model.signature}, {unit}")
+    return write_result(config, data, with_columns(rows, made), "captions", table, notes)
 
 
 def make_positives(config: PositivesConfig) -> str:
@@ -163,19 +135,17 @@ def make_positives(config: PositivesConfig) -> str:
                 line["positive_images"] = files
         return new_columns
 
-    summary = make_parts(config, rows, made_by, columns, "positives")
+    summary, made = make_parts(config, rows, made_by, columns, "positives")
     if config.worker is not None:
         return summary
-    file = Path(config.out) / "positives.jsonl"
-    lines = read_parts(config, rows, _Positives)
-    count = write_parts(config, data, lines, file)
-    kinds = ("references", "positive_captions")
-    captions = {name: [text for line in lines for text in line.get(name, [])] for name in kinds}
-    notes = [
-        f"{name} by {signature}" for name, signature in made_by.items() if signature is not None
-    ]
-    notes.append(f"{sum(len(line.get('positive_images', [])) for line in lines):,} images")
-    return write_report(file, count, "Positives", statistics_table(captions), notes)
+    captions = {
+        "references": [text for _, row in rows for text in row["references"]],
+        "positive_captions": [text for new in made for text in new.get("positive_captions", [])],
+    }
+    notes = [f"{name} by {signature}" for name, signature in made_by.items() if signature]
+    notes.append(f"{sum(len(new.get('positive_images', [])) for new in made):,} images")
+    table = statistics_table(captions)
+    return write_result(config, data, with_columns(rows, made), "positives", table, notes)
 
 
 def write_negatives(config: WriteNegativesConfig) -> str:
@@ -210,22 +180,22 @@ def write_negatives(config: WriteNegativesConfig) -> str:
             for _, row in batch
         ]
 
-    summary = make_parts(config, rows, {"writer": writer.signature}, columns, "negatives")
+    made_by = {"writer": writer.signature}
+    summary, made = make_parts(config, rows, made_by, columns, "negatives")
     if config.worker is not None:
         return summary
-    file = Path(config.out) / "negatives.jsonl"
-    lines = read_parts(config, rows, _Negatives)
-    count = write_parts(config, data, lines, file)
+    negatives = [texts for new in made for texts in new["negatives"]]
     captions = {
-        "references": [caption for line in lines for caption in line["references"]],
-        "negatives": [text for line in lines for texts in line["negatives"] for text in texts],
+        "references": [caption for _, row in rows for caption in row["references"]],
+        "negatives": [text for texts in negatives for text in texts],
     }
-    bare = sum(not texts for line in lines for texts in line["negatives"])
+    bare = sum(not texts for texts in negatives)
     notes = [
         f"by {writer.signature}",
-        f"{bare:,} of {len(captions['references']):,} references have no negative",
+        f"{bare:,} of {len(negatives):,} references have no negative",
     ]
-    return write_report(file, count, "Negatives", statistics_table(captions), notes)
+    table = statistics_table(captions)
+    return write_result(config, data, with_columns(rows, made), "negatives", table, notes)
 
 
 def _false_captions(row: Row, answers: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -272,17 +242,9 @@ def load_recaptioner(
 
     Raises ``ConfigError`` where that fails.
     """
-    if config.target is None:
-        raise ConfigError(
-            f"{key}.target is not set: expected {', '.join(targets)} or package.module:Class"
-        )
-    target = load_target(config.target, f"{key}.target", targets)
-    recaptioner: Any = build_target(target, 1, config.target, config.kwargs, f"{key}.kwargs")
-    if not isinstance(getattr(recaptioner, "signature", None), str):
-        raise ConfigError(
-            f"{key}.target is {config.target!r}: it has no attribute signature, which identifies the model"
-        )
-    return recaptioner
+    name = config.target or ""
+    target = load_target(name, f"{key}.target", targets)
+    return build_target(target, 1, name, config.kwargs, f"{key}.kwargs")
 
 
 def captions_of(recaptioner: Recaptioner, rows: Rows, where: str) -> list[list[str]]:
@@ -309,148 +271,6 @@ def captions_of(recaptioner: Recaptioner, rows: Rows, where: str) -> list[list[s
                 f"{recaptioner.signature} wrote no caption of {split} image {row['image_id']!r}"
             )
     return kept
-
-
-def selected_rows(config: PartsConfig) -> tuple[DataModule, list[tuple[str, Row]]]:
-    """Read the data of a configuration: all of it, and the rows of the ``splits`` that are worked on.
-
-    Raises:
-        ConfigError: a split is unknown, ``worker`` is not K/N, or the images are videos.
-        DataError: the data cannot be read.
-        EvaluationError: an image id is in several rows of a split: captions and files go by it.
-    """
-    data = build_data(config.data)
-    unknown = sorted(set(config.splits) - set(data.splits))
-    if unknown:
-        raise ConfigError(f"splits has {unknown}: expected some of {', '.join(data.splits)}")
-    own_parts(config.worker, 1)
-    names = list(dict.fromkeys(config.splits or data.splits))
-    for name in data.splits:  # of splits that are not worked on, images in memory become files, too
-        check_one_row_each(data.split(name), f"split {name!r}")
-    rows = [(name, row) for name in names for row in data.split(name)]
-    if any(isinstance(row.get("image"), list | tuple) for _, row in rows):
-        raise ConfigError(
-            f"images of {config.data.path or config.data.format} are videos: expected one image each"
-        )
-    return data, rows
-
-
-def make_parts(
-    config: PartsConfig,
-    rows: Rows,
-    made_by: Mapping[str, str | None],
-    columns: NewColumns,
-    what: str,
-) -> str:
-    """Write the worker's missing parts of ``rows``; return a sentence that counts them.
-
-    ``made_by`` has the signatures of what makes the new columns: ``ConfigError`` if ``out`` has parts by others, or by
-    other settings. ``what`` is the title of the progress bar.
-    """
-    files, out = _part_files(config, len(rows)), Path(config.out)
-    by_split = {split: [row for _, row in group] for split, group in groupby(rows, itemgetter(0))}
-    settings: dict[str, Any] = {"rows": len(rows), "captions_before": _fingerprint(rows)}
-    settings |= {"part_rows": config.part_rows, "data": fingerprint(by_split)}
-    missing, summary = missing_parts(out, files, config.worker, {**settings, **made_by})
-    for number in progress(missing, what, "part"):
-        batch = rows[number * config.part_rows : (number + 1) * config.part_rows]
-        lines = [
-            _line(split, row, out) | dict(new)
-            for (split, row), new in zip(batch, columns(batch), strict=True)
-        ]
-        write_json_lines(files[number], lines)
-    return summary
-
-
-def _fingerprint(rows: Rows) -> str:
-    """A hash of the images' ids and texts in their order."""
-    digest = hashlib.blake2b(digest_size=8)
-    for split, row in rows:
-        texts = [row.get(key) for key in ("references", *TEXTS) if key != "questions" or key in row]
-        digest.update(json.dumps([split, row["image_id"], *texts]).encode())
-    return digest.hexdigest()
-
-
-def file_name(text: str) -> str:
-    """A file's or folder's name for an id or a split: other characters as ``%2F``, and also the dots of ``..``.
-
-    Of a long id the end is a fingerprint: file systems allow 255 bytes.
-    """
-    quoted = quote(text, safe="")
-    if len(quoted) > 200:
-        return f"{quoted[:160]}-{hashlib.blake2b(quoted.encode(), digest_size=16).hexdigest()}"
-    return quoted.replace(".", "%2E") if quoted in ("", ".", "..") else quoted
-
-
-def _part_files(config: PartsConfig, rows: int) -> list[Path]:
-    return [
-        Path(config.out) / "parts" / f"{number:06d}.jsonl"
-        for number in range(-(-rows // config.part_rows))
-    ]
-
-
-def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
-    """A row as ``data.format: jsonl`` reads it; its image is written to a file if it is none."""
-    image: Any = row["image"]
-    if not isinstance(image, str | Path):
-        image = out / "images" / file_name(split) / f"{file_name(row['image_id'])}.png"
-        if not image.exists():
-            with atomic_write(image) as file:
-                load_image(row["image"]).save(file, "PNG")
-    line = {
-        "image_id": row["image_id"],
-        "image": os.path.abspath(image),
-        "references": row["references"],
-    }
-    copied: dict[str, Any] = {key: row[key] for key in TEXTS if key in row}  # type: ignore[literal-required]
-    files: Any = row.get("positive_images", [])
-    if files and all(isinstance(file, str | Path) for file in files):
-        copied["positive_images"] = [os.path.abspath(file) for file in files]
-    return line | {"split": split} | copied
-
-
-def read_parts(config: PartsConfig, rows: Rows, line_type: Any) -> list[dict[str, Any]]:
-    """The lines of all parts, of the type ``line_type`` (``check_type``).
-
-    Raises ``DataError``, which names part and line, for a damaged part.
-    """
-    lines_of_parts: list[dict[str, Any]] = []
-    for number, path in enumerate(_part_files(config, len(rows))):
-        lines = path.read_bytes().splitlines()
-        expected = len(rows[number * config.part_rows : (number + 1) * config.part_rows])
-        if len(lines) != expected:
-            raise DataError(
-                f"{path} has {len(lines)} of {expected} rows: "
-                "delete it and run again to recreate it"
-            )
-        for line, content in enumerate(lines, start=1):
-            where = f"{path}, line {line}"
-            lines_of_parts.append(parse_json(content, where))
-            check_type(lines_of_parts[-1], line_type, where, DataError)
-    return lines_of_parts
-
-
-def write_parts(
-    config: PartsConfig, data: DataModule, lines: Iterable[dict[str, Any]], file: Path
-) -> int:
-    """Write one ``file`` of the lines of parts and the rows of splits that were not worked on.
-
-    Returns its number of lines.
-    """
-    written = list(lines)
-    for name in data.splits:
-        if config.splits and name not in config.splits:
-            written += [_line(name, row, Path(config.out)) for row in data.split(name)]
-    write_json_lines(file, written)
-    return len(written)
-
-
-def write_report(file: Path, count: int, title: str, table: str, notes: Sequence[str]) -> str:
-    """Write ``report.md`` beside ``file``, which has ``count`` rows; return the table and what was written."""
-    report = file.with_name("report.md")
-    listed = [f"- {note}" for note in (*notes, f"`{file.name}`: {count:,} rows")]
-    write_text(report, "\n".join([f"# {title}", "", table, "", *listed]) + "\n")
-    return f"{table}\n\nwrote {file} ({count:,} rows) and {report}"
 
 
 def statistics_table(

@@ -121,18 +121,16 @@ rl_caption(
 #
 # ## In Python
 #
-# `correlations` takes any scores and any ratings, also those of a metric that is no reward of this package:
+# `rated_figures` takes any scores, also those of a metric that is no reward of this package:
 
 # %%
-from rl_caption.lab.meta_evaluation.correlation import correlations
+from rl_caption.lab.meta_evaluation.figures import further_figures, rated_figures
 from rl_caption.lab.meta_evaluation.sets import load
 
 (rated,) = load("ratings", "ratings.jsonl")
 scores = SharedWords()(None, rated.captions, references=rated.references)
-found = correlations(scores, rated.ratings, rated.image_ids)
-print(
-    f"tau_b {100 * found.tau_b:.1f}, tau_c {100 * found.tau_c:.1f}, Pearson {100 * found.pearson:.1f} (all x100)"
-)
+for figure in rated_figures(rated, scores) + further_figures(rated, scores, lengths=[]):
+    print(f"{figure.name}: {figure.value}")
 
 # %% [markdown]
 # ## What next

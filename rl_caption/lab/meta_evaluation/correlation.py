@@ -12,7 +12,6 @@ both in [-1, 1]; papers print them times 100. Correlations are computed by ``sci
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,20 +49,12 @@ spearman = _correlation(stats.spearmanr, "Spearman's r")
 """The rank correlation (Spearman 1904)."""
 
 
-def check_scores(
-    scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable] | None = None
-) -> None:
-    """Refuse other numbers of scores than of ratings or groups, fewer than two, and values that are not finite."""
+def check_scores(scores: Sequence[float], ratings: Sequence[float]) -> None:
+    """Refuse other numbers of scores than of ratings, fewer than two, and NaN."""
     if len(scores) != len(ratings) or len(scores) < 2:
-        raise ValueError(
-            f"{len(scores)} scores and {len(ratings)} ratings: expected equally many, at least 2"
-        )
-    if groups is not None and len(groups) != len(scores):
-        raise ValueError(f"{len(groups)} groups for {len(scores)} scores: expected one for each")
-    for name, values in (("score", scores), ("rating", ratings)):
-        for index, value in enumerate(values):
-            if not math.isfinite(value):
-                raise ValueError(f"{name} {index} is {value!r}: expected a finite number")
+        raise ValueError(f"{len(scores)} scores and {len(ratings)} ratings: expected equally many")
+    if not np.isfinite([scores, ratings]).all():
+        raise ValueError("a score or a rating is not a finite number")
 
 
 def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
@@ -113,9 +104,9 @@ def grouped_tau_b(
     Groups whose ratings are all equal are left out, for every metric the same ones. Where only the scores are equal,
     tau_b is 0 / 0 and counts as 0: the metric orders nothing, and leaving such groups out would reward it.
     """
-    check_scores(scores, ratings, groups)
+    check_scores(scores, ratings)
     members: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(groups):
+    for index, (group, _) in enumerate(zip(groups, scores, strict=True)):
         members.setdefault(group, []).append(index)
     taus, constant = [], 0
     for indices in members.values():
@@ -146,56 +137,6 @@ def unexplained_variance(truth: Sequence[float], predictions: Sequence[float]) -
     if len(set(truth)) == 1 or spread == 0:
         raise UndefinedCorrelation(f"all {len(truth)} values are {truth[0]:g}: R^2 is not defined")
     return math.fsum((t - p) ** 2 for t, p in zip(truth, predictions, strict=True)) / spread
-
-
-@dataclass(frozen=True)
-class HumanCorrelation:
-    """How N scores follow N ratings (docs/judging.md). A value that is not defined is None, and ``notes`` says why.
-
-    ``inverse_r_squared`` is 1 / PCC^2, which the SPECS paper prints as "1 - R^2" in its own rows. ``unfitted_ratings``
-    is 1 - R^2 of the raw scores as predictions of the ratings; ``unfitted_scores`` is the same with the two exchanged,
-    as in the rows that SPECS takes from DeCapBench (3.3e7 for CIDEr). Nothing is fitted, so both depend on the scales.
-    ``sample_tau_b`` is tau_b within groups, averaged over groups ("Sp tau").
-    """
-
-    count: int
-    pearson: float | None
-    inverse_r_squared: float | None
-    unfitted_ratings: float | None
-    unfitted_scores: float | None
-    tau_b: float | None
-    tau_c: float | None
-    sample_tau_b: GroupedTau | None
-    notes: list[str]
-
-
-def correlations(
-    scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable] | None = None
-) -> HumanCorrelation:
-    """Correlate [N] scores with [N] ratings of any scale; ``groups`` ([N], images) are for the sample-wise tau."""
-    check_scores(scores, ratings, groups)
-    notes: list[str] = []
-
-    def unless_undefined(name: str, compute: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return compute(*arguments)
-        except UndefinedCorrelation as error:
-            notes.append(f"{name}: {error}")
-            return None
-
-    return HumanCorrelation(
-        len(scores),
-        unless_undefined("pearson", pearson, scores, ratings),
-        unless_undefined("1 / PCC^2", inverse_r_squared, scores, ratings),
-        unless_undefined("1 - R^2 of ratings", unexplained_variance, ratings, scores),
-        unless_undefined("1 - R^2 of scores", unexplained_variance, scores, ratings),
-        unless_undefined("tau_b", kendall_tau_b, scores, ratings),
-        unless_undefined("tau_c", kendall_tau_c, scores, ratings),
-        None
-        if groups is None
-        else unless_undefined("sample-wise", grouped_tau_b, scores, ratings, groups),
-        notes,
-    )
 
 
 def group_numbers(groups: Sequence[Hashable]) -> NDArray[np.int64]:

@@ -48,7 +48,6 @@ NO_REFERENCES = ""
 CHANCE = "blind: chance"
 BLIND = {CHANCE: 0, "blind: longer": 1, "blind: shorter": -1}
 """Heading of a baseline that sees neither image nor references -> factor of the length of the caption, its score."""
-NOTABLE = 0.1
 COST_HEADINGS = (
     "captions/s",
     "parameters",
@@ -109,8 +108,6 @@ class SetResult:
     """Headings of metrics and baselines that see neither image nor references."""
     costs: dict[str, list[str]] = field(default_factory=dict)
     """Heading of a metric -> its cells of the table of costs, where that was asked for."""
-    published: dict[str, float] = field(default_factory=dict)
-    """Heading of a metric -> what papers print, times 100, for the figure that is ``Figure.published``."""
 
 
 Measured = tuple[Sequence[float | None], Sequence[Interval | None], str]
@@ -122,44 +119,42 @@ def rated_figures(
 ) -> list[Figure]:
     """Correlate [N] scores with the ratings of a set.
 
-    Returns ``tau_b`` and ``tau_c``; ``pearson`` or ``spearman`` where papers print that for the set, and both for
-    captions without images; and ``tau_b within images`` where the set asks for it. Published figures come first.
-    Intervals are of ``resamples`` draws of images; 0 computes none.
+    Returns ``tau_b`` and ``tau_c``; ``pearson`` or ``spearman`` where papers print that for the
+    set, and both for captions without images; and ``tau_b within images`` where the set asks for
+    it. Published figures come first. Intervals are of ``resamples`` draws of images; 0 computes
+    none.
     """
-    published = (
-        {"pearson", "spearman", "tau_b"} if judgements.text_alone else {judgements.published}
-    )
+    published: set[str | None] = {judgements.published}
+    if judgements.text_alone:
+        published = {"pearson", "spearman", "tau_b"}
+    statistics: dict[tuple[str, ...], Callable[..., Measured]] = {("tau_b", "tau_c"): _taus}
+    if judgements.published == "pearson":
+        statistics["pearson",] = partial(_correlation, False)
+    if judgements.text_alone:
+        statistics["spearman",] = partial(_correlation, True)
+    if judgements.within_images:
+        statistics["tau_b within images",] = _within_images
     figures: list[Figure] = []
-
-    def measure(names: Sequence[str], compute: Callable[..., Measured], *arguments: Any) -> None:
-        """Append the figures ``names`` of the set; those that are undefined, with the reason."""
+    count = len(judgements.captions)
+    for names, compute in statistics.items():
         try:
-            values, bounds, note = compute(judgements, scores, *arguments)
+            values, bounds, note = compute(judgements, scores, resamples, seed)
         except UndefinedCorrelation as error:
             values, bounds, note = [None] * len(names), [], str(error)
-        for name, value, interval in zip_longest(names, values, bounds):
-            figures.append(
-                _figure(name, value, len(judgements.captions), interval, name in published, note)
-            )
-
-    measure(["tau_b", "tau_c"], _taus, resamples, seed)
-    if judgements.published == "pearson":
-        measure(["pearson"], _correlation, False, resamples, seed)
-    if judgements.text_alone:
-        measure(["spearman"], _correlation, True, resamples, seed)
-    if judgements.within_images:
-        measure(["tau_b within images"], _within_images)
+        for name, value, ends in zip_longest(names, values, bounds):
+            low, high = ends or (None, None)
+            figures.append(Figure(name, value, count, low, high, name in published, note))
     return sorted(figures, key=lambda figure: not figure.published)
 
 
 def further_figures(
     judgements: RatedCaptions, scores: Sequence[float], lengths: Sequence[int] = LENGTHS
 ) -> list[Figure]:
-    """Compute what ``rated_figures`` leaves out, without intervals: the table ``correlations``, then ``lengths``.
+    """Compute what ``rated_figures`` leaves out, without intervals: two further tables.
 
-    Pearson's and Spearman's r, 1 / r^2, 1 - R^2 without a fit in both directions, and tau_b within images; then
-    Pearson's r and tau_b of the captions of each class by number of words (``rows_by_length``). Source: Chen et al.,
-    "SPECS", EMNLP 2025, table 2 and figure 3.
+    Pearson's and Spearman's r, 1 / r^2, 1 - R^2 without a fit in both directions, and tau_b within
+    images; then Pearson's r and tau_b of the captions of each class by number of words
+    (``rows_by_length``). Source: Chen et al., "SPECS", EMNLP 2025, table 2 and figure 3.
     """
     statistics: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
         "pearson": pearson,
@@ -168,25 +163,19 @@ def further_figures(
         "1 - R^2 of ratings": lambda values, ratings: unexplained_variance(ratings, values),
         "1 - R^2 of scores": unexplained_variance,
     }
-    computed = {judgements.published} if judgements.published == "pearson" else set()
-    computed |= {"pearson", "spearman"} if judgements.text_alone else set()
-    figures = [
-        _statistic(name, statistics[name], scores, judgements.ratings)
-        for name in statistics
-        if name not in computed
-    ]
-    if not judgements.within_images and len(set(judgements.image_ids)) < len(judgements.image_ids):
-        within = partial(grouped_tau_b, groups=judgements.image_ids)
-        figures.append(
-            _statistic(
-                "tau_b within images",
-                lambda *values: within(*values).mean,
-                scores,
-                judgements.ratings,
-            )
+    images = judgements.image_ids
+    if judgements.published == "pearson":
+        del statistics["pearson"]
+    if judgements.text_alone:
+        del statistics["spearman"]
+    if not judgements.within_images and len(set(images)) < len(images):
+        statistics["tau_b within images"] = lambda values, rated: (
+            grouped_tau_b(values, rated, images).mean
         )
+    ratings = judgements.ratings
+    figures = [_statistic(name, statistics[name], scores, ratings) for name in statistics]
     for title, rows in rows_by_length(judgements.captions, lengths).items():
-        columns = [scores[row] for row in rows], [judgements.ratings[row] for row in rows]
+        columns = [scores[row] for row in rows], [ratings[row] for row in rows]
         for name, correlation in (("pearson", pearson), ("tau_b", kendall_tau_b)):
             figures.append(_statistic(f"{name}, {title}", correlation, *columns, table="lengths"))
     return figures
@@ -249,7 +238,7 @@ def _taus(
 
 
 def _correlation(
-    judgements: RatedCaptions, scores: Sequence[float], ranked: bool, resamples: int, seed: int
+    ranked: bool, judgements: RatedCaptions, scores: Sequence[float], resamples: int, seed: int
 ) -> Measured:
     """Pearson's correlation over all, or with ``ranked`` Spearman's."""
     both = np.array([scores, judgements.ratings], np.float64)
@@ -263,7 +252,9 @@ def _correlation(
     return [value], intervals(resample, judgements.image_ids, resamples, seed), ""
 
 
-def _within_images(judgements: RatedCaptions, scores: Sequence[float]) -> Measured:
+def _within_images(
+    judgements: RatedCaptions, scores: Sequence[float], resamples: int, seed: int
+) -> Measured:
     grouped = grouped_tau_b(scores, judgements.ratings, judgements.image_ids)
     note = f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, count 0"
     return [grouped.mean], [], note
@@ -310,28 +301,18 @@ def pair_figures(
 
 def _by_image(
     judgements: CaptionPairs, scores: Sequence[Mapping[str, Sequence[float] | Floats]]
-) -> tuple[CaptionPairs, list[dict[str, Floats]]]:
+) -> tuple[CaptionPairs, list[dict[str, Any]]]:
     """One pair for each image, and its scores: the sums over the pairs of the image."""
-    numbers, images = group_numbers(judgements.image_ids), list(dict.fromkeys(judgements.image_ids))
-    places = [int(place) for place in np.unique(numbers, return_index=True)[1]]
-    summed: list[dict[str, Floats]] = [
-        {name: np.bincount(numbers, values).astype(np.float64) for name, values in side.items()}
-        for side in scores
+    numbers = group_numbers(judgements.image_ids)
+    places = np.unique(numbers, return_index=True)[1].tolist()
+    summed = [
+        {name: np.bincount(numbers, values) for name, values in side.items()} for side in scores
     ]
-    first, second, kinds = (
-        [texts[place] for place in places]
-        for texts in (judgements.first, judgements.second, judgements.kinds)
-    )
-    preference = [judgements.preference[place] for place in places]
-    columns: dict[str, Any] = {
-        "first": first,
-        "second": second,
-        "preference": preference,
-        "kinds": kinds,
-    }
-    return replace(
-        judgements, image_ids=images, images=None, references={}, by_image=False, **columns
-    ), summed
+    columns: dict[str, Any] = {}
+    for name in ("first", "second", "preference", "kinds", "image_ids"):
+        column = getattr(judgements, name)
+        columns[name] = [column[place] for place in places]
+    return replace(judgements, images=None, references={}, by_image=False, **columns), summed
 
 
 def group_figures(
@@ -421,19 +402,6 @@ def blind_figures(
     return figures
 
 
-def found_blindly(blind: Mapping[str, Sequence[Figure]]) -> list[str]:
-    """Describe those of ``blind_figures`` that are above chance by more than ``NOTABLE``."""
-    by_length = [
-        (heading, figure) for heading in blind if heading != CHANCE for figure in blind[heading]
-    ]
-    chance = {figure.name: figure.value for figure in blind.get(CHANCE, ())}
-    return [
-        f"{figure.name} {100 * figure.value:.1f} % by {heading.removeprefix('blind: ')}"
-        for heading, figure in by_length
-        if figure.value is not None and figure.value > (chance[figure.name] or 0.0) + NOTABLE
-    ]
-
-
 def wins(
     first: Sequence[float] | Floats,
     second: Sequence[float] | Floats,
@@ -446,10 +414,6 @@ def wins(
     0.5 with ``half`` and 1 with ``right``.
     """
     left, right, better = (np.asarray(values, np.float64) for values in (first, second, preference))
-    if not len(left) == len(right) == len(better) or not len(left):
-        raise ValueError(
-            f"{len(left)} and {len(right)} scores for {len(better)} pairs: expected two scores for each of at least 1"
-        )
     if not np.isfinite([left, right]).all():
         raise ValueError("a score is not finite")
     won = np.where(better == 1, left > right, right > left).astype(np.float64)
@@ -485,27 +449,16 @@ def _accuracies(
         return np.append(accuracies, summary)
 
     values = rates(np.ones(len(won), np.int64))
-    bounds = intervals(rates, image_ids, resamples, seed) or [None] * len(values)
+    if judgements.summary == "kinds" and len(kinds) > 1:
+        title = f"{prefix}mean of kinds"
+    names = [*(prefix + kind for kind in kinds), title]
+    counts = [*np.bincount(kind_indices).tolist(), len(won)]
+    bounds = intervals(rates, image_ids, resamples, seed)
     figures = []
-    if judgements.shown_kinds:
-        for category, count, value, interval in zip(
-            kinds, np.bincount(kind_indices), values, bounds, strict=False
-        ):
-            figures.append(_figure(prefix + category, value, int(count), interval, note=note))
-    title = f"{prefix}mean of kinds" if judgements.summary == "kinds" and len(kinds) > 1 else title
-    return [*figures, _figure(title, values[-1], len(won), bounds[-1], note=note)]
-
-
-def _figure(
-    name: str,
-    value: float | None,
-    count: int,
-    bounds: Interval | None,
-    published: bool = True,
-    note: str = "",
-) -> Figure:
-    low, high = bounds or (None, None)
-    return Figure(name, None if value is None else float(value), count, low, high, published, note)
+    for name, value, count, ends in zip_longest(names, values.tolist(), counts, bounds):
+        low, high = ends or (None, None)
+        figures.append(Figure(name, value, count, low, high, True, note))
+    return figures if judgements.shown_kinds else figures[-1:]
 
 
 def intervals(
@@ -554,19 +507,8 @@ def as_markdown(result: SetResult, resamples: int) -> str:
         )
     if published:
         notes.append(f"- Bold: what papers print for {result.name}")
-    if result.published:
-        notes.append(
-            "- published: what papers print (capevalkit 0.1.3); of CLIPScore and PAC-S, with CLIP ViT-B/32"
-        )
     if result.blind:
         notes.append(f"- See neither image nor references: {', '.join(result.blind)}")
-    easy = found_blindly(
-        {heading: column for heading, column in result.figures.items() if heading in BLIND}
-    )
-    if easy:
-        notes.append(
-            f"- Found without a look at the image, more than {100 * NOTABLE:.0f} above chance: {'; '.join(easy)}"
-        )
     for metric, column in result.figures.items():
         notes += dict.fromkeys(f"- {metric}: {figure.note}" for figure in column if figure.note)
     notes += [f"- {UNDEFINED} {metric}: {reason}" for metric, reason in result.left_out.items()]
@@ -604,12 +546,6 @@ def _table(result: SetResult, name: str, bold: Collection[str] = ()) -> str:
         for metric, figures in columns.items()
     ]
     lines += [[metric, *[UNDEFINED] * len(names)] for metric in result.left_out]
-    if name == "main" and result.published:
-        head.append("published")
-        for line in lines:
-            line.append(
-                f"{result.published[line[0]]:.1f}" if line[0] in result.published else UNDEFINED
-            )
     return markdown(head, lines)
 
 
@@ -625,46 +561,17 @@ def _cell(figure: Figure | None) -> str:
 
 
 def _csv(results: Sequence[SetResult]) -> str:
-    """All figures, unrounded: correlations in [-1, 1], accuracies in [0, 1]; what is not defined is empty."""
+    """All figures, unrounded: correlations in [-1, 1], accuracies in [0, 1]; undefined ones empty."""
+    fields = ["value", "low", "high", "count", "published"]
     lines: list[list[Any]] = [
-        [
-            "set",
-            "metric",
-            "figure",
-            "value",
-            "low",
-            "high",
-            "count",
-            "published_convention",
-            "published",
-            "signature",
-            "note",
-        ]
+        ["set", "metric", "figure", *fields[:-1], "published_convention", "signature", "note"]
     ]
     for result in results:
         for metric, figures in result.figures.items():
+            signature = result.signatures[metric]
             for figure in figures:
-                printed = result.published.get(metric) if figure.published else None
-                printed = None if printed is None else round(printed / 100, 6)
-                values = [
-                    figure.value,
-                    figure.low,
-                    figure.high,
-                    figure.count,
-                    figure.published,
-                    printed,
-                ]
-                lines.append(
-                    [
-                        result.name,
-                        metric,
-                        figure.name,
-                        *values,
-                        result.signatures[metric],
-                        figure.note,
-                    ]
-                )
-        lines += [
-            [result.name, metric, *[None] * 8, reason] for metric, reason in result.left_out.items()
-        ]
+                values = [getattr(figure, name) for name in fields]
+                lines.append([result.name, metric, figure.name, *values, signature, figure.note])
+        for metric, reason in result.left_out.items():
+            lines.append([result.name, metric, *[None] * 7, reason])
     return csv_text(lines)

@@ -40,7 +40,6 @@ from rl_caption.lab.meta_evaluation.figures import (
     rated_figures,
     write_results,
 )
-from rl_caption.lab.meta_evaluation.published import published_figures
 from rl_caption.lab.meta_evaluation.scenes import scenes_sets
 from rl_caption.lab.meta_evaluation.sets import CaptionGroups, JudgementSet, RatedCaptions
 from rl_caption.lab.meta_evaluation.sets.base import READING, with_questions
@@ -172,58 +171,40 @@ def build_metrics(
 
     Args:
         names: of ``NAMES``, or of rewards that need no arguments; with commas, or a list.
-        judges: heading -> reward with arguments. CIDEr-D is without EOS unless its arguments say otherwise.
+        judges: heading -> reward with arguments. CIDEr-D is without EOS unless its arguments say
+            otherwise.
         judgement_sets: the sets that will be scored.
         scores: heading -> file of scores, as for ``FileScores``.
 
     Raises:
-        ConfigError: there is no metric, one is there twice or does not exist, or one needs what a set does not have.
-            This is checked before any weights are loaded.
+        ConfigError: there is no metric, one is there twice or does not exist, or one needs what a
+            set does not have. This is checked before any weights are loaded.
     """
-    asked: dict[str, tuple[str, dict[str, Any], str]] = {}
-    for name in (text.strip() for text in (names.split(",") if isinstance(names, str) else names)):
-        for heading, (reward, arguments) in NAMES.get(
-            name, {name: (name, {})} if name else {}
-        ).items():
-            if heading in asked:
-                raise ConfigError(f"metrics: {heading} is listed twice")
-            asked[heading] = reward, arguments, "metrics"
+    asked: list[tuple[str, str, str, dict[str, Any]]] = []
+    for name in names.split(",") if isinstance(names, str) else names:
+        plain: dict[str, Any] = {name.strip(): (name.strip(), {})} if name.strip() else {}
+        for heading, (reward, arguments) in NAMES.get(name.strip(), plain).items():
+            asked.append(("metrics", heading, reward, arguments))
     for heading, judge in judges.items():
-        if heading in asked:
-            raise ConfigError(
-                f"judges.{heading} is among the metrics, too: give it another heading"
-            )
-        asked[heading] = judge.target or heading, dict(judge.kwargs), f"judges.{heading}"
+        reward = judge.target or heading
+        asked.append((f"judges.{heading}", heading, reward, dict(judge.kwargs)))
     for heading, file in (scores or {}).items():
-        if heading in asked:
-            raise ConfigError(
-                f"scores.{heading} is among the metrics or judges, too: give it another heading"
-            )
-        asked[heading] = (
-            FILE_SCORES,
-            {"file": file, "heading": heading},
-            f"scores.{heading}",
-        )
+        options = {"file": file, "heading": heading}
+        asked.append((f"scores.{heading}", heading, FILE_SCORES, options))
     if not asked:
-        raise ConfigError(
-            f"metrics is {names!r}, judges and scores are empty: name at least one metric, such as cider"
-        )
+        raise ConfigError(f"metrics is {names!r}, judges and scores are empty: name a metric")
     kinds: dict[str, Any] = {}
-    for heading, (reward, _, key) in asked.items():
-        try:
+    for key, heading, reward, _ in asked:
+        if heading in kinds:
+            raise ConfigError(f"{key}: {heading} is listed twice: give it another heading")
+        with config_errors(key):
             kinds[heading] = load(reward)
-        except ValueError as error:
-            raise ConfigError(
-                f"{key}: {error}. Besides rewards there are {', '.join(NAMES)}"
-            ) from error
         columns = getattr(kinds[heading], "columns", None)
-        if isinstance(
-            columns, frozenset
-        ):  # some classes decide on their columns when they are built
+        if isinstance(columns, frozenset):  # some classes decide when they are built
             check_columns(heading, columns, judgement_sets)
     metrics: dict[str, Reward | str] = {}
     builder = RewardBuilder()
-    for heading, (reward, arguments, key) in asked.items():
+    for key, heading, reward, arguments in asked:
         try:
             if kinds[heading] is ToolkitMetric:
                 find_java()
@@ -236,13 +217,41 @@ def build_metrics(
     return metrics
 
 
+def check_columns(
+    heading: str, columns: frozenset[str], judgement_sets: Sequence[JudgementSet]
+) -> None:
+    """Refuse a metric that needs columns or images which the sets do not have."""
+    other = columns - {"references", "image", "image_id", "questions"}
+    lacking = [f"the columns {sorted(other)}"] if other else []
+    for judgements in judgement_sets:
+        name = judgements.name
+        if "questions" in columns and not getattr(judgements, "questions", None):
+            lacking.append(f"questions about the images of {name} (--questions)")
+        if "references" in columns and not getattr(judgements, "references", None):
+            lacking.append(f"references, which {name} has none of")
+        if "image" in columns and judgements.images is None:
+            lacking.append(f"images, which were not found for {name} (--images, if it has any)")
+        elif "image" in columns:
+            images = {
+                image.path if isinstance(image, Region) else image
+                for image in judgements.images or ()
+            }
+            lost = sorted(missing_files(images))
+            if lost:
+                count = f"{len(lost)} of {len(images)} of {name}"
+                lacking.append(f"images, and {count} are not there, such as {lost[0]!r} (--images)")
+    if lacking:
+        raise ConfigError(f"{heading} needs {lacking[0]}; see docs/judging.md")
+
+
 def compare_with_people(config: JudgeSetConfig) -> str:
     """Score a set with all metrics, write the tables and return them as Markdown.
 
     The tables are written after every metric, so that finished figures survive one that fails.
 
     Raises:
-        ConfigError: a setting or metric that does not exist, or a metric that needs what the set does not have.
+        ConfigError: a setting or metric that does not exist, or a metric that needs what the set
+            does not have.
         DataError: files that are missing, wrong or incomplete.
         RewardError: a metric failed.
         EvaluationError: the results cannot be written.
@@ -251,10 +260,32 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     folder = check_writable(config.out)
     judgement_sets = _read(config)
     metrics = build_metrics(config.metrics, config.judges, judgement_sets, config.scores)
-    results = [_without_figures(judgements, metrics) for judgements in judgement_sets]
+    left_out = {
+        name: metric if isinstance(metric, str) else NOT_REACHED for name, metric in metrics.items()
+    }
+    results = []
+    for part in judgement_sets:
+        count = len(part.kinds if isinstance(part, CaptionGroups) else part.image_ids)
+        result = SetResult(part.name, _describe(part), part.convention, count, dict(part.excluded))
+        result.left_out = dict(left_out)
+        if isinstance(part, RatedCaptions) and part.text_alone:
+            result.drawn = "captions"
+        results.append(result)
     for judgements, result in zip(judgement_sets, results, strict=True):
-        for _ in _compute_figures(judgements, result, metrics, config):
-            write_results(folder, config, results)
+        if isinstance(judgements, RatedCaptions):
+            for heading, scores in judgements.released.items():
+                result.figures[heading] = rated_figures(
+                    judgements, scores, config.bootstrap, config.seed
+                ) + further_figures(judgements, scores, config.lengths)
+                result.signatures[heading] = "as released with the set"
+        for heading, metric in metrics.items():
+            if not isinstance(metric, str):
+                _add_metric(result, judgements, heading, metric, config)
+                write_results(folder, config, results)
+        for heading, figures in blind_figures(judgements, config.bootstrap, config.seed).items():
+            result.figures[heading] = figures
+            result.signatures[heading] = "number of characters; equal ones in random order"
+            result.blind.append(heading)
     paths = write_results(folder, config, results)
     print(f"wrote {', '.join(str(path) for path in paths)}", file=sys.stderr)
     return paths[0].read_text(encoding="utf-8")
@@ -262,13 +293,6 @@ def compare_with_people(config: JudgeSetConfig) -> str:
 
 def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
     if config.set == "scenes":
-        unused = [
-            key for key in ("data", "images", "questions", "set_kwargs") if getattr(config, key)
-        ]
-        if unused:
-            raise ConfigError(
-                f"{unused[0]} is not used with set: scenes, whose settings are under scenes.data"
-            )
         return scenes_sets(config.scenes, config.seed)
     if config.data is None:
         raise ConfigError(
@@ -277,163 +301,58 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
     judgement_sets = sets.load(
         config.set, config.data, config.images, config.partial, config.set_kwargs
     )
-    if config.questions is not None:
-        judgement_sets = [
-            _ask_about(judgements, config.questions, config.partial)
-            for judgements in judgement_sets
-        ]
+    if config.questions is None:
+        return judgement_sets
+    asked = []
     for judgements in judgement_sets:
-        if isinstance(judgements, RatedCaptions) and len(judgements.ratings) < 2:
-            raise DataError(
-                f"{judgements.name} has {len(judgements.ratings)} judgement in {config.data!r}: a correlation needs 2"
-            )
-    return judgement_sets
+        if not isinstance(judgements, RatedCaptions):
+            raise ConfigError(f"questions: {judgements.name} has no rated captions")
+        with config_errors("questions"):
+            asked.append(with_questions(judgements, config.questions, config.partial))
+    return asked
 
 
-def _ask_about(judgements: JudgementSet, file: str, partial: bool) -> RatedCaptions:
-    if not isinstance(judgements, RatedCaptions):
-        raise ConfigError(
-            f"questions is {file!r}: expected none for {judgements.name}, which has no rated captions"
-        )
-    with config_errors("questions"):
-        return with_questions(judgements, file, partial)
-
-
-def check_columns(
-    heading: str, columns: frozenset[str], judgement_sets: Sequence[JudgementSet]
-) -> None:
-    """Refuse a metric that needs columns or images which the sets do not have."""
-    other = sorted(columns - {"references", "image", "image_id", "questions"})
-    if other:
-        raise ConfigError(
-            f"{heading} needs the columns {other}, which sets of judgements do not have"
-        )
-    for judgements in judgement_sets:
-        if "questions" in columns and (
-            not isinstance(judgements, RatedCaptions) or judgements.questions is None
-        ):
-            raise ConfigError(
-                f"{heading} asks questions about images, and {judgements.name} has none: set questions to a file that "
-                "rl-caption questions wrote (docs/judging.md), for a set of rated captions"
-            )
-        text_alone = isinstance(judgements, RatedCaptions) and judgements.text_alone
-        remedy = "images alone, or see docs/judging.md for the file that has them"
-        if text_alone:
-            remedy = "the caption alone, as icc, perplexity or length"
-        if "references" in columns and (
-            isinstance(judgements, CaptionGroups) or not judgements.references
-        ):
-            raise ConfigError(
-                f"{heading} compares with references, but {judgements.name} has none: choose a metric that looks at "
-                f"{remedy}"
-            )
-        if "image" not in columns:
-            continue
-        if text_alone:
-            raise ConfigError(
-                f"{heading} looks at images, and {judgements.name} has none: choose a metric of {remedy}"
-            )
-        if judgements.images is None:
-            raise ConfigError(
-                f"{heading} looks at images, and those of {judgements.name} were not found: set images to their folder "
-                "(docs/judging.md says where to get them)"
-            )
-        images = {image.path if isinstance(image, Region) else image for image in judgements.images}
-        lost = sorted(missing_files(images))
-        if lost:
-            raise ConfigError(
-                f"{heading} looks at images, and {len(lost)} of {len(images)} of {judgements.name} are not there, such "
-                f"as {lost[0]!r}: set images to their folder"
-            )
-
-
-def _without_figures(judgements: JudgementSet, metrics: Mapping[str, Reward | str]) -> SetResult:
-    count = len(judgements.kinds if isinstance(judgements, CaptionGroups) else judgements.image_ids)
-    left_out = {
-        name: metric if isinstance(metric, str) else NOT_REACHED for name, metric in metrics.items()
-    }
-    drawn = (
-        "captions" if isinstance(judgements, RatedCaptions) and judgements.text_alone else "images"
-    )
-    described = (
-        judgements.name,
-        _describe(judgements),
-        judgements.convention,
-        count,
-        dict(judgements.excluded),
-    )
-    headings = [*judgements.released, *metrics] if isinstance(judgements, RatedCaptions) else []
-    published = (
-        published_figures(judgements.benchmark, headings)
-        if isinstance(judgements, RatedCaptions)
-        else {}
-    )
-    return SetResult(*described, left_out=left_out, drawn=drawn, published=published)
-
-
-def _compute_figures(
-    judgements: JudgementSet,
+def _add_metric(
     result: SetResult,
-    metrics: Mapping[str, Reward | str],
+    judgements: JudgementSet,
+    heading: str,
+    metric: Reward,
     config: JudgeSetConfig,
-) -> Iterator[None]:
-    """Compute the figures of all metrics into ``result``; yield after every metric."""
-    settings = config.bootstrap, config.seed
-    if isinstance(judgements, RatedCaptions):
-        for heading, scores in judgements.released.items():
-            result.figures[heading] = rated_figures(judgements, scores, *settings)
-            result.figures[heading] += further_figures(judgements, scores, config.lengths)
-            result.signatures[heading] = "as released with the set"
-    for heading, metric in metrics.items():
-        if isinstance(metric, str):
-            continue
-        logger.info("%s: scoring by %s", judgements.name, heading)
-        timings: list[tuple[int, float]] = []
-        calls = metric_calls(metric)
-        try:
+) -> None:
+    """Add the figures of a metric to a result."""
+    logger.info("%s: scoring by %s", judgements.name, heading)
+    timings: list[tuple[int, float]] = []
+    calls = metric_calls(metric)
+    try:
+        with naming(f"{heading} on {judgements.name}", (RewardError,), RewardError, (JavaError,)):
             result.figures[heading] = score_set(
-                judgements, metric, *settings, config.lengths, timings
+                judgements, metric, config.bootstrap, config.seed, config.lengths, timings
             )
-        except JavaError as error:
-            result.left_out[heading] = str(error)
-            continue
-        except RewardError as error:
-            raise RewardError(f"{heading} on {judgements.name}: {error}") from error
-        df_note = (
-            "+df[one document for each judgement]"
-            if isinstance(metric, CiderD) and metric.df is None
-            else ""
-        )
-        result.signatures[heading] = (
-            metric.signature + df_note + untested_texts(metric, _texts(judgements))
-        )
-        if not metric.columns:
-            result.blind.append(heading)
-        if config.costs:
-            result.costs[heading] = cost_cells(metric, timings, calls)
-        del result.left_out[heading]
-        yield
-    for heading, figures in blind_figures(judgements, *settings).items():
-        result.figures[heading] = figures
-        result.signatures[heading] = "number of characters; equal ones in random order"
+    except JavaError as error:
+        result.left_out[heading] = str(error)
+        return
+    signature = metric.signature
+    if isinstance(metric, CiderD) and metric.df is None:
+        signature += "+df[one document for each judgement]"
+    result.signatures[heading] = signature + untested_texts(metric, _texts(judgements))
+    if not metric.columns:
         result.blind.append(heading)
+    if config.costs:
+        result.costs[heading] = cost_cells(metric, timings, calls)
+    del result.left_out[heading]
 
 
 def _describe(judgements: JudgementSet) -> str:
-    images = len(set(judgements.image_ids))
-    if not isinstance(judgements, RatedCaptions):
-        groups = (
-            f"groups of {len(judgements.captions) // len(judgements.kinds)}"
-            if isinstance(judgements, CaptionGroups)
-            else "pairs of"
-        )
-        kinds = len(set(judgements.kinds))
-        described = f"{len(judgements.kinds)} {groups} captions of {images} images"
-        return described + (f", {kinds} kinds" if kinds > 1 else "")
-    captions = f"{len(judgements.captions)} judgements of captions"
-    if not judgements.text_alone:
-        captions += f" of {images} images"
-    return f"{captions}, {len(set(judgements.ratings))} different ratings"
+    images = f" of {len(set(judgements.image_ids))} images"
+    if isinstance(judgements, RatedCaptions):
+        images = "" if judgements.text_alone else images
+        different = f"{len(set(judgements.ratings))} different ratings"
+        return f"{len(judgements.captions)} judgements of captions{images}, {different}"
+    groups, count = "pairs of", len(judgements.kinds)
+    if isinstance(judgements, CaptionGroups):
+        groups = f"groups of {len(judgements.captions) // count}"
+    kinds = len(set(judgements.kinds))
+    return f"{count} {groups} captions{images}" + (f", {kinds} kinds" if kinds > 1 else "")
 
 
 def _texts(judgements: JudgementSet) -> Iterator[str]:
@@ -442,11 +361,8 @@ def _texts(judgements: JudgementSet) -> Iterator[str]:
         return iter(judgements.captions)
     if isinstance(judgements, RatedCaptions):
         return chain(judgements.captions, *(judgements.references or ()))
-    return chain(
-        judgements.first,
-        judgements.second,
-        *(chain(*rows) for rows in judgements.references.values()),
-    )
+    references = chain.from_iterable(judgements.references.values())
+    return chain(judgements.first, judgements.second, *references)
 
 
 def score_set(

@@ -6,16 +6,17 @@ import torch
 from tqdm.auto import tqdm
 
 from rewards.text.tokenize import tokenize
-from rl_caption.captioners.base import Captioner, CaptionerError
+from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.config.build import ConfigError, build_data, usable_split
+from rl_caption.config.build import build_data, usable_split
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.lab.meta_evaluation.config import ScenesConfig
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.lab.meta_evaluation.sets.base import Pair, Rating, caption_pairs, rated_captions
 from rl_caption.runtime.engines import dropout_off
+from rl_caption.runtime.errors import config_errors
 from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.rollout import sample_captions
 
@@ -91,10 +92,6 @@ def sample_at_temperatures(
     ``max_new_tokens`` includes EOS; ``batch_size`` changes no caption. Returns ``greedy`` and ``sample at
     <temperature>`` -> [R] lists of captions.
     """
-    if not temperatures or len(set(temperatures)) != len(temperatures):
-        raise ValueError(
-            f"temperatures is {list(temperatures)}: expected different ones, at least one"
-        )
     decodings = [
         Decoding(1, number == 0, value, max_new_tokens) for number, value in enumerate(temperatures)
     ]
@@ -119,24 +116,11 @@ def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
 
     Raises ``ConfigError`` where the data are no scenes or a setting is out of range.
     """
-    if config.data.format != "scenes":
-        raise ConfigError(
-            f"scenes.data.format is {config.data.format!r}: only generated scenes have a known truth"
-        )
     data = build_data(config.data)
     rows = list(data.split(usable_split(data, config.split))[: config.max_images])
-    if not rows:
-        raise DataError(
-            f"scenes.split is {config.split!r}, which has no images: expected at least one"
-        )
     samples = {}
     if config.captioner is not None:
-        try:
-            samples = sample_at_temperatures(
-                load_captioner(config.captioner), rows, config.temperatures, seed=seed
-            )
-        except CaptionerError as error:
-            raise CaptionerError(f"scenes.captioner: {error}") from error
-        except ValueError as error:
-            raise ConfigError(f"scenes: {error}") from error
+        with config_errors("scenes.captioner"):
+            captioner = load_captioner(config.captioner)
+        samples = sample_at_temperatures(captioner, rows, config.temperatures, seed=seed)
     return rate_captions(rows, samples, seed)

@@ -55,7 +55,6 @@ class SpecificityRates(NamedTuple):
 
 def specificity_rates(scores: Sequence[ChainScores]) -> SpecificityRates:
     """Compute SR_pos and SR_neg of scored chains by equations 1 and 2."""
-    _check(scores)
     up = [
         after > before
         for chain in scores
@@ -77,7 +76,6 @@ def released_specificity_rates(cosines: Sequence[ChainScores]) -> SpecificityRat
     caption, then over captions (macro average). So cosines below 0 leave out steps and captions, and which ones depends
     on the metric. The code works on cosines in half precision, which ties more.
     """
-    _check(cosines)
     rates, steps = [], 0
     for chain in cosines:
         stored = chain.captions[: len(chain.negatives)]
@@ -116,10 +114,6 @@ def make_chains(
             of one image.
         processes: as for ``detail_units_of``.
     """
-    if image_ids is not None and len(image_ids) != len(captions):
-        raise ValueError(
-            f"{len(image_ids)} image ids for {len(captions)} captions: expected one for each"
-        )
     units = detail_units_of(captions, processes)
     owners = list(captions) if image_ids is None else list(image_ids)
     donors = [Donor(owner, unit_texts) for owner, unit_texts in zip(owners, units, strict=True)]
@@ -141,9 +135,6 @@ def score_chains(
     reward: Reward, chains: Sequence[Chain], columns: Mapping[str, Sequence[Any]]
 ) -> list[ChainScores]:
     """Score every text of N chains with a reward; ``columns`` are [N] values of what it needs: ``image``, ..."""
-    for name, column in columns.items():
-        if len(column) != len(chains):
-            raise ValueError(f"column {name!r} has {len(column)} items for {len(chains)} captions")
     texts = [
         (number, text)
         for number, chain in enumerate(chains)
@@ -169,16 +160,3 @@ def score_chains(
         ChainScores([next(scores) for _ in chain.captions], [next(scores) for _ in chain.negatives])
         for chain in chains
     ]
-
-
-def _check(scores: Sequence[ChainScores]) -> None:
-    if not scores:
-        raise ValueError("no captions: expected at least one that grows")
-    for number, chain in enumerate(scores):
-        if len(chain.captions) < 2 or len(chain.negatives) != len(chain.captions) - 1:
-            raise ValueError(
-                f"chain {number} has {len(chain.captions)} captions and {len(chain.negatives)} negatives: expected at "
-                "least 2 captions and one negative fewer"
-            )
-        if not all(map(math.isfinite, (*chain.captions, *chain.negatives))):
-            raise ValueError(f"chain {number} has a score that is not finite")

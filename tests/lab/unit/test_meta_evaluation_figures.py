@@ -13,7 +13,6 @@ from rl_caption.lab.meta_evaluation.correlation import unexplained_variance
 from rl_caption.lab.meta_evaluation.figures import (
     NO_REFERENCES,
     blind_figures,
-    found_blindly,
     further_figures,
     in_random_order,
     intervals,
@@ -98,9 +97,8 @@ def test_what_a_pair_counts() -> None:
     first, second, preference = [2, 1, 1, 1, 5], [1, 2, 1, 2, 1], [1, 1, 1, 0, 0.5]
     assert wins(first, second, preference).tolist() == [1, 0, 0, 1, 0.5]
     assert wins(first, second, preference, "half").tolist() == [1, 0, 0.5, 1, 0.5]
-    for wrong in (([1, 2], [1], [1, 1]), ([math.nan], [1], [1])):
-        with pytest.raises(ValueError):
-            wins(*wrong)
+    with pytest.raises(ValueError):
+        wins([math.nan], [1], [1])
 
 
 def pair_set(**changes: Any) -> CaptionPairs:
@@ -185,7 +183,6 @@ def test_what_is_right_without_a_look() -> None:
         "blind: longer": [0.0, 0.75, 0.5],
         "blind: shorter": [1.0, 0.25, 0.5],
     }
-    assert found_blindly(found) == ["drop 75.0 % by longer", "add 100.0 % by shorter"]
     divided = CaptionPairs("s", *texts, [1.0, 0.0, 0.5], ["add"] * 3, ["1", "2", "3"], None, {}, "")
     assert blind_figures(divided) == {}, "no set of hard negatives"
     order = CaptionGroups(

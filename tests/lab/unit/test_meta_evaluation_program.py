@@ -31,10 +31,8 @@ from rl_caption.lab.meta_evaluation.program import (
     compare_with_people,
     score_set,
 )
-from rl_caption.lab.meta_evaluation.published import published_figures
 from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load, rated_images
 from rl_caption.lab.meta_evaluation.sets.base import with_questions
-from rl_caption.lab.meta_evaluation.sets.hub import COUNTS
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.lab.questions import write_questions
 from rl_caption.monitoring.config import JudgeConfig
@@ -278,7 +276,7 @@ def test_a_metric_without_what_it_needs_is_refused_before_anything_is_loaded(
 
 def test_settings_that_cannot_be(tmp_path: Path) -> None:
     for changes, message in (
-        ({"metrics": "ciderd"}, r"metrics.*'ciderd'.*Besides"),
+        ({"metrics": "ciderd"}, r"metrics.*'ciderd'"),
         ({"metrics": ""}, "^metrics is ''"),
         ({"metrics": "bleu,bleu4"}, "metrics: BLEU-4"),
         ({"judges": {"CIDEr": JudgeConfig("cider")}}, r"judges.CIDEr"),
@@ -290,16 +288,6 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
             compare_with_people(
                 config(tmp_path, "flickr8k_expert", **({"metrics": "cider"} | changes))
             )
-
-
-def test_one_judgement_is_too_few(tmp_path: Path) -> None:
-    (tmp_path / "own.jsonl").write_text(
-        '{"image": "1.jpg", "caption": "a dog", "rating": 1.0, "references": ["dogs"]}'
-    )
-    with pytest.raises(DataError, match=r"has 1.*needs 2"):
-        compare_with_people(
-            JudgeSetConfig("ratings", str(tmp_path), metrics="cider", out=str(tmp_path / "out"))
-        )
 
 
 def test_without_java_meteor_is_left_out_with_the_reason(
@@ -335,18 +323,9 @@ def test_the_generated_world(tmp_path: Path) -> None:
     shown = (tmp_path / "out" / "agreement.md").read_text()
     assert "– late: not computed" in shown
     assert "Bold" not in shown, "nobody prints a figure of this set"
-    empty = DataConfig(
-        "scenes", kwargs={"num_train": 0, "num_val": 0, "num_test": 0, "num_unseen": 0}
-    )
-    for changes, message in (
-        ({"data": "x"}, "^data is.* set: scenes"),
-        ({"scenes": ScenesConfig(split="none", max_images=1)}, "split 'none'"),
-        ({"scenes": ScenesConfig(empty)}, r"scenes.split is 'test'"),
-    ):
-        with pytest.raises((ConfigError, DataError), match=message):
-            compare_with_people(
-                JudgeSetConfig("scenes", metrics="rouge", out=str(tmp_path / "out"), **changes)
-            )
+    settings.scenes = ScenesConfig(split="none", max_images=1)
+    with pytest.raises((ConfigError, DataError), match="split 'none'"):
+        compare_with_people(settings)
 
 
 @pytest.mark.slow
@@ -364,56 +343,6 @@ def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
                 difference = 100 * figure.value - case[figure.name][name]
                 assert abs(difference) < 0.0006, "three decimals are printed"
                 assert abs(difference + 0.002) > 0.0006, "a perturbed last digit would be seen"
-
-
-def test_published_figures_stand_beside_measured_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    BUILDERS["nebula"](tmp_path)
-    monkeypatch.setitem(COUNTS, "nebula", 2)
-    scores = tmp_path / "polos.jsonl"
-    rows = [
-        {"image": image, "caption": text, "score": 1}
-        for image, text in (("59cf.jpg", "a dog"), ("aa0c.jpg", "a cat"))
-    ]
-    scores.write_text("\n".join(map(json.dumps, rows)))
-    settings = {
-        "set": "nebula",
-        "data": str(tmp_path),
-        "bootstrap": 0,
-        "out": str(tmp_path / "out"),
-    }
-    text = compare_with_people(
-        JudgeSetConfig(**settings, metrics="cider,bleu1", scores={"Polos": str(scores)}, judges={})
-    )
-    table = [line.split(" | ") for line in text.splitlines() if line.startswith("|")]
-    assert [
-        (line[0].strip("| "), line[-1].strip("| ")) for line in table[:5] if "---" not in line[0]
-    ] == [
-        *(("metric", "published"), ("CIDEr", "48.8"), ("BLEU-1", "–"), ("Polos", "55.0")),
-    ]
-    rows = list(csv.DictReader((tmp_path / "out" / "agreement.csv").open()))
-    printed = {(row["metric"], row["figure"]): row["published"] for row in rows if row["published"]}
-    assert printed == {("CIDEr", "tau_c"): "0.488", ("Polos", "tau_c"): "0.55"}
-    compare_with_people(JudgeSetConfig(**settings, metrics="cider", partial=True))
-    assert content(tmp_path)["sets"][0]["published"] == {}, "of another number of judgements"
-
-
-def test_published_figures_are_those_of_the_papers() -> None:
-    """``flickr8k_agreement.json`` has them from another source."""
-    for case in GOLDEN:
-        printed = published_figures(case["set"], case[case["published"]])
-        assert printed
-        for name, value in printed.items():
-            assert value == round(case[case["published"]][name], 1)
-    names = ["PAC-S", "pac_s", "ref_pac_s", "CLIPScore of mine"]
-    assert published_figures("composite", names) == {
-        "PAC-S": 55.7,
-        "pac_s": 55.7,
-        "ref_pac_s": 57.3,
-    }
-    assert published_figures("longcap_arena dci_test.flu", ["VELA", "CIDEr"]) == {"VELA": 39.0}
-    assert published_figures(None, names) == {}
 
 
 def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
@@ -607,10 +536,8 @@ def test_questions_that_do_not_fit_a_set_are_named(tmp_path: Path) -> None:
         compare_with_people(replace(settings, questions=str(tmp_path / "none.jsonl")))
     with pytest.raises(ConfigError, match=r"^qa .*questions"):
         compare_with_people(replace(settings, questions=None))
-    with pytest.raises(ConfigError, match=r"^questions is .*sugarcrepe"):
+    with pytest.raises(ConfigError, match=r"^questions.*sugarcrepe"):
         compare_with_people(config(tmp_path, "sugarcrepe", questions=str(file)))
-    with pytest.raises(ConfigError, match=r"^questions"):
-        compare_with_people(replace(settings, set="scenes", data=None))
 
 
 def test_images_without_questions_are_left_out_of_a_part_of_a_set(tmp_path: Path) -> None:

@@ -55,9 +55,6 @@ class RatedCaptions:
     """Whether captions are rated without an image: papers print Pearson, Spearman and Kendall's tau_b."""
     released: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Heading -> [N] scores that the files have, which are compared with people, too."""
-    benchmark: str | None = None
-    """The key in ``published.PUBLISHED`` of the figures that papers print for these judgements; None where others are
-    judged."""
     questions: Mapping[str, Sequence[ImageQuestion]] | None = None
     """Id of each image -> questions of it, for ``caption_qa``; None where there are none."""
 

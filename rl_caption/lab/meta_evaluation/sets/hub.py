@@ -77,8 +77,7 @@ def _test_split(release: Files) -> RatedCaptions:
         rows = [row._replace(image=row.image or folder / row.image_id) for row in rows]
     release.check_count("judgements of split test", len(rows), COUNTS[name])
     convention = "each row of split test is a judgement"
-    benchmark = None if release.partial else name
-    return rated_captions(name, rows, "tau_c", convention, benchmark=benchmark)
+    return rated_captions(name, rows, "tau_c", convention)
 
 
 def longcap_arena(
@@ -96,9 +95,8 @@ def longcap_arena(
     rows = hub_ratings(_required(release, part))
     release.check_count(f"judgements of {part}", len(rows))
     convention = f"each row of {part} is a judgement"
-    benchmark = None if release.partial else f"{release.name} {part}"
     name = f"{release.name} {aspect}"
-    return [rated_captions(name, rows, "tau_c", convention, benchmark=benchmark)]
+    return [rated_captions(name, rows, "tau_c", convention)]
 
 
 def _required(release: Files, split: str) -> tuple[Path, ...]:

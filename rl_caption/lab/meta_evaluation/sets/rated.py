@@ -77,8 +77,7 @@ def flickr8k_expert(release: Files) -> list[RatedCaptions]:
     release.check_count(f"judgements in {path}", len(kept), 16_992)
     convention = "each of the three experts' ratings of a caption is a judgement; 5 references"
     excluded = {OWN_REFERENCE: len(rows) - len(kept)}
-    benchmark = None if release.partial else release.name
-    return [rated_captions(release.name, kept, "tau_c", convention, excluded, benchmark=benchmark)]
+    return [rated_captions(release.name, kept, "tau_c", convention, excluded)]
 
 
 def flickr8k_crowdflower(release: Files) -> list[RatedCaptions]:
@@ -94,8 +93,7 @@ def flickr8k_crowdflower(release: Files) -> list[RatedCaptions]:
     # In the JSON file judged captions are out already, and such an image has fewer than five references.
     rows = _without_judged(rows, path, complete=5)
     convention = "the rating is the share of people who said yes; judged captions are not among the references"
-    benchmark = None if release.partial else release.name
-    return [rated_captions(release.name, rows, "tau_b", convention, benchmark=benchmark)]
+    return [rated_captions(release.name, rows, "tau_b", convention)]
 
 
 def _flickr8k(
@@ -168,14 +166,13 @@ def composite(release: Files) -> list[RatedCaptions]:
     Flickr8k, Flickr30k and COCO by people and by two systems, rated 1 to 5. Papers differ in how
     many captions they count: here all with a rating.
     """
-    benchmark = None if release.partial else "composite"
     there = [part for part in COMPOSITE if (release.folder / f"{part}_correctness.csv").is_file()]
     stored = hub_files(release, "test")
     if stored and not there:
         convention = "each row of split test is a judgement"
         rows = hub_ratings(stored)
         release.check_count("judgements", len(rows))
-        return [rated_captions("composite", rows, "tau_c", convention, benchmark=benchmark)]
+        return [rated_captions("composite", rows, "tau_c", convention)]
     rows = []
     skipped: Counter[str] = Counter()
     for part in there if release.partial else COMPOSITE:
@@ -184,7 +181,7 @@ def composite(release: Files) -> list[RatedCaptions]:
     convention = "each rated caption is a judgement; judged captions are not among the references"
     rows = _without_judged(rows, release.folder)
     excluded = dict(skipped)
-    return [rated_captions("composite", rows, "tau_c", convention, excluded, benchmark=benchmark)]
+    return [rated_captions("composite", rows, "tau_c", convention, excluded)]
 
 
 def _composite_part(release: Files, part: str, skipped: Counter[str]) -> list[Rating]:

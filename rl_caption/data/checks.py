@@ -35,7 +35,10 @@ from rl_caption.data.plain_files import TextForms
 
 _ONE_SPLIT = "keep each image in one split; data.on_bad: skip takes them out of train"
 ADVICE = {
-    (MISSING := "missing images"): "complete the images, or set data.on_bad: skip",
+    (
+        MISSING := "missing images"
+    ): "complete the images, or set data.image_root to their folder (and of Karpathy JSON "
+    "data.image_extension, data.flatten), or data.on_bad: skip",
     (UNREADABLE := "unreadable images"): "replace the files, or set data.on_bad: skip",
     (
         BAD_FEATURES := "missing or unusable features"
@@ -179,7 +182,7 @@ def check_data(
     their values; loading checks values in any case. Of all other splits, ids and image files are compared.
 
     Args:
-        data: the dataset. If it has ``explain_missing(paths)``, the report contains its advice about missing images.
+        data: the dataset.
         splits: the splits to check.
         on_bad: ``fail`` raises if there is any problem; ``skip`` leaves out bad rows and empty captions. An image in
             several splits then stays in the evaluation split (test before val before train).
@@ -201,9 +204,8 @@ def check_data(
         for name in names
         for entry in _read_split(data, name, check_images, needs, findings, forms)
     ]
-    missing = (
-        _check_files(entries, num_workers, check_pixels, cache, findings) if check_images else []
-    )
+    if check_images:
+        _check_files(entries, num_workers, check_pixels, cache, findings)
     _check_features(entries, num_workers, cache, check_values, findings)
     _check_duplicates(entries, findings)
     every = [*entries, *_other_splits(data, names)]
@@ -218,8 +220,6 @@ def check_data(
         findings,
     )
     _check_leaks(every, names, LEAKED_CONTENT, lambda entry: entry.content, findings)
-    if missing and hasattr(data, "explain_missing"):
-        findings[MISSING].advice = data.explain_missing(missing)
     problems = tuple(findings[problem_name] for problem_name in ADVICE if problem_name in findings)
     rows = {name: sum(entry.split == name for entry in entries) for name in names}
     good = [entry for entry in entries if not entry.bad]
@@ -353,21 +353,18 @@ def _check_files(
     check_pixels: bool,
     cache: str | Path | None,
     findings: Findings,
-) -> list[str]:
-    """Check the image files, record the hashes of their content, and return the missing files."""
+) -> None:
+    """Check the image files, and record the hashes of their content."""
     with_files = [(entry, entry.file) for entry in entries if entry.file is not None]
     verdicts = check_image_files((file for _, file in with_files), num_workers, check_pixels, cache)
-    missing = []
     for entry, file in with_files:
         verdict = verdicts[file]
         entry.content = verdict.content
         if verdict.missing:
             findings.add(MISSING, f"{entry.split} {file.path!r}")
-            missing.append(file.path)
         elif verdict.error is not None:
             findings.add(UNREADABLE, f"{entry.split} {verdict.error}")
         entry.bad |= verdict.error is not None
-    return missing
 
 
 def _check_features(

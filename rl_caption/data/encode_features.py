@@ -77,7 +77,7 @@ def encode_features(
     with config_errors("prepare_features"):
         check_values(Count, batch_size=batch_size, num_workers=num_workers)
     out = Path(os.path.realpath(out))  # two links to it have one lock
-    images, dataset = _images(Path(data), image_root, image_extension, flatten, splits)
+    images = _images(Path(data), image_root, image_extension, flatten, splits)
     network = _load(encoder, kwargs or {}, device)
     made_by = {
         "encoder": encoder,
@@ -98,7 +98,7 @@ def encode_features(
         kept = {name for name, is_good in zip(stored, usable, strict=True) if is_good}
         pending = {name: path for name, path in images.items() if name not in kept}
         if pending:
-            _check_images(list(pending.values()), dataset, num_workers)
+            _check_images(list(pending.values()), num_workers)
             logger.info("%s: grids %d x %d of %d values, %s", encoder, *grid.shape, dtype)
             _write_grids(network, record, pending, out, batch_size, num_workers)
     return len(pending), len(kept)
@@ -148,9 +148,8 @@ def _images(
     image_extension: str | None,
     flatten: bool,
     splits: Sequence[str],
-) -> tuple[dict[str, str], KarpathyData | None]:
-    """Image id -> file, and the dataset if ``path`` is one (not a folder of images)."""
-    dataset = None
+) -> dict[str, str]:
+    """Image id -> file, of a Karpathy JSON or a folder of images."""
     if path.is_dir() and not any(path.glob("dataset*.json")):
         pairs = [(file.stem, str(file)) for file in sorted(list_images(path))]
     else:
@@ -164,7 +163,7 @@ def _images(
             raise DataError(
                 f"{path}: image {name!r} is {images[name]!r} and {file!r}: expected one file per id"
             )
-    return images, dataset
+    return images
 
 
 def _load(encoder: str, kwargs: Mapping[str, Any], device: str | None) -> Any:
@@ -213,14 +212,12 @@ def _finished_ids(folder: Path, record: Mapping[str, Any]) -> set[str]:
     return names
 
 
-def _check_images(paths: Sequence[str], dataset: KarpathyData | None, num_workers: int) -> None:
+def _check_images(paths: Sequence[str], num_workers: int) -> None:
     verdicts = check_image_files(map(ImageFile, paths), num_workers)
     bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
-    missing = [file.path for file, verdict in verdicts.items() if verdict.missing]
     if bad:
-        advice = f" ({dataset.explain_missing(missing)})" if missing and dataset is not None else ""
         raise DataError(
-            f"{len(bad)} of {len(verdicts)} images cannot be used: {'; '.join(bad[:SHOWN])}{advice}"
+            f"{len(bad)} of {len(verdicts)} images cannot be used: {'; '.join(bad[:SHOWN])}"
         )
 
 

@@ -8,8 +8,8 @@ named like one of ``KEYS``, from that key of ``data``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields
 from functools import partial
 from os.path import exists
 from pathlib import Path
@@ -104,57 +104,11 @@ def build_data(config: DataConfig) -> DataModule:
         errors_of_user_code(name),
     ):
         data = target(**_given(config) | config.kwargs)
-    if config.target is not None:
-        data = UserData(data, name)
+        if config.target is not None:
+            data = map_rows(data, partial(_check_row, name))
     if config.num_frames is not None:
         data = map_rows(data, partial(_video, config.num_frames))
     return map_rows(data, _long) if config.long_captions else data
-
-
-class UserData:
-    """A dataset of ``data.target``: its rows are checked when they are read, and errors in its code name it."""
-
-    def __init__(self, data: DataModule, name: str) -> None:
-        self._data, self._name, self.path = data, name, getattr(data, "path", name)
-        if hasattr(data, "explain_missing"):  # see check_data
-            self.explain_missing = data.explain_missing
-        with errors_of_user_code(name, error=DataError):
-            splits = data.splits
-        check_type(
-            list(splits) if isinstance(splits, tuple) else splits,
-            list[str],
-            f"{name}, splits",
-            DataError,
-        )
-        self.splits = tuple(splits)
-
-    def split(self, name: str) -> Sequence[Row]:
-        """The rows of a split. Raises ``DataError`` for an unknown name, and for a row that is none."""
-        if name not in self.splits:
-            raise DataError(f"no split {name!r} in {self._name}: it has {', '.join(self.splits)}")
-        with errors_of_user_code(self._name, error=DataError):
-            rows = self._data.split(name)
-        where = f"{self._name}, split {name!r}"
-        return RowView(_UserRows(rows, self._name), partial(_check_row, where))
-
-
-@dataclass
-class _UserRows(Sequence[Row]):
-    rows: Any
-    name: str
-
-    def __len__(self) -> int:
-        with errors_of_user_code(self.name, error=DataError):
-            return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        with errors_of_user_code(self.name, error=DataError):
-            return self.rows[index]
-
-
-def _check_row(where: str, index: int, row: Any) -> Row:
-    check_type(row, Row, f"{where}, row {index}", DataError)
-    return row  # type: ignore[no-any-return]
 
 
 def _target(config: DataConfig, key: str) -> tuple[Any, str]:
@@ -213,6 +167,11 @@ def map_rows(data: DataModule, make: Callable[[str, int, Row], Row]) -> DataModu
     """A dataset whose rows are ``make(split, index, row)``, applied when a row is accessed."""
     rows = {split: RowView(data.split(split), partial(make, split)) for split in data.splits}
     return Splits(rows, getattr(data, "path", "the data"))
+
+
+def _check_row(name: str, split: str, index: int, row: Any) -> Row:
+    check_type(row, Row, f"{name}, split {split!r}, row {index}", DataError)
+    return row  # type: ignore[no-any-return]
 
 
 def _video(num_frames: int, split: str, index: int, row: Row) -> Row:

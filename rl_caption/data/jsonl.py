@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -67,25 +67,20 @@ class JsonLinesData(Splits):
         columns: dict[str, str] | None = None,
     ) -> None:
         self.path = Path(path)
-        self.image_root = self.path.parent / (image_root or "")
         names = SplitNames(self.path)
-        rows = grouped_by_split(self._read_rows(names, columns), self.path, max_images)
+        root = self.path.parent / (image_root or "")
+        lines = self._read_rows(root, names, columns)
+        rows = grouped_by_split(lines, self.path, max_images)
         names.warn()
         add_features(rows, features_root, features_kwargs)
         super().__init__(rows, self.path)
 
     def _read_rows(
-        self, names: SplitNames, columns: Mapping[str, str] | None
+        self, root: Path, names: SplitNames, columns: Mapping[str, str] | None
     ) -> Iterator[tuple[str, Row]]:
         for _, where, item in json_lines(self.path):
-            split, row = read_row(item, where, self.image_root, columns)
+            split, row = read_row(item, where, root, columns)
             yield names.read(split, where), row
-
-    def explain_missing(self, missing: Sequence[str]) -> str:
-        """Say which option would find the ``missing`` image files."""
-        if not self.image_root.is_dir():
-            return f"{self.image_root} is not a folder: set data.image_root"
-        return f"relative paths start from {self.image_root}: set data.image_root if that is not the folder"
 
 
 def renamed_columns(

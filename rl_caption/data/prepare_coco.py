@@ -1,24 +1,20 @@
 """COCO captions with Karpathy's splits: make the checked folder that the configurations read from the downloads."""
 
 import argparse
-import hashlib
 import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple
 
-from rewards.model_files import read_object
-from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import TOKENIZER
-from rl_caption import __version__
+from rewards.base import naming
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import Findings, check_data, check_row_images
-from rl_caption.data.files import Record, read_records, read_references, write_json, write_text
+from rl_caption.data.files import Record, read_records, write_text
 from rl_caption.data.karpathy import KarpathyData
-from rl_caption.data.plain_files import check_type, json_object, single_spaced
+from rl_caption.data.plain_files import json_object, read_json, single_spaced
 
 logger = logging.getLogger(__name__)
 
@@ -45,19 +41,14 @@ CAPTIONS = {"train": 566_747, "val": 25_010, "test": 25_010}
 """Their captions: together 616,767, the 414,113 of train2014 and the 202,654 of val2014."""
 
 
-Photo = tuple[str, tuple[int, int]]
-"""Folder and name of an image, such as ``val2014/COCO_val2014_000000391895.jpg``; width and height in pixels."""
+class Official(NamedTuple):
+    """One image of the official annotations."""
 
-
-class _Photo(TypedDict):
-    id: int | str
-    file_name: str
-    width: int
-    height: int
-
-
-class _Photos(TypedDict):
-    images: list[_Photo]
+    file: str
+    """Folder and name, such as ``val2014/COCO_val2014_000000391895.jpg``."""
+    size: tuple[int, int]
+    """Width and height in pixels."""
+    captions: list[str]
 
 
 def prepare(
@@ -69,17 +60,13 @@ def prepare(
     annotations: bool = True,
     subset: bool = False,
     fast: bool = False,
-    df: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, dict[str, int]]:
     """Check the downloads and write ``out``. A second call changes nothing and checks only what is new.
 
-    ``out`` then holds ``dataset_coco.json`` (splits, raw captions, image sizes), ``captions_val.json`` and
-    ``captions_test.json`` (references in COCO annotation format), links ``images`` and ``features``,
-    ``document_frequencies.npz`` if asked for (``df``), and ``prepared.json`` (counts), which is also returned.
-
-    Arguments are those of the command line. Without ``annotations``, captions are not compared with the official ones,
-    and image sizes are unknown. Raises ``DataError`` with everything that is missing or differs, with counts and the
-    first offenders.
+    ``out`` then holds ``dataset_coco.json`` (splits, raw captions, image sizes) and the links ``images`` and
+    ``features``. Arguments are those of the command line. Without ``annotations``, captions are not compared with the
+    official ones, and image sizes are unknown. Returns the numbers of images and captions of each split. Raises
+    ``DataError`` with everything that is missing or differs, with counts and the first offenders.
     """
     out, files = Path(out), _downloads(Path(downloads), annotations)
     findings = Findings()
@@ -90,25 +77,19 @@ def prepare(
             number, right = counts[what].get(split, 0), expected.get(split, 0)
             if number != right:
                 findings.add("wrong counts", f"{split} has {number:,} {what}, expected {right:,}")
-    photos: dict[str, Photo] = {}
+    official: dict[str, Official] = {}
     if annotations:
-        official: dict[str, list[str]] = {}
         for name in ANNOTATIONS:
-            official |= read_references(files[name])
-            photos |= _official_photos(files[name])
-        _compare_annotations(records, official, photos, findings, subset)
+            official |= _read_official(files[name])
+        _compare_annotations(records, official, findings, subset)
     if findings:
         lines = "\n".join(f"  - {problem}" for problem in findings.values())
         raise DataError(
             f"{files[KARPATHY]} is not ready:\n{lines}" + ("" if subset else SUBSET_HINT)
         )
-    _write_captions(out, records, photos)
-    summary: dict[str, Any] = {**counts, "compared_with_annotations": annotations}
-    if df:
-        summary["document_frequencies"] = _document_frequencies(out, records)
-    summary["checked"] = _check_inputs(out, images, features, features_kwargs or {}, fast)
-    write_json(out / "prepared.json", summary)
-    return summary
+    _write_captions(out / KARPATHY, records, official)
+    _check_inputs(out, images, features, features_kwargs or {}, fast)
+    return counts
 
 
 def _downloads(folder: Path, annotations: bool) -> dict[str, Path]:
@@ -160,24 +141,22 @@ def _count(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _official_photos(path: Path) -> dict[str, Photo]:
-    """Image id -> photo of an official caption file; its name, ``captions_val2014.json``, has the folder."""
-    folder, content = (
-        path.stem.removeprefix("captions_"),
-        json_object(path.read_bytes(), str(path)),
-    )
-    check_type(content, _Photos, str(path), DataError)
-    images = {str(item["id"]): item for item in content["images"]}
-    return {
-        name: (f"{folder}/{item['file_name']}", (item["width"], item["height"]))
-        for name, item in images.items()
-    }
+def _read_official(path: Path) -> dict[str, Official]:
+    """Images by id of an official caption file; its name, ``captions_val2014.json``, has their folder."""
+    folder, content = path.stem.removeprefix("captions_"), read_json(path, DataError)
+    found: dict[str, Official] = {}
+    with naming(str(path), (KeyError, TypeError), DataError):
+        for image in content["images"]:
+            size = image["width"], image["height"]
+            found[str(image["id"])] = Official(f"{folder}/{image['file_name']}", size, [])
+        for annotation in content["annotations"]:
+            found[str(annotation["image_id"])].captions.append(annotation["caption"])
+    return found
 
 
 def _compare_annotations(
     records: Mapping[str, Record],
-    official: Mapping[str, Sequence[str]],
-    photos: Mapping[str, Photo],
+    official: Mapping[str, Official],
     findings: Findings,
     subset: bool,
 ) -> None:
@@ -190,108 +169,47 @@ def _compare_annotations(
         if image_id not in official:
             findings.add("images that the official annotations do not have", name)
             continue
-        ours, published = (
-            Counter(map(single_spaced, captions))
-            for captions in (record.references, official[image_id])
-        )
+        photo, file = official[image_id], f"{record.filepath}/{record.filename}"
+        ours = Counter(map(single_spaced, record.references))
+        published = Counter(map(single_spaced, photo.captions))
         if ours != published:
-            here, there = ([*more] for more in (ours - published, published - ours))
+            here, there = [*(ours - published)], [*(published - ours)]
             findings.add(
                 "images whose captions differ",
                 f"{name}: {here[:1]!r:.80}, officially {there[:1]!r:.80}",
             )
+        if file != photo.file:
+            findings.add(
+                "images whose files have other names",
+                f"cocoid {image_id}: {file}, officially {photo.file}",
+            )
     if not subset:
         for image_id in [annotated for annotated in official if annotated not in records]:
             findings.add("annotated images that the file does not have", f"cocoid {image_id}")
+
+
+def _write_captions(
+    path: Path, records: Mapping[str, Record], official: Mapping[str, Official]
+) -> None:
+    """Write Karpathy JSON, one image a line, so that the file can be looked at."""
+    lines = []
     for image_id, record in records.items():
-        file = f"{record.filepath}/{record.filename}"
-        official_file, _ = photos.get(image_id, (file, None))
-        if file != official_file:
-            findings.add(
-                "images whose files have other names",
-                f"cocoid {image_id}: {file}, officially {official_file}",
-            )
-
-
-def _write_captions(out: Path, records: Mapping[str, Record], photos: Mapping[str, Photo]) -> None:
-    def lines() -> Iterator[str]:
-        """One image a line, so that the file can be looked at."""
-        for image_id, record in records.items():
-            item: dict[str, Any] = {
-                "cocoid": _number(image_id),
-                "split": record.split,
-                "filepath": record.filepath,
-            }
-            item |= {
-                "filename": record.filename,
-                "sentences": [{"raw": caption} for caption in record.references],
-            }
-            if image_id in photos:
-                item["width"], item["height"] = photos[image_id][1]
-            yield json.dumps(item, ensure_ascii=False)
-
-    _write_if_new(
-        out / KARPATHY, '{"dataset": "coco", "images": [\n' + ",\n".join(lines()) + "\n]}\n"
-    )
-    for split in ("val", "test"):
-        chosen = {image_id: record for image_id, record in records.items() if record.split == split}
-        if chosen:
-            content = json.dumps(_coco_annotations(chosen), ensure_ascii=False, indent=1) + "\n"
-            _write_if_new(out / f"captions_{split}.json", content)
-
-
-def _number(image_id: str) -> int | str:
-    return int(image_id) if image_id.isdecimal() else image_id
-
-
-def _coco_annotations(records: Mapping[str, Record]) -> dict[str, Any]:
-    """References in the official format, which COCO's own tools read too."""
-    images = [
-        {"id": _number(image_id), "file_name": record.filename}
-        for image_id, record in records.items()
-    ]
-    pairs = [
-        (image_id, caption) for image_id, record in records.items() for caption in record.references
-    ]
-    annotations = [
-        {"id": number, "image_id": _number(name), "caption": caption}
-        for number, (name, caption) in enumerate(pairs)
-    ]
-    return {
-        "info": {},
-        "licenses": [],
-        "type": "captions",
-        "images": images,
-        "annotations": annotations,
-    }
-
-
-def _write_if_new(path: Path, text: str) -> None:
+        item: dict[str, Any] = {
+            "cocoid": int(image_id) if image_id.isdecimal() else image_id,
+            "split": record.split,
+            "filepath": record.filepath,
+            "filename": record.filename,
+            "sentences": [{"raw": caption} for caption in record.references],
+        }
+        if image_id in official:
+            item["width"], item["height"] = official[image_id].size
+        lines.append(json.dumps(item, ensure_ascii=False))
+    text = '{"dataset": "coco", "images": [\n' + ",\n".join(lines) + "\n]}\n"
     if path.is_file() and path.read_bytes() == text.encode():
         logger.info("%s is up to date", path)
-        return
-    write_text(path, text)
-    logger.info("wrote %s (%.1f MB)", path, path.stat().st_size / 1e6)
-
-
-def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
-    """Write the document frequencies unless they exist for these captions and this version; return their digest."""
-    path = out / "document_frequencies.npz"
-    captions = [record.references for record in records.values() if _split_of(record) == "train"]
-    digest = hashlib.sha256(json.dumps([__version__, TOKENIZER, captions]).encode()).hexdigest()[
-        :16
-    ]
-    try:
-        stored = read_object(out / "prepared.json").get("document_frequencies")
-    except (OSError, ValueError):
-        stored = None
-    if stored == digest and path.is_file():
-        logger.info("%s is up to date", path)
-        return digest
-    logger.info("counting n-grams of %d training images", len(captions))
-    DocumentFrequencies.from_texts(captions, eos=True).save(path)
-    logger.info("wrote %s", path)
-    return digest
+    else:
+        write_text(path, text)
+        logger.info("wrote %s (%.1f MB)", path, path.stat().st_size / 1e6)
 
 
 def _check_inputs(
@@ -300,9 +218,9 @@ def _check_inputs(
     features: str | Path | None,
     features_kwargs: Mapping[str, Any],
     fast: bool,
-) -> dict[str, str]:
-    """Link and check image files and features, and log where to get what is not there; returns what was checked."""
-    checked, wrong = {}, []
+) -> None:
+    """Link and check image files and features, and log where to get what is not there."""
+    wrong = []
     for name, target, source in (("images", images, PIXELS), ("features", features, REGIONS)):
         place = _link(out, target, name)
         if place is None:
@@ -326,10 +244,8 @@ def _check_inputs(
         logger.info(
             "%s of %d images are usable", name, sum(len(data.split(split)) for split in data.splits)
         )
-        checked[name] = str(place)
     if wrong:
         raise DataError("\n".join(wrong))
-    return checked
 
 
 def _link(out: Path, source: str | Path | None, name: str) -> Path | None:
@@ -381,17 +297,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--fast", action="store_true", help="do not decode images, nor read values of features"
     )
-    parser.add_argument(
-        "--df", action="store_true", help="also write document frequencies of CIDEr-D"
-    )
     arguments = parser.parse_args(argv)
     options = vars(arguments) | {
         "features_kwargs": json_object(arguments.features_kwargs, "--features_kwargs")
     }
     options["downloads"] = arguments.downloads or Path(arguments.out) / "downloads"
     options["annotations"] = not options.pop("without_annotations")
-    summary = prepare(**options)
-    for split, number in summary["images"].items():
-        print(f"{split}: {number:,} images, {summary['captions'][split]:,} captions")
-    print(f"{arguments.out} is ready; checked: {', '.join(['captions', *summary['checked']])}")
+    counts = prepare(**options)
+    for split, number in counts["images"].items():
+        print(f"{split}: {number:,} images, {counts['captions'][split]:,} captions")
+    print(f"{arguments.out} is ready")
     return 0

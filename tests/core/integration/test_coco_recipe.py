@@ -82,7 +82,10 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(
 
     scores = json.loads(Path("runs/coco/evaluation/scores.json").read_text())["metrics"]
     again = score_files(
-        "cider", "runs/coco/evaluation/predictions.json", "data/coco/captions_test.json"
+        "cider",
+        "runs/coco/evaluation/predictions.json",
+        "data/coco/dataset_coco.json",
+        split="test",
     )
     assert again["mean"] == pytest.approx(scores["CIDEr"], rel=1e-12), (
         "the references that were prepared"

@@ -9,7 +9,6 @@ import h5py
 import numpy as np
 import pytest
 
-from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.data import prepare_coco
 from rl_caption.data.base import DataError
 from rl_caption.data.files import read_references
@@ -39,11 +38,7 @@ def change(downloads: Path, edit: Callable[[Any], Any]) -> None:
 
 
 def stamps(folder: Path) -> dict[str, int]:
-    return {
-        str(path): path.stat().st_mtime_ns
-        for path in folder.iterdir()
-        if path.name != "prepared.json"
-    }
+    return {str(path): path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
 def test_everything_at_once_and_a_second_time_nothing(
@@ -55,14 +50,10 @@ def test_everything_at_once_and_a_second_time_nothing(
         "images": images,
         "features": features,
         "features_kwargs": {"dim": 8},
-        "df": True,
     }
     summary = prepare(out, downloads, **options)
     assert summary["images"] == {"train": 10, "val": 4, "test": 4}
     assert summary["captions"] == {"train": 50, "val": 20, "test": 20}
-    assert summary["compared_with_annotations"] is True
-    assert summary["checked"] == {"images": str(out / "images"), "features": str(out / "features")}
-    assert json.loads((out / "prepared.json").read_text()) == summary
 
     kwargs = {"box_features": "normalised"}
     data = KarpathyData(out, "images", features_root=out / "features", features_kwargs=kwargs)
@@ -74,15 +65,8 @@ def test_everything_at_once_and_a_second_time_nothing(
         found[0, 8:], [1 / 32, 2 / 24, 20 / 32, 22 / 24, 19 * 20 / (32 * 24)], rtol=1e-6
     )
 
-    for damaged in ("[]", "{"):  # of the file by which a second run knows what is there
-        (out / "prepared.json").write_text(damaged)
-        assert prepare(out, downloads, **options) == summary
-
-    references = read_references(out / "captions_test.json")
+    references = read_references(out / "dataset_coco.json", "test")
     assert references == {str(100 + number): captions_of(number) for number in range(14, 18)}
-    frequencies = DocumentFrequencies.load(out / "document_frequencies.npz")
-    assert (frequencies.documents, frequencies.eos, frequencies["<eos>",]) == (10, True, 10)
-    assert frequencies["dog",] == 3, "images 0, 4, 8 of train and restval"
 
     (tmp_path / "cli").mkdir()
     downloads.rename(tmp_path / "cli" / "downloads")
@@ -92,7 +76,7 @@ def test_everything_at_once_and_a_second_time_nothing(
 
     before = stamps(out)
     assert prepare(out, downloads, **options) == summary
-    assert prepare(out, downloads, features_kwargs={"dim": 8}, df=True) == summary, (
+    assert prepare(out, downloads, features_kwargs={"dim": 8}) == summary, (
         "what is there is checked"
     )
     assert stamps(out) == before
@@ -111,12 +95,7 @@ def test_what_is_missing_is_named_with_where_to_get_it(tmp_path: Path) -> None:
     ) as caught:
         prepare(tmp_path / "coco", tmp_path / "downloads")
     assert "train2014" not in str(caught.value)
-    assert (
-        prepare(tmp_path / "coco", tmp_path / "downloads", annotations=False)[
-            "compared_with_annotations"
-        ]
-        is False
-    )
+    prepare(tmp_path / "coco", tmp_path / "downloads", annotations=False)
 
 
 def test_counts_captions_and_files_that_do_not_agree_are_reported_together(
@@ -187,7 +166,6 @@ def test_missing_images_and_wrong_features_are_counted_and_named_together(
     ):
         assert part in str(caught.value)
     assert (out / "dataset_coco.json").is_file(), "the captions were right"
-    assert not (out / "prepared.json").exists()
     with pytest.raises(DataError, match="features exists"):
         prepare(out, downloads, features=photos)
 
@@ -206,8 +184,7 @@ def test_values_of_features_are_read_unless_it_is_to_be_fast(
         "features": tmp_path / "coco_detections.hdf5",
         "features_kwargs": {"dim": 8},
     }
-    summary = prepare(tmp_path / "coco", downloads, **options, fast=True)
-    assert summary["checked"]["features"] == str(tmp_path / "coco/features")
+    prepare(tmp_path / "coco", downloads, **options, fast=True)
     data = KarpathyData(tmp_path / "coco", "images", features_root=tmp_path / "coco/features")
     assert data.split("test")[0]["features"].load(8).shape == (3, 8)
     with pytest.raises(DataError, match=r"1.*image '105'.*features\[0, 0\]"):

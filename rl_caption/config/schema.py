@@ -60,7 +60,7 @@ class DataConfig:
             ``{image: image_file, references: description}`` (docs/data.md).
         features_root: region features: a folder with one file per image, or one HDF5 file. Relative paths start from
             the working directory.
-        features_kwargs: how features are stored, such as ``{dim: 2048, box_features: normalised}`` (docs/data.md).
+        features_kwargs: how features are stored, such as ``{dim: 2048, max_regions: 100}`` (docs/data.md).
         augment: random augmentations of the training images: ``horizontal``, ``vertical``, ``transpose``, ``crop``,
             ``shift``, ``rotate``. Choose only those after which captions are still true. ``rand_augment`` is for reward
             models only.

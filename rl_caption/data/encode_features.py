@@ -108,7 +108,7 @@ def _is_usable(folder: Path, images: Mapping[str, str], grid: ArrayHeader, name:
     """Whether stored features are a whole ``grid``, and of the image file, if that is still there."""
     stored = as_image_features(folder / f"{name}.npz", name)
     try:
-        header = stored.store.read(stored.location, stored.where, False).features
+        header = stored.store.read(stored.location, stored.where, False)
         with naming(stored.where, UNREADABLE_ARRAY, DataError), np.load(str(stored)) as arrays:
             image_hash = str(arrays["image"])
     except DataError as error:

@@ -6,7 +6,6 @@ A store (a folder with one ``.npz`` or ``.npy`` file per image, or one HDF5 file
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -15,26 +14,22 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import RewardError, naming
+from rewards.base import naming
 from rewards.files import UNREADABLE_ARRAY
-from rewards.images import file_stamp, image_size
+from rewards.images import file_stamp
 from rewards.options import check_fields
-from rl_caption.data.base import DataError, ImageSize, Row
+from rl_caption.data.base import DataError, Row
 from rl_caption.runtime.options import Range
 
 if TYPE_CHECKING:
     import torch
 
-GEOMETRY = 5
-"""Number of values that a normalised box adds to a region."""
 FEATURE_KEYS = ("features", "x", "feat")
-BOX_KEYS = ("boxes", "bbox")
-SIZE_KEYS = ("image_w", "image_h")
 HDF5_PATTERNS = ("{image_id}_features", "{image_id}_grids", "{image_id}/features", "{image_id}")
 """Keys that are tried in an HDF5 file where no pattern is given; the first that any image has is used."""
 _BOXES_OF = {"{image_id}_features": "{image_id}_boxes", "{image_id}/features": "{image_id}/boxes"}
@@ -50,9 +45,6 @@ class FeatureOptions:
             ``{stem}`` (the image file's name without extension) and ``{folder}`` (the name of that file's folder).
             None is ``{image_id}``, and in HDF5 one of ``HDF5_PATTERNS``.
         max_regions: keep at most so many regions, the first of the file; None keeps all.
-        box_features: ``normalised`` adds (x1/w, y1/h, x2/w, y2/h, area/(w·h)) to every region, so that the captioner
-            sees ``dim + 5`` values. It needs boxes in pixels, and the image's size: ``image_w`` and ``image_h`` in the
-            ``.npz``, ``width`` and ``height`` in the Karpathy JSON, or the image file.
         views: roots of V further sets of features in the same layout, which ``prepare_features --augment`` made from
             random views of the training images. Training draws one of an image's 1 + V at each step; nothing else
             reads them.
@@ -61,7 +53,6 @@ class FeatureOptions:
     dim: Annotated[int, Range(min=1)] | None = None
     pattern: str | None = None
     max_regions: Annotated[int, Range(min=1)] | None = None
-    box_features: Literal["none", "normalised"] = "none"
     views: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,11 +62,6 @@ class FeatureOptions:
             raise DataError(
                 f"features_kwargs.pattern is {self.pattern!r}: expected {{image_id}} or {{stem}} in it"
             )
-
-    @property
-    def with_boxes(self) -> bool:
-        """Whether boxes are read."""
-        return self.box_features == "normalised"
 
 
 def fill_pattern(pattern: str, row: Row) -> str:
@@ -92,10 +78,11 @@ def fill_pattern(pattern: str, row: Row) -> str:
 
 
 class Location(NamedTuple):
-    """Where the features of one image are: a path, or keys of features and boxes in the HDF5 file."""
+    """Where the features of one image are: a path, or a key in an HDF5 file."""
 
     features: str
     boxes: str | None = None
+    """Key of the boxes beside them, which only fingerprints of the data name."""
 
 
 class ArrayHeader(NamedTuple):
@@ -103,16 +90,6 @@ class ArrayHeader(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype
-
-
-class Stored(NamedTuple):
-    """Arrays of one image as stored, or their headers: anything with ``shape`` and ``dtype``."""
-
-    features: Any
-    boxes: Any = None
-    """None where there are none, or they are not needed."""
-    size: ImageSize | None = None
-    """Width and height of the image in pixels, where the file has them."""
 
 
 def _readable(where: str) -> AbstractContextManager[None]:
@@ -150,30 +127,18 @@ class FeatureFolder:
             places.append(Location(f"{path}.npy" if is_npy else f"{path}.npz"))
         return places
 
-    def read(self, location: Location, where: str, values: bool) -> Stored:
-        """Read the arrays, or without ``values`` only their headers. Raises ``DataError`` where this is impossible."""
+    def read(self, location: Location, where: str, values: bool) -> Any:
+        """Read the array, or without ``values`` only its header. Raises ``DataError`` where this is impossible."""
         with _readable(where):
             if not zipfile.is_zipfile(location.features):
                 with open(location.features, "rb") as file:
-                    return Stored(np.load(file) if values else array_header(file))
+                    return np.load(file) if values else array_header(file)
             with np.load(location.features) as archive:
-                return self._read_archive(archive, values)
-
-    def _read_archive(self, archive: Any, values: bool) -> Stored:
-        def one(keys: Sequence[str]) -> Any:
-            key = next((key for key in keys if key in archive), keys[0])
-            if values:
-                return archive[key]
-            with archive.zip.open(f"{key}.npy") as file:
-                return array_header(file)
-
-        features = one(FEATURE_KEYS)
-        if not self.options.with_boxes or not any(key in archive for key in BOX_KEYS):
-            return Stored(features)
-        if not all(key in archive for key in SIZE_KEYS):
-            return Stored(features, one(BOX_KEYS))
-        width, height = (float(archive[key].item()) for key in SIZE_KEYS)
-        return Stored(features, one(BOX_KEYS), (width, height))
+                key = next((key for key in FEATURE_KEYS if key in archive), FEATURE_KEYS[0])
+                if values:
+                    return archive[key]
+                with archive.zip.open(f"{key}.npy") as file:
+                    return array_header(file)
 
     def stamp(self, location: Location) -> tuple[str, list[int]] | None:
         """Path and ``file_stamp``; None where the file is missing."""
@@ -253,22 +218,17 @@ class FeatureHdf5:
             for row in rows
         ]
 
-    def read(self, location: Location, where: str, values: bool) -> Stored:
+    def read(self, location: Location, where: str, values: bool) -> Any:
         """Read as ``FeatureFolder.read`` does."""
         with _readable(where):
-            features = self._dataset(location.features)
-            boxes = self._dataset(location.boxes) if self.options.with_boxes else None
-            if features is None:
+            array = self._dataset(location.features)
+            if array is None:
                 keys = ", ".join(itertools.islice(self._file(), 4))
                 raise DataError(
                     f"{where}: no such key; the file's keys are such as {keys}: set data.features_kwargs.pattern"
                 )
-            for array in (features, boxes):
-                if array is not None:
-                    check_stored(array, f"{where}, {array.name}")
-            if not values:
-                return Stored(features, boxes)
-            return Stored(features[()], None if boxes is None else boxes[()])
+            check_stored(array, where)
+            return array[()] if values else array
 
     def stamp(self, location: Location) -> tuple[str, list[int]] | None:
         """Path and key, and the ``file_stamp`` of the whole file."""
@@ -282,10 +242,6 @@ class ImageFeatures:
     store: FeatureFolder | FeatureHdf5
     location: Location
     image_id: str
-    size: ImageSize | None = None
-    """Width and height of the image in pixels, where the dataset has them."""
-    image: str | None = None
-    """The image file, which is opened for its size where nothing else has it."""
     views: tuple[ImageFeatures, ...] = ()
     """Features of further views of the image."""
 
@@ -299,66 +255,45 @@ class ImageFeatures:
         return f"features of image {self.image_id!r} ({inside}{self.location.features})"
 
     def load(self, dim: int | None = None) -> NDArray[np.float32]:
-        """Read the features, float32 [R, D]; ``dim`` is the expected D, box values included (None: any).
+        """Read the features, float32 [R, D]; ``dim`` is the expected D (None: any).
 
         Raises ``DataError`` where they are missing or unreadable, or a shape is wrong, or a value is not finite.
         Missing features are never replaced by zeros or noise.
         """
-        where = self.where
-        stored, width, size = self._read(True)
-        flat = stored.features.reshape(-1, stored.features.shape[-1])
+        stored, where = self._read(True), self.where
         with _readable(where):
-            values = finite(flat, "features", where)
-        if size is not None:
-            geometry = normalised_boxes(finite(stored.boxes, "boxes", where), size, where)
-            values = np.concatenate([values, geometry], axis=1)
-        check_width(width, dim, values.shape, where)
+            values = finite(stored.reshape(-1, stored.shape[-1]), "features", where)
+        check_width(values.shape[1], dim, values.shape, where)
         return values[: self.store.options.max_regions]
 
     def check(self) -> int:
-        """Check the headers alone and return D as the captioner will see it. Raises ``DataError`` as ``load`` does."""
-        return self._read(False)[1]
+        """Check the header alone and return D. Raises ``DataError`` as ``load`` does."""
+        return int(self._read(False).shape[-1])
 
-    def _read(self, values: bool) -> tuple[Stored, int, ImageSize | None]:
-        """Arrays or headers, with their shapes checked; D; and the image's size where boxes are used."""
-        where, options = self.where, self.store.options
-        stored = self.store.read(self.location, where, values)
-        shape = stored.features.shape
-        regions, width = regions_and_width(shape, where)
-        check_width(width, options.dim, shape, where)
-        if not options.with_boxes:
-            return stored, width, None
-        if stored.boxes is None:
-            raise DataError(f"{where}: no boxes, which box_features: normalised needs")
-        check_boxes(stored.boxes.shape, regions, where)
-        return stored, width + GEOMETRY, self._size(stored.size, where)
-
-    def _size(self, stored: ImageSize | None, where: str) -> ImageSize:
-        size = stored or self.size
-        if size is None and self.image is not None:
-            with contextlib.suppress(RewardError):
-                size = image_size(self.image)
-        if size is None or not all(side > 0 for side in size):
+    def _read(self, values: bool) -> Any:
+        """The array or its header: [R, D], or a grid [H, W, D] with R = H·W."""
+        stored = self.store.read(self.location, self.where, values)
+        shape = list(stored.shape or ())  # None of an empty HDF5 dataset
+        if len(shape) not in (2, 3) or 0 in shape:
             raise DataError(
-                f"{where}: the image's size is not known, which box_features: normalised needs: expected image_w and "
-                "image_h in the .npz, width and height in the Karpathy JSON, or the image file"
+                f"{self.where}: the shape is {shape}, expected [regions, features] or a grid [H, W, features]"
             )
-        return size
+        check_width(shape[-1], self.store.options.dim, shape, self.where)
+        return stored
 
 
 def features_of(
     rows: Sequence[Row], root: str | Path, options: FeatureOptions
 ) -> list[ImageFeatures]:
-    """Features of N rows (``image_id``, ``image``, optionally ``size``), not yet read; they may turn out missing.
+    """Features of N rows (``image_id``, ``image``), not yet read; they may turn out missing.
 
     ``root`` is a folder, or an HDF5 file of any name.
     """
     path = Path(root)
     store = FeatureHdf5(path, options) if path.is_file() else FeatureFolder(path, options)
-    images = [str(row["image"]) if isinstance(row["image"], str | Path) else None for row in rows]
     features = [
-        ImageFeatures(store, location, row["image_id"], row.get("size"), image)
-        for location, row, image in zip(store.locations(rows), rows, images, strict=True)
+        ImageFeatures(store, location, row["image_id"])
+        for location, row in zip(store.locations(rows), rows, strict=True)
     ]
     views = [features_of(rows, view, replace(options, views=[])) for view in options.views]
     return (
@@ -379,16 +314,6 @@ def as_image_features(features: Any, image_id: str) -> ImageFeatures:
     return ImageFeatures(folder, Location(str(features)), image_id)
 
 
-def regions_and_width(shape: Sequence[int], where: str) -> tuple[int, int]:
-    """R and D of an array [R, D], or of a grid [H, W, D] with R = H·W. Raises ``DataError`` for another shape."""
-    shape = list(shape or ())  # None of an empty HDF5 dataset
-    if len(shape) not in (2, 3) or 0 in shape:
-        raise DataError(
-            f"{where}: the shape is {shape}, expected [regions, features] or a grid [H, W, features]"
-        )
-    return math.prod(shape[:-1]), shape[-1]
-
-
 def check_width(width: int, dim: int | None, shape: Sequence[int], where: str) -> None:
     """Raise ``DataError`` unless ``width``, the size of a region feature, is ``dim`` (None: any)."""
     if dim is not None and width != dim:
@@ -398,12 +323,6 @@ def check_width(width: int, dim: int | None, shape: Sequence[int], where: str) -
             else ""
         )
         raise DataError(f"{where}: the shape is {list(shape)}, expected [regions, {dim}]{hint}")
-
-
-def check_boxes(shape: Sequence[int], regions: int, where: str) -> None:
-    """Raise ``DataError`` unless boxes have the shape [R, 4]."""
-    if tuple(shape) != (regions, 4):
-        raise DataError(f"{where}: boxes are {list(shape)}, expected [{regions}, 4]")
 
 
 def finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:
@@ -429,36 +348,6 @@ def as_stored(values: NDArray[Any], dtype: str, where: str) -> NDArray[Any]:
     if not np.isfinite(stored).all():
         raise DataError(f"{where}: a value is beyond {dtype}: convert to float32")
     return stored
-
-
-def normalised_boxes(
-    boxes: NDArray[np.float32], size: ImageSize, where: str
-) -> NDArray[np.float32]:
-    """Boxes (x1, y1, x2, y2) [R, 4] in pixels to (x1/w, y1/h, x2/w, y2/h, area/(w·h)) [R, 5], each in [0, 1].
-
-    ``size`` is (w, h). Up to one pixel outside the image counts as rounding and is clipped. Raises ``DataError`` where
-    a box lies outside the image or has no area, or all boxes are in [0, 1], hence not in pixels.
-    """
-    width, height = size
-    x1, y1, x2, y2 = boxes.T
-    outside = (
-        (boxes.min(axis=1) < -1) | (x2 > width + 1) | (y2 > height + 1) | (x2 <= x1) | (y2 <= y1)
-    )
-    if outside.any():
-        row = int(np.argmax(outside))
-        raise DataError(
-            f"{where}: boxes[{row}] is {boxes[row].tolist()}, expected x1 < x2 <= {width:g} and y1 < y2 <= {height:g} "
-            "pixels"
-        )
-    if boxes.max() <= 1 < min(width, height):
-        raise DataError(
-            f"{where}: boxes are all in [0, 1], expected pixels of an image of {width:g} x {height:g}"
-        )
-    corners = np.clip(
-        np.stack([x1 / width, y1 / height, x2 / width, y2 / height], axis=1), 0.0, 1.0
-    )
-    area = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
-    return np.concatenate([corners, area[:, None]], axis=1).astype(np.float32)
 
 
 def pad_features(features: Sequence[NDArray[np.floating]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -190,7 +190,7 @@ def _stamp(item: ImageFeatures) -> tuple[str, list[Any]] | None:
     stamp = item.store.stamp(item.location)
     if stamp is None:
         return None
-    return stamp[0], [*stamp[1], repr((item.location, astuple(item.store.options), item.size))]
+    return stamp[0], [*stamp[1], repr((item.location, astuple(item.store.options)))]
 
 
 def _read_cache(cache: str | Path | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rewards.base import naming
 from rewards.files import atomic_write
 from rl_caption.data.base import DataError
-from rl_caption.data.features import as_stored, check_boxes, check_width
+from rl_caption.data.features import as_stored, check_width
 from rl_caption.data.file_checks import progress
 from rl_caption.data.plain_files import check_name, json_object, parse_json
 
@@ -51,18 +51,17 @@ def convert_tsv(
                 repeated += 1
                 continue
             try:
-                arrays = _arrays(columns, where)
-                shape = arrays["features"].shape
-                check_width(shape[1], dim, shape, where)
-                stored = as_stored(arrays["features"], dtype, where)
+                features = _features(columns, where)
+                check_width(features.shape[1], dim, features.shape, where)
+                stored = as_stored(features, dtype, where)
             except DataError as error:
                 if not converted:  # a file of another layout, say
                     raise
                 bad.setdefault(image_id, error)
                 continue
-            dim = shape[1]
+            dim = features.shape[1]
             with atomic_write(folder / f"{image_id}.npz") as file:
-                np.savez(file, **arrays | {"features": stored})
+                np.savez(file, features=stored)
             converted.add(image_id)
     if lost := [error for image_id, error in bad.items() if image_id not in converted]:
         raise DataError(
@@ -79,30 +78,19 @@ def _lines(path: Path) -> Iterator[tuple[str, list[bytes]]]:
                 yield f"{path}, line {number}", line.rstrip(b"\r\n").split(b"\t")
 
 
-def _arrays(columns: Sequence[bytes], where: str) -> dict[str, Any]:
-    with naming(
-        f"{where}: expected num_boxes and base64 of float32",
-        (ValueError, KeyError, TypeError),
-        DataError,
-        (DataError,),
-    ):
-        if len(columns) in (6, 10):
-            # LXMERT's files have the height before the width, and what the detector sees in between.
-            width, height = map(int, columns[1:3] if len(columns) == 6 else columns[2:0:-1])
-            features, boxes = (
-                _matrix(text, int(columns[-3])) for text in (columns[-1], columns[-2])
-            )
-            check_boxes(boxes.shape, len(features), where)
-            return {"features": features, "boxes": boxes, "image_w": width, "image_h": height}
-        if len(columns) == 3:
-            return {"features": _matrix(columns[2], int(columns[1]))}
+def _features(columns: Sequence[bytes], where: str) -> NDArray[np.float32]:
+    """The features [R, D] of a line."""
+    if len(columns) not in (2, 3, 6, 10):
+        raise DataError(
+            f"{where}: {len(columns)} columns, expected 6 (image_id, image_w, image_h, num_boxes, boxes, features), 10 "
+            "(those of LXMERT), 3 (image_id, num_boxes, features) or 2 (image_id, JSON)"
+        )
+    expected = f"{where}: expected num_boxes and base64 of float32"
+    with naming(expected, (ValueError, KeyError, TypeError), DataError):
         if len(columns) == 2:
             item = parse_json(columns[1], where)
-            return {"features": _matrix(item["features"], int(item["num_boxes"]))}
-    raise DataError(
-        f"{where}: {len(columns)} columns, expected 6 (image_id, image_w, image_h, num_boxes, boxes, features), 10 "
-        "(those of LXMERT), 3 (image_id, num_boxes, features) or 2 (image_id, JSON)"
-    )
+            return _matrix(item["features"], int(item["num_boxes"]))
+        return _matrix(columns[-1], int(columns[1 if len(columns) == 3 else -3]))
 
 
 def _matrix(text: str | bytes, rows: int) -> NDArray[np.float32]:

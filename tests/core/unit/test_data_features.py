@@ -9,14 +9,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.features import (
     FeatureOptions,
     ImageFeatures,
     features_of,
-    normalised_boxes,
     pad_features,
 )
 from rl_caption.data.file_checks import check_features
@@ -26,12 +24,8 @@ def regions(count: int, dim: int = 4) -> np.ndarray:
     return np.arange(count * dim, dtype=np.float32).reshape(count, dim)
 
 
-def image(
-    root: Path, image_id: str = "5", file: str = "5.jpg", size: Any = None, **options: Any
-) -> ImageFeatures:
+def image(root: Path, image_id: str = "5", file: str = "5.jpg", **options: Any) -> ImageFeatures:
     row: Row = {"image_id": image_id, "image": file, "references": []}
-    if size is not None:
-        row["size"] = size
     return features_of([row], root, FeatureOptions(**(options or {})))[0]
 
 
@@ -81,7 +75,6 @@ def test_missing_features_and_wrong_options_are_refused(tmp_path: Path) -> None:
     refused(image(tmp_path, "391895"), r"image '391895'.*391895\.npz")
     for options, message in (
         ({"dim": 0}, "dim is 0"),
-        ({"box_features": "raw"}, "box_features is 'raw'"),
         ({"pattern": "{folder}"}, r"pattern is '\{folder\}'"),
     ):
         with pytest.raises(DataError, match=message):
@@ -148,9 +141,6 @@ def test_features_that_were_never_or_partly_written_are_refused(tmp_path: Path) 
         file.create_dataset("3", (3, 4), "f4", chunks=(2, 3), compression="gzip")[:2] = regions(2)
         file.create_dataset("4", (3, 4), "f4", chunks=(2, 3), compression="gzip")[:] = regions(3)
         file.create_dataset("5", (3, 4), "f4", chunks=(2, 4))[:] = 0
-        file["6_boxes"], file["6_features"] = np.zeros((0, 4)), regions(3)
-        file["7_features"] = regions(3)
-        file.create_dataset("7_boxes", (3, 4), "f4")
     for number, written in (("1", "0 of 1"), ("2", "0 of 3"), ("3", "2 of 4")):
         refused(
             image(tmp_path / "f.h5", number, pattern="{image_id}"),
@@ -162,11 +152,6 @@ def test_features_that_were_never_or_partly_written_are_refused(tmp_path: Path) 
     assert not image(tmp_path / "f.h5", "5", pattern="{image_id}").load().any(), (
         "zeros that were written"
     )
-    for number in ("6", "7"):
-        refused(
-            image(tmp_path / "f.h5", number, size=(10, 4), box_features="normalised"),
-            f"key {number}_features.*boxes",
-        )
 
 
 def test_a_file_of_equal_size_and_time_is_checked_again(tmp_path: Path) -> None:
@@ -265,52 +250,6 @@ def test_values_are_read_where_that_is_asked_for_and_then_remembered(tmp_path, m
     assert all("expected [regions, 7]" in str(error) for error in errors), (
         "another option is another verdict"
     )
-
-
-def test_normalised_boxes_by_hand() -> None:
-    boxes = np.array([[0, 0, 50, 20], [25, 20, 100, 40.5]], np.float32)
-    found = normalised_boxes(boxes, (100, 40), "here")
-    np.testing.assert_allclose(found, [[0, 0, 0.5, 0.5, 0.25], [0.25, 0.5, 1, 1, 0.375]], rtol=1e-6)
-    for wrong in ([[0, 0, 120, 20]], [[0, 0, 50, 44]], [[-3, 0, 50, 20]], [[50, 0, 50, 20]]):
-        with pytest.raises(
-            DataError, match=r"here: boxes\[0\] is .* expected x1 < x2 <= 100 and y1 < y2 <= 40"
-        ):
-            normalised_boxes(np.array(wrong, np.float32), (100, 40), "here")
-    with pytest.raises(DataError, match=r"\[0, 1\].*100 x 40"):
-        normalised_boxes(np.array([[0, 0, 0.5, 1]], np.float32), (100, 40), "here")
-
-
-@pytest.mark.parametrize("layout", ["npz", "hdf5", "image_file"])
-def test_boxes_are_added_as_normalised_geometry(tmp_path: Path, layout: str) -> None:
-    boxes, root = np.array([[0, 0, 5, 2], [5, 2, 10, 4]], np.float32), tmp_path
-    options: dict[str, Any] = {"dim": 4, "box_features": "normalised", "size": (10, 4)}
-    if layout == "hdf5":
-        root = hdf5(tmp_path / "f.hdf5", {"5_features": regions(2), "5_boxes": boxes})
-    elif layout == "npz":
-        np.savez(root / "5.npz", features=regions(2), boxes=boxes, image_w=10, image_h=4)
-        options["size"] = None
-    else:
-        np.savez(root / "5.npz", features=regions(2), boxes=boxes)
-        Image.new("RGB", (10, 4)).save(tmp_path / "photo.png")
-        options |= {"size": None, "file": str(tmp_path / "photo.png")}
-    found = image(root, **options)
-    geometry = [[0, 0, 0.5, 0.5, 0.25], [0.5, 0.5, 1, 1, 0.25]]
-    np.testing.assert_allclose(found.load(9), np.concatenate([regions(2), geometry], 1), rtol=1e-6)
-    assert found.check() == 9
-    with pytest.raises(DataError, match=r"is \[2, 9\], expected \[regions, 4\]"):
-        found.load(4)
-
-
-def test_boxes_that_are_asked_for_must_be_there_and_fit(tmp_path: Path) -> None:
-    np.savez(tmp_path / "7.npz", features=regions(3), boxes=regions(2))
-    np.savez(tmp_path / "8.npz", features=regions(3))
-    np.savez(tmp_path / "9.npz", features=regions(3), boxes=np.array([[0, 0, 5, 2]] * 3))
-    for image_id, size, message in (
-        ("7", (10, 4), r"image '7'.*boxes are \[2, 4\], expected \[3, 4\]"),
-        ("8", (10, 4), r"image '8'.*no boxes"),
-        ("9", None, r"image '9'.*the image's size is not known"),
-    ):
-        refused(image(tmp_path, image_id, size=size, box_features="normalised"), message)
 
 
 def test_pad_features_masks_what_is_not_a_region() -> None:

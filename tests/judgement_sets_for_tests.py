@@ -202,20 +202,6 @@ def polaris(folder: Path) -> None:
     (folder / "polaris_test.csv").write_text("\n".join(lines))
 
 
-def pascal50s_json(folder: Path) -> None:
-    """One pair of each kind, the kinds in the order of the file that circulates."""
-    references = [f"reference {number}" for number in range(5)]
-    content = {}
-    for kind, label in (("HI", 0), ("HC", 1), ("MM", 0), ("HM", 1)):
-        pair = {
-            "image": f"VOC2012/JPEGImages/2008_{kind}.jpg",
-            "captions": [f"a dog {kind}", "a  cat"],
-            "label": label,
-        }
-        content[kind] = [pair | {"references": references}]
-    write_json(folder / "pascal_50s.json", content)
-
-
 def rated_json(name: str) -> Callable[[Path], None]:
     def build(folder: Path) -> None:
         rows = [
@@ -356,7 +342,6 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
 }
 OTHER_FORMS: list[tuple[str, Callable[[Path], None]]] = [
     ("flickr8k_expert", flickr8k_json),
-    ("pascal50s", pascal50s_json),
     ("foil", foil_of_valse),
     ("polaris", rated_json("polaris")),
 ]

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from rl_caption.config.schema import DataConfig, TrustConfig
 from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Resamples, Seed, Steps, Temperature
 
 
@@ -47,10 +46,7 @@ class JudgeSetConfig(TrustConfig):
         partial: accept a set whose number of judgements differs from the published one, and leave out judgements of
             images without ``questions``.
         bootstrap: number of bootstrap resamples of images for the 95 % intervals; 0 computes none.
-        lengths: rated captions are also compared by their number of words: the largest numbers of all classes but the
-            last; empty compares them all together only.
-        costs: also measure what a metric costs: captions a second, and parameters, operations and milliseconds of its
-            dual encoder.
+        costs: also print captions a second, and calls and tokens of language models.
         seed: of the bootstrap and, for ``scenes``, of captions.
         scenes: the captions to judge if ``set`` is ``scenes``.
         out: folder for ``agreement.md``, ``agreement.csv`` and ``agreement.json``.
@@ -66,15 +62,7 @@ class JudgeSetConfig(TrustConfig):
     set_kwargs: dict = field(default_factory=dict)
     partial: bool = False
     bootstrap: Resamples = 1000
-    lengths: list[Steps] = field(default_factory=lambda: [10, 20, 40, 60, 100])
     costs: bool = False
     seed: Seed = 0
     scenes: ScenesConfig = field(default_factory=ScenesConfig)
     out: str = "agreement"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if sorted(set(self.lengths)) != self.lengths:
-            raise ConfigError(
-                f"lengths is {self.lengths}: expected numbers of words in ascending order, each once"
-            )

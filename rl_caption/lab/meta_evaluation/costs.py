@@ -6,7 +6,7 @@ operations of one pair (table 2).
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rewards.base import Reward
 from rewards.clip.backbone import FrozenEncoder
-from rewards.clip.encoder import CachedEncoder
 from rewards.language.models import Calls
 from rl_caption.evaluation.results import LEFT_OUT
 
@@ -78,33 +77,22 @@ def _seconds(call: Callable[[], object]) -> float:
 def cost_cells(
     metric: Reward, timings: Sequence[tuple[int, float]], calls: Calls | None
 ) -> list[str]:
-    """Cells of ``figures.COST_HEADINGS``; ``timings`` are numbers of captions and the seconds that they were scored in.
+    """Cells of ``figures.COST_HEADINGS``; ``timings`` are numbers of captions and seconds.
 
-    ``calls`` are those of the metric before. What concerns an encoder, or a language model, is left out for a metric
-    without one.
+    ``calls`` are those of the metric before; cells of language models are left out without any.
     """
     captions, seconds = (sum(column) for column in zip(*timings, strict=True))
-    encoder_cells = [LEFT_OUT] * 4
-    cached: Any = getattr(metric, "backbone", None)
-    if isinstance(cached, CachedEncoder) and isinstance(cached.encoder, FrozenEncoder):
-        cost = encoder_cost(cached.encoder)
-        encoder_cells = [f"{cost.parameters:,}", f"{cost.half_mib:,.1f}", f"{cost.teraflops:.4g}"]
-        encoder_cells.append(f"{cost.milliseconds / PAIRS:.3g}")
-    call_cells = [LEFT_OUT] * 2
-    if calls is not None:
-        after = metric_calls(metric) or calls
-        tokens = (
-            None if after.tokens is None or calls.tokens is None else after.tokens - calls.tokens
-        )
-        call_cells = [
-            f"{after.requests - calls.requests:,}",
-            LEFT_OUT if tokens is None else f"{tokens:,}",
-        ]
     speed = f"{captions / seconds:,.0f}" if seconds else LEFT_OUT
-    return [speed, *encoder_cells, *call_cells, f"{seconds:,.1f}"]
+    requests, tokens = LEFT_OUT, LEFT_OUT
+    after = metric_calls(metric)
+    if calls is not None and after is not None:
+        requests = f"{after.requests - calls.requests:,}"
+        if after.tokens is not None and calls.tokens is not None:
+            tokens = f"{after.tokens - calls.tokens:,}"
+    return [speed, requests, tokens, f"{seconds:,.1f}"]
 
 
 def metric_calls(metric: Reward) -> Calls | None:
-    """What the answers of a metric's language models have cost so far; None for a metric without one."""
+    """Calls of a metric's language models so far; None for a metric without one."""
     calls = getattr(metric, "calls", None)
     return calls if isinstance(calls, Calls) else None

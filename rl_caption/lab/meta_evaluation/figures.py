@@ -48,16 +48,7 @@ NO_REFERENCES = ""
 CHANCE = "blind: chance"
 BLIND = {CHANCE: 0, "blind: longer": 1, "blind: shorter": -1}
 """Heading of a baseline that sees neither image nor references -> factor of the length of the caption, its score."""
-COST_HEADINGS = (
-    "captions/s",
-    "parameters",
-    "MiB in 2 bytes",
-    "TFLOPs a pair",
-    "ms a pair",
-    "calls",
-    "tokens",
-    "seconds",
-)
+COST_HEADINGS = ("captions/s", "calls", "tokens", "seconds")
 """Columns of the table of costs (``costs.cost_cells``)."""
 LENGTHS = (10, 20, 40, 60, 100)
 """Largest numbers of words of all classes of captions by length but the last."""

@@ -29,7 +29,6 @@ from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.costs import cost_cells, metric_calls
 from rl_caption.lab.meta_evaluation.figures import (
-    LENGTHS,
     NO_REFERENCES,
     Figure,
     SetResult,
@@ -276,7 +275,7 @@ def compare_with_people(config: JudgeSetConfig) -> str:
             for heading, scores in judgements.released.items():
                 result.figures[heading] = rated_figures(
                     judgements, scores, config.bootstrap, config.seed
-                ) + further_figures(judgements, scores, config.lengths)
+                ) + further_figures(judgements, scores)
                 result.signatures[heading] = "as released with the set"
         for heading, metric in metrics.items():
             if not isinstance(metric, str):
@@ -326,7 +325,7 @@ def _add_metric(
     try:
         with naming(f"{heading} on {judgements.name}", (RewardError,), RewardError, (JavaError,)):
             result.figures[heading] = score_set(
-                judgements, metric, config.bootstrap, config.seed, config.lengths, timings
+                judgements, metric, config.bootstrap, config.seed, timings
             )
     except JavaError as error:
         result.left_out[heading] = str(error)
@@ -370,12 +369,11 @@ def score_set(
     metric: Reward,
     resamples: int = 0,
     seed: int = 0,
-    lengths: Sequence[int] = LENGTHS,
     timings: list[tuple[int, float]] | None = None,
 ) -> list[Figure]:
     """Score a set with one metric and compute its figures of agreement, with intervals of ``resamples`` draws.
 
-    ``lengths`` are those of ``further_figures``. Numbers of captions and the seconds that these took are appended to
+    Numbers of captions and the seconds that these took are appended to
     ``timings``. CIDEr-D without document frequencies of its own counts one document for each judgement, not one for
     each image, as the published figures do (pycocoevalcap on all judgements in one call).
     """
@@ -384,9 +382,8 @@ def score_set(
         (scores,) = _scores(
             judgements, metric, [(judgements.captions, judgements.references)], timings
         )
-        return rated_figures(judgements, scores, resamples, seed) + further_figures(
-            judgements, scores, lengths
-        )
+        figures = rated_figures(judgements, scores, resamples, seed)
+        return figures + further_figures(judgements, scores)
     if isinstance(judgements, CaptionGroups):
         (scores,) = _scores(judgements, metric, [(judgements.captions, None)], timings)
         cosines = None
@@ -395,18 +392,15 @@ def score_set(
             rows = embeddings.reshape(len(judgements.kinds), -1, embeddings.shape[1])
             cosines = rows @ rows.transpose(0, 2, 1)  # [G, K, K]
         return group_figures(judgements, scores, cosines, resamples, seed)
-    conditions: Mapping[str, Any] = (
-        judgements.references if "references" in metric.columns else {NO_REFERENCES: None}
-    )
-    batches = [
-        (texts, references)
-        for references in conditions.values()
-        for texts in (judgements.first, judgements.second)
-    ]
+    conditions: Mapping[str, Any] = {NO_REFERENCES: None}
+    if "references" in metric.columns:
+        conditions = judgements.references
+    batches: list[Batch] = []
+    for references in conditions.values():
+        batches += [(judgements.first, references), (judgements.second, references)]
     scored = _scores(judgements, metric, batches, timings)
-    first, second = (
-        dict(zip(conditions, values, strict=True)) for values in (scored[::2], scored[1::2])
-    )
+    first = dict(zip(conditions, scored[::2], strict=True))
+    second = dict(zip(conditions, scored[1::2], strict=True))
     return pair_figures(judgements, first, second, resamples, seed)
 
 
@@ -427,11 +421,8 @@ def _scores(
     scorer: Any = metric
     if isinstance(metric, CiderD) and metric.df is None:
         if len(batches) > 1:
-            return [
-                score
-                for batch in batches
-                for score in _scores(judgements, metric, [batch], timings)
-            ]
+            separate = [_scores(judgements, metric, [batch], timings) for batch in batches]
+            return [scores for (scores,) in separate]
         rows = [tuple(row) for row in batches[0][1] or ()]
         split = tokenizer_of(metric.tokenizer)
         tokens = {row: [split(text) for text in row] for row in set(rows)}
@@ -444,21 +435,12 @@ def _scores(
     identities = [
         image if isinstance(image, str | Path | Region) else id(image) for image in images
     ]
-    keys = [
-        list(
-            zip(
-                judgements.image_ids,
-                identities,
-                texts,
-                map(tuple, references or [()] * len(texts)),
-                strict=True,
-            )
-        )
-        for texts, references in batches
-    ]
-    numbers = {
-        key: number for batch in keys for number, key in enumerate(batch)
-    }  # different rows: one of each
+    keys = []
+    for texts, references in batches:
+        seen_texts = map(tuple, references or [()] * len(texts))
+        keys.append(list(zip(judgements.image_ids, identities, texts, seen_texts, strict=True)))
+    # Different rows: one of each.
+    numbers = {key: number for batch_keys in keys for number, key in enumerate(batch_keys)}
     columns: dict[str, Any] = {"image_id": [key[0] for key in numbers]}
     if batches[0][1] is not None:
         columns["references"] = [list(key[3]) for key in numbers]

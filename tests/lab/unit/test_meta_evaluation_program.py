@@ -387,22 +387,20 @@ def test_costs_of_metrics(tmp_path: Path, student: Path) -> None:
         table = compare_with_people(replace(settings, judges=judges))
     (result,) = content(tmp_path)["sets"]
     model = LClipScore(str(student), device="cpu").backbone.encoder
-    parameters = sum(weight.numel() for weight in model.model.parameters())
     captions_a_second, *others, seconds = result["costs"]["length"]
     assert float(captions_a_second.replace(",", "")) > 0
     assert float(seconds) >= 0
-    assert others == ["–"] * 6
+    assert others == ["–"] * 2
     pairs = len(set(zip(part.image_ids, part.captions, strict=True)))
-    assert result["costs"]["rating"][5:7] == [str(pairs), f"{50 * pairs:,}"], (
+    assert result["costs"]["rating"][1:3] == [str(pairs), f"{50 * pairs:,}"], (
         "one call a caption, of 50 tokens"
     )
-    assert result["costs"]["student"][1:3] == [f"{parameters:,}", f"{2 * parameters / 2**20:,.1f}"]
     operations = encoder_cost(model, pairs=2, repeats=1).teraflops * 1e12
     linear = [layer for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)]
     assert operations > 2 * sum(layer.weight.numel() for layer in linear), (
         "every weight is used at least once"
     )
-    assert "| ms a pair |" in table
+    assert "| captions/s |" in table
 
 
 QUESTION = {"question": "What runs?", "choices": ["a dog", "a cat"], "answer": "a dog"}

@@ -18,7 +18,7 @@ from rl_caption.lab.meta_evaluation.sets import SETS, load
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.lab.meta_evaluation.sets.rated import OWN_REFERENCE
 from tests.clip_for_tests import noise_image
-from tests.judgement_sets_for_tests import BUILDERS, flickr8k_json, parquet, pascal50s_json
+from tests.judgement_sets_for_tests import BUILDERS, flickr8k_json, parquet
 
 
 def read(name: str, folder: Path, **kwargs: Any) -> Any:
@@ -314,26 +314,6 @@ def test_sets_as_the_hub_has_them(
         read(name, tmp_path)
 
 
-def test_pascal50s_as_json(tmp_path: Path) -> None:
-    pascal50s_json(tmp_path)
-    found = read("pascal50s", tmp_path)
-    assert found.kinds == ["HC", "HI", "HM", "MM"]
-    assert found.preference == [0, 1, 0, 1], "the label is the place of the better caption"
-    assert (found.first[0], found.second[0], found.image_ids[0]) == (
-        "a dog HC",
-        "a cat",
-        "2008_HC.jpg",
-    )
-    assert [[len(texts) for texts in own] for own in found.references.values()] == [[5] * 4]
-    won, lost = (dict.fromkeys(found.references, own) for own in ([1.0, 0, 0, 0], [0.0, 1, 1, 0]))
-    figures = {figure.name: figure.value for figure in pair_figures(found, won, lost)}
-    assert figures == {"HC": 0, "HI": 0, "HM": 1, "MM": 0.5, "mean of kinds": 0.375}
-    released = tmp_path / "pyCIDErConsensus"
-    released.mkdir()
-    BUILDERS["pascal50s"](released)
-    assert len(read("pascal50s", tmp_path).references) == 5, "of both forms, the votes"
-
-
 @pytest.mark.parametrize(
     ("name", "ratings", "image_ids", "references"),
     [
@@ -537,8 +517,6 @@ def test_unknown_names_and_arguments(tmp_path: Path) -> None:
         load("flickr", tmp_path)
     with pytest.raises(DataError, match=r"set_kwargs\.side is.*composite"):
         load("composite", tmp_path, kwargs={"side": 1})
-    with pytest.raises(DataError, match=r"images = '.*x'"):
-        load("sugarcrepe", tmp_path, tmp_path / "x", partial=True)
 
 
 def test_the_real_files_have_the_published_counts(shared_data: Path) -> None:

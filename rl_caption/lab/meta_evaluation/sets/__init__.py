@@ -29,15 +29,26 @@ __all__ = [
     "rated_images",
 ]
 
-_READERS: Sequence[Callable[..., Sequence[JudgementSet]]] = (
-    *(rated.flickr8k_expert, rated.flickr8k_crowdflower, rated.composite),
-    *(pairs.pascal50s, pairs.abstract50s, pairs.foil, pairs.sugarcrepe, pairs.aro),
-    *(pairs.sugarcrepe_pp, pairs.aro_order),
-    *(rated.icc_captions, rated.icc_words),
-    *(videos.vatex_eval, videos.activitynet_foil),
-    *(hub.polaris, hub.nebula, hub.longcap_arena, rated.ratings),
-)
-SETS = {read.__name__: read for read in _READERS}
+SETS: dict[str, Callable[..., Sequence[JudgementSet]]] = {
+    "flickr8k_expert": rated.flickr8k_expert,
+    "flickr8k_crowdflower": rated.flickr8k_crowdflower,
+    "composite": rated.composite,
+    "pascal50s": pairs.pascal50s,
+    "abstract50s": pairs.abstract50s,
+    "foil": pairs.foil,
+    "sugarcrepe": pairs.sugarcrepe,
+    "aro": pairs.aro,
+    "sugarcrepe_pp": pairs.sugarcrepe_pp,
+    "aro_order": pairs.aro_order,
+    "icc_captions": rated.icc_captions,
+    "icc_words": rated.icc_words,
+    "vatex_eval": videos.vatex_eval,
+    "activitynet_foil": videos.activitynet_foil,
+    "polaris": hub.test_split,
+    "nebula": hub.test_split,
+    "longcap_arena": hub.longcap_arena,
+    "ratings": rated.ratings,
+}
 """Name of a set -> its function."""
 
 
@@ -63,18 +74,8 @@ def load(
     )
     if wrong:
         raise DataError("; ".join(wrong))
-    path = Path(folder)
-    if not path.exists():
-        raise DataError(
-            f"{name}: {str(path)!r} is not there: expected the folder of its files (docs/judging.md)"
-        )
-    if images is not None and not Path(images).is_dir():
-        raise DataError(
-            f"images = {str(images)!r} is not a folder: expected the one with the set's images"
-        )
-    return SETS[name](
-        Files(name, path, None if images is None else Path(images), partial), **(kwargs or {})
-    )
+    files = Files(name, Path(folder), None if images is None else Path(images), partial)
+    return SETS[name](files, **(kwargs or {}))
 
 
 def rated_images(

@@ -46,23 +46,12 @@ NAMES = {"caption": "mt", "references": "refs", "rating": "score", "image name":
 """What a row of a CSV or JSON file has -> its name."""
 
 
-def polaris(release: Files) -> list[RatedCaptions]:
-    """Read ``polaris_test.csv``, ``polaris_test.json`` or Parquet files.
+def test_split(release: Files) -> list[RatedCaptions]:
+    """Read ``NAME_test.csv``, ``NAME_test.json`` or Parquet files of ``polaris`` or ``nebula``.
 
-    Wada et al., "Polos", CVPR 2024: outputs of captioners, rated in [0, 1].
+    Outputs of captioners, rated in [0, 1]. Wada et al., "Polos", CVPR 2024; Matsuda et al.,
+    "DENEB", ACCV 2024; Nebula's JSON file is that of Kim et al., "EXPERT", 2025.
     """
-    return [_test_split(release)]
-
-
-def nebula(release: Files) -> list[RatedCaptions]:
-    """Read ``nebula_test.csv``, ``nebula_test.json`` or Parquet files.
-
-    Matsuda et al., "DENEB", ACCV 2024; the JSON file is that of Kim et al., "EXPERT", 2025.
-    """
-    return [_test_split(release)]
-
-
-def _test_split(release: Files) -> RatedCaptions:
     name = release.name
     folder = release.image_folder("images", name.capitalize())
     table, listed = release.folder / f"{name}_test.csv", release.folder / f"{name}_test.json"
@@ -77,7 +66,7 @@ def _test_split(release: Files) -> RatedCaptions:
         rows = [row._replace(image=row.image or folder / row.image_id) for row in rows]
     release.check_count("judgements of split test", len(rows), COUNTS[name])
     convention = "each row of split test is a judgement"
-    return rated_captions(name, rows, "tau_c", convention)
+    return [rated_captions(name, rows, "tau_c", convention)]
 
 
 def longcap_arena(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,7 @@ from rl_caption.lab.meta_evaluation.sets.base import (
     other_captions,
 )
 
-CONSENSUS = (
-    "the PASCAL-50S and ABSTRACT-50S datasets and the consensus annotations, https://vrama91.github.io/cider/, or "
-    "pascal_50s.json from https://github.com/Yebin46/FLEUR"
-)
+CONSENSUS = "the PASCAL-50S and ABSTRACT-50S datasets and the consensus annotations, https://vrama91.github.io/cider/"
 VOTES, REFERENCES, DRAWS = 48, 5, 5
 BY_CONSENSUS = {"averaged": True, "ties": "half", "summary": "kinds"}
 KINDS = {1: "HC", 2: "HI", 3: "HM", 4: "MM"}
@@ -84,7 +81,7 @@ MAX_WORDS = 30
 
 
 def pascal50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
-    """Read ``consensus_pascal.mat`` with ``pair_pascal.mat``, or ``pascal_50s.json``.
+    """Read ``consensus_pascal.mat`` (votes) with ``pair_pascal.mat`` (images and kinds).
 
     Vedantam, Zitnick and Parikh, "CIDEr", CVPR 2015: 48 people said which of two captions is more
     similar to a reference. 1,000 pairs each of HC (both by people, both right), HI (both by people,
@@ -92,13 +89,9 @@ def pascal50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
     48 references, and accuracies are averaged over 5 draws (CLIPScore, PAC-S), which ``seed``
     draws. Where people are divided evenly, released code draws the better one at random; here the
     pair counts one half, which is its expectation, and so does a pair with equal scores.
-    ``pascal_50s.json`` (Lee et al., "FLEUR", ACL 2024) has 5 references that somebody drew and a
-    label in place of the votes.
     """
-    file = _annotations(release, "consensus_pascal.mat", "pascal_50s.json")
+    file = _annotations(release, "consensus_pascal.mat")
     photos = release.image_folder(*PASCAL_IMAGES)
-    if file.suffix == ".json":
-        return [_pascal_json(release, file, photos)]
     pairs, references = _voted_pairs(file)
     path = _annotations(release, "pair_pascal.mat")
     content = _mat(path)
@@ -116,28 +109,6 @@ def pascal50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
         name = row[0].strip()
         judged.append(pair._replace(image_id=name, kind=kind, image=photos and photos / name))
     return [_consensus("pascal50s", judged, references, seed)]
-
-
-def _pascal_json(release: Files, path: Path, photos: Path | None) -> CaptionPairs:
-    references: list[list[str]] = []
-
-    def pair_of(item: tuple[str, Any]) -> Pair:
-        kind, row = item
-        first, second = captions_of(row["captions"])
-        references.append(captions_of(row["references"]))
-        name = PurePosixPath(row["image"]).name
-        preference = {0: 1.0, 1: 0.0}[row["label"]]
-        return Pair(name, first, second, kind, preference, photos and photos / name)
-
-    items = [(kind, row) for kind in KINDS.values() for row in json_rows(path, kind)]
-    rows = convert(path, items, pair_of)
-    release.check_count("pairs", len(rows), 4000)
-    convention = (
-        "the caption that the label names scores higher; metrics with references see those of the file; equal scores "
-        "count one half"
-    )
-    further = {f"{REFERENCES} references": references}
-    return caption_pairs("pascal50s", rows, further, convention, **BY_CONSENSUS)
 
 
 def abstract50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
@@ -185,10 +156,9 @@ def _consensus(name: str, rows: list[Pair], references: list[list[str]], seed: i
     return caption_pairs(name, rows, drawn, convention, shown_kinds=several, **BY_CONSENSUS)
 
 
-def _annotations(release: Files, *names: str) -> Path:
-    """The first of ``names`` in the folder, or in the subfolder that the release has."""
-    places = [place for name in names for place in (name, f"pyCIDErConsensus/{name}")]
-    return release.require(CONSENSUS, *places)
+def _annotations(release: Files, name: str) -> Path:
+    """A file in the folder, or in the subfolder that the release has."""
+    return release.require(CONSENSUS, name, f"pyCIDErConsensus/{name}")
 
 
 def _mat(path: Path) -> dict[str, Any]:
@@ -242,7 +212,14 @@ def foil(
     path = release.require(FOIL_SOURCE, *FOIL_PAIRS)
     excluded: dict[str, int] = {}
     if path.name == "foil-it.json":
-        voted = convert(path, json_rows(path), _valse_pair)
+        voted = convert(
+            path,
+            json_rows(path),
+            lambda row: (
+                Pair(row["image_file"], row["caption"], row["foil"]),
+                row["mturk"]["caption"],
+            ),
+        )
         release.check_count(f"pairs in {path}", len(voted), FOIL_PAIRS[path.name])
         pairs = [pair for pair, votes in voted if votes >= 2]
         left_out = len(voted) - len(pairs)
@@ -297,11 +274,6 @@ def _released_foil(path: Path) -> list[Pair]:
     return convert(path, wrong, lambda foil: Pair(foil[1], true[foil[0]], foil[2]))
 
 
-def _valse_pair(row: dict[str, Any]) -> tuple[Pair, int]:
-    """A pair of a file of VALSE, and how many people found its caption right."""
-    return Pair(row["image_file"], row["caption"], row["foil"]), row["mturk"]["caption"]
-
-
 def sugarcrepe(release: Files) -> list[CaptionPairs]:
     """Read SugarCrepe's seven files (Hsieh et al., NeurIPS 2023).
 
@@ -310,11 +282,12 @@ def sugarcrepe(release: Files) -> list[CaptionPairs]:
     metrics of text alone can be judged, too.
     """
 
-    def pair_of(row: dict[str, str]) -> Pair:
-        return Pair(row["filename"], row["caption"], row["negative_caption"])
-
     rows = []
-    for kind, pairs in release.read_counted(SUGARCREPE_SOURCE, SUGARCREPE, pair_of):
+    for kind, pairs in release.read_counted(
+        SUGARCREPE_SOURCE,
+        SUGARCREPE,
+        lambda row: Pair(row["filename"], row["caption"], row["negative_caption"]),
+    ):
         rows += [pair._replace(kind=kind) for pair in pairs]
     judged = [(row.image_id, row.first) for row in rows]
     others = other_captions(release.folder / COCO_VAL2017, judged, release.folder)
@@ -395,11 +368,11 @@ def sugarcrepe_pp(release: Files) -> list[CaptionGroups]:
     with the negative. The summaries are means over the files.
     """
 
-    def group_of(row: dict[str, str]) -> list[str]:
-        return [row[key] for key in ("filename", "caption", "caption2", "negative_caption")]
-
     rows, kinds = [], []
-    for kind, groups in release.read_counted(SUGARCREPE_PP_SOURCE, SUGARCREPE_PP, group_of):
+    keys = ("filename", "caption", "caption2", "negative_caption")
+    for kind, groups in release.read_counted(
+        SUGARCREPE_PP_SOURCE, SUGARCREPE_PP, lambda row: [row[key] for key in keys]
+    ):
         rows += groups
         kinds += [kind] * len(groups)
     convention = (

@@ -182,13 +182,11 @@ def _times(row: Mapping[str, Any]) -> list[tuple[float, float]]:
 
 def _overlapping(row: Mapping[str, Any], time: tuple[float, float]) -> list[str]:
     """The sentences with more than ``OVERLAP`` of their whole seconds in ``time``, or all."""
-
-    def seconds(span: tuple[float, float]) -> set[int]:
-        return set(range(int(span[0]), int(span[1]) + 1))
-
     sentences, near = captions_of(row["sentences"]), []
+    first, last = map(int, time)
     for text, interval in zip(sentences, _times(row), strict=True):
-        own = seconds(interval)
-        if len(own & seconds(time)) / len(own) > OVERLAP:
+        start, end = map(int, interval)
+        common = max(min(end, last) - max(start, first) + 1, 0)
+        if common / (end - start + 1) > OVERLAP:
             near.append(text)
     return near or sentences

@@ -72,53 +72,6 @@ class Selection:
 
 
 @dataclass
-class CurateConfig(TrustConfig):
-    """``curate``: rank and filter the captions of a data set (docs/curation.md).
-
-    Args:
-        data: a file, JSON lines (``.jsonl``), Parquet (``.parquet``) or Karpathy JSON (``.json``), or a folder of such
-            files, which are read in the order of their names.
-        image_root: folder where relative paths of images start, itself relative to the folder of each file; null is the
-            folder of each file.
-        image_column: of JSON lines and Parquet: the path of the image.
-        caption_column: of JSON lines and Parquet: the caption, or a list of captions of the image.
-        split: split to curate, which includes rows without a split; rows of other splits are kept unchanged.
-        rules: ``[min, max]`` for each measure of a caption, either of them null (docs/curation.md lists the measures).
-        text_column: of JSON lines and Parquet: text in the image, for the measure ``text_overlap``.
-        scores: rewards that need no references, by name.
-        select: steps that select among the captions that follow the rules, in their order.
-        duplicates: keep only the first of equal captions: in all the data (``caption``) or of one image (``pair``);
-            null keeps all.
-        on_bad: for an image that cannot be read: ``fail`` stops, ``skip`` drops its captions.
-        part_rows: rows that are measured and scored at a time, and saved as one part.
-        worker: ``K/N``, with K from 0 to N - 1: measure and score only every N-th part, starting with part K. A run
-            without it uses the parts of such runs and completes what is missing.
-        num_workers: threads that check images.
-        examples: number of captions that the report shows for each reason.
-        seed: of the choice of examples.
-        out: folder for ``kept.jsonl``, ``report.md`` and ``parts``.
-    """
-
-    data: str
-    image_root: str | None = None
-    image_column: str = "image"
-    caption_column: str = "references"
-    split: str = "train"
-    rules: dict[str, list[float | None]] = field(default_factory=dict)
-    text_column: str | None = None
-    scores: dict[str, JudgeConfig] = field(default_factory=dict)
-    select: list[Selection] = field(default_factory=list)
-    duplicates: Literal["caption", "pair"] | None = None
-    on_bad: Literal["fail", "skip"] = "fail"
-    part_rows: Annotated[int, Range(min=1, max=10**7)] = 20_000
-    worker: str | None = None
-    num_workers: Workers = 4
-    examples: Annotated[int, Range(min=0, max=1000)] = 5
-    seed: Seed = 0
-    out: str = "curated"
-
-
-@dataclass
 class RecaptionerConfig:
     """The model that writes the captions.
 
@@ -170,6 +123,32 @@ class PartsConfig(PairsConfig):
     part_rows: Annotated[int, Range(min=1, max=10**7)] = 512
     worker: str | None = None
     out: str = "out"
+
+
+@dataclass
+class CurateConfig(PartsConfig):
+    """``curate``: rank and filter the captions of a data set (docs/curation.md).
+
+    Args:
+        data: images and their captions; ``data.on_bad: skip`` drops captions of an image that cannot be read.
+        splits: splits to curate; rows of others are kept unchanged. Empty curates all.
+        rules: ``[min, max]`` for each measure of a caption, either of them null (docs/curation.md lists the measures).
+        scores: rewards that need no references, by name.
+        select: steps that select among the captions that follow the rules, in their order.
+        duplicates: keep only the first of equal captions: in all the data (``caption``) or of one image (``pair``);
+            null keeps all.
+        part_rows: rows that are measured and scored at a time, and saved as one part.
+        examples: number of captions that the report shows for each reason.
+        out: folder for ``kept.jsonl``, ``report.md`` and ``parts``.
+    """
+
+    rules: dict[str, list[float | None]] = field(default_factory=dict)
+    scores: dict[str, JudgeConfig] = field(default_factory=dict)
+    select: list[Selection] = field(default_factory=list)
+    duplicates: Literal["caption", "pair"] | None = None
+    part_rows: Annotated[int, Range(min=1, max=10**7)] = 20_000
+    examples: Annotated[int, Range(min=0, max=1000)] = 5
+    out: str = "curated"
 
 
 @dataclass

@@ -102,7 +102,7 @@ def test_items_on_the_command_line_take_no_options_from_the_file(file: str, tmp_
         assert parse(ScstConfig, ["--config", file, *words], "scst.py").reward.terms == {
             "rouge_l": RewardTerm()
         }
-    (tmp_path / "c.yaml").write_text("data: D\nselect: [{score: clip, top: 0.5}]")
+    (tmp_path / "c.yaml").write_text("data: {path: D}\nselect: [{score: clip, top: 0.5}]")
     words = ["--config", str(tmp_path / "c.yaml"), "--select", "[{score: clip, min: 0.2}]"]
     assert parse(CurateConfig, words, "curate.py").select == [Selection("clip", min=0.2)]
 

@@ -2,7 +2,8 @@
 
 import ast
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,10 +11,9 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from rewards.base import RewardError
+from rewards.base import RewardError, naming
 from rewards.images import UNREADABLE, open_image
 from rl_caption.data.base import DataError
-from rl_caption.lab.curation import open_parquet
 from rl_caption.lab.meta_evaluation.sets.base import (
     Files,
     RatedCaptions,
@@ -111,7 +111,7 @@ def hub_ratings(files: tuple[Path, ...]) -> list[Rating]:
 
     Where the name of the image is not there, rows with the same references are of one image.
     """
-    with open_parquet(files[0]) as content:
+    with _open_parquet(files[0]) as content:
         there = set(content.schema_arrow.names)
     columns = {}
     for what, names in COLUMNS.items():
@@ -123,7 +123,7 @@ def hub_ratings(files: tuple[Path, ...]) -> list[Rating]:
     image = columns.pop("image")
     rows: list[Rating] = []
     for path in files:
-        with open_parquet(path) as content:
+        with _open_parquet(path) as content:
             values = content.read(list(columns.values())).to_pylist()
         rows += convert(path, values, lambda row: _rating(row, columns))
     return [row._replace(image=StoredImage(files, image, n)) for n, row in enumerate(rows)]
@@ -144,7 +144,7 @@ def _stored_images(files: tuple[Path, ...], column: str) -> list[Any]:
     """The cells of a column of images; only metrics that look at images wait for them."""
     cells: list[Any] = []
     for path in files:
-        with open_parquet(path) as content:
+        with _open_parquet(path) as content:
             cells += content.read([column])[column].to_pylist()
     return cells
 
@@ -164,3 +164,13 @@ class StoredImage:
             return open_image(Image.open(io.BytesIO(stored)), own_mode=True)
         except (*UNREADABLE, RewardError) as error:
             raise RewardError(f"an image of a Parquet file cannot be read: {error}") from error
+
+
+@contextmanager
+def _open_parquet(file: Path) -> Iterator[Any]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    kinds = (ArrowException, OSError, ValueError)
+    with naming(f"{file} is not a readable Parquet file", kinds, DataError):
+        yield ParquetFile(file)

@@ -1,12 +1,10 @@
 """Configuration of ``ablate``: dataclasses only, as in ``rl_caption.config.schema``."""
 
 import re
-from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
-from rl_caption.config.schema import DataConfig, RewardTerm, TrustConfig
-from rl_caption.evaluation.metrics import SCORERS
+from rl_caption.config.schema import RewardTerm, TrustConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Beams, Fraction, LengthPenalty, Seed, Workers
@@ -38,17 +36,10 @@ class AlphaConfig:
         return [f"alpha={value:g}" for value in self.values]
 
     def __post_init__(self) -> None:
-        self.against = self.against or {
-            "cider": RewardTerm()
-        }  # as a default, the parser would refuse {cider: {}}
-        _check_terms("terms", self.terms)
-        _check_terms("against", self.against)
-        if not self.values:
-            raise ConfigError("values is empty: expected at least one number from 0 to 1")
+        # As a default, the parser would refuse {cider: {}}.
+        self.against = self.against or {"cider": RewardTerm()}
         if both := sorted(self.terms.keys() & self.against):
-            raise ConfigError(
-                f"terms and against both have {both}: expected different names (target names the reward)"
-            )
+            raise ConfigError(f"terms and against both have {both}: expected different names")
 
 
 @dataclass
@@ -58,30 +49,19 @@ class CellConfig:
     Args:
         terms: the reward of the cell, which replaces ``reward.terms`` of the base.
         overrides: values by dotted key, such as ``{train.lr: 1.0e-5}``; keys of ``train``, ``rollout``, ``eval``,
-            ``reward`` or ``monitor``.
+            ``reward`` or ``monitor``. Model and data are the same in all cells.
     """
 
     terms: dict[str, RewardTerm]
     overrides: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_terms("terms", self.terms)
         for key in self.overrides:
-            if f"{key}.".startswith(SET_BY_GRID):
-                raise ConfigError(f"overrides has {key}: the grid sets it (seeds, terms)")
-            if not key.startswith(OVERRIDABLE):
-                starts = ", ".join(OVERRIDABLE)
-                same = "model and data are the same in all cells of a base"
+            if not key.startswith(OVERRIDABLE) or f"{key}.".startswith(SET_BY_GRID):
                 raise ConfigError(
-                    f"overrides has {key}: expected a key that starts with {starts}; {same}"
+                    f"overrides has {key}: expected a key that starts with {', '.join(OVERRIDABLE)}; the grid sets "
+                    "seeds and terms"
                 )
-
-
-def _check_terms(key: str, terms: dict[str, RewardTerm]) -> None:
-    if not terms:
-        raise ConfigError(f"{key} is empty: name at least one reward, such as cider")
-    if zeros := [name for name, term in terms.items() if term.weight == 0]:
-        raise ConfigError(f"{key}.{zeros[0]}.weight is 0: expected another number")
 
 
 @dataclass
@@ -90,9 +70,7 @@ class AblateConfig(TrustConfig):
 
     Args:
         base: configuration of ``scst`` that all cells share; its ``model.init`` is the starting policy.
-        bases: several such configurations by name, instead of ``base``; the grid is run on each.
-        data: keys that replace those of ``data`` in every base, such as ``{path: /disk/coco}``.
-        all: keys that replace those of every base and of the runs that it starts from, such as ``{data: {path:
+        all: keys that replace those of the base and of the runs that it starts from, such as ``{data: {path:
             /disk/coco}}``.
         cells: reward and overrides of each cell, by its label.
         alpha: further cells, labelled ``alpha=VALUE``.
@@ -105,19 +83,13 @@ class AblateConfig(TrustConfig):
         length_penalty: of beam search, as in ``evaluate``.
         metrics: as in ``evaluate``.
         tokenizer: as in ``evaluate``.
-        judges: rewards that are further columns, by their headings; they may be trained on. The first one is plotted
-            over alpha.
+        judges: rewards that are further columns, by their headings; they may be trained on.
         jobs: number of runs at a time, each in its own process with its share of the CPU cores and GPUs.
-        launch: start cross-entropy runs and cells by ``accelerate launch`` with this ``--config_file``; null starts
-            each as one process. The number of processes is ``train.num_processes`` of the base, or else that of the
-            file, or else the number of GPUs of a run.
         out: folder of all runs and of the report.
         report: also write ``report.html`` there (docs/report.md).
     """
 
     base: str | None = None
-    bases: dict[str, str] = field(default_factory=dict)
-    data: dict = field(default_factory=dict)
     all: dict = field(default_factory=dict)
     cells: dict[str, CellConfig] = field(default_factory=dict)
     alpha: AlphaConfig | None = None
@@ -133,44 +105,21 @@ class AblateConfig(TrustConfig):
     tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
     jobs: Workers = 1
-    launch: str | None = None
     out: str = "runs/ablation"
     report: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        options = [option.name for option in fields(DataConfig)]
-        for key in [key for key in self.data if key not in options]:
-            raise ConfigError(f"data.{key} is not an option: expected {', '.join(options)}")
-        if (self.base is None) == (not self.bases):
-            raise ConfigError(
-                "set either base (one scst configuration) or bases (a mapping from names to them)"
-            )
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ConfigError(
-                f"seeds is {self.seeds}: expected different whole numbers, and at least one"
-            )
-        self._check_labels()
-        for name in self.judges:
-            if not name.isprintable() or "|" in name or not name.strip():
-                raise ConfigError(
-                    f"judges has the name {name!r}: expected a heading for a table, without |"
-                )
-        if unknown := [name for name in self.metrics if name not in SCORERS]:
-            raise ConfigError(f"metrics has {unknown[0]!r}: expected some of {', '.join(SCORERS)}")
-
-    def _check_labels(self) -> None:
+        if self.base is None:
+            raise ConfigError("base is not set: name a configuration of scst")
         labels = [*self.cells, *(() if self.alpha is None else self.alpha.labels)]
         if not labels:
             raise ConfigError("cells is empty, and alpha is not set: set cells, alpha, or both")
-        for key, names in (("cells", labels), ("bases", self.bases)):
-            for name in names:
-                if not LABEL.fullmatch(name):
-                    expected = "letters, digits and . _ = + - only, as it becomes a folder"
-                    raise ConfigError(f"{key} has the name {name!r}: expected {expected}")
-        if START in labels:
-            raise ConfigError(
-                f"cells has the name {START!r}, which is that of the starting policy: choose another"
-            )
-        if twice := [label for label, count in Counter(labels).items() if count > 1]:
-            raise ConfigError(f"cells and alpha have {twice[0]!r} twice")
+        for name in labels:
+            if not LABEL.fullmatch(name) or name == START or labels.count(name) > 1:
+                raise ConfigError(
+                    f"cells has the name {name!r}: expected names of folders that differ, of letters, digits and "
+                    f". _ = + - (and not {START}, the starting policy)"
+                )
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"seeds is {self.seeds}: expected different whole numbers")

@@ -12,9 +12,9 @@ from rl_caption.config.schema import RewardTerm
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import column_of, csv_text, markdown
-from rl_caption.programs.ablation.config import AblateConfig
+from rl_caption.programs.ablation.config import START, AblateConfig
 from rl_caption.programs.ablation.plan import Cell, Plan, as_argument
-from rl_caption.programs.report.charts import Series, curves, figure, image, macros
+from rl_caption.programs.report.charts import Series, curves, figure, macros
 from rl_caption.programs.report.gallery import MAX_IMAGES, Source, source_of
 from rl_caption.programs.report.pages import (
     Page,
@@ -39,14 +39,12 @@ ALPHA_METRICS = (
 
 
 class Member(NamedTuple):
-    """One evaluated captioner: a starting policy (seed and run are None), or a cell with one seed.
+    """One evaluated captioner: the starting policy (seed and run are None), or a cell with one seed.
 
-    ``system`` names its row in tables, which all seeds of a cell share: ``LABEL`` or, with several bases,
-    ``BASE/LABEL``.
+    ``system`` names its row in tables, which all seeds of a cell share.
     """
 
     system: str
-    base: str
     alpha: float | None
     seed: int | None
     evaluation: EvaluationFolder
@@ -68,18 +66,19 @@ def by_system(members: Sequence[Member]) -> dict[str, list[Member]]:
 def write_report(
     members: Sequence[Member], plan: Plan, config: AblateConfig, failures: Sequence[str]
 ) -> list[Path]:
-    """Write ``table.md``, ``runs.csv``, ``report.html``, and ``alpha.svg`` for alphas.
+    """Write ``table.md``, ``runs.csv`` and ``report.html``; return the paths.
 
-    ``members`` begins with the starting policies; ``failures`` are sentences about missing cells. Returns the paths.
+    ``members`` begins with the starting policy; ``failures`` are sentences about missing cells.
     """
-    out, systems = Path(config.out), by_system(members)
+    out = Path(config.out)
+    systems = by_system(members)
     tables = markdown_tables(systems)
     print(f"\n{tables}\n")
     policies = "after the last step" if config.policy == "last" else "best by validation"
     remarks = [
         f"Means over seeds ± standard deviation, split {config.split!r}; policies {policies}. "
         "`start` is the policy that all cells start from.",
-        *dict.fromkeys(f"{cell.system}: {formula(cell)}" for cell in plan.cells),
+        *dict.fromkeys(f"{cell.label}: {formula(cell)}" for cell in plan.cells),
         *score_notes(evaluations_of(systems)),
         *(f"missing: {failure}" for failure in failures),
     ]
@@ -88,17 +87,12 @@ def write_report(
         "table.md": f"# {out.name}\n\n{tables}\n\n{listed}\n",
         "runs.csv": runs_csv(systems),
     }
-    if any(one.alpha is not None for one in members):
-        keys = [key for key in metric_keys(systems) if key == "CIDEr" or key.startswith(JUDGE)]
-        charts = {column_of(key).heading: alpha_series(systems, key) for key in keys[:2]}
-        written["alpha.svg"] = image(charts, "alpha")
     for name, text in written.items():
         write_text(out / name, text)
     files = [out / name for name in written]
     if config.report:
-        rows = next(iter(plan.bases.values())).rows
-        page = ablation_page(out.name, systems, failures, source_of(rows))
-        files += filter(None, [write_page(out, rows, page)])
+        page = ablation_page(out.name, systems, failures, source_of(plan.rows))
+        files += filter(None, [write_page(out, plan.rows, page)])
     return files
 
 
@@ -186,12 +180,12 @@ def markdown_tables(systems: Systems) -> str:
 def runs_csv(systems: Systems) -> str:
     """CSV, a row for each run: every metric as computed."""
     keys = metric_keys(systems)
-    lines: list[list[Any]] = [["system", "base", "alpha", "seed", *keys, "first_alarm"]]
+    lines: list[list[Any]] = [["system", "alpha", "seed", *keys, "first_alarm"]]
     for members in systems.values():
         for one in members:
             values = [one.evaluation.scores["metrics"].get(key) for key in keys]
             first_alarm = next(iter(alarms_of([one])[1]), None)
-            lines.append([one.system, one.base, one.alpha, one.seed, *values, first_alarm])
+            lines.append([one.system, one.alpha, one.seed, *values, first_alarm])
     return csv_text(lines)
 
 
@@ -209,25 +203,21 @@ def _alpha_charts(systems: Systems) -> Markup:
 
 
 def alpha_series(systems: Systems, key: str) -> list[Series]:
-    """The lines of alpha against a metric, times the factor of its heading: for each base its cells, and its start."""
+    """The lines of alpha against a metric, times the factor of its heading: of the cells, and of the start."""
     factor = column_of(key).factor
-    cells: dict[str, dict[float, tuple[float, float]]] = {}
-    starts: dict[str, tuple[str, float]] = {}
-    for name, members in systems.items():
-        scores = over_seeds([member.evaluation for member in members])
-        if key not in scores:
+    points, errors, start = [], {}, None
+    for members in systems.values():
+        mean, deviation = over_seeds([one.evaluation for one in members]).get(key, (None, None))
+        alpha = members[0].alpha
+        if mean is None:
             continue
-        base, alpha, (mean, deviation) = members[0].base, members[0].alpha, scores[key]
         if alpha is not None:
-            cells.setdefault(base, {})[alpha] = (factor * mean, factor * (deviation or 0.0))
+            points.append((alpha, factor * mean))
+            errors[alpha] = factor * (deviation or 0.0)
         elif members[0].seed is None:
-            starts[base] = name, factor * mean
-    lines = []
-    for colour, (base, by_alpha) in enumerate(cells.items()):
-        points = [(alpha, mean) for alpha, (mean, _) in sorted(by_alpha.items())]
-        errors = {alpha: deviation for alpha, (_, deviation) in by_alpha.items()}
-        lines.append(Series(base or "mean over seeds", points, colour, True, errors))
-        if base in starts:
-            name, value = starts[base]
-            lines.append(Series(name, [(points[0][0], value), (points[-1][0], value)], 2))
+            start = factor * mean
+    points.sort()
+    lines = [Series("mean over seeds", points, 0, True, errors)] if points else []
+    if points and start is not None:
+        lines.append(Series(START, [(points[0][0], start), (points[-1][0], start)], 2))
     return lines

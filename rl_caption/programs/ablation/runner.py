@@ -5,7 +5,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +17,9 @@ from tqdm.auto import tqdm
 from rewards.base import Reward
 from rewards.files import remove_leftovers
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.loading import is_captioner
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import ScstConfig
-from rl_caption.config.shipped import find_config
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation import check_writable, write_evaluation
@@ -30,7 +28,6 @@ from rl_caption.evaluation.results import column_of, format_value
 from rl_caption.programs.ablation.config import START, AblateConfig
 from rl_caption.programs.ablation.jobs import EndedJob, Job, run_jobs, share_devices
 from rl_caption.programs.ablation.plan import (
-    Base,
     Cell,
     EarlierRun,
     Parse,
@@ -38,7 +35,6 @@ from rl_caption.programs.ablation.plan import (
     build_rewards,
     check_start,
     make_plan,
-    untrained_models,
 )
 from rl_caption.programs.ablation.report import Member, write_report
 from rl_caption.programs.evaluate import score_captions, settings_of
@@ -72,35 +68,31 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         for folder in out.glob("**/"):
             remove_leftovers(folder)
         plan = make_plan(config, parse)
-        if plan.reward_models:
-            build_rewards(
-                config, plan, untrained_models([model.file for model in plan.reward_models], parse)
-            )
-        for index, model in enumerate(plan.reward_models):
-            _train_first(model, out / "start" / f"reward_model{index}.log")
-        judges, signatures = build_rewards(config, plan)
-        for base in plan.bases.values():
-            if base.warm_start is not None and not is_complete(base.warm_start.folder):
-                log = out / "start" / base.name / "cross_entropy.log"
-                _train_first(base.warm_start, log, config.launch, base.processes)
-            if not is_captioner(base.start):
-                raise ConfigError(
-                    f"warm_start is done, but model.init {base.start!r} does not exist: name what it wrote"
-                )
-        starts = [_evaluate_start(base, config, judges[base.name]) for base in plan.bases.values()]
+        # Where it can be, what is wrong is said before anything is trained.
+        rewards = None if plan.reward_models else build_rewards(config, plan)
+        earlier = [*plan.reward_models, *filter(None, [plan.warm_start])]
+        for index, run in enumerate(earlier):
+            _train_first(run, out / "start" / f"{run.program}{index}.log")
+        judges, signatures = rewards or build_rewards(config, plan)
+        base = plan.base
+        prompt = getattr(base.model, "prompt", None)
+        folder = out / "start" / config.split
+        evaluation = evaluate_captioner(plan.start, base, config, judges, folder, prompt)
+        _print(f"{START}: {_headline(evaluation)}")
         for cell in plan.cells:
-            check_start(cell, plan.bases[cell.base], signatures[cell.name])
+            check_start(cell, plan.start, signatures[cell.name])
         members, failures = _run_cells(config, plan, judges)
-        for path in write_report([*starts, *members], plan, config, failures):
+        start = Member(START, None, None, evaluation, None)
+        for path in write_report([start, *members], plan, config, failures):
             _print(f"wrote {path}")
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def _train_first(run: EarlierRun, log: Path, launch: str | None = None, processes: int = 1) -> None:
+def _train_first(run: EarlierRun, log: Path) -> None:
     """Train what every cell needs; without it there is no grid."""
-    command = _command(run.program, run.file, run.overrides, launch, processes)
+    command = _command(run.program, run.file, run.overrides)
     _print(f"training first: {shlex.join(command[1:])}, output in {log}")
     with closing(run_jobs([Job(f"{run.program} ({run.folder})", command, log)])) as running:
         ended = next(running)
@@ -108,22 +100,8 @@ def _train_first(run: EarlierRun, log: Path, launch: str | None = None, processe
         raise ConfigError(failure)
 
 
-def _command(
-    program: str, file: str, overrides: list[str], launch: str | None, processes: int
-) -> list[str]:
-    words = ["-m", "rl_caption", program, "--config", file, *overrides]
-    if launch is None:
-        return [sys.executable, *words]
-    # Port 0: any free one, so that parallel runs do not meet.
-    options = [
-        "--config_file",
-        str(find_config(launch)),
-        "--num_processes",
-        str(processes),
-        "--main_process_port",
-        "0",
-    ]
-    return [sys.executable, "-m", "rl_caption.runtime.launch", *options, *words]
+def _command(program: str, file: str, overrides: Sequence[str] = ()) -> list[str]:
+    return [sys.executable, "-m", "rl_caption", program, "--config", file, *overrides]
 
 
 def _failure(ended: EndedJob, run: Path) -> str | None:
@@ -139,26 +117,20 @@ def _failure(ended: EndedJob, run: Path) -> str | None:
 
 
 def _run_cells(
-    config: AblateConfig, plan: Plan, judges: Mapping[str, Mapping[str, Reward]]
+    config: AblateConfig, plan: Plan, judges: Mapping[str, Reward]
 ) -> tuple[list[Member], list[str]]:
     """Train the cells that are not complete, evaluate all; return members in the order of the plan, and failures."""
-    cells, results, failures = (
-        {cell.name: cell for cell in plan.cells},
-        dict[str, Member](),
-        list[str](),
-    )
+    cells = {cell.name: cell for cell in plan.cells}
+    results: dict[str, Member] = {}
+    failures: list[str] = []
     complete = [cell for cell in plan.cells if is_complete(cell.run)]
     jobs = []
     for cell in plan.cells:
         if cell not in complete:
             file = cell.folder / "scst.yaml"
-            write_text(
-                file, yaml.safe_dump(json.loads(json.dumps(asdict(cell.config))), sort_keys=False)
-            )
-            command = _command(
-                "scst", str(file), [], config.launch, plan.bases[cell.base].processes
-            )
-            jobs.append(Job(cell.name, command, cell.folder / "log.txt"))
+            values = json.loads(json.dumps(asdict(cell.config)))
+            write_text(file, yaml.safe_dump(values, sort_keys=False))
+            jobs.append(Job(cell.name, _command("scst", str(file)), cell.folder / "log.txt"))
     _print(
         f"{len(cells)} runs: {len(complete)} complete, {len(jobs)} to train, {config.jobs} at a time"
     )
@@ -168,7 +140,7 @@ def _run_cells(
         failure = None if ended is None else _failure(ended, cell.run)
         if failure is None:
             try:
-                result = _evaluate_cell(cell, config, judges[cell.base])
+                result = _evaluate_cell(cell, config, judges)
                 results[cell.name] = result
                 how = f"trained in {clock(ended.seconds)}" if ended is not None else "kept"
                 _print(
@@ -196,15 +168,6 @@ def _run_cells(
     return [results[name] for name in cells if name in results], failures
 
 
-def _evaluate_start(base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
-    folder = Path(config.out) / "start" / base.name / config.split
-    prompt = getattr(base.config.model, "prompt", None)
-    evaluation = evaluate_captioner(base.start, base.config, config, judges, folder, prompt)
-    system = f"{base.name}/{START}" if base.name else START
-    _print(f"{system}: {_headline(evaluation)}")
-    return Member(system, base.name, None, None, evaluation, None)
-
-
 def _evaluate_cell(cell: Cell, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
     model = cell.run / "export" / config.policy
     if not is_intact(model):
@@ -215,7 +178,7 @@ def _evaluate_cell(cell: Cell, config: AblateConfig, judges: Mapping[str, Reward
     evaluation = evaluate_captioner(
         model, cell.config, config, judges, cell.folder / f"{config.split}_{config.policy}"
     )
-    return Member(cell.system, cell.base, cell.alpha, cell.seed, evaluation, read_run(cell.run))
+    return Member(cell.label, cell.alpha, cell.seed, evaluation, read_run(cell.run))
 
 
 def evaluate_captioner(
@@ -266,13 +229,12 @@ def evaluate_captioner(
 
 def _headline(evaluation: EvaluationFolder) -> str:
     """CIDEr and the judges on one line."""
-    values = evaluation.scores["metrics"]
-    figures = [f"CIDEr (x100) {100 * values['CIDEr']:.1f}"] if "CIDEr" in values else []
-    judges = {key: column_of(key) for key in values if key.startswith(JUDGE)}
-    figures += [
-        f"{column.heading} {format_value(values[key], column)}" for key, column in judges.items()
-    ]
-    return ", ".join(figures) or "no CIDEr and no judge among its metrics"
+    figures = []
+    for key, value in evaluation.scores["metrics"].items():
+        if key == "CIDEr" or key.startswith(JUDGE):
+            column = column_of(key)
+            figures.append(f"{column.heading} {format_value(value, column)}")
+    return ", ".join(figures)
 
 
 def _print(text: str) -> None:

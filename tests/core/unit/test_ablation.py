@@ -23,13 +23,11 @@ from rl_caption.monitoring.judges import build_judges
 from rl_caption.programs.ablation.config import AblateConfig, AlphaConfig, CellConfig
 from rl_caption.programs.ablation.jobs import Job, run_jobs, share_devices
 from rl_caption.programs.ablation.plan import (
-    Base,
     Plan,
     build_rewards,
     check_start,
     make_cells,
     make_plan,
-    untrained_models,
 )
 from rl_caption.programs.ablation.report import (
     Member,
@@ -83,20 +81,10 @@ def test_alpha_weights_the_terms_and_its_ends_are_pure() -> None:
     )
 
 
-def test_cells_go_seed_by_seed_and_base_by_base() -> None:
-    config = grid(
-        base=None,
-        bases={"pixels": "p.yaml", "regions": "r.yaml"},
-        alpha=ALPHA,
-        seeds=[3, 1],
-        out="out",
-    )
-    cells = make_cells(config)
-    assert len(cells) == 2 * 2 * 4
-    assert [cell.seed for cell in cells] == [3] * 8 + [1] * 8
-    assert [cell.system for cell in cells[3:5]] == ["pixels/S_Mix", "regions/alpha=0"]
-    assert cells[3].folder == Path("out/cells/pixels/S_Mix/seed3")
-    assert make_cells(grid(out="out"))[0].folder == Path("out/cells/S_Mix/seed0")
+def test_cells_go_seed_by_seed() -> None:
+    cells = make_cells(grid(alpha=ALPHA, seeds=[3, 1], out="out"))
+    assert [cell.seed for cell in cells] == [3] * 4 + [1] * 4
+    assert cells[3].folder == Path("out/cells/S_Mix/seed3")
 
 
 @pytest.mark.parametrize(
@@ -105,15 +93,10 @@ def test_cells_go_seed_by_seed_and_base_by_base() -> None:
         ({"base": None}, "base"),
         ({"cells": {}}, "cells"),
         ({"seeds": [1, 1]}, "seeds"),
-        ({"judges": {"a|b": {"target": "bleu"}}}, "judges"),
-        ({"metrics": ["ciderr"]}, "metrics"),
-        ({"alpha": {"values": [], "terms": TERM}}, "alpha.values"),
         ({"alpha": {"values": [0.5, 0.5], "terms": {"bleu": {}}}}, "alpha=0.5"),
         ({"alpha": {"values": [0.5], "terms": TERM}}, "alpha.terms"),
         ({"cells": {"start": {"terms": TERM}}}, "'start'"),
         ({"cells": {"a/b": {"terms": TERM}}}, "'a/b'"),
-        ({"cells": {"a": {"terms": {}}}}, "cells.a.terms"),
-        ({"cells": {"a": {"terms": {"bleu": {"weight": 0}}}}}, "cells.a.terms.bleu.weight"),
         (
             {"cells": {"a": {"terms": TERM, "overrides": {"data.path": "x"}}}},
             "cells.a.overrides has data.path",
@@ -164,12 +147,10 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
         SMALL_WORLD + f"model: {{init: {tmp_path}/absent}}\n",
     )
     (tmp_path / "xe.yaml").write_text(f"run: {{dir: {tmp_path}/xe}}\n")
-    (tmp_path / "launch.yaml").write_text("nonsense: 1\n")
     for match, config, base in (
-        (r"base\.yaml: model\.init is", grid(), SMALL_WORLD),
-        (f"'{tmp_path}/absent' is", grid(), absent),
-        (f"'{tmp_path}/xe/export/best'", grid(), absent + f"warm_start: {tmp_path}/xe.yaml\n"),
-        (f"launch '{tmp_path}/launch.yaml' is", grid(launch=f"{tmp_path}/launch.yaml"), text),
+        (r"base\.yaml: model\.init is None", grid(), SMALL_WORLD),
+        (r"base\.yaml: model\.init is '.*/absent'", grid(), absent),
+        ("model.init is '.*/absent'", grid(), absent + f"warm_start: {tmp_path}/xe.yaml\n"),
         (
             f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0: expected",
             cell("train.lr", -1.0),
@@ -196,40 +177,16 @@ def with_term(plan: Plan, name: str, **term: Any) -> Plan:
     return replace(plan, cells=[replace(cell, config=replace(cell.config, reward=reward))])
 
 
-def test_rewards_of_all_cells_are_built_before_reward_models_are_trained(tmp_path: Path) -> None:
+def test_a_wrong_reward_is_named_by_its_cell_or_judge(tmp_path: Path) -> None:
     plan = planned(grid(), tmp_path, captioner(tmp_path / "start"))
-    (tmp_path / "teacher.yaml").write_text(f"run: {{dir: {tmp_path}/teacher}}\n")
-    (tmp_path / "lclip.yaml").write_text(
-        f"run: {{dir: {tmp_path}/lclip}}\nwarm_start: [{tmp_path}/teacher.yaml]\n"
-    )
-    untrained = untrained_models([str(tmp_path / "lclip.yaml")], parse)
-    assert sorted(untrained) == [tmp_path / "lclip", tmp_path / "teacher"]
-    exported = {"backbone": f"{tmp_path}/lclip/export/best"}
-    for name, kwargs in (
-        ("clipscore", {"backbone": f"{tmp_path}/teacher/export/best", "prefix": ""}),
-        ("length_router", {"short": {"name": "cider"}, "long": exported}),
-    ):
-        waiting = with_term(plan, name, kwargs=kwargs)
-        assert build_rewards(grid(), waiting, untrained)[1] == {"S_Mix seed 0": {}}, (
-            "it waits for a model"
-        )
     for name, term, part in (
-        (
-            "l_clipscore",
-            {"kwargs": {"backbone": f"{tmp_path}/lclipp/export/best"}},
-            "student folder '.*lclipp",
-        ),
-        ("l_clipscore", {"kwargs": exported | {"ww": "2"}}, "'ww'"),
-        ("l_clipscore", {"kwargs": {"backbones": "nowhere"}}, "backbones"),
+        ("l_clipscore", {"kwargs": {"backbone": f"{tmp_path}/lclipp"}}, "student folder '.*lclipp"),
         ("l_clipscore", {"target": "blue"}, "'blue'"),
     ):
         with pytest.raises(ConfigError, match=f"^cell 'S_Mix': .*{part}"):
-            build_rewards(grid(), with_term(plan, name, **term), untrained)
+            build_rewards(grid(), with_term(plan, name, **term))
         with pytest.raises(ConfigError, match=rf"^judges\.{name}.*{part}"):
-            build_rewards(grid(judges={name: JudgeConfig(**term)}), plan, untrained)
-    judges = {"L": JudgeConfig("l_clipscore", exported), "R": JudgeConfig("rouge_l")}
-    ready, _ = build_rewards(grid(judges=judges), plan, untrained)
-    assert [list(found) for found in ready.values()] == [["R"]]
+            build_rewards(grid(judges={name: JudgeConfig(**term)}), plan)
 
 
 def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_same_data(
@@ -246,7 +203,7 @@ def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_s
     )
     (tmp_path / "grid.yaml").write_text(
         f"base: {tmp_path}/base.yaml\nout: {tmp_path}/out\nreward_models: [{tmp_path}/teacher.yaml]\n"
-        "data: {features_kwargs: {}}\nseeds: [2]\n"
+        "seeds: [2]\n"
         "cells: {L: {terms: {cider: {weight: 0.5, kwargs: {n: 3}}},"
         " overrides: {train.lr: 1.0e-5, rollout.num_samples: 3}}}\n"
     )
@@ -267,8 +224,8 @@ def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_s
     )
     assert (cell.config.data.kwargs["num_test"], cell.config.data.cache_mb) == (3, 7)
     assert cell.config.data.kwargs["num_train"] == 4, "what is not named stays"
-    assert len(plan.bases[""].rows) == 3
-    (teacher,), xe = plan.reward_models, plan.bases[""].warm_start
+    assert len(plan.rows) == 3
+    (teacher,), xe = plan.reward_models, plan.warm_start
     assert xe is not None
     assert (xe.file, xe.folder) == (f"{tmp_path}/xe.yaml", tmp_path / "xe")
     assert xe.overrides == ["--all.data.kwargs.num_test=3", "--all.data.cache_mb=7"]
@@ -279,39 +236,30 @@ def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(
     tmp_path: Path,
 ) -> None:
     plan = planned(grid(), tmp_path, captioner(tmp_path / "start"))
-    (cell,), base = plan.cells, plan.bases[""]
-    check_start(cell, base, {"bleu": "of a grid that was interrupted before this cell"})
-    check_start(cell, base, {"cider": "now"})
+    (cell,), start = plan.cells, plan.start
+    check_start(cell, start, {"bleu": "of a grid that was interrupted before this cell"})
+    check_start(cell, start, {"cider": "now"})
     write_run_files(cell.config, {})
-    check_start(cell, base, {"cider": "now"})
+    check_start(cell, start, {"cider": "now"})
     with pytest.raises(ConfigError, match="S_Mix seed 0"):
-        check_start(cell, base, {"cider": "later"})
+        check_start(cell, start, {"cider": "later"})
     (tmp_path / "start/model.safetensors").write_bytes(b"1")
     with pytest.raises(ConfigError, match=r"S_Mix seed 0.*/start"):
-        check_start(cell, base, {"cider": "now"})
+        check_start(cell, start, {"cider": "now"})
     planned(grid(), tmp_path)
     (tmp_path / "base.yaml").write_text((tmp_path / "base.yaml").read_text() + "train: {lr: 0.5}\n")
-    with pytest.raises(
-        ConfigError, match=r"1 of 1 cells(.|\n)*S_Mix seed 0: train.lr: 5e-06 -> 0.5"
-    ):
+    with pytest.raises(ConfigError, match=r"S_Mix seed 0 exists .*: train.lr: 5e-06 -> 0.5"):
         planned(grid(), tmp_path)
 
 
-def test_the_start_may_be_on_the_hub_and_runs_have_processes(
+def test_the_start_may_be_on_the_hub_and_cells_share_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    text = (
-        SMALL_WORLD
-        + "model: {name: huggingface, init: Owner/model}\ntrain: {num_processes: null}\n"
-    )
-    base = planned(grid(launch="configs/accelerate/cpu2.yaml"), tmp_path, text).bases[""]
-    assert (base.start, base.processes) == ("Owner/model", 2)
+    text = SMALL_WORLD + "model: {name: huggingface, init: Owner/model}\n"
     for jobs, threads in ((10**4, 1), (1, os.cpu_count() or 1)):
-        plan = planned(grid(jobs=jobs), tmp_path)
-        assert (plan.bases[""].processes, plan.cells[0].config.train.threads) == (1, threads)
-    launched = grid(launch="accelerate/multi_gpu")  # by its name
-    assert planned(launched, tmp_path, text.replace("null", "3")).bases[""].processes == 3
+        plan = planned(grid(jobs=jobs), tmp_path, text)
+        assert (plan.start, plan.cells[0].config.train.threads) == ("Owner/model", threads)
 
 
 def test_weights_are_known_by_a_hash_in_one_file_or_in_several(tmp_path: Path) -> None:
@@ -342,31 +290,16 @@ def test_a_cell_is_noted_by_its_own_reward_whatever_cells_are_before_it(tmp_path
     assert build_rewards(config, plan)[1] == alone
 
 
-def test_a_judge_cider_is_that_of_evaluation_and_of_its_base() -> None:
-    def base(name: str, *references: list[str]) -> Base:
-        rows = [
-            Row(image_id=str(index), image="", references=own)
-            for index, own in enumerate(references)
-        ]
-        return Base(name, ScstConfig(), "start", None, rows)
-
-    one, same, other = (
-        base("one", ["a dog"], ["a cat"]),
-        base("same", ["a dog"], ["a cat"]),
-        base("other", ["a cow"]),
-    )
+def test_a_judge_cider_is_that_of_evaluation() -> None:
+    texts = [["a dog"], ["a cat"]]
+    rows = [Row(image_id=str(i), image="", references=own) for i, own in enumerate(texts)]
     config = grid(judges={"cider": JudgeConfig()})
-    judges, _ = build_rewards(
-        config, Plan({found.name: found for found in (one, same, other)}, [], [])
-    )
-    evaluated = build_judges(config.judges, None, [["a dog"], ["a cat"]])
-    assert judges["one"]["cider"].signature == evaluated["cider"].signature
-    assert judges["one"]["cider"].signature.startswith("NO<EOS>_wInit")
-    assert judges["same"] is judges["one"]
-    assert judges["other"]["cider"].signature != judges["one"]["cider"].signature
-    judges, _ = build_rewards(replace(config, tokenizer="char"), Plan({"": one}, [], []))
-    characters = build_judges(config.judges, None, [["a dog"], ["a cat"]], tokenizer="char")
-    assert judges[""]["cider"].signature == characters["cider"].signature
+    plan = Plan(ScstConfig(), "start", None, [], rows, [])
+    for tokenizer, words in (("auto", "ptb"), ("char", "char")):
+        judges, _ = build_rewards(replace(config, tokenizer=tokenizer), plan)
+        evaluated = build_judges(config.judges, None, texts, tokenizer=words)
+        assert judges["cider"].signature == evaluated["cider"].signature
+        assert judges["cider"].signature.startswith("NO<EOS>_wInit")
 
 
 def python(code: str, log: Path, name: str = "job") -> Job:
@@ -475,7 +408,7 @@ def member(
     }
     lines = [{"step": step, "hacking/alarm": float(step == alarm)} for step in (0, 40, 60)]
     run = None if seed is None else RunFolder(Path(), lines, {}, {}, {}, True)
-    return Member(system, "", alpha, seed, EvaluationFolder(scores, {}, {}), run)
+    return Member(system, alpha, seed, EvaluationFolder(scores, {}, {}), run)
 
 
 RESULTS = [

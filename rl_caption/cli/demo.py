@@ -24,9 +24,15 @@ from rl_caption.data.base import load_image
 from rl_caption.data.files import write_text
 from rl_caption.evaluation import Evaluation, format_table, write_evaluation
 from rl_caption.programs.evaluate import score_captions
-from rl_caption.programs.report.charts import macros
-from rl_caption.programs.report.gallery import Source, source_of
-from rl_caption.programs.report.pages import Page, evaluations_page, render, runs_page
+from rl_caption.programs.report.charts import curves, macros
+from rl_caption.programs.report.gallery import source_of
+from rl_caption.programs.report.pages import (
+    Page,
+    evaluations_page,
+    monitor_section,
+    render,
+    settings_section,
+)
 from rl_caption.programs.report.read import read_evaluation, read_run
 from rl_caption.training.run_folder import is_complete, read_config
 
@@ -139,8 +145,8 @@ def _judge_all(
             config.metrics = ["bleu", "rouge", "cider"]
             judged = score_captions(config)
             assert judged is not None, "the demo is one process"
-            table[name], captions[name] = judged
-            written += write_evaluation(*judged, out)
+            table[name], captions[name], _ = judged
+            written += write_evaluation(table[name], captions[name], out)
         print(f"\n{heading}\n{format_table(table)}")
         if split == "test":
             rows = [build_data(data).split(split)[index] for index in range(PICTURE_IMAGES)]
@@ -161,7 +167,7 @@ def _page(
     stages: Sequence[tuple[str, float]],
     data: DataConfig,
 ) -> Page:
-    """The page of the demo: its stages, picture and tables, then what the report of several runs has."""
+    """The page of the demo: its stages, picture and tables, then the curves and settings of its runs."""
     judged = {
         split: evaluations_page(
             {name: read_evaluation(_folder(folder, split, name)) for name in names},
@@ -170,7 +176,7 @@ def _page(
         ).sections
         for split in SPLITS
     }
-    of_runs = runs_page({run.name: read_run(run) for run in runs}, Source({}), 1).sections
+    read = {run.name: read_run(run) for run in runs}
     rows = [
         [f"{number}. {what}", f"{seconds:.0f}"] for number, (what, seconds) in enumerate(stages, 1)
     ]
@@ -186,7 +192,9 @@ def _page(
             macros().note(heading) + judged[split]["Results"] for split, heading in SPLITS.items()
         ),
         "Captions": judged["test"]["Captions"],
-        **{name: of_runs[name] for name in ("Monitor", "Curves", "Settings")},
+        "Monitor": monitor_section(read),
+        "Curves": curves({name: [run] for name, run in read.items()}),
+        "Settings": settings_section(read),
     }
     return Page(
         "Demo", "Self-critical sequence training on the generated world, from nothing", sections

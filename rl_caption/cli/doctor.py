@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -45,7 +44,6 @@ NEEDED = {
     "filelock": "nothing trains: a run folder belongs to one process",
 }
 """Package that every installation has -> what is not possible without it."""
-TAGGER_DATA = "averaged_perceptron_tagger_eng"
 NO_JAVA = "METEOR, SPICE and the PTB tokenizer are left out of evaluate; training does not use Java"
 NO_START = "the run does not start"
 GB = 1e9
@@ -148,38 +146,10 @@ def java_findings() -> Iterator[Finding]:
     spec = importlib.util.find_spec("pycocoevalcap")
     if spec is None or not spec.submodule_search_locations:
         return
-    toolkit = Path(next(iter(spec.submodule_search_locations)))
-    spice = [
-        "spice-1.0.jar",
-        "lib/stanford-corenlp-3.6.0.jar",
-        "lib/stanford-corenlp-3.6.0-models.jar",
-    ]
-    download = "python -m pycocoevalcap.spice.get_stanford_models downloads 0.4 GB for it"
-    for name, folder, jars, cost in (
-        ("PTB tokenizer", "tokenizer", ["stanford-corenlp-3.4.1.jar"], "no PTB tokenizer"),
-        ("METEOR", "meteor", ["meteor-1.5.jar"], "METEOR is left out of evaluate"),
-        ("SPICE", "spice", spice, f"SPICE is left out of evaluate; {download}"),
-    ):
-        missing = [Path(jar).name for jar in jars if not (toolkit / folder / jar).is_file()]
-        finding = (
-            f"missing: {', '.join(missing)}"
-            if missing
-            else ", ".join(Path(jar).name for jar in jars)
-        )
-        yield Finding(name, finding, cost if missing else "")
-
-
-def tagger_findings() -> Iterator[Finding]:
-    """Yield whether NLTK's tagger has its data; the default tagger of detail units, TextBlob's, brings its own."""
-    try:
-        import nltk
-
-        path = nltk.data.find(f"taggers/{TAGGER_DATA}")
-    except (ImportError, LookupError):
-        cost = f"no NltkTagger, only the default tagger (python -m nltk.downloader {TAGGER_DATA})"
-        yield Finding("NLTK tagger", f"{TAGGER_DATA} is missing", cost)
-    else:
-        yield Finding("NLTK tagger", str(path))
+    jars = Path(next(iter(spec.submodule_search_locations))) / "spice" / "lib"
+    if not list(jars.glob("stanford-corenlp-*-models.jar")):
+        download = "python -m pycocoevalcap.spice.get_stanford_models downloads 0.4 GB for it"
+        yield Finding("SPICE", "its models are missing", f"left out of evaluate; {download}")
 
 
 def machine_findings() -> Iterator[Finding]:
@@ -212,7 +182,6 @@ SECTIONS = {
     "Image processing": torchvision_findings,
     "Devices": device_findings,
     "Evaluation": java_findings,
-    "Details of captions": tagger_findings,
 }
 
 
@@ -265,11 +234,9 @@ def _captioner_findings(
 
     try:
         start, model = _start_finding(config, chain)
-        if model is None or not (
-            model.init or rows
-        ):  # the words of a new captioner are those of the data
+        if model is None or not rows:
             return [start], None
-        ready = model is config.model and _has_weights(model)
+        ready = _has_weights(model)
         references, data = build.references_of(rows), config.data
         captioner = build.build_captioner(
             model, references, data.cache_mb, data.tokenizer, weights=ready
@@ -284,46 +251,29 @@ def _captioner_findings(
 def _start_finding(
     config: XeConfig | ScstConfig, chain: Chain
 ) -> tuple[Finding, ModelConfig | None]:
-    """A line about the captioner that the run starts from; and a model of its shape, or None where there is none.
-
-    A captioner that the warm start has not made yet is taken to have the shape of the one that the warm start begins with.
-    """
-    from rl_caption.captioners.config import SavedModelConfig
+    """A line about the captioner that the run starts from; and its model, or None where it is not there yet."""
     from rl_caption.cli.earlier_runs import warm_start_to_train
     from rl_caption.config.schema import ScstConfig
 
     model, start = config.model, config.model.init
-    cost = "no scales on its samples" if isinstance(config, ScstConfig) else ""
-    if start is None and isinstance(config, ScstConfig):
+    is_scst = isinstance(config, ScstConfig)
+    cost = "no scales on its samples" if is_scst else ""
+    if start is None and is_scst:
         return Finding("captioner", "model.init is not set", NO_START, True, OWN_START), None
     if start is None:
         return Finding("captioner", "a new one, with random weights"), model
+    if _has_weights(model):
+        return Finding("captioner", start), model
     if (
         isinstance(config, ScstConfig)
         and config.warm_start is not None
-        and not Path(start).exists()
+        and warm_start_to_train(config.warm_start, config, chain) is not None
     ):
-        earlier = warm_start_to_train(config.warm_start, config, chain)
-        if earlier is not None:
-            value, first = (
-                f"{start} does not exist yet; the run makes it by {config.warm_start}",
-                earlier.model,
-            )
-            if isinstance(first, SavedModelConfig):
-                assert isinstance(model, SavedModelConfig), "model.init is set"
-                # Prompt and processor go with the export.
-                processor, prompt = (
-                    first.processor_kwargs | model.processor_kwargs,
-                    model.prompt or first.prompt,
-                )
-                first = replace(model, init=first.init, prompt=prompt, processor_kwargs=processor)
-            return Finding("captioner", value, cost), first
-    if not Path(start).exists() and model.name != "huggingface":
-        return Finding(
-            "captioner", f"model.init {start} does not exist", NO_START, True, OWN_START
-        ), None
-    if _has_weights(model):
-        return Finding("captioner", start), model
+        value = f"{start} does not exist yet; the run makes it by {config.warm_start}"
+        return Finding("captioner", value, cost), None
+    if model.name != "huggingface":
+        value = f"model.init {start} does not exist"
+        return Finding("captioner", value, NO_START, True, OWN_START), None
     return Finding("captioner", f"{start}: the run downloads its weights", cost), model
 
 
@@ -350,7 +300,7 @@ def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captione
     """What a step or a validation holds at least, on one process without DeepSpeed, against the memory of the device.
 
     Keys and values are those of decoding, of vision-language models; activations, which depend on the model, come on
-    top. Without ``rows``, photos of 640 x 480 pixels are assumed.
+    top.
     """
     import psutil
     import torch
@@ -360,9 +310,7 @@ def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captione
     from rl_caption.scst.objectives import build_objective
 
     images = config.train.micro_batch_size or config.train.batch_size
-    first_rows = [rows[number] for number in range(min(images, len(rows)))] or [
-        _assumed_row(config.data.num_frames)
-    ]
+    first_rows = [rows[number] for number in range(min(images, len(rows)))]
     compares = False
     if isinstance(config, ScstConfig):
         options = config.train
@@ -408,17 +356,6 @@ def _caption_length(config: XeConfig | ScstConfig) -> tuple[str, int]:
     return "rollout.max_new_tokens", config.rollout.max_new_tokens
 
 
-def _assumed_row(frames: int | None) -> Row:
-    from PIL import Image
-
-    photo = Image.new("RGB", (640, 480))
-    return {
-        "image_id": "a photo of 640 x 480",
-        "image": [photo] * frames if frames else photo,
-        "references": [""] * 5,
-    }
-
-
 def _reward_finding(
     config: ScstConfig, rows: Sequence[Row], captioner: Captioner | None
 ) -> Finding:
@@ -445,18 +382,9 @@ def _reward_finding(
             )
         return Finding("reward", "\n  ".join(scale_report(reward, rows, sample)))
     except (build.ConfigError, RewardError) as error:
-        kwargs = [term.kwargs for term in config.reward.terms.values()]
-        models = [
-            str(arguments[key])
-            for arguments in kwargs
-            for key in ("backbone", "head")
-            if key in arguments
-        ]
-        if config.reward_models and any(
-            name in str(error) and not Path(name).exists() for name in models
-        ):
-            finding = f"the run first trains the models of {', '.join(config.reward_models)}"
-            return Finding("reward", f"{error}; {finding}", "no scales of its terms")
+        if config.reward_models and "does not exist" in str(error):
+            value = f"{error}; the run first trains the models of {', '.join(config.reward_models)}"
+            return Finding("reward", value, "no scales of its terms")
         return Finding("reward", str(error), "the run does not start until this exists", fatal=True)
 
 

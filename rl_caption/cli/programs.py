@@ -54,7 +54,7 @@ CORE = {
         "rl_caption.programs.ablation.config:AblateConfig",
     ),
     "report": Program(
-        "a page of a run, an ablation, or several runs or evaluations",
+        "a page of a run, or of one or several evaluations",
         "rl_caption.programs.report.program:main",
     ),
     "average": Program(

@@ -156,9 +156,8 @@ class CompareConfig(EvaluateConfig):
     """Captions of two files, compared by a paired test. Further arguments:
 
     Args:
-        compare: two files of captions in COCO result format, or folders of evaluations or of runs (whose
-            ``export/best`` then captions the split). Without ``references`` and ``data``, two folders are compared on
-            the data that they name.
+        compare: two files of captions in COCO result format, or folders of evaluations. Without ``references`` and
+            ``data``, two folders are compared on the data that they name.
         references: file of references that do not belong to a split of ``data``.
     """
 

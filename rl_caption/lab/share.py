@@ -160,7 +160,7 @@ def model_card(
         start=_without_folders((config.get("model") or {}).get("init")),
         config=yaml.safe_dump(_without_folders(config), sort_keys=False, allow_unicode=True),
         versions={} if run is None else run.env.get("versions", {}),
-        validations=None if run is None else validations_table({run.name: run}),
+        validations=None if run is None else validations_table(run),
         scores=score_tables(judged),
         notes=score_notes(judged),
         settings={} if evaluation is None else evaluation.settings,

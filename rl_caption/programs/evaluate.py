@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +29,6 @@ from rl_caption.config.evaluation import (
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.files import (
-    PREDICTIONS,
     Captions,
     References,
     captions_file,
@@ -80,7 +79,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from rewards.clip.encoder import CachedEncoder
-    from rewards.text.chair import Chair
     from rl_caption.data.base import DataModule
     from rl_caption.programs.captions import Captions as Decoded
 
@@ -114,13 +112,12 @@ def evaluate_split(config: EvaluateConfig) -> str:
     The table is empty in every process but the main one. Where a judge or the writing fails, what was computed before
     is printed. Raises as ``score_captions``.
     """
-    weights = (
-        _weights_of(config) if is_main_process() else {}
-    )  # before they are loaded: a training may replace them
-    judged = _score_captions(config)
+    # Before they are loaded: a training may replace them.
+    settings = settings_of(config) if is_main_process() else {}
+    judged = score_captions(config)
     if judged is None:
         return ""
-    evaluation, captions, images = judged
+    evaluation, captions, rows = judged
     name = _name(config)
     evaluations = {name: with_intervals(evaluation, config.bootstrap, seed=config.seed)}
     with _printed_on_failure(evaluations):
@@ -129,18 +126,17 @@ def evaluate_split(config: EvaluateConfig) -> str:
         if isinstance(config, EvaluateFileConfig):
             source = _source_of(config.predictions, captions)
         else:
-            source = weights | {"predictions": sha256_of(paths[0])}
-        write_json(Path(config.out) / SETTINGS, _settings_of(config) | source)
+            source = {"predictions": sha256_of(paths[0])}
+        write_json(Path(config.out) / SETTINGS, settings | source)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
-    _report(config, images)
+    _report(config, rows)
     return format_table(evaluations)
 
 
 def compare_systems(config: CompareConfig) -> str:
     """Judge two files of captions of the same images, test their differences, and return the tables.
 
-    Of runs, ``export/best`` captions the split first; where it cannot, the captions are those of the best validation,
-    and the first line says so. Writes a folder for each system as ``evaluate_split`` does, and ``comparison.json``.
+    Writes a folder for each system as ``evaluate_split`` does, and ``comparison.json``.
 
     Raises:
         EvaluationError: the files have captions of different images; with counts.
@@ -149,15 +145,14 @@ def compare_systems(config: CompareConfig) -> str:
     if config.references is None and config.data == DataConfig():
         config = _with_data_of_folders(config)
     _check_settings(config)
+    if not is_main_process():
+        return ""
     out = Path(config.out)
     files = [Path(path) for path in config.compare]
     stems = [file if file.is_dir() else file.with_suffix("") for file in files]
     names = unique_names(
         files if stems[0] == stems[1] else stems
     )  # test.xe and test.rl are two systems
-    config, note = _with_captions_of_runs(config, names)
-    if not is_main_process():
-        return ""
     paths = config.compare
     systems = [read_captions(path, allow_empty=True) for path in paths]
     check_same_images(systems[0], systems[1], paths)
@@ -177,115 +172,48 @@ def compare_systems(config: CompareConfig) -> str:
             # Before the folder, which may be the one that they were read from, is written anew.
             source = _source_of(paths[len(evaluations) - 1], texts)
             write_evaluation(evaluations[name], texts, out / folder_of(name))
-            write_json(out / folder_of(name) / SETTINGS, _settings_of(config) | source)
+            write_json(out / folder_of(name) / SETTINGS, settings_of(config) | source)
         differences = compare(
             evaluations[names[0]], evaluations[names[1]], config.bootstrap, seed=config.seed
         )
         file = write_comparison(differences, names, config.bootstrap, config.seed, out)
     print(f"wrote {file} and a folder for each system", file=sys.stderr)
-    _report(config, images)
-    table = "\n".join(
-        filter(None, [note, format_differences(differences, names, config.bootstrap)])
-    )
-    return "\n\n".join(filter(None, [note, format_table(evaluations), table]))
-
-
-def _is_run(path: str) -> bool:
-    """Whether a path is the folder of a run, and not of an evaluation."""
-    if not Path(path).is_dir() or Path(path, PREDICTIONS).is_file():
-        return False
-    from rl_caption.programs.report.read import kind_of
-
-    return kind_of(Path(path)) == "run"
-
-
-def _with_captions_of_runs(
-    config: CompareConfig, names: Sequence[str]
-) -> tuple[CompareConfig, str]:
-    """``config`` with captions of the split by ``export/best`` in place of each run, and an empty text.
-
-    Captions of validations are taken only where there is no other split, or where they are asked for; the text then
-    says that they chose ``export/best``, and so favour whoever had more choice.
-    """
-    runs = {path: name for path, name in zip(config.compare, names, strict=True) if _is_run(path)}
-    if not runs:
-        return config, ""
-    from rl_caption.config.build import build_data
-    from rl_caption.programs.report.read import named_data, read_run
-
-    chosen_on = {named_data(Path(run))[1] for run in runs}
-    split = config.split or SPLIT
-    captions, note = {}, ""
-    if (
-        config.references is None
-        and split not in chosen_on
-        and all(Path(run, "export", "best").is_dir() for run in runs)
-        and (config.split is not None or split in build_data(config.data).splits)
-    ):
-        for run, name in runs.items():
-            captions[run] = _caption_by_run(config, run, folder_of(name))
-    else:
-        if config.references is None:
-            config = replace(config, split=config.split or min(chosen_on))
-        captions = {run: str(read_run(Path(run)).best_predictions) for run in runs}
-        note = (
-            f"NOTE: these are images of {' and '.join(sorted(chosen_on))}, by which each run chose its best model: "
-            "the differences favour the run that had more choice. Only a split that chose nothing (test) compares fairly"
-        )
-    return replace(config, compare=[captions.get(path, path) for path in config.compare]), note
-
-
-def _caption_by_run(config: CompareConfig, run: str, name: str) -> str:
-    """Caption the split by the best model of a run; return the folder of the captions."""
-    options = {option.name: getattr(config, option.name) for option in fields(EvaluateConfig)}
-    out = str(Path(config.out, name))
-    model = EvaluateModelConfig(**options | {"model": str(Path(run, "export", "best")), "out": out})
-    images, accelerator = _images_to_caption(model)
-    captions, _ = _decode(model, images, accelerator)
-    if accelerator.is_main_process:
-        check_writable(out)
-        hashed = sha256_of(write_predictions(captions, out))
-        write_json(Path(out) / SETTINGS, settings_of(model) | {"predictions": hashed})
-    return out
+    _report(config, images.rows)
+    table = format_differences(differences, names, config.bootstrap)
+    return f"{format_table(evaluations)}\n\n{table}"
 
 
 def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
-    """``config`` with the data that both folders, of runs or evaluations, say their captions are of, and with the split
-    that evaluations name.
+    """``config`` with the data and the split that the folders of both evaluations name.
 
-    It stays as it is where one says nothing. Raises ``ConfigError`` where they differ.
+    It stays as it is where one names none. Raises ``ConfigError`` where they differ.
     """
     from rl_caption.programs.report.gallery import received_data
-    from rl_caption.programs.report.read import named_data
 
-    sources = [named_data(Path(path)) for path in config.compare if Path(path).is_dir()]
-    if len(sources) < 2 or not all(data for data, _ in sources):
+    notes = [Path(path) / SETTINGS for path in config.compare]
+    named = [read_json(note, EvaluationError) for note in notes if note.is_file()]
+    if len(named) < 2 or not all("data" in settings for settings in named):
         return config
-    evaluated = [
-        None if _is_run(path) else split
-        for path, (_, split) in zip(config.compare, sources, strict=True)
-    ]
-    split = evaluated[0] or evaluated[1]
     first, second = (
-        {"split": of_folder or split}
-        | {key: data.get(key) for key in IMAGES_AND_TEXTS if data.get(key)}
-        for (data, _), of_folder in zip(sources, evaluated, strict=True)
+        {key: settings["data"].get(key) for key in IMAGES_AND_TEXTS} | {"split": settings["split"]}
+        for settings in named
     )
     if first != second:
-        differing = ", ".join(
-            key for key in {**first, **second} if first.get(key) != second.get(key)
-        )
+        differing = ", ".join(key for key in first if first[key] != second[key])
         raise ConfigError(
             f"{' and '.join(config.compare)} are of different data ({differing}): name references, or data.path"
         )
     with naming(config.compare[0]):
-        return replace(config, data=received_data(sources[0][0]), split=config.split or split)
+        data = received_data(named[0]["data"])
+        return replace(config, data=data, split=config.split or first["split"])
 
 
 def score_captions(
     config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
-) -> tuple[Evaluation, dict[str, str]] | None:
-    """Decode (or read) the captions of ``config`` and compute their metrics; None in every process but the main one.
+) -> tuple[Evaluation, dict[str, str], Sequence[Any]] | None:
+    """Decode (or read) the captions of ``config``; return their metrics, the captions and the rows of their images.
+
+    It is None in every process but the main one.
 
     Args:
         config: of the evaluation.
@@ -296,59 +224,37 @@ def score_captions(
         EvaluationError, DataError: unusable captions, references or images.
         RewardError: a judge failed. What was computed before is printed.
     """
-    evaluations = _score_captions(config, judges)
-    return None if evaluations is None else evaluations[:2]
-
-
-def _score_captions(
-    config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
-) -> tuple[Evaluation, dict[str, str], _Images] | None:
     _check_settings(config)
     if isinstance(config, EvaluateFileConfig):
         read = read_captions(str(config.predictions), allow_empty=True)
         images = _images(config, read.by)
         chosen = _of_images(read, images, str(config.predictions))
-        return _Scorer(config, images, chosen, judges).score(chosen, _name(config)), chosen, images
+        evaluation = _Scorer(config, images, chosen, judges).score(chosen, _name(config))
+        return evaluation, chosen, images.rows
     if not isinstance(config, EvaluateModelConfig) or (config.model is None and not config.models):
         raise ConfigError(
             "set either model (a saved captioner), models (several), predictions (a file in COCO result format) or "
             "compare (two such files)"
         )
-    images, accelerator = _images_to_caption(config)
-    scorer = (
-        _Scorer(config, images, images.references, judges) if accelerator.is_main_process else None
-    )
-    captions, how = _decode(config, images, accelerator)
-    if scorer is None:
-        return None
-    with suppress(EvaluationError):  # a failure of the scoring does not take them along
-        write_predictions(captions, config.out)
-    return scorer.score(captions, _name(config), how), captions, images
-
-
-def _images_to_caption(config: EvaluateModelConfig) -> tuple[_Images, Accelerator]:
-    """The images of the split, which have what captioning needs, and the processes that caption them."""
     from accelerate import Accelerator
 
-    from rl_caption.data.features import as_image_features
-    from rl_caption.data.file_checks import check_features
     from rl_caption.runtime.engines import accelerator_kwargs
     from rl_caption.runtime.launch import check_processes
 
     images = _images(config)
     if not all("features" in row for row in images.rows):
         check_has_images("captioning", images.rows, images.source)
-    else:
-        problems = check_features(
-            [as_image_features(row["features"], row["image_id"]) for row in images.rows]
-        )
-        if wrong := [error for error in problems if error is not None]:
-            raise EvaluationError(
-                f"{images.source}: {len(wrong)} of {len(problems)} images cannot be captioned: {wrong[0]}"
-            )
     accelerator = Accelerator(**accelerator_kwargs())
     check_processes(accelerator.num_processes)
-    return images, accelerator
+    scorer = None
+    if accelerator.is_main_process:
+        scorer = _Scorer(config, images, images.references, judges)
+    captions, how = _decode(config, images, accelerator)
+    if scorer is None:
+        return None
+    with suppress(EvaluationError):  # a failure of the scoring does not take them along
+        write_predictions(captions, config.out)
+    return scorer.score(captions, _name(config), how), captions, images.rows
 
 
 def _check_settings(config: EvaluateConfig) -> None:
@@ -361,10 +267,6 @@ def _check_settings(config: EvaluateConfig) -> None:
 
 def settings_of(config: EvaluateConfig) -> dict[str, Any]:
     """What was evaluated, as ``settings.json`` has it: data, split, tokenizer, decoding, and hashes of the weights."""
-    return _settings_of(config) | _weights_of(config)
-
-
-def _settings_of(config: EvaluateConfig) -> dict[str, Any]:
     plain = json.loads(json.dumps(asdict(config)))
     settings = {"tokenizer": plain["tokenizer"]}
     if config.reference_file() is None:
@@ -372,23 +274,15 @@ def _settings_of(config: EvaluateConfig) -> dict[str, Any]:
         settings |= {"data": data, "split": config.split or SPLIT}
     if not isinstance(config, EvaluateModelConfig):
         return settings
-    decode = plain["decode"]
-    decode = {
-        key: decode[key]
-        for key in decode
-        if key not in ("with_greedy", "fixed_shapes") or decode[key]
-    }
-    return settings | {"prompt": plain["prompt"], "decode": decode}
-
-
-def _weights_of(config: EvaluateConfig) -> dict[str, Any]:
-    """``weights``: the hash of those of the model, or the hashes of an ensemble's; empty for captions of a file."""
-    if not isinstance(config, EvaluateModelConfig):
-        return {}
     from rl_caption.captioners.loading import weights_hash
 
+    decode = plain["decode"]
+    for key in ("with_greedy", "fixed_shapes"):
+        if not decode[key]:
+            del decode[key]
     hashes = [weights_hash(name) for name in config.captioners]
-    return {"weights": hashes[0] if len(hashes) == 1 else hashes}
+    weights = hashes[0] if len(hashes) == 1 else hashes
+    return settings | {"prompt": plain["prompt"], "decode": decode, "weights": weights}
 
 
 def _source_of(path: str | None, captions: Mapping[str, str]) -> dict[str, Any]:
@@ -408,9 +302,8 @@ def _source_of(path: str | None, captions: Mapping[str, str]) -> dict[str, Any]:
 def _name(config: EvaluateConfig) -> str:
     if isinstance(config, EvaluateFileConfig):
         return Path(str(config.predictions)).stem
-    return (
-        " + ".join(config.captioners) if isinstance(config, EvaluateModelConfig) else "comparison"
-    )
+    assert isinstance(config, EvaluateModelConfig)
+    return " + ".join(config.captioners)
 
 
 def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
@@ -504,12 +397,16 @@ class _Scorer:
             judges = build_judges(config.judges, None, references, "judges", words)
         self.judges = judges or {}
         check_judges(self.judges, rows, images.source)
-        self.encoder = self.chair = None
+        self.encoder: CachedEncoder | None = None
+        self.chair: Any = None
         if config.retrieval.backbone is not None:
             check_has_images("retrieval", images.rows, images.source)
             self.encoder = load_dual_encoder(config.retrieval, "retrieval")
         if config.chair:
-            self.chair = _chair(config.chair, words, rows, images.source)
+            with config_errors("chair"):
+                self.chair = RewardBuilder(tokenizer=words).build("chair", config.chair)
+            check_judges({"chair": self.chair}, rows, images.source, key="")
+            self.chair.objects_of(len(rows), reward_inputs(rows)[1])
 
     def score(self, captions: Mapping[str, str], name: str, decoding: str = "") -> Evaluation:
         """Compute the metrics of captions. Where a judge fails, a table of what was computed is printed first."""
@@ -551,19 +448,6 @@ def load_dual_encoder(config: RetrievalConfig, key: str) -> CachedEncoder:
         )
 
 
-def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source: str) -> Chair:
-    """Build CHAIR and check that it knows the objects of the images of ``rows``."""
-    if "measure" in arguments:
-        raise ConfigError(
-            "chair.measure is set: leave it out, since CHAIR-i, CHAIR-s and recall are all computed"
-        )
-    with config_errors("chair"):
-        reward: Any = RewardBuilder(tokenizer=words).build("chair", arguments)
-    check_judges({"chair": reward}, rows, source, key="")
-    reward.objects_of(len(rows), reward_inputs(rows)[1])
-    return reward  # type: ignore[no-any-return]
-
-
 @contextmanager
 def _printed_on_failure(evaluations: Mapping[str, Evaluation]) -> Iterator[None]:
     """Print the evaluations that were found so far when anything ends the ``with`` block early."""
@@ -576,12 +460,12 @@ def _printed_on_failure(evaluations: Mapping[str, Evaluation]) -> Iterator[None]
             print(format_table(evaluations))
 
 
-def _report(config: EvaluateConfig, images: _Images) -> None:
+def _report(config: EvaluateConfig, rows: Sequence[Any]) -> None:
     if not config.report:
         return
     from rl_caption.programs.report.program import write_report
 
-    page = write_report(Path(config.out), images.rows)
+    page = write_report(Path(config.out), rows)
     if page is not None:
         print(f"wrote {page}", file=sys.stderr)
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from rewards.base import Reward
 from rewards.mixed import MixedReward
-from rewards.registry import load as load_term
 from rewards.text.cider import CIDER_DIFFERENCES, CiderD
 from rewards.text.tokenize import untested_texts
 from rl_caption.captioners.base import Captioner
@@ -20,7 +19,6 @@ from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import (
     build_captioner,
-    build_data,
     build_decoding,
     build_reward,
     check_positions,
@@ -35,7 +33,7 @@ from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import few_images, reference_statistics
 from rl_caption.runtime.engines import engine_of, print_main, uses_deepspeed
-from rl_caption.runtime.errors import ConfigError, config_errors
+from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import TrainState
 from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
@@ -112,7 +110,10 @@ def train_scst(config: ScstConfig) -> TrainState:
         config.rollout.max_new_tokens if config.train.xe_weight else None,
     )
     with setup(config) as context:
-        _check_cuda_graph(context, rollout.cuda_graph)
+        if rollout.cuda_graph and engine_of(context.accelerator) == "zero3":
+            raise ConfigError(
+                "rollout.cuda_graph is on: ZeRO-3 gathers the weights anew at every step; turn it off"
+            )
         captioner = _captioner(
             context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens
         )
@@ -302,26 +303,6 @@ def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
             raise ConfigError(f"{key}.pretrained is {str(file)!r}: there is no such file")
 
 
-def check_images_early(config: ScstConfig) -> None:
-    """Check that the image files of rewards exist, where the captioner reads features, before other runs are trained.
-
-    Only for rewards whose class has ``columns``, and not if unusable rows are skipped: the run itself checks all.
-    Raises ConfigError if a reward or an option is unknown, DataError if files are missing or unreadable.
-    """
-    if config.data.features_root is None or config.data.on_bad == "skip":
-        return
-    names = []
-    for name, term in config.reward.terms.items():
-        with config_errors(f"reward.terms.{name}"):
-            columns = getattr(load_term(term.target or name), "columns", None)
-        if isinstance(columns, frozenset) and "image" in columns:
-            names.append(name)
-    if names:
-        data = build_data(config.data)
-        rows = [*data.split("train"), *data.split(config.eval.split)[: config.eval.max_images]]
-        check_row_images(rows, " and ".join(names), check_pixels=False)
-
-
 def _check_images(context: Context, reward: MixedReward, monitor: HackingMonitor) -> None:
     """Check the images that the reward or a judge needs, where the captioner reads features."""
     scores = {reward.__name__: reward} | dict(monitor.judges)
@@ -332,21 +313,6 @@ def _check_images(context: Context, reward: MixedReward, monitor: HackingMonitor
     with context.accelerator.main_process_first():  # the others then find the verdicts in the cache
         check_row_images(
             rows, " and ".join(names), data.check_images, context.folder / CHECKED_IMAGES
-        )
-
-
-def _check_cuda_graph(context: Context, is_on: bool) -> None:
-    """Raise ConfigError if a CUDA graph is wanted but impossible: no GPU, or an engine that moves the weights."""
-    if not is_on:
-        return
-    device, engine = context.accelerator.device, engine_of(context.accelerator)
-    if device.type != "cuda":
-        raise ConfigError(
-            f"rollout.cuda_graph is on: it needs a CUDA device, this run is on {device}"
-        )
-    if engine == "zero3":
-        raise ConfigError(
-            f"rollout.cuda_graph is on: {engine} gathers the weights anew at every step; turn it off"
         )
 
 

@@ -59,6 +59,12 @@ class Cell:
         """Folder of the SCST run."""
         return self.folder / "run"
 
+    def arguments(self) -> list[str]:
+        """What the cell adds to the command line of ``scst --config BASE``."""
+        terms = {name: asdict(term) for name, term in self.terms.items()}
+        changes = {"train.seed": self.seed, "reward.terms": terms} | self.overrides
+        return [f"--{key}={as_argument(value)}" for key, value in changes.items()]
+
 
 @dataclass(frozen=True)
 class EarlierRun:
@@ -168,10 +174,7 @@ def make_plan(grid: AblateConfig, parse: Parse) -> Plan:
 
 def _resolve(cell: Cell, arguments: Sequence[str], parse: Parse) -> Cell:
     """The cell with its configuration, which a run that is already there has to have."""
-    terms = {name: asdict(term) for name, term in cell.terms.items()}
-    changes = {"run.dir": str(cell.run), "train.seed": cell.seed, "reward.terms": terms}
-    changes |= cell.overrides
-    words = [f"--{key}={as_argument(value)}" for key, value in changes.items()]
+    words = [f"--run.dir={cell.run}", *cell.arguments()]
     key = f"cell {cell.label!r}"
     with config_errors(key):
         config = parse(ScstConfig, [*arguments, *words], f"{key}: rl-caption scst")

@@ -222,7 +222,7 @@ def evaluate_captioner(
         note.unlink(missing_ok=True)
         judged = score_captions(evaluate, judges)
         assert judged is not None, "this program is one process"
-        write_evaluation(*judged, folder)
+        write_evaluation(judged[0], judged[1], folder)
         write_json(note, settings)  # last
     return read_evaluation(folder)
 

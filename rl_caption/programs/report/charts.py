@@ -93,36 +93,24 @@ def figure(
     lost = sum(len(one.points) for one in series) - sum(len(one.points) for one in drawn)
     last = f"{x_name} {max(one.points[-1][0] for one in drawn):.10g}"
     legend = [(one, number(one.points[-1][1]), COLOURS[one.colour % len(COLOURS)]) for one in drawn]
-    svg = image({title: drawn}, x_name, alarms, best, with_legend=False)
+    svg = _svg(title, drawn, x_name, alarms, best)
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r' (?:id="[\w.]+_\d+"|(?:width|height)="[\d.]+pt")', "", svg)
     definitions = [found for found in map(define, keys) if found is not None]
     return macros().figure(title, last, definitions, legend, lost, Markup(svg))
 
 
-def image(
-    charts: Mapping[str, Sequence[Series]],
-    x_name: str,
-    alarms: Sequence[int] = (),
-    best: int | None = None,
-    with_legend: bool = True,
-) -> str:
-    """Charts side by side, by their titles, as an SVG file; the same bytes for the same values."""
+def _svg(title: str, series: Sequence[Series], *marks: Any) -> str:
+    """An SVG file of lines, the same bytes for the same values; ``marks`` are the further arguments of ``draw``."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": " ".join(charts)}):
-        size = (3.6 * len(charts), 2.9 if with_legend else 1.9)
-        drawing = Figure(figsize=size, layout="constrained")
-        places = drawing.subplots(1, len(charts), squeeze=False)[0]
-        for axes, (title, series) in zip(places, charts.items(), strict=True):
-            draw(axes, series, x_name, alarms, best)
-            if with_legend:
-                axes.set_title(title)
-                axes.legend(frameon=False)
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
+        drawing = Figure(figsize=(3.6, 1.9), layout="constrained")
+        draw(drawing.subplots(), series, *marks)
         buffer = io.StringIO()
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        drawing.savefig(buffer, format="svg", metadata=no_metadata, transparent=not with_legend)
+        drawing.savefig(buffer, format="svg", metadata=no_metadata, transparent=True)
     return buffer.getvalue()
 
 

@@ -46,8 +46,6 @@ HIGHER_IS_BETTER = {*CAPTION_COLUMNS, "oracle/precision", "oracle/f1"}
 
 Evaluations = Mapping[str, EvaluationFolder]
 """Name of a system -> what ``evaluate`` wrote of it."""
-Validations = Mapping[str, tuple[RunFolder, int]]
-"""Name of a validation -> its run and step."""
 
 
 class Page(NamedTuple):
@@ -79,29 +77,33 @@ def render(page: Page) -> str:
     return templates().get_template("page.html").render(page=page)
 
 
-def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int) -> Page:
-    """The report of one run, finished or not, or of several: their best validations, with their curves in one chart.
+def run_page(run: RunFolder, source: Source | None, images: int) -> Page:
+    """The report of a run, finished or not.
 
-    The gallery shows rows of the first run's data, unless a source is given.
+    The gallery shows rows of the run's data, unless a source is given.
 
     Raises:
         DataError, ReportError: damaged captions or judges' scores.
     """
-    first = next(iter(runs.values()))
-    several = len(runs) > 1
-    validations = _shown_validations(runs)
-    watched = {name if several else "": run for name, run in runs.items() if run.has_monitor}
     sections = {
-        "Monitor": Markup("").join(macros().monitor(run, name) for name, run in watched.items()),
-        "Results": _results_of_runs(runs),
-        "Curves": curves({name: [run] for name, run in runs.items()})
-        or macros().note("Nothing has been logged yet."),
-        "Captions": _validation_captions(first, validations, source, images),
-        "Settings": settings_section(runs),
+        "Monitor": monitor_section({"": run}),
+        "Results": _results_of_run(run),
+        "Curves": curves({run.name: [run]}) or macros().note("Nothing has been logged yet."),
+        "Captions": _validation_captions(run, source, images),
+        "Settings": settings_section({run.name: run}),
     }
-    if several:
-        return Page(" / ".join(runs), "Runs side by side", sections)
-    return Page(first.name, _training(first), sections)
+    about = "Cross-entropy training"
+    if run.terms:
+        about = f"Self-critical training on {run.reward}"
+    elif "task" in run.config:
+        about = f"Training of a reward model: {run.config['task']}"
+    return Page(run.name, about, sections)
+
+
+def monitor_section(runs: Mapping[str, RunFolder]) -> Markup:
+    """What the monitor found in the runs that it watched, each below its name."""
+    watched = [(name, run) for name, run in runs.items() if run.has_monitor]
+    return Markup("").join(macros().monitor(run, name) for name, run in watched)
 
 
 def evaluations_page(evaluations: Evaluations, source: Source | None, images: int) -> Page:
@@ -123,7 +125,9 @@ def comparison_page(
 ) -> Page:
     """Two systems with a paired test: differences, tables, and captions of the same images."""
     first, second = evaluations
-    rows = [[_minus(text) for text in row] for row in difference_rows(comparison["differences"])]
+    rows = []
+    for row in difference_rows(comparison["differences"]):
+        rows.append([text.replace("-", "−") for text in row])
     note = (
         f"Difference: {second} minus {first}. Interval: paired bootstrap over images; p: two-sided permutation test; "
         f"{comparison['resamples']:,} resamples each, not corrected for the number of metrics"
@@ -134,86 +138,59 @@ def comparison_page(
     return Page(f"{first} / {second}", f"Comparison: {second} against {first}", sections)
 
 
-def _shown_validations(runs: Mapping[str, RunFolder]) -> Validations:
-    """Of a single run the start, the best and the last; of several the first start, and the best of each."""
-    validations: dict[str, tuple[RunFolder, int]] = {}
-    for name, run in runs.items():
-        steps = run.shown_steps()
-        if len(runs) == 1:
-            validations |= {f"step {step} ({word})": (run, step) for word, step in steps.items()}
-        elif steps:
-            if not validations and "start" in steps:
-                validations["start"] = run, steps["start"]
-            validations[name] = run, steps.get("best", list(steps.values())[-1])
-    return validations
-
-
-def validations_table(runs: Mapping[str, RunFolder]) -> Table:
-    """Metrics as rows, the shown validations as columns; of a single run also the change."""
-    validations = _shown_validations(runs)
-    head = ["validation"]
-    lines = []
-    for name, (run, step) in validations.items():
-        head.append(name if "step" in name else f"{name}, step {step}")
-        lines.append(next(line for line in run.validations if line["step"] == step))
-    with_change = len(runs) == 1 < len(lines)
-    doubles = set.intersection(*(run.doubles for run in runs.values())) | {"val/seconds"}
+def validations_table(run: RunFolder) -> Table:
+    """Metrics as rows; the first, best and last validation as columns, and the change."""
+    lines = {line["step"]: line for line in run.validations}
+    shown = [lines[step] for step in run.shown_steps().values()]
+    head = ["validation", *(f"step {step} ({word})" for word, step in run.shown_steps().items())]
     rows = []
-    for key in dict.fromkeys(key for line in lines for key in line):
-        if key.startswith("val/") and key not in doubles:
-            rows.append(_result_row(key, [line.get(key) for line in lines], with_change))
-    return Table("Validations", head + ["change from first to last"] * with_change, rows)
+    for key in dict.fromkeys(key for line in shown for key in line):
+        if key.startswith("val/") and key not in run.doubles and key != "val/seconds":
+            rows.append(_result_row(key, [line.get(key) for line in shown]))
+    return Table("Validations", head + ["change from first to last"] * (len(shown) > 1), rows)
 
 
-def _results_of_runs(runs: Mapping[str, RunFolder]) -> Markup:
+def _results_of_run(run: RunFolder) -> Markup:
     """``validations_table`` and, folded away, all validations in full precision."""
-    table = validations_table(runs)
+    table = validations_table(run)
     body = macros().table(*table) if table.rows else Markup("")
-    terms = [item for run in runs.values() for item in run.terms.items()]
-    rewarded = any("cider" in (name, term.get("target")) for name, term in terms)
-    if any("val/cider" in run.keys for run in runs.values()):
+    rewarded = any("cider" in (name, term.get("target")) for name, term in run.terms.items())
+    if "val/cider" in run.keys:
         body += macros().note(f"{CIDER_SCALE} {CIDER_DIFFERENCES if rewarded else ''}")
-    for name, run in runs.items():
-        body += _all_validations(name, run)
-    return body
-
-
-def _result_row(key: str, values: Sequence[float | None], with_change: bool) -> list[Cell]:
-    shown = [None if value is None else factor_of(key) * value for value in values]
-    row = [Cell(title_of(key))]
-    row += [Cell(LEFT_OUT if value is None else number(value)) for value in shown]
-    first, last = shown[0], shown[-1]
-    if with_change and first is not None and last is not None:
-        share = _minus(f"{(last - first) / abs(first):+.1%}") if first else ""
-        row.append(Cell(number(last - first), share))
-    return row
-
-
-def _all_validations(name: str, run: RunFolder) -> Markup:
     if not run.validations:
-        return Markup("")
+        return body
     keys = dict.fromkeys(key for line in run.validations for key in line if key != "step")
     rows = []
     for line in run.validations:
         values = [repr(line[key]) if key in line else LEFT_OUT for key in keys]
         rows.append([str(line["step"]), *values])
     head = ["step", *(key.removeprefix("val/") for key in keys)]
-    table = macros().table("as in metrics.jsonl", head, rows)
-    return macros().folded(f"All {len(rows)} validations of {name}, as logged", table)
+    logged = macros().table("as in metrics.jsonl", head, rows)
+    return body + macros().folded(f"All {len(rows)} validations, as logged", logged)
 
 
-def _validation_captions(
-    first: RunFolder, validations: Validations, source: Source | None, images: int
-) -> Markup:
-    systems = {name: run.predictions(step) for name, (run, step) in validations.items()}
+def _result_row(key: str, values: Sequence[float | None]) -> list[Cell]:
+    shown = [None if value is None else factor_of(key) * value for value in values]
+    row = [Cell(title_of(key))]
+    row += [Cell(LEFT_OUT if value is None else number(value)) for value in shown]
+    first, last = shown[0], shown[-1]
+    if len(shown) > 1 and first is not None and last is not None:
+        share = f"{(last - first) / abs(first):+.1%}".replace("-", "−") if first else ""
+        row.append(Cell(number(last - first), share))
+    return row
+
+
+def _validation_captions(run: RunFolder, source: Source | None, images: int) -> Markup:
+    steps = {f"step {step} ({word})": step for word, step in run.shown_steps().items()}
+    systems = {name: run.predictions(step) for name, step in steps.items()}
     if not any(systems.values()):
         return Markup("")
-    data = first.config.get("data", {})
-    split = first.config.get("eval", {}).get("split", "val")
+    data = run.config.get("data", {})
+    split = run.config.get("eval", {}).get("split", "val")
     source = source or rows_of_config(data, split)
     words = words_tokenizer("auto", data.get("tokenizer", TOKENIZER))
     scores = {**reference_scores(systems, source.rows, words)}
-    for name, (run, step) in validations.items():
+    for name, step in steps.items():
         for judge, by_image in run.judges(step).items():
             if not (scores and judge in N_GRAM_SCORES.values()):
                 column = column_of(JUDGE + judge)
@@ -295,12 +272,8 @@ def _system_row(
     return row
 
 
-def _minus(text: str) -> str:
-    return text.replace("-", "−")
-
-
 def _format_value(key: str, value: float) -> str:
-    return _minus(format_value(value, column_of(key)))
+    return format_value(value, column_of(key)).replace("-", "−")
 
 
 def captions_section(
@@ -337,11 +310,3 @@ def settings_section(runs: Mapping[str, RunFolder]) -> Markup:
         text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
         body += macros().settings(name if len(runs) > 1 else "", facts, text)
     return body
-
-
-def _training(run: RunFolder) -> str:
-    if run.terms:
-        return f"Self-critical training on {run.reward}"
-    if "task" in run.config:
-        return f"Training of a reward model: {run.config['task']}"
-    return "Cross-entropy training"

@@ -31,7 +31,7 @@ REPORT = "report.html"
 def make_page(
     paths: Sequence[Path], source: Source | None = None, images: int = MAX_IMAGES
 ) -> pages.Page:
-    """The report of runs, of evaluations, or of a comparison.
+    """The report of a run, of evaluations, or of a comparison.
 
     Args:
         paths: their folders, all of one kind.
@@ -42,17 +42,18 @@ def make_page(
         ReportError, DataError: a folder holds nothing to report on, kinds are mixed, or a file is damaged.
     """
     kinds = {kind_of(path) for path in paths}
-    if len(kinds) > 1 or (kinds == {"comparison"} and len(paths) > 1):
+    if len(paths) > 1 and kinds != {"evaluation"}:
         raise ReportError(
-            f"{', '.join(map(str, paths))}: expected several runs, several evaluations, or one comparison"
+            f"{', '.join(map(str, paths))}: expected one folder, or several of evaluations"
         )
-    named = zip(unique_names(paths), paths, strict=True)
     if kinds == {"run"}:
-        return pages.runs_page({name: read_run(path) for name, path in named}, source, images)
-    if kinds == {"evaluation"}:
-        evaluations = {name: read_evaluation(path) for name, path in named}
-        return pages.evaluations_page(evaluations, source, images)
-    return pages.comparison_page(*read_comparison(paths[0]), source, images)
+        return pages.run_page(read_run(paths[0]), source, images)
+    if kinds == {"comparison"}:
+        return pages.comparison_page(*read_comparison(paths[0]), source, images)
+    named = zip(unique_names(paths), paths, strict=True)
+    return pages.evaluations_page(
+        {name: read_evaluation(path) for name, path in named}, source, images
+    )
 
 
 def write_report(folder: Path, rows: Sequence[Any], page: pages.Page | None = None) -> Path | None:

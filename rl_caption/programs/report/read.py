@@ -136,19 +136,6 @@ class RunFolder:
         """Image id -> greedy caption at the validation of ``step``; empty where captions were not kept."""
         return _captions(self._validation(step))
 
-    @property
-    def best_predictions(self) -> Path:
-        """The file of captions of the best validation, or of the newest where none is known to be best.
-
-        Raises ``ReportError`` where the captions were not kept.
-        """
-        best = self.state.get("best_step")
-        newest = self.validations[-1]["step"] if self.validations else 0
-        file = self._validation(newest if best is None else best) / PREDICTIONS
-        if not file.is_file():
-            raise ReportError(f"{file}: the run has no captions of its validation")
-        return file
-
     def judges(self, step: int) -> dict[str, dict[str, float]]:
         """Judge -> image id -> score at the validation of ``step``; empty where there are none."""
         content = _read(self._validation(step) / "judges.json")
@@ -211,15 +198,6 @@ def read_evaluation(path: Path) -> EvaluationFolder:
     """Read what ``evaluate`` wrote."""
     scores = read_json(path / "scores.json", ReportError, ScoresFile)
     return EvaluationFolder(scores, _captions(path), _read(path / SETTINGS))
-
-
-def named_data(path: Path) -> tuple[dict[str, Any], str]:
-    """The section ``data``, empty where there is none, and the split of the captions of a run or an evaluation."""
-    if (path / PREDICTIONS).is_file():
-        settings = _read(path / SETTINGS)
-        return settings.get("data", {}), settings.get("split", "test")
-    config = _read(path / "config.yaml")
-    return config.get("data", {}), config.get("eval", {}).get("split", "val")
 
 
 def read_comparison(path: Path) -> tuple[Comparison, dict[str, EvaluationFolder]]:

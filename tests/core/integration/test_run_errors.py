@@ -203,10 +203,6 @@ def test_settings_that_cannot_work_are_named_when_they_are_read(
         ),
         ({"train.num_processes": 2}, "train.num_processes is 2, but 1 train together"),
         (
-            {"rollout.cuda_graph": True},
-            "rollout.cuda_graph is on: it needs a CUDA device, this run is on cpu",
-        ),
-        (
             {"rollout.max_new_tokens": 40},
             "rollout.max_new_tokens is 40: the captioner has positions for 16",
         ),

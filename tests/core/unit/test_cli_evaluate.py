@@ -12,9 +12,8 @@ import subprocess
 import sys
 import threading
 import unicodedata
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from rewards.clip.backbone import load_encoder
 from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore
 from rl_caption.captioners.loading import weights_hash
-from rl_caption.cli.configuration import parse
 from rl_caption.cli.score import score_files
 from rl_caption.config.evaluation import (
     CompareConfig,
@@ -33,26 +31,21 @@ from rl_caption.config.evaluation import (
     EvaluateFileConfig,
     RetrievalConfig,
 )
-from rl_caption.config.schema import DataConfig, JudgeConfig, RewardTerm, RolloutConfig, ScstConfig
+from rl_caption.config.schema import DataConfig, JudgeConfig
 from rl_caption.data.base import DataError
-from rl_caption.data.formats import build_data
 from rl_caption.evaluation import EvaluationError, evaluate_captions
 from rl_caption.programs import evaluate as program
-from rl_caption.programs.ablation.config import AblateConfig, CellConfig
-from rl_caption.programs.ablation.runner import evaluate_captioner
 from rl_caption.programs.evaluate import (
     compare_systems,
     evaluate_split,
-    metric_names,
     score_captions,
 )
-from rl_caption.programs.report.read import ReportError, kind_of, read_run
+from rl_caption.programs.report.read import kind_of
 from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import tiny_student
 from tests.endpoints_for_tests import endpoint, listing, prompt_of
-from tests.report_for_tests import DATA, STATE, write_run
 
 SCENES = "rl_caption.data.scenes.oracle:SceneObjects"
 
@@ -422,7 +415,7 @@ def test_hallucinated_objects_are_metrics_of_the_whole_set(folder: Path) -> None
 def test_captions_of_a_model_are_scored_image_by_image(folder: Path) -> None:
     found = score_captions(with_judges(folder, predictions=None, model=str(folder / "model")))
     assert found is not None
-    evaluation, captions = found
+    evaluation, captions, _ = found
     images = [str(folder / f"{name}.png") for name in captions]
     scores = LClipScore(folder / "student")(None, list(captions.values()), image=images)
     assert [evaluation.per_image[name]["judge/L-CLIPS"] for name in captions] == pytest.approx(
@@ -456,7 +449,6 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
         EvaluationError,
         "^retrieval looks at im",
     ),
-    ({"chair": OBJECTS | {"measure": "recall"}}, ConfigError, "^chair.measure is"),
     ({"chair": OBJECTS | {"objects": "few.json"}, "judges": {}}, RewardError, "image 'image-0' "),
     (
         {"chair": OBJECTS | {"detector": SCENES}, "judges": {}, "references": "references.json"},
@@ -467,11 +459,6 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
         MODEL | {"data": DataConfig(format="jsonl", path="bare.jsonl")},
         EvaluationError,
         r"1 of 1.*\['image-0.png'\]",
-    ),
-    (
-        MODEL | {"data": DataConfig("jsonl", path="lost.jsonl", features_root=".")},
-        EvaluationError,
-        r"^split 'test': 1 of 1.*image 'b\.png'.*no",
     ),
     ({"tokenizer": "java", "metrics": "cider"}, EvaluationError, "tokenizer 'java'"),
     ({"metrics": "cider,blue"}, EvaluationError, r"\['blue'\]"),
@@ -487,7 +474,6 @@ def test_mistakes_are_found_before_anything_is_scored_or_loaded(
     monkeypatch.setenv("PATH", "")  # no Java
     Path("few.json").write_text('{"image-1": ["dog"]}')
     Path("bare.jsonl").write_text('{"image": "image-0.png", "references": [], "split": "test"}')
-    Path("lost.jsonl").write_text('{"image": "b.png", "references": ["a"], "split": "test"}')
     for changes, error, words in MISTAKES:
         with pytest.raises(error, match=words):
             score_captions(with_judges(folder, **changes))
@@ -623,7 +609,7 @@ def test_two_evaluations_are_compared_by_their_folders(folder: Path) -> None:
         "eval.rl",
     ]
     assert settings_in(folder / "out/eval.xe")["weights"] == weights_hash(folder / "model")
-    with pytest.raises(ReportError, match=re.escape(str(folder / "student"))):
+    with pytest.raises(OSError, match=re.escape(str(folder / "student"))):
         compare_systems(
             changed(config, predictions=None, compare=[pair[0], str(folder / "student")])
         )
@@ -670,115 +656,3 @@ def test_folders_are_compared_on_the_data_that_they_name(
             )
         with pytest.raises(ConfigError, match=key):
             compare_systems(pair)
-
-
-@pytest.mark.parametrize("asked", [None, "test", "val"])
-def test_runs_are_compared_on_a_split_that_chose_nothing(asked: str | None, tmp_path: Path) -> None:
-    data = DATA | {"tokenizer": "ptb"}
-    runs = [write_run(tmp_path / name, data=data) for name in ("first", "second")]
-    for seed, run in enumerate(runs):
-        captioner = tiny_captioner(seed)
-        captioner.save_pretrained(captioner.policy, run / "export/best")
-    config = CompareConfig(
-        compare=list(map(str, runs)),
-        split=asked,
-        metrics=["rouge"],
-        tokenizer="python",
-        bootstrap=2,
-        out=str(tmp_path / "out"),
-    )
-    text = compare_systems(config)
-    assert ("these are images of val, by which each run chose its best" in text) == (asked == "val")
-    settings = settings_in(tmp_path / "out/first")
-    assert settings["split"] == asked or settings["split"] == "test"
-    ids = {
-        row["image_id"] for row in json.loads((tmp_path / "out/first/predictions.json").read_text())
-    }
-    rows = build_data(DataConfig(**DATA)).split(asked or "test")  # type: ignore[arg-type]
-    assert ids == {row["image_id"] for row in rows}
-    if asked != "val":
-        assert settings["weights"] == weights_hash(runs[0] / "export/best")
-        run_and_evaluation = replace(config, compare=[str(runs[1]), str(tmp_path / "out/first")])
-        assert "NOTE" not in compare_systems(
-            replace(run_and_evaluation, out=str(tmp_path / "more"))
-        )
-
-
-def test_runs_without_another_split_are_compared_by_their_best_validations(tmp_path: Path) -> None:
-    first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second")
-    (second / "result.json").write_text(json.dumps(STATE | {"best_step": 20}))
-    config = CompareConfig(
-        compare=[str(first), str(second)],
-        metrics=["rouge"],
-        tokenizer="python",
-        bootstrap=2,
-        out=str(tmp_path / "out"),
-    )
-    blocks = compare_systems(config).split("\n\n")
-    note = "NOTE: these are images of val, by which each run chose its best model"
-    assert blocks[0].startswith(note)
-    assert "\n\n".join(blocks[1:]).splitlines().count(blocks[0]) == 1, "title of the differences"
-    for run, step in (("first", 10), ("second", 20)):
-        stored = (tmp_path / f"out/{run}/predictions.json").read_text()
-        read = (tmp_path / f"{run}/eval/step-{step:08d}/predictions.json").read_text()
-        assert [row["caption"] for row in json.loads(stored)] == [
-            row["caption"] for row in json.loads(read)
-        ]
-    assert settings_in(tmp_path / "out/first")["split"] == "val"
-    assert Path(read_run(first).best_predictions).parent.name == "step-00000010"
-    (second / "eval/step-00000020/predictions.json").unlink()
-    with pytest.raises(ReportError, match="step-00000020"):
-        compare_systems(config)
-
-
-def test_references_are_read_from_json_lines_and_ids_are_paths(folder, monkeypatch, caplog) -> None:
-    config = with_judges(folder, judges={}, metrics=["rouge", "cider"], bootstrap=0)
-    table = scored(config)
-    lines = replace(config, references=str(folder / "data.jsonl"))
-    assert scored(lines) == table
-    monkeypatch.chdir(folder.parent)
-    by_path = {f"{folder.name}/{image_id}.png": text for image_id, text in OWN.items()}
-    (folder / "paths.json").write_text(json.dumps(predictions(by_path)))
-    for source in (config, lines, replace(config, references=str(folder / "references.json"))):
-        assert scored(replace(source, predictions=str(folder / "paths.json"))) == table
-    judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(folder / "student")})}
-    assert (
-        scored(replace(lines, judges=judges))[1]
-        == scored(with_judges(folder, metrics=["rouge", "cider"]))[1]
-    )
-    with pytest.raises(DataError, match="split 'val'"):
-        scored(replace(lines, split="val"))
-    twice = [*predictions(OWN), *predictions(by_path)]
-    (folder / "paths.json").write_text(json.dumps(twice))
-    with pytest.raises(DataError, match=r"paths\.json"):
-        scored(replace(lines, predictions=str(folder / "paths.json")))
-
-
-def test_a_grid_reuses_scores_until_a_judge_changes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grid = AblateConfig(
-        base="a.yaml",
-        cells={"a": CellConfig({"cider": RewardTerm()})},
-        metrics=["cider"],
-        tokenizer="python",
-    )
-    judges = {"L-CLIPS": LClipScore(folder / "student")}
-    trained = ScstConfig(data=with_judges(folder).data, rollout=RolloutConfig(max_new_tokens=8))
-    arguments = (folder / "model", trained, grid, judges, folder / "judged")
-    first = evaluate_captioner(*arguments)
-    assert (folder / "judged/settings.json").is_file()
-    assert first.scores["signature"].endswith(f"+judge/L-CLIPS[{judges['L-CLIPS'].signature}]")
-    monkeypatch.setattr("rl_caption.programs.ablation.runner.score_captions", refuse)
-    assert evaluate_captioner(*arguments) == first
-    judges["L-CLIPS"] = SimpleNamespace(signature="other")
-    with pytest.raises(AssertionError, match=r"^this"):
-        evaluate_captioner(*arguments)
-
-
-@pytest.mark.parametrize("given", ["[cider,bleu]", "cider, bleu"])
-def test_metrics_are_a_list_or_names_with_commas(given: str) -> None:
-    assert metric_names(parse(EvaluateConfig, ["--metrics", given], "evaluate.py").metrics) == [
-        "cider",
-        "bleu",
-    ]

@@ -127,7 +127,6 @@ def test_torchvision(error, installed, monkeypatch, capsys):
 def test_what_is_missing_besides_packages_is_named_with_its_cost(tmp_path, monkeypatch, capsys):
     usage = shutil.disk_usage("/")._replace(free=int(1e9))
     monkeypatch.setattr("rl_caption.cli.doctor.shutil.disk_usage", lambda folder: usage)
-    monkeypatch.setattr(doctor, "TAGGER_DATA", "nowhere_eng")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert doctor.main([]) == 0, "none of it is fatal"
@@ -135,28 +134,20 @@ def test_what_is_missing_besides_packages_is_named_with_its_cost(tmp_path, monke
     for name, cost in (
         ("Java ", "METEOR, SPICE and the PTB tokenizer are left out of evaluate"),
         ("C++ compiler", "DeepSpeed cannot build its own operators"),
-        ("NLTK tagger", "nowhere_eng"),
         ("free disk space  1.0 GB", "a checkpoint"),
     ):
         assert line_after(report, name).startswith("-> ")
         assert cost in line_after(report, name)
 
 
-def test_missing_jar_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toolkit = tmp_path / "pycocoevalcap"
-    for file in ("__init__.py", "meteor/meteor-1.5.jar", "spice/spice-1.0.jar"):
-        (toolkit / file).parent.mkdir(parents=True, exist_ok=True)
-        (toolkit / file).write_text("")
+def test_missing_models_of_spice_are_named(tmp_path, monkeypatch):
+    (tmp_path / "pycocoevalcap").mkdir()
+    (tmp_path / "pycocoevalcap/__init__.py").write_text("")
     monkeypatch.delitem(sys.modules, "pycocoevalcap", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     found = {finding.name: finding for finding in doctor.java_findings()}
-    assert found["METEOR"] == doctor.Finding("METEOR", "meteor-1.5.jar")
-    assert found["PTB tokenizer"].value == "missing: stanford-corenlp-3.4.1.jar"
-    assert (
-        found["SPICE"].value
-        == "missing: stanford-corenlp-3.6.0.jar, stanford-corenlp-3.6.0-models.jar"
-    )
-    assert all(found[name].cost and not found[name].fatal for name in ("PTB tokenizer", "SPICE"))
+    assert "get_stanford_models" in found["SPICE"].cost
+    assert not found["SPICE"].fatal
 
 
 def test_an_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,16 +249,6 @@ def test_a_step_of_a_vision_language_model_fits_the_device_or_is_said_not_to(
     code, said = report()
     assert code == 1
     assert "memory of a step" in said.rpartition("not yet with this configuration")[2]
-    # Nor with data: what a photo takes is assumed.
-    monkeypatch.undo()
-    monkeypatch.setattr(doctor, "import_error", str)
-    (tmp_path / "kept").rename(folder / "model.safetensors")
-    code, said = report(
-        "--data.format", "karpathy", "--data.path", "none/there", "--data.kwargs", "{}"
-    )
-    assert code == 1
-    assert "not yet with this configuration: data." in said
-    assert held.partition(" keys")[0] in memory_line(said)
 
 
 def test_configuration_whose_captioner_its_warm_start_makes(
@@ -284,15 +265,7 @@ def test_configuration_whose_captioner_its_warm_start_makes(
     (row,) = [line.split() for line in report.splitlines() if line.strip().startswith("cider ")]
     assert row[-4:] == ["-"] * 4
     assert "-" not in row[:-4], "references are scored all the same"
-    # A saved model: a step holds what one of the warm start's model does.
-    folder = save_vlm("smolvlm", tmp_path / "vlm")
-    first = {"name": "huggingface", "init": str(folder), "prompt": "a photo of"}
-    (tmp_path / "xe.yaml").write_text(yaml.safe_dump(xe_config(tmp_path, model=first)))
     model = {"name": "huggingface", "init": str(tmp_path / "start")}
-    code, report = report_on(tmp_path, capsys, warm_start=str(tmp_path / "xe.yaml"), model=model)
-    assert code == 0, report
-    _, direct = report_on(tmp_path, capsys, model=first)
-    assert memory_line(report) == memory_line(direct)
     code, report = report_on(
         tmp_path, capsys, warm_start=str(tmp_path / "xe.yaml"), model=model | {"init": "else/where"}
     )
@@ -352,10 +325,9 @@ def test_every_shipped_recipe_of_a_captioner_is_described_before_anything_is_the
     data, captioner = (line_after(report, name) for name in ("data ", "captioner "))
     assert generated or data == "-> the run does not start"
     model = values.get("model", {})
-    if model.get("init") in HUB or (recipe.startswith("hf_") and "warm_start" in values):
-        if RECIPES[recipe] == "scst":
-            assert captioner == "-> no scales on its samples"
-        assert (" keys and values " in memory_line(report)) == ("vlm" in recipe or "qwen" in recipe)
+    starts_elsewhere = model.get("init") in HUB or "warm_start" in values
+    if RECIPES[recipe] == "scst" and recipe.startswith("hf_") and starts_elsewhere:
+        assert captioner == "-> no scales on its samples"
 
 
 def test_a_recipe_of_any_other_program_is_checked(monkeypatch, capsys):

@@ -22,7 +22,6 @@ from rl_caption.programs.report.charts import (
     definitions,
     draw,
     figure,
-    image,
     number,
     title_of,
 )
@@ -240,16 +239,6 @@ def test_a_long_line_has_its_running_mean() -> None:
     assert thick.get_xdata()[0] == WINDOW // 2
 
 
-def test_a_file_of_charts_has_their_names_as_text() -> None:
-    charts = {
-        "CIDEr (x100)": [Series("a $b$", [(0, 1.0), (1, 2.0)])],
-        "L-CLIPS": [Series("b", [(0, 3.0)])],
-    }
-    text = image(charts, "alpha")
-    assert text == image(charts, "alpha")
-    assert all(f">{name}</text>" in text for name in ("CIDEr (x100)", "L-CLIPS", "a $b$", "alpha"))
-
-
 def test_keys_are_defined_by_the_documentation_which_travels_with_the_package() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["rl_caption.programs.report"]
@@ -293,19 +282,16 @@ def test_a_comparison_shows_its_test(tmp_path: Path) -> None:
     assert [*seen.cards["test-000000"]["captions"]] == ["xe", "rl"]
 
 
-def test_runs_side_by_side_and_doubles_are_shown_once(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / name / "run") for name in "ab"]
-    for folder in folders:
-        lines = [
-            line | {"val/judge/cider": line["val/cider"]} if "val/cider" in line else line
-            for line in LINES
-        ]
-        write_lines(folder, lines)
-    text = render(make_page(folders))
-    assert [*Seen(text).cards["val-000001"]["captions"]] == ["start", "a/run", "b/run"]
-    assert "CIDEr-D (x100)</th><td>125</td><td>175</td><td>175</td>" in text
+def test_doubles_are_shown_once(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a" / "run")
+    lines = [
+        line | {"val/judge/cider": line["val/cider"]} if "val/cider" in line else line
+        for line in LINES
+    ]
+    write_lines(folder, lines)
+    text = render(make_page([folder]))
+    assert "CIDEr-D (x100)</th><td>125</td><td>175</td><td>75</td>" in text
     assert "Judge: cider" not in text
-    assert text.count("</i>b/run <b>75</b>") == 1, "the line of CIDEr-D"
 
 
 def test_a_reward_model_is_called_one(tmp_path: Path) -> None:

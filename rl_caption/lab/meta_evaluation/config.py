@@ -40,11 +40,8 @@ class JudgeSetConfig(TrustConfig):
             backbone.
         scores: scores of further metrics, by their headings, that were computed elsewhere: JSON lines with ``image``,
             ``caption`` and ``score``.
-        questions: JSON lines with ``questions`` of each image, as ``rl-caption questions`` writes them, for
-            ``caption_qa``; of sets of rated captions.
         set_kwargs: further options of the set, such as ``{held_out: true}`` of foil.
-        partial: accept a set whose number of judgements differs from the published one, and leave out judgements of
-            images without ``questions``.
+        partial: accept a set whose number of judgements differs from the published one.
         bootstrap: number of bootstrap resamples of images for the 95 % intervals; 0 computes none.
         costs: also print captions a second, and calls and tokens of language models.
         seed: of the bootstrap and, for ``scenes``, of captions.
@@ -58,7 +55,6 @@ class JudgeSetConfig(TrustConfig):
     metrics: str | list[str] = "bleu,rouge,cider,meteor"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
     scores: dict[str, str] = field(default_factory=dict)
-    questions: str | None = None
     set_kwargs: dict = field(default_factory=dict)
     partial: bool = False
     bootstrap: Resamples = 1000

@@ -41,7 +41,7 @@ from rl_caption.lab.meta_evaluation.figures import (
 )
 from rl_caption.lab.meta_evaluation.scenes import scenes_sets
 from rl_caption.lab.meta_evaluation.sets import CaptionGroups, JudgementSet, RatedCaptions
-from rl_caption.lab.meta_evaluation.sets.base import READING, with_questions
+from rl_caption.lab.meta_evaluation.sets.base import READING
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import config_errors
@@ -220,12 +220,10 @@ def check_columns(
     heading: str, columns: frozenset[str], judgement_sets: Sequence[JudgementSet]
 ) -> None:
     """Refuse a metric that needs columns or images which the sets do not have."""
-    other = columns - {"references", "image", "image_id", "questions"}
+    other = columns - {"references", "image", "image_id"}
     lacking = [f"the columns {sorted(other)}"] if other else []
     for judgements in judgement_sets:
         name = judgements.name
-        if "questions" in columns and not getattr(judgements, "questions", None):
-            lacking.append(f"questions about the images of {name} (--questions)")
         if "references" in columns and not getattr(judgements, "references", None):
             lacking.append(f"references, which {name} has none of")
         if "image" in columns and judgements.images is None:
@@ -297,18 +295,7 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
         raise ConfigError(
             f"data is not set: name the folder of the files of {config.set!r} (docs/judging.md)"
         )
-    judgement_sets = sets.load(
-        config.set, config.data, config.images, config.partial, config.set_kwargs
-    )
-    if config.questions is None:
-        return judgement_sets
-    asked = []
-    for judgements in judgement_sets:
-        if not isinstance(judgements, RatedCaptions):
-            raise ConfigError(f"questions: {judgements.name} has no rated captions")
-        with config_errors("questions"):
-            asked.append(with_questions(judgements, config.questions, config.partial))
-    return asked
+    return sets.load(config.set, config.data, config.images, config.partial, config.set_kwargs)
 
 
 def _add_metric(
@@ -444,8 +431,6 @@ def _scores(
     columns: dict[str, Any] = {"image_id": [key[0] for key in numbers]}
     if batches[0][1] is not None:
         columns["references"] = [list(key[3]) for key in numbers]
-    if isinstance(judgements, RatedCaptions) and judgements.questions is not None:
-        columns["questions"] = [judgements.questions[image_id] for image_id in columns["image_id"]]
     if seen is not None:
         columns["image"] = [images[number] for number in numbers.values()]
     start = time.perf_counter()

@@ -1,7 +1,6 @@
 """judge.py: metrics against human judgements, from the command line to the tables."""
 
 import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +16,9 @@ from rewards.images import frames_of
 from rewards.text.cider import CiderD
 from rewards.videos import VideoFrame
 from rl_caption.cli.main import main
-from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.evaluation import metrics as metrics_module
 from rl_caption.evaluation.toolkit import Scores
-from rl_caption.lab.config import LanguageModelConfig, QuestionsConfig
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig, ScenesConfig
 from rl_caption.lab.meta_evaluation.correlation import kendall_tau_b
 from rl_caption.lab.meta_evaluation.costs import encoder_cost
@@ -31,15 +28,13 @@ from rl_caption.lab.meta_evaluation.program import (
     compare_with_people,
     score_set,
 )
-from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load, rated_images
-from rl_caption.lab.meta_evaluation.sets.base import with_questions
+from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
-from rl_caption.lab.questions import write_questions
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image, tiny_student
-from tests.endpoints_for_tests import endpoint, listing, prompt_of, writing
-from tests.judgement_sets_for_tests import BUILDERS, parquet
+from tests.endpoints_for_tests import endpoint, listing, prompt_of
+from tests.judgement_sets_for_tests import BUILDERS
 from tests.vlm_for_tests import answering_vlm
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text())[
@@ -403,9 +398,6 @@ def test_costs_of_metrics(tmp_path: Path, student: Path) -> None:
     assert "| captions/s |" in table
 
 
-QUESTION = {"question": "What runs?", "choices": ["a dog", "a cat"], "answer": "a dog"}
-
-
 def long_captions(folder: Path) -> list[str]:
     """A file of ratings with images: two long captions of each of three; the names of the images."""
     rows = []
@@ -430,19 +422,8 @@ def long_captions(folder: Path) -> list[str]:
 
 
 def answer(body: dict[str, Any]) -> tuple[int, Any]:
-    """A text with one question where questions are asked for; else a label, which depends on the prompt's length."""
-    text = prompt_of(body)
-    if "multiple-choice questions" in text:
-        return 200, writing(json.dumps([QUESTION]))
-    if "cannot see. Choose" in text:  # a guess
-        right = text[text.index(". a dog") - 1]
-        return 200, listing(**{"B" if right == "A" else "A": 1.0})
-    if "Descriptions of an image" in text:
-        return 200, listing(Yes=0.42 + 0.07 * (len(text) % 7), No=0.1)
-    right = text[text.index(". a dog") - 1]
-    return 200, listing(
-        **({"A": 0.2, "B": 0.2, "C": 0.2} | {right: 0.3 + 0.001 * (len(text) % 90)})
-    )
+    """A label, which depends on the prompt's length."""
+    return 200, listing(Yes=0.42 + 0.07 * (len(prompt_of(body)) % 7), No=0.1)
 
 
 @pytest.mark.usefixtures("random_weights")
@@ -451,28 +432,16 @@ def test_one_table_has_all_rewards_of_long_captions_and_what_they_cost(
 ) -> None:
     long_captions(tmp_path)
     vlm = str(answering_vlm(tmp_path / "vlm"))
-    source = {
-        "target": "rl_caption.lab.meta_evaluation.sets:rated_images",
-        "path": str(tmp_path / "long.jsonl"),
-    }
     with endpoint(answer) as options:
-        data = DataConfig(**source, kwargs={"name": "ratings"})  # type: ignore[arg-type]
-        write_questions(
-            QuestionsConfig(
-                data, writer=LanguageModelConfig(endpoint=options), out=str(tmp_path / "qa")
-            )
-        )
         judges = {
             "specs": {"kwargs": {"backbone": str(student), "truncate": True}},
             "l_clipscore": {"kwargs": {"backbone": str(student)}},
-            "caption_qa": {"kwargs": {"endpoint": options}},
             "claims": {"kwargs": {"endpoint": options}},
             "vlm_judge": {"kwargs": {"model": vlm}},
         }
         words = [
             "--set=ratings",
             f"--data={tmp_path / 'long.jsonl'}",
-            f"--questions={tmp_path / 'qa/questions.jsonl'}",
         ]
         words += [
             "--metrics=cider",
@@ -485,114 +454,14 @@ def test_one_table_has_all_rewards_of_long_captions_and_what_they_cost(
     (result,) = content(tmp_path)["sets"]
     assert {"CIDEr", *judges} <= result["figures"].keys()
     assert result["left_out"] == {}
-    assert "questions.jsonl[" in result["convention"]
     for heading in ("CIDEr", *judges):
         assert f"| {heading} | " in table
         assert any(figure["value"] is not None for figure in result["figures"][heading])
     calls = {heading: cells[-3:-1] for heading, cells in result["costs"].items()}
     assert calls["CIDEr"] == calls["specs"] == ["–", "–"]
-    assert calls["caption_qa"] == ["6", "300"], "one question of each caption, of 50 tokens"
     assert calls["vlm_judge"][0] == "6"
     assert int(calls["claims"][0]) > 12
     assert all(float(cells[-1]) >= 0 for cells in result["costs"].values())
-
-
-def test_questions_that_do_not_fit_a_set_are_named(tmp_path: Path) -> None:
-    names, file = long_captions(tmp_path), tmp_path / "questions.jsonl"
-    rows = [{"image": name, "references": [], "questions": [QUESTION]} for name in names]
-    settings = JudgeSetConfig(
-        "ratings",
-        str(tmp_path / "long.jsonl"),
-        metrics="length",
-        judges={"qa": JudgeConfig("caption_qa", {"model": "never loaded"})},
-        questions=str(file),
-        out=str(tmp_path / "out"),
-        bootstrap=0,
-    )
-    for lines, message in (
-        (rows[:2], rf"questions\.jsonl.*1 of the 3.*{names[2]}"),
-        ([*rows, {**rows[0], "image": "9.png"}], r"questions\.jsonl, line 4.*'9\.png'.*'0\.png'"),
-        (
-            [
-                *rows,
-                {**rows[0], "image": "c/0.png", "image_id": "0.png", "questions": [QUESTION] * 2},
-            ],
-            "line 4.*'0.png'",
-        ),
-        ([*rows[:2], {"image": "2.png", "references": []}], "line 3.*'questions'"),
-        ([*rows[:2], {**rows[2], "questions": {"What?": "a dog"}}], "line 3.*questions"),
-        (
-            [*rows[:2], {**rows[2], "questions": [{**QUESTION, "answer": "a cow"}]}],
-            "line 3.*'a cow'",
-        ),
-        ([{"image": "0.png", "questions": [QUESTION]}], "line 1.*references"),
-    ):
-        file.write_text("\n".join(map(json.dumps, lines)))
-        with pytest.raises(ConfigError, match=f"(?s)^questions.*{message}"):
-            compare_with_people(settings)
-    with pytest.raises(ConfigError, match=r"^questions.*none\.jsonl"):
-        compare_with_people(replace(settings, questions=str(tmp_path / "none.jsonl")))
-    with pytest.raises(ConfigError, match=r"^qa .*questions"):
-        compare_with_people(replace(settings, questions=None))
-    with pytest.raises(ConfigError, match=r"^questions.*sugarcrepe"):
-        compare_with_people(config(tmp_path, "sugarcrepe", questions=str(file)))
-
-
-def test_images_without_questions_are_left_out_of_a_part_of_a_set(tmp_path: Path) -> None:
-    names, file = long_captions(tmp_path), tmp_path / "questions.jsonl"
-    rows = [
-        {"image": name, "references": [], "questions": [QUESTION]}
-        for name in [names[0], names[2], "9.png"]
-    ]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    (rated,) = load("ratings", tmp_path / "long.jsonl")
-    assert isinstance(rated, RatedCaptions)
-    some = with_questions(rated, file, partial=True)
-    assert some.image_ids == ["0.png", "0.png", "2.png", "2.png"]
-    assert (some.ratings, len(some.captions), len(some.images or ())) == ([1, 2, 1, 2], 4, 4)
-    assert some.references == [*rated.references[:2], *rated.references[4:]]  # type: ignore[index]
-    assert some.excluded == {"the image has no questions": 2}
-    file.write_text(json.dumps(rows[2]))
-    with pytest.raises(DataError, match=r"questions\.jsonl.*3 of the 3"):
-        with_questions(rated, file, partial=True)
-
-
-def test_images_of_a_set_are_data_that_questions_are_written_for(tmp_path: Path) -> None:
-    """LongCap-Arena names no images: their ids are their references, which are too long for the name of a file."""
-    pytest.importorskip("pyarrow")
-    stream = io.BytesIO()
-    noise_image(1).save(stream, "PNG")
-    rows = [
-        {
-            "image": {"bytes": stream.getvalue()},
-            "refs": [f"{text} " * 40, "dogs"],
-            "cand": f"dog {number}",
-            "score": 1,
-        }
-        for number, text in enumerate(("a dog runs", "a dog runs", "a dog sits"))
-    ]
-    parquet(tmp_path / "data" / "test.desc-00000-of-00001.parquet", rows)
-    target = "rl_caption.lab.meta_evaluation.sets:rated_images"
-    data = DataConfig(target=target, path=str(tmp_path), kwargs={"name": "longcap_arena"})
-    with endpoint(answer) as options:
-        write_questions(
-            QuestionsConfig(
-                data, writer=LanguageModelConfig(endpoint=options), out=str(tmp_path / "qa")
-            )
-        )
-    (rated,) = load("longcap_arena", tmp_path)
-    assert isinstance(rated, RatedCaptions)
-    asked = with_questions(rated, tmp_path / "qa/questions.jsonl")
-    assert asked.questions == {image_id: [QUESTION] for image_id in rated.image_ids}
-    lines = [
-        json.loads(line) for line in (tmp_path / "qa/questions.jsonl").read_text().splitlines()
-    ]
-    assert len(lines) == 2
-    assert all(Path(line["image"]).is_file() for line in lines)
-    assert lines[0]["image"] != lines[1]["image"]
-    BUILDERS["sugarcrepe"](tmp_path)
-    with pytest.raises(DataError, match="sugarcrepe"):
-        rated_images("sugarcrepe", str(tmp_path), partial=True)
 
 
 def test_meteor_of_single_captions_is_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_caption.data.base import DataError, Row, Splits
+from rl_caption.data.base import DataError
 from rl_caption.lab.meta_evaluation.sets import hub, pairs, rated, videos
 from rl_caption.lab.meta_evaluation.sets.base import (
     CaptionGroups,
@@ -26,7 +26,6 @@ __all__ = [
     "JudgementSet",
     "RatedCaptions",
     "load",
-    "rated_images",
 ]
 
 SETS: dict[str, Callable[..., Sequence[JudgementSet]]] = {
@@ -76,37 +75,3 @@ def load(
         raise DataError("; ".join(wrong))
     files = Files(name, Path(folder), None if images is None else Path(images), partial)
     return SETS[name](files, **(kwargs or {}))
-
-
-def rated_images(
-    name: str,
-    path: str,
-    image_root: str | None = None,
-    partial: bool = False,
-    set_kwargs: dict[str, Any] | None = None,
-) -> Splits:
-    """The images of a set of rated captions, a data set of ``data.target``, so that questions are written about them.
-
-    A row is an image with the id that the set has for it, and all references of its judgements; the split is ``test``.
-    Where the set was found without its images, ids stand for their files.
-
-    Args:
-        name, path, image_root, partial, set_kwargs: as ``name``, ``folder``, ``images``, ``partial``, ``kwargs`` of
-            ``load``.
-
-    Raises:
-        DataError: the set cannot be read, or has no references or no rated captions.
-    """
-    rows: dict[str, Row] = {}
-    for judgements in load(name, path, image_root, partial, set_kwargs):
-        if not isinstance(judgements, RatedCaptions) or judgements.references is None:
-            raise DataError(f"{judgements.name} is no set of rated captions with references")
-        images = judgements.image_ids if judgements.images is None else judgements.images
-        for image_id, image, references in zip(
-            judgements.image_ids, images, judgements.references, strict=True
-        ):
-            row = rows.setdefault(
-                image_id, {"image_id": image_id, "image": image, "references": []}
-            )
-            row["references"] += [text for text in references if text not in row["references"]]
-    return Splits({"test": list(rows.values())}, path)

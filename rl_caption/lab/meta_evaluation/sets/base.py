@@ -4,21 +4,16 @@ What Python says about a wrong row is raised as a ``DataError`` that names the f
 """
 
 import csv
-import hashlib
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import compress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from rewards.base import naming
 from rewards.images import Frames, ImageSource
-from rewards.language.caption_qa import ImageQuestion
-from rl_caption.data import plain_files
 from rl_caption.data.base import DataError
-from rl_caption.data.jsonl import read_row
 from rl_caption.data.plain_files import parse_json, shown, single_spaced
 
 COCO_CAPTIONS = "captions_val2014.json"
@@ -55,8 +50,6 @@ class RatedCaptions:
     """Whether captions are rated without an image: papers print Pearson, Spearman and Kendall's tau_b."""
     released: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Heading -> [N] scores that the files have, which are compared with people, too."""
-    questions: Mapping[str, Sequence[ImageQuestion]] | None = None
-    """Id of each image -> questions of it, for ``caption_qa``; None where there are none."""
 
 
 @dataclass(frozen=True)
@@ -235,57 +228,6 @@ class Files:
             )
         if not count:
             raise DataError(f"{self.name} has no {what}")
-
-
-def with_questions(rated: RatedCaptions, file: str | Path, partial: bool = False) -> RatedCaptions:
-    """The set with the questions in JSON lines as ``rl-caption questions`` writes them.
-
-    ``image_id``, or ``image`` where it is absent, is the id that the set has for the image; of the
-    same image every line has the same questions. With ``partial`` judgements of images without
-    questions are excluded, and further images are of no effect.
-
-    Raises:
-        DataError: a line is wrong or, unless ``partial``, of an image that the set does not have,
-            or an image has no questions.
-    """
-    questions: dict[str, Sequence[ImageQuestion]] = {}
-    images = set(rated.image_ids)
-    for _, where, item in plain_files.json_lines(Path(file)):
-        _, row = read_row(item, where, Path(file).parent)
-        image_id = row["image_id"]
-        if image_id not in images and not partial:
-            example = shown(rated.image_ids[0])
-            raise DataError(
-                f"{where}: image_id {shown(image_id)} is not in {rated.name}: it has {example}, ..."
-            )
-        with naming(f"{where} has no", (KeyError,), DataError):
-            asked = row["questions"]
-        if questions.setdefault(image_id, asked) != asked:
-            raise DataError(
-                f"{where}: image_id {shown(image_id)} has other 'questions' in an earlier line"
-            )
-    absent = sorted(images - questions.keys())
-    if absent and (not partial or len(absent) == len(images)):
-        raise DataError(
-            f"{file} has no questions of {len(absent)} of the {len(images)} images of {rated.name},"
-            f" such as {shown(absent[0])}. Set partial to leave out their judgements"
-        )
-    used = repr(sorted((key, questions[key]) for key in images & questions.keys()))
-    digest = hashlib.sha256(used.encode(errors="surrogatepass")).hexdigest()
-    kept = [image_id in questions for image_id in rated.image_ids]
-    columns: dict[str, Any] = {}
-    for name in ("captions", "ratings", "image_ids", "images", "references"):
-        column = getattr(rated, name)
-        columns[name] = None if column is None else list(compress(column, kept))
-    left_out = {"the image has no questions": kept.count(False)} if absent else {}
-    return replace(
-        rated,
-        **columns,
-        released={name: list(compress(column, kept)) for name, column in rated.released.items()},
-        excluded={**rated.excluded, **left_out},
-        convention=f"{rated.convention}; questions: {Path(file).name}[{digest[:12]}]",
-        questions=questions,
-    )
 
 
 def json_rows(path: Path, key: str | None = None) -> list[Any]:

@@ -132,7 +132,6 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
             folder / "teacher",
             "contrastive",
             negatives={"count": 2, "source": "scenes"},
-            loss={"hard": 0.5},
         ),
         "image": reward_model_config(folder / "image", "distill_image", **teacher),
         "text": reward_model_config(folder / "text", "distill_text", **teacher),

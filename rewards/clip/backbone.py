@@ -273,10 +273,6 @@ def _load(options: EncoderOptions) -> _Network:
     name, pretrained = str(options.backbone), options.pretrained
     label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
     try:
-        if options.tuned_from is not None and pretrained is None:
-            raise ValueError(
-                f"tuned_from is {options.tuned_from!r}, but 'pretrained', the tuned file, is not set"
-            )
         if not Path(name).is_dir():
             loaded = _load_open_clip(name, options)
         elif (Path(name) / "open_clip_config.json").is_file():
@@ -288,11 +284,13 @@ def _load(options: EncoderOptions) -> _Network:
                 f"and set 'pretrained' to {str(Path(name) / 'model.safetensors')!r}"
             )
         else:
-            loaded = (
-                _load_dual(name, options)
-                if has_model_type(name, MODEL_TYPE)
-                else _load_student(name, options)
-            )
+            is_dual = has_model_type(name, MODEL_TYPE)
+            if pretrained is not None or (is_dual and options.context_length is not None):
+                raise ValueError(
+                    "a folder has its own weights, and a dual encoder its own positions: "
+                    "leave 'pretrained' and 'context_length' out"
+                )
+            loaded = _load_dual(name) if is_dual else _load_student(name, options)
         dtype = getattr(torch, DTYPES[options.precision])
         loaded.model.requires_grad_(False).eval().to(device=options.device, dtype=dtype)
     except ModuleNotFoundError as error:
@@ -302,11 +300,7 @@ def _load(options: EncoderOptions) -> _Network:
     return loaded
 
 
-def _load_dual(folder: str, options: EncoderOptions) -> _Network:
-    if options.pretrained is not None or options.context_length is not None:
-        raise ValueError(
-            "a folder has its own weights and positions: leave 'pretrained' and 'context_length' out"
-        )
+def _load_dual(folder: str) -> _Network:
     model = PretrainedDual.from_pretrained(folder)
     return _Network(
         model=model,
@@ -323,8 +317,6 @@ def _load_dual(folder: str, options: EncoderOptions) -> _Network:
 
 
 def _load_student(folder: str, options: EncoderOptions) -> _Network:
-    if options.pretrained is not None:
-        raise ValueError("a folder has its own weights: leave 'pretrained' out")
     model = LCLIP.from_pretrained(folder)
     if options.context_length is not None:
         stretch_student(model, options.context_length)

@@ -105,10 +105,6 @@ class CaptionWriter:
             for token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id)
             if token_id is not None
         ]
-        if not ids:
-            raise ValueError(
-                "the language model's tokenizer has neither BOS nor EOS: expected one of them"
-            )
         self.frozen, self.ending, self._bos = frozen, ending, ids[0]
         self.room = frozen.longest - 1 - soft_tokens
         if self.room < 1:

@@ -85,15 +85,12 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
     open_clip's own, has a class token, or cannot get that number of positions.
     """
     tower: Any = model if hasattr(model, POSITIONS) else getattr(model, "text", None)
-    if not isinstance(getattr(tower, POSITIONS, None), nn.Parameter) or not hasattr(
-        tower, "attn_mask"
-    ):
+    has_class_token = getattr(tower, "cls_emb", None) is not None
+    has_positions = isinstance(getattr(tower, POSITIONS, None), nn.Parameter)
+    if not has_positions or not hasattr(tower, "attn_mask") or has_class_token:
         raise ValueError(
-            f"{type(model).__name__} cannot be stretched: it has no text tower of open_clip with {POSITIONS}"
-        )
-    if getattr(tower, "cls_emb", None) is not None:
-        raise ValueError(
-            f"the text tower of {type(model).__name__} cannot be stretched: it has a class token"
+            f"{type(model).__name__} cannot be stretched: it has no text tower of open_clip with {POSITIONS} "
+            "and without a class token"
         )
     tower.positional_embedding = _stretch(tower.positional_embedding, context_length, keep)
     if tower.attn_mask is not None:
@@ -122,12 +119,8 @@ def stretch_student(model: LCLIP, context_length: int) -> None:
 
 def _stretch(positions: nn.Parameter, context_length: int, keep: int) -> nn.Parameter:
     count = len(positions)
-    if not 0 <= keep < count:
-        raise ValueError(
-            f"keep = {keep}: expected 0 to {count - 1}, as the text tower has {count} positions"
-        )
-    factor, rest = divmod(context_length - keep, count - keep)
-    if factor < 1 or rest:
+    factor, rest = divmod(context_length - keep, max(count - keep, 1))
+    if keep >= count or factor < 1 or rest:
         fitting = ", ".join(str(keep + times * (count - keep)) for times in (1, 2, 3, 4))
         raise ValueError(
             f"context_length = {context_length}: a text tower of {count} positions, of which the first {keep} are "
@@ -253,10 +246,6 @@ def _load_long(name: str, weights: Mapping[str, Tensor]) -> Any:
         force_context_length=len(weights[POSITIONS]),
         pretrained_image=False,
     )
-    if not isinstance(model, open_clip.CLIP):
-        raise ValueError(
-            f"a Long-CLIP checkpoint does not fit {name}: expected an architecture of OpenAI, such as ViT-B-32"
-        )
     model.load_state_dict(weights)
     convert_weights_to_lp(model, torch.float16)
     return model.float()
@@ -268,12 +257,12 @@ def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
     For W [out, in], A is [r, in] and B [out, r]. For a kernel [out, in, k, k], A is [r k, in k] and B [out k, r k], and
     their product [out k, in k] is reshaped row by row. Raises ``ValueError`` if the three shapes do not fit.
     """
-    if len(shape) not in (2, 4):
-        raise ValueError(f"the weight has the shape {list(shape)}: expected two or four numbers")
     side = shape[-1] if len(shape) == 4 else 1
-    rows, columns, outputs = (a.shape[0] if a.ndim else 0), shape[1] * side, shape[0] * side
+    rows = a.shape[0] if a.ndim else 0
+    columns, outputs = (shape[1] if len(shape) > 1 else 0) * side, shape[0] * side
     if (
-        tuple(a.shape) != (rows, columns)
+        len(shape) not in (2, 4)
+        or tuple(a.shape) != (rows, columns)
         or tuple(b.shape) != (outputs, rows)
         or rows == 0
         or rows % side
@@ -343,15 +332,7 @@ def load_tuned(
         raise ValueError(
             f"tuned_from is {tuned_from!r}: expected a pretrained tag of {name!r} ({tags})"
         )
-    is_custom = shape.pop("custom_text", False)
-    if (
-        is_custom
-        or "timm_model_name" in shape["vision_cfg"]
-        or "hf_model_name" in shape["text_cfg"]
-    ):
-        raise ValueError(
-            f"{name} has other towers than CLIP's: expected an architecture such as ViT-B-32"
-        )
+    shape.pop("custom_text", None)
     state = from_transformers(read_state(path))
     weights = {
         key.removeprefix("text."): value

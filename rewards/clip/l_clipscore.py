@@ -28,13 +28,11 @@ class LClipScore(ClipScore):
     @passes_on(ClipScore)
     def __init__(self, backbone: EncoderSource, *, prefix: str = "", **arguments: Any) -> None:
         if isinstance(backbone, str | Path):
-            if not Path(backbone).is_dir():
+            folder = Path(backbone)
+            if not folder.is_dir() or (folder / "open_clip_config.json").is_file():
                 raise ValueError(
-                    f"student folder {str(backbone)!r} does not exist: expected one that LCLIP.save_pretrained made"
-                )
-            if (Path(backbone) / "open_clip_config.json").is_file():
-                raise ValueError(
-                    f"{str(backbone)!r} holds an open_clip model, not a student: use it with clipscore or ref_clipscore"
+                    f"{str(backbone)!r} is no folder of a student (LCLIP.save_pretrained): "
+                    "use another model with clipscore or ref_clipscore"
                 )
         super().__init__(backbone, prefix=prefix, **arguments)
 

@@ -429,18 +429,12 @@ def from_released(
         ValueError: there is no student, or a key (named as in the checkpoint) is missing, unexpected or of another
             shape.
     """
-    if "state_dict" in state_dict:
-        raise ValueError("this is a whole checkpoint: pass what it has under 'state_dict'")
     student = {key: tensor for key, tensor in state_dict.items() if not key.startswith("teacher.")}
     if not any(key.startswith("student.") for key in student):
         raise ValueError(
             f"no key starts with 'student.': the first keys are {sorted(state_dict)[:3]}"
         )
     config = config or LCLIPConfig()
-    if min(config.image_repeats, config.text_repeats) < 2:
-        raise ValueError(
-            "the released layout has repeated blocks: image_repeats and text_repeats must be at least 2"
-        )
     with torch.device("meta"):
         shapes = state_shapes(LCLIP(config))
     if any(key.startswith(tuple(_STAGE_2.values())) for key in student):

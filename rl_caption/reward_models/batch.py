@@ -40,8 +40,6 @@ class PairBatch:
     """Further inputs of the loss. ``triplet`` [B]: 1 where the row has a triplet, else 0. ``false`` [B, n]: 1 where the
     row has its n-th hard negative, else 0. ``image_group`` and ``text_group``, ``text_short_group``, ... [B]: numbers
     that are equal for equal images, or texts."""
-    false_captions: Sequence[Sequence[str]] = ()
-    """Hard negatives of the captions: n lists of B texts, "" where a caption has none."""
 
     def to(self, device: torch.device) -> PairBatch:
         """The batch with its tensors on ``device``."""
@@ -265,8 +263,7 @@ class PairCollate:
         if self.groups:
             targets["image_group"] = _groups([row["image_id"] for row in rows])
             targets |= {f"{name}_group": _groups(column) for name, column in texts.items()}
-        false_captions = [column for name, column in texts.items() if name.startswith("text_false")]
-        return PairBatch(rows, inputs, captions, targets, false_captions)
+        return PairBatch(rows, inputs, captions, targets)
 
     def _caption(self, row: Row, step: int) -> str:
         caption = row["references"][caption_index(row, self.captions, self.seed, step)]

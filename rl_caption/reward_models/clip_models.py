@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from torch import Tensor
 
 from rewards.clip.dual import MODEL_TYPE, DualConfig, PretrainedDual
 from rewards.clip.preprocessing import preprocessing_of
-from rewards.clip.pretrained import LIBRARIES, open_blocks
-from rewards.model_files import has_model_type, read_object
+from rewards.clip.pretrained import open_blocks
+from rewards.model_files import has_model_type
 from rl_caption.config.reward_models import CaptionTrainConfig, PartConfig, RewardModelConfig
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
 from rl_caption.reward_models.embedding import (
@@ -37,7 +34,6 @@ from rl_caption.reward_models.encoders import (
 from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
 from rl_caption.runtime.errors import ConfigError, naming
-from rl_caption.runtime.launch import processes_started
 from rl_caption.runtime.options import Fraction, Positions, Range
 from rl_caption.runtime.types import LOSS
 from rl_caption.training.fit import Recipe
@@ -87,38 +83,15 @@ class ClipModelConfig:
             return self.has_parts or (is_folder and has_model_type(str(self.init), MODEL_TYPE))
 
     def __post_init__(self) -> None:
-        if self.init is not None and self.kwargs:
-            raise ConfigError(
-                "model.kwargs and model.init are both set, but init already has a shape: leave kwargs out"
-            )
-        if self.context_length is not None and self.init is None:
-            raise ConfigError(
-                "model.context_length stretches model.init, which is not set: use model.kwargs.text_cfg.context_length"
-            )
         if self.has_parts:
-            self._check_parts()
-
-    def _check_parts(self) -> None:
-        encoders = (self.image.encoder, self.text.encoder)
-        if self.name is not None or self.init is not None:
-            raise ConfigError(
-                "model.image and model.text are set together with model.name or model.init: leave one of them out"
-            )
-        if None in encoders:
-            raise ConfigError(
-                f"model.image.encoder and model.text.encoder are {encoders[0]!r} and {encoders[1]!r}: set both"
-            )
-        others: dict[str, Any] = {"image": "", "text": "", "image_kwargs": {}, "text_kwargs": {}}
-        check_shape(self.kwargs, DualConfig, "a dual encoder", **others)
+            others: dict[str, Any] = {
+                "image": "",
+                "text": "",
+                "image_kwargs": {},
+                "text_kwargs": {},
+            }
+            check_shape(self.kwargs, DualConfig, **others)
         for name, encoder in (("image", self.image), ("text", self.text)):
-            if (
-                not encoder.pretrained
-                and (encoder.encoder or "").partition(":")[0] not in LIBRARIES
-            ):
-                raise ConfigError(
-                    f"model.{name}.pretrained is false, but model.{name}.encoder is {encoder.encoder!r}: random "
-                    f"weights are for models of {', '.join(LIBRARIES)}"
-                )
             if not encoder.pretrained and encoder.train_blocks is not None:
                 raise ConfigError(
                     f"model.{name}.train_blocks is {encoder.train_blocks} with random weights, most of which would "
@@ -165,47 +138,12 @@ class ClipConfig(RewardModelConfig):
     loss: ClipLossConfig = field(default_factory=ClipLossConfig)
     train: ClipTrainConfig = field(default_factory=ClipTrainConfig)
 
-    @property
-    def trains_all(self) -> bool:
-        """Whether all weights of an open_clip model are trained."""
-        return True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data.features_root is not None and self.model.image.train_blocks != 0:
             raise ConfigError(
                 "data.features_root needs a frozen image encoder: set model.image.train_blocks to 0"
             )
-
-    def check(self) -> None:
-        """Raise ``ConfigError`` where the model cannot be made, or the batch cannot be split as it is."""
-        model = self.model
-        if model.is_dual:
-            if model.context_length is not None or self.train.freeze_positions:
-                raise ConfigError(
-                    "model.context_length and train.freeze_positions are for open_clip models: leave them out and set "
-                    "train_blocks of model.image and model.text"
-                )
-            return
-        is_to_come = (
-            model.init is not None and model.name is None and not Path(model.init).exists()
-        )  # by warm_start
-        if not is_to_come and self.data.features_root is not None:
-            raise ConfigError(
-                "data.features_root is set, but model.image, whose features it holds, is not: set both or neither"
-            )
-        if not is_to_come and (model.image, model.text) != (PartConfig(), PartConfig()):
-            raise ConfigError(
-                "model.image and model.text are for dual encoders, but this is an open_clip model: leave them out"
-            )
-        network = _meta_clip(model)
-        if network is not None:
-            check_vocabulary(
-                network.token_embedding.num_embeddings, "model.kwargs.text_cfg.vocab_size"
-            )
-            started = processes_started(os.environ)
-            network.requires_grad_(self.trains_all)
-            check_batch_norm(network, self.train, started[1] if started else 1)
 
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""
@@ -292,6 +230,8 @@ class ClipConfig(RewardModelConfig):
         else:
             clip, shape = random_clip(model.name, model.kwargs)
             preprocessing = preprocessing_of(clip.visual)
+        tokens = clip.token_embedding.num_embeddings
+        check_vocabulary(tokens, "model.kwargs.text_cfg.vocab_size")
         network = TrainedClip(clip, max_scale, self.train.freeze_positions)
         tune(clip)
         check_batch_norm(network, self.train, processes)
@@ -330,18 +270,6 @@ def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
         with naming(f"model.{name}.train_blocks is {encoder.train_blocks}"):
             open_blocks(getattr(dual, f"{name}_encoder"), encoder.train_blocks)
     return dual
-
-
-def _meta_clip(model: ClipModelConfig) -> Any:
-    """The open_clip model on the meta device; None where its folder is not there yet, or damaged (loading it tells)."""
-    kwargs: Mapping[str, Any] = model.kwargs
-    if model.init is not None and model.name is None:
-        try:
-            kwargs = read_object(Path(model.init) / "open_clip_config.json")["model_cfg"]
-        except (OSError, ValueError, KeyError):
-            return None
-    with torch.device("meta"):
-        return random_clip(model.name, dict(kwargs))[0]
 
 
 def check_sentences(sentences: list[int] | None) -> None:

@@ -1,6 +1,6 @@
 """The task ``contrastive``: InfoNCE on image-caption pairs, with hard negatives, and Long-CLIP's short captions.
 
-Sources: Radford et al. 2021 (CLIP); Yuksekgonul et al. 2023 (NegCLIP); Oh et al. 2024 (FSC-CLIP); Zhang et al. 2024
+Sources: Radford et al. 2021 (CLIP); Yuksekgonul et al. 2023 (NegCLIP); Zhang et al. 2024
 (Long-CLIP). docs/reward_models.md.
 """
 
@@ -30,7 +30,6 @@ from rl_caption.reward_models.losses import (
     Objective,
     contrastive_metrics,
     false_negatives,
-    hard_negative_loss,
     info_nce,
     short_info_nce,
 )
@@ -58,16 +57,11 @@ class ContrastiveLossConfig(ClipLossConfig):
         short: weight of Long-CLIP's second term, between short captions and the principal components of the images; 0
             leaves it out, 1 in Long-CLIP.
         pca_rank: number of principal components.
-        hard: weight of an additional loss on hard negatives: each image chooses between its caption and the hard
-            negatives of that caption only (FSC-CLIP); 0 leaves it out.
-        hard_scale: logit scale of that loss; large, because a single edit changes the cosine little.
     """
 
     false_negatives: Literal["keep", "mask"] = "keep"
     short: Weight = 0.0
     pca_rank: Rank = 32
-    hard: Weight = 0.0
-    hard_scale: Annotated[float, Range(min=1, max=10**6)] = 50.0
 
 
 @dataclass
@@ -142,35 +136,19 @@ class ContrastiveConfig(ClipConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         loss, train, count = self.loss, self.train, self.negatives.count
-        if loss.false_negatives == "mask" and train.label_smoothing:
+        if train.label_smoothing and (count or loss.false_negatives == "mask"):
             raise ConfigError(
-                "loss.false_negatives mask removes pairs that train.label_smoothing needs: set one of them"
+                "train.label_smoothing gives a share of the target to every pair, also to hard negatives "
+                "and to pairs that loss.false_negatives masks: leave it out"
             )
         if self.eval.best_by == "val/hard_negatives" and not count:
             raise ConfigError(
                 "eval.best_by is 'val/hard_negatives', but there are no hard negatives: set negatives.count"
             )
-        if loss.hard and not count:
-            raise ConfigError(
-                f"loss.hard is {loss.hard}, but there are no hard negatives: set negatives.count"
-            )
         if count and self.negatives.source == "data" and train.sentences:
             raise ConfigError(
                 f"train.sentences is {train.sentences}: it changes the captions that negatives.source 'data' was made "
                 "from, leave one of them out"
-            )
-        if count and train.label_smoothing:
-            raise ConfigError(
-                "train.label_smoothing would reward hard negatives: leave it out, or set negatives.count to 0"
-            )
-        if loss.short and loss.pca_rank >= train.batch_size:
-            raise ConfigError(
-                f"loss.pca_rank is {loss.pca_rank}: expected less than train.batch_size, {train.batch_size}, as so "
-                "many principal components reproduce the whole batch"
-            )
-        if loss.short and train.short_captions == "references" and not self.data.long_captions:
-            raise ConfigError(
-                "train.short_captions is 'references', which needs data.long_captions: set that to true"
             )
 
     def check(self) -> None:
@@ -186,8 +164,6 @@ class ContrastiveConfig(ClipConfig):
             label_smoothing=self.train.label_smoothing,
             short=loss.short,
             pca_rank=loss.pca_rank,
-            hard=loss.hard,
-            hard_scale=loss.hard_scale,
         )
 
     def recipe(self, context: Context) -> Recipe:
@@ -249,11 +225,11 @@ def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: 
 
 
 def _check_short_references(rows: Sequence[Row]) -> None:
-    bare = [row["image_id"] for row in rows if not row["short_references"]]
+    bare = [row["image_id"] for row in rows if not row.get("short_references")]
     if bare:
         raise DataError(
             f"{len(bare)} of {len(rows)} training images have no references besides the long one (first: "
-            f"{bare[0]!r}), of which train.short_captions references draws: add some, or take first_sentence"
+            f"{bare[0]!r}), of which train.short_captions references draws: set data.long_captions, or take first_sentence"
         )
 
 
@@ -263,15 +239,12 @@ def contrastive(
     label_smoothing: float = 0.0,
     short: float = 0.0,
     pca_rank: int = 32,
-    hard: float = 0.0,
-    hard_scale: float = 50.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of ``text_short``.
 
     Where ``target`` has ``false`` [B, n], the texts ``text_false0`` to ``text_false{n - 1}`` are hard negatives of all
-    images of the batch, and ``hard`` times ``hard_negative_loss`` is added. Where it has the group numbers
-    ``image_group``, ``text_group`` and so on, [B] each, pairs of the same group are no negatives in either of the first
-    two terms, nor is a hard negative that is word for word an image's caption.
+    images of the batch. Where it has the group numbers ``image_group``, ``text_group`` and so on, [B] each, pairs of
+    the same group are no negatives in either term, nor is a hard negative that is word for word an image's caption.
     """
     images, texts, scale = student["image"], student["text"], student["scale"]
     masks = "image_group" in target
@@ -280,7 +253,6 @@ def contrastive(
         return false_negatives(target["image_group"], target[f"{name}_group"]) if masks else None
 
     false = false_excluded = None
-    columns: list[Tensor] = []
     metrics = contrastive_metrics(student)
     if "false" in target:
         names = [f"text_false{n}" for n in range(target["false"].shape[1])]
@@ -299,9 +271,6 @@ def contrastive(
         false=false,
         false_excluded=false_excluded,
     )
-    if hard and "false" in target:
-        term = hard_negative_loss(images, texts, columns, target["false"], hard_scale)
-        loss, metrics = loss + hard * term, metrics | {"contrastive/hard": term}
     if short:
         term = short_info_nce(
             images,

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.student import LCLIPConfig
 from rl_caption.config.reward_models import CaptionTrainConfig, RewardModelConfig, TeacherConfig
-from rl_caption.config.schema import EvalConfig, TrainConfig
+from rl_caption.config.schema import TrainConfig
 from rl_caption.data.checks import check_row_images
 from rl_caption.reward_models.batch import Captions, PairCollate
 from rl_caption.reward_models.embedding import (
@@ -26,7 +26,6 @@ from rl_caption.reward_models.embedding import (
     EmbeddingModel,
     embedding_recipe,
     image_inputs,
-    measured_by,
     text_inputs,
 )
 from rl_caption.reward_models.encoders import (
@@ -36,19 +35,12 @@ from rl_caption.reward_models.encoders import (
     check_vocabulary,
 )
 from rl_caption.reward_models.losses import Embeddings, Objective, Reduction, similarity_regulator
-from rl_caption.reward_models.negatives import (
-    NegativesConfig,
-    build_negatives,
-    validation_negatives,
-)
 from rl_caption.reward_models.students import (
     TOWERS,
     build_dual,
     build_tower,
-    check_names,
     copy_patch_embedding,
     save_tower,
-    student_config,
 )
 from rl_caption.reward_models.teacher import Teacher, Tower, check_teacher, load_teacher
 from rl_caption.reward_models.validation import EmbeddingValidator
@@ -76,12 +68,6 @@ class StudentConfig:
 
     kwargs: dict = field(default_factory=dict)
     init: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.init is not None and self.kwargs:
-            raise ConfigError(
-                "model.kwargs and model.init are both set, but init already has a shape: leave kwargs out"
-            )
 
 
 @dataclass
@@ -111,19 +97,7 @@ class DistanceConfig:
 
 
 @dataclass
-class TextDistanceConfig(DistanceConfig):
-    """The loss of a student that reads captions. Further arguments:
-
-    Args:
-        hard: weight of an additional loss on hard negatives: each should change the student's embedding of the caption
-            in the same direction as the teacher's (1 - cosine); 0 leaves it out.
-    """
-
-    hard: Weight = 0.0
-
-
-@dataclass
-class DualDistanceConfig(TextDistanceConfig):
+class DualDistanceConfig(DistanceConfig):
     """The loss of both towers. Further arguments:
 
     Args:
@@ -159,18 +133,6 @@ class DualTrainConfig(CaptionTrainConfig):
 
 
 @dataclass
-class DualEvalConfig(EvalConfig):
-    """Validation during training. Further arguments:
-
-    Args:
-        best_by: metric that chooses ``export/best`` and that ``patience`` watches: ``val/hard_negatives``, how often
-            the true caption scores higher than its hard negatives; null is ``val/retrieval_r1``.
-    """
-
-    best_by: Literal["val/hard_negatives"] | None = None
-
-
-@dataclass
 class DistillConfig(RewardModelConfig):
     """A student of a frozen dual encoder. Further arguments:
 
@@ -193,17 +155,9 @@ class DistillConfig(RewardModelConfig):
             )
 
     def check(self) -> None:
-        """Raise ``ConfigError`` where ``model.kwargs`` are the shape of no student."""
+        """Raise ``ConfigError`` where the student has fewer tokens than CLIP's tokenizer."""
         if self.model.init is None:
-            check_names(self.model.kwargs)
             check_vocabulary(self.model.kwargs.get("vocab_size", TOKENS), "model.kwargs.vocab_size")
-            if not self.starts_from_towers:  # which have a part of the shape
-                student_config(self.model.kwargs)
-
-    @property
-    def starts_from_towers(self) -> bool:
-        """Whether folders of towers have a part of the student's shape."""
-        return False
 
     @property
     def towers(self) -> tuple[Tower, ...]:
@@ -251,32 +205,13 @@ class DistillImageConfig(DistillConfig):
 
 @dataclass
 class DistillTextConfig(DistillConfig):
-    """``reward_model --task distill_text``: stage 1 of L-CLIP, the text tower. Further arguments:
-
-    Args:
-        negatives: hard negatives, further captions of which the student learns the embeddings.
-    """
+    """``reward_model --task distill_text``: stage 1 of L-CLIP, the text tower."""
 
     task: Literal["distill_text"] = "distill_text"
-    loss: TextDistanceConfig = field(default_factory=TextDistanceConfig)
-    negatives: NegativesConfig = field(default_factory=NegativesConfig)
     train: CaptionTrainConfig = field(default_factory=CaptionTrainConfig)
 
     needs = frozenset({"text"})
     unpaired = frozenset({"captions"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_hard(self.loss, self.negatives)
-
-    def check(self) -> None:
-        """See ``RewardModelConfig.check``."""
-        super().check()
-        self.negatives.check()
-
-    def objective(self, **further: Any) -> Objective:
-        """``distillation`` with the weights of this configuration."""
-        return super().objective(hard=self.loss.hard, **further)
 
     def recipe(self, context: Context) -> Recipe:
         """See ``RewardModelConfig.recipe``."""
@@ -285,48 +220,17 @@ class DistillTextConfig(DistillConfig):
             tower = build_tower("text", self.model.init, self.model.kwargs, teacher.width)
             return _tower_model(tower, "text", teacher, self.model)
 
-        return distil(
-            self, context, build, "val/teacher_cosine_text", self.train.captions, self.negatives
-        )
+        return distil(self, context, build, "val/teacher_cosine_text", self.train.captions)
 
 
 @dataclass
 class DistillDualConfig(DistillConfig):
-    """``reward_model --task distill_dual``: stage 2 of L-CLIP, both towers. Further arguments:
-
-    Args:
-        negatives: hard negatives, further captions of which the student learns the embeddings.
-    """
+    """``reward_model --task distill_dual``: stage 2 of L-CLIP, both towers."""
 
     task: Literal["distill_dual"] = "distill_dual"
     model: DualStudentConfig = field(default_factory=DualStudentConfig)
     loss: DualDistanceConfig = field(default_factory=DualDistanceConfig)
-    negatives: NegativesConfig = field(default_factory=NegativesConfig)
     train: DualTrainConfig = field(default_factory=DualTrainConfig)
-    eval: DualEvalConfig = field(default_factory=DualEvalConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_hard(self.loss, self.negatives)
-        if self.eval.best_by is not None and not self.negatives.count:
-            raise ConfigError(
-                f"eval.best_by is {self.eval.best_by!r}, but there are no hard negatives: set negatives.count"
-            )
-        if self.loss.hard and self.freezes_text:
-            raise ConfigError(
-                f"loss.hard is {self.loss.hard}, which trains the text tower, but train.freeze_text is on: set one of "
-                "them"
-            )
-
-    def check(self) -> None:
-        """See ``RewardModelConfig.check``."""
-        super().check()
-        self.negatives.check()
-
-    @property
-    def starts_from_towers(self) -> bool:
-        """Whether folders of towers have a part of the student's shape."""
-        return self.model.image_init is not None or self.model.text_init is not None
 
     @property
     def freezes_text(self) -> bool:
@@ -347,13 +251,11 @@ class DistillDualConfig(DistillConfig):
         """``distillation`` with the weights of this configuration."""
         weight, reduction = self.loss.regulator, self.loss.regulator_reduction
         regulator = REGULATOR_WEIGHT if weight is None else weight
-        return super().objective(
-            hard=self.loss.hard, regulator=regulator, reduction=reduction, **further
-        )
+        return super().objective(regulator=regulator, reduction=reduction, **further)
 
     def recipe(self, context: Context) -> Recipe:
         """See ``RewardModelConfig.recipe``."""
-        model, best_by = self.model, self.eval.best_by
+        model = self.model
 
         def build(teacher: Teacher) -> EmbeddingModel:
             """The student, of both towers."""
@@ -371,9 +273,7 @@ class DistillDualConfig(DistillConfig):
                 is_trained,
             )
 
-        return distil(
-            self, context, build, best_by or RETRIEVAL, self.train.captions, self.negatives, best_by
-        )
+        return distil(self, context, build, RETRIEVAL, self.train.captions)
 
 
 def distil(
@@ -382,13 +282,11 @@ def distil(
     build: Callable[[Teacher], EmbeddingModel],
     metric: str,
     captions: Captions = "random",
-    negatives: NegativesConfig | None = None,
-    best_by: str | None = None,
 ) -> Recipe:
     """The recipe of a student, which ``build`` makes for a teacher; ``metric`` chooses its best weights.
 
-    ``captions`` is which reference a step learns, ``best_by`` the key ``eval.best_by``. Raises ``ConfigError`` where
-    teacher or student cannot be loaded or made, or do not fit each other or the data.
+    ``captions`` is which reference a step learns. Raises ``ConfigError`` where teacher or student cannot be loaded or
+    made, or do not fit each other or the data.
     """
     train, data, rows, towers = config.train, config.data, context.train_rows, config.towers
     teacher = load_teacher(context.accelerator, config.teacher, data, towers)
@@ -400,14 +298,12 @@ def distil(
         image_inputs(data, model),
         text_inputs(context, model, needs_text="text" in towers),
     )
-    hard = None if negatives is None else build_negatives(negatives, rows, train.seed)
     collate = PairCollate(
         pixels if "image" in towers else None,
         tokens if "text" in towers else None,
         captions,
         data.augment,
         train.seed,
-        additions=[] if hard is None else [hard],
     )
     validate = EmbeddingValidator(
         context.accelerator,
@@ -418,7 +314,6 @@ def distil(
         tokens,
         config.eval.batch_size,
         teacher,
-        negatives=validation_negatives(hard, context.val_rows, best_by),
     )
     teacher.prepare(rows, captions, config.teacher.cache_mb * 2**20)
     return embedding_recipe(
@@ -432,15 +327,7 @@ def distil(
         "0 to 1" if len(towers) > 1 else "-1 to 1",
         teacher,
         f"{config.task}[{teacher.backbone.signature}]",
-        measured_by(config) if best_by else None,
     )
-
-
-def _check_hard(loss: TextDistanceConfig, negatives: NegativesConfig) -> None:
-    if loss.hard and not negatives.count:
-        raise ConfigError(
-            f"loss.hard is {loss.hard}, but there are no hard negatives: set negatives.count"
-        )
 
 
 def _check_views(config: DistillConfig, model: EmbeddingModel, teacher: Teacher) -> None:
@@ -455,10 +342,6 @@ def _check_views(config: DistillConfig, model: EmbeddingModel, teacher: Teacher)
 
 def _check_images(config: DistillConfig, context: Context, teacher: Teacher) -> None:
     """Check that the teacher can read the images, also where the student reads features of them."""
-    if isinstance(context.train_rows[0].get("image"), list | tuple):
-        raise ConfigError(
-            f"task {config.task} reads images, the data are videos: expected contrastive"
-        )
     if config.data.features_root is not None and not teacher.reads_features:
         rows = [*context.train_rows, *context.val_rows]  # whose images are not checked yet
         check_row_images(
@@ -493,28 +376,14 @@ def distillation(
     cosine: float,
     regulator: float = 0.0,
     reduction: Reduction = "mean",
-    hard: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """L-CLIPScore: ``l1`` |f - f_T| + ``cosine`` (1 - cos(f, f_T)) of each tower, + ``regulator`` Similarity Regulator.
 
     f and f_T are raw embeddings of student and teacher; |.| is the mean over batch and dimensions. Stage 1 has one
     tower, stage 2 both and the regulator, whose weight of 0 leaves it out. Terms are logged unweighted.
-
-    Where ``teacher`` has ``false`` [B, n], those of the hard negatives ``text_false0`` to ``text_false{n - 1}`` that it
-    marks with 1 are further texts, in the terms of the text tower and as columns of the regulator. ``hard`` is the
-    weight of ``directional_loss`` on them, which the paper does not have.
     """
-    edits = directional_loss(student, teacher, teacher["false"]) if hard else None
-    if "false" in teacher:
-        counts = teacher["false"].T.flatten() == 1
-        student, teacher = (
-            _with_false_texts(embeddings, counts) for embeddings in (student, teacher)
-        )
     loss = torch.zeros((), device=student[towers[0]].device)
     metrics: dict[str, Tensor] = {}
-    if edits is not None:
-        metrics["distill/hard"] = edits
-        loss = loss + hard * edits
     for tower in towers:
         metrics[f"distill/l1_{tower}"] = absolute = F.l1_loss(student[tower], teacher[tower])
         angle = (1 - F.cosine_similarity(student[tower], teacher[tower], dim=-1)).mean()
@@ -527,25 +396,3 @@ def distillation(
         loss = loss + regulator * term
         metrics["distill/regulator"] = term
     return loss, metrics
-
-
-def directional_loss(student: Embeddings, teacher: Embeddings, counts: Tensor) -> Tensor:
-    """Mean 1 - cos(d, d_T), in [0, 2], over the hard negatives that ``counts`` [B, n] marks with 1; 0 without any.
-
-    d and d_T are raw embeddings of ``text`` less those of ``text_false0`` to ``text_false{n - 1}``. What an edit
-    changes is a small part of an embedding, which the distance of whole embeddings hardly sees. The name is that of the
-    loss between pairs of images and of texts in StyleGAN-NADA (Gal et al. 2022).
-    """
-    names = [f"text_false{n}" for n in range(counts.shape[1])]
-    edits, teacher_edits = (
-        torch.stack([side["text"] - side[name] for name in names], dim=1)
-        for side in (student, teacher)
-    )
-    distances = 1 - F.cosine_similarity(edits, teacher_edits, dim=-1)
-    return (distances * counts).sum() / counts.sum().clamp(min=1)
-
-
-def _with_false_texts(embeddings: Embeddings, counts: Tensor) -> Embeddings:
-    """``text`` [B, D] with those of the hard negatives [n B, D] that count after it."""
-    columns = [embeddings[f"text_false{n}"] for n in range(len(counts) // len(embeddings["text"]))]
-    return {**embeddings, "text": torch.cat([embeddings["text"], torch.cat(columns)[counts]])}

@@ -4,7 +4,7 @@ Embeddings are raw, of any length above 0: cosines normalise them. First come th
 equation, then the objectives of the tasks, which are weighted sums of these losses and name what is logged.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 import torch
@@ -144,8 +144,7 @@ def similarity_regulator(
     L-CLIPScore paper writes sums; its code takes the mean of each of the two parts, which gives a negative pair B - 1
     times less weight. The code's average over S and Sᵀ is the same number.
 
-    The student's embeddings are [B, D], the teacher's [B, E]; E may differ from D. There may be more texts than images,
-    [C, D] and [C, E]: those after the first B belong to no image. A scalar, at least 0.
+    The student's embeddings are [B, D], the teacher's [B, E]; E may differ from D. A scalar, at least 0.
     """
     student = cosine_matrix(student_images, student_texts)
     teacher = cosine_matrix(teacher_images, teacher_texts)
@@ -155,29 +154,6 @@ def similarity_regulator(
     if reduction == "sum":
         return missing.sum() + excess.sum()
     return missing.mean() + excess.sum() / max(excess.numel(), 1)
-
-
-def hard_negative_loss(
-    images: Tensor, texts: Tensor, false: Sequence[Tensor], counts: Tensor, scale: float
-) -> Tensor:
-    """``CE(scale * [cos(Iᵢ, Tᵢ), cos(Iᵢ, Fᵢ₁), ...], 0)``: an image picks its caption among its own false ones alone.
-
-    Unlike the softmax over the batch, in which a true caption and its edits are alike and all compete with what other
-    images show, nothing but the edit can lower it. ``images``, ``texts`` and each of the n ``false`` are [B, D];
-    ``counts`` [B, n] is 1 where a false caption is one, else 0. The mean over the rows that have any, a scalar, nats;
-    0 where no row has.
-
-    Source: the global hard negative loss of Oh et al., EMNLP 2024 (FSC-CLIP); there ``scale`` is CLIP's own.
-    """
-    cosines = torch.stack(
-        [F.cosine_similarity(images, column, dim=-1) for column in (texts, *false)], dim=1
-    )
-    missing = F.pad(counts == 0, (1, 0))
-    target = torch.zeros(len(images), dtype=torch.long, device=images.device)
-    losses = F.cross_entropy(
-        (scale * cosines).masked_fill(missing, float("-inf")), target, reduction="none"
-    )
-    return losses.sum() / (counts > 0).any(dim=1).sum().clamp(min=1)
 
 
 @torch.no_grad()

@@ -14,11 +14,8 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.loader import row_generator
 from rl_caption.data.negatives import NEGATIVES, POSITIVES, NegativeSource, PositiveSource
 from rl_caption.reward_models.batch import Addition, chance
-from rl_caption.runtime.errors import ConfigError, errors_of_user_code, naming
+from rl_caption.runtime.errors import errors_of_user_code, naming
 from rl_caption.runtime.options import Fraction, Range, check_type, load_target
-
-HARD_NEGATIVES = "val/hard_negatives"
-"""Metric: how often the true caption of a validation image scores higher than a false one."""
 
 
 @dataclass
@@ -101,12 +98,9 @@ def build_negatives(
 
 
 def validation_negatives(
-    negatives: HardNegatives | None, rows: Sequence[Row], best_by: str | None = None
+    negatives: HardNegatives | None, rows: Sequence[Row], best_by: str | None
 ) -> list[tuple[int, str, str]]:
-    """Index of a row, its first caption and a false caption; the same at every validation.
-
-    ``ConfigError`` where there is none, and ``best_by``, the key ``eval.best_by``, chooses the best model by them.
-    """
+    """Index of a row, its first caption and a false caption; the same at every validation."""
     if negatives is None:
         return []
     captions = [(index, row, row["references"][0]) for index, row in enumerate(rows)]
@@ -119,10 +113,9 @@ def validation_negatives(
         )
         if counted
     ]
-    if not false_captions and best_by == HARD_NEGATIVES:
+    if best_by == "val/hard_negatives" and not false_captions:
         raise ConfigError(
-            f"eval.best_by is {best_by!r}, but negatives.source has none for the first captions of the validation "
-            "split: leave it out, or choose other negatives"
+            f"eval.best_by is {best_by!r}, but negatives.source has none for the first captions of the validation split"
         )
     return false_captions
 

@@ -66,14 +66,6 @@ class PositiveAugmentedTrainConfig(ClipTrainConfig):
 
     def __post_init__(self) -> None:
         check_sentences(self.sentences)
-        for key, value, default in (
-            ("lora_rank", self.lora_rank, 4),
-            ("lora_alpha", self.lora_alpha, 1.0),
-        ):
-            if self.trainable != "lora" and value != default:
-                raise ConfigError(
-                    f"train.{key} is {value}, but train.trainable is {self.trainable!r}: leave it out, or take lora"
-                )
 
 
 @dataclass
@@ -97,31 +89,18 @@ class PositiveAugmentedConfig(ClipConfig):
     train: PositiveAugmentedTrainConfig = field(default_factory=PositiveAugmentedTrainConfig)
     eval: PositiveAugmentedEvalConfig = field(default_factory=PositiveAugmentedEvalConfig)
 
-    @property
-    def trains_all(self) -> bool:
-        """Whether all weights of an open_clip model are trained."""
-        return self.train.trainable == "all"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data.features_root is not None and self.loss.positive_images:
             raise ConfigError(
                 "loss.positive_images needs pixels: set it to 0, or leave data.features_root out"
             )
-        if not (self.trains_all or self.model.has_parts or self.model.init is not None):
+        trains_all = self.train.trainable == "all"
+        if not (trains_all or self.model.has_parts or self.model.init is not None):
             raise ConfigError(
                 f"train.trainable is {self.train.trainable!r} with random weights, most of which would stay random: "
                 "set model.init, or train.trainable all"
             )
-
-    def check(self) -> None:
-        """See ``RewardModelConfig.check``."""
-        if self.model.is_dual and self.train.trainable != "projections":
-            raise ConfigError(
-                "train.trainable is for open_clip models: leave it out and set train_blocks of model.image and "
-                "model.text"
-            )
-        super().check()
 
     def objective(self) -> Objective:
         """``positive_augmented`` with the weights of this configuration."""

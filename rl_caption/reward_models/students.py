@@ -1,7 +1,7 @@
 """Students of L-CLIP's distillation: made from a configuration or from exported folders, and exported again."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +28,13 @@ TEACHER = "teacher_fingerprint"
 """Key in a tower's config.json: ``FrozenEncoder.fingerprint`` of the model that it was distilled from."""
 
 
-def check_names(kwargs: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` unless ``kwargs`` are arguments of ``LCLIPConfig``."""
-    options = {field.name for field in fields(LCLIPConfig)}
-    unknown = sorted(set(kwargs) - options)
-    if unknown:
-        raise ConfigError(f"model.kwargs has {unknown}: LCLIPConfig takes {sorted(options)}")
-
-
 def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> LCLIPConfig:
     """The shape of a student, whose joint width is the teacher's ``embed_dim``, if that is known.
 
     Raises ``ConfigError`` for arguments that make no student, and for another ``embed_dim`` in ``kwargs``.
     """
-    check_names(kwargs)
     width = {} if embed_dim is None else {"embed_dim": embed_dim}
-    with naming("model.kwargs"):
+    with naming("model.kwargs", (TypeError, ValueError)):
         config = LCLIPConfig(**(width | dict(kwargs)))
     return config if embed_dim is None else _checked_width(config, embed_dim)
 
@@ -112,10 +103,6 @@ def build_dual(
     """
     folders = {which: path for which, path in towers.items() if path is not None}
     if init is not None:
-        if folders:
-            raise ConfigError(
-                "model.init is a whole L-CLIP: leave model.image_init and model.text_init out"
-            )
         with naming("model.init"):
             model = LCLIP.from_pretrained(init).train()
         _checked_width(model.config, embed_dim)
@@ -124,10 +111,6 @@ def build_dual(
         which: _load_tower(path, which, f"model.{which}_init", embed_dim, teacher)
         for which, path in folders.items()
     }
-    if len(loaded) == len(TOWERS) and kwargs:
-        raise ConfigError(
-            "model.kwargs is set, but model.image_init and model.text_init already have a shape: leave it out"
-        )
     config = _joined_config(
         {which: tower.config for which, tower in loaded.items()}, kwargs, embed_dim
     )
@@ -175,7 +158,6 @@ def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
         "cls_token": getattr(visual, "class_embedding", None),
         "pos_embed": getattr(visual, "positional_embedding", None),
     }
-    remedy = "make model.kwargs.patch_size and image_width equal, or set train.freeze_patch_embed to false"
     expected = tuple(student.get_parameter("patch_embed.weight").shape)
     kernel = sources["patch_embed.weight"]
     if (
@@ -183,15 +165,11 @@ def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
         or sources["cls_token"] is None
         or kernel.ndim != 4
         or kernel.shape[2] != visual.conv1.stride[0]  # type: ignore[union-attr]
+        or tuple(kernel.shape) != expected
     ):
         raise ConfigError(
-            "the teacher's image encoder is not a ViT, so it has no patch embedding to copy: set "
-            "train.freeze_patch_embed to false"
-        )
-    if tuple(kernel.shape) != expected:
-        raise ConfigError(
-            f"the teacher's patches have width {kernel.shape[0]} and {kernel.shape[2]} pixels, but the student's "
-            f"{expected[0]} and {expected[2]}: {remedy}"
+            "the teacher's image encoder is not a ViT with patches of the student's width and size, "
+            f"{expected[0]} and {expected[2]} pixels, to copy: set train.freeze_patch_embed to false"
         )
     frozen = []
     for name, source in sources.items():

@@ -99,7 +99,7 @@ class Teacher:
         """Tower -> row of each image id or caption in a table of embeddings [N, D]."""
 
     def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Embeddings [B, D] by tower, and of hard negatives if there are any; on the training device, no gradient."""
+        """Embeddings [B, D] by tower; on the training device, no gradient."""
         embeddings = {}
         for tower in self.towers:
             keys = batch.captions if tower == "text" else [row["image_id"] for row in batch.rows]
@@ -116,10 +116,6 @@ class Teacher:
                     if tower == "text"
                     else self.image_embeddings(batch.rows)
                 )
-        if batch.false_captions:  # others at every step, so they are not kept on disk
-            embeddings["false"] = batch.targets["false"]
-            for n, captions in enumerate(batch.false_captions):
-                embeddings[f"text_false{n}"] = self.backbone.encode_texts(captions, normalize=False)
         return {name: rows.to(self.accelerator.device) for name, rows in embeddings.items()}
 
     def image_embeddings(self, rows: Sequence[Row]) -> Tensor:

@@ -54,15 +54,6 @@ class TextModelConfig:
     kwargs: dict = field(default_factory=dict)
     init: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.init is not None and self.kwargs:
-            raise ConfigError(
-                "model.kwargs and model.init are both set, but init already has a shape: leave kwargs out"
-            )
-        size = self.kwargs.get("vocab_size", 2**16)
-        if size not in range(260, 2**20):
-            raise ConfigError(f"model.kwargs.vocab_size is {size!r}: expected 260 to {2**20 - 1}")
-
 
 @dataclass
 class BottleneckModelConfig:
@@ -79,13 +70,9 @@ class BottleneckModelConfig:
     language_model: str | None = None
 
     def __post_init__(self) -> None:
-        if self.init is not None and self.kwargs:
-            raise ConfigError(
-                "model.kwargs and model.init are both set, but init already has a shape: leave kwargs out"
-            )
         options = asdict(BottleneckConfig(1, 1)).items()
         others = {key: value for key, value in options if key not in ("soft_tokens", "ending")}
-        check_shape(self.kwargs, BottleneckConfig, "semantic_bottleneck", **others)
+        check_shape(self.kwargs, BottleneckConfig, **others)
 
 
 @dataclass
@@ -344,10 +331,6 @@ def _language_model(context: Context, config: TextModelConfig) -> TextModel:
     tokenizer, kwargs = _tokenizer(context, config, "<|endoftext|>", "<|endoftext|>")
     start, end = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     start = end if start is None else start
-    if end is None:
-        raise ConfigError(
-            f"the tokenizer of {config.init or kwargs} has no EOS: expected one, as GPT-2's"
-        )
     if config.init is not None:
         model = _load_pretrained(AutoModelForCausalLM, config.init)
     else:

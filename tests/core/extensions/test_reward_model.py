@@ -116,7 +116,7 @@ def test_the_loss_is_that_of_a_loop_over_the_pairs() -> None:
     ("task", "words", "key"),
     [
         (NAME, ["--loss.bias", "900"], "loss.bias"),
-        (NAME, ["--loss.hard", "1"], "loss.hard"),
+        (NAME, ["--loss.short", "1"], "loss.short"),
         (NAME, ["--data.tokenizer", "char"], "data.tokenizer"),
         ("tests.core.extensions.test_reward_model:sigmoid", [], "task"),
         ("tests.core.extensions.test_reward_model:Absent", [], "task"),

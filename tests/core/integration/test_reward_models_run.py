@@ -40,14 +40,6 @@ from tests.training_for_tests import (
 pytestmark = pytest.mark.slow
 
 CHAIN = ("teacher", "image", "text", "dual")
-REVERSED = "tests.core.integration.test_reward_models_run:Reversed"
-
-
-class Reversed:
-    """A source of negatives: the words from the last to the first."""
-
-    def __call__(self, row: Any, caption: str, generator: Any) -> list[tuple[str, str]]:
-        return [("reversed", " ".join(reversed(caption.split())))]
 
 
 def trained_run(config: dict[str, Any], folder: Path, **changes: Any) -> Ended:
@@ -153,34 +145,6 @@ def test_a_finished_chain_is_not_trained_again_and_another_configuration_is_warn
     (warning,) = (line for line in ended.output.splitlines() if line.startswith("WARNING"))
     assert str(trained / "teacher") in warning
     assert "train.lr: 0.003 -> 0.5" in warning
-
-
-def test_a_student_learns_of_hard_negatives(trained: Path, tmp_path: Path) -> None:
-    """In two micro-batches as in one; of captions without images, too."""
-    changes = {
-        "negatives": {"count": 2, "source": "scenes"},
-        "loss": {"hard": 0.5},
-        "train.freeze_text": False,
-    }
-    config = changed(chain(trained)["dual"], changes | {"train.max_steps": 1})
-    trained_run(config, tmp_path / "with", **{"train.micro_batch_size": 8})
-    trained_run(config, tmp_path / "split")
-    folders = (tmp_path / "with", tmp_path / "split", trained / "dual")
-    own, split, without = (
-        [line for line in lines(each) if "loss/total" in line] for each in folders
-    )
-    assert [line["loss/total"] for line in own] == pytest.approx(
-        [line["loss/total"] for line in split], rel=1e-4
-    )
-    assert own[0]["distill/l1_text"] != pytest.approx(without[0]["distill/l1_text"], rel=1e-3)
-    assert own[0]["distill/hard"] == pytest.approx(split[0]["distill/hard"], rel=1e-4)
-    assert 0 <= lines(tmp_path / "with")[0]["val/hard_negatives"] <= 1
-    words = alone(tmp_path / "words", "text") | {
-        "negatives": {"count": 1, "source": REVERSED},
-        "train.max_steps": 1,
-    }
-    trained_run(chain(trained)["text"], tmp_path / "words/run", **words)
-    assert not any("val/hard_negatives" in line for line in lines(tmp_path / "words/run"))
 
 
 def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:

@@ -238,14 +238,13 @@ def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: 
     ("task", "changes", "message"),
     [
         ("semantic_bottleneck", {"model.language_model": None}, "model.language_model is not set"),
-        ("semantic_bottleneck", {"model.kwargs": {"tokens": 2}}, "model.kwargs has ['tokens']"),
+        ("semantic_bottleneck", {"model.kwargs": {"tokens": 2}}, "argument 'tokens'"),
         (
             "semantic_bottleneck",
             {"model.kwargs": {}, "model.init": "INIT", "teacher.precision": "bf16"},
             "model.init was trained with another encoder_fingerprint",
         ),
         ("language_model", {"model.kwargs.width": 3}, "model.kwargs has ['width']"),
-        ("language_model", {"model.kwargs.vocab_size": 10}, "vocab_size is 10: expected 260"),
         (
             "language_model",
             {"run.resume": "language_model/checkpoints/step-00000006", "data.kwargs.num_train": 20},

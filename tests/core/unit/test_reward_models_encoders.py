@@ -32,7 +32,7 @@ from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import save_text_encoder
-from tests.reward_models_for_tests import CLIP, RESNET, config_of
+from tests.reward_models_for_tests import CLIP, config_of
 
 OWN = "tests.encoders_for_tests:TinyImageEncoder"
 
@@ -144,7 +144,6 @@ def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
         (lambda f: random_clip("ViT-B-16-SigLIP", {}), "vision_cfg.timm_model_name"),
         (lambda f: random_clip("coca_ViT-B-32", {}), "multimodal_cfg"),
         (lambda f: pretrained_clip(None, str(f)), r"open_clip_config.json"),
-        (lambda f: train_only(random_clip(None, RESNET)[0], "lora"), "train.trainable"),
     ],
 )
 def test_a_model_that_cannot_be_built_or_tuned_is_named(

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from rl_caption.reward_models.contrastive import contrastive
-from rl_caption.reward_models.distillation import distillation
 from rl_caption.reward_models.losses import (
     cosine_matrix,
     dynamic_margin,
     false_negatives,
-    hard_negative_loss,
     info_nce,
     principal_reconstruction,
     short_info_nce,
@@ -83,50 +81,6 @@ def test_false_captions_are_further_columns_of_the_images_alone() -> None:
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     right = [cosine(images[n % 3], texts[n % 3]) > cosine(images[n % 3], false[n]) for n in counted]
     assert metrics["contrastive/hard_negatives"].item() == pytest.approx(sum(right) / 5)
-
-
-def test_an_image_picks_its_caption_among_its_own_false_ones() -> None:
-    """The mean over rows 0 and 2, which have two false captions and one; row 1 has none."""
-    images, texts, false = rows(3, 7, 0), rows(3, 7, 1), [rows(3, 7, 2), rows(3, 7, 3)]
-    counts = torch.tensor([[1.0, 1], [0, 0], [0, 1]])
-    expected = 0.0
-    for row, counted in ((0, (0, 1)), (2, (1,))):
-        logits = [
-            30 * cosine(images[row], text)
-            for text in (texts[row], *(false[n][row] for n in counted))
-        ]
-        expected += (math.log(sum(map(math.exp, logits))) - logits[0]) / 2
-    assert hard_negative_loss(images, texts, false, counts, 30.0).item() == pytest.approx(
-        expected, rel=1e-5
-    )
-    assert hard_negative_loss(images, texts, false, torch.zeros(3, 2), 30.0).item() == 0
-    student = {"image": images, "text": texts, "scale": torch.tensor(9.0)}
-    student |= {f"text_false{n}": column for n, column in enumerate(false)}
-    without, _ = contrastive(student, {"false": counts})
-    loss, metrics = contrastive(student, {"false": counts}, hard=0.5, hard_scale=30.0)
-    assert metrics["contrastive/hard"].item() == pytest.approx(expected, rel=1e-5)
-    assert loss.item() == pytest.approx(without.item() + 0.5 * expected, rel=1e-6)
-
-
-def test_a_student_learns_what_an_edit_changes_in_its_teacher() -> None:
-    """Row 0 has two false captions, row 2 the second alone, row 1 none."""
-    names = ("text", "text_false0", "text_false1")
-    student, teacher = (
-        {name: rows(3, 7, seed + n) for n, name in enumerate(names)} for seed in (0, 5)
-    )
-    teacher["false"] = torch.tensor([[1.0, 1], [0, 0], [0, 1]])
-    expected = 0.0
-    for row, name in ((0, "text_false0"), (0, "text_false1"), (2, "text_false1")):
-        own, wanted = (side["text"][row] - side[name][row] for side in (student, teacher))
-        expected += (1 - cosine(own, wanted)) / 3
-    without, _ = distillation(student, teacher, ("text",), 0.5, 0.25)
-    loss, metrics = distillation(student, teacher, ("text",), 0.5, 0.25, hard=0.7)
-    assert metrics["distill/hard"].item() == pytest.approx(expected, rel=1e-5)
-    assert loss.item() == pytest.approx(without.item() + 0.7 * expected, rel=1e-5)
-    none = {**teacher, "false": torch.zeros(3, 2)}
-    assert (
-        distillation(student, none, ("text",), 0.5, 0.25, hard=0.7)[1]["distill/hard"].item() == 0
-    )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -233,38 +187,6 @@ def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
         expected += regulator * terms["distill/regulator"]
     assert {name: value.item() for name, value in metrics.items()} == pytest.approx(terms, rel=1e-5)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_hard_negatives_are_further_texts_of_the_teacher_s() -> None:
-    student, teacher = (
-        {name: rows(3, 5, seed + n) for n, name in enumerate(NAMES)} for seed in (0, 9)
-    )
-    teacher["false"] = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
-    kept = [("text_false0", 0), ("text_false0", 1), ("text_false1", 1), ("text_false1", 2)]
-    texts = [
-        torch.stack([*own["text"], *(own[name][row] for name, row in kept)])
-        for own in (student, teacher)
-    ]
-    (_, alone), (_, both) = (
-        config_of(task).objective()(student, teacher) for task in ("distill_text", "distill_dual")
-    )
-    assert alone["distill/l1_text"].item() == pytest.approx(
-        (texts[0] - texts[1]).abs().mean().item()
-    )
-    assert alone["distill/cosine_text"] == both["distill/cosine_text"]
-    excess = missing = 0.0
-    for i, image in enumerate(student["image"]):
-        for j, text in enumerate(texts[0]):
-            gap = cosine(image, text) - cosine(teacher["image"][i], texts[1][j])
-            excess, missing = (
-                (excess, missing + max(0, -gap)) if i == j else (excess + max(0, gap), missing)
-            )
-    assert both["distill/regulator"].item() == pytest.approx(
-        missing / 3 + excess / (3 * 7 - 3), rel=1e-5
-    )
-
-
-# long captions
 
 
 def test_the_reconstruction_is_that_of_the_covariance_s_leading_eigenvectors() -> None:

@@ -285,10 +285,11 @@ def _load(options: EncoderOptions) -> _Network:
             )
         else:
             is_dual = has_model_type(name, MODEL_TYPE)
-            if pretrained is not None or (is_dual and options.context_length is not None):
+            is_stretched = is_dual and options.context_length is not None
+            if pretrained is not None or options.tuned_from is not None or is_stretched:
                 raise ValueError(
                     "a folder has its own weights, and a dual encoder its own positions: "
-                    "leave 'pretrained' and 'context_length' out"
+                    "leave 'pretrained', 'tuned_from' and 'context_length' out"
                 )
             loaded = _load_dual(name) if is_dual else _load_student(name, options)
         dtype = getattr(torch, DTYPES[options.precision])

@@ -14,7 +14,7 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.loader import row_generator
 from rl_caption.data.negatives import NEGATIVES, POSITIVES, NegativeSource, PositiveSource
 from rl_caption.reward_models.batch import Addition, chance
-from rl_caption.runtime.errors import errors_of_user_code, naming
+from rl_caption.runtime.errors import ConfigError, errors_of_user_code, naming
 from rl_caption.runtime.options import Fraction, Range, check_type, load_target
 
 
@@ -115,7 +115,8 @@ def validation_negatives(
     ]
     if best_by == "val/hard_negatives" and not false_captions:
         raise ConfigError(
-            f"eval.best_by is {best_by!r}, but negatives.source has none for the first captions of the validation split"
+            f"eval.best_by is {best_by!r}, but negatives.source has none for the first captions of the validation "
+            "split"
         )
     return false_captions
 

@@ -8,8 +8,7 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
-import rewards.base
 from rewards.base import Reward, score_captions
 from rewards.build import RewardBuilder
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
 from rl_caption.data.formats import where_from
-from rl_caption.data.plain_files import check_type, csv_rows, json_lines, shown, single_spaced
+from rl_caption.data.plain_files import csv_rows, json_lines, read_utf8, single_spaced
 from rl_caption.evaluation import check_writable
 from rl_caption.lab.config import ConcretenessConfig
 from rl_caption.runtime.errors import ConfigError, naming
@@ -58,13 +56,9 @@ def standardize(
         margin: see ``scores``.
 
     Raises:
-        ValueError: a score is outside [0, 1], or there are not N lengths.
+        ValueError: a score is outside [0, 1].
     """
     values = np.asarray(scores, np.float64)
-    if values.shape != (len(lengths),):
-        raise ValueError(
-            f"scores of shape {values.shape} for {len(lengths)} lengths: expected one each"
-        )
     wrong = values[~((values >= 0) & (values <= 1))]  # also NaN
     if len(wrong):
         raise ValueError(
@@ -109,11 +103,9 @@ def fit_combination(scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0) 
     The intercept is not penalised. ``l2`` 1 is scikit-learn's default; with 0, separable labels have no optimum.
 
     Raises:
-        ValueError: the labels are all alike, or the optimum was not found.
+        ValueError: the optimum was not found.
     """
     features, signs = np.asarray(scores, np.float64), np.where(labels, 1.0, -1.0)
-    if len(set(signs.tolist())) < 2:
-        raise ValueError(f"all {len(signs)} labels are equal: expected both classes")
 
     def objective(values: Floats) -> tuple[float, Floats]:
         margins = signs * (features @ values[:-1] + values[-1])
@@ -153,11 +145,21 @@ def make_targets(config: ConcretenessConfig) -> str:
     for key, file in (("captions", config.captions), ("ratings", config.ratings)):
         if file is not None and not Path(file).exists():
             raise DataError(f"{key} {file!r} does not exist{where_from(config.source)}")
-    captions = _captions(Path(config.captions))
+    lines = _captioned_lines(Path(config.captions))
+    captions = list(dict.fromkeys(caption for _, caption, _ in lines))
     rated = {} if config.ratings is None else _ratings(Path(config.ratings))
     with naming(f"ratings {config.ratings!r}"):
-        labels = binarize(list(rated.values())) if rated else []
-    scorers = _scorers(config)
+        labels = [] if config.ratings is None else binarize(list(rated.values()))
+    if not config.scorers:
+        raise ConfigError("scorers is empty: name at least one reward, such as sba")
+    scorers: dict[str, Reward] = {}
+    builder = RewardBuilder()
+    for name, judge in config.scorers.items():
+        with naming(f"scorers.{name}"):
+            scorers[name] = builder.build(judge.target or name, judge.kwargs)
+        if scorers[name].columns:
+            needs = sorted(scorers[name].columns)
+            raise ConfigError(f"scorers.{name} needs {needs}: it is given captions only")
     every = list(dict.fromkeys([*captions, *rated]))
     columns = {name: _score(scorer, every, config) for name, scorer in scorers.items()}
     table = np.stack(list(columns.values()), axis=1)  # [N, F]
@@ -194,21 +196,6 @@ def make_targets(config: ConcretenessConfig) -> str:
     return json.dumps({key: value for key, value in summary.items() if key != "config"}, indent=1)
 
 
-def _scorers(config: ConcretenessConfig) -> Mapping[str, Reward]:
-    if not config.scorers:
-        raise ConfigError("scorers is empty: name at least one reward, such as sba")
-    scorers: dict[str, Reward] = {}
-    builder = RewardBuilder()
-    for name, judge in config.scorers.items():
-        with naming(f"scorers.{name}"):
-            scorers[name] = builder.build(judge.target or name, judge.kwargs)
-        if scorers[name].columns:
-            raise ConfigError(
-                f"scorers.{name} needs {sorted(scorers[name].columns)}: expected a reward that reads captions only"
-            )
-    return scorers
-
-
 def _score(scorer: Reward, captions: Sequence[str], config: ConcretenessConfig) -> Floats:
     """Scores of captions, standardised by length as the configuration says."""
     scores = score_captions(scorer, f"scorer {scorer.__name__!r}", None, captions, {})
@@ -221,71 +208,32 @@ def _score(scorer: Reward, captions: Sequence[str], config: ConcretenessConfig) 
         return standardize(scores, lengths, config.standardize, config.bin_width, config.margin)
 
 
-def _captions(path: Path) -> list[str]:
-    """The distinct captions of a file, with single spaces."""
-    with _reading(path):
-        if path.suffix in (".jsonl", ".csv"):
-            texts = [caption for caption, _, _ in _captioned_lines(path)]
-        else:
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
-            texts = [single_spaced(line) for line in lines if line.strip()]
-    if not texts:
-        raise DataError(f"{path} has no captions")
-    return list(dict.fromkeys(texts))
+def _captioned_lines(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """``FILE, line N``, the caption with single spaces, and the item, of each line with a caption.
+
+    Lines are those of JSON or CSV, or of a text file.
+    """
+    lines: Iterable[tuple[str, Any]]
+    if path.suffix == ".csv":
+        lines = csv_rows(path, ["caption"])
+    elif path.suffix == ".jsonl":
+        lines = ((where, item) for _, where, item in json_lines(path))
+    else:
+        lines = ((str(path), {"caption": text}) for text in read_utf8(path).split("\n"))
+    for where, item in lines:
+        with naming(where, (KeyError, TypeError, AttributeError), error=DataError):
+            caption = single_spaced(item["caption"])
+        if caption:
+            yield where, caption, item
 
 
 def _ratings(path: Path) -> dict[str, float]:
-    """Caption -> the mean of its ratings."""
+    """Caption -> the mean of its ratings; ``concreteness_annotation`` in the authors' file."""
     ratings_of: dict[str, list[float]] = defaultdict(list)
-    with _reading(path):
-        for caption, where, item in _captioned_lines(path):
-            rating = item.get("rating")
-            if (
-                not isinstance(rating, int | float)
-                or isinstance(rating, bool)
-                or not math.isfinite(rating)
-            ):
-                raise DataError(f"{where}: 'rating' is {shown(rating)}: expected a finite number")
-            ratings_of[caption].append(float(rating))
-    if not ratings_of:
-        raise DataError(f"{path} has no ratings: expected JSON lines with 'caption' and 'rating'")
+    for where, caption, item in _captioned_lines(path):
+        with naming(f"{where}: rating", (TypeError, ValueError), error=DataError):
+            rating = float(item.get("rating", item.get("concreteness_annotation")))  # type: ignore[arg-type]
+        if not math.isfinite(rating):
+            raise DataError(f"{where}: the rating is {rating}: expected a finite number")
+        ratings_of[caption].append(rating)
     return {caption: sum(ratings) / len(ratings) for caption, ratings in ratings_of.items()}
-
-
-def _reading(path: Path) -> AbstractContextManager[None]:
-    return rewards.base.naming(f"{path} cannot be read", (OSError, UnicodeDecodeError), DataError)
-
-
-def _captioned_lines(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """The caption, with single spaces, of each line of a JSON lines file; ``FILE, line N``; and the object itself.
-
-    Of a CSV file those with a caption in that column; ``concreteness_annotation``, as in the authors' file, is the
-    ``rating``.
-    """
-    lines = (
-        _csv_lines(path)
-        if path.suffix == ".csv"
-        else ((where, item) for _, where, item in json_lines(path))
-    )
-    for where, item in lines:
-        check_type(item, dict, where, DataError)
-        caption = item.get("caption")
-        if not isinstance(caption, str) or not caption.strip():
-            raise DataError(f"{where}: 'caption' is {shown(caption)}: expected text")
-        yield single_spaced(caption), where, item
-
-
-def _csv_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for where, row in csv_rows(path, ["caption"]):
-        rating = row.get("rating", row.get("concreteness_annotation"))
-        if row["caption"].strip():
-            try:
-                yield (
-                    where,
-                    {"caption": row["caption"]}
-                    | ({} if rating is None else {"rating": float(rating)}),
-                )
-            except ValueError as error:
-                raise DataError(
-                    f"{where}: the rating is {shown(rating)}: expected a number"
-                ) from error

@@ -364,16 +364,10 @@ class AblateModelsConfig(TrustConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.cells:
-            raise ConfigError(
-                "cells is empty: name at least one, such as {recipe: {overrides: {}}}"
-            )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(
                 f"seeds is {self.seeds}: expected different whole numbers, and at least one"
             )
-        if self.retrieval is None and not self.sets:
-            raise ConfigError("retrieval is null and sets is empty: nothing would be compared")
 
 
 @dataclass

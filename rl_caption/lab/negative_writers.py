@@ -7,7 +7,7 @@ import torch
 
 from rewards.model_files import load_complete, transformers_options
 from rl_caption.lab.recaptioners import model_label
-from rl_caption.runtime.errors import ConfigError, config_errors
+from rl_caption.runtime.errors import config_errors
 
 EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "relation": [
@@ -49,7 +49,7 @@ class LanguageModelWriter:
         device: such as ``cuda:0``; None takes a GPU if there is one.
 
     Raises:
-        ConfigError: the model cannot be loaded, or a kind has no example.
+        ConfigError: the model cannot be loaded.
     """
 
     def __init__(
@@ -66,10 +66,6 @@ class LanguageModelWriter:
         self.examples: Mapping[str, Sequence[tuple[str, str]]] = (
             EXAMPLES if examples is None else examples
         )
-        if not self.examples or not all(self.examples.values()):
-            raise ConfigError(
-                f"language_model: examples are {examples}: expected at least one pair of every kind"
-            )
         with config_errors(f"language_model: the model {name!r} cannot be loaded"):
             options = transformers_options(name)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(

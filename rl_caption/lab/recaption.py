@@ -18,7 +18,7 @@ from rewards.devices import chunks
 from rewards.files import atomic_write
 from rewards.text.perplexity import Perplexity
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.base import DataError, load_image
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import (
@@ -38,7 +38,7 @@ from rl_caption.lab.parts import (
 )
 from rl_caption.lab.recaptioners import RECAPTIONERS, Recaptioner
 from rl_caption.lab.visual_bottleneck import TextToImage, images_of, load_text_to_image
-from rl_caption.runtime.errors import ConfigError, config_errors, errors_of_user_code
+from rl_caption.runtime.errors import config_errors, errors_of_user_code
 from rl_caption.runtime.options import build_target, check_type, load_target
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -68,11 +68,8 @@ def recaption(config: RecaptionConfig) -> str:
     def columns(batch: Rows) -> list[dict[str, Any]]:
         """The new caption of each row."""
         written = captions_of(recaptioner, batch, f"recaptioner.target {config.recaptioner.target}")
-        several = max(map(len, written))
-        if several > 1:
-            raise DataError(
-                f"{recaptioner.signature} wrote {several} captions of one image: recaption expects exactly one"
-            )
+        if any(len(captions) > 1 for captions in written):
+            raise DataError(f"{recaptioner.signature} wrote 2 captions or more of one image")
         return [{"long_reference": caption} for (caption,) in written]
 
     made_by = {"recaptioner": recaptioner.signature}
@@ -100,13 +97,9 @@ def make_positives(config: PositivesConfig) -> str:
     returned that counts them.
 
     Raises:
-        ConfigError: nothing is asked for, what makes it cannot be loaded, or ``out`` has parts of other settings.
+        ConfigError: what makes them cannot be loaded, or ``out`` has parts of other settings.
         DataError: the data cannot be read, or too few captions or images were made.
     """
-    if config.captions.target is None and config.images.target is None:
-        raise ConfigError(
-            "neither captions.target nor images.target is set: set at least one of them (docs/pac.md)"
-        )
     data, rows = selected_rows(config)
     captioner = (
         None if config.captions.target is None else load_recaptioner(config.captions, "captions")
@@ -175,10 +168,15 @@ def write_negatives(config: WriteNegativesConfig) -> str:
                 f"{writer.signature} answered {len(answers)} of {len(captions)} captions"
             )
         rest = iter(answers)
-        return [
-            {"negatives": _false_captions(row, [next(rest) for _ in row["references"]])}
-            for _, row in batch
-        ]
+        new = []
+        for _, row in batch:
+            true = {single_spaced(text).lower() for text in row["references"]}
+            negatives = []
+            for _ in row["references"]:
+                texts = dict.fromkeys(map(single_spaced, next(rest)))
+                negatives.append([text for text in texts if text and text.lower() not in true])
+            new.append({"negatives": negatives})
+        return new
 
     made_by = {"writer": writer.signature}
     summary, made = make_parts(config, rows, made_by, columns, "negatives")
@@ -196,13 +194,6 @@ def write_negatives(config: WriteNegativesConfig) -> str:
     ]
     table = statistics_table(captions)
     return write_result(config, data, with_columns(rows, made), "negatives", table, notes)
-
-
-def _false_captions(row: Row, answers: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The answers of each reference without blank ones, repetitions and references of the image."""
-    true = {single_spaced(text).lower() for text in row["references"]}
-    texts = [list(dict.fromkeys(map(single_spaced, answer))) for answer in answers]
-    return [[text for text in answer if text and text.lower() not in true] for answer in texts]
 
 
 def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[list[str]]:
@@ -277,29 +268,19 @@ def statistics_table(
     captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None
 ) -> str:
     """A Markdown table with a row for each name: number, length, vocabulary and likelihood of its captions."""
-    rows = {name: _statistics(texts, language_model) for name, texts in captions.items()}
-    return markdown(
-        ["captions", *_statistics([], None)], [[name, *row.values()] for name, row in rows.items()]
-    )
-
-
-def _statistics(captions: Sequence[str], language_model: Perplexity | None) -> Mapping[str, str]:
-    """Heading -> figure; without captions the figures mean nothing."""
-    lengths: list[int] = []
-    vocabulary: set[str] = set()
-    for caption in captions:
-        words = tokenize(caption)
-        lengths.append(len(words))
-        vocabulary.update(words)
-    low, middle, high = np.quantile(lengths or [0], QUANTILES)
-    scores = language_model(None, list(captions)) if language_model is not None and captions else []
-    return {
-        "number": f"{len(captions):,}",
-        "words, mean": f"{np.mean(lengths):.1f}" if captions else "",
-        "words, 5 / 50 / 95 %": f"{low:.0f} / {middle:.0f} / {high:.0f}",
-        "different words": f"{len(vocabulary):,}",
-        "log-probability a token": f"{np.mean(scores):.3f}" if scores else "–",
-        "of a caption, median": f"{np.median(language_model.log_likelihoods(captions)):.1f}"
-        if language_model is not None and captions
-        else "–",
-    }
+    lines = []
+    for name, texts in captions.items():
+        words = [tokenize(caption) for caption in texts]
+        lengths = list(map(len, words))
+        low, middle, high = np.quantile(lengths or [0], QUANTILES)
+        likelihoods = ["–", "–"]
+        if language_model is not None and texts:
+            scores = language_model(None, list(texts))
+            whole = language_model.log_likelihoods(texts)
+            likelihoods = [f"{np.mean(scores):.3f}", f"{np.median(whole):.1f}"]
+        mean = f"{np.mean(lengths):.1f}" if texts else ""
+        different = len({word for caption in words for word in caption})
+        quantiles = f"{low:.0f} / {middle:.0f} / {high:.0f}"
+        lines.append([name, f"{len(texts):,}", mean, quantiles, f"{different:,}", *likelihoods])
+    heads = ["captions", "number", "words, mean", "words, 5 / 50 / 95 %", "different words"]
+    return markdown([*heads, "log-probability a token", "of a caption, median"], lines)

@@ -1,6 +1,5 @@
 """Recaptioners, which write new captions of images: a captioner of ours, a vision-language model, a generated scene."""
 
-import string
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,17 +8,16 @@ import torch
 from rewards.language.local import without_thinking
 from rewards.model_files import load_complete, transformers_options
 from rl_caption.captioners.config import Decoding
-from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.base import Row, load_image
 from rl_caption.data.scenes.language import long_reference
 from rl_caption.data.scenes.negatives import hard_negatives
 from rl_caption.data.scenes.world import Draws
-from rl_caption.runtime.errors import ConfigError, config_errors
+from rl_caption.runtime.errors import config_errors
 
 PROMPT = (
     "Describe this image in detail: objects, their attributes, numbers and positions, and readable text. "
     "Write only what can be seen, and do not guess. A caption that came with it, which may be wrong: {caption}"
 )
-FIELDS = ("caption", "prompt", "image_id")
 
 
 class Recaptioner(Protocol):
@@ -106,7 +104,7 @@ class VisionLanguageRecaptioner:
         num_return_sequences: how many of the best beams are kept, at most ``num_beams``.
 
     Raises:
-        ConfigError: the model cannot be loaded, has no chat template, or ``prompt`` has an unknown field.
+        ConfigError: the model cannot be loaded.
     """
 
     def __init__(
@@ -122,23 +120,12 @@ class VisionLanguageRecaptioner:
     ) -> None:
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
-        unknown = {
-            field for _, field, _, _ in string.Formatter().parse(prompt) if field is not None
-        } - {*FIELDS}
-        if unknown:
-            raise ConfigError(f"prompt has the fields {sorted(unknown)}: expected some of {FIELDS}")
-        if not 1 <= num_return_sequences <= num_beams:
-            raise ConfigError(
-                f"num_return_sequences is {num_return_sequences}: expected 1 to num_beams, {num_beams}"
-            )
         with config_errors(f"vision_language: the model {name!r} cannot be loaded"):
             options = transformers_options(name)
             self.processor: Any = AutoProcessor.from_pretrained(
                 name, padding_side="left", **options
             )
             model: Any = load_complete(AutoModelForImageTextToText, name, dtype=dtype, **options)
-        if not getattr(self.processor, "chat_template", None):
-            raise ConfigError(f"vision_language: the processor of {name!r} has no chat template")
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.prompt = model.to(self.device).eval(), prompt
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
@@ -151,11 +138,8 @@ class VisionLanguageRecaptioner:
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
         """Describe the images, by greedy or beam search."""
         starts = range(0, len(rows), self.batch_size)
-        return [
-            answers
-            for start in starts
-            for answers in self._answers(rows[start : start + self.batch_size])
-        ]
+        answers = [self._answers(rows[start : start + self.batch_size]) for start in starts]
+        return [captions for batch in answers for captions in batch]
 
     @torch.inference_mode()
     def _answers(self, rows: Sequence[Row]) -> list[list[str]]:
@@ -194,40 +178,28 @@ class SceneRecaptioner:
     """
 
     def __init__(self, keep: float = 1.0, wrong: float = 0.0, seed: int = 0) -> None:
-        if not (0 < keep <= 1 and 0 <= wrong <= 1):
-            raise ConfigError(
-                f"keep is {keep}, wrong is {wrong}: expected probabilities, keep above 0"
-            )
         self.keep, self.wrong, self.seed = keep, wrong, seed
         self.signature = f"scenes[keep{keep:g},wrong{wrong:g},seed{seed}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[str]:
-        """Describe the scenes; a pure function of them and the options. Raises ``DataError`` for other images."""
-        return [self._description(row) for row in rows]
-
-    def _description(self, row: Row) -> str:
-        scene = row.get("scene")
-        if scene is None:
-            raise DataError(
-                f"image {row['image_id']!r} is not a generated scene, which recaptioner scenes needs"
-            )
-        draws = Draws("recaption", self.seed, repr(scene))
-        sentences = [
-            f"{clause}."
-            for clause in long_reference(scene, self.seed).removesuffix(".").split(". ")
-        ]
-        kept = [sentence for sentence in sentences if draws.chance(self.keep)] or [
-            draws.choice(sentences)
-        ]
-        told = []
-        for sentence in kept:
-            false = [
-                text
-                for negative_type, text in hard_negatives(scene, sentence, self.seed)
-                if negative_type != "word_order"
-            ]
-            told.append(draws.choice(false) if false and draws.chance(self.wrong) else sentence)
-        return " ".join(told)
+        """Describe the scenes; a pure function of them and the options."""
+        captions = []
+        for row in rows:
+            scene = row["scene"]
+            draws = Draws("recaption", self.seed, repr(scene))
+            clauses = long_reference(scene, self.seed).removesuffix(".").split(". ")
+            sentences = [f"{clause}." for clause in clauses]
+            kept = [sentence for sentence in sentences if draws.chance(self.keep)]
+            told = []
+            for sentence in kept or [draws.choice(sentences)]:
+                false = [
+                    text
+                    for kind, text in hard_negatives(scene, sentence, self.seed)
+                    if kind != "word_order"
+                ]
+                told.append(draws.choice(false) if false and draws.chance(self.wrong) else sentence)
+            captions.append(" ".join(told))
+        return captions
 
 
 RECAPTIONERS = {

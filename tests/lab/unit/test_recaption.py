@@ -173,9 +173,7 @@ def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(tmp_
 def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for changed, message in (
         ({"splits": ["training"]}, "splits has"),
-        ({"target": "scenes", "kwargs": {"keep": 0}}, "keep is 0"),
         ({"language_model": str(tmp_path)}, "language_model"),
-        ({"target": "vision_language", "kwargs": {"name": "x", "prompt": "{title}"}}, "title"),
     ):
         with pytest.raises(ConfigError, match=message):
             recaption(config(tmp_path / "out", **changed))
@@ -194,10 +192,7 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         )
         with pytest.raises(DataError, match=message):
             recaption(config(tmp_path / "out"))
-    for changed, message in (
-        ({"captions": None}, "neither captions.target"),
-        ({"images": "scene"}, "text_to_image"),
-    ):
+    for changed, message in (({"images": "scene"}, "text_to_image"),):
         with pytest.raises(ConfigError, match=message):
             make_positives(positives(tmp_path / "out", **changed))
     monkeypatch.setattr(Painter, "__call__", lambda self, captions: [])
@@ -221,8 +216,6 @@ def test_descriptions_of_scenes_are_true_thinned_or_wrong() -> None:
         oracle(caption, row["scene"]).precision for row, caption in zip(rows, wrong, strict=True)
     ]
     assert sum(precision) / len(precision) < 0.7
-    with pytest.raises(DataError, match="image '1'"):
-        SceneRecaptioner()([{"image_id": "1", "image": "a.png", "references": []}])
 
 
 def test_a_vision_language_model_answers_in_batches(tmp_path: Path) -> None:
@@ -239,12 +232,8 @@ def test_a_vision_language_model_answers_in_batches(tmp_path: Path) -> None:
     beams = VisionLanguageRecaptioner(str(folder), num_beams=3, num_return_sequences=2, **options)
     assert [len(own) for own in beams(rows)] == [2, 2, 2]
     assert "beams3,best2" in beams.signature
-    for name, several, message in (
-        (folder, 2, "num_return_sequences"),
-        (tmp_path / "absent", 1, "absent'"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            VisionLanguageRecaptioner(str(name), num_return_sequences=several)
+    with pytest.raises(ConfigError, match="absent'"):
+        VisionLanguageRecaptioner(str(tmp_path / "absent"))
 
 
 class Two(Counting):
@@ -408,8 +397,5 @@ def test_a_language_model_is_shown_examples_and_answers_with_a_line(tmp_path: Pa
     assert all(prompt.endswith("Caption: a cat on a mat\nFalse:") for prompt in prompts[::2])
     for kind, prompt in zip(EXAMPLES, prompts[::2], strict=True):
         assert all(f"Caption: {true}\nFalse: {false}\n" in prompt for true, false in EXAMPLES[kind])
-    for wrong in ({}, {"relation": []}):
-        with pytest.raises(ConfigError, match="examples"):
-            LanguageModelWriter("gpt2", examples=wrong)
     with pytest.raises(ConfigError, match="nowhere"):
         LanguageModelWriter("nowhere")

@@ -275,18 +275,11 @@ def pair_figures(
         won = {NO_REFERENCES: np.mean(list(won.values()), axis=0)}
     figures = []
     for name, values in won.items():
-        tied = (
-            np.mean(np.asarray(first[name]) == np.asarray(second[name])) if name in first else 0.0
-        )
         prefix = f"{name}, " if name else ""
-        note = (
-            f"{prefix}{100 * tied:.1f} % of pairs have equal scores, which count as {judgements.ties}"
-            if tied
-            else ""
-        )
-        figures += _accuracies(
-            judgements, values, prefix, f"{prefix}all pairs", note, resamples, seed
-        )
+        tied = np.mean(np.equal(first[name], second[name])) if name in first else 0.0
+        note = f"{prefix}{100 * tied:.1f} % of pairs" if tied else ""
+        title = f"{prefix}all pairs"
+        figures += _accuracies(judgements, values, prefix, title, note, resamples, seed)
     return figures
 
 
@@ -334,11 +327,7 @@ def group_figures(
         else:
             won = np.min([wins(*pair, np.ones(count), judgements.ties) for pair in order], axis=0)
         tied = np.any([high == low for high, low in order], axis=0).mean()
-        note = (
-            f"{name}: {100 * tied:.1f} % of groups have equal scores, which count as {judgements.ties}"
-            if tied
-            else ""
-        )
+        note = f"{name}: {100 * tied:.1f} % of groups" if tied else ""
         figures += _accuracies(judgements, won, f"{name}, ", name, note, resamples, seed)
     return figures
 
@@ -371,26 +360,22 @@ def blind_figures(
     figures = {}
     for heading, factor in BLIND.items():
         if isinstance(judgements, CaptionGroups):
-            scores = [factor * float(len(text)) for text in judgements.captions]
-            figures_of_baseline = group_figures(
-                replace(judgements, ties="random"), scores, None, resamples, seed
-            )
+            random = replace(judgements, ties="random")
+            scores = _lengths(judgements.captions, factor)
+            found = group_figures(random, scores, None, resamples, seed)
         elif isinstance(judgements, CaptionPairs) and set(judgements.preference) == {1.0}:
-            first, second = (
-                [factor * float(len(text)) for text in texts]
-                for texts in (judgements.first, judgements.second)
-            )
-            figures_of_baseline = pair_figures(
-                replace(judgements, ties="half"),
-                {NO_REFERENCES: first},
-                {NO_REFERENCES: second},
-                resamples,
-                seed,
-            )
+            half = replace(judgements, ties="half")
+            first = {NO_REFERENCES: _lengths(judgements.first, factor)}
+            second = {NO_REFERENCES: _lengths(judgements.second, factor)}
+            found = pair_figures(half, first, second, resamples, seed)
         else:
             return {}
-        figures[heading] = [replace(figure, note="") for figure in figures_of_baseline]
+        figures[heading] = [replace(figure, note="") for figure in found]
     return figures
+
+
+def _lengths(texts: Sequence[str], factor: int) -> list[float]:
+    return [factor * float(len(text)) for text in texts]
 
 
 def wins(
@@ -439,6 +424,8 @@ def _accuracies(
         )
         return np.append(accuracies, summary)
 
+    if note:
+        note += f" have equal scores, which count as {judgements.ties}"
     values = rates(np.ones(len(won), np.int64))
     if judgements.summary == "kinds" and len(kinds) > 1:
         title = f"{prefix}mean of kinds"
@@ -466,11 +453,11 @@ def intervals(
     statistics = np.array(
         [statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64
     )
-    bounds = [
-        np.quantile(column, ENDS).tolist() if np.isfinite(column).all() else None
-        for column in statistics.T
-    ]
-    return [None if bound is None else (bound[0], bound[1]) for bound in bounds]
+    bounds: list[Interval | None] = []
+    for column in statistics.T:
+        low, high = np.quantile(column, ENDS).tolist()
+        bounds.append((low, high) if np.isfinite(column).all() else None)
+    return bounds
 
 
 def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]) -> list[Path]:

@@ -55,16 +55,11 @@ class SpecificityRates(NamedTuple):
 
 def specificity_rates(scores: Sequence[ChainScores]) -> SpecificityRates:
     """Compute SR_pos and SR_neg of scored chains by equations 1 and 2."""
-    up = [
-        after > before
-        for chain in scores
-        for before, after in zip(chain.captions, chain.captions[1:], strict=False)
-    ]
-    down = [
-        false < before
-        for chain in scores
-        for before, false in zip(chain.captions, chain.negatives, strict=False)
-    ]
+    up, down = [], []
+    for chain in scores:
+        for step, false in enumerate(chain.negatives):
+            up.append(chain.captions[step + 1] > chain.captions[step])
+            down.append(false < chain.captions[step])
     return SpecificityRates(sum(up) / len(up), sum(down) / len(down), len(scores), len(up))
 
 

@@ -398,8 +398,8 @@ def test_costs_of_metrics(tmp_path: Path, student: Path) -> None:
     assert "| captions/s |" in table
 
 
-def long_captions(folder: Path) -> list[str]:
-    """A file of ratings with images: two long captions of each of three; the names of the images."""
+def long_captions(folder: Path) -> None:
+    """Write a file of ratings with images: two long captions of each of three."""
     rows = []
     for number in range(3):
         noise_image(number).save(folder / f"{number}.png")
@@ -418,7 +418,6 @@ def long_captions(folder: Path) -> list[str]:
                 }
             )
     (folder / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return [f"{number}.png" for number in range(3)]
 
 
 def answer(body: dict[str, Any]) -> tuple[int, Any]:

@@ -197,16 +197,15 @@ def _composite_part(release: Files, part: str, skipped: Counter[str]) -> list[Ra
         references = coco_references(references_file)
         references |= coco_references(train_file) if train_file.is_file() else {}
 
-    def rating_of(judgement: tuple[str, str, float]) -> Rating:
-        name, caption, rating = judgement
-        coco_folder = re.search(r"COCO_(\w+)_\d+\.\w+$", name)  # COCO_val2014_...
-        names = COMPOSITE_IMAGES.get(part, coco_folder.groups() if coco_folder else ())
-        folder = release.image_folder(*names)
-        image_id = coco_id(name) if part == "coco" else name
-        return Rating(name, caption, rating, references[image_id], folder and folder / name)
-
+    rows = []
     with naming(f"{references_file} has no captions of an image", (KeyError,), DataError):
-        return [rating_of(judgement) for judgement in judgements]
+        for name, caption, rating in judgements:
+            coco_folder = re.search(r"COCO_(\w+)_\d+\.\w+$", name)  # COCO_val2014_...
+            names = COMPOSITE_IMAGES.get(part, coco_folder.groups() if coco_folder else ())
+            folder = release.image_folder(*names)
+            own = references[coco_id(name) if part == "coco" else name]
+            rows.append(Rating(name, caption, rating, own, folder and folder / name))
+    return rows
 
 
 def _turk_judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, float]]:

@@ -14,7 +14,7 @@ from rewards.base import naming
 from rewards.files import atomic_write
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.data.base import SHOWN, DataError, ImageSize
-from rl_caption.data.plain_files import parse_json, parse_json_lines, shown
+from rl_caption.data.plain_files import check_type, parse_json, parse_json_lines, shown
 from rl_caption.data.splits import SplitNames
 
 PREDICTIONS = "predictions.json"
@@ -81,7 +81,8 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
         image_id = _id(value, f"{path}, [{index}].{captions.by}")
         if image_id in captions:
             twice.append(image_id)
-        captions[image_id] = _text(row.get("caption"), f"{path}, [{index}].caption")
+        check_type(row.get("caption"), str, f"{path}, [{index}].caption", DataError)
+        captions[image_id] = row["caption"]
     if not captions:
         raise DataError(
             f"{path} has no captions: expected a list of objects with 'image_id' and 'caption'"
@@ -137,9 +138,11 @@ def read_references(
         return _collect_references(
             ((row.get(by), row.get("captions")) for row in _objects(content, path)), path
         )
-    return _collect_references(
-        _coco(content, path, by) if "annotations" in content else content.items(), path
-    )
+    if "annotations" not in content:
+        return _collect_references(content.items(), path)
+    key = "id" if by == "image_id" else "file_name"
+    records = coco_records(content, path)
+    return _collect_references(((image.get(key), texts) for image, texts in records), path)
 
 
 def _karpathy_references(
@@ -206,21 +209,22 @@ def read_records(path: Path) -> Iterator[Record]:
 
 def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> Iterator[Record]:
     """Yield the records of parsed Karpathy JSON. Raises ``DataError`` where one is wrong or lacks one of ``needs``."""
-    images = content.get("images") if isinstance(content, dict) else None
     names = SplitNames(path, restval_as_train=False)
-    for index, item in enumerate(_objects(images, f"{path}, images")):
+    for index, item in enumerate(
+        _objects(content.get("images") if isinstance(content, dict) else None, f"{path}, images")
+    ):
         where = f"{path}, images[{index}]"
-        texts = {key: item.get(key) or "" for key in ("split", "filepath", "filename")}
-        for key, value in texts.items():
-            if not isinstance(value, str) or (value == "" and key in needs):
-                raise DataError(f"{where}: {key!r} is {shown(item.get(key))}, expected a string")
-        if texts["split"]:
+        with naming(where, (KeyError, TypeError, AttributeError), DataError):
+            texts = {
+                key: item[key] if key in needs else item.get(key) or ""
+                for key in ("split", "filepath", "filename")
+            }
+            sentences = item["sentences"] if "sentences" in needs else item.get("sentences", [])
+            references = [_sentence(sentence) for sentence in sentences]
+        if texts["split"] or "split" in needs:
             texts["split"] = names.read(texts["split"], where)
         key = "imgid" if item.get("cocoid") is None else "cocoid"
         has_id = item.get(key) is not None or "image_id" in needs
-        with naming(f"{where}: 'sentences'", (KeyError, TypeError, AttributeError), DataError):
-            sentences = item["sentences"] if "sentences" in needs else item.get("sentences", [])
-            references = [_sentence(sentence) for sentence in sentences]
         size: Any = (item.get("width"), item.get("height"))
         yield Record(
             image_id=_id(item.get(key), f"{where}: 'cocoid' or 'imgid'") if has_id else "",
@@ -243,11 +247,10 @@ def _collect_references(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> R
     for index, (raw_id, captions) in enumerate(pairs):
         image_id = _id(raw_id, f"{path}, id of image {index}")
         where = f"{path}: captions of image {shown(image_id)}"
-        if not isinstance(captions, list):
-            raise DataError(f"{where} are {shown(captions)}: expected a list of strings")
+        check_type(captions, list[str], where, DataError)
         if image_id in references:
             twice.append(image_id)
-        references[image_id] = [_text(caption, where) for caption in captions]
+        references[image_id] = list(captions)
     if not any(references.values()):
         raise DataError(f"{path} has no references: expected at least one image with captions")
     _refuse(twice, "listed more than once", path, "expected every image once")
@@ -258,26 +261,27 @@ def _collect_references(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> R
     return references
 
 
-def _coco(content: Mapping[str, Any], path: str | Path, by: IdKey) -> Iterator[tuple[Any, Any]]:
-    names: dict[str, Any] = {}
-    twice, unknown = [], []
-    for index, image in enumerate(_objects(content.get("images"), f"{path}, images")):
-        image_id = _id(image.get("id"), f"{path}, images[{index}].id")
-        if image_id in names:
-            twice.append(image_id)
-        names[image_id] = image_id if by == "image_id" else image.get("file_name")
+def coco_records(content: Any, path: str | Path) -> list[tuple[dict[str, Any], list[str]]]:
+    """Each image of parsed COCO annotations with its captions.
+
+    Raises ``DataError`` for another format, a doubled image, and an annotation of an image that is not listed.
+    """
+    unknown = []
+    with naming(f"{path} has no COCO annotations", (KeyError, TypeError), DataError):
+        ids = [_id(image["id"], f"{path}, id of an image") for image in content["images"]]
+        captions: dict[str, list[str]] = {image_id: [] for image_id in ids}
+        for annotation in content["annotations"]:
+            image_id = str(annotation["image_id"])
+            if image_id in captions:
+                captions[image_id].append(annotation["caption"])
+            else:
+                unknown.append(image_id)
+    twice = [image_id for image_id, count in Counter(ids).items() if count > 1]
     _refuse(twice, "listed more than once under 'images'", path, "expected every image once")
-    captions: dict[str, list[Any]] = {image_id: [] for image_id in names}
-    for index, annotation in enumerate(_objects(content["annotations"], f"{path}, annotations")):
-        image_id = _id(annotation.get("image_id"), f"{path}, annotations[{index}].image_id")
-        if image_id in captions:
-            captions[image_id].append(annotation.get("caption"))
-        else:
-            unknown.append(image_id)
     _refuse(
         unknown, "annotated but not among 'images'", path, "expected every annotated image there"
     )
-    return ((names[image_id], texts) for image_id, texts in captions.items())
+    return list(zip(content["images"], captions.values(), strict=True))
 
 
 def references_for(
@@ -420,22 +424,14 @@ def _is_line(value: Any, key: str) -> bool:
     )
 
 
-def _objects(content: Any, where: str | Path) -> Iterator[dict[str, Any]]:
-    for index, row in enumerate(content if isinstance(content, list) else [content]):
-        if not isinstance(row, dict):
-            raise DataError(f"{where}[{index}] is {shown(row)}: expected a list of objects")
-        yield row
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise DataError(f"{where} is {shown(value)}: expected a string")
-    return value
+def _objects(content: Any, where: str | Path) -> list[dict[str, Any]]:
+    rows = content if isinstance(content, list) else [content]
+    check_type(rows, list[dict], str(where), DataError)
+    return rows
 
 
 def _id(value: Any, where: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise DataError(f"{where} is {shown(value)}: expected a whole number or a string")
+    check_type(value, int | str, where, DataError)
     return str(value)
 
 

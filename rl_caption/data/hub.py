@@ -6,6 +6,7 @@ Texts are read when a row is accessed, and images when they are opened: both fro
 import hashlib
 import io
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,7 @@ from rewards.base import RewardError, naming
 from rewards.images import UNREADABLE, image_identity, image_size, open_image
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.jsonl import read_row, renamed_columns
-from rl_caption.data.splits import SplitNames, check_one_source, regrouped, standard_split
+from rl_caption.data.splits import SplitNames, regrouped, standard_split
 
 LOADERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}
 """Extension of a single file -> its loader in ``datasets``."""
@@ -63,7 +64,10 @@ def hub(
     }
     if "split" not in columns:
         return Splits(rows, path)
-    check_one_source(path, columns, splits)
+    if splits is not None:
+        raise DataError(
+            f"data.kwargs.splits and data.columns.split both say the splits of {path!r}"
+        )
     names = SplitNames(path)
     named = {
         name: _splits_of(table, columns["split"], f"{path}, split {name!r}", names)
@@ -148,15 +152,15 @@ def _row(
     return row
 
 
-class LazyImage:
+class LazyImage(ABC):
     """An image that is read and decoded when it is used."""
 
     where: str
     """The place of its row, for errors."""
 
+    @abstractmethod
     def read(self) -> str | bytes:
         """The bytes of the file, or its path."""
-        raise NotImplementedError
 
     def render(self) -> Image.Image:
         """Decode it; ``RewardError``, which names the row, where that fails."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rewards.base import naming
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import Findings, check_data, check_row_images
-from rl_caption.data.files import Record, read_records, write_text
+from rl_caption.data.files import Record, coco_records, read_records, write_text
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.plain_files import json_object, read_json, single_spaced
 
@@ -144,14 +144,13 @@ def _count(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
 def _read_official(path: Path) -> dict[str, Official]:
     """Images by id of an official caption file; its name, ``captions_val2014.json``, has their folder."""
     folder, content = path.stem.removeprefix("captions_"), read_json(path, DataError)
-    found: dict[str, Official] = {}
-    with naming(str(path), (KeyError, TypeError), DataError):
-        for image in content["images"]:
-            size = image["width"], image["height"]
-            found[str(image["id"])] = Official(f"{folder}/{image['file_name']}", size, [])
-        for annotation in content["annotations"]:
-            found[str(annotation["image_id"])].captions.append(annotation["caption"])
-    return found
+    with naming(str(path), (KeyError,), DataError):
+        return {
+            str(image["id"]): Official(
+                f"{folder}/{image['file_name']}", (image["width"], image["height"]), captions
+            )
+            for image, captions in coco_records(content, path)
+        }
 
 
 def _compare_annotations(

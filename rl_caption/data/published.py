@@ -6,36 +6,20 @@ Those whose files are JSON lines (DOCCI, ImageInWords, DeCapBench) are read by `
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
+from rewards.base import naming
 from rewards.images import list_images
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
+from rl_caption.data.files import coco_records
 from rl_caption.data.formats import grouped_by_split
 from rl_caption.data.plain_files import read_json, read_utf8
 from rl_caption.runtime.options import Range
 
 logger = logging.getLogger(__name__)
-
-
-class _CocoImage(TypedDict):
-    id: int | str
-    file_name: str
-    width: NotRequired[int]
-    height: NotRequired[int]
-
-
-class _CocoCaption(TypedDict):
-    image_id: int | str
-    caption: str
-
-
-class _CocoFile(TypedDict):
-    images: list[_CocoImage]
-    annotations: list[_CocoCaption]
 
 
 class _Turn(TypedDict):
@@ -52,7 +36,12 @@ class _DenseImage(TypedDict):
     summaries: NotRequired[dict[str, Any] | None]
 
 
-class CocoAnnotations(Splits):
+def coco(
+    path: str | Path,
+    image_root: str | Path | None = None,
+    split: str = "val",
+    split_by: str | None = None,
+) -> Splits:
     """Captions in COCO's annotation format (``images`` and ``annotations``), such as those of NoCaps, in one split.
 
     ``image_id`` is the image's ``id``; an image without annotations has no references.
@@ -67,40 +56,23 @@ class CocoAnnotations(Splits):
     Raises:
         DataError: the file is of another format, or an annotation is of an image that is not listed.
     """
-
-    def __init__(
-        self,
-        path: str | Path,
-        image_root: str | Path | None = None,
-        split: str = "val",
-        split_by: str | None = None,
-    ) -> None:
-        file = Path(path)
-        content = read_json(file, DataError, _CocoFile)
-        rows: dict[str, tuple[str, Row]] = {}
-        for index, image in enumerate(content["images"]):
-            name = split if split_by is None else str(image.get(split_by))
-            place = os.path.join(file.parent, image_root or "", image["file_name"])
-            row: Row = {"image_id": str(image["id"]), "image": place, "references": []}
-            if "width" in image and "height" in image:
-                row["size"] = (image["width"], image["height"])
-            if row["image_id"] in rows:
-                raise DataError(
-                    f"{file}, images[{index}]: the id {row['image_id']!r} is listed twice"
-                )
-            rows[row["image_id"]] = name, row
-        for index, annotation in enumerate(content["annotations"]):
-            where = f"{file}, annotations[{index}]"
-            if str(annotation["image_id"]) not in rows:
-                raise DataError(
-                    f"{where}: image_id {annotation['image_id']!r} is not among the images"
-                )
-            _, row = rows[str(annotation["image_id"])]
-            row["references"].append(annotation["caption"])
-        super().__init__(grouped_by_split(rows.values(), file), file)
+    file = Path(path)
+    root, rows = file.parent / (image_root or ""), []
+    for image, captions in coco_records(read_json(file, DataError), file):
+        with naming(str(file), (KeyError, TypeError), DataError):
+            place = os.path.join(root, image["file_name"])
+        row: Row = {"image_id": str(image["id"]), "image": place, "references": captions}
+        if "width" in image and "height" in image:
+            row["size"] = (image["width"], image["height"])
+        rows.append((split if split_by is None else str(image.get(split_by)), row))
+    return Splits(grouped_by_split(rows, file), file)
 
 
-class ShareGpt4v(Splits):
+def sharegpt4v(
+    path: str | Path,
+    image_root: str | Path | None = None,
+    val_images: Annotated[int, Range(min=1, max=10**7)] = 1000,
+) -> Splits:
     """Conversations of ShareGPT4V (Chen et al., ECCV 2024), of which the last turn is the description of the image.
 
     The first ``val_images`` are the split ``val``, as in Long-CLIP's code, all others ``train``. ``image_id`` is the
@@ -116,26 +88,14 @@ class ShareGpt4v(Splits):
     Raises:
         DataError: the file is of another format.
     """
-
-    def __init__(
-        self,
-        path: str | Path,
-        image_root: str | Path | None = None,
-        val_images: Annotated[int, Range(min=1, max=10**7)] = 1000,
-    ) -> None:
-        file = Path(path)
-        # Tuples in place of rows: there are 1.2 million.
-        pairs = [
-            (item["image"], item["conversations"])
-            for item in read_json(file, DataError, list[_Conversation])
-        ]
-        texts = [(name, turns[-1]["value"].replace("\n", " ")) for name, turns in pairs if turns]
-        make = partial(_described_row, str(file.parent / (image_root or "")))
-        rows = {
-            "train": RowView(texts[val_images:], make),
-            "val": RowView(texts[:val_images], make),
-        }
-        super().__init__(rows, file)
+    file = Path(path)
+    texts = []  # tuples in place of rows: there are 1.2 million
+    for item in read_json(file, DataError, list[_Conversation]):
+        if turns := item["conversations"]:
+            texts.append((item["image"], turns[-1]["value"].replace("\n", " ")))
+    make = partial(_described_row, str(file.parent / (image_root or "")))
+    rows = {"train": texts[val_images:], "val": texts[:val_images]}
+    return Splits({split: RowView(pairs, make) for split, pairs in rows.items()}, file)
 
 
 def _described_row(root: str, index: int, pair: tuple[str, str]) -> Row:
@@ -149,7 +109,7 @@ def _described_row(root: str, index: int, pair: tuple[str, str]) -> Row:
     }
 
 
-class DenselyCaptioned(Splits):
+def densely_captioned(path: str | Path) -> Splits:
     """sDCI: about ten summaries of each image's dense description (Urbanek et al., CVPR 2024).
 
     The summaries of the whole image are its references, the first its ``long_reference``. Images without any are left
@@ -162,24 +122,16 @@ class DenselyCaptioned(Splits):
     Raises:
         DataError: a file is of another format.
     """
-
-    def __init__(self, path: str | Path) -> None:
-        folder = Path(path)
-        names = read_json(folder / "splits.json", DataError, dict[str, list[str]])
-        rows = [
-            ("val" if split == "valid" else split, row)
-            for split, files in names.items()
-            for row in progress(map(partial(_dense_row, folder), files), split, "image")
-        ]
-        described = [(split, row) for split, row in rows if row["references"]]
-        if len(described) < len(rows):
-            logger.info(
-                "%s: %d of %d images have no summaries",
-                folder,
-                len(rows) - len(described),
-                len(rows),
-            )
-        super().__init__(grouped_by_split(described, folder), folder)
+    folder = Path(path)
+    rows = []
+    for split, files in read_json(folder / "splits.json", DataError, dict[str, list[str]]).items():
+        for name in progress(files, split, "image"):
+            rows.append(("val" if split == "valid" else split, _dense_row(folder, name)))
+    described = [(split, row) for split, row in rows if row["references"]]
+    if len(described) < len(rows):
+        lost = len(rows) - len(described)
+        logger.info("%s: %d of %d images have no summaries", folder, lost, len(rows))
+    return Splits(grouped_by_split(described, folder), folder)
 
 
 def _dense_row(folder: Path, name: str) -> Row:
@@ -195,21 +147,17 @@ def _dense_row(folder: Path, name: str) -> Row:
     return {**row, "long_reference": references[0]} if references else row
 
 
-class Urban1k(Splits):
+def urban1k(path: str | Path) -> Splits:
     """A folder of images and a folder of texts with the same names, as Urban-1k (Zhang et al., "Long-CLIP", ECCV 2024).
 
     The first line of ``caption/NAME.txt`` is the reference of ``image/NAME.jpg``; all are in the split ``test``.
     """
-
-    def __init__(self, path: str | Path) -> None:
-        folder = Path(path)
-        files = list_images(folder / "image")
-        images = sorted(files, key=lambda file: (len(file.stem), file.stem))
-        super().__init__(grouped_by_split(_texts_beside(folder, images), folder), folder)
-
-
-def _texts_beside(folder: Path, images: Sequence[Path]) -> Iterator[tuple[str, Row]]:
-    for image in images:
+    folder = Path(path)
+    rows = []
+    for image in sorted(
+        list_images(folder / "image"), key=lambda file: (len(file.stem), file.stem)
+    ):
         lines = read_utf8(folder / "caption" / f"{image.stem}.txt").splitlines()
         row: Row = {"image_id": image.stem, "image": str(image), "references": lines[:1]}
-        yield "test", row
+        rows.append(("test", row))
+    return Splits(grouped_by_split(rows, folder), folder)

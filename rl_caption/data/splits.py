@@ -75,16 +75,6 @@ class SplitNames:
             )  # fmt: skip
 
 
-def check_one_source(
-    source: str, columns: Mapping[str, str] | None, splits: Mapping[str, str] | None
-) -> None:
-    """Raise ``DataError`` where both a column and ``data.kwargs.splits`` say the splits of rows."""
-    if columns is not None and "split" in columns and splits is not None:
-        raise DataError(
-            f"data.kwargs.splits and data.columns.split both say the splits of {source!r}: leave one out"
-        )
-
-
 def regrouped(
     rows: Mapping[str, Sequence[Row]], splits: Mapping[str, Iterable[str]]
 ) -> dict[str, Sequence[Row]]:

@@ -95,10 +95,10 @@ def test_nocaps_is_one_split_or_one_for_each_domain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"annotations": [{"image_id": 7, "caption": "a"}]}, "annotations[0]"),
-        ({"images": [{"id": 1, "file_name": "a"}, {"id": "1", "file_name": "b"}]}, "images[1]"),
-        ({"images": [{"id": 1}]}, "file_name"),
-        ({"annotations": {}}, "annotations"),
+        ({"annotations": [{"image_id": 7, "caption": "a"}]}, "'7'"),
+        ({"images": [{"id": 1, "file_name": "a"}, {"id": "1", "file_name": "b"}]}, "'1'"),
+        ({"images": [{"id": 1}], "annotations": []}, "file_name"),
+        ({"annotations": [{}]}, "image_id"),
     ],
 )
 def test_wrong_annotations_are_named(tmp_path: Path, change: dict[str, Any], part: str) -> None:

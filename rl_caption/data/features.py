@@ -148,14 +148,6 @@ class FeatureFolder:
             return None
 
 
-def open_hdf5(path: Path) -> Any:
-    """Open an HDF5 file for reading. Raises ``DataError`` where it is none."""
-    import h5py
-
-    with naming(str(path), (OSError,), DataError):
-        return h5py.File(path, "r", locking=False)
-
-
 def check_stored(dataset: Any, where: str) -> None:
     """Raise ``DataError`` unless all values of an HDF5 dataset were written: the library returns zeros for others."""
     if not dataset.size:
@@ -193,7 +185,10 @@ class FeatureHdf5:
                 # with the same open file, whose descriptor and position the processes share.
                 self._opened[1].close()
                 self._opened = None
-            self._opened = process, open_hdf5(self.path)
+            import h5py
+
+            with naming(str(self.path), (OSError,), DataError):
+                self._opened = process, h5py.File(self.path, "r", locking=False)
         return self._opened[1]
 
     def _dataset(self, key: str | None) -> Any:

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -69,18 +69,14 @@ class JsonLinesData(Splits):
         self.path = Path(path)
         names = SplitNames(self.path)
         root = self.path.parent / (image_root or "")
-        lines = self._read_rows(root, names, columns)
-        rows = grouped_by_split(lines, self.path, max_images)
-        names.warn()
-        add_features(rows, features_root, features_kwargs)
-        super().__init__(rows, self.path)
-
-    def _read_rows(
-        self, root: Path, names: SplitNames, columns: Mapping[str, str] | None
-    ) -> Iterator[tuple[str, Row]]:
+        rows = []
         for _, where, item in json_lines(self.path):
             split, row = read_row(item, where, root, columns)
-            yield names.read(split, where), row
+            rows.append((names.read(split, where), row))
+        names.warn()
+        splits = grouped_by_split(rows, self.path, max_images)
+        add_features(splits, features_root, features_kwargs)
+        super().__init__(splits, self.path)
 
 
 def renamed_columns(

@@ -36,7 +36,7 @@ def _list_lines() -> Iterator[str]:
     """The recipes, program by program, at most ``WIDTH`` columns wide."""
     recipes: dict[str, list[str]] = {program: [] for program in ("scst", *PROGRAMS)}
     files = shipped_configs()
-    for name in sorted(files, key=_position):
+    for name in sorted(files, key=lambda name: (not name.startswith(FIRST), name)):
         recipes.setdefault(program_of(read_mapping(files[name])) or "", []).append(name)
     for program, names in recipes.items():
         if not names:
@@ -58,13 +58,6 @@ def _list_lines() -> Iterator[str]:
             yield from (" " * (INDENT + 2) + line for line in (lines[1:] if beside else lines))
         yield ""
     yield "rl-caption configs show NAME > mine.yaml copies one, to be changed."
-
-
-def _position(name: str) -> tuple[int, str]:
-    last = name.rpartition("/")[2]
-    return next(
-        (place for place, start in enumerate(FIRST) if last.startswith(start)), len(FIRST)
-    ), name
 
 
 def describe(file: Path) -> str:

@@ -451,30 +451,21 @@ def main(argv: list[str] | None = None) -> int:
         if overrides:
             parser.error(f"unrecognized arguments: {' '.join(overrides)}")
         return doctor()
-    return doctor(*_findings_of(["--config", options.config, *overrides]))
-
-
-def _findings_of(arguments: list[str]) -> tuple[Iterable[Finding], str]:
-    """What there is to say of the configuration of a command line, and the command that runs it."""
     from rl_caption.cli.configuration import find_program, parse, with_lists
     from rl_caption.cli.programs import PROGRAMS
     from rl_caption.config.overrides import Chain
 
+    arguments = ["--config", options.config, *overrides]
     name = find_program(arguments, default="scst")
     for option in PROGRAMS[name].lists:
         arguments = with_lists(arguments, option)
     options_class = resolve_name(str(PROGRAMS[name].config))
     chain = Chain(parse, options_class, arguments, "rl-caption doctor")
     config = parse(options_class, chain.arguments, "rl-caption doctor")
-    run = shlex.join([name, *arguments])
+    findings: Iterable[Finding] = [Finding("configuration", f"of {name}, valid")]
     if name in ("xe", "scst"):
-        return config_findings(config, chain), run
-    return [
-        Finding(
-            "configuration",
-            f"of {name}, valid; what a run starts from is looked at for xe and scst alone",
-        )
-    ], run
+        findings = config_findings(config, chain)
+    return doctor(findings, shlex.join([name, *arguments]))
 
 
 def _print_section(title: str, findings: Iterable[Finding]) -> list[Finding]:

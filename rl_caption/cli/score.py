@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rewards.base import Reward, score_captions
+from rewards.base import score_captions
 from rewards.build import RewardBuilder
 from rewards.registry import available, describe, parameters
 from rewards.text.cider import SIGNATURE_PARTS
@@ -24,6 +24,7 @@ from rl_caption.data.files import (
 from rl_caption.data.plain_files import json_object
 from rl_caption.evaluation.metrics import warn_of_forms
 from rl_caption.evaluation.results import check_writable_file
+from rl_caption.runtime.errors import config_errors
 from rl_caption.runtime.options import add_trust
 
 SCALE_OF_CIDER = "CIDEr-D is on the scale [0, 10] of the COCO toolkit, where 1.30 is what papers print as CIDEr 130.0 (times 100)."
@@ -58,13 +59,21 @@ def score_files(
         ``{"reward", "signature", "mean", "scores": {image_id: value}}``, on the reward's own scale (CIDEr-D: 0 to 10).
 
     Raises:
-        DataError: a wrong file or argument, or a captioned image without references or file.
+        DataError: a wrong file, or a captioned image without references or file.
+        ConfigError: the reward cannot be built.
         EvaluationError: ``out`` cannot be written; found before anything is scored.
         RewardError: the reward failed.
     """
     if out is not None:
         check_writable_file(out)
-    scorer = _build(reward, kwargs or {}, {"df": df, "eos": eos, "tokenizer": tokenizer})
+    with config_errors("reward"):
+        options = {"df": df, "eos": eos, "tokenizer": tokenizer}
+        accepted = parameters(reward)
+        given = {}
+        for name, value in options.items():
+            if value or (name in accepted and value is not None):
+                given[name] = value
+        scorer = RewardBuilder(counting=()).build(reward, given | dict(kwargs or {}))
     texts = read_captions(captions, allow_empty=True)
     columns: dict[str, Any] = {"image_id": (written := list(texts))}
     if references is not None:
@@ -76,7 +85,11 @@ def score_files(
             columns["image"] = [annotated.images[image_id] for image_id in texts]
     if images is not None:
         columns["image"] = find_images(images, written)
-    _check_columns(reward, scorer, columns)
+    for column in sorted(scorer.columns - columns.keys()):
+        option = {"references": "--references", "image": "--images"}.get(column)
+        raise DataError(
+            f"reward {reward!r} needs the column {column!r}: give {option or 'another'}"
+        )
     references_of = dict(zip(texts, columns.get("references", ()), strict=False))
     warn_of_forms(texts, references_of, getattr(scorer, "tokenizer", TOKENIZER))
     values = score_captions(scorer, reward, None, list(texts.values()), columns)
@@ -90,32 +103,6 @@ def score_files(
     if out is not None:
         write_json(out, result)
     return result
-
-
-def _check_columns(name: str, reward: Reward, columns: Mapping[str, Any]) -> None:
-    sources = {
-        "references": "a file of references: give --references",
-        "image": "a folder of images: give --images",
-    }
-    for column in sorted(reward.columns - columns.keys()):
-        unknown = f"the column {column!r}, which files of captions lack"
-        raise DataError(f"reward {name!r} needs {sources.get(column, unknown)}")
-
-
-def _build(reward: str, kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> Reward:
-    """The reward with its arguments ``kwargs``, and those of ``options`` that are set, which it must take."""
-    try:
-        accepted, arguments = parameters(reward), dict(kwargs)
-        for name, value in options.items():
-            if name in accepted and value is not None:
-                arguments = {name: value} | arguments
-            elif value:
-                raise DataError(f"reward {reward!r} has no {name!r}: leave it out")
-        return RewardBuilder(counting=()).build(reward, arguments)
-    except DataError:
-        raise
-    except (ValueError, OSError) as error:
-        raise DataError(str(error)) from error
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -386,15 +386,18 @@ class _Scorer:
         judges: Mapping[str, Reward] | None = None,
     ) -> None:
         self.config, self.images = config, images
-        check_asked(metric_names(config.metrics), config.tokenizer)
+        asked = config.metrics
+        words = asked.split(",") if isinstance(asked, str) else asked
+        self.metrics = [word.strip() for word in words if word.strip()]
+        check_asked(self.metrics, config.tokenizer)
         check_referenced(captioned, images.references)
-        words = words_tokenizer(config.tokenizer, config.data.tokenizer)
+        tokenizer = words_tokenizer(config.tokenizer, config.data.tokenizer)
         rows = [row for row in images.rows if row["image_id"] in captioned]
         if judges is None and config.judges:
             from rl_caption.monitoring.judges import build_judges
 
             references = [texts for texts in images.references.values() if texts]
-            judges = build_judges(config.judges, None, references, "judges", words)
+            judges = build_judges(config.judges, None, references, "judges", tokenizer)
         self.judges = judges or {}
         check_judges(self.judges, rows, images.source)
         self.encoder: CachedEncoder | None = None
@@ -404,7 +407,7 @@ class _Scorer:
             self.encoder = load_dual_encoder(config.retrieval, "retrieval")
         if config.chair:
             with config_errors("chair"):
-                self.chair = RewardBuilder(tokenizer=words).build("chair", config.chair)
+                self.chair = RewardBuilder(tokenizer=tokenizer).build("chair", config.chair)
             check_judges({"chair": self.chair}, rows, images.source, key="")
             self.chair.objects_of(len(rows), reward_inputs(rows)[1])
 
@@ -415,7 +418,7 @@ class _Scorer:
         evaluation = evaluate_captions(
             captions,
             self.images.references,
-            metrics=metric_names(config.metrics),
+            metrics=self.metrics,
             tokenizer=metrics_tokenizer(config.tokenizer, config.data.tokenizer),
             training_captions=None
             if train is None
@@ -468,12 +471,6 @@ def _report(config: EvaluateConfig, rows: Sequence[Any]) -> None:
     page = write_report(Path(config.out), rows)
     if page is not None:
         print(f"wrote {page}", file=sys.stderr)
-
-
-def metric_names(metrics: str | Sequence[str]) -> list[str]:
-    """Metrics of a list, or of names with commas."""
-    words = metrics.split(",") if isinstance(metrics, str) else metrics
-    return [word.strip() for word in words if word.strip()]
 
 
 def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images) -> None:

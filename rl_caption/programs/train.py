@@ -202,12 +202,31 @@ def _self_critical_task(
 
 def _reward_and_monitor(config: ScstConfig, context: Context) -> tuple[MixedReward, HackingMonitor]:
     """The reward and the monitor of reward hacking; the images that either reads are checked."""
-    with context.accelerator.main_process_first():
-        references = references_of(context.train_rows)
-        reward = build_reward(config.reward, references, context.folder, config.data.tokenizer)
-    validation = f"{context.validation}, {config.rollout.max_new_tokens} tokens"
-    monitor = _monitor(config.monitor, reward, context, validation)
-    _check_images(context, reward, monitor)
+    accelerator, data, tokenizer = context.accelerator, config.data, config.data.tokenizer
+    references = references_of(context.val_rows)
+    with accelerator.main_process_first():
+        texts = references_of(context.train_rows)
+        reward = build_reward(config.reward, texts, context.folder, tokenizer)
+    with accelerator.main_process_first():
+        judges = build_judges(config.monitor.judges, reward, references, tokenizer=tokenizer)
+    monitor = HackingMonitor(
+        reward,
+        judges,
+        reference_statistics(references, tokenizer),
+        config.monitor.thresholds,
+        config.monitor.stop,
+        f"{context.validation}, {config.rollout.max_new_tokens} tokens",
+    )
+    print_main(accelerator, monitor.description)
+    warning = few_images(len(references), config.monitor.thresholds) if judges else None
+    if warning is not None:
+        print_main(accelerator, warning)
+    scores = {reward.__name__: reward} | dict(monitor.judges)
+    names = [name for name, score in scores.items() if "image" in score.columns]
+    if data.features_root is not None and names:
+        rows, cache = [*context.train_rows, *context.val_rows], context.folder / CHECKED_IMAGES
+        with accelerator.main_process_first():  # the others then find the verdicts in the cache
+            check_row_images(rows, " and ".join(names), data.check_images, cache)
     return reward, monitor
 
 
@@ -303,19 +322,6 @@ def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
             raise ConfigError(f"{key}.pretrained is {str(file)!r}: there is no such file")
 
 
-def _check_images(context: Context, reward: MixedReward, monitor: HackingMonitor) -> None:
-    """Check the images that the reward or a judge needs, where the captioner reads features."""
-    scores = {reward.__name__: reward} | dict(monitor.judges)
-    names = [name for name, score in scores.items() if "image" in score.columns]
-    data, rows = context.config.data, [*context.train_rows, *context.val_rows]
-    if data.features_root is None or not names:
-        return
-    with context.accelerator.main_process_first():  # the others then find the verdicts in the cache
-        check_row_images(
-            rows, " and ".join(names), data.check_images, context.folder / CHECKED_IMAGES
-        )
-
-
 def _captioner(context: Context, model: ModelConfig, key: str, max_tokens: int) -> Captioner:
     """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of ``key``."""
     data = context.config.data
@@ -331,21 +337,6 @@ def _captioner(context: Context, model: ModelConfig, key: str, max_tokens: int) 
         captioner, key, max_tokens, rows=itertools.chain(context.train_rows, context.val_rows)
     )
     return captioner
-
-
-def _monitor(
-    config: MonitorConfig, reward: MixedReward, context: Context, validation: str
-) -> HackingMonitor:
-    references, tokenizer = references_of(context.val_rows), context.config.data.tokenizer
-    with context.accelerator.main_process_first():
-        judges = build_judges(config.judges, reward, references, tokenizer=tokenizer)
-    usual = reference_statistics(references, tokenizer)
-    monitor = HackingMonitor(reward, judges, usual, config.thresholds, config.stop, validation)
-    print_main(context.accelerator, monitor.description)
-    warning = few_images(len(references), config.thresholds) if judges else None
-    if warning is not None:
-        print_main(context.accelerator, warning)
-    return monitor
 
 
 def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Collection[str]) -> str:

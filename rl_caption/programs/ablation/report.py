@@ -146,18 +146,13 @@ def formula(cell: Cell) -> str:
     )
 
 
-def alarms_of(members: Sequence[Member]) -> tuple[int, list[int]]:
-    """How many seeds the monitor watched, and the step of the first alarm of each seed that had one."""
-    watched = [one.run for one in members if one.run is not None and one.run.has_monitor]
-    return len(watched), [run.alarms[0] for run in watched if run.alarms]
-
-
 def alarm_table(systems: Systems) -> Table:
     """How many runs of each system had an alarm, and the earliest one."""
     rows = []
     for name, members in systems.items():
-        watched, steps = alarms_of(members)
-        count = f"{len(steps)} of {watched}" if watched else "not watched"
+        watched = [one.run for one in members if one.run is not None and one.run.has_monitor]
+        steps = [run.alarms[0] for run in watched if run.alarms]
+        count = f"{len(steps)} of {len(watched)}" if watched else "not watched"
         rows.append([name, count, f"step {min(steps)}" if steps else "none"])
     caption = (
         "Runs whose reward rose while their captions got worse, by the monitor of reward hacking"
@@ -184,7 +179,7 @@ def runs_csv(systems: Systems) -> str:
     for members in systems.values():
         for one in members:
             values = [one.evaluation.scores["metrics"].get(key) for key in keys]
-            first_alarm = next(iter(alarms_of([one])[1]), None)
+            first_alarm = one.run.alarms[0] if one.run and one.run.alarms else None
             lines.append([one.system, one.alpha, one.seed, *values, first_alarm])
     return csv_text(lines)
 

@@ -62,11 +62,6 @@ def number(value: float) -> str:
     return f"{value:.4g}".replace("-", "−")
 
 
-def running_mean(x: Sequence[float], y: Sequence[float]) -> tuple[Any, Any]:
-    """Mean of y over ``WINDOW`` points around each x; both ends, which have fewer, are left out."""
-    return x[WINDOW // 2 : -(WINDOW // 2)], np.convolve(y, np.full(WINDOW, 1 / WINDOW), "valid")
-
-
 def figure(
     title: str,
     series: Sequence[Series],
@@ -123,6 +118,8 @@ def draw(
 ) -> None:
     """Draw lines with finite values on the axes of matplotlib."""
     for one in series:
+        x: Any
+        y: Any
         x, y = zip(*one.points, strict=True)
         look = {
             "color": COLOURS[one.colour % len(COLOURS)],
@@ -131,7 +128,9 @@ def draw(
         }
         if len(x) >= SMOOTH_FROM and not one.dots:
             axes.plot(x, y, color=look["color"], linewidth=0.6, alpha=0.4)
-            x, y = running_mean(x, y)
+            # Both ends have fewer points around them, and are left out.
+            x = x[WINDOW // 2 : -(WINDOW // 2)]
+            y = np.convolve(y, np.full(WINDOW, 1 / WINDOW), "valid")
         errors = [one.errors.get(at, 0.0) for at in x] if one.errors else None
         axes.errorbar(x, y, errors, label=one.name, **look)
         if one.dots and x[0] == 0 and x_name == "step":

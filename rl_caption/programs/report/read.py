@@ -100,8 +100,10 @@ class RunFolder:
         found = set()
         for prefix, original in originals.items():
             for key in self.keys:
-                if key.startswith(prefix) and key not in TOTALS and self._equal(key, original):
-                    found.add(key)
+                if key.startswith(prefix) and key not in TOTALS:
+                    both = [line for line in self.lines if key in line and original in line]
+                    if both and all(abs(line[key] - line[original]) < 1e-9 for line in both):
+                        found.add(key)
         return found
 
     @property
@@ -155,11 +157,6 @@ class RunFolder:
         if steps[-1] not in steps_by_name.values():
             steps_by_name["last"] = steps[-1]
         return steps_by_name
-
-    def _equal(self, one: str, other: str) -> bool:
-        """Whether two logged keys have the same values wherever both were logged."""
-        pairs = [(line[one], line[other]) for line in self.lines if one in line and other in line]
-        return bool(pairs) and all(abs(first - second) < 1e-9 for first, second in pairs)
 
     def _validation(self, step: int) -> Path:
         return self.path / "eval" / f"step-{step:08d}"

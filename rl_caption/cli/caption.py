@@ -51,7 +51,7 @@ def find_images(paths: Sequence[str]) -> list[Path]:
 
 
 def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
-    """Those of ``paths`` that are images which can be decoded.
+    """Those of ``paths`` that are images which can be decoded, and whose names can be written.
 
     Raises:
         DataError: there are others, unless ``on_bad`` is ``skip``, which names them in a warning; or none is left. The
@@ -60,8 +60,9 @@ def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
     bad: dict[Path, str] = {}
     for path in paths:
         try:
+            str(path).encode()  # it is written to the file of captions
             load_image(path)
-        except DataError as error:
+        except (DataError, UnicodeEncodeError) as error:
             bad[path] = str(error)
     if not bad:
         return list(paths)

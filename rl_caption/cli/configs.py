@@ -13,8 +13,6 @@ from rl_caption.config.shipped import find_config, shipped_configs
 WIDTH = 80
 INDENT = 22
 """Columns of the names; a longer name has a line of its own."""
-FIRST = ("own", "demo")
-"""Beginnings of the names that come first in the list of a program."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +34,7 @@ def _list_lines() -> Iterator[str]:
     """The recipes, program by program, at most ``WIDTH`` columns wide."""
     recipes: dict[str, list[str]] = {program: [] for program in ("scst", *PROGRAMS)}
     files = shipped_configs()
-    for name in sorted(files, key=lambda name: (not name.startswith(FIRST), name)):
+    for name in sorted(files, key=lambda name: (name[:3] != "own", name[:4] != "demo", name)):
         recipes.setdefault(program_of(read_mapping(files[name])) or "", []).append(name)
     for program, names in recipes.items():
         if not names:
@@ -50,12 +48,9 @@ def _list_lines() -> Iterator[str]:
         if is_launcher:
             yield "(FILE: rl-caption configs show NAME > FILE)"
         for name in names:
-            lines = textwrap.wrap(
-                describe(files[name]), WIDTH - INDENT - 2, break_on_hyphens=False
-            ) or [""]
-            beside = len(name) < INDENT
-            yield f"  {name:<{INDENT}}{lines[0] if beside else ''}".rstrip()
-            yield from (" " * (INDENT + 2) + line for line in (lines[1:] if beside else lines))
+            text = f"  {name:<{INDENT - 1}} {describe(files[name])}"
+            indent = " " * (INDENT + 2)
+            yield textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
         yield ""
     yield "rl-caption configs show NAME > mine.yaml copies one, to be changed."
 

@@ -96,15 +96,26 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\n[{len(told) + 1}/{len(stages) + 1}] {what}", flush=True)
     captioners = {"cross-entropy": runs[0], "SCST on CIDEr-D": runs[1], "SCST on mixture": runs[4]}
     before, folder = time.monotonic(), runs[1].parent
+    data = DataConfig(format=run["data"]["format"], kwargs=run["data"]["kwargs"])
     written = _judge_all(
         {name: folder_of / "export" / "best" for name, folder_of in captioners.items()},
         run,
+        data,
         runs[3],
         folder,
     )
     told.append((what, time.monotonic() - before))
     write_text(
-        folder / "report.html", render(_page(folder, list(captioners), runs, told, _data(run)))
+        folder / "report.html",
+        render(
+            _page(
+                folder,
+                list(captioners),
+                runs,
+                told,
+                data,
+            )
+        ),
     )
     print(f"\ntook {(time.monotonic() - started) / 60:.1f} minutes; wrote")
     for path in (*(folder_of / "export" / "best" for folder_of in runs), *written):
@@ -119,19 +130,19 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _data(run: Mapping[str, Any]) -> DataConfig:
-    return DataConfig(format=run["data"]["format"], kwargs=run["data"]["kwargs"])
-
-
 def _folder(folder: Path, split: str, name: str) -> Path:
     return folder / "evaluation" / f"{split}-{name.lower().replace(' ', '-')}"
 
 
 def _judge_all(
-    models: Mapping[str, Path], run: Mapping[str, Any], student: Path, folder: Path
+    models: Mapping[str, Path],
+    run: Mapping[str, Any],
+    data: DataConfig,
+    student: Path,
+    folder: Path,
 ) -> list[Path]:
     judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(student / "export" / "best")})}
-    decode, data = Decoding(max_new_tokens=run["rollout"]["max_new_tokens"]), _data(run)
+    decode = Decoding(max_new_tokens=run["rollout"]["max_new_tokens"])
     written: list[Path] = []
     for split, heading in SPLITS.items():
         table: dict[str, Evaluation] = {}

@@ -399,29 +399,21 @@ def doctor(findings: Iterable[Finding] | None = None, run: str = "scst --config 
         for title, section in SECTIONS.items()
         for finding in _print_section(title, section())
     ]
+    verdict = "The main job cannot run here"
+    if not fatal and findings is not None:
+        fatal = _print_section("Configuration", findings)
+        verdict = "The main job can run here, but not yet with this configuration"
     if fatal:
-        print(f"The main job cannot run here: {_told(fatal)}")
+        remedies = [finding.remedy or f"{finding.value} (see above)" for finding in fatal]
+        print(f"{verdict}: {', '.join(finding.name for finding in fatal)}.")
+        print(f"To repair it: {'; then '.join(dict.fromkeys(remedies))}")
         return 1
     from rl_caption.runtime.launch import launch_command
 
-    fatal = [] if findings is None else _print_section("Configuration", findings)
-    if fatal:
-        print(f"The main job can run here, but not yet with this configuration: {_told(fatal)}")
-        return 1
     print("Two processes that train together on this machine:")
     print(f"  {launch_command(2, ['-m', 'rl_caption', 'scst', '--config', 'demo'])}")
     print(f"The main job can run here. To start it: rl-caption {run}")
     return 0
-
-
-def _told(fatal: Sequence[Finding]) -> str:
-    """The names of findings, and what helps."""
-    remedies = list(
-        dict.fromkeys(finding.remedy or f"{finding.value} (see above)" for finding in fatal)
-    )
-    return (
-        f"{', '.join(finding.name for finding in fatal)}.\nTo repair it: {'; then '.join(remedies)}"
-    )
 
 
 def main(argv: list[str] | None = None) -> int:

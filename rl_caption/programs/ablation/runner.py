@@ -140,12 +140,15 @@ def _run_cells(
         failure = None if ended is None else _failure(ended, cell.run)
         if failure is None:
             try:
-                result = _evaluate_cell(cell, config, judges)
-                results[cell.name] = result
+                model = cell.run / "export" / config.policy
+                if not is_intact(model):
+                    raise CheckpointError(f"{model} is damaged or not there: remove {cell.run}")
+                folder = cell.folder / f"{config.split}_{config.policy}"
+                evaluation = evaluate_captioner(model, cell.config, config, judges, folder)
+                run = read_run(cell.run)
+                results[cell.name] = Member(cell.label, cell.alpha, cell.seed, evaluation, run)
                 how = f"trained in {clock(ended.seconds)}" if ended is not None else "kept"
-                _print(
-                    f"[{len(results)}/{len(cells)}] {cell.name}: {how}; {_headline(result.evaluation)}"
-                )
+                _print(f"[{len(results)}/{len(cells)}] {cell.name}: {how}; {_headline(evaluation)}")
             except EXPECTED as error:
                 failure = f"{cell.name} is trained but could not be judged: {error}"
         if failure is not None:
@@ -166,19 +169,6 @@ def _run_cells(
             for ended in running:
                 finish(cells[ended.job.name], ended)
     return [results[name] for name in cells if name in results], failures
-
-
-def _evaluate_cell(cell: Cell, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
-    model = cell.run / "export" / config.policy
-    if not is_intact(model):
-        raise CheckpointError(
-            f"{model} is damaged or not there: rl-caption scst --config "
-            f"{cell.folder / 'scst.yaml'} writes it from the newest checkpoint"
-        )
-    evaluation = evaluate_captioner(
-        model, cell.config, config, judges, cell.folder / f"{config.split}_{config.policy}"
-    )
-    return Member(cell.label, cell.alpha, cell.seed, evaluation, read_run(cell.run))
 
 
 def evaluate_captioner(

@@ -88,25 +88,21 @@ def figure(
     lost = sum(len(one.points) for one in series) - sum(len(one.points) for one in drawn)
     last = f"{x_name} {max(one.points[-1][0] for one in drawn):.10g}"
     legend = [(one, number(one.points[-1][1]), COLOURS[one.colour % len(COLOURS)]) for one in drawn]
-    svg = _svg(title, drawn, x_name, alarms, best)
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # The same bytes for the same values.
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
+        drawing = Figure(figsize=(3.6, 1.9), layout="constrained")
+        draw(drawing.subplots(), drawn, x_name, alarms, best)
+        buffer = io.StringIO()
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        drawing.savefig(buffer, format="svg", metadata=no_metadata, transparent=True)
+    svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r' (?:id="[\w.]+_\d+"|(?:width|height)="[\d.]+pt")', "", svg)
     definitions = [found for found in map(define, keys) if found is not None]
     return macros().figure(title, last, definitions, legend, lost, Markup(svg))
-
-
-def _svg(title: str, series: Sequence[Series], *marks: Any) -> str:
-    """An SVG file of lines, the same bytes for the same values; ``marks`` are the further arguments of ``draw``."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
-        drawing = Figure(figsize=(3.6, 1.9), layout="constrained")
-        draw(drawing.subplots(), series, *marks)
-        buffer = io.StringIO()
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        drawing.savefig(buffer, format="svg", metadata=no_metadata, transparent=True)
-    return buffer.getvalue()
 
 
 def draw(

@@ -146,7 +146,14 @@ def validations_table(run: RunFolder) -> Table:
     rows = []
     for key in dict.fromkeys(key for line in shown for key in line):
         if key.startswith("val/") and key not in run.doubles and key != "val/seconds":
-            rows.append(_result_row(key, [line.get(key) for line in shown]))
+            values = [factor_of(key) * line[key] if key in line else None for line in shown]
+            row = [Cell(title_of(key))]
+            row += [Cell(LEFT_OUT if value is None else number(value)) for value in values]
+            first, last = values[0], values[-1]
+            if len(shown) > 1 and first is not None and last is not None:
+                share = f"{(last - first) / abs(first):+.1%}".replace("-", "−") if first else ""
+                row.append(Cell(number(last - first), share))
+            rows.append(row)
     return Table("Validations", head + ["change from first to last"] * (len(shown) > 1), rows)
 
 
@@ -167,17 +174,6 @@ def _results_of_run(run: RunFolder) -> Markup:
     head = ["step", *(key.removeprefix("val/") for key in keys)]
     logged = macros().table("as in metrics.jsonl", head, rows)
     return body + macros().folded(f"All {len(rows)} validations, as logged", logged)
-
-
-def _result_row(key: str, values: Sequence[float | None]) -> list[Cell]:
-    shown = [None if value is None else factor_of(key) * value for value in values]
-    row = [Cell(title_of(key))]
-    row += [Cell(LEFT_OUT if value is None else number(value)) for value in shown]
-    first, last = shown[0], shown[-1]
-    if len(shown) > 1 and first is not None and last is not None:
-        share = f"{(last - first) / abs(first):+.1%}".replace("-", "−") if first else ""
-        row.append(Cell(number(last - first), share))
-    return row
 
 
 def _validation_captions(run: RunFolder, source: Source | None, images: int) -> Markup:

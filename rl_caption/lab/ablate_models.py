@@ -31,6 +31,7 @@ from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.launch import run_lock, stop_requests
 from rl_caption.training.run_folder import changed_keys, is_complete
 
+COMMAND = (sys.executable, "-m", "rl_caption", "reward_model")
 Figures = dict[str, float | None]
 """Heading of a column -> value, times 100."""
 
@@ -68,22 +69,16 @@ def ablate_models(config: AblateModelsConfig, parse: Parse) -> int:
     }
     failures = []
     with run_lock(out, wait_seconds=10.0), stop_requests(leave=True):
-        earlier = [
-            file for file in runs[0].config.warm_start if not is_complete(_folder_of(file, parse))
-        ]
-        jobs = [
-            Job(
-                f"{run.label} seed {run.seed}",
-                _command(run.arguments),
-                run.folder.parent / "log.txt",
-            )
-            for run in runs
-            if not is_complete(run.folder)
-        ]
-        first = [
-            Job(file, _command(["--config", file]), out / "start" / f"{Path(file).stem}.log")
-            for file in earlier
-        ]
+        first, jobs = [], []
+        for file in runs[0].config.warm_start:
+            recipe = parse(RewardModelConfig, ["--config", file], "rl-caption reward_model")
+            if not is_complete(Path(recipe.run.dir)):
+                log = out / "start" / f"{Path(file).stem}.log"
+                first.append(Job(file, [*COMMAND, "--config", file], log))
+        for run in runs:
+            if not is_complete(run.folder):
+                name, log = f"{run.label} seed {run.seed}", run.folder.parent / "log.txt"
+                jobs.append(Job(name, [*COMMAND, *run.arguments], log))
         for batch, parallel in ((first, 1), (jobs, config.jobs)):
             if batch:
                 with closing(run_jobs(batch, [None] * parallel)) as running:
@@ -110,11 +105,8 @@ def make_runs(config: AblateModelsConfig, parse: Parse) -> list[ModelRun]:
                 raise ConfigError(
                     f"cells has the label {label!r}: expected letters, digits and . _ = + - only"
                 )
-            fixed = sorted({"run.dir", "train.seed"} & set(cell.overrides))
-            if fixed:
-                raise ConfigError(f"cells.{label}.overrides: {fixed[0]} is set by the grid")
             folder = Path(config.out) / "cells" / label / f"seed{seed}" / "run"
-            changes = {"run.dir": str(folder), "train.seed": seed} | cell.overrides
+            changes = cell.overrides | {"run.dir": str(folder), "train.seed": seed}
             arguments = [
                 "--config",
                 config.base,
@@ -197,11 +189,3 @@ def _over_seeds(values: Sequence[float | None]) -> str:
         return LEFT_OUT
     spread = f" ± {stdev(numbers):.1f}" if len(numbers) > 1 else ""
     return f"{mean(numbers):.1f}{spread}"
-
-
-def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "rl_caption", "reward_model", *arguments]
-
-
-def _folder_of(file: str, parse: Parse) -> Path:
-    return Path(parse(RewardModelConfig, ["--config", file], "rl-caption reward_model").run.dir)

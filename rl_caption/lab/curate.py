@@ -46,7 +46,7 @@ def curate(config: CurateConfig) -> str:
 
     Raises:
         ConfigError: a rule, a score or a step of the selection cannot be used, or ``out`` has parts of other settings.
-        DataError: a file, a row or an image cannot be read, or there are no rows.
+        DataError: a file, a row or an image cannot be read.
         RewardError: a score failed.
     """
     _check_steps(config)

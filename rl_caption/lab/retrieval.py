@@ -21,7 +21,6 @@ from rl_caption.lab.config import CompareRetrievalConfig
 from rl_caption.lab.meta_evaluation.figures import intervals
 from rl_caption.programs.evaluate import load_dual_encoder
 from rl_caption.reward_models.teacher import embed_features, reads_features
-from rl_caption.runtime.errors import ConfigError
 
 Texts = tuple[list[str], list[int]]
 """[M] captions, and [M] the row of each."""
@@ -38,28 +37,20 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     """Measure all models, write ``retrieval.md`` and ``retrieval.json`` after each, and return the table.
 
     Raises:
-        ConfigError: there is no model, or one cannot be loaded.
+        ConfigError: a model cannot be loaded.
         DataError: the data cannot be read, or an image has no caption.
         RewardError: an image cannot be read.
     """
     quiet_libraries()
     folder = check_writable(config.out)
-    if not config.models:
-        raise ConfigError(
-            "models is empty: expected at least one, such as --models.student.backbone FOLDER"
-        )
     data = build_data(config.data)
     rows = list(data.split(usable_split(data, config.split))[: config.max_images])
     check_has_images("retrieval", rows, f"split {config.split!r}")
     texts = texts_of(rows)
-    for name, model in config.models.items():
-        if model.backbone is None:
-            raise ConfigError(
-                f"models.{name}.backbone is not set: expected a folder, or the name of an open_clip architecture"
-            )
     encoders = {
         name: load_dual_encoder(model, f"models.{name}") for name, model in config.models.items()
     }
+    table = ""
     results: dict[str, Any] = {}
     for name, encoder in encoders.items():
         results[name] = _measure(encoder, rows, texts, config)
@@ -142,14 +133,11 @@ def _figures(
     values = statistic(np.ones(len(ranks), np.int64)).tolist()
     bounds = intervals(statistic, images, config.bootstrap, config.seed) or [None] * len(values)
     keys = [key for key in FIGURES if key.startswith(way)]
-    return {
-        key: {
-            "value": value,
-            "low": interval[0] if interval else None,
-            "high": interval[1] if interval else None,
-        }
-        for key, value, interval in zip(keys, values, bounds, strict=True)
-    }
+    figures = {}
+    for key, value, interval in zip(keys, values, bounds, strict=True):
+        low, high = interval or (None, None)
+        figures[key] = {"value": value, "low": low, "high": high}
+    return figures
 
 
 def _table(

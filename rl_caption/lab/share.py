@@ -72,8 +72,6 @@ def share(
     """
     if repo_id is None and out is None:
         raise ReportError("set at least one of --out FOLDER and --repo_id USER/NAME")
-    if out is not None and out.exists() and any(out.iterdir()):
-        raise ReportError(f"--out {out} exists and is not an empty folder: choose another one")
     export, run = find_export(path)
     judged = None if evaluation is None else read_evaluation(evaluation)
     card = model_card(read_export(export), run, judged, repo_id, licence)
@@ -179,7 +177,21 @@ def _card_data(
     if evaluation is not None:
         for key, value in evaluation.scores["metrics"].items():
             if key in CAPTION_COLUMNS or key.startswith(JUDGE):
-                results.append(_result(key, value, evaluation.settings))
+                data = evaluation.settings.get("data", {})
+                name = (
+                    Path(data["path"]).name if data.get("path") else data.get("format", "unknown")
+                )
+                is_judge = key not in CAPTION_COLUMNS
+                result = EvalResult(
+                    task_type="image-to-text",
+                    dataset_type=name,
+                    dataset_name=name,
+                    dataset_split=evaluation.settings.get("split"),
+                    metric_type=key[len(JUDGE) :] if is_judge else key.partition("-")[0].lower(),
+                    metric_name=column_of(key).heading,
+                    metric_value=float(format_value(value, column_of(key))),
+                )
+                results.append(result)
     return ModelCardData(
         model_name=export.path.name if run is None else run.name,
         library_name=export.library,
@@ -188,20 +200,6 @@ def _card_data(
         license=licence,
         base_model=start if is_on_hub else None,
         eval_results=results or None,
-    )
-
-
-def _result(key: str, value: float, settings: Mapping[str, Any]) -> EvalResult:
-    data = settings.get("data", {})
-    name = Path(data["path"]).name if data.get("path") else data.get("format", "unknown")
-    return EvalResult(
-        task_type="image-to-text",
-        dataset_type=name,
-        dataset_name=name,
-        dataset_split=settings.get("split"),
-        metric_type=key.partition("-")[0].lower() if key in CAPTION_COLUMNS else key[len(JUDGE) :],
-        metric_name=column_of(key).heading,
-        metric_value=float(format_value(value, column_of(key))),
     )
 
 

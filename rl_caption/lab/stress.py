@@ -136,21 +136,15 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
     signature = bench.scorer.reward.signature
     found |= {"signature": signature, "images": len(bench.rows), "config": asdict(config)}
     write_json(folder / "stress.json", {"verdict": asdict(verdict), "tables": tables} | found)
-    write_text(folder / REPORT, render(_page(signature, verdict, tables)))
+    box = macros().note(str(verdict))
+    if verdict.outcome != "open":  # green for better alone
+        box = macros().verdict(str(verdict), verdict.outcome != "better")
+    sections = {heading: macros().table("", *table) for heading, table in tables.items()}
+    page = Page("Stress test", signature, {"Verdict": box} | sections)
+    write_text(folder / REPORT, render(page))
     print(f"wrote stress.json and {REPORT} in {folder}", file=sys.stderr)
     printed = [f"{heading}\n\n{markdown(*table)}" for heading, table in tables.items()]
     return "\n\n".join([f"Stress test of {signature}", str(verdict), *printed])
-
-
-def _page(signature: str, verdict: Verdict, tables: Mapping[str, Table]) -> Page:
-    """The page of the report: green for ``better`` alone, without a colour where it is open."""
-    box = macros().note(str(verdict))
-    if verdict.outcome != "open":
-        box = macros().verdict(str(verdict), verdict.outcome != "better")
-    sections = {"Verdict": box}
-    for heading, (head, lines) in tables.items():
-        sections[heading] = macros().table("", head, lines)
-    return Page("Stress test", signature, sections)
 
 
 def set_up(config: StressConfig) -> Bench:

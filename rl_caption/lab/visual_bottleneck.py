@@ -20,7 +20,7 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner, weights_hash
 from rl_caption.data.base import DataError, Row
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code
-from rl_caption.runtime.options import build_target, load_target, shown
+from rl_caption.runtime.options import build_target, load_target
 
 Noise = Literal["caption", "run"]
 
@@ -93,17 +93,18 @@ class DiffusionImages:
 
     def __call__(self, captions: Sequence[str]) -> Sequence[ImageSource]:
         """Generate B images."""
-        generators = [self._generator or self._generator_of(caption) for caption in captions]
+        generators = []
+        for caption in captions:
+            text = f"{self.seed} {caption}".encode(errors="surrogatepass")
+            seed = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+            own = torch.Generator(self._device).manual_seed(seed)
+            generators.append(self._generator or own)
         return self._pipeline(
             [self.prefix + caption for caption in captions],
             guidance_scale=self.guidance,
             num_inference_steps=self.steps,
             generator=generators,
         ).images
-
-    def _generator_of(self, caption: str) -> torch.Generator:
-        digest = hashlib.sha256(f"{self.seed} {caption}".encode(errors="surrogatepass")).digest()
-        return torch.Generator(self._device).manual_seed(int.from_bytes(digest[:8], "big"))
 
 
 def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
@@ -135,13 +136,9 @@ def images_of(source: TextToImage, captions: Sequence[str], where: str) -> list[
     """Images of B captions. Raises ``DataError``, which names ``where``, for a failure or another number of images."""
     with errors_of_user_code(where, error=DataError):
         images: Any = source(captions)
-        if isinstance(images, Iterable) and not isinstance(images, str):
-            images = list(images)
-    if not isinstance(images, list) or len(images) != len(captions):
-        returned = f"{len(images)} images" if isinstance(images, list) else shown(images)
-        raise DataError(
-            f"{where}: it made {returned} of {len(captions)} captions: expected a list, one of each"
-        )
+        images = list(images) if isinstance(images, Iterable) else []
+    if len(images) != len(captions):
+        raise DataError(f"{where}: it made {len(images)} images of {len(captions)} captions")
     return images
 
 
@@ -193,10 +190,6 @@ class VisualBottleneck:
         )
         self._device = torch.device(default_device(device))
         self._captioner: Captioner = load_captioner(captioner, prompt=prompt)
-        if self._captioner.input_kind != "pixels":
-            raise ValueError(
-                f"vba: the captioner {captioner!r} reads region features: expected one that reads images"
-            )
         self._captioner.policy.to(self._device).eval()
         self._decoding = Decoding(
             num_beams=num_beams,

@@ -71,7 +71,6 @@ def test_a_grid_of_reward_models(grid: Path, capsys: pytest.CaptureFixture[str])
     ("option", "value", "named"),
     [
         ("cells", "{bad label: {}}", "bad label"),
-        ("cells", "{a: {overrides: {train.seed: 1}}}", "train.seed"),
         ("cells", "{a: {overrides: {train.lrr: 1}}}", "lrr"),
         ("seeds", "[0, 0]", "seeds"),
         ("sets.people.data", "nowhere", "nowhere"),

@@ -112,7 +112,6 @@ def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         str(tmp_path / "out"),
     ]
     for words, message in (
-        ([], "models is empty"),
         (["--models.one.pretrained", "openai"], "models.one.backbone is not set"),
         (["--models.one.backbone", "."], "models.one: backbone '.' cannot be loaded"),
     ):

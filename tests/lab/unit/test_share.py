@@ -158,7 +158,7 @@ def test_nothing_is_copied_where_something_is_wrong(
     wrong = [
         ([str(trained)], "--out FOLDER"),
         ([str(tmp_path / "empty"), *to_out], "empty"),
-        ([str(trained), "--out", other], "not an empty folder"),
+        ([str(trained), "--out", other], "other"),
         ([str(trained), *to_out, "--evaluation", other], "not of the weights"),
         ([str(trained), *to_out, "--evaluation", ensemble], "not of the weights"),
     ]

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +38,7 @@ from rl_caption.data.files import (
     with_ids_of,
     write_json,
 )
-from rl_caption.data.plain_files import read_json
+from rl_caption.data.plain_files import read_json, read_yaml
 from rl_caption.evaluation import (
     Evaluation,
     check_writable,
@@ -136,24 +136,27 @@ def evaluate_split(config: EvaluateConfig) -> str:
 def compare_systems(config: CompareConfig) -> str:
     """Judge two files of captions of the same images, test their differences, and return the tables.
 
-    Writes a folder for each system as ``evaluate_split`` does, and ``comparison.json``.
+    Of a run, ``export/best`` captions the split first. Writes a folder for each system as ``evaluate_split`` does, and ``comparison.json``.
 
     Raises:
         EvaluationError: the files have captions of different images; with counts.
         DataError, RewardError: as for ``score_captions``.
     """
+    out = Path(config.out)
+    files = [Path(path) for path in config.compare]
+    stems = [file if file.is_dir() else file.with_suffix("") for file in files]
+    # test.xe and test.rl are two systems
+    names = unique_names(files if stems[0] == stems[1] else stems)
+    paths = [
+        _evaluated_run(config, Path(path), folder_of(name)) if _is_run(path) else path
+        for path, name in zip(config.compare, names, strict=True)
+    ]
+    config = replace(config, compare=paths)
     if config.references is None and config.data == DataConfig():
         config = _with_data_of_folders(config)
     _check_settings(config)
     if not is_main_process():
         return ""
-    out = Path(config.out)
-    files = [Path(path) for path in config.compare]
-    stems = [file if file.is_dir() else file.with_suffix("") for file in files]
-    names = unique_names(
-        files if stems[0] == stems[1] else stems
-    )  # test.xe and test.rl are two systems
-    paths = config.compare
     systems = [read_captions(path, allow_empty=True) for path in paths]
     check_same_images(systems[0], systems[1], paths)
     images = _images(config, systems[0].by)
@@ -181,6 +184,37 @@ def compare_systems(config: CompareConfig) -> str:
     _report(config, images.rows)
     table = format_differences(differences, names, config.bootstrap)
     return f"{format_table(evaluations)}\n\n{table}"
+
+
+def _is_run(path: str) -> bool:
+    return Path(path, "export", "best").is_dir()
+
+
+def _evaluated_run(config: CompareConfig, run: Path, name: str) -> str:
+    """Evaluate ``export/best`` of a run on the split of its data, and return the folder.
+
+    A warning says where the split is the one by which the run chose its best model.
+    """
+    from rl_caption.programs.report.gallery import received_data
+
+    trained = read_yaml(run / "config.yaml", ConfigError)
+    data = config.data
+    if data == DataConfig():
+        with naming(f"{run}/config.yaml"):
+            data = received_data(trained["data"])
+    split = config.split or SPLIT
+    chosen_on = trained.get("eval", {}).get("split", "val")
+    if split == chosen_on:
+        logger.warning(
+            "WARNING: %s are the images by which %s chose its best model: no fair comparison",
+            split,
+            run,
+        )
+    shared = {option.name: getattr(config, option.name) for option in fields(EvaluateConfig)}
+    own = {"data": data, "split": split, "out": str(Path(config.out, name)), "report": False}
+    model = str(run / "export" / "best")
+    evaluate_split(EvaluateModelConfig(**shared | own, model=model))
+    return str(own["out"])
 
 
 def _with_data_of_folders(config: CompareConfig) -> CompareConfig:

@@ -25,6 +25,7 @@ from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.score import score_files
+from rl_caption.config.build import build_data
 from rl_caption.config.evaluation import (
     CompareConfig,
     EvaluateConfig,
@@ -46,6 +47,7 @@ from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import tiny_student
 from tests.endpoints_for_tests import endpoint, listing, prompt_of
+from tests.report_for_tests import DATA, write_run
 
 SCENES = "rl_caption.data.scenes.oracle:SceneObjects"
 
@@ -656,3 +658,30 @@ def test_folders_are_compared_on_the_data_that_they_name(
             )
         with pytest.raises(ConfigError, match=key):
             compare_systems(pair)
+
+
+@pytest.mark.parametrize("asked", [None, "val"])
+def test_runs_are_compared_on_a_split_that_chose_nothing_or_it_is_said(
+    asked: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = DATA | {"tokenizer": "ptb"}
+    runs = [write_run(tmp_path / name, data=data) for name in ("first", "second")]
+    for seed, run in enumerate(runs):
+        captioner = tiny_captioner(seed)
+        captioner.save_pretrained(captioner.policy, run / "export/best")
+    config = CompareConfig(
+        compare=list(map(str, runs)),
+        split=asked,
+        metrics=["rouge"],
+        tokenizer="python",
+        bootstrap=2,
+        out=str(tmp_path / "out"),
+    )
+    compare_systems(config)
+    assert ("chose its best model" in caplog.text) == (asked == "val")
+    settings = settings_in(tmp_path / "out/first")
+    assert settings["split"] == (asked or "test")
+    assert settings["weights"] == weights_hash(runs[0] / "export/best")
+    stored = json.loads((tmp_path / "out/first/predictions.json").read_text())
+    rows = build_data(DataConfig(**DATA)).split(asked or "test")  # type: ignore[arg-type]
+    assert {row["image_id"] for row in stored} == {row["image_id"] for row in rows}

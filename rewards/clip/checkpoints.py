@@ -130,29 +130,6 @@ def _stretch(positions: nn.Parameter, context_length: int, keep: int) -> nn.Para
     return nn.Parameter(stretched, requires_grad=positions.requires_grad)
 
 
-def merge_positions(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The float32 state dict of an open_clip model from a released long checkpoint: its two tables become one.
-
-    The released model reads rows 0 to ``KEEP`` - 1 of ``positional_embedding`` and the others of
-    ``positional_embedding_res``. Raises ``ValueError`` if a table is missing or they have different shapes.
-    """
-    shapes = {
-        key: tuple(state[key].shape) if key in state else None
-        for key in (POSITIONS, POSITIONS_FROM_KEEP)
-    }
-    if shapes[POSITIONS] is None or shapes[POSITIONS] != shapes[POSITIONS_FROM_KEEP]:
-        raise ValueError(
-            f"position tables of a Long-CLIP checkpoint are {shapes}: expected two of the same shape"
-        )
-    merged = torch.cat([state[POSITIONS][:KEEP], state[POSITIONS_FROM_KEEP][KEEP:]])
-    kept = {key: value for key, value in state.items() if key != POSITIONS_FROM_KEEP} | {
-        POSITIONS: merged
-    }
-    return {
-        key: value.float() if value.is_floating_point() else value for key, value in kept.items()
-    }
-
-
 def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Layout]:
     """Build the architecture ``name`` with the weights of a file and its number of positions; also return its layout.
 
@@ -176,7 +153,7 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
         stored = read_state(path)
         state = from_transformers(stored)
         if POSITIONS_FROM_KEEP in state:
-            return _load_long(name, merge_positions(state)), "long"
+            return _load_long(name, state), "long"
         text: dict[str, Any] = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
         table = state.get(POSITIONS, state.get(f"text.{POSITIONS}"))
         if table is not None and not text.get("embed_cls"):  # a class token has a row of its own
@@ -231,8 +208,11 @@ def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def _load_long(name: str, weights: Mapping[str, Tensor]) -> Any:
-    """Build the architecture with QuickGELU and the weights of ``merge_positions``.
+def _load_long(name: str, state: Mapping[str, Tensor]) -> Any:
+    """Build the architecture with QuickGELU and the weights of a released long checkpoint.
+
+    The released model reads rows 0 to ``KEEP`` - 1 of ``positional_embedding`` and the others of
+    ``positional_embedding_res``. Raises ``ValueError`` if a table is missing or they have different shapes.
 
     As in Long-CLIP's code, weights of convolutions, linear layers, attention and projections are first rounded to half
     precision, which changes nothing in files of halves.
@@ -240,6 +220,19 @@ def _load_long(name: str, weights: Mapping[str, Tensor]) -> Any:
     import open_clip
     from open_clip.model import convert_weights_to_lp
 
+    shapes = {
+        key: tuple(state[key].shape) if key in state else None
+        for key in (POSITIONS, POSITIONS_FROM_KEEP)
+    }
+    if shapes[POSITIONS] is None or shapes[POSITIONS] != shapes[POSITIONS_FROM_KEEP]:
+        raise ValueError(
+            f"position tables of a Long-CLIP checkpoint are {shapes}: expected two of the same shape"
+        )
+    merged = torch.cat([state[POSITIONS][:KEEP], state[POSITIONS_FROM_KEEP][KEEP:]])
+    weights = {**state, POSITIONS: merged}
+    del weights[POSITIONS_FROM_KEEP]
+    for key, value in weights.items():
+        weights[key] = value.float() if value.is_floating_point() else value
     model: Any = open_clip.create_model(
         name,
         force_quick_gelu=True,

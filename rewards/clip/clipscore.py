@@ -17,7 +17,6 @@ from rewards.clip.encoder import (
     EmbeddingCache,
     EncoderOptions,
     EncoderSource,
-    entry_bytes,
     passes_on,
 )
 from rewards.devices import is_main_process
@@ -86,37 +85,6 @@ class ClipScore:
         self._references = EmbeddingCache(
             self.backbone.encoder.fingerprint, None, options.cache_references
         )
-
-    def plan_caches(self, images: int, references: int) -> None:
-        """Log the memory that the embeddings of a dataset take; warn if a cache is too small for them.
-
-        ``images`` and ``references`` are how many images and distinct references the dataset has. A number is 0 if
-        another score with the same encoder has logged it already.
-        """
-        caches = [("images", images, self.backbone.images)]
-        caches += (
-            [("references", references, self._references)] if "references" in self.columns else []
-        )
-        caches = [row for row in caches if row[1]]
-        if not caches or not is_main_process():
-            return
-        width = self.backbone.embed_texts(["a"]).shape[1]
-        kept = [min(count, cache.capacity(width)) for _, count, cache in caches]
-        logger.info(
-            "%s: embeddings of %s are kept in memory, %.0f MB in each process",
-            self.__name__,
-            " and ".join(
-                f"{held:,} {embedded}" for held, (embedded, _, _) in zip(kept, caches, strict=True)
-            ),
-            sum(kept) * entry_bytes(width) / 1e6,
-        )
-        for held, (embedded, count, cache) in zip(kept, caches, strict=True):
-            if held < count and cache.folder is None:
-                logger.warning(
-                    "%s: the data has %s %s, but the cache has room for %s: the others are embedded in every epoch. "
-                    "Raise cache_%s, or free memory if it is not set",
-                    self.__name__, f"{count:,}", embedded, f"{held:,}", embedded,
-                )  # fmt: skip
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any

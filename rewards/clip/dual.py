@@ -24,7 +24,6 @@ from rewards.clip.pretrained import (
     load_text_encoder,
     local_encoder,
     save_encoder_config,
-    text_width,
 )
 from rewards.model_files import float_state, load_weights, read_config, save_model
 from rewards.options import Range, Size, check_fields
@@ -126,7 +125,7 @@ class PretrainedDual(nn.Module):
             else nn.Identity()
         )
         self.image_head = Head(config.cell_width or width, *shape)
-        self.text_head = Head(text_width(self.text_encoder), *shape)
+        self.text_head = Head(grid_shape(self.text_encoder)[-1], *shape)
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / TEMPERATURE)))
 
     @property
@@ -168,17 +167,13 @@ class PretrainedDual(nn.Module):
         """
         return self.image_head(self.pool_image(self.cell_head(features)))
 
-    def project_text(self, features: Tensor) -> Tensor:
-        """Embeddings [B, E] of the text encoder's pooled states [B, D]."""
-        return self.text_head(features)
-
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Embed pixels [B, 3, S, S] as [B, E]."""
         return self.project_image(self.image_features(pixels))
 
     def encode_text(self, ids: Tensor) -> Tensor:
         """Embed token ids [B, L] as [B, E]."""
-        return self.project_text(self.text_features(ids))
+        return self.text_head(self.text_features(ids))
 
     def train(self, mode: bool = True) -> PretrainedDual:
         """Set the mode; an encoder without trainable parameters stays in evaluation mode (dropout, batch norm)."""

@@ -105,8 +105,8 @@ class EmScore(ClipScore):
         self._idf: Mapping[int, float] | None = None
         weighted = "no idf"
         if captions is not None:
-            ids = self._encoder.token_ids([self.prefix + text for text in captions])
-            ends = self._encoder.token_lengths(ids)
+            ids = self.backbone.encoder.token_ids([self.prefix + text for text in captions])
+            ends = self.backbone.encoder.token_lengths(ids)
             self._idf = token_idf(
                 [row[:end].tolist() for row, end in zip(ids, ends.tolist(), strict=True)]
             )
@@ -116,13 +116,6 @@ class EmScore(ClipScore):
         self.signature = (
             f"{self.__name__}[{self.backbone.signature},{parts},{weighted},prefix={self.prefix!r}]"
         )
-
-    def plan_caches(self, images: int, references: int) -> None:
-        """Log nothing: the number of frames is not known in advance."""
-
-    @property
-    def _encoder(self) -> Any:
-        return self.backbone.encoder
 
     def _score_rows(
         self,
@@ -166,7 +159,7 @@ class EmScore(ClipScore):
             }
         embedded = {}
         for text, whole, (ids, tokens) in zip(
-            distinct, wholes, self._encoder.encode_tokens(prefixed), strict=True
+            distinct, wholes, self.backbone.encoder.encode_tokens(prefixed), strict=True
         ):
             weights = np.ones(len(ids))
             if self._idf is not None:

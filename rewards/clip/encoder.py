@@ -205,10 +205,10 @@ class EmbeddingCache:
             items
         )  # a lazy column makes an item whenever it is read, and ids are of objects that live
         # By object first: a scene that occurs several times in one call is drawn for its key once.
-        keys_of_objects = {
-            id(item): self._key(identity(item))
-            for item in {id(item): item for item in items}.values()
-        }
+        keys_of_objects = {}
+        for item in {id(item): item for item in items}.values():
+            named = f"{self.fingerprint}|{identity(item)}".encode()
+            keys_of_objects[id(item)] = hashlib.blake2b(named, digest_size=16).hexdigest()
         keys = [keys_of_objects[id(item)] for item in items]
         sources = dict(zip(keys, items, strict=True))
         embeddings = {key: entry for key in sources if (entry := self._read(key)) is not None}
@@ -224,11 +224,6 @@ class EmbeddingCache:
             if len(self._memory) < self.capacity(len(embedding)):
                 self._memory[key] = embedding
         return np.stack([embeddings[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
-
-    def _key(self, identity: str) -> str:
-        return hashlib.blake2b(
-            f"{self.fingerprint}|{identity}".encode(), digest_size=16
-        ).hexdigest()
 
     def _read(self, key: str) -> Embeddings | None:
         if key in self._memory or self._files is None:

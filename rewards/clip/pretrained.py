@@ -433,7 +433,9 @@ def _open_clip(
     architecture, _, tag = name.partition("/")
     tag_config = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
     architecture_config = (open_clip.get_model_config(architecture) or {}) if vision_cfg else {}
-    logging.getLogger().addFilter(_not_about_random_weights)
+    # Not open_clip's line about random weights, which are asked for.
+    is_shown = lambda record: "initialized randomly" not in record.getMessage()  # noqa: E731
+    logging.getLogger().addFilter(is_shown)
     try:
         model = open_clip.create_model(
             architecture,
@@ -447,13 +449,8 @@ def _open_clip(
             ),
         )
     finally:
-        logging.getLogger().removeFilter(_not_about_random_weights)
+        logging.getLogger().removeFilter(is_shown)
     return model, architecture
-
-
-def _not_about_random_weights(record: logging.LogRecord) -> bool:
-    """Whether a log line is not open_clip's about random weights, which are asked for."""
-    return "initialized randomly" not in record.getMessage()
 
 
 _MODALITIES: dict[Modality, tuple[type, dict[str, Callable[..., nn.Module]]]] = {
@@ -611,11 +608,5 @@ def _example(encoder: Any) -> Tensor:
 
 @torch.no_grad()
 def grid_shape(encoder: Any) -> tuple[int, ...]:
-    """[1, H, W, D] of an image encoder, by a forward pass of a blank image."""
+    """[1, H, W, D] of an image encoder, [1, L, D] of a text encoder, by a forward pass of an example."""
     return tuple(_example(encoder).shape)
-
-
-@torch.no_grad()
-def text_width(encoder: Any) -> int:
-    """D of a text encoder, by a forward pass of one word."""
-    return int(_example(encoder).shape[-1])

@@ -120,7 +120,16 @@ class Retrieval(ClipScore):
             raise ValueError(
                 "both and pool are set, but both needs captions of the distractors, and a pool has only images: set one"
             )
-        self.pool = None if pool is None else _images_of(Path(pool))
+        self.pool = None
+        others = "call"
+        if pool is not None:
+            self.pool = list(list_images(Path(pool), recursive=False))
+            if not self.pool:
+                suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+                raise ValueError(f"pool {str(pool)!r} has no image ({suffixes})")
+            sizes = "\n".join(f"{file.name} {file.stat().st_size}" for file in self.pool)
+            digest = hashlib.blake2b(sizes.encode(), digest_size=4).hexdigest()
+            others = f"{Path(pool).name}:{len(self.pool)}:{digest}"
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
         self.score, self.scale, self.margin, self.k = score, float(scale), float(margin), k
         self.distractors, self.both = distractors, both
@@ -131,7 +140,6 @@ class Retrieval(ClipScore):
             "margin": f"{self.margin:g}",
             "recall": f"@{k}",
         }.get(score, "")
-        others = "call" if pool is None else f"{Path(pool).name}:{_digest(self.pool or [])}"
         nearest = f"{'all' if distractors is None else f'nearest {distractors}'} of {others}"
         which = f"{score}{option},{nearest}{',both directions' if both else ''}"
         self.signature = (
@@ -221,16 +229,3 @@ class Retrieval(ClipScore):
                 others &= kept
             (rows,) = np.nonzero((owners >= start) & (owners < start + _CHUNK))
             yield rows, owners[rows] - start, others
-
-
-def _images_of(folder: Path) -> list[Path]:
-    files = list(list_images(folder, recursive=False))
-    if not files:
-        raise ValueError(f"pool {str(folder)!r} has no image ({', '.join(sorted(IMAGE_SUFFIXES))})")
-    return files
-
-
-def _digest(files: Sequence[Path]) -> str:
-    """Number of files and a hash of their names and sizes."""
-    listed = "\n".join(f"{file.name} {file.stat().st_size}" for file in files)
-    return f"{len(files)}:{hashlib.blake2b(listed.encode(), digest_size=4).hexdigest()}"

@@ -1,6 +1,5 @@
 """From a configuration to objects, which take plain parameters and know nothing of the configuration."""
 
-import itertools
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
@@ -11,7 +10,6 @@ from accelerate import Accelerator
 from transformers.utils import logging as transformers_logging
 
 from rewards.build import RewardBuilder
-from rewards.clip.clipscore import ClipScore
 from rewards.mixed import MixedReward
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner, CaptionerError
@@ -204,8 +202,7 @@ def build_reward(
 
     Args:
         references: of the training images.
-        folder: that of the run, where the document frequencies are written. With it, CLIP-based terms also log how much
-            memory their caches of embeddings need.
+        folder: that of the run, where the document frequencies are written.
         tokenizer: ``data.tokenizer``, of all terms whose arguments do not name another.
     """
     if not config.terms:
@@ -215,14 +212,8 @@ def build_reward(
     )
     terms: dict[str, tuple[Any, float]] = {}
     for name, term in config.terms.items():
-        shared = {id(encoder) for encoder in builder.encoders.values()}
         with config_errors(f"reward.terms.{name}"):
             reward = builder.build(term.target or name, term.kwargs)
-        if folder is not None and isinstance(
-            reward, ClipScore
-        ):  # of an encoder's rewards, the first counts the images
-            images = 0 if id(reward.backbone) in shared else len(references)
-            reward.plan_caches(images, len(set(itertools.chain(*references))))
         terms[name] = (reward, term.weight)
     if folder is not None and (config.eos, tokenizer) in builder.counted:
         builder.count(config.eos).save(folder / "document_frequencies.npz")

@@ -72,14 +72,6 @@ class NegativeSource(Protocol):
         ...
 
 
-class PositiveSource(Protocol):
-    """A source of paraphrases: a column of the data, a language model."""
-
-    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
-        """Return captions, possibly none, the preferred ones first; a pure function of the arguments."""
-        ...
-
-
 @dataclass(frozen=True)
 class Tagged:
     """Words of a caption, each with its ``word_class``: N noun, J adjective, I preposition, ..."""
@@ -381,24 +373,6 @@ class ColumnNegatives:
         return [("data", entries[index]) for index in generator.permutation(len(entries))]
 
 
-@dataclass(frozen=True)
-class ColumnPositives:
-    """Paraphrases of the dataset itself, a ``PositiveSource``: the column ``positive_captions``."""
-
-    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
-        """The positives of the row, in random order. Raises ``DataError`` where it has none."""
-        entries = row.get("positive_captions")
-        if not entries:
-            raise DataError(
-                f"image {row['image_id']!r} has no positive_captions: expected that column"
-            )
-        return [entries[index] for index in generator.permutation(len(entries))]
-
-
-POSITIVES = {
-    "data": "rl_caption.data.negatives:ColumnPositives",
-}
-"""Name of a ``PositiveSource`` -> ``module:Name``."""
 NEGATIVES = {
     "rules": "rl_caption.data.negatives:RuleNegatives",
     "scenes": "rl_caption.data.scenes.negatives:SceneNegatives",

@@ -20,6 +20,7 @@ from rewards.text.tokenize import tokenize
 from rl_caption.data.base import Row, pixel_key
 from rl_caption.data.loader import augment, draw_view, row_generator
 from rl_caption.data.rand_augment import rand_augment
+from rl_caption.runtime.errors import ConfigError
 
 T = TypeVar("T")
 Captions = Literal["random", "first"]
@@ -180,6 +181,10 @@ class Sentences:
     count: Sequence[int]
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if len(self.count) != 2 or list(self.count) != sorted(self.count):
+            raise ConfigError(f"train.sentences is {self.count}: expected [least, most]")
+
     def __call__(self, row: Row, caption: str, step: int) -> str:
         least, most = self.count
         draws = row_generator(self.seed, step, f"sentences/{row['image_id']}")
@@ -244,7 +249,12 @@ class PairCollate:
         rows = [row for row, _ in items]
         if self.tokens is None:  # rows need no captions
             return PairBatch(rows, self._images(items, {}), [])
-        captions = [self._caption(row, step) for row, step in items]
+        captions = []
+        for row, step in items:
+            caption = row["references"][caption_index(row, self.captions, self.seed, step)]
+            for wording in self.wordings:
+                caption = wording(row, caption, step)
+            captions.append(caption)
         additions = [addition(items, captions) for addition in self.additions]
         inputs = self._images(
             items, {name: sources for added in additions for name, sources in added.images.items()}
@@ -264,12 +274,6 @@ class PairCollate:
             targets["image_group"] = _groups([row["image_id"] for row in rows])
             targets |= {f"{name}_group": _groups(column) for name, column in texts.items()}
         return PairBatch(rows, inputs, captions, targets)
-
-    def _caption(self, row: Row, step: int) -> str:
-        caption = row["references"][caption_index(row, self.captions, self.seed, step)]
-        for wording in self.wordings:
-            caption = wording(row, caption, step)
-        return caption
 
     def _images(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,7 +19,6 @@ from rl_caption.reward_models.embedding import (
     RETRIEVAL,
     EmbeddingModel,
     embedding_recipe,
-    measured_by,
 )
 from rl_caption.reward_models.encoders import (
     TrainedClip,
@@ -193,7 +192,11 @@ class ClipConfig(RewardModelConfig):
             loss=ValidationLoss(objective, collate, train.batch_size) if best_by == LOSS else None,
             **validated,
         )
-        measured, metric = measured_by(self) if best_by else "", best_by or metric
+        measured, metric = "", best_by or metric
+        if best_by:  # its value depends on the batch, the loss and the negatives
+            options = asdict(self)
+            sections = {key: options[key] for key in ("loss", "negatives") if key in options}
+            measured = f"train.batch_size {train.batch_size}, {sections}"
         return embedding_recipe(
             context,
             model,
@@ -270,9 +273,3 @@ def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
         with naming(f"model.{name}.train_blocks is {encoder.train_blocks}"):
             open_blocks(getattr(dual, f"{name}_encoder"), encoder.train_blocks)
     return dual
-
-
-def check_sentences(sentences: list[int] | None) -> None:
-    """Raise ``ConfigError`` unless ``train.sentences`` is None or the least and the most number of sentences."""
-    if sentences is not None and not (len(sentences) == 2 and sentences == sorted(sentences)):
-        raise ConfigError(f"train.sentences is {sentences}: expected [least, most]")

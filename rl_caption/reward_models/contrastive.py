@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rewards.text.detail_units import default_tagger
 from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.reward_models.batch import Addition, Sentences, draw
@@ -22,7 +23,6 @@ from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
-    check_sentences,
 )
 from rl_caption.reward_models.embedding import image_inputs, text_inputs
 from rl_caption.reward_models.losses import (
@@ -36,11 +36,10 @@ from rl_caption.reward_models.losses import (
 from rl_caption.reward_models.negatives import (
     NegativesConfig,
     build_negatives,
-    build_paraphrases,
     validation_negatives,
 )
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Fraction, Probability, Range, Rank, Weight
+from rl_caption.runtime.options import Probability, Range, Rank, Weight
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
 
@@ -65,28 +64,6 @@ class ContrastiveLossConfig(ClipLossConfig):
 
 
 @dataclass
-class ContrastiveNegativesConfig(NegativesConfig):
-    """Hard negatives, and paraphrases. Further arguments:
-
-    Args:
-        positives: fraction of the captions of a step that are replaced by a paraphrase; their negatives are made from
-            the paraphrase.
-        positive_source: source of paraphrases: ``data`` (the column ``positive_captions``), or
-            ``package.module:Class`` of a ``PositiveSource``.
-    """
-
-    positives: Fraction = 0.0
-    positive_source: str = "data"
-
-    def __post_init__(self) -> None:
-        if self.count and self.source == "data" and self.positives:
-            raise ConfigError(
-                f"negatives.positives is {self.positives}: it changes the captions that negatives.source 'data' was "
-                "made from, leave one of them out"
-            )
-
-
-@dataclass
 class ContrastiveTrainConfig(ClipTrainConfig):
     """Contrastive training. Further arguments:
 
@@ -101,9 +78,6 @@ class ContrastiveTrainConfig(ClipTrainConfig):
     label_smoothing: Probability = 0.0
     short_captions: ShortSource = "first_sentence"
     sentences: list[Annotated[int, Range(min=1, max=1000)]] | None = None
-
-    def __post_init__(self) -> None:
-        check_sentences(self.sentences)
 
 
 @dataclass
@@ -124,12 +98,12 @@ class ContrastiveConfig(ClipConfig):
     """``reward_model --task contrastive``: an open_clip model or a dual encoder, by InfoNCE. Further arguments:
 
     Args:
-        negatives: hard negatives and paraphrases.
+        negatives: hard negatives.
     """
 
     task: Literal["contrastive"] = "contrastive"
     loss: ContrastiveLossConfig = field(default_factory=ContrastiveLossConfig)
-    negatives: ContrastiveNegativesConfig = field(default_factory=ContrastiveNegativesConfig)
+    negatives: NegativesConfig = field(default_factory=NegativesConfig)
     train: ContrastiveTrainConfig = field(default_factory=ContrastiveTrainConfig)
     eval: ContrastiveEvalConfig = field(default_factory=ContrastiveEvalConfig)
 
@@ -153,7 +127,8 @@ class ContrastiveConfig(ClipConfig):
 
     def check(self) -> None:
         """See ``RewardModelConfig.check``."""
-        self.negatives.check()
+        if self.negatives.count and self.negatives.source == "rules":
+            default_tagger()  # of the optional package textblob
         super().check()
 
     def objective(self) -> Objective:
@@ -171,16 +146,17 @@ class ContrastiveConfig(ClipConfig):
         loss, train, negatives = self.loss, self.train, self.negatives
         model = self.build_model(context.accelerator.num_processes)
         pixels = image_inputs(self.data, model)
-        stored = not (loss.short or negatives.count or negatives.positives or train.sentences)
+        stored = not (loss.short or negatives.count or train.sentences)
         tokens = text_inputs(context, model, stored=stored, plain_captions=train.plain_captions)
         rows = context.train_rows
-        short = [ShortCaptions(train.short_captions, train.seed)] if loss.short else []
-        if short and train.short_captions == "references":
-            _check_short_references(rows)
+        bare = [row["image_id"] for row in rows if not row.get("short_references")]
+        if loss.short and train.short_captions == "references" and bare:
+            raise DataError(
+                f"{len(bare)} of {len(rows)} training images have no references besides the long one (first: "
+                f"{bare[0]!r}), of which train.short_captions references draws: set data.long_captions, or take first_sentence"
+            )
+        short = [partial(add_short_captions, source=train.short_captions, seed=train.seed)]
         hard = build_negatives(negatives, rows, train.seed)
-        paraphrases = build_paraphrases(
-            negatives.positives, negatives.positive_source, rows, train.seed
-        )
         sentences = [] if train.sentences is None else [Sentences(train.sentences, train.seed)]
         return self.pair_recipe(
             context,
@@ -188,28 +164,21 @@ class ContrastiveConfig(ClipConfig):
             pixels,
             tokens,
             self.objective(),
-            wordings=[*sentences, *([] if paraphrases is None else [paraphrases])],
-            additions=[*short, *([] if hard is None else [hard])],
+            wordings=sentences,
+            additions=[*(short if loss.short else []), *([] if hard is None else [hard])],
             groups=loss.false_negatives == "mask",
             best_by=self.eval.best_by,
             negatives=validation_negatives(hard, context.val_rows, self.eval.best_by),
         )
 
 
-@dataclass(frozen=True)
-class ShortCaptions:
-    """Adds the text ``text_short`` to a batch (``short_caption``)."""
-
-    source: ShortSource
-    seed: int = 0
-
-    def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
-        pairs = zip(items, captions, strict=True)
-        texts = [
-            short_caption(row, caption, step, self.source, self.seed)
-            for (row, step), caption in pairs
-        ]
-        return Addition({"text_short": texts})
+def add_short_captions(
+    items: Sequence[tuple[Row, int]], captions: list[str], source: ShortSource, seed: int
+) -> Addition:
+    """Add the text ``text_short`` to a batch (``short_caption``)."""
+    pairs = zip(items, captions, strict=True)
+    texts = [short_caption(row, caption, step, source, seed) for (row, step), caption in pairs]
+    return Addition({"text_short": texts})
 
 
 def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: int) -> str:
@@ -222,15 +191,6 @@ def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: 
         head, stop, _ = caption.replace("\n", " ").partition(". ")
         return head + stop.strip()
     return draw(row["short_references"], row, seed, step, "short")
-
-
-def _check_short_references(rows: Sequence[Row]) -> None:
-    bare = [row["image_id"] for row in rows if not row.get("short_references")]
-    if bare:
-        raise DataError(
-            f"{len(bare)} of {len(rows)} training images have no references besides the long one (first: "
-            f"{bare[0]!r}), of which train.short_captions references draws: set data.long_captions, or take first_sentence"
-        )
 
 
 def contrastive(

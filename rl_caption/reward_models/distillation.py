@@ -232,13 +232,6 @@ class DistillDualConfig(DistillConfig):
     loss: DualDistanceConfig = field(default_factory=DualDistanceConfig)
     train: DualTrainConfig = field(default_factory=DualTrainConfig)
 
-    @property
-    def freezes_text(self) -> bool:
-        """Whether the text tower is frozen: one with random weights is not."""
-        return self.train.freeze_text and (
-            self.model.init is not None or self.model.text_init is not None
-        )
-
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""
         model = self.model
@@ -263,7 +256,8 @@ class DistillDualConfig(DistillConfig):
             dual = build_dual(
                 model.init, folders, model.kwargs, teacher.width, teacher.backbone.fingerprint
             )
-            if self.freezes_text:
+            starts_trained = model.init is not None or model.text_init is not None
+            if self.train.freeze_text and starts_trained:
                 dual.text.requires_grad_(False)
             is_trained = model.init is not None or None not in folders.values()
             return _student_model(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from rewards.clip.dual import PretrainedDual
 from rewards.clip.preprocessing import Preprocessing, clip_tokenizer, embed_by_length
 from rewards.clip.pretrained import ClipText
 from rewards.devices import chunks
-from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.encode_features import made_by, read_record
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts, plain_form
@@ -128,39 +128,23 @@ def text_inputs(
     )
     if not (stored and fits and is_frozen(dual.text_encoder)):
         return tokens
-    features = embed_distributed(accelerator, distinct, _frozen_features(context, dual))
+    features = embed_distributed(accelerator, distinct, partial(_frozen_features, context, dual))
     index = {text: number for number, text in enumerate(distinct)}
     return Texts(dual.text_encoder, length, features=features, index=index)
 
 
-def _frozen_features(context: Context, dual: PretrainedDual) -> Callable[[list[str]], Tensor]:
-    """A function from captions to their features by the frozen text encoder."""
+@torch.no_grad()
+def _frozen_features(context: Context, dual: PretrainedDual, captions: list[str]) -> Tensor:
+    """Features of captions by the frozen text encoder, computed sorted by length."""
     device = context.accelerator.device
     dual.to(device).text_encoder.eval()
-
-    @torch.no_grad()
-    def embed(captions: list[str]) -> Tensor:
-        """Features of captions, sorted by length."""
-        features = []
-        for texts in chunks(captions, TEXTS, "features of captions by the frozen text encoder"):
-            ids = dual.tokenize(texts)
-            lengths, most = (
-                dual.text_encoder.lengths(ids),
-                context.config.eval.batch_size * dual.context_length,
-            )
-            features.append(
-                embed_by_length(dual.text_features, ids, lengths, most, str(device)).cpu()
-            )
-        return torch.cat(features)
-
-    return embed
-
-
-def measured_by(config: RewardModelConfig) -> str:
-    """What a metric by the loss or by hard negatives depends on besides the data: batch, loss, and negatives."""
-    options = asdict(config)
-    sections = {key: options[key] for key in ("loss", "negatives") if key in options}
-    return f"train.batch_size {config.train.batch_size}, {sections}"
+    most = context.config.eval.batch_size * dual.context_length
+    features = []
+    for texts in chunks(captions, TEXTS, "features of captions by the frozen text encoder"):
+        ids = dual.tokenize(texts)
+        lengths = dual.text_encoder.lengths(ids)
+        features.append(embed_by_length(dual.text_features, ids, lengths, most, str(device)).cpu())
+    return torch.cat(features)
 
 
 def embedding_recipe(

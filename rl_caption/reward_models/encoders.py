@@ -124,9 +124,7 @@ class TrainedDual(TrainedEncoder):
                     if value.ndim == 3
                     else embed_frames(dual.encode_image, value)
                 )
-            return (
-                dual.project_text(value) if value.is_floating_point() else dual.encode_text(value)
-            )
+            return dual.text_head(value) if value.is_floating_point() else dual.encode_text(value)
 
         return _with_scale(dual.logit_scale, self.max_scale, embed, inputs)
 

@@ -1,4 +1,4 @@
-"""Captions that are made from those of the data: hard negatives, and paraphrases; their sources and their section."""
+"""Hard negatives, captions that are made from those of the data: their sources and their section."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from rewards.text.detail_units import default_tagger
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.loader import row_generator
-from rl_caption.data.negatives import NEGATIVES, POSITIVES, NegativeSource, PositiveSource
+from rl_caption.data.negatives import NEGATIVES, NegativeSource
 from rl_caption.reward_models.batch import Addition, chance
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code, naming
 from rl_caption.runtime.options import Fraction, Range, check_type, load_target
@@ -34,11 +33,6 @@ class NegativesConfig:
     source: str = "rules"
     kwargs: dict = field(default_factory=dict)
     share: Fraction = 1.0
-
-    def check(self) -> None:
-        """Raise ``RewardError`` where the source needs the package textblob, which is not installed."""
-        if self.count and self.source == "rules":
-            default_tagger()
 
 
 @dataclass(frozen=True)
@@ -69,21 +63,6 @@ class HardNegatives:
         return Addition(texts, {"false": torch.tensor([counts for _, counts in drawn])})
 
 
-@dataclass(frozen=True)
-class Paraphrases:
-    """Puts the first paraphrase of a source, if there is one, in the place of a fraction ``share`` of the captions."""
-
-    source: PositiveSource
-    share: float
-    seed: int = 0
-
-    def __call__(self, row: Row, caption: str, step: int) -> str:
-        if not chance(self.share, "reworded", row, self.seed, step):
-            return caption
-        draws = row_generator(self.seed, step, f"wording/{row['image_id']}")
-        return next(iter(self.source(row, caption, draws)), caption)
-
-
 def build_negatives(
     config: NegativesConfig, rows: Sequence[Row], seed: int
 ) -> HardNegatives | None:
@@ -93,7 +72,7 @@ def build_negatives(
     kwargs = dict(config.kwargs)
     if config.source == "rules":
         kwargs["captions"] = [caption for row in rows for caption in row["references"]]
-    source = caption_source(NEGATIVES, "negatives.source", config.source, kwargs, rows)
+    source = caption_source(config.source, kwargs, rows)
     return HardNegatives(source, config.count, config.share, seed)
 
 
@@ -121,17 +100,6 @@ def validation_negatives(
     return false_captions
 
 
-def build_paraphrases(
-    share: float, source: str, rows: Sequence[Row], seed: int
-) -> Paraphrases | None:
-    """Paraphrases by ``negatives.positive_source``; None where ``share`` is 0. Raises as ``caption_source``."""
-    if not share:
-        return None
-    return Paraphrases(
-        caption_source(POSITIVES, "negatives.positive_source", source, {}, rows), share, seed
-    )
-
-
 def hard_negatives(
     source: NegativeSource, count: int, row: Row, caption: str, seed: int, step: int
 ) -> tuple[list[str], list[float]]:
@@ -141,25 +109,22 @@ def hard_negatives(
     return [text for _, text in drawn] + [""] * missing, [1.0] * len(drawn) + [0.0] * missing
 
 
-def caption_source(
-    sources: Mapping[str, str], key: str, name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]
-) -> Any:
-    """The source of captions that ``key`` names, tried on the first row; a column of the data on all rows.
+def caption_source(name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]) -> Any:
+    """The source that ``negatives.source`` names, tried on the first row; a column of the data on all rows.
 
     Raises:
         ConfigError: there is no such source, or it cannot be made.
         DataError: it cannot make captions of a row.
     """
-    target = load_target(name, key, sources)
+    key = "negatives.source"
+    target = load_target(name, key, NEGATIVES)
     with (
         naming(f"{key}: {name} cannot be made", (TypeError, ValueError)),
         errors_of_user_code(f"{key} {name}"),
     ):
         source = target(**kwargs)
     if ":" in name:
-        source = _UserSource(
-            source, f"{key} {name}", list[tuple[str, str]] if sources is NEGATIVES else list[str]
-        )
+        source = _UserSource(source, f"{key} {name}")
     generator = np.random.default_rng(0)
     for row in (
         rows if name == "data" else rows[:1]
@@ -174,14 +139,13 @@ class _UserSource:
 
     source: Any
     name: str
-    returns: Any
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> Any:
         with errors_of_user_code(self.name, error=DataError):
             captions = self.source(row, caption, generator)
         check_type(
             captions,
-            self.returns,
+            list[tuple[str, str]],
             f"{self.name}: what it returned of image {row['image_id']!r}",
             DataError,
         )

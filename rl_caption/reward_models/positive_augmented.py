@@ -21,7 +21,6 @@ from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
-    check_sentences,
 )
 from rl_caption.reward_models.embedding import image_inputs, text_inputs
 from rl_caption.reward_models.encoders import train_only
@@ -63,9 +62,6 @@ class PositiveAugmentedTrainConfig(ClipTrainConfig):
     lora_rank: Rank = 4
     lora_alpha: Positive = 1.0
     sentences: list[Annotated[int, Range(min=1, max=1000)]] | None = None
-
-    def __post_init__(self) -> None:
-        check_sentences(self.sentences)
 
 
 @dataclass
@@ -111,9 +107,9 @@ class PositiveAugmentedConfig(ClipConfig):
         """See ``RewardModelConfig.recipe``."""
         train, best_by = self.train, self.eval.best_by
 
-        def tune(clip: Any) -> None:
-            train_only(clip, train.trainable, train.lora_rank, train.lora_alpha)
-
+        tune = partial(
+            train_only, what=train.trainable, rank=train.lora_rank, alpha=train.lora_alpha
+        )
         model = self.build_model(context.accelerator.num_processes, tune)
         weights = {"image": self.loss.positive_images, "text": self.loss.positive_captions}
         positives = [name for name, weight in weights.items() if weight]

@@ -145,10 +145,8 @@ class StepTriplets:
     shuffle_rate: float
     per: Per
     donors: Sequence[Donor] | None = None
-
-    def __post_init__(self) -> None:
-        self._step = -1
-        self._triplets: dict[str, Triplet | None] = {}
+    _step: int = field(default=-1, init=False)
+    _triplets: dict[str, Triplet | None] = field(default_factory=dict, init=False)
 
     def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
         triplets = [self.of_step(step)[row["image_id"]] for row, step in items]

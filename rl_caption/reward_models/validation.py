@@ -182,11 +182,16 @@ class EmbeddingValidator:
         if self.negatives:
             images = embeddings["image"][[row for row, _, _ in self.negatives]]
             metrics["val/hard_negatives"] = _nearer(images, embeddings["true"], embeddings["false"])
-        return Validation(
-            metrics
-            if self.triplets is None
-            else metrics | _specificity(embeddings, self.fits.bool())
-        )
+        if self.triplets is not None:
+            image, base, positive, negative = (
+                embeddings[name][self.fits.bool()]
+                for name in ("image", "base", "positive", "negative")
+            )
+            true, false = _nearer(image, positive, base), _nearer(image, base, negative)
+            metrics["val/specificity_positive"] = true
+            metrics["val/specificity_negative"] = false
+            metrics["val/specificity"] = (true + false) / 2
+        return Validation(metrics)
 
     def _embeddings(self) -> dict[str, Tensor]:
         """Of images, captions, texts of triplets, and the true and false captions of negatives, by name."""
@@ -251,19 +256,6 @@ def _nearer(images: Tensor, texts: Tensor, others: Tensor) -> float:
     """Fraction of N images [N, D] whose text [N, D] has a higher cosine than the other text [N, D]; ties fail."""
     near, far = (F.cosine_similarity(images, candidates, dim=-1) for candidates in (texts, others))
     return float((near > far).float().mean())
-
-
-def _specificity(embeddings: Mapping[str, Tensor], fits: Tensor) -> dict[str, float]:
-    """Fractions of triplets where the true detail raises the cosine, and where the false one lowers it."""
-    image, base, positive, negative = (
-        embeddings[name][fits] for name in ("image", "base", "positive", "negative")
-    )
-    true, false = _nearer(image, positive, base), _nearer(image, base, negative)
-    return {
-        "val/specificity_positive": true,
-        "val/specificity_negative": false,
-        "val/specificity": (true + false) / 2,
-    }
 
 
 def _check_finite(embeddings: Mapping[str, Tensor], whose: str, remedy: str) -> None:

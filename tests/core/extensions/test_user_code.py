@@ -16,7 +16,6 @@ from rl_caption.captioners.config import NewModelConfig
 from rl_caption.config.build import build_captioner, build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
-from rl_caption.data.negatives import NEGATIVES, POSITIVES
 from rl_caption.lab.config import (
     PositivesConfig,
     RecaptionConfig,
@@ -151,11 +150,7 @@ def detected(out: Path) -> Any:
 
 
 def opposed(out: Path) -> Any:
-    return caption_source(NEGATIVES, "negatives.source", NAME, {}, ROWS)  # type: ignore[arg-type]
-
-
-def reworded(out: Path) -> Any:
-    return caption_source(POSITIVES, "negatives.positive_source", NAME, {}, ROWS)  # type: ignore[arg-type]
+    return caption_source(NAME, {}, ROWS)  # type: ignore[arg-type]
 
 
 def read(out: Path) -> Any:
@@ -171,7 +166,6 @@ KINDS: dict[str, tuple[Callable[[Path], Any], list[Any]]] = {
     f"images.target {NAME}": (drawn, [None, 7, "text", [], [None] * 1000]),
     "detector named": (detected, [None, 7, "dog", ["dog"], [["dog"], []], [[1]]]),
     f"negatives.source {NAME}": (opposed, [None, 7, "text", ["a cat"], [("a",)], [("a", 1)]]),
-    f"negatives.positive_source {NAME}": (reworded, [None, 7, "text", [1], [("a", "b")]]),
     f"data.target {DATA_NAME}": (
         read,
         [

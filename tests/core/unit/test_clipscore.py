@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import logging
 import math
 import os
 import re
@@ -204,30 +203,6 @@ def test_images_and_references_are_encoded_once(
     assert (later.images, later.texts) == (0, 2 + 4 + 2 + 2), (
         "images are on disk; two of four references are known"
     )
-
-
-def test_what_caches_take_is_said_before_training(
-    backbone: FrozenEncoder, caplog: pytest.LogCaptureFixture
-) -> None:
-    for given, warned in (
-        ({}, []),
-        ({"cache_references": 3}, ["references"]),
-        ({"cache_images": 2}, ["images"]),
-    ):
-        caplog.clear()
-        with caplog.at_level(logging.INFO, "rewards"):
-            RefClipScore(backbone, **given).plan_caches(images=4, references=9)
-            ClipScore(backbone).plan_caches(
-                images=0, references=9
-            )  # says nothing: it has no references
-        line, *warnings = [
-            record.getMessage() for record in caplog.records if record.name.startswith("rewards")
-        ]
-        assert (
-            f"{given.get('cache_images', 4)} images and {given.get('cache_references', 9)} references"
-            in line
-        )
-        assert ["images" if "cache_images" in each else "references" for each in warnings] == warned
 
 
 def test_bad_rows_and_arguments_are_named(

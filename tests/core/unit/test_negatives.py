@@ -12,7 +12,6 @@ from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.negatives import (
     EDITS,
     ColumnNegatives,
-    ColumnPositives,
     RuleNegatives,
     Tagged,
     tag_words,
@@ -121,15 +120,8 @@ def test_negatives_and_positives_of_the_data(tmp_path: Path) -> None:
     found = ColumnNegatives()(row, "a dog", np.random.default_rng(0))
     assert sorted(found) == [("data", "a cat"), ("data", "a cow")]
     assert ColumnNegatives()(row, "one dog", np.random.default_rng(0)) == []
-    assert sorted(ColumnPositives()(row, "a dog", np.random.default_rng(0))) == [
-        "one dog",
-        "some dog",
-    ]
     with pytest.raises(DataError, match="'a cat'"):
         ColumnNegatives()(row, "a cat", np.random.default_rng(0))
-    del row["positive_captions"]
-    with pytest.raises(DataError, match="positive_captions"):
-        ColumnPositives()(row, "a dog", np.random.default_rng(0))
     file.write_text(json.dumps(item | {"negatives": [["a cat"]]}))
     with pytest.raises(DataError, match="line 1: 'negatives'"):
         JsonLinesData(file)

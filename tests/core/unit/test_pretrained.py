@@ -45,7 +45,6 @@ from rewards.clip.pretrained import (
     load_text_encoder,
     open_blocks,
     preprocessing_from,
-    text_width,
 )
 from rewards.model_files import fingerprint
 from tests.captioners_for_tests import tiny_captioner
@@ -247,7 +246,7 @@ def test_states_of_a_text_do_not_depend_on_padding(tmp_path: Path, save: Any) ->
         )
     assert encoder.tokenize(["a man " * 20], 6).shape == (1, 6)
     assert encoder(encoder.tokenize(["a man " * 20], encoder.context_length)).shape == (1, 12, 16)
-    assert text_width(encoder) == 16
+    assert grid_shape(encoder)[-1] == 16
 
 
 @pytest.mark.parametrize(

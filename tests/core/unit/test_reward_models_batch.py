@@ -1,5 +1,6 @@
 """What embedding models read: captions chosen, token ids, pixels, random views, triplets, generated positives."""
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,8 +33,8 @@ from rl_caption.reward_models.batch import (
     caption_index,
     plain_form,
 )
-from rl_caption.reward_models.contrastive import ShortCaptions, short_caption
-from rl_caption.reward_models.negatives import HardNegatives, Paraphrases
+from rl_caption.reward_models.contrastive import add_short_captions, short_caption
+from rl_caption.reward_models.negatives import HardNegatives
 from rl_caption.reward_models.positive_augmented import GeneratedPositives, check_positives
 from rl_caption.reward_models.specificity import StepTriplets, donors_of
 from rl_caption.reward_models.teacher import Teacher
@@ -208,25 +209,14 @@ class Doubled:
         )
 
 
-def test_a_share_of_the_captions_is_reworded_and_a_share_has_negatives() -> None:
+def test_a_share_of_the_captions_has_negatives() -> None:
     rows: Any = [{"image_id": str(n), "references": ["dog"]} for n in range(400)]
     items = [(row, 3) for row in rows]
-    negatives, paraphrases = (
-        HardNegatives(Doubled("no"), 2, 0.25, seed=2),
-        Paraphrases(Doubled(), 0.75, seed=2),
-    )
-    collate = PairCollate(
-        None, token_cache(), seed=2, wordings=[paraphrases], additions=[negatives]
-    )
+    negatives = HardNegatives(Doubled("no"), 2, 0.25, seed=2)
+    collate = PairCollate(None, token_cache(), seed=2, additions=[negatives])
     batch = collate(items)
-    reworded, counted = (
-        [text == "dog dog" for text in batch.captions],
-        batch.targets["false"][:, 0].tolist(),
-    )
-    both = [a and b for a, b in zip(reworded, counted, strict=True)]
-    assert np.mean([reworded, counted, both], axis=1) == pytest.approx(
-        [0.75, 0.25, 0.75 * 0.25], abs=0.05
-    )
+    counted = batch.targets["false"][:, 0].tolist()
+    assert np.mean(counted) == pytest.approx(0.25, abs=0.05)
     assert batch.targets["false"][:, 1].tolist() == [0] * 400, "one caption alone is made"
     expected = [
         f"no {text}" if count else "" for text, count in zip(batch.captions, counted, strict=True)
@@ -234,27 +224,10 @@ def test_a_share_of_the_captions_is_reworded_and_a_share_has_negatives() -> None
     assert torch.equal(batch.inputs["text_false0"], token_cache()(expected)), (
         "negatives are of the wording that is learnt"
     )
-    assert collate(items[7:9]).captions == batch.captions[7:9], "whatever the micro-batch"
-    assert collate([(row, 4) for row in rows]).captions != batch.captions
-    never: Any = {"image_id": "never", "references": ["dog"]}
-    always = PairCollate(None, token_cache(), wordings=[Paraphrases(Doubled(), 1.0)])
-    assert always([(never, 0)]).captions == ["dog"]
-
-
-def test_paraphrases_are_drawn_anew_for_every_image_and_step() -> None:
-    def draws(row: Any, caption: str, generator: Any) -> list[str]:
-        return [str(generator.integers(2**62))]
-
-    rows: Any = [{"image_id": str(n), "references": ["dog"]} for n in range(3)]
-    items = [(row, step) for row in rows for step in (3, 4)]
-    drawn = [
-        PairCollate(None, token_cache(), seed=seed, wordings=[Paraphrases(draws, 1.0, seed)])(
-            items
-        ).captions
-        for seed in (2, 2, 5)
-    ]
-    assert drawn[0] == drawn[1], "a function of seed, image and step"
-    assert len({*drawn[0], *drawn[2]}) == 12
+    part = collate(items[7:9]).targets["false"]
+    assert torch.equal(part, batch.targets["false"][7:9]), "whatever the micro-batch"
+    later = collate([(row, 4) for row in rows]).targets["false"]
+    assert not torch.equal(later, batch.targets["false"])
 
 
 # views
@@ -465,7 +438,9 @@ def test_short_captions_are_the_first_sentence_or_a_reference() -> None:
         assert short_caption(row, caption, 0, "first_sentence", 0) == first
     drawn = {short_caption(row, "One. Two.", step, "references", 0) for step in range(40)}
     assert drawn == set(row["short_references"])
-    batch = PairCollate(None, TOKENS, additions=[ShortCaptions("references")])([(row, 4)])
+    batch = PairCollate(
+        None, TOKENS, additions=[partial(add_short_captions, source="references", seed=0)]
+    )([(row, 4)])
     assert (
         batch.inputs["text_short"].tolist()
         == TOKENS([short_caption(row, "", 4, "references", 0)]).tolist()
@@ -481,7 +456,7 @@ def test_some_captions_are_as_a_captioner_writes_them() -> None:
             TOKENS,
             seed=3,
             plain_captions=rate,
-            additions=[ShortCaptions("references", 3), made],
+            additions=[partial(add_short_captions, source="references", seed=3), made],
         )(items)
         for rate in (0.0, 1.0, 0.5)
     )

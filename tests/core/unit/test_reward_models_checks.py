@@ -79,11 +79,6 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
             {"negatives": {"count": 1, "source": "data"}, "train": {"sentences": [1, 2]}},
             ("train.sentences", "negatives.source"),
         ),
-        (
-            {"negatives": {"count": 1, "source": "data", "positives": 0.5}},
-            ("negatives.positives", "negatives.source"),
-        ),
-        ({"train": {"sentences": [2, 1]}}, ("train.sentences", "[2, 1]")),
         ({"eval": {"best_by": "val/hard_negatives"}}, ("eval.best_by", "negatives.count")),
         ({"negatives": {"count": 1}, "train": {"label_smoothing": 0.1}}, ("label_smoothing",)),
         (

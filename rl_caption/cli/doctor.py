@@ -23,7 +23,7 @@ from rl_caption.runtime.threads import granted_cores
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner
     from rl_caption.config.overrides import Chain
-    from rl_caption.config.schema import DataConfig, ModelConfig, ScstConfig, XeConfig
+    from rl_caption.config.schema import ModelConfig, ScstConfig, XeConfig
     from rl_caption.data.base import Row
 
 NEEDED = {
@@ -194,32 +194,27 @@ def config_findings(config: XeConfig | ScstConfig, chain: Chain) -> Iterator[Fin
     """
     from rl_caption.config import build
     from rl_caption.config.schema import ScstConfig
+    from rl_caption.data.base import DataError
+    from rl_caption.data.checks import check_data
 
     build.quiet_libraries()
-    finding, rows = _data_finding(config.data)
-    yield finding
+    options = config.data
+    rows: Sequence[Row] = ()
+    try:
+        data = build.build_data(options)
+        with_images = options.features_root is None
+        report = check_data(
+            data, ["train"], options.on_bad, check_pixels=False, check_images=with_images
+        )
+        rows = report.good_rows_of(data).split("train")
+    except (DataError, OSError, build.ConfigError) as error:
+        yield Finding("data", str(error), NO_START, fatal=True)
+    else:
+        yield Finding("data", f"{len(rows)} training images")
     findings, captioner = _captioner_findings(config, chain, rows)
     yield from findings
     if isinstance(config, ScstConfig) and rows:
         yield _reward_finding(config, rows, captioner)
-
-
-def _data_finding(config: DataConfig) -> tuple[Finding, Sequence[Row]]:
-    """A line about the training images; and their rows, none where the data cannot be used."""
-    from rl_caption.config import build
-    from rl_caption.data.base import DataError
-    from rl_caption.data.checks import check_data
-
-    try:
-        data = build.build_data(config)
-        with_images = config.features_root is None
-        report = check_data(
-            data, ["train"], config.on_bad, check_pixels=False, check_images=with_images
-        )
-        rows = report.good_rows_of(data).split("train")
-    except (DataError, OSError, build.ConfigError) as error:
-        return Finding("data", str(error), NO_START, fatal=True), ()
-    return Finding("data", f"{len(rows)} training images"), rows
 
 
 def _captioner_findings(
@@ -382,7 +377,10 @@ def _reward_finding(
             )
         return Finding("reward", "\n  ".join(scale_report(reward, rows, sample)))
     except (build.ConfigError, RewardError) as error:
-        if config.reward_models and "does not exist" in str(error):
+        kwargs = [term.kwargs for term in config.reward.terms.values()]
+        models = [str(one[key]) for one in kwargs for key in ("backbone", "head") if key in one]
+        absent = any(name in str(error) and not Path(name).exists() for name in models)
+        if config.reward_models and absent:
             value = f"{error}; the run first trains the models of {', '.join(config.reward_models)}"
             return Finding("reward", value, "no scales of its terms")
         return Finding("reward", str(error), "the run does not start until this exists", fatal=True)

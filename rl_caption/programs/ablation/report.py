@@ -103,10 +103,18 @@ def ablation_page(name: str, systems: Systems, failures: Sequence[str], source: 
     runs = {name: seeds for name, seeds in runs.items() if seeds}
     missing = Markup("").join(macros().verdict(f"Missing: {text}", True) for text in failures)
     first = {name: seeds[0] for name, seeds in evaluations.items()}
+    figures = []
+    if sum(members[0].alpha is not None for members in systems.values()) > 1:
+        for key in metric_keys(systems):
+            if key in ALPHA_METRICS or key.startswith(JUDGE):
+                series = alpha_series(systems, key)
+                figures.append(figure(column_of(key).heading, series, x_name="alpha"))
+    note = "Dots are means over seeds, bars one standard deviation; the dashed line is the starting policy."
+    alpha = macros().note(note) + macros().charts(figures)
     sections = {
         "Results": missing + scores_section(evaluations),
         "Monitor": macros().table(*alarm_table(systems)),
-        "Alpha": _alpha_charts(systems),
+        "Alpha": alpha if figures else Markup(""),
         "Curves": curves(runs),
         "Captions": captions_section(first, source, MAX_IMAGES, "One seed of each system."),
         "Settings": settings_section({name: seeds[0] for name, seeds in runs.items()}),
@@ -182,19 +190,6 @@ def runs_csv(systems: Systems) -> str:
             first_alarm = one.run.alarms[0] if one.run and one.run.alarms else None
             lines.append([one.system, one.alpha, one.seed, *values, first_alarm])
     return csv_text(lines)
-
-
-def _alpha_charts(systems: Systems) -> Markup:
-    """Charts of alpha against metrics, a line for each base; empty where fewer than two cells have an alpha."""
-    if sum(members[0].alpha is not None for members in systems.values()) < 2:
-        return Markup("")
-    figures = []
-    for key in metric_keys(systems):
-        if key in ALPHA_METRICS or key.startswith(JUDGE):
-            series = alpha_series(systems, key)
-            figures.append(figure(column_of(key).heading, series, x_name="alpha"))
-    note = "Dots are means over seeds, bars one standard deviation; the dashed line is the starting policy."
-    return macros().note(note) + macros().charts(figures)
 
 
 def alpha_series(systems: Systems, key: str) -> list[Series]:

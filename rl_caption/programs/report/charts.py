@@ -210,7 +210,11 @@ def curves(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
     figures = []
     for title, keys in _keys_by_title(runs).items():
         if is_single:
-            figures.append(_figure_of_run(runs[0], title, keys))
+            run, colours, lines = runs[0], iter((0, 2, 3, 4)), []
+            for key in keys:
+                dots = key.startswith("val/")
+                lines.append(Series(key, run.shown(key), 1 if dots else next(colours, 0), dots))
+            figures.append(figure(title, lines, keys, alarms=run.alarms, best=run.best_step))
         else:
             figures.append(_figure_of_systems(systems, title, keys))
     return macros().reading_note(runs[0], not is_single) + macros().charts(figures)
@@ -229,16 +233,6 @@ def _keys_by_title(runs: Sequence[RunFolder]) -> dict[str, list[str]]:
         if key != "hacking/alarm" and not is_double:
             keys_by_title.setdefault(title_of(key), []).append(key)
     return keys_by_title
-
-
-def _figure_of_run(run: RunFolder, title: str, keys: Sequence[str]) -> Markup:
-    """A line for each key; those of validations have dots."""
-    colours = iter((0, 2, 3, 4))
-    lines = []
-    for key in keys:
-        dots = key.startswith("val/")
-        lines.append(Series(key, run.shown(key), 1 if dots else next(colours, 0), dots))
-    return figure(title, lines, keys, alarms=run.alarms, best=run.best_step)
 
 
 def _figure_of_systems(

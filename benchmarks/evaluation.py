@@ -1,10 +1,12 @@
-"""The Karpathy test table without METEOR and SPICE, by this package and by pycocoevalcap, in one run.
+"""The Karpathy test table without METEOR and SPICE, by this package and by pycocoevalcap, in one
+run.
 
     python -m benchmarks.evaluation [DATA] [--system magic_result] [--images 5000] [--json FILE]
 
-DATA holds ``refs.json`` and ``predictions/*.json``; without it captions are random words, as many as the Karpathy test
-split has. Both start from captions as written and end with BLEU-1 to 4, ROUGE-L and CIDEr; pycocoevalcap tokenises with
-Java. The detail says whether all scores are equal to the last bit. Needs Java.
+DATA holds ``refs.json`` and ``predictions/*.json``; without it captions are random words, as many
+as the Karpathy test split has. Both start from captions as written and end with BLEU-1 to 4,
+ROUGE-L and CIDEr; pycocoevalcap tokenises with Java. The detail says whether all scores are equal
+to the last bit. Needs Java.
 """
 
 import contextlib
@@ -54,7 +56,9 @@ def by_toolkit(captions: Captions, references: References) -> dict[str, float]:
 
 
 def generated(images: int) -> tuple[Captions, References]:
-    """A caption and five references of each image; the caption is one of its references with words of another image's."""
+    """A caption and five references of each image; the caption is one of its references with words
+    of another image's.
+    """
     words = [f"word{number}" for number in range(9000)]
     rows = random_rows(words, images)
     references = {row["image_id"]: row["references"] for row in rows}
@@ -91,7 +95,9 @@ def measure(
     data: str | None = None,
     system: str | None = None,
 ) -> Iterator[Measurement]:
-    """Time both on every system; elapsed time, because the toolkit's tokenizer is a process of its own."""
+    """Time both on every system; elapsed time, because the toolkit's tokenizer is a process of its
+    own.
+    """
     try:
         find_java()
     except JavaError as error:

@@ -5,14 +5,16 @@
     python -m benchmarks.gpu first --out FOLDER --device cpu --tiny       # a rehearsal without a GPU: every part, small
     python -m benchmarks.gpu --what-is-missing LIST [--download FOLDER]
 
-Each part is a process of its own with a limit of its own. Rows and logs of all parts are written to ``COMMAND.json``, a
-page of them to ``COMMAND.md``, whenever a part ends. Called again with the same folder, a command goes on with the
-parts that did not pass; ``--only`` names some.
+Each part is a process of its own with a limit of its own. Rows and logs of all parts are written to
+``COMMAND.json``, a page of them to ``COMMAND.md``, whenever a part ends. Called again with the same
+folder, a command goes on with the parts that did not pass; ``--only`` names some.
 
-A machine without a package index gets what it lacks as wheels: LIST is a file that names its packages (``pip list``, or
-any text), ``--download`` fetches the missing ones for ``--python`` and shrinks pycocoevalcap to its CIDEr. There:
+A machine without a package index gets what it lacks as wheels: LIST is a file that names its
+packages (``pip list``, or any text), ``--download`` fetches the missing ones for ``--python`` and
+shrinks pycocoevalcap to its CIDEr. There:
 
-    python3 -m pip install --no-index --no-deps --target /tmp/site FOLDER/*.whl && export PYTHONPATH=/tmp/site
+    python3 -m pip install --no-index --no-deps --target /tmp/site FOLDER/*.whl && export
+    PYTHONPATH=/tmp/site
 """
 
 import argparse
@@ -120,7 +122,8 @@ def run_command(command: str, out: Path, device: str, tiny: bool, only: Sequence
     )
     if state["settings"] != settings:  # a rehearsal is no result of a GPU
         raise SystemExit(
-            f"error: {file} has results of {state['settings']}, this is {settings}: name another --out"
+            f"error: {file} has results of {state['settings']}, this is {settings}: name another "
+            f"--out"
         )
     results: dict[str, dict[str, Any]] = state["parts"]
     for name in only:
@@ -139,7 +142,9 @@ def run_command(command: str, out: Path, device: str, tiny: bool, only: Sequence
 
 
 def missing_packages(text: str) -> list[str]:
-    """``NAME==VERSION``, as installed here, of this package's requirements, and theirs, that the list ``text`` lacks."""
+    """``NAME==VERSION``, as installed here, of this package's requirements, and theirs, that the
+    list ``text`` lacks.
+    """
     there = {
         canonicalize_name(name) for name in re.findall(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", text)
     }
@@ -177,7 +182,9 @@ def download(packages: Sequence[str], folder: Path, python: str) -> float:
 
 
 def keep_cider(wheel: Path) -> None:
-    """Leave METEOR, SPICE and the Java tokenizer out of pycocoevalcap's wheel: 100 MB without a use here."""
+    """Leave METEOR, SPICE and the Java tokenizer out of pycocoevalcap's wheel: 100 MB without a use
+    here.
+    """
     kept = ("pycocoevalcap/cider/", "pycocoevalcap/__init__", "pycocoevalcap-")
     slim = wheel.with_suffix(".slim")
     with (
@@ -223,7 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("COMMAND and --out, or --what-is-missing LIST, are needed")
     if unknown := set(chosen.only or []) - set(COMMANDS[chosen.command]):
         parser.error(
-            f"--only: {chosen.command} has no part {sorted(unknown)}: {list(COMMANDS[chosen.command])}"
+            f"--only: {chosen.command} has no part {sorted(unknown)}: "
+            f"{list(COMMANDS[chosen.command])}"
         )
     return run_command(
         chosen.command,

@@ -1,6 +1,8 @@
-"""Common to all benchmarks: variants timed in turn, their ratio to a baseline within each round, one table.
+"""Common to all benchmarks: variants timed in turn, their ratio to a baseline within each round,
+one table.
 
-Only ratios between variants of one run are reported: times of a machine that other programs use say little.
+Only ratios between variants of one run are reported: times of a machine that other programs use say
+little.
 """
 
 import argparse
@@ -45,7 +47,9 @@ class Measurement:
 
 
 def timed(variants: Mapping[str, Callable[[], object]], timing: Timing, title: str) -> Timings:
-    """Seconds of each call, variants in turn within a round; the first round warms up and is not counted."""
+    """Seconds of each call, variants in turn within a round; the first round warms up and is not
+    counted.
+    """
     seconds: Timings = {name: [] for name in variants}
     for number in tqdm(range(timing.repeats + 1), title, leave=False, disable=None):
         for name, call in variants.items():
@@ -67,7 +71,9 @@ def synchronise(device: str) -> None:
 def compared(
     times: Timings, name: str, baseline: str, unit: str = "x as fast", note: str = ""
 ) -> Measurement:
-    """Median over rounds of the speedup over the baseline, or of time / baseline's time for other units."""
+    """Median over rounds of the speedup over the baseline, or of time / baseline's time for other
+    units.
+    """
     ratios = [own / other for own, other in zip(times[name], times[baseline], strict=True)]
     if unit == "x as fast":
         ratios = [1 / ratio for ratio in ratios]
@@ -79,7 +85,9 @@ def compared(
 
 
 def report(rows: Iterable[Measurement], path: Path | None, device: str) -> None:
-    """Print the machine and each row when it is measured; write all rows to ``path`` as a JSON list of objects."""
+    """Print the machine and each row when it is measured; write all rows to ``path`` as a JSON list
+    of objects.
+    """
     name = (
         torch.cuda.get_device_name(device)
         if device.startswith("cuda")
@@ -113,7 +121,9 @@ def timing_parser(
 
 
 def parsed_timing(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Timing:
-    """Check the options of ``timing_parser`` and set the threads; exits with a message where they do not fit."""
+    """Check the options of ``timing_parser`` and set the threads; exits with a message where they
+    do not fit.
+    """
     if chosen.repeats < 1:
         parser.error(f"--repeats is {chosen.repeats}: expected at least 1")
     if chosen.json and not chosen.json.parent.is_dir():
@@ -131,15 +141,16 @@ def command(
     operand: str | None = None,
     **defaults: Any,
 ) -> None:
-    """Run one benchmark as a program: ``measure`` gets the timing and, by keyword, the value of each option.
+    """Run one benchmark as a program: ``measure`` gets the timing and, by keyword, the value of
+    each option.
 
     Args:
         description: text of ``--help``.
         measure: yields rows.
         arguments: of the command line; ``sys.argv`` by default.
         repeats: default of ``--repeats``.
-        operand: name of an optional argument without ``--``.
-        **defaults: option -> default. False makes a switch, a tuple takes several values, None a text.
+        operand: name of an optional argument without ``--``. **defaults: option -> default. False
+        makes a switch, a tuple takes several values, None a text.
     """
     parser = timing_parser(description, repeats)
     for name, default in defaults.items():

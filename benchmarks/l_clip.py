@@ -2,8 +2,10 @@
 
     python -m benchmarks.l_clip [--device cuda] [--only towers step] [--json FILE]
 
-- towers: parameters, arithmetic and time of both models, for pairs of an image and a caption as pixels and token ids.
-- step: a self-critical step of a Transformer captioner over region features, with CIDEr-D alone and with L-CLIPScore.
+- towers: parameters, arithmetic and time of both models, for pairs of an image and a caption as
+pixels and token ids.
+- step: a self-critical step of a Transformer captioner over region features, with CIDEr-D alone and
+  with L-CLIPScore.
 
 All weights are random, which costs the same time as trained ones.
 """
@@ -110,7 +112,9 @@ def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[FrozenEnco
 
 @torch.no_grad()
 def measure_towers(shapes: Shapes, teacher: FrozenEncoder, timing: Timing) -> Iterator[Measurement]:
-    """Parameters, multiply-adds and time of L-CLIP, with and without factorised word embedding, against CLIP's."""
+    """Parameters, multiply-adds and time of L-CLIP, with and without factorised word embedding,
+    against CLIP's.
+    """
     network = teacher._network()
     clip: Any = network.model
     models = {
@@ -147,7 +151,9 @@ def count_weights(model: torch.nn.Module) -> int:
 
 
 def multiply_adds(call: Callable[[], object]) -> float:
-    """Multiply-adds of the matrix products and convolutions of a call, without fused kernels, which are not counted."""
+    """Multiply-adds of the matrix products and convolutions of a call, without fused kernels, which
+    are not counted.
+    """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -159,7 +165,9 @@ def multiply_adds(call: Callable[[], object]) -> float:
 
 
 def untrimmed(encoder: FrozenEncoder) -> FrozenEncoder:
-    """The same encoder with texts padded to 77 tokens. No public option does that, because it changes no score."""
+    """The same encoder with texts padded to 77 tokens. No public option does that, because it
+    changes no score.
+    """
     full = copy.copy(encoder)
     full._loaded = replace(encoder._network(), trims=False)
     return full
@@ -168,7 +176,9 @@ def untrimmed(encoder: FrozenEncoder) -> FrozenEncoder:
 def measure_step(
     shapes: scst_step.Shapes, student: FrozenEncoder, folder: Path, timing: Timing
 ) -> Iterator[Measurement]:
-    """Steps without a greedy caption, against CIDEr-D alone, and the fraction of each that the reward takes."""
+    """Steps without a greedy caption, against CIDEr-D alone, and the fraction of each that the
+    reward takes.
+    """
     bench = build_bench(shapes, timing.device, "no", caption_words(shapes.words))
     bench.advantage = leave_one_out
     batch, cider = bench.batch, cider_of(bench.batch.rows)

@@ -1,10 +1,11 @@
-"""Self-critical steps of two processes that train one model on one machine (DDP over gloo), against one process.
+"""Self-critical steps of two processes that train one model on one machine (DDP over gloo), against
+one process.
 
     python -m benchmarks.processes [--processes 2] [--images 20] [--json FILE]
 
-The step is that of ``benchmarks.scst_step`` on a CPU; processes are prepared as the programs do it. Every process has
-one thread and ``--images`` images, so that twice the images in the same time would be twice as fast. The second
-baseline is one process with as many threads.
+The step is that of ``benchmarks.scst_step`` on a CPU; processes are prepared as the programs do it.
+Every process has one thread and ``--images`` images, so that twice the images in the same time
+would be twice as fast. The second baseline is one process with as many threads.
 """
 
 import multiprocessing

@@ -2,9 +2,10 @@
 
     python -m benchmarks.serve [--workers 8] [--captions 40] [--json FILE]
 
-The reward is 0.5 CIDEr-D + 0.5 RefL-CLIPScore by a small L-CLIP with random weights; ``rl-caption serve`` is a process
-of its own. ``workers`` threads ask at once for ``captions`` captions each, of random 64-pixel photos below a folder of
-the server, again and again; in process the same captions are scored by one call for each request, one after the other.
+The reward is 0.5 CIDEr-D + 0.5 RefL-CLIPScore by a small L-CLIP with random weights; ``rl-caption
+serve`` is a process of its own. ``workers`` threads ask at once for ``captions`` captions each, of
+random 64-pixel photos below a folder of the server, again and again; in process the same captions
+are scored by one call for each request, one after the other.
 Also: the slowest of a hundred requests (p99) against the mean of all in process.
 """
 
@@ -85,7 +86,9 @@ def measure(timing: Timing, workers: int = 8, captions: int = 40) -> Iterator[Me
 def write_reward(
     folder: Path, references: list[list[str]], device: str, draw: np.random.Generator
 ) -> MixedReward:
-    """Write photos, document frequencies, L-CLIP and ``mix.yaml`` into ``folder``; the same reward in this process."""
+    """Write photos, document frequencies, L-CLIP and ``mix.yaml`` into ``folder``; the same reward
+    in this process.
+    """
     for number in range(IMAGES):
         pixels = draw.integers(0, 255, (64, 64, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
@@ -108,7 +111,9 @@ def write_reward(
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of ``rl-caption serve`` of ``mix.yaml`` with as many CPU threads as this process has."""
+    """The address of ``rl-caption serve`` of ``mix.yaml`` with as many CPU threads as this process
+    has.
+    """
     words = f"serve --reward {folder}/mix.yaml --images.photos {folder} --port 0"
     line = [sys.executable, "-m", "rl_caption", *words.split()]
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}

@@ -1,12 +1,14 @@
-"""Steps of the demo with the package's wait of CPU threads (GOMP_SPINCOUNT) against libgomp's default.
+"""Steps of the demo with the package's wait of CPU threads (GOMP_SPINCOUNT) against libgomp's
+default.
 
     python -m benchmarks.threads [--spin 3000] [--others 1] [--repeats 2] [--json FILE]
 
-By default threads that wait for another one spin for milliseconds; programs of this package let them sleep sooner. Both
-variants run the same command in turn, ``configs/demo_xe.yaml`` and then ``configs/demo.yaml`` with few steps: first
-alone, then beside ``--others`` processes that do nothing but count, which this program starts and ends. A time is the
-median of ``time/step`` over the second half of the steps. ``--spin`` tries another count than the package's. No other
-program should run at the same time; about five minutes on two cores.
+By default threads that wait for another one spin for milliseconds; programs of this package let
+them sleep sooner. Both variants run the same command in turn, ``configs/demo_xe.yaml`` and then
+``configs/demo.yaml`` with few steps: first alone, then beside ``--others`` processes that do
+nothing but count, which this program starts and ends. A time is the median of ``time/step`` over
+the second half of the steps. ``--spin`` tries another count than the package's. No other program
+should run at the same time; about five minutes on two cores.
 """
 
 import json
@@ -33,7 +35,9 @@ FEW = {"num_train": 1000, "num_val": 8, "num_test": 0, "num_unseen": 0}
 
 
 def demo_config(program: str, folder: Path, steps: int, **train: Any) -> Path:
-    """Write a recipe of the demo with few steps and scenes; the self-critical run starts from ``folder/start``."""
+    """Write a recipe of the demo with few steps and scenes; the self-critical run starts from
+    ``folder/start``.
+    """
     config = yaml.safe_load((ROOT / "configs" / f"{RECIPES[program]}.yaml").read_text())
     config.pop("warm_start", None)
     if program == "scst":
@@ -48,7 +52,9 @@ def demo_config(program: str, folder: Path, steps: int, **train: Any) -> Path:
 
 
 def train(program: str, config: Path, run: Path, spin: str | None) -> float:
-    """Train and return the seconds of a step; without ``spin`` the package chooses how threads wait."""
+    """Train and return the seconds of a step; without ``spin`` the package chooses how threads
+    wait.
+    """
     environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
     environment |= {"GOMP_SPINCOUNT": spin} if spin else {}
     words = [sys.executable, "-m", "rl_caption", program, "--config", str(config)]

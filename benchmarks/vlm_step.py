@@ -1,12 +1,14 @@
 """A self-critical step of a vision-language model against a step of TRL's ``GRPOTrainer``.
 
-    python -m benchmarks.vlm_step [--frozen] [--images 2] [--samples 5] [--tokens 24] [--repeats 3] [--json FILE]
+    python -m benchmarks.vlm_step [--frozen] [--images 2] [--samples 5] [--tokens 24] [--repeats 3]
+    [--json FILE]
 
-A model of SmolVLM's shape with random weights, cut to what a CPU can do: images in 4 crops and the whole, of 64 tokens.
-Both generate as many captions of as many tokens, score them with CIDEr-D, compute their log-probabilities with gradient
-and update the weights by Adam, in float32 without recomputed activations. ``--frozen`` freezes vision tower and
-connector in both; our step is then taken with and without the visual tokens of an epoch before. Steps of a round follow
-each other. Needs TRL and num2words.
+A model of SmolVLM's shape with random weights, cut to what a CPU can do: images in 4 crops and the
+whole, of 64 tokens. Both generate as many captions of as many tokens, score them with CIDEr-D,
+compute their log-probabilities with gradient and update the weights by Adam, in float32 without
+recomputed activations. ``--frozen`` freezes vision tower and connector in both; our step is then
+taken with and without the visual tokens of an epoch before. Steps of a round follow each other.
+Needs TRL and num2words.
 """
 
 import tempfile
@@ -45,8 +47,10 @@ SPECIAL = [
 ]
 TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }} : "
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in "
+    "message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% "
+    "endif %}"
     "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant :{% endif %}"
 )
 VISION = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 3,
@@ -117,7 +121,9 @@ def load(folder: str, frozen: bool, cache_bytes: int = 0) -> VisionLanguageCapti
 def our_step(
     folder: str, rows: list[Any], frozen: bool, samples: int, tokens: int, cache_bytes: int = 0
 ) -> Callable[[], object]:
-    """A function that takes a step; preprocessing, which workers do in training, is part of it as it is of TRL's."""
+    """A function that takes a step; preprocessing, which workers do in training, is part of it as
+    it is of TRL's.
+    """
     captioner = load(folder, frozen, cache_bytes)
     accelerator = prepare(captioner.policy, "cpu", "no")
     optimizer = torch.optim.Adam(
@@ -142,7 +148,9 @@ def our_step(
 def trl_step(
     folder: str, rows: list[Any], frozen: bool, samples: int, tokens: int
 ) -> Callable[[], object]:
-    """A function that takes a step of ``GRPOTrainer``: generation, reward, log-probabilities, update."""
+    """A function that takes a step of ``GRPOTrainer``: generation, reward, log-probabilities,
+    update.
+    """
     from trl import GRPOConfig, GRPOTrainer
 
     captioner = load(folder, frozen)

@@ -1,4 +1,6 @@
-"""What the site needs beyond plain pages: a tutorial's page is made from its source, and offers it as a notebook."""
+"""What the site needs beyond plain pages: a tutorial's page is made from its source, and offers it
+as a notebook.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from typing import Any
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to the source of a tutorial, which GitHub shows, lead to its page; a tutorial's page has a download."""
+    """Links to the source of a tutorial, which GitHub shows, lead to its page; a tutorial's page
+    has a download.
+    """
     markdown = re.sub(r"(\]\((?:tutorials/)?\w+)\.py(?=[#)])", r"\1.md", markdown)
     folder, _, name = page.file.src_uri.rpartition("/")
     if folder != "tutorials":

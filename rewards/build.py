@@ -1,4 +1,5 @@
-"""From names and arguments to rewards: document frequencies of a data set, its tokenizer, encoders that are shared.
+"""From names and arguments to rewards: document frequencies of a data set, its tokenizer, encoders
+that are shared.
 
 What trains, watches, evaluates, judges or filters captions builds its rewards here.
 """
@@ -20,13 +21,15 @@ from rewards.text.tokenize import TOKENIZER
 class RewardBuilder:
     """Builds the rewards of one data set.
 
-    CIDEr-D gets its document frequencies and ``eos``; every reward of this package that splits captions
-    gets its tokenizer; those whose arguments ask for the same network and cache share one encoder. Arguments that a
-    reward is given itself win over all of these. The two rewards of a ``length_router`` are built likewise.
+    CIDEr-D gets its document frequencies and ``eos``; every reward of this package that splits
+    captions gets its tokenizer; those whose arguments ask for the same network and cache share one
+    encoder. Arguments that a reward is given itself win over all of these. The two rewards of a
+    ``length_router`` are built likewise.
 
     Args:
-        references: of each image of the data set, one document an image; they are counted when a reward first asks.
-            Without any, CIDEr-D counts those of every call, as the COCO toolkit does.
+        references: of each image of the data set, one document an image; they are counted when a
+            reward first asks. Without any, CIDEr-D counts those of every call, as the COCO toolkit
+            does.
         tokenizer: of its captions, one of ``rewards.text.tokenize.TOKENIZERS``.
         eos: whether EOS is a token of captions, references and documents.
         df: document frequencies, or a file of them; None counts them from ``references``.
@@ -44,16 +47,19 @@ class RewardBuilder:
         self.counting = counting
         self.references, self.tokenizer, self.eos, self.df = references, tokenizer, eos, df
         self.counted: dict[tuple[bool, str], DocumentFrequencies] = {}
-        """(EOS is a token, tokenizer) -> document frequencies of ``references``, of those that were asked for."""
+        """(EOS is a token, tokenizer) -> document frequencies of ``references``, of those that were
+        asked for.
+        """
         self.encoders: dict[str, CachedEncoder] = {}
         """Arguments of an encoder -> the encoder of the rewards that were built with these."""
 
     def build(self, name: str, kwargs: Mapping[str, Any]) -> Reward:
-        """Build the reward ``name`` (of ``registry.REWARDS``, or ``module:Class``) with its arguments ``kwargs``.
+        """Build the reward ``name`` (of ``registry.REWARDS``, or ``module:Class``) with its
+        arguments ``kwargs``.
 
         Raises:
-            ValueError: as ``registry.build``; or the reward reads English words, and the captions of the data set are
-                split by another tokenizer than ``ptb``.
+            ValueError: as ``registry.build``; or the reward reads English words, and the captions
+                of the data set are split by another tokenizer than ``ptb``.
         """
         name = short_name(name)
         arguments = self._complete(name, kwargs)
@@ -67,7 +73,8 @@ class RewardBuilder:
         tokenizer = getattr(reward, "tokenizer", self.tokenizer)
         if name in REWARDS and "tokenizer" not in arguments and tokenizer != self.tokenizer:
             raise ValueError(
-                f"reward {name!r} is for English captions (tokenizer {tokenizer!r}), the data have {self.tokenizer!r}"
+                f"reward {name!r} is for English captions (tokenizer {tokenizer!r}), the data have "
+                f"{self.tokenizer!r}"
             )
         if key and isinstance(reward, ClipScore):
             self.encoders.setdefault(key, reward.backbone)
@@ -76,17 +83,20 @@ class RewardBuilder:
     def build_inner(
         self, key: str, arguments: Mapping[str, Any], default: Mapping[str, Any]
     ) -> Reward:
-        """Build a reward that is the argument ``key`` of another one, from ``name`` and its arguments.
+        """Build a reward that is the argument ``key`` of another one, from ``name`` and its
+        arguments.
 
-        ``default`` has the name, and the arguments that come with it, for ``arguments`` without one. Raises as
-        ``build``; messages name ``key``.
+        ``default`` has the name, and the arguments that come with it, for ``arguments`` without
+        one. Raises as ``build``; messages name ``key``.
         """
         values = dict(arguments) if "name" in arguments else {**default, **arguments}
         with naming(key):
             return self.build(values.pop("name"), values)
 
     def count(self, eos: bool, tokenizer: str | None = None) -> DocumentFrequencies:
-        """Document frequencies of the references, counted once. ``ValueError`` where there are none."""
+        """Document frequencies of the references, counted once. ``ValueError`` where there are
+        none.
+        """
         key = eos, tokenizer or self.tokenizer
         if key not in self.counted:
             self.counted[key] = DocumentFrequencies.from_texts(
@@ -109,7 +119,9 @@ class RewardBuilder:
 
 
 def encoder_key(name: str, arguments: Mapping[str, Any]) -> str:
-    """Equal for rewards whose arguments ask for the same encoder and image cache; empty for those without one."""
+    """Equal for rewards whose arguments ask for the same encoder and image cache; empty for those
+    without one.
+    """
     reward_class = load(name)
     if not (isinstance(reward_class, type) and issubclass(reward_class, ClipScore)):
         return ""

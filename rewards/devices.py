@@ -1,4 +1,5 @@
-"""Where a model computes: its precision, its device, chunks of its inputs, and the process that reports progress.
+"""Where a model computes: its precision, its device, chunks of its inputs, and the process that
+reports progress.
 
 Nothing here imports torch before it is needed.
 """
@@ -20,7 +21,9 @@ _LOG_SECONDS = 10.0
 
 
 def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
-    """Yield the items in chunks of ``size``, with a progress bar on rank 0, or log lines if there is no terminal."""
+    """Yield the items in chunks of ``size``, with a progress bar on rank 0, or log lines if there
+    is no terminal.
+    """
     start = logged = time.monotonic()
     shows = is_main_process()
     with tqdm(
@@ -45,7 +48,9 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
 
 
 def is_main_process() -> bool:
-    """Whether this is rank 0; before ``torch.distributed`` is initialised, by the launcher's ``RANK``."""
+    """Whether this is rank 0; before ``torch.distributed`` is initialised, by the launcher's
+    ``RANK``.
+    """
     torch = sys.modules.get("torch")  # a process that has not imported it is in no group
     if (
         torch is not None
@@ -60,5 +65,6 @@ def default_device(device: str | None) -> str:
     """``device``; None is the process's current CUDA device if there is one, else the CPU."""
     import torch
 
-    # With its index: plain "cuda" would follow a later change of the current device, and the weights would not.
+    # With its index: plain "cuda" would follow a later change of the current device, and the
+    # weights would not.
     return device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")

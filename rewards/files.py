@@ -29,11 +29,12 @@ logger = logging.getLogger(__name__)
 def atomic_write(path: str | Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open ``path`` for writing such that readers find the old file or the complete new one.
 
-    The block writes to ``.NAME.RANDOM.tmp`` in the same folder, which is made if absent. At its end the file is
-    renamed, after an fsync unless ``sync`` is False; on any exception it is removed.
+    The block writes to ``.NAME.RANDOM.tmp`` in the same folder, which is made if absent. At its end
+    the file is renamed, after an fsync unless ``sync`` is False; on any exception it is removed.
 
     Raises:
-        OSError: it cannot be written; the error names ``path`` and, where the disk is full, the free space.
+        OSError: it cannot be written; the error names ``path`` and, where the disk is full, the
+            free space.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -52,16 +53,18 @@ def atomic_write(path: str | Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 class CheckedFiles:
-    """Contents by key, as ``folder/<2 digits>/<key><suffix>``: a checksum of key and content, then the content.
+    """Contents by key, as ``folder/<2 digits>/<key><suffix>``: a checksum of key and content, then
+    the content.
 
-    A file that fails the checksum counts as absent. Files are written atomically, so processes may use the same folder;
-    a full disk, and ``max_bytes``, end the writing with a warning.
+    A file that fails the checksum counts as absent. Files are written atomically, so processes may
+    use the same folder; a full disk, and ``max_bytes``, end the writing with a warning.
 
     Args:
         folder: is made.
         content_name: what the contents are called in messages, such as ``embedding``.
         suffix: of the files' names.
-        max_bytes: largest size of the folder; None sets no limit. Processes that write at the same time may exceed it.
+        max_bytes: largest size of the folder; None sets no limit. Processes that write at the same
+            time may exceed it.
     """
 
     def __init__(
@@ -117,7 +120,8 @@ class CheckedFiles:
                     self._stored_bytes -= len(content) + _CHECKSUM_BYTES
                     self._warn(f"they fill its {self.max_bytes / 2**20:.0f} MiB")
                     return
-            # Without fsync: a file that a power cut damages fails its checksum and is computed again.
+            # Without fsync: a file that a power cut damages fails its checksum and is computed
+            # again.
             with atomic_write(self._path(key), sync=False) as file:
                 file.write(_checksum(key, content) + content)
         except OSError as error:  # a full disk must not end a training run
@@ -138,7 +142,9 @@ def _checksum(key: str, content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def write_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Context that makes an ``OSError`` name ``path`` if it names no file or ``temporary``; its ``errno`` stays."""
+    """Context that makes an ``OSError`` name ``path`` if it names no file or ``temporary``; its
+    ``errno`` stays.
+    """
     try:
         yield
     except OSError as error:
@@ -151,9 +157,11 @@ def write_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 
 def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
-    """Remove the temporary files of ``atomic_write`` that killed processes left in ``folder``, not in its subfolders.
+    """Remove the temporary files of ``atomic_write`` that killed processes left in ``folder``, not
+    in its subfolders.
 
-    Files changed less than ``older_than`` seconds ago stay, because a running process may be writing them.
+    Files changed less than ``older_than`` seconds ago stay, because a running process may be
+    writing them.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in os.scandir(folder):
@@ -164,7 +172,9 @@ def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON (``object_pairs_hook``). Raises ``ValueError`` for a key that is there twice."""
+    """An object of JSON (``object_pairs_hook``). Raises ``ValueError`` for a key that is there
+    twice.
+    """
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]

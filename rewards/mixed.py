@@ -1,4 +1,6 @@
-"""Rewards of rewards: a weighted sum, with the scores of every term available on their own, and a choice by length."""
+"""Rewards of rewards: a weighted sum, with the scores of every term available on their own, and a
+choice by length.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,13 @@ from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Normalize = Literal["none", "per_term", "per_group"]
 ROUNDING = 1e-6
-"""A standard deviation below this fraction of the largest absolute score is rounding (embeddings are float32)."""
+"""A standard deviation below this fraction of the largest absolute score is rounding (embeddings
+are float32).
+"""
 
 LOG_KEYS = frozenset({"total", "std", "greedy"})
-"""Names that no term may have: ``reward/NAME`` is a log key of the whole reward (docs/metrics.md)."""
+"""Names that no term may have: ``reward/NAME`` is a log key of the whole reward (docs/metrics.md).
+"""
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,9 @@ class Moments:
 def moments(scores: Sequence[float]) -> Moments:
     """Return mean and standard deviation of N scores.
 
-    A standard deviation that is only rounding (``ROUNDING``) counts as 0; without scores, both are 0. Sums are exact,
-    so the result depends neither on the order of the scores nor on the number of processes.
+    A standard deviation that is only rounding (``ROUNDING``) counts as 0; without scores, both are
+    0. Sums are exact, so the result depends neither on the order of the scores nor on the number of
+    processes.
     """
     if not scores:
         return Moments(0.0, 0.0)
@@ -61,11 +67,13 @@ def masked_by_length(
     ratio: tuple[float, float],
     tokenizer: str = TOKENIZER,
 ) -> list[float]:
-    """Set the scores of captions that are too short or too long to 0: length-conditional reward masking.
+    """Set the scores of captions that are too short or too long to 0: length-conditional reward
+    masking.
 
-    A score is kept if the length of the caption divided by the mean length of its references is within ``ratio``, ends
-    included. Lengths are numbers of tokens of ``tokenizer``. Source: Ye et al., "BalCapRL", 2026, with ratios of 0.5
-    and 2. Raises ``RewardError`` if a caption has no reference.
+    A score is kept if the length of the caption divided by the mean length of its references is
+    within ``ratio``, ends included. Lengths are numbers of tokens of ``tokenizer``. Source: Ye et
+    al., "BalCapRL", 2026, with ratios of 0.5 and 2. Raises ``RewardError`` if a caption has no
+    reference.
     """
     (low, high), tokenize = ratio, tokenizer_of(tokenizer)
     masked = []
@@ -81,24 +89,27 @@ def masked_by_length(
 
 
 class MixedReward:
-    """Weighted sum of rewards, sum_t w_t r_t, or of their z-scores, sum_t w_t (r_t - mean_t) / std_t.
+    """Weighted sum of rewards, sum_t w_t r_t, or of their z-scores, sum_t w_t (r_t - mean_t) /
+    std_t.
 
-    Of raw scores (``normalize="none"``), ``bounds`` follow from those of the terms and the weights. Z-scores
-    (``per_term``, ``per_group``) are relative to other captions: they have no bounds, and totals of different calls do
-    not compare. ``columns`` is the union over the terms.
+    Of raw scores (``normalize="none"``), ``bounds`` follow from those of the terms and the weights.
+    Z-scores (``per_term``, ``per_group``) are relative to other captions: they have no bounds, and
+    totals of different calls do not compare. ``columns`` is the union over the terms.
 
     Args:
         terms: log key -> (reward, weight).
-        normalize: ``none`` adds raw scores; ``per_term`` and ``per_group`` add z-scores of every term. The caller of
-            ``combine`` decides over which captions: all of a step (``per_term``), or those of an image (``per_group``).
-        length_ratios: log key -> (smallest, largest) length relative to the references; outside of it the term scores
-            0 (``masked_by_length``). Needs the column ``references``.
-        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``, in whose tokens lengths are counted; a trainer also uses
-            it for its statistics of captions.
+        normalize: ``none`` adds raw scores; ``per_term`` and ``per_group`` add z-scores of every
+            term. The caller of ``combine`` decides over which captions: all of a step
+            (``per_term``), or those of an image (``per_group``).
+        length_ratios: log key -> (smallest, largest) length relative to the references; outside of
+            it the term scores 0 (``masked_by_length``). Needs the column ``references``.
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``, in whose tokens lengths are counted;
+            a trainer also uses it for its statistics of captions.
 
     Raises:
-        ValueError: there is no term, a weight is not a finite number, ``normalize`` is unknown, a length ratio belongs
-            to no term, or it belongs to a term whose best score is 0, or a term has a name of ``LOG_KEYS``.
+        ValueError: there is no term, a weight is not a finite number, ``normalize`` is unknown, a
+            length ratio belongs to no term, or it belongs to a term whose best score is 0, or a
+            term has a name of ``LOG_KEYS``.
     """
 
     __name__ = "total"
@@ -134,7 +145,8 @@ class MixedReward:
             low, high = terms[name][0].bounds
             if high <= 0:
                 raise ValueError(
-                    f"reward term {name!r} has a length ratio, and scores from {low:g} to {high:g}: captions of other "
+                    f"reward term {name!r} has a length ratio, and scores from {low:g} to "
+                    f"{high:g}: captions of other "
                     "lengths, which score 0, would have the best score. Leave it out"
                 )
         self.rewards = {name: reward for name, (reward, _) in terms.items()}
@@ -159,10 +171,11 @@ class MixedReward:
 
     @property
     def signature(self) -> str:
-        """``0.5*[...]+0.5*[...]``; with z-scores ``per_term(...)`` of that; for one raw term of weight 1, its own.
+        """``0.5*[...]+0.5*[...]``; with z-scores ``per_term(...)`` of that; for one raw term of
+        weight 1, its own.
 
-        A term with a length ratio is written ``length0.5-2(...)``, and ``length0.5-2,char(...)`` with a tokenizer
-        other than ``ptb``.
+        A term with a length ratio is written ``length0.5-2(...)``, and ``length0.5-2,char(...)``
+        with a tokenizer other than ``ptb``.
         """
         labels = {name: reward.signature for name, reward in self.rewards.items()}
         words = "" if self.tokenizer == TOKENIZER else f",{self.tokenizer}"
@@ -183,7 +196,8 @@ class MixedReward:
     def terms(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> dict[str, list[float]]:
-        """Score N captions by every term: log key -> N raw scores, masked by length where the term has a ratio.
+        """Score N captions by every term: log key -> N raw scores, masked by length where the term
+        has a ratio.
 
         Raises:
             RewardError: as ``score_captions``.
@@ -207,8 +221,9 @@ class MixedReward:
     ) -> list[float]:
         """Return the weighted sums [N] of the raw scores of ``terms`` (log key -> N scores).
 
-        ``of`` are the moments of every term that z-scores are computed with, for example over all captions of a step or
-        over the samples of an image; None uses the moments of these N captions.
+        ``of`` are the moments of every term that z-scores are computed with, for example over all
+        captions of a step or over the samples of an image; None uses the moments of these N
+        captions.
         """
         if self.normalize != "none":
             term_moments = (
@@ -225,11 +240,13 @@ class MixedReward:
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
-        """Score N captions by the weighted sum; z-scores are those over these N captions. Raises as ``terms``.
+        """Score N captions by the weighted sum; z-scores are those over these N captions. Raises as
+        ``terms``.
 
-        As a z-score a single caption scores 0, and a trainer that calls this in several processes normalises in each
-        separately (``rl_caption`` uses all samples of a step, or those of an image, instead). The mean of every term
-        is passed to TRL's ``log_metric``, where ``columns`` has it, as ``reward/<term>``.
+        As a z-score a single caption scores 0, and a trainer that calls this in several processes
+        normalises in each separately (``rl_caption`` uses all samples of a step, or those of an
+        image, instead). The mean of every term is passed to TRL's ``log_metric``, where ``columns``
+        has it, as ``reward/<term>``.
         """
         terms = self.terms(prompts, completions, **columns)
         log_metric = columns.get("log_metric")
@@ -242,17 +259,17 @@ class MixedReward:
 class LengthRouter:
     """A short-caption score below a number of tokens, a long-caption score from there on.
 
-    The SPECS paper recommends CLIP below 60 tokens and SPECS above. Tokens are those of CLIP's BPE, without start and
-    end. Both scores of the default pair are in [0, 1], but they come from two encoders, so a score below the threshold
-    does not compare with one above it.
+    The SPECS paper recommends CLIP below 60 tokens and SPECS above. Tokens are those of CLIP's BPE,
+    without start and end. Both scores of the default pair are in [0, 1], but they come from two
+    encoders, so a score below the threshold does not compare with one above it.
 
     Args:
-        short: a reward, or ``{name, **arguments}`` of one of the registry, for captions of fewer than ``threshold``
-            tokens; a mapping without a name is ``clipscore`` with ``w`` 1.
+        short: a reward, or ``{name, **arguments}`` of one of the registry, for captions of fewer
+            than ``threshold`` tokens; a mapping without a name is ``clipscore`` with ``w`` 1.
         long: the same for all other captions; without a name it is ``specs``.
         threshold: tokens, at least 1.
-        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``, for those of the two rewards that have an argument
-            ``tokenizer`` and do not set it.
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``, for those of the two rewards that
+            have an argument ``tokenizer`` and do not set it.
 
     Raises:
         ValueError: the threshold is below 1, or a reward cannot be built.
@@ -265,7 +282,9 @@ class LengthRouter:
         "short": {"name": "clipscore", "w": 1.0},
         "long": {"name": "specs"},
     }
-    """Arguments that are rewards or mappings of name and arguments, and the mapping of one without a name."""
+    """Arguments that are rewards or mappings of name and arguments, and the mapping of one without
+    a name.
+    """
 
     def __init__(
         self,
@@ -294,7 +313,8 @@ class LengthRouter:
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
-        """Score N captions, each by the score for its length; columns of N items are split as the captions are.
+        """Score N captions, each by the score for its length; columns of N items are split as the
+        captions are.
 
         Raises:
             RewardError: one of the two failed; the message names it.
@@ -325,7 +345,9 @@ class LengthRouter:
 
 
 def _rows_of(column: Any, rows: Sequence[int], count: int) -> Any:
-    """The items of ``rows`` of a column of ``count`` items; anything else, such as ``log_metric``, unchanged."""
+    """The items of ``rows`` of a column of ``count`` items; anything else, such as ``log_metric``,
+    unchanged.
+    """
     is_column = (
         isinstance(column, Sequence) and not isinstance(column, str) and len(column) == count
     )

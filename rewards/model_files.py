@@ -1,7 +1,8 @@
-"""Files of saved models, local or on the hub: checks of folders, configurations and weights before they are used.
+"""Files of saved models, local or on the hub: checks of folders, configurations and weights before
+they are used.
 
-The last file written to an exported folder is a manifest of all others: their sizes, and hashes of the small ones.
-Folders without a manifest, made by other packages, are not compared with anything.
+The last file written to an exported folder is a manifest of all others: their sizes, and hashes of
+the small ones. Folders without a manifest, made by other packages, are not compared with anything.
 """
 
 import hashlib
@@ -24,7 +25,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 MANIFEST = "manifest.json"
 HASHED = 2**24
-"""Largest file, in bytes, that is hashed, which takes milliseconds: configurations, tokenizers, small weights."""
+"""Largest file, in bytes, that is hashed, which takes milliseconds: configurations, tokenizers,
+small weights.
+"""
 EXPORTS = ("export/best", "export/last", "best", "last")
 """Where the folder of a run, or its folder ``export``, may have an exported model."""
 OTHER_TASKS = ("Classification", "QuestionAnswering", "Retrieval")
@@ -34,7 +37,9 @@ STATE_KEYS = ("state_dict", "model", "model_state_dict")
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """The manifest of ``folder``: relative path -> size of every other file, and the hash of those up to ``HASHED``."""
+    """The manifest of ``folder``: relative path -> size of every other file, and the hash of those
+    up to ``HASHED``.
+    """
     files = sorted(
         path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST
     )
@@ -65,11 +70,14 @@ def damage(folder: Path) -> str | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ``ValueError`` if a file of ``folder`` differs from the folder's manifest, if it has one."""
+    """Raise ``ValueError`` if a file of ``folder`` differs from the folder's manifest, if it has
+    one.
+    """
     change = damage(folder) if (folder / MANIFEST).is_file() else None
     if change is not None:
         raise ValueError(
-            f"{str(folder)!r} has changed since it was written: {change}. Copy the whole folder again, or remove its "
+            f"{str(folder)!r} has changed since it was written: {change}. Copy the whole folder "
+            f"again, or remove its "
             f"{MANIFEST} if the change is intended"
         )
 
@@ -92,7 +100,8 @@ def read_object(file: Path) -> dict[str, Any]:
 def save_model(
     state: Mapping[str, Tensor], config: Mapping[str, Any], folder: str | Path, prefix: str = ""
 ) -> None:
-    """Write ``<prefix>model.safetensors`` and ``<prefix>config.json`` to ``folder``, which is created if needed.
+    """Write ``<prefix>model.safetensors`` and ``<prefix>config.json`` to ``folder``, which is
+    created if needed.
 
     Each file is written atomically (``atomic_write``).
     """
@@ -109,14 +118,16 @@ def read_config(
     model_type: str,
     others: Collection[str] = (),
 ) -> T:
-    """Read the dataclass ``config_class`` from the ``config.json`` that ``save_model`` wrote, and check the folder.
+    """Read the dataclass ``config_class`` from the ``config.json`` that ``save_model`` wrote, and
+    check the folder.
 
-    The file has to contain this ``model_type`` and every field of ``config_class``. The keys ``others`` are allowed and
-    ignored.
+    The file has to contain this ``model_type`` and every field of ``config_class``. The keys
+    ``others`` are allowed and ignored.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file differs from the manifest, or the configuration has another type or a wrong key or value.
+        ValueError: a file differs from the manifest, or the configuration has another type or a
+            wrong key or value.
     """
     file = folder / "config.json"
     for name in ("config.json", "model.safetensors"):
@@ -138,7 +149,9 @@ def read_config(
 
 
 def export_hint(folder: str | Path) -> str:
-    """The end of a message about ``folder``, which holds no model: the exported model in it, if it is of a run."""
+    """The end of a message about ``folder``, which holds no model: the exported model in it, if it
+    is of a run.
+    """
     for name in EXPORTS:
         export = Path(folder) / name
         if any((export / file).is_file() for file in ("config.json", "open_clip_config.json")):
@@ -147,10 +160,12 @@ def export_hint(folder: str | Path) -> str:
 
 
 def load_complete(model_class: Any, name: str, **options: Any) -> Any:
-    """Load a model of Transformers by its ``from_pretrained``, which would leave weights that a file lacks random.
+    """Load a model of Transformers by its ``from_pretrained``, which would leave weights that a
+    file lacks random.
 
     Raises:
-        ValueError: the file has not all weights of ``model_class``, or is of a model for another task.
+        ValueError: the file has not all weights of ``model_class``, or is of a model for another
+            task.
     """
     model, info = model_class.from_pretrained(name, output_loading_info=True, **options)
     expected, architectures = type(model).__name__, model.config.architectures or []
@@ -170,7 +185,8 @@ def has_model_type(folder: str | Path, model_type: str) -> bool:
 
 
 def load_weights(model: Model, folder: Path) -> Model:
-    """Load the weights of ``folder`` into ``model``, which may be on the meta device, as float32; return ``model``.
+    """Load the weights of ``folder`` into ``model``, which may be on the meta device, as float32;
+    return ``model``.
 
     Raises ``ValueError`` if they do not fit the model. Integer buffers are not loaded.
     """
@@ -183,18 +199,23 @@ def load_weights(model: Model, folder: Path) -> Model:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Read a safetensors file. Raises ``OSError``, or ``ValueError`` that begins with the file's name."""
+    """Read a safetensors file. Raises ``OSError``, or ``ValueError`` that begins with the file's
+    name.
+    """
     with naming(str(file), (SafetensorError,)):
         return load_file(file)
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Read the state dict of a checkpoint file: safetensors, or a PyTorch file with ``weights_only=True``.
+    """Read the state dict of a checkpoint file: safetensors, or a PyTorch file with
+    ``weights_only=True``.
 
-    A state dict under a key of ``STATE_KEYS`` is found, and the prefix ``module.`` of data parallelism is removed.
+    A state dict under a key of ``STATE_KEYS`` is found, and the prefix ``module.`` of data
+    parallelism is removed.
 
     Raises:
-        OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file cannot be read as a state dict.
+        OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file cannot be read as a
+            state dict.
     """
     if path.suffix == ".safetensors":
         state: Any = read_weights(path)
@@ -203,14 +224,17 @@ def read_state(path: Path) -> dict[str, Tensor]:
         state = next((stored[key] for key in STATE_KEYS if key in stored), stored)
     if not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(
-            f"{path} holds {', '.join(map(str, list(state)[:5]))}: expected tensors by key, or under one of "
+            f"{path} holds {', '.join(map(str, list(state)[:5]))}: expected tensors by key, or "
+            f"under one of "
             f"{', '.join(STATE_KEYS)}"
         )
     return {str(key).removeprefix("module."): value for key, value in state.items()}
 
 
 def float_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of ``model`` without integer buffers (batch norm's counters), which are not needed."""
+    """The state dict of ``model`` without integer buffers (batch norm's counters), which are not
+    needed.
+    """
     return {
         name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()
     }
@@ -223,7 +247,9 @@ def state_shapes(model: nn.Module, floats_only: bool = False) -> dict[str, tuple
 
 
 def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str) -> None:
-    """Raise ``ValueError`` with the first five keys of ``state`` that are missing, unexpected or of the wrong shape."""
+    """Raise ``ValueError`` with the first five keys of ``state`` that are missing, unexpected or of
+    the wrong shape.
+    """
     shared = shapes.keys() & state.keys()
     differences = {
         "missing": sorted(shapes.keys() - state.keys()),
@@ -244,7 +270,9 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
 
 
 def fingerprint(state: Mapping[str, Any], *others: Any) -> str:
-    """Hash of a state dict and of the ``repr`` of ``others``: whatever else the model's output depends on."""
+    """Hash of a state dict and of the ``repr`` of ``others``: whatever else the model's output
+    depends on.
+    """
     digest = hashlib.blake2b(repr(others).encode(), digest_size=16)
     for key, value in sorted(state.items()):
         digest.update(f"{key}{tuple(value.shape)}{value.dtype}".encode())
@@ -255,11 +283,13 @@ def fingerprint(state: Mapping[str, Any], *others: Any) -> str:
 def ask_hub(name: str, file: str) -> bool:
     """Check with a single request that the hub has ``file`` of the model ``name``.
 
-    Returns True if the hub has it, and False if the hub cannot be reached but the file is in the local cache. Without
-    this check a mistyped name takes half a minute, because libraries request a dozen files and retry each.
+    Returns True if the hub has it, and False if the hub cannot be reached but the file is in the
+    local cache. Without this check a mistyped name takes half a minute, because libraries request a
+    dozen files and retry each.
 
     Raises:
-        OSError: there is no such model or file, or there is neither a connection nor a copy in the cache.
+        OSError: there is no such model or file, or there is neither a connection nor a copy in the
+            cache.
         ValueError: ``name`` cannot be the name of a model.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
@@ -276,10 +306,13 @@ def ask_hub(name: str, file: str) -> bool:
 
 
 def transformers_options(name: str) -> dict[str, Any]:
-    """Arguments of every ``from_pretrained`` of Transformers for ``name``, a folder or a name on the hub.
+    """Arguments of every ``from_pretrained`` of Transformers for ``name``, a folder or a name on
+    the hub.
 
-    They keep it from running code that comes with the model (``auto_map``), and from asking at the terminal whether
-    to. A folder with ``adapter_config.json`` is refused: Transformers would silently load another model or adapters.
+    They keep it from running code that comes with the model (``auto_map``), and from asking at the
+    terminal whether
+    to. A folder with ``adapter_config.json`` is refused: Transformers would silently load another
+    model or adapters.
 
     Raises:
         OSError, ValueError: as ``ask_hub``, or the folder is refused.
@@ -287,14 +320,17 @@ def transformers_options(name: str) -> dict[str, Any]:
     folder = Path(name)
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
-            f"{folder / 'adapter_config.json'}: these are adapters of another model: merge them into its weights first"
+            f"{folder / 'adapter_config.json'}: these are adapters of another model: merge them "
+            f"into its weights first"
         )
     local = folder.is_dir() or ask_hub(name, "config.json")
     return {"trust_remote_code": False} | ({} if local else {"local_files_only": True})
 
 
 def check_open_clip(config: Mapping[str, Any], where: str) -> None:
-    """Raise ``ValueError`` if the ``model_cfg`` of a saved open_clip model asks for code of its tokenizer to run."""
+    """Raise ``ValueError`` if the ``model_cfg`` of a saved open_clip model asks for code of its
+    tokenizer to run.
+    """
     options = (config.get("text_cfg") or {}).get("tokenizer_kwargs") or {}
     if options.get("trust_remote_code"):
         raise ValueError(f"{where}: text_cfg.tokenizer_kwargs.trust_remote_code is set")

@@ -1,8 +1,9 @@
 """Checks of options by their annotations, and classes and functions by name.
 
 The annotation of an option says its type, its choices (``Literal["mean", "max"]``) and its range
-(``Annotated[int, Range(min=1)]``); every check of a configuration, of an argument and of a record in a file reads it.
-A class or function is named by an entry of a table, or as ``package.module:Name``; it is imported when it is asked for.
+(``Annotated[int, Range(min=1)]``); every check of a configuration, of an argument and of a record
+in a file reads it. A class or function is named by an entry of a table, or as
+``package.module:Name``; it is imported when it is asked for.
 """
 
 import dataclasses
@@ -43,7 +44,9 @@ _WIDER: dict[Any, Any] = {**_NUMBERS, tuple: (list, tuple), Path: (str, Path)}
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that an option may have. ``min`` and ``max`` are allowed themselves, ``above`` and ``below`` not."""
+    """The numbers that an option may have. ``min`` and ``max`` are allowed themselves, ``above``
+    and ``below`` not.
+    """
 
     min: float = -math.inf
     max: float = math.inf
@@ -85,14 +88,16 @@ Size: TypeAlias = Annotated[int, Range(min=1, max=2**24)]
 
 
 def wrong_values(value: Any, annotation: Any, key: str = "") -> Iterator[str]:
-    """Yield a sentence, with key and value, for each thing that is wrong with a value of a configuration.
+    """Yield a sentence, with key and value, for each thing that is wrong with a value of a
+    configuration.
 
-    Wrong are: null where the annotation does not allow it; a number that is out of its range or not finite; anything
-    but a dataclass or mapping where a dataclass is expected; text with control characters or lone surrogates. That
-    types fit otherwise is left to the parser.
+    Wrong are: null where the annotation does not allow it; a number that is out of its range or not
+    finite; anything but a dataclass or mapping where a dataclass is expected; text with control
+    characters or lone surrogates. That types fit otherwise is left to the parser.
 
     Args:
-        value: of the annotation; of a dataclass its instance, or a mapping or namespace with some of its keys.
+        value: of the annotation; of a dataclass its instance, or a mapping or namespace with some
+            of its keys.
         annotation: a dataclass of options, or the annotation of one of them.
         key: dotted name of the value.
     """
@@ -158,10 +163,12 @@ def is_text(value: str) -> bool:
 
 
 def check_type(value: Any, annotation: Any, where: str, error: type[Exception]) -> None:
-    """Check that a plain value has a type: ``int``, ``dict[str, list[float]]``, ``str | None``, a TypedDict, ...
+    """Check that a plain value has a type: ``int``, ``dict[str, list[float]]``, ``str | None``, a
+    TypedDict, ...
 
-    A truth value is no number, a whole number is a ``float``, a list is a ``tuple`` of its length, a path is text, and
-    a TypedDict may have further keys. A number has to be in the range of its annotation.
+    A truth value is no number, a whole number is a ``float``, a list is a ``tuple`` of its length,
+    a path is text, and a TypedDict may have further keys. A number has to be in the range of its
+    annotation.
 
     Raises:
         error: it has not; the message begins with ``where`` and names the key.
@@ -189,7 +196,8 @@ def check_type(value: Any, annotation: Any, where: str, error: type[Exception]) 
         best = next((inner for inner in inners if _is_instance(value, inner)), None)
         if best is None:
             raise error(
-                f"{where} is {short_repr(value)}: expected {' or '.join(dict.fromkeys(map(_type_name, inners)))}"
+                f"{where} is {short_repr(value)}: expected "
+                f"{' or '.join(dict.fromkeys(map(_type_name, inners)))}"
             )
         check_type(value, best, where, error)
     elif not _is_instance(value, annotation) or (origin is tuple and len(value) != len(inners)):
@@ -206,8 +214,8 @@ def check_type(value: Any, annotation: Any, where: str, error: type[Exception]) 
 
 
 def check_values(annotation: Any, **values: Any) -> None:
-    """Raise ``ValueError`` for the first of ``values``, by name, that is not of the type, among the choices or in the
-    range of ``annotation``.
+    """Raise ``ValueError`` for the first of ``values``, by name, that is not of the type, among the
+    choices or in the range of ``annotation``.
     """
     for name, value in values.items():
         check_type(value, annotation, name, ValueError)
@@ -276,7 +284,8 @@ def load_target(
         kept: types of exceptions of the module's own code that are not turned into an ``error``.
 
     Raises:
-        error: an unknown name, or a target that cannot be imported or called; the message names ``key``.
+        error: an unknown name, or a target that cannot be imported or called; the message names
+            ``key``.
     """
     target = name if ":" in name else (table or {}).get(name)
     if target is None:
@@ -298,18 +307,22 @@ def load_target(
         )
         hint = f". Did you mean {same!r}?" if same else ""
         raise error(
-            f"{key} is {name!r}: module {module_name!r} cannot be imported: {failure}{hint}{_hidden(module_name)}"
+            f"{key} is {name!r}: module {module_name!r} cannot be imported: "
+            f"{failure}{hint}{_hidden(module_name)}"
         ) from failure
     value = getattr(module, attribute, None)
     if not callable(value):
         raise error(
-            f"{key} is {name!r}: module {module_name!r} has no class or function {attribute!r}{_hidden(module_name)}"
+            f"{key} is {name!r}: module {module_name!r} has no class or function "
+            f"{attribute!r}{_hidden(module_name)}"
         )
     return value
 
 
 def _hidden(module_name: str) -> str:
-    """A hint where a file of the working directory has the name of an installed package, which is imported instead."""
+    """A hint where a file of the working directory has the name of an installed package, which is
+    imported instead.
+    """
     package = module_name.partition(".")[0]
     loaded = getattr(sys.modules.get(package), "__file__", None)
     for mine in (Path(f"{package}.py").resolve(), Path(package).resolve()):
@@ -319,7 +332,9 @@ def _hidden(module_name: str) -> str:
 
 
 def target_name(target: Any) -> str:
-    """``package.module:Name`` of a class, of a function or one with its options bound, or of the class of an object."""
+    """``package.module:Name`` of a class, of a function or one with its options bound, or of the
+    class of an object.
+    """
     function = getattr(target, "func", target)
     has_name = function if hasattr(function, "__qualname__") else type(function)
     return f"{has_name.__module__}:{has_name.__qualname__}"

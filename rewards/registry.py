@@ -1,7 +1,8 @@
-"""Rewards by name. A module is imported when its reward is loaded, so listing names imports nothing.
+"""Rewards by name. A module is imported when its reward is loaded, so listing names imports
+nothing.
 
-A reward of this package is one line in ``REWARDS``. A reward from outside needs no line: its name is
-``package.module:Class``.
+A reward of this package is one line in ``REWARDS``. A reward from outside needs no line: its name
+is ``package.module:Class``.
 """
 
 import inspect
@@ -49,11 +50,13 @@ def available() -> list[str]:
 
 
 def build(name: str, **kwargs: Any) -> Reward:
-    """Construct the reward ``name`` (one of ``available()``, or ``package.module:Class``) with ``kwargs``.
+    """Construct the reward ``name`` (one of ``available()``, or ``package.module:Class``) with
+    ``kwargs``.
 
     Raises:
-        ValueError: the name is unknown, the target cannot be imported or is no reward, an argument is unknown or
-            missing, or bounds or arguments of the call are wrong. What the constructor raises is passed on.
+        ValueError: the name is unknown, the target cannot be imported or is no reward, an argument
+            is unknown or missing, or bounds or arguments of the call are wrong. What the
+            constructor raises is passed on.
     """
     target = load(name)
     parameters = inspect.signature(target).parameters
@@ -79,7 +82,8 @@ def build(name: str, **kwargs: Any) -> Reward:
     reward = target(**kwargs)
     if not isinstance(reward, Reward):
         raise ValueError(
-            f"{name!r} made a {type(reward).__name__}, which is not a reward: it needs __name__, columns, bounds, "
+            f"{name!r} made a {type(reward).__name__}, which is not a reward: it needs __name__, "
+            f"columns, bounds, "
             "signature and __call__(prompts, completions, **columns)"
         )
     bounds: Any = reward.bounds
@@ -100,7 +104,9 @@ def build(name: str, **kwargs: Any) -> Reward:
 
 
 def short_name(name: str) -> str:
-    """The name in ``REWARDS`` of a reward given as ``module:Class``; any other name is returned unchanged."""
+    """The name in ``REWARDS`` of a reward given as ``module:Class``; any other name is returned
+    unchanged.
+    """
     return next((entry for entry, target in REWARDS.items() if target == name), name)
 
 
@@ -109,13 +115,20 @@ def parameters(name: str) -> list[str]:
     return list(inspect.signature(load(name)).parameters)
 
 
+def first_paragraph(target: Any) -> str:
+    """The first paragraph of a docstring in one line."""
+    text = inspect.getdoc(target) or "no description"
+    return " ".join(text.split("\n\n")[0].split())
+
+
 def describe(name: str) -> str:
     """One line about a reward: what it is, its bounds and the columns it needs. Raises as ``load``."""
     target = load(name)
-    summary = (inspect.getdoc(target) or "no description").split("\n")[0]
+    summary = first_paragraph(target)
     bounds = getattr(target, "bounds", None)
     columns = getattr(target, "columns", None)
-    # A class may set either in its constructor or as a property: then its class attribute is no value.
+    # A class may set either in its constructor or as a property: then its class attribute is no
+    # value.
     bounds_text = (
         f"in [{bounds[0]:g}, {bounds[1]:g}]"
         if isinstance(bounds, tuple)

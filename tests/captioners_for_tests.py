@@ -28,7 +28,9 @@ SHAPE = {
 
 
 def tiny_captioner(seed: int = 0, dropout: float = 0.0, **shape) -> TransformerCaptioner:
-    """A captioner over 16 x 16 pixels (or over regions, by ``input_kind``) that ends captions now and then."""
+    """A captioner over 16 x 16 pixels (or over regions, by ``input_kind``) that ends captions now
+    and then.
+    """
     torch.manual_seed(seed)
     options = {"image_size": 16, "patch_size": 8, "feature_dim": 6, **SHAPE, **shape}
     captioner = TransformerCaptioner.from_scratch(
@@ -68,10 +70,12 @@ def sample_slowly(
     next_logits: Callable[[dict[str, Tensor], list[int]], Tensor],
     ending: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Token ids and log-probabilities [B, K, L] of every caption sampled alone, token by token: the obvious way.
+    """Token ids and log-probabilities [B, K, L] of every caption sampled alone, token by token: the
+    obvious way.
 
-    ``next_logits`` gives [V] after the token ids of a caption, for the inputs of its image. With ``ending``, numbers of
-    ``noise`` are changed so that the first sample of image i ends after i + 1 tokens.
+    ``next_logits`` gives [V] after the token ids of a caption, for the inputs of its image. With
+    ``ending``, numbers of ``noise`` are changed so that the first sample of image i ends after i +
+    1 tokens.
     """
     end = captioner.eos_token_id
     tokens, scores = torch.full(noise.shape, captioner.pad_token_id), torch.zeros(noise.shape)

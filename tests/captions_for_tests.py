@@ -1,4 +1,6 @@
-"""Four images' captions and references, in tokens that are separated by spaces, and a mark for tests with Java."""
+"""Four images' captions and references, in tokens that are separated by spaces, and a mark for
+tests with Java.
+"""
 
 import json
 import shutil
@@ -59,7 +61,9 @@ def _karpathy_references(file: Path) -> dict[str, list[list[str]]]:
 def published_system(
     shared_data: Path, name: str
 ) -> tuple[list[list[str]], list[list[list[str]]], dict[str, float]]:
-    """Tokens of a published system's captions of Karpathy's test split, of the references, and its recorded scores."""
+    """Tokens of a published system's captions of Karpathy's test split, of the references, and its
+    recorded scores.
+    """
     folder = shared_data / "coco_karpathy_test"
     tokens = _karpathy_references(folder / "refs.json")
     results = json.loads((folder / "predictions" / f"{name}.json").read_text())

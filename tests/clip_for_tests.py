@@ -67,7 +67,9 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def low_rank_weights() -> dict[str, torch.Tensor]:
-    """A state as PAC-S++ saves it: rank 4, factors of every weight of the blocks and of the patches' kernel."""
+    """A state as PAC-S++ saves it: rank 4, factors of every weight of the blocks and of the
+    patches' kernel.
+    """
     state = weights()
     draw = torch.Generator().manual_seed(7)
     for key, weight in list(state.items()):

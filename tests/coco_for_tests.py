@@ -1,4 +1,6 @@
-"""A tiny COCO: official caption files, Karpathy's JSON, photos and bottom-up features, as they are downloaded."""
+"""A tiny COCO: official caption files, Karpathy's JSON, photos and bottom-up features, as they are
+downloaded.
+"""
 
 import json
 from pathlib import Path

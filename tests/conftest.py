@@ -12,11 +12,13 @@ from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# Without hypothesis' limit of 200 ms an example: what a test shows does not depend on how busy the machine is.
+# Without hypothesis' limit of 200 ms an example: what a test shows does not depend on how busy the
+# machine is.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
-# A suite that a shell starts in the background ignores Ctrl-C, and so would every program that a test starts.
+# A suite that a shell starts in the background ignores Ctrl-C, and so would every program that a
+# test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -36,7 +38,9 @@ def random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
-    """Escape what xdist cannot send: names of files that are not UTF-8, in what a test printed or logged."""
+    """Escape what xdist cannot send: names of files that are not UTF-8, in what a test printed or
+    logged.
+    """
     report = yield
     report.sections = [
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
@@ -46,7 +50,8 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder with the public datasets that are not shipped with the package; skips the test where it is absent.
+    """Folder with the public datasets that are not shipped with the package; skips the test where
+    it is absent.
 
     It is ``$RL_CAPTION_SHARED_DATA`` if that is set, else ``shared/data`` beside the repository.
     """

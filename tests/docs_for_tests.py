@@ -1,4 +1,6 @@
-"""The commands of the pages: where they stand, what they read, and what of that a reader has to bring."""
+"""The commands of the pages: where they stand, what they read, and what of that a reader has to
+bring.
+"""
 
 import re
 import shlex
@@ -98,7 +100,9 @@ def commands(page: Path) -> tuple[Command, ...]:
 
 
 def words_of(command: str) -> list[str]:
-    """Without what stands for more (``...``), brackets of what may be left out, variables in front, and pipes."""
+    """Without what stands for more (``...``), brackets of what may be left out, variables in front,
+    and pipes.
+    """
     words = [
         word
         for word in shlex.split(command.partition(" | ")[0], comments=True)
@@ -141,7 +145,7 @@ def program_of(words: list[str]) -> tuple[Path, list[str]]:
     return program, arguments
 
 
-# --- what a command needs ---------------------------------------------------------------------------------------------
+# --- what a command needs -----------------------------------------------------------------------
 
 WRITTEN = ("--out", "--run.dir", "--run_dir", "--repo_id", "--json")
 FOLDERS = ("data", "models", "runs", "checkpoints")
@@ -160,7 +164,9 @@ INSTALLERS = {
 
 
 def needs(command: Command) -> set[str]:
-    """What a reader has to bring, or to wait for, in the words that the title of the block has to contain."""
+    """What a reader has to bring, or to wait for, in the words that the title of the block has to
+    contain.
+    """
     return _needs_on(command.page)[command]
 
 
@@ -169,7 +175,8 @@ def _needs_on(page: Path) -> dict[Command, set[str]]:
     found: dict[Command, set[str]] = {}
     writers: dict[str, Command] = {}
     for command in commands(page):
-        # What a block writes is there for its other commands; for those of other blocks, if it needed nothing.
+        # What a block writes is there for its other commands; for those of other blocks, if it
+        # needed nothing.
         near = {
             path: found[by]
             for path, by in writers.items()
@@ -182,7 +189,9 @@ def _needs_on(page: Path) -> dict[Command, set[str]]:
 
 @cache
 def runnable() -> tuple[Command, ...]:
-    """The commands that need nothing, once for each program and its arguments, whatever launches it."""
+    """The commands that need nothing, once for each program and its arguments, whatever launches
+    it.
+    """
     found: dict[object, Command] = {}
     for command in (command for page in PAGES for command in commands(page) if not needs(command)):
         words = command.words
@@ -192,7 +201,9 @@ def runnable() -> tuple[Command, ...]:
 
 
 def needed_by(command: Command, written: dict[str, set[str]]) -> set[str]:
-    """The same, where earlier commands have ``written`` these paths and needed what stands there for that."""
+    """The same, where earlier commands have ``written`` these paths and needed what stands there
+    for that.
+    """
     words = command.words
     found = {need for program, need in INSTALLERS.items() if program in words}
     found |= {"minutes"} if takes_minutes(words) else set()
@@ -296,7 +307,8 @@ def configurations() -> dict[str, Any]:
 def inner(
     path: str, shown: dict[str, str], changes: dict[str, str], seen: tuple[str, ...] = ()
 ) -> set[str]:
-    """What the configuration at a path names, or the one that makes the run there, and those that it names.
+    """What the configuration at a path names, or the one that makes the run there, and those that
+    it names.
 
     ``changes`` are options of the command line, which replace what stands in the file.
     """
@@ -324,7 +336,9 @@ def owner_of(path: str) -> str | None:
 
 
 def leaves(value: Any, changes: dict[str, str] | None = None, key: str = "") -> Iterator[str]:
-    """Strings of a configuration, but for folders that it writes, where data come from, and keys that are replaced."""
+    """Strings of a configuration, but for folders that it writes, where data come from, and keys
+    that are replaced.
+    """
     if isinstance(value, dict):
         for name, entry in value.items():
             if name not in ("dir", "out", "cache_dir", "source"):

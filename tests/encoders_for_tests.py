@@ -42,7 +42,9 @@ def save_vit(folder: Path, seed: int = 0, pooler: bool = True) -> str:
 
 
 class MeanColours(nn.Module):
-    """An encoder of one's own: the mean colour of each cell of a grid, times ``gain``, which is its one weight."""
+    """An encoder of one's own: the mean colour of each cell of a grid, times ``gain``, which is its
+    one weight.
+    """
 
     preprocessing = Preprocessing(SIDE, (0.0,) * 3, (1.0,) * 3, "bilinear", "squash")
 
@@ -58,7 +60,9 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
 class TinyImageEncoder(nn.Module):
-    """Three convolutions with batch norm, their weights given by ``seed``: [B, 3, 32, 32] -> [B, 4, 4, 12]."""
+    """Three convolutions with batch norm, their weights given by ``seed``: [B, 3, 32, 32] -> [B, 4,
+    4, 12].
+    """
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -78,7 +82,9 @@ class TinyImageEncoder(nn.Module):
 
 
 def save_text_encoder(folder: Path) -> str:
-    """Save a random BERT of two layers, with a tokenizer of the generated world's words; returns its name."""
+    """Save a random BERT of two layers, with a tokenizer of the generated world's words; returns
+    its name.
+    """
     rows = ScenesData(num_train=32, num_val=6, num_test=0, num_unseen=0, image_size=32).split(
         "train"
     )

@@ -1,4 +1,6 @@
-"""Tiny models of Transformers with random weights, saved and loaded as real ones are: folder in, captioner out."""
+"""Tiny models of Transformers with random weights, saved and loaded as real ones are: folder in,
+captioner out.
+"""
 
 import shutil
 from pathlib import Path
@@ -78,7 +80,9 @@ def bert_tokenizer() -> Any:
 
 
 def byte_tokenizer(bos: str, eos: str, pad: str | None, starts: bool) -> Any:
-    """Byte-level BPE trained on the test captions; ``starts`` puts BOS before every text, as OPT does."""
+    """Byte-level BPE trained on the test captions; ``starts`` puts BOS before every text, as OPT
+    does.
+    """
     tokenizer = caption_tokenizer([*TEXTS, *(f" {text}" for text in TEXTS)], 330, bos, eos, pad)
     if starts:
         special = [(bos, tokenizer.bos_token_id)]
@@ -107,7 +111,9 @@ def tiny_gpt2(folder: Path, positions: int = 48) -> Path:
 
 
 def tiny_regressor(folder: Path, labels: int = 1) -> Path:
-    """Save a RoBERTa of random weights for sequence classification, as the released ICC; return its folder."""
+    """Save a RoBERTa of random weights for sequence classification, as the released ICC; return its
+    folder.
+    """
     tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
     shape = {
         "hidden_size": 16,
@@ -234,7 +240,9 @@ def save_pair(folder: Path, decoder: Any, tokenizer: Any, start: int, eos: int, 
 
 
 def save_blip2(folder: Path) -> None:
-    """As Salesforce/blip2-opt-2.7b: </s> starts, a line break ends, <image> tokens stand for the queries."""
+    """As Salesforce/blip2-opt-2.7b: </s> starts, a line break ends, <image> tokens stand for the
+    queries.
+    """
     tokenizer = byte_tokenizer("</s>", "</s>", "<pad>", starts=True)
     (newline,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
     processor = Blip2Processor(BlipImageProcessor(size=SIZE), tokenizer, num_query_tokens=3)
@@ -262,7 +270,9 @@ def save_blip2(folder: Path) -> None:
 
 
 def save_instructblip(folder: Path) -> None:
-    """As Salesforce/instructblip-vicuna-7b, on Llama: the configuration's EOS does not fit the tokenizer."""
+    """As Salesforce/instructblip-vicuna-7b, on Llama: the configuration's EOS does not fit the
+    tokenizer.
+    """
     tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
     images = BlipImageProcessor(size=SIZE)
     processor = InstructBlipProcessor(images, tokenizer, bert_tokenizer(), num_query_tokens=3)
@@ -352,7 +362,9 @@ def save_with_queries(model: Any, folder: Path) -> None:
 
 
 def save_model(family: str, folder: Path, seed: int = 0) -> Path:
-    """Write the family's tiny model to ``folder``, also that of a vision-language model; returns it."""
+    """Write the family's tiny model to ``folder``, also that of a vision-language model; returns
+    it.
+    """
     if family not in FAMILIES:
         from tests.vlm_families_for_tests import save_vlm
 

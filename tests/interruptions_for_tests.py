@@ -10,7 +10,9 @@ import pytest
 
 @contextmanager
 def interrupted(owner: Any, name: str, after: int) -> Iterator[None]:
-    """What is within ends in ``KeyboardInterrupt``: at the call of a function that follows ``after`` whole ones."""
+    """What is within ends in ``KeyboardInterrupt``: at the call of a function that follows
+    ``after`` whole ones.
+    """
     original, calls = getattr(owner, name), []
 
     def stopped(*args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,9 @@ def flickr8k(folder: Path) -> None:
 
 
 def composite(folder: Path) -> None:
-    """Three captions a row in 8k, four in the others, and the two lines at the end of the real files."""
+    """Three captions a row in 8k, four in the others, and the two lines at the end of the real
+    files.
+    """
     token_file(folder / "Flickr8k.token.txt")
     token_file(folder / "results_20130124.token")
     coco = [{"image_id": 12, "id": n, "caption": f"a bus  in place {n}"} for n in range(5)]
@@ -105,7 +107,9 @@ def consensus(path: Path, pairs: list[tuple[str, str, int]]) -> None:
 
 
 def pascal50s(folder: Path) -> None:
-    """Four pairs, one of each kind; the second has its captions in the other order, the third is a tie of votes."""
+    """Four pairs, one of each kind; the second has its captions in the other order, the third is a
+    tie of votes.
+    """
     pairs = [
         ("one dog", "one cat", 40),
         ("two dogs", "two cats", 10),
@@ -285,7 +289,9 @@ def icc_words(folder: Path) -> None:
 
 
 def vatex_eval(folder: Path) -> None:
-    """Pickled NumPy arrays, as ``VATEX-EVAL-demo.py`` of EMScore reads them: ratings are [people, captions], flat."""
+    """Pickled NumPy arrays, as ``VATEX-EVAL-demo.py`` of EMScore reads them: ratings are [people,
+    captions], flat.
+    """
     contents = {
         "candidates_list": np.array(["a man  runs .", "a dog sits .", "a cat sleeps ."]),
         "gts_list": np.array(

@@ -74,7 +74,9 @@ def image_ids(count: int = 30, split: str = "val") -> list[str]:
 
 
 def write_run(folder: Path, **config: Any) -> Path:
-    """A finished run with three validations, the last of them with an alarm; the first caption is a nasty one."""
+    """A finished run with three validations, the last of them with an alarm; the first caption is a
+    nasty one.
+    """
     folder.mkdir(parents=True)
     values = {
         "data": DATA,

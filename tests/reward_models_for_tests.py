@@ -86,10 +86,11 @@ def reward_model_config(folder: Path, task: str, **changes: Any) -> dict[str, An
 
 
 def chain(folder: Path) -> dict[str, dict[str, Any]]:
-    """Configurations of teacher, both towers and the whole student, each warm-started by a YAML file in ``folder``.
+    """Configurations of teacher, both towers and the whole student, each warm-started by a YAML
+    file in ``folder``.
 
-    And of ``pac``, which goes on from the teacher with generated images and captions; of ``long``, the teacher with
-    more positions; and of ``specific``, which goes on from that.
+    And of ``pac``, which goes on from the teacher with generated images and captions; of ``long``,
+    the teacher with more positions; and of ``specific``, which goes on from that.
     """
     teacher = {
         "teacher.name": str(folder / "teacher/export/best"),
@@ -143,7 +144,9 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def pretrained_chain(folder: Path) -> dict[str, dict[str, Any]]:
-    """Configurations of a dual encoder of pretrained parts, and of an L-CLIP over its frozen image encoder."""
+    """Configurations of a dual encoder of pretrained parts, and of an L-CLIP over its frozen image
+    encoder.
+    """
     encoder = "tests.encoders_for_tests:TinyImageEncoder"
     text = {"encoder": save_text_encoder(folder / "text_encoder"), "train_blocks": 0}
     files = {"format": "karpathy", "path": str(folder / "data"), "image_root": "images"}
@@ -166,7 +169,9 @@ def pretrained_chain(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def text_chain(folder: Path) -> dict[str, dict[str, Any]]:
-    """Configurations of a language model, of a semantic bottleneck on it, and of a regression on captions."""
+    """Configurations of a language model, of a semantic bottleneck on it, and of a regression on
+    captions.
+    """
     targets = folder / "targets.jsonl"
     if not targets.exists():
         rows = ScenesData(**DATA["kwargs"]).split("train")

@@ -1,8 +1,8 @@
 """A device that is not the CPU, on a machine without one: where a GPU would refuse, it refuses.
 
-A tensor of it wraps a CPU tensor, which computes. An operation on tensors of both devices raises, and so does
-``numpy()``; CPU scalars and CPU indices are taken, as on a GPU. Autocast is a no-op. It registers torch's one private
-backend for the rest of the process, so it belongs into a child.
+A tensor of it wraps a CPU tensor, which computes. An operation on tensors of both devices raises,
+and so does ``numpy()``; CPU scalars and CPU indices are taken, as on a GPU. Autocast is a no-op. It
+registers torch's one private backend for the rest of the process, so it belongs into a child.
 """
 
 import importlib
@@ -99,7 +99,9 @@ def simulated(device: Any) -> bool:
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:
-    """What stands in the arguments of an operation, whose only containers are lists, tuples and the keywords."""
+    """What stands in the arguments of an operation, whose only containers are lists, tuples and the
+    keywords.
+    """
     if isinstance(tree, list | tuple):
         for value in tree:
             yield from leaves_of(value)
@@ -108,7 +110,9 @@ def leaves_of(tree: Any) -> Iterator[Any]:
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same containers with each leaf replaced; torch's own ``tree_map`` takes most of the time of a tiny run."""
+    """The same containers with each leaf replaced; torch's own ``tree_map`` takes most of the time
+    of a tiny run.
+    """
     if type(tree) in (list, tuple):
         return type(tree)([mapped(function, value) for value in tree])
     if isinstance(tree, tuple):
@@ -117,7 +121,9 @@ def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def compute(operator: Any, args: Any, kwargs: Any) -> Any:
-    """The operation on the CPU tensors inside, wrapped. Raises RuntimeError where tensors are on both devices."""
+    """The operation on the CPU tensors inside, wrapped. Raises RuntimeError where tensors are on
+    both devices.
+    """
     name = operator._schema.name
     leaves = [*leaves_of(args), *leaves_of(list(kwargs.values()))]
     inside = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)}

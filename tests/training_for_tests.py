@@ -1,6 +1,8 @@
-"""Tiny trainings: their configurations, and children of a fork server that run, fail and are killed as asked.
+"""Tiny trainings: their configurations, and children of a fork server that run, fail and are killed
+as asked.
 
-Importing torch and Transformers takes seconds, so one fork server imports everything once and each run is a fork of it.
+Importing torch and Transformers takes seconds, so one fork server imports everything once and each
+run is a fork of it.
 """
 
 import importlib
@@ -32,7 +34,9 @@ from rl_caption.config.schema import ScstConfig, XeConfig
 from rl_caption.programs.report.charts import templates
 
 ENGINES = {name: engine_memory.environment(name) for name in engine_memory.ENGINES}
-"""What ``accelerate launch --config_file configs/accelerate/deepspeed_NAME.yaml`` puts into the environment."""
+"""What ``accelerate launch --config_file configs/accelerate/deepspeed_NAME.yaml`` puts into the
+environment.
+"""
 LONGEST = 300
 """Seconds after which a run counts as hanging."""
 PRELOAD = [
@@ -83,7 +87,9 @@ DATA = {
 
 
 def xe_config(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Cross-entropy with dropout (so that random states matter) and accumulation; ``changes`` are dotted keys."""
+    """Cross-entropy with dropout (so that random states matter) and accumulation; ``changes`` are
+    dotted keys.
+    """
     return changed(
         {
             "model": MODEL,
@@ -144,9 +150,11 @@ def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL (or another signal) at the ``call``-th call of ``target`` (``module:attribute.attribute``).
+    """SIGKILL (or another signal) at the ``call``-th call of ``target``
+    (``module:attribute.attribute``).
 
-    ``moment`` is ``before`` the call, ``after`` it, or ``half`` way through what it writes or removes.
+    ``moment`` is ``before`` the call, ``after`` it, or ``half`` way through what it writes or
+    removes.
     """
 
     target: str
@@ -185,7 +193,9 @@ def checked_run(config: dict[str, Any], folder: Path, program: str = "xe", **how
 def run_arguments(
     arguments: list[str], output: Path, kill_after: float | None = None, **how: Any
 ) -> Ended:
-    """Run ``python -m rl_caption ARGUMENTS`` in a fork, killed after so many seconds, and return how it ended."""
+    """Run ``python -m rl_caption ARGUMENTS`` in a fork, killed after so many seconds, and return
+    how it ended.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     process = context.Process(target=_child, args=(arguments, str(output)), kwargs=how)
@@ -211,10 +221,11 @@ def run_together(
     engine: dict[str, str] | None = None,
     spoil: int | None = None,
 ) -> list[Ended]:
-    """Run the program in ``count`` processes that train together (gloo), with the environment of an ``engine``.
+    """Run the program in ``count`` processes that train together (gloo), with the environment of an
+    ``engine``.
 
-    ``kill`` strikes rank 0, then the others are killed. After step ``spoil`` the last process alone has weights that
-    are not finite.
+    ``kill`` strikes rank 0, then the others are killed. After step ``spoil`` the last process alone
+    has weights that are not finite.
     """
     file = folder.with_name(f"{folder.name}.yaml")
     file.write_text(yaml.safe_dump(config))
@@ -264,8 +275,10 @@ def _child(
     simulated: bool = False,
     without_lab: bool = False,
 ) -> None:
-    """Run the program with a kill armed, NaN in a weight from step ``poison`` on or after step ``spoil``, files
-    limited in size (bytes), on a simulated device, or where ``rl_caption.lab`` cannot be imported."""
+    """Run the program with a kill armed, NaN in a weight from step ``poison`` on or after step
+    ``spoil``, files limited in size (bytes), on a simulated device, or where ``rl_caption.lab``
+    cannot be imported.
+    """
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -329,7 +342,9 @@ def _write_half(original: Any, *positional: Any, **named: Any) -> None:
 
 
 def _break_weights(step: int, after: bool) -> None:
-    """Make a weight NaN before step ``step`` is taken, or after it; of a sharded one this process's shard."""
+    """Make a weight NaN before step ``step`` is taken, or after it; of a sharded one this process's
+    shard.
+    """
     from rl_caption.training.loop import Trainer
 
     original = Trainer._step
@@ -369,7 +384,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _last_and_best(one: Path, other: Path) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Name of each weight of the last checkpoint and of the exported model, with its values in both runs."""
+    """Name of each weight of the last checkpoint and of the exported model, with its values in both
+    runs.
+    """
     last = sorted((other / "checkpoints").iterdir())[-1].relative_to(other)
     for model in (last, Path("export/best")):
         found, expected = weights(one / model), weights(other / model)
@@ -392,14 +409,17 @@ def assert_close_runs(one: Path, other: Path, rel: float = 1e-5) -> None:
         assert samples[0] == samples[1]
     for name, found, expected in _last_and_best(other, one):
         assert found.dtype == expected.dtype
-        # The bias of the keys has no gradient but rounding errors, which Adam scales up to full steps.
+        # The bias of the keys has no gradient but rounding errors, which Adam scales up to full
+        # steps.
         assert name.endswith("key.bias") or torch.allclose(found, expected, atol=1e-4), (
             f"{name} differs"
         )
 
 
 def assert_same_run(run_folder: Path, whole: Path) -> None:
-    """Every file that tells the result of a run equals that of the run that was never stopped, bit for bit."""
+    """Every file that tells the result of a run equals that of the run that was never stopped, bit
+    for bit.
+    """
     assert files(run_folder) == files(whole)
     for name, found, expected in _last_and_best(run_folder, whole):
         assert torch.equal(found, expected), f"{name} differs"

@@ -1,4 +1,6 @@
-"""Tiny decoder-only vision-language models of many families, with random weights, saved as the real ones are."""
+"""Tiny decoder-only vision-language models of many families, with random weights, saved as the real
+ones are.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,8 @@ CHAT_TEMPLATE = (
     + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 GEMMA_TEMPLATE = (
-    "<bos>{% for message in messages %}<start_of_turn>{{ 'model' if message['role'] == 'assistant' else 'user' }}\n"
+    "<bos>{% for message in messages %}<start_of_turn>{{ 'model' if message['role'] == 'assistant' "
+    "else 'user' }}\n"
     + CONTENT.replace("IMAGE", "<boi>")
     + "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
@@ -149,7 +152,9 @@ def save_qwen2_5_vl(folder: Path) -> None:
 
 
 def save_qwen3_vl(folder: Path) -> None:
-    """As Qwen/Qwen3-VL-2B-Instruct: features of several layers of the tower go into several layers of the text."""
+    """As Qwen/Qwen3-VL-2B-Instruct: features of several layers of the tower go into several layers
+    of the text.
+    """
     vision = {
         "depth": 2,
         "hidden_size": 32,
@@ -188,7 +193,9 @@ def _split(folder: Path, version: str, processor: Any, images: Any, **more: Any)
 
 
 def save_smolvlm(folder: Path) -> None:
-    """As HuggingFaceTB/SmolVLM2-256M-Video-Instruct: an image is split into crops; answers begin with a space."""
+    """As HuggingFaceTB/SmolVLM2-256M-Video-Instruct: an image is split into crops; answers begin
+    with a space.
+    """
     videos = SmolVLMVideoProcessor(size={"longest_edge": 32}, max_image_size={"longest_edge": 32})
     _split(folder, "SmolVLM", tf.SmolVLMProcessor, SmolVLMImageProcessorPil, video_processor=videos)
 
@@ -199,7 +206,9 @@ def save_idefics3(folder: Path) -> None:
 
 
 def save_llava_onevision(folder: Path) -> None:
-    """As llava-hf/llava-onevision-qwen2-0.5b-ov-hf: patches in a grid that fits the image, without padding."""
+    """As llava-hf/llava-onevision-qwen2-0.5b-ov-hf: patches in a grid that fits the image, without
+    padding.
+    """
     tokenizer = _tokenizer(CHATML, eos="<|im_end|>", pad="<pad>")
     config = tf.LlavaOnevisionConfig(
         text_config={**TEXT, "model_type": "qwen2", "vocab_size": len(tokenizer)},
@@ -294,7 +303,9 @@ def save_internvl(folder: Path) -> None:
 
 
 def save_paligemma(folder: Path) -> None:
-    """As google/paligemma-3b-pt-224: a plain prompt; prompt and image see each other in both directions."""
+    """As google/paligemma-3b-pt-224: a plain prompt; prompt and image see each other in both
+    directions.
+    """
     _paligemma(folder, {"model_type": "gemma"})
 
 
@@ -319,7 +330,9 @@ def _paligemma(folder: Path, text: dict[str, Any]) -> None:
 
 
 def save_gemma3(folder: Path) -> None:
-    """As google/gemma-3-4b-it: a turn ends with another token than a text; most layers see a window."""
+    """As google/gemma-3-4b-it: a turn ends with another token than a text; most layers see a
+    window.
+    """
     extra = {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<img>"}
     tokenizer = _tokenizer(GEMMA, eos="<eos>", pad="<pad>", bos="<bos>", **extra)
     kinds = ["sliding_attention", "full_attention"]

@@ -31,7 +31,8 @@ from tests.clip_for_tests import noise_image
 from tests.training_for_tests import changed
 
 WORDS = (
-    "a an the and is are on in of left right red green blue yellow white black gray brown small large circle square "
+    "a an the and is are on in of left right red green blue yellow white black gray brown small "
+    "large circle square "
     "triangle star diamond cross two three . describe this image in one sentence what do you see ? "
     "user assistant system User : Assistant"
 )
@@ -39,8 +40,10 @@ RECORDER = "tests.vlm_for_tests:Recorder"
 BANNED = range(12, 48)
 """Ids that the generation settings of the tiny Qwen2-VL never write."""
 CONTENT = (
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}IMAGE{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in "
+    "message['content'] %}"
+    "{% if part['type'] == 'image' %}IMAGE{% elif part['type'] == 'text' %}{{ part['text'] }}{% "
+    "endif %}{% endfor %}"
     "{% endif %}"
 )
 QWEN_TEMPLATE = (
@@ -91,7 +94,9 @@ def tiny_qwen2_vl(folder: Path, patch_size: int = 8) -> Path:
 
 
 def tiny_idefics3(folder: Path) -> Path:
-    """Save an Idefics3 (the architecture of SmolVLM 1) of 42 thousand parameters with its processor."""
+    """Save an Idefics3 (the architecture of SmolVLM 1) of 42 thousand parameters with its
+    processor.
+    """
     specials = [
         "<|im_start|>",
         "<end_of_utterance>",
@@ -128,7 +133,9 @@ def tiny_idefics3(folder: Path) -> Path:
 
 
 def six_images(folder: Path) -> None:
-    """Write images and ``data.jsonl``, four to train on and two to test on; one row has its own prompt."""
+    """Write images and ``data.jsonl``, four to train on and two to test on; one row has its own
+    prompt.
+    """
     rows: list[dict[str, Any]] = []
     for number in range(6):
         noise_image(number).save(folder / f"{number}.png")
@@ -172,7 +179,9 @@ def grpo_config(folder: Path, run: Path, **changes: Any) -> dict[str, Any]:
 
 
 class Recorder:
-    """Scores captions by their number of words, and keeps what it was given; NaN where asked to break."""
+    """Scores captions by their number of words, and keeps what it was given; NaN where asked to
+    break.
+    """
 
     __name__ = "recorder"
     columns = frozenset({"image", "references"})
@@ -193,7 +202,9 @@ class Recorder:
 def word_tokenizer(
     specials: list[str], pad: str, eos: str, bos: str | None = None, words: str = "", **named: str
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words, those of ``WORDS`` and ``words``; ``named`` special tokens are attributes, too."""
+    """A tokenizer of whole words, those of ``WORDS`` and ``words``; ``named`` special tokens are
+    attributes, too.
+    """
     vocabulary = dict.fromkeys([*specials, "<unk>", *WORDS.split(), *words.split()])
     tokenizer = Tokenizer(
         models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>")

@@ -1,7 +1,8 @@
-"""Frozen dual encoders, loaded by name: open_clip models, L-CLIP students, and duals of pretrained encoders.
+"""Frozen dual encoders, loaded by name: open_clip models, L-CLIP students, and duals of pretrained
+encoders.
 
-Captions are tokenised by the model's own tokenizer: CLIP's BPE of 49,408 tokens for CLIP models and students, that of
-the text encoder for a ``PretrainedDual``.
+Captions are tokenised by the model's own tokenizer: CLIP's BPE of 49,408 tokens for CLIP models and
+students, that of the text encoder for a ``PretrainedDual``.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ from rewards.trust import trust, trusted_names
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 SORTED_BATCHES = 16
-"""Captions tokenised and sorted by length at a time, over ``batch_size``. They are then encoded in batches of as many
-tokens as ``batch_size`` captions of full length have."""
+"""Captions tokenised and sorted by length at a time, over ``batch_size``. They are then encoded in
+batches of as many tokens as ``batch_size`` captions of full length have.
+"""
 _UNLOADABLE = (
     *(
         OSError,
@@ -63,7 +65,9 @@ _UNLOADABLE = (
     ),
     pickle.UnpicklingError,
 )
-"""What loading raises: a failed download, an unknown name, weights of another shape, a damaged file, no such device."""
+"""What loading raises: a failed download, an unknown name, weights of another shape, a damaged
+file, no such device.
+"""
 
 
 @dataclass
@@ -78,7 +82,9 @@ class _Network:
     preprocessing: Preprocessing
     context_length: int
     architecture: str
-    trims: bool  # whether text embeddings do not depend on padding, so that ids may be cut after the longest caption
+    # whether text embeddings do not depend on padding, so that ids may be cut after the longest
+    # caption
+    trims: bool
     encode_text: Callable[[Tensor], Tensor]
     # Ids [N, L] -> numbers of tokens [N] before the padding; EOT is the largest id.
     lengths: Callable[[Tensor], Tensor] = lambda ids: ids.argmax(dim=1) + 1
@@ -89,7 +95,9 @@ class _Network:
 
 
 def _in_own_precision(method: Callable[..., T]) -> Callable[..., T]:
-    """Without gradients or the caller's autocast: embeddings are cached, and scores signed, as of one precision."""
+    """Without gradients or the caller's autocast: embeddings are cached, and scores signed, as of
+    one precision.
+    """
 
     @wraps(method)
     def embed(self: FrozenEncoder, *positional: Any, **named: Any) -> T:
@@ -100,10 +108,12 @@ def _in_own_precision(method: Callable[..., T]) -> Callable[..., T]:
 
 
 class FrozenEncoder:
-    """A frozen dual encoder that was loaded by name. It is pickled without its weights and loads them again.
+    """A frozen dual encoder that was loaded by name. It is pickled without its weights and loads
+    them again.
 
     Raises:
-        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with them.
+        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with
+            them.
     """
 
     def __init__(self, options: EncoderOptions) -> None:
@@ -124,7 +134,9 @@ class FrozenEncoder:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the network, and with what the user trusts: it is loaded again in another process."""
+        """Pickle without the network, and with what the user trusts: it is loaded again in another
+        process.
+        """
         return {**self.__dict__, "_loaded": None, "_trusted": trusted_names()}
 
     @property
@@ -146,7 +158,8 @@ class FrozenEncoder:
                 raise RewardError(str(error)) from error
             if _fingerprint(loaded, self._options.precision) != self.fingerprint:
                 raise RewardError(
-                    f"the weights of {self.signature} have changed since it was pickled: scores would not be comparable"
+                    f"the weights of {self.signature} have changed since it was pickled: scores "
+                    f"would not be comparable"
                 )
             self._loaded = loaded
         return self._loaded
@@ -201,7 +214,9 @@ class FrozenEncoder:
         return self._network().count_tokens(text)
 
     def too_long(self, texts: Sequence[str]) -> int:
-        """Number of captions that have more tokens than ``context_length``, so that their end is cut."""
+        """Number of captions that have more tokens than ``context_length``, so that their end is
+        cut.
+        """
         return sum(self.count_tokens(text) > self.context_length for text in texts)
 
     @property
@@ -211,10 +226,12 @@ class FrozenEncoder:
 
     @_in_own_precision
     def encode_tokens(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-        """Return token ids [L] and token embeddings [L, D] of each caption: float32, on the CPU, of length 1.
+        """Return token ids [L] and token embeddings [L, D] of each caption: float32, on the CPU, of
+        length 1.
 
-        L includes start and end. The state of a token goes through the same layers as the caption's pooled state, so
-        the embedding of the token that is pooled is the embedding of the caption. Raises as ``encode_texts``.
+        L includes start and end. The state of a token goes through the same layers as the caption's
+        pooled state, so the embedding of the token that is pooled is the embedding of the caption.
+        Raises as ``encode_texts``.
         """
         network, embedded = self._network(), []
         assert network.encode_tokens is not None, "has_tokens is asked first"
@@ -235,14 +252,17 @@ class FrozenEncoder:
         return self._network().lengths(ids)
 
     def token_ids(self, texts: list[str]) -> Tensor:
-        """Token ids [N, L] of N captions, padded; L is at most ``context_length``. Raises as ``encode_texts``."""
+        """Token ids [N, L] of N captions, padded; L is at most ``context_length``. Raises as
+        ``encode_texts``.
+        """
         network = self._network()
         if not self._options.truncate:
             for text in texts:
                 count = self.count_tokens(text)
                 if count > self.context_length:
                     raise RewardError(
-                        f"caption {text!r:.80} has {count} tokens, {self.name} reads {self.context_length}: "
+                        f"caption {text!r:.80} has {count} tokens, {self.name} reads "
+                        f"{self.context_length}: "
                         "shorten it, or score with truncate=True"
                     )
         return network.tokenize(texts)
@@ -251,15 +271,19 @@ class FrozenEncoder:
 def load_frozen_encoder(
     name: str, pretrained: str | None = None, device: str = "cpu", **options: Any
 ) -> FrozenEncoder:
-    """Load a ``FrozenEncoder`` of ``EncoderOptions(name, pretrained, device, **options)``. Raises as these do."""
+    """Load a ``FrozenEncoder`` of ``EncoderOptions(name, pretrained, device, **options)``. Raises
+    as these do.
+    """
     return FrozenEncoder(EncoderOptions(name, pretrained, device, **options))
 
 
 def load_encoder(options: EncoderOptions) -> CachedEncoder:
-    """Load the encoder of a score, unless ``options.backbone`` is a loaded one already, and open its cache.
+    """Load the encoder of a score, unless ``options.backbone`` is a loaded one already, and open
+    its cache.
 
     Raises:
-        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with them.
+        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with
+            them.
     """
     encoder = options.backbone
     if isinstance(encoder, CachedEncoder):
@@ -280,7 +304,8 @@ def _load(options: EncoderOptions) -> _Network:
             loaded = _load_open_clip(f"local-dir:{name}", options)
         elif has_model_type(name, "clip"):
             raise ValueError(
-                f"it is a CLIP of Transformers: name the architecture in open_clip (ViT-B-32-quickgelu for OpenAI's), "
+                f"it is a CLIP of Transformers: name the architecture in open_clip "
+                f"(ViT-B-32-quickgelu for OpenAI's), "
                 f"and set 'pretrained' to {str(Path(name) / 'model.safetensors')!r}"
             )
         else:
@@ -352,7 +377,8 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
     if has_weights:
         check_open_clip(open_clip.get_model_config(name) or {}, f"open_clip_config.json of {name}")
     tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
-    # The tag tells the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
+    # The tag tells the activation; the architecture ViT-B-32 alone would run OpenAI's weights with
+    # another one.
     quick_gelu, note, layout = bool(tag and tag.get("quick_gelu")), "", None
     released = RELEASED.get(Path(pretrained or "").name)
     if (
@@ -377,7 +403,8 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
     preprocessing = preprocessing_of(model.visual)
     if layout == "plain" and is_main_process():
         logger.info(
-            "%s does not record activation and preprocessing. Those of %s are used: %s and mean %s. OpenAI's weights "
+            "%s does not record activation and preprocessing. Those of %s are used: %s and mean "
+            "%s. OpenAI's weights "
             "need QuickGELU (ViT-B-32-quickgelu)",
             pretrained, name, "QuickGELU" if (open_clip.get_model_config(name) or {}).get("quick_gelu") else "GELU",
             preprocessing.mean,
@@ -387,7 +414,8 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
     native = isinstance(model, open_clip.CLIP)
     causal = native and model.attn_mask is not None and model.text_pool_type == "argmax"
     config, tokenizer = open_clip.get_model_config(name) or {}, open_clip_tokenizer(name)
-    # A text tower of Transformers was trained on fewer tokens than it has positions, and may not say how many it has.
+    # A text tower of Transformers was trained on fewer tokens than it has positions, and may not
+    # say how many it has.
     limited = tokenizer if config.get("text_cfg", {}).get("hf_model_name") else model
     context_length = int(getattr(limited, "context_length", 77))
     tokenize, count_tokens = _tokenizer(tokenizer, context_length)

@@ -1,8 +1,10 @@
-"""SBA: how well a language model writes a caption again from its pooled text feature in a dual encoder (docs/icc.md).
+"""SBA: how well a language model writes a caption again from its pooled text feature in a dual
+encoder (docs/icc.md).
 
-Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal
-Dataset Curation", Findings of ACL 2024, section 2: the semantic bottleneck autoencoder. What the paper leaves open
-(length limit, what is trained on) follows its released code.
+Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for
+Multimodal
+Dataset Curation", Findings of ACL 2024, section 2: the semantic bottleneck autoencoder. What the
+paper leaves open (length limit, what is trained on) follows its released code.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ class BottleneckConfig:
         width: width of the dual encoder's text feature.
         hidden: width of the language model's embeddings.
         soft_tokens: number of vectors that the feature is mapped to.
-        ending: ``newline``: a caption is preceded by a space and followed by a line break, as in the released code;
-            ``eos``: it is followed by the language model's EOS, for a language model that was trained on captions.
+        ending: ``newline``: a caption is preceded by a space and followed by a line break, as in
+            the released code; ``eos``: it is followed by the language model's EOS, for a language
+            model that was trained on captions.
         encoder: architecture, hub id or folder of the dual encoder, as for ``clipscore``.
         pretrained: tag or checkpoint file of the dual encoder, if ``encoder`` is an architecture.
         language_model: folder or hub name of a causal language model.
@@ -76,12 +79,16 @@ class Bottleneck(nn.Module):
         return self.linear(features).unflatten(-1, (self.config.soft_tokens, self.config.hidden))
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write ``model.safetensors`` and ``config.json``; the frozen models are only named in it, not copied."""
+        """Write ``model.safetensors`` and ``config.json``; the frozen models are only named in it,
+        not copied.
+        """
         save_model(self.state_dict(), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder)
 
     @staticmethod
     def from_pretrained(path: str | Path) -> Bottleneck:
-        """Load a folder that ``save_pretrained`` wrote. Raises as ``read_config`` and ``load_weights``."""
+        """Load a folder that ``save_pretrained`` wrote. Raises as ``read_config`` and
+        ``load_weights``.
+        """
         return load_weights(
             Bottleneck(read_config(BottleneckConfig, Path(path), MODEL_TYPE)), Path(path)
         )
@@ -109,7 +116,8 @@ class CaptionWriter:
         self.room = frozen.longest - 1 - soft_tokens
         if self.room < 1:
             raise ValueError(
-                f"the language model has {frozen.longest} positions: BOS and the soft tokens take them all"
+                f"the language model has {frozen.longest} positions: BOS and the soft tokens take "
+                f"them all"
             )
         frozen.network.generation_config = (
             GenerationConfig()
@@ -123,7 +131,9 @@ class CaptionWriter:
             self._ends += last
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
-        """Ids that the model should write: the caption with single spaces and the ending, cut to its positions."""
+        """Ids that the model should write: the caption with single spaces and the ending, cut to
+        its positions.
+        """
         texts = [" ".join(caption.split()) for caption in captions]
         if self.ending == "newline":
             texts = [f" {text} \n" for text in texts]
@@ -137,7 +147,9 @@ class CaptionWriter:
         return torch.cat([start, soft.to(start.dtype)], dim=1)
 
     def negative_log_likelihood(self, soft: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-        """Teacher forcing: sum of -ln p (nats) over the tokens ``ids`` [B, L] where ``mask`` [B, L] is true."""
+        """Teacher forcing: sum of -ln p (nats) over the tokens ``ids`` [B, L] where ``mask`` [B, L]
+        is true.
+        """
         prefix = self._prefix(soft)
         inputs = torch.cat([prefix, self._embed(ids)], dim=1)
         attended = torch.cat(
@@ -150,7 +162,9 @@ class CaptionWriter:
 
     @torch.no_grad()
     def write(self, soft: Tensor, num_beams: int, max_new_tokens: int) -> list[list[str]]:
-        """Write by beam search in which no bigram occurs twice: B lists of ``num_beams`` captions, cut at a newline."""
+        """Write by beam search in which no bigram occurs twice: B lists of ``num_beams`` captions,
+        cut at a newline.
+        """
         from transformers import GenerationConfig
 
         settings = GenerationConfig(
@@ -173,7 +187,9 @@ class CaptionWriter:
 
 
 def edit_distance(first: str, second: str) -> int:
-    """Fewest characters to insert, delete or replace to make ``second`` of ``first`` (Levenshtein 1966)."""
+    """Fewest characters to insert, delete or replace to make ``second`` of ``first`` (Levenshtein
+    1966).
+    """
     column = np.array([ord(character) for character in second], np.int64)
     steps = np.arange(len(column) + 1)
     row = steps.copy()  # from the empty beginning of ``first``
@@ -191,7 +207,9 @@ def edit_similarity(first: str, second: str) -> float:
 
 
 class EditSimilarity:
-    """Similarity of a caption to the most similar of its references by ``edit_similarity``, in [0, 1]."""
+    """Similarity of a caption to the most similar of its references by ``edit_similarity``, in [0,
+    1].
+    """
 
     __name__ = "edit_distance"
     columns = frozenset({"references"})
@@ -212,15 +230,18 @@ class EditSimilarity:
 
 
 def load_similarity(name: str, kwargs: Mapping[str, Any], owner: str) -> Reward:
-    """Build the reward that compares captions with what was written again: ``edit_distance``, or any with references.
+    """Build the reward that compares captions with what was written again: ``edit_distance``, or
+    any with references.
 
     Raises:
-        ValueError: it cannot be built, or does not compare with references; the message names ``owner``.
+        ValueError: it cannot be built, or does not compare with references; the message names
+            ``owner``.
     """
     similarity: Reward = build(SIMILARITIES.get(name, name), **kwargs)
     if similarity.columns != {"references"}:
         raise ValueError(
-            f"{owner}: similarity {name!r} does not compare with references: expected edit_distance or a reward such "
+            f"{owner}: similarity {name!r} does not compare with references: expected "
+            f"edit_distance or a reward such "
             "as bertscore"
         )
     return similarity
@@ -229,7 +250,9 @@ def load_similarity(name: str, kwargs: Mapping[str, Any], owner: str) -> Reward:
 def best_similarities(
     similarity: Reward, captions: Sequence[str], written: Sequence[Sequence[str]]
 ) -> list[float]:
-    """Similarity of each of B captions to the most similar of the texts ``written`` of it, clipped to [0, 1]."""
+    """Similarity of each of B captions to the most similar of the texts ``written`` of it, clipped
+    to [0, 1].
+    """
     references = [
         [caption] for caption, texts in zip(captions, written, strict=True) for _ in texts
     ]
@@ -241,28 +264,33 @@ def best_similarities(
 
 
 class SemanticBottleneck:
-    """SBA: similarity of a caption to what a language model writes from its text feature, in [0, 1]; no image.
+    """SBA: similarity of a caption to what a language model writes from its text feature, in [0,
+    1]; no image.
 
-    The similarity is 1 - (character edit distance) / (length of the longer text), of the best beam. The pooled feature
-    of a dual encoder keeps what can be seen, so concrete words are written again and others are not. An empty caption
-    scores 0.
+    The similarity is 1 - (character edit distance) / (length of the longer text), of the best beam.
+    The pooled feature of a dual encoder keeps what can be seen, so concrete words are written again
+    and others are not. An empty caption scores 0.
 
-    ``similarity`` compares by a reward with references instead, such as ``bertscore`` (table 4 of the paper), clipped
-    to [0, 1].
+    ``similarity`` compares by a reward with references instead, such as ``bertscore`` (table 4 of
+    the paper), clipped to [0, 1].
 
     Args:
-        model: folder that the task ``semantic_bottleneck`` exported; it names the dual encoder and the language model.
+        model: folder that the task ``semantic_bottleneck`` exported; it names the dual encoder and
+            the language model.
         encoder: where the same dual encoder is, if not where the folder says.
         language_model: where the same language model is, if not where the folder says.
         num_beams: number of beams, of which the best counts; 5 in the paper.
         max_new_tokens: length of the longest caption that is written, in tokens.
-        similarity: a reward whose references are the caption; ``edit_distance`` is ``EditSimilarity``.
+        similarity: a reward whose references are the caption; ``edit_distance`` is
+            ``EditSimilarity``.
         similarity_kwargs: its arguments, such as ``{model: roberta-large}``.
-        device: such as ``cuda``; None is the process's current CUDA device if there is one, else the CPU.
+        device: such as ``cuda``; None is the process's current CUDA device if there is one, else
+            the CPU.
         batch_size: captions at once, at least 1.
 
     Raises:
-        ValueError: an argument is wrong, or a model cannot be loaded or is not the one of the training.
+        ValueError: an argument is wrong, or a model cannot be loaded or is not the one of the
+            training.
     """
 
     __name__ = "sba"
@@ -308,7 +336,8 @@ class SemanticBottleneck:
         ):
             if expected not in ("", actual):
                 raise ValueError(
-                    f"sba: the {what} has the fingerprint {actual}, but {model!r} was trained with one of fingerprint "
+                    f"sba: the {what} has the fingerprint {actual}, but {model!r} was trained with "
+                    f"one of fingerprint "
                     f"{expected}: name that one"
                 )
         weights = f"{fingerprint(bottleneck.state_dict())[:12]},{frozen.weights},{self._encoder.signature}"
@@ -339,7 +368,9 @@ class SemanticBottleneck:
         return checked_scores(self, scores, len(texts))
 
     def rewrite(self, captions: Sequence[str]) -> list[list[str]]:
-        """Write B captions again from their text features: B lists of ``num_beams`` texts, the likeliest first."""
+        """Write B captions again from their text features: B lists of ``num_beams`` texts, the
+        likeliest first.
+        """
         features = self._encoder.encode_texts(captions, normalize=False).to(self.device)
         with torch.no_grad():
             soft = self._bottleneck(features)

@@ -1,11 +1,12 @@
 """Released checkpoints of CLIP models, and text towers with more positions.
 
-- Long text towers: Zhang et al., "Long-CLIP: Unlocking the Long-Text Capability of CLIP", ECCV 2024, section 3.2
-  (knowledge-preserved stretching), in the form that its code computes. SPECS's weights have the same layout.
-- PAC-S and PAC-S++: weights under OpenAI's or open_clip's keys, perhaps with low-rank updates (LoRA, Hu et al., ICLR
-  2022, equation 3; for convolutions, the released code of PAC-S++), which are added to the weights. Such a file does
-  not say which activation and preprocessing to use: both are those of the weights that the tuning started from, which
-  a tag of open_clip names.
+- Long text towers: Zhang et al., "Long-CLIP: Unlocking the Long-Text Capability of CLIP", ECCV
+  2024, section 3.2 (knowledge-preserved stretching), in the form that its code computes. SPECS's
+  weights have the same layout.
+- PAC-S and PAC-S++: weights under OpenAI's or open_clip's keys, perhaps with low-rank updates
+  (LoRA, Hu et al., ICLR 2022, equation 3; for convolutions, the released code of PAC-S++), which
+  are added to the weights. Such a file does not say which activation and preprocessing to use: both
+  are those of the weights that the tuning started from, which a tag of open_clip names.
 
 Positions count tokens of CLIP's BPE, start and end included.
 """
@@ -31,14 +32,19 @@ if TYPE_CHECKING:
     from rewards.clip.student import LCLIP
 
 Layout = Literal["archive", "long", "plain"]
-"""Of a file: OpenAI's TorchScript archive, Long-CLIP's and SPECS's two tables of positions, or weights by key alone."""
+"""Of a file: OpenAI's TorchScript archive, Long-CLIP's and SPECS's two tables of positions, or
+weights by key alone.
+"""
 KEEP = 20
-"""Positions that Long-CLIP leaves as they are: most captions that CLIP was trained on end before."""
+"""Positions that Long-CLIP leaves as they are: most captions that CLIP was trained on end before.
+"""
 POSITIONS = "positional_embedding"
 POSITIONS_FROM_KEEP = "positional_embedding_res"
 """Second table of released long checkpoints: positions from ``KEEP`` on are read from it."""
 ALPHA = 1.0
-"""Numerator of the scale alpha / r of low-rank updates in PAC-S++, which files do not tell; its r is 4."""
+"""Numerator of the scale alpha / r of low-rank updates in PAC-S++, which files do not tell; its r
+is 4.
+"""
 _FACTOR = re.compile(r"(?P<owner>.+)(?P<joint>_|\.)lora_(?P<factor>[AB])")
 _MLP = re.compile(r".+\.mlp\.c_(fc|proj)\.weight")
 _FROM_TRANSFORMERS = (
@@ -59,7 +65,9 @@ _FROM_TRANSFORMERS = (
     (r"^visual_projection\.weight$", "visual.proj"),
     (r"^text_projection\.weight$", "text_projection"),
 )
-"""Pattern of a key of Transformers' ``CLIPModel`` -> what stands in its place in ``open_clip.CLIP``."""
+"""Pattern of a key of Transformers' ``CLIPModel`` -> what stands in its place in
+``open_clip.CLIP``.
+"""
 _ARCHIVE_KEYS = ("input_resolution", "context_length", "vocab_size")
 """Keys of OpenAI's archives that are no weights."""
 
@@ -68,8 +76,10 @@ def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> T
     """Interpolate positional embeddings P [L, D], L >= 2, to [keep + factor (L - keep), D].
 
     Rows 0 to keep - 1 are copied. For i from 0 to L - keep - 2 and j from 0 to factor - 1,
-    ``new[keep + factor i + j] = ((factor - j) P[keep + i] + j P[keep + i + 1]) / factor``; the last row of P is
-    extrapolated: ``P[-1] + j (P[-1] - P[-2]) / factor``. With L = 77, keep = 20 and factor = 4 there are 248 rows.
+    ``new[keep + factor i + j] = ((factor - j) P[keep + i] + j P[keep + i + 1]) / factor``; the last
+    row of P is
+    extrapolated: ``P[-1] + j (P[-1] - P[-2]) / factor``. With L = 77, keep = 20 and factor = 4
+    there are 248 rows.
     """
     steps = torch.diff(positions, dim=0)[keep:]
     steps = torch.cat([steps, positions[-1:] - positions[-2:-1]])
@@ -79,17 +89,19 @@ def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> T
 
 
 def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> None:
-    """Give a model of open_clip (``CLIP`` or ``CustomTextCLIP``) ``context_length`` positions, in place.
+    """Give a model of open_clip (``CLIP`` or ``CustomTextCLIP``) ``context_length`` positions, in
+    place.
 
-    A caption of up to ``keep`` tokens keeps its embedding. Raises ``ValueError`` if the text tower is none of
-    open_clip's own, has a class token, or cannot get that number of positions.
+    A caption of up to ``keep`` tokens keeps its embedding. Raises ``ValueError`` if the text tower
+    is none of open_clip's own, has a class token, or cannot get that number of positions.
     """
     tower: Any = model if hasattr(model, POSITIONS) else getattr(model, "text", None)
     has_class_token = getattr(tower, "cls_emb", None) is not None
     has_positions = isinstance(getattr(tower, POSITIONS, None), nn.Parameter)
     if not has_positions or not hasattr(tower, "attn_mask") or has_class_token:
         raise ValueError(
-            f"{type(model).__name__} cannot be stretched: it has no text tower of open_clip with {POSITIONS} "
+            f"{type(model).__name__} cannot be stretched: it has no text tower of open_clip with "
+            f"{POSITIONS} "
             "and without a class token"
         )
     tower.positional_embedding = _stretch(tower.positional_embedding, context_length, keep)
@@ -102,13 +114,16 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
 
 
 def stretch_student(model: LCLIP, context_length: int) -> None:
-    """Give the text tower of an L-CLIP student ``context_length`` positions, in place, as ``stretch_text_tower``.
+    """Give the text tower of an L-CLIP student ``context_length`` positions, in place, as
+    ``stretch_text_tower``.
 
-    Raises ``ValueError`` also for a student that attends to padding, of which longer inputs have more.
+    Raises ``ValueError`` also for a student that attends to padding, of which longer inputs have
+    more.
     """
     if model.config.pad_attention != "masked":
         raise ValueError(
-            f"a student with pad_attention {model.config.pad_attention!r} cannot be stretched: it attends to padding, "
+            f"a student with pad_attention {model.config.pad_attention!r} cannot be stretched: it "
+            f"attends to padding, "
             "so every score would change with context_length"
         )
     model.text.pos_embed = _stretch(model.text.pos_embed, context_length, KEEP)
@@ -123,7 +138,8 @@ def _stretch(positions: nn.Parameter, context_length: int, keep: int) -> nn.Para
     if keep >= count or factor < 1 or rest:
         fitting = ", ".join(str(keep + times * (count - keep)) for times in (1, 2, 3, 4))
         raise ValueError(
-            f"context_length = {context_length}: a text tower of {count} positions, of which the first {keep} are "
+            f"context_length = {context_length}: a text tower of {count} positions, of which the "
+            f"first {keep} are "
             f"kept, can be stretched to {fitting}, ..."
         )
     stretched = stretch_positions(positions.detach().float(), keep, factor).to(positions.dtype)
@@ -131,10 +147,12 @@ def _stretch(positions: nn.Parameter, context_length: int, keep: int) -> nn.Para
 
 
 def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Layout]:
-    """Build the architecture ``name`` with the weights of a file and its number of positions; also return its layout.
+    """Build the architecture ``name`` with the weights of a file and its number of positions; also
+    return its layout.
 
-    (open_clip by itself would silently resize the table of positions.) An archive that OpenAI released (TorchScript)
-    has its own architecture and activation. Raises as ``read_state``, and ``RuntimeError`` for weights that do not fit.
+    (open_clip by itself would silently resize the table of positions.) An archive that OpenAI
+    released (TorchScript) has its own architecture and activation. Raises as ``read_state``, and
+    ``RuntimeError`` for weights that do not fit.
     """
     import open_clip
 
@@ -182,7 +200,8 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
 
 
 def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict of ``CLIPModel`` of Transformers under the keys of ``open_clip.CLIP``; any other one as it is.
+    """A state dict of ``CLIPModel`` of Transformers under the keys of ``open_clip.CLIP``; any other
+    one as it is.
 
     Queries, keys and values are joined, and both projections transposed.
     """
@@ -212,10 +231,11 @@ def _load_long(name: str, state: Mapping[str, Tensor]) -> Any:
     """Build the architecture with QuickGELU and the weights of a released long checkpoint.
 
     The released model reads rows 0 to ``KEEP`` - 1 of ``positional_embedding`` and the others of
-    ``positional_embedding_res``. Raises ``ValueError`` if a table is missing or they have different shapes.
+    ``positional_embedding_res``. Raises ``ValueError`` if a table is missing or they have different
+    shapes.
 
-    As in Long-CLIP's code, weights of convolutions, linear layers, attention and projections are first rounded to half
-    precision, which changes nothing in files of halves.
+    As in Long-CLIP's code, weights of convolutions, linear layers, attention and projections are
+    first rounded to half precision, which changes nothing in files of halves.
     """
     import open_clip
     from open_clip.model import convert_weights_to_lp
@@ -226,7 +246,8 @@ def _load_long(name: str, state: Mapping[str, Tensor]) -> Any:
     }
     if shapes[POSITIONS] is None or shapes[POSITIONS] != shapes[POSITIONS_FROM_KEEP]:
         raise ValueError(
-            f"position tables of a Long-CLIP checkpoint are {shapes}: expected two of the same shape"
+            f"position tables of a Long-CLIP checkpoint are {shapes}: expected two of the same "
+            f"shape"
         )
     merged = torch.cat([state[POSITIONS][:KEEP], state[POSITIONS_FROM_KEEP][KEEP:]])
     weights = {**state, POSITIONS: merged}
@@ -245,10 +266,12 @@ def _load_long(name: str, state: Mapping[str, Tensor]) -> Any:
 
 
 def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
-    """Compute delta = (alpha / r) B A in the shape of the weight W it is added to, float32; r is the rank.
+    """Compute delta = (alpha / r) B A in the shape of the weight W it is added to, float32; r is
+    the rank.
 
-    For W [out, in], A is [r, in] and B [out, r]. For a kernel [out, in, k, k], A is [r k, in k] and B [out k, r k], and
-    their product [out k, in k] is reshaped row by row. Raises ``ValueError`` if the three shapes do not fit.
+    For W [out, in], A is [r, in] and B [out, r]. For a kernel [out, in, k, k], A is [r k, in k] and
+    B [out k, r k], and their product [out k, in k] is reshaped row by row. Raises ``ValueError`` if
+    the three shapes do not fit.
     """
     side = shape[-1] if len(shape) == 4 else 1
     rows = a.shape[0] if a.ndim else 0
@@ -261,7 +284,8 @@ def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
         or rows % side
     ):
         raise ValueError(
-            f"A is {list(a.shape)} and B {list(b.shape)}: for a weight {list(shape)} expected [n, {columns}] and "
+            f"A is {list(a.shape)} and B {list(b.shape)}: for a weight {list(shape)} expected [n, "
+            f"{columns}] and "
             f"[{outputs}, n]" + (f", n a multiple of {side}" if side > 1 else "")
         )
     return (b.float() @ a.float()).reshape(tuple(shape)) * (ALPHA * side / rows)
@@ -270,12 +294,14 @@ def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
 def merge_low_rank(
     state: Mapping[str, Tensor], mlp_deltas: MlpDeltas = "ignored"
 ) -> dict[str, Tensor]:
-    """Add the low-rank updates of a state dict to its weights: the float32 state dict without factors.
+    """Add the low-rank updates of a state dict to its weights: the float32 state dict without
+    factors.
 
-    The factors of ``W`` are ``W_lora_A`` and ``W_lora_B`` (``in_proj_weight``), those of ``owner.weight`` are
-    ``owner.lora_A`` and ``owner.lora_B``. ``mlp_deltas="ignored"`` leaves out the updates of ``mlp.c_fc`` and
-    ``mlp.c_proj``, as PAC-S++'s released scorer does, which takes them for merged; ``added`` adds them, too. Raises
-    ``ValueError`` with the key if a factor or the weight of one is missing, or shapes do not fit.
+    The factors of ``W`` are ``W_lora_A`` and ``W_lora_B`` (``in_proj_weight``), those of
+    ``owner.weight`` are ``owner.lora_A`` and ``owner.lora_B``. ``mlp_deltas="ignored"`` leaves out
+    the updates of ``mlp.c_fc`` and ``mlp.c_proj``, as PAC-S++'s released scorer does, which takes
+    them for merged; ``added`` adds them, too. Raises ``ValueError`` with the key if a factor or the
+    weight of one is missing, or shapes do not fit.
     """
     check_values(MlpDeltas, mlp_deltas=mlp_deltas)
     merged: dict[str, Tensor] = {}
@@ -303,14 +329,17 @@ def load_tuned(
 ) -> tuple[Any, str]:
     """Build the architecture ``name`` of open_clip and load a tuned checkpoint into it, key by key.
 
-    Keys may have the prefixes ``module.`` and ``text.``. ``tuned_from`` is the tag of open_clip of the weights that the
-    tuning started from (``openai``), which decides activation and preprocessing; nothing is downloaded. Returns an
-    ``open_clip.CLIP`` in float32, and a note on the last two arguments for signatures.
+    Keys may have the prefixes ``module.`` and ``text.``. ``tuned_from`` is the tag of open_clip of
+    the weights that the tuning started from (``openai``), which decides activation and
+    preprocessing; nothing is downloaded. Returns an ``open_clip.CLIP`` in float32, and a note on
+    the last two arguments for signatures.
 
     Raises:
-        ValueError: the architecture or the tag is unknown, the architecture has other towers than CLIP, or a key of the
-            file is missing, unexpected, of the wrong shape or not of finite numbers; the first of each are named.
-        OSError, RuntimeError, pickle.UnpicklingError: the file is not there or holds something else.
+        ValueError: the architecture or the tag is unknown, the architecture has other towers than
+            CLIP, or a key of the file is missing, unexpected, of the wrong shape or not of finite
+            numbers; the first of each are named.
+        OSError, RuntimeError, pickle.UnpicklingError: the file is not there or holds something
+            else.
     """
     import open_clip
     from open_clip.model import set_model_preprocess_cfg

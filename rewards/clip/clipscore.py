@@ -1,7 +1,9 @@
-"""CLIPScore and RefCLIPScore: how well a caption fits its image, and its references, in a joint embedding space.
+"""CLIPScore and RefCLIPScore: how well a caption fits its image, and its references, in a joint
+embedding space.
 
-Source: Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", EMNLP 2021, section 3.
-Captions and references are embedded as they were written, without PTB tokenisation.
+Source: Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", EMNLP
+2021, section 3. Captions and references are embedded as they were written, without PTB
+tokenisation.
 """
 
 import logging
@@ -32,7 +34,9 @@ def clip_score(cosines: Floats, w: float = 2.5) -> Floats:
 
 
 def harmonic_mean(scores: Floats, agreements: Floats) -> Floats:
-    """Compute 2ab / (a + b) of scores a [N] and agreements b [N]; 0 where a + b is 0, which the formula leaves open."""
+    """Compute 2ab / (a + b) of scores a [N] and agreements b [N]; 0 where a + b is 0, which the
+    formula leaves open.
+    """
     total = scores + agreements
     return np.where(total != 0, 2 * scores * agreements / np.where(total != 0, total, 1.0), 0.0)
 
@@ -40,12 +44,13 @@ def harmonic_mean(scores: Floats, agreements: Floats) -> Floats:
 class ClipScore:
     """CLIPScore: 2.5 * max(cos(image, caption), 0) under a frozen dual encoder; no references.
 
-    The image may be several frames of a video, whose embeddings are averaged (``CachedEncoder``). Source: Hessel et
-    al., EMNLP 2021, section 3. The released example's good captions have the mean 0.858, its bad ones 0.715.
+    The image may be several frames of a video, whose embeddings are averaged (``CachedEncoder``).
+    Source: Hessel et al., EMNLP 2021, section 3. The released example's good captions have the mean
+    0.858, its bad ones 0.715.
 
     Args:
-        backbone, pretrained, **encoder: fields of ``EncoderOptions``. ``pretrained`` is ``openai`` for the default
-            backbone.
+        backbone, pretrained, **encoder: fields of ``EncoderOptions``. ``pretrained`` is ``openai``
+            for the default backbone.
         prefix: put before captions and references, as in the paper; "" or None for none.
         w: scale, above 0; 2.5 in the paper.
 
@@ -89,11 +94,13 @@ class ClipScore:
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
-        """Score N captions by those of the columns ``image``, ``references`` and ``image_id`` that ``columns`` names.
+        """Score N captions by those of the columns ``image``, ``references`` and ``image_id`` that
+        ``columns`` names.
 
         Raises:
-            RewardError: a column is missing or has another length, an image is missing or unreadable, a row has no
-                reference, or a caption is too long and ``truncate`` is off.
+            RewardError: a column is missing or has another length, an image is missing or
+                unreadable, a row has no reference, or a caption is too long and ``truncate`` is
+                off.
         """
         texts = as_texts(completions)
         images = required_column(columns, "image", self.__name__, len(texts))
@@ -118,7 +125,9 @@ class ClipScore:
         references: list[tuple[str, ...]],
         ids: Sequence[Any],
     ) -> Sequence[float]:
-        """Scores of N captions, N at least 1; ``references`` and ``ids`` are empty where no column has them."""
+        """Scores of N captions, N at least 1; ``references`` and ``ids`` are empty where no column
+        has them.
+        """
         captions = self.embed_texts(texts)
         cosines = _cosines(captions, self.backbone.embed_images(images))
         if self.clips and not self._warned and 2 * (below := int((cosines < 0).sum())) > len(texts):
@@ -148,15 +157,18 @@ class ClipScore:
 
 
 class RefClipScore(ClipScore):
-    """RefCLIPScore: harmonic mean of CLIPScore and the best cosine to a reference, in [0, 10/7] for w = 2.5.
+    """RefCLIPScore: harmonic mean of CLIPScore and the best cosine to a reference, in [0, 10/7] for
+    w = 2.5.
 
-    The paper clips that cosine at 0, the released code does not. Clipping is the default: without it a caption that
-    contradicts all references gets a negative or, near a + b = 0, an unbounded score, which no policy should learn
-    from. Where the best cosine is positive, both are equal. Source: Hessel et al., EMNLP 2021, section 3.
+    The paper clips that cosine at 0, the released code does not. Clipping is the default: without
+    it a caption that contradicts all references gets a negative or, near a + b = 0, an unbounded
+    score, which no policy should learn from. Where the best cosine is positive, both are equal.
+    Source: Hessel et al., EMNLP 2021, section 3.
 
     Args:
         backbone, pretrained, **arguments: as for ``ClipScore``.
-        clip_references: clip the best cosine to a reference at 0 (paper); False does not (released code).
+        clip_references: clip the best cosine to a reference at 0 (paper); False does not (released
+            code).
     """
 
     __name__ = "ref_clipscore"
@@ -174,7 +186,8 @@ class RefClipScore(ClipScore):
     ) -> None:
         super().__init__(backbone, pretrained, **arguments)
         self.clip_references = clip_references
-        # Clipped, at most the harmonic mean of w and 1; unclipped, a + b may be arbitrarily close to 0.
+        # Clipped, at most the harmonic mean of w and 1; unclipped, a + b may be arbitrarily close
+        # to 0.
         self.bounds = (0.0, 2 * self.w / (1 + self.w)) if clip_references else (-math.inf, math.inf)
         self.signature = (
             f"{self.signature[:-1]},{'clipped' if clip_references else 'unclipped'} references]"

@@ -1,9 +1,12 @@
-"""A dual encoder made of a pretrained image encoder and a pretrained text encoder, each with a projection head.
+"""A dual encoder made of a pretrained image encoder and a pretrained text encoder, each with a
+projection head.
 
-Trained contrastively with its encoders frozen it is LiT with both towers locked but for their heads (Zhai et al. 2022,
-"LiT: Zero-Shot Transfer with Locked-image text Tuning"; which blocks are trained is said to the training program).
+Trained contrastively with its encoders frozen it is LiT with both towers locked but for their heads
+(Zhai et al. 2022, "LiT: Zero-Shot Transfer with Locked-image text Tuning"; which blocks are trained
+is said to the training program).
 
-Shapes: B batch, S pixels of a side, R cells of a grid, L tokens, D width of an encoder, E joint width (``embed_dim``).
+Shapes: B batch, S pixels of a side, R cells of a grid, L tokens, D width of an encoder, E joint
+width (``embed_dim``).
 """
 
 from __future__ import annotations
@@ -40,13 +43,15 @@ class DualConfig:
     """Encoders and shape of a ``PretrainedDual``. Raises ``ValueError`` for values out of range."""
 
     image: str
-    """Image encoder, such as ``transformers:facebook/dinov2-small`` (``rewards.clip.pretrained``)."""
+    """Image encoder, such as ``transformers:facebook/dinov2-small`` (``rewards.clip.pretrained``).
+    """
     text: str
     """Text encoder."""
     image_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of ``image`` if it is a class; ``vision_cfg`` of an open_clip model."""
     text_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of ``text`` if it is a class; ``bidirectional_blocks`` of a decoder language model."""
+    """Arguments of ``text`` if it is a class; ``bidirectional_blocks`` of a decoder language model.
+    """
     embed_dim: Size = 512
     """Joint width E."""
     hidden: Annotated[int, Range(min=0, max=2**24)] = 1024
@@ -54,17 +59,26 @@ class DualConfig:
     dropout: Annotated[float, Range(min=0, below=1)] = 0.5
     """Dropout of the input and the hidden layer of a head's MLP, in training."""
     pool: Pool = "mean"
-    """The text embedding is the mean over tokens, the ``first`` token (CLS) or the ``last`` one (EOT).
+    """The text embedding is the mean over tokens, the ``first`` token (CLS) or the ``last`` one
+    (EOT).
 
-    The first token of a decoder language model says something of a caption only where blocks are bidirectional."""
+    The first token of a decoder language model says something of a caption only where blocks are
+    bidirectional.
+    """
     cell_width: Annotated[int, Range(min=0, max=2**24)] = 0
-    """Output and hidden width of a ``Head`` on every cell of the image grid before it is pooled; 0 leaves it out."""
+    """Output and hidden width of a ``Head`` on every cell of the image grid before it is pooled; 0
+    leaves it out.
+    """
     image_pool: ImagePool = "mean"
-    """The image head reads the mean over the cells of the grid, or the maximum of every feature over them.
+    """The image head reads the mean over the cells of the grid, or the maximum of every feature
+    over them.
 
-    The maximum keeps what one cell alone shows, such as a small object."""
+    The maximum keeps what one cell alone shows, such as a small object.
+    """
     context_length: Annotated[int, Range(min=3, max=2**24)] = 77
-    """Most tokens of a caption, special ones included; fewer where the text encoder has fewer positions."""
+    """Most tokens of a caption, special ones included; fewer where the text encoder has fewer
+    positions.
+    """
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -92,9 +106,10 @@ class PretrainedDual(nn.Module):
 
     Args:
         config: encoders and shape.
-        folder: folder of a saved dual, from whose files the encoders are built. Weights are then random where the
-            library allows it, because those of the folder will be loaded.
-        pretrained: which of ``image`` and ``text`` start from pretrained weights; the others start from random ones.
+        folder: folder of a saved dual, from whose files the encoders are built. Weights are then
+            random where the library allows it, because those of the folder will be loaded.
+        pretrained: which of ``image`` and ``text`` start from pretrained weights; the others start
+            from random ones.
 
     Raises:
         ValueError: an encoder cannot be loaded.
@@ -157,7 +172,9 @@ class PretrainedDual(nn.Module):
         return (states * mask[..., None]).sum(dim=1) / lengths[:, None].to(states.dtype)
 
     def pool_image(self, cells: Tensor) -> Tensor:
-        """The mean or the maximum [B, D] over the cells of a grid [B, R, D], as ``image_pool`` says."""
+        """The mean or the maximum [B, D] over the cells of a grid [B, R, D], as ``image_pool``
+        says.
+        """
         return cells.amax(dim=1) if self.config.image_pool == "max" else cells.mean(dim=1)
 
     def project_image(self, features: Tensor) -> Tensor:
@@ -176,7 +193,9 @@ class PretrainedDual(nn.Module):
         return self.text_head(self.text_features(ids))
 
     def train(self, mode: bool = True) -> PretrainedDual:
-        """Set the mode; an encoder without trainable parameters stays in evaluation mode (dropout, batch norm)."""
+        """Set the mode; an encoder without trainable parameters stays in evaluation mode (dropout,
+        batch norm).
+        """
         super().train(mode)
         for encoder in (self.image_encoder, self.text_encoder):
             if not any(parameter.requires_grad for parameter in encoder.parameters()):
@@ -184,7 +203,9 @@ class PretrainedDual(nn.Module):
         return self
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write ``model.safetensors``, ``config.json`` and the files that the encoders are built from to ``folder``."""
+        """Write ``model.safetensors``, ``config.json`` and the files that the encoders are built
+        from to ``folder``.
+        """
         save_encoder_config(self.image_encoder, folder / "image_encoder")
         save_encoder_config(self.text_encoder, folder / "text_encoder")
         save_model(float_state(self), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder)

@@ -1,4 +1,6 @@
-"""Inputs of CLIP's encoders: pixels of images, token ids of captions, and batches of captions of similar length."""
+"""Inputs of CLIP's encoders: pixels of images, token ids of captions, and batches of captions of
+similar length.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,8 +25,9 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 class Preprocessing:
     """From an image to the pixels that an encoder reads, as open_clip does it.
 
-    Pillow resizes the image in the image's own mode (antialiased) and crops the centre. The result is converted to RGB,
-    scaled to [0, 1] and normalised by mean and standard deviation of each channel.
+    Pillow resizes the image in the image's own mode (antialiased) and crops the centre. The result
+    is converted to RGB, scaled to [0, 1] and normalised by mean and standard deviation of each
+    channel.
     """
 
     size: int = 224
@@ -34,10 +37,13 @@ class Preprocessing:
     interpolation: str = "bicubic"
     """``bicubic`` or ``bilinear``."""
     resize: str | int = "shortest"
-    """``shortest``: the shorter side becomes ``size``, and the centre is cropped; ``squash``: both sides become
-    ``size``; a number: the shorter side becomes so many pixels before the crop."""
+    """``shortest``: the shorter side becomes ``size``, and the centre is cropped; ``squash``: both
+    sides become ``size``; a number: the shorter side becomes so many pixels before the crop.
+    """
     floor_crop: bool = field(default=False, repr=False)
-    """Round a margin of the crop with half a pixel down, as Transformers does, instead of to an even number."""
+    """Round a margin of the crop with half a pixel down, as Transformers does, instead of to an
+    even number.
+    """
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels [3, size, size], float32, of an image in its own mode."""
@@ -88,7 +94,9 @@ def pixels(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
 
 
 def preprocessing_of(visual: Any) -> Preprocessing:
-    """The preprocessing of an open_clip image encoder. Raises ``ValueError`` if it is not supported."""
+    """The preprocessing of an open_clip image encoder. Raises ``ValueError`` if it is not
+    supported.
+    """
     config = getattr(visual, "preprocess_cfg", None) or {"size": visual.image_size}
     size = config["size"]
     sides = set(size) if isinstance(size, tuple | list) else {size}
@@ -102,7 +110,8 @@ def preprocessing_of(visual: Any) -> Preprocessing:
         or interpolation not in ("bicubic", "bilinear")
     ):
         raise ValueError(
-            f"preprocessing {config} is not supported: expected a square, resized by 'shortest' or 'squash', bicubic "
+            f"preprocessing {config} is not supported: expected a square, resized by 'shortest' or "
+            f"'squash', bicubic "
             "or bilinear"
         )
     mean, std = tuple(config.get("mean", CLIP_MEAN)), tuple(config.get("std", CLIP_STD))
@@ -110,11 +119,13 @@ def preprocessing_of(visual: Any) -> Preprocessing:
 
 
 class WordTokens:
-    """CLIP's tokenizer with a least-recently-used cache of the tokens of words: the same tokens in a tenth of the time.
+    """CLIP's tokenizer with a least-recently-used cache of the tokens of words: the same tokens in
+    a tenth of the time.
 
-    The tokenizer cleans a caption, splits it at white space and elsewhere, and encodes the parts. In printable ASCII
-    without ``&``, cleaning changes nothing but case and white space, so the tokens of such a caption are those of its
-    words. Any other caption is encoded by ``tokenizer``, open_clip's ``SimpleTokenizer`` with CLIP's settings.
+    The tokenizer cleans a caption, splits it at white space and elsewhere, and encodes the parts.
+    In printable ASCII without ``&``, cleaning changes nothing but case and white space, so the
+    tokens of such a caption are those of its words. Any other caption is encoded by ``tokenizer``,
+    open_clip's ``SimpleTokenizer`` with CLIP's settings.
     """
 
     def __init__(self, tokenizer: Any, max_words: int = 200_000) -> None:
@@ -132,7 +143,9 @@ class WordTokens:
         return list(chain.from_iterable(map(self._encode_word, text.split())))
 
     def __call__(self, texts: Sequence[str], context_length: int) -> Tensor:
-        """Token ids [N, context_length] with start and end, padded with 0; captions that are too long are truncated."""
+        """Token ids [N, context_length] with start and end, padded with 0; captions that are too
+        long are truncated.
+        """
         start, end = self.tokenizer.sot_token_id, self.tokenizer.eot_token_id
         rows = [[start, *self.encode(text)[: context_length - 2], end] for text in texts]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
@@ -145,14 +158,18 @@ class WordTokens:
 
 @lru_cache(maxsize=1)
 def clip_tokenizer() -> WordTokens:
-    """CLIP's tokenizer; one object for the whole process, because reading its vocabulary takes a while."""
+    """CLIP's tokenizer; one object for the whole process, because reading its vocabulary takes a
+    while.
+    """
     from open_clip import SimpleTokenizer
 
     return WordTokens(SimpleTokenizer())
 
 
 def open_clip_tokenizer(name: str) -> Any:
-    """The tokenizer of an open_clip model, named as for ``open_clip.get_tokenizer``: for most ``clip_tokenizer()``."""
+    """The tokenizer of an open_clip model, named as for ``open_clip.get_tokenizer``: for most
+    ``clip_tokenizer()``.
+    """
     import open_clip
 
     text = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
@@ -164,14 +181,17 @@ def open_clip_tokenizer(name: str) -> Any:
 
 
 def count_tokens(text: str) -> int:
-    """Tokens of CLIP's BPE in ``text``, without start and end; an encoder of context L reads L - 2 of them."""
+    """Tokens of CLIP's BPE in ``text``, without start and end; an encoder of context L reads L - 2
+    of them.
+    """
     return len(clip_tokenizer().encode(text))
 
 
 def embed_by_length(
     encode: Callable[[Tensor], Tensor], ids: Tensor, lengths: Tensor, max_tokens: int, device: str
 ) -> Tensor:
-    """Embed N captions in batches of similar length, with little padding: [N, D] on ``device``, without synchronising.
+    """Embed N captions in batches of similar length, with little padding: [N, D] on ``device``,
+    without synchronising.
 
     Args:
         encode: token ids [M, T] -> embeddings [M, D].
@@ -195,9 +215,11 @@ def embed_by_length(
 
 
 def causal_text_features(model: Any, ids: Tensor) -> Tensor:
-    """Text embeddings [B, D] of an open_clip model with a causal mask, for ids [B, L] of any L up to its context.
+    """Text embeddings [B, D] of an open_clip model with a causal mask, for ids [B, L] of any L up
+    to its context.
 
-    Nothing after EOT reaches the embedding under a causal mask, so ids may be cut after the longest caption.
+    Nothing after EOT reaches the embedding under a causal mask, so ids may be cut after the longest
+    caption.
     """
     return _project(
         model,
@@ -206,7 +228,9 @@ def causal_text_features(model: Any, ids: Tensor) -> Tensor:
 
 
 def causal_token_features(model: Any, ids: Tensor) -> Tensor:
-    """As ``causal_text_features``, but embeddings [B, L, D] of all tokens, projected in the same way as that of EOT."""
+    """As ``causal_text_features``, but embeddings [B, L, D] of all tokens, projected in the same
+    way as that of EOT.
+    """
     return _project(model, _causal_states(model, ids))
 
 

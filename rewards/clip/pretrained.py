@@ -1,13 +1,17 @@
-"""Image and text encoders with their pretrained weights: of Transformers, open_clip and timm, or a class of one's own.
+"""Image and text encoders with their pretrained weights: of Transformers, open_clip and timm, or a
+class of one's own.
 
 An encoder is named by a library and a model of it, or by a class:
 
-- ``transformers:NAME``: a vision or text model of Transformers by hub id or folder (ViT, DINOv2, ConvNeXt, BERT, GPT-2,
-  Llama, ...). A dual encoder such as CLIP gives the tower that is asked for, a language model all but its output layer.
-- ``open_clip:ARCHITECTURE/TAG``, such as ``open_clip:ViT-B-32/openai``; the tag may be a checkpoint file.
+- ``transformers:NAME``: a vision or text model of Transformers by hub id or folder (ViT, DINOv2,
+  ConvNeXt, BERT, GPT-2, Llama, ...). A dual encoder such as CLIP gives the tower that is asked for,
+  a language model all but its output layer.
+- ``open_clip:ARCHITECTURE/TAG``, such as ``open_clip:ViT-B-32/openai``; the tag may be a checkpoint
+  file.
 - ``timm:NAME``: an image model of timm.
-- ``package.module:Class``: constructed as ``Class(**kwargs)``; it has to satisfy ``ImageEncoder`` or ``TextEncoder``. A
-  class that needs files has an attribute ``built_from`` and arguments ``model`` and ``pretrained`` (``local_encoder``).
+- ``package.module:Class``: constructed as ``Class(**kwargs)``; it has to satisfy ``ImageEncoder``
+  or ``TextEncoder``. A class that needs files has an attribute ``built_from`` and arguments
+  ``model`` and ``pretrained`` (``local_encoder``).
 
 Shapes: B batch, S pixels of a side, H x W cells of a grid, L tokens, D width of the encoder.
 """
@@ -51,7 +55,9 @@ class TextEncoder(Protocol):
     """Longest caption in tokens, special ones included."""
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
-        """N captions -> ids [N, L], padded; L is at most ``context_length``, and longer captions are truncated."""
+        """N captions -> ids [N, L], padded; L is at most ``context_length``, and longer captions
+        are truncated.
+        """
         ...
 
     def count_tokens(self, text: str) -> int:
@@ -63,12 +69,16 @@ class TextEncoder(Protocol):
         ...
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Ids [B, L] -> states [B, L, D]. States of padding have no meaning; states of tokens do not depend on it."""
+        """Ids [B, L] -> states [B, L, D]. States of padding have no meaning; states of tokens do
+        not depend on it.
+        """
         ...
 
 
 class TransformersImage(nn.Module):
-    """A vision model of Transformers: ``last_hidden_state`` as a grid, without class and register tokens."""
+    """A vision model of Transformers: ``last_hidden_state`` as a grid, without class and register
+    tokens.
+    """
 
     def __init__(self, name: str, pretrained: bool) -> None:
         from transformers import AutoImageProcessor
@@ -78,7 +88,8 @@ class TransformersImage(nn.Module):
         self.model = _transformers(name, "image", pretrained, options)
         if self.model.config.model_type == "vit_mae":
             raise ValueError(
-                "a ViTMAEModel masks patches at random, also in evaluation: take its weights as a ViT's, such as "
+                "a ViTMAEModel masks patches at random, also in evaluation: take its weights as a "
+                "ViT's, such as "
                 "timm:vit_base_patch16_224.mae"
             )
         processor = AutoImageProcessor.from_pretrained(name, backend="pil", **options)
@@ -93,13 +104,14 @@ class TransformersImage(nn.Module):
 
 
 class OpenClipImage(nn.Module):
-    """The image tower of an open_clip model: its last feature map, normalised, before pooling and projection.
+    """The image tower of an open_clip model: its last feature map, normalised, before pooling and
+    projection.
 
     Args:
         name: ``ARCHITECTURE/TAG``; the tag names pretrained weights.
         pretrained: False leaves the weights random.
-        vision_cfg: entries that replace those of the architecture's ``vision_cfg`` in open_clip, such as
-            ``{image_size: 64}``; only with random weights.
+        vision_cfg: entries that replace those of the architecture's ``vision_cfg`` in open_clip,
+            such as ``{image_size: 64}``; only with random weights.
     """
 
     def __init__(
@@ -143,7 +155,8 @@ class TimmImage(nn.Module):
             or interpolation not in ("bilinear", "bicubic")
         ):
             raise ValueError(
-                f"its images are prepared by {used}: expected a resize to a square, or a centre crop after it"
+                f"its images are prepared by {used}: expected a resize to a square, or a centre "
+                f"crop after it"
             )
         resize = "squash" if squash else shorter
         self.preprocessing = Preprocessing(
@@ -160,17 +173,20 @@ class TimmImage(nn.Module):
 class TransformersText(nn.Module):
     """A text encoder or decoder language model of Transformers with its tokenizer.
 
-    If the tokenizer has no padding token, its EOS is used for padding. If it adds no special token to a caption, as
-    GPT-2's does not, EOS is appended, so that every caption has at least one token.
+    If the tokenizer has no padding token, its EOS is used for padding. If it adds no special token
+    to a caption, as GPT-2's does not, EOS is appended, so that every caption has at least one
+    token.
 
     Args:
         name: hub id or folder.
         pretrained: False leaves the weights random.
-        bidirectional_blocks: number of last blocks of a decoder language model whose causal mask is removed, so that a
-            token attends to all tokens of its caption. Captions are then cut to the model's sliding window.
+        bidirectional_blocks: number of last blocks of a decoder language model whose causal mask is
+            removed, so that a token attends to all tokens of its caption. Captions are then cut to
+            the model's sliding window.
 
     Raises:
-        ValueError: the model is no text model, or one of these blocks has no causal self-attention or cannot lose it.
+        ValueError: the model is no text model, or one of these blocks has no causal self-attention
+            or cannot lose it.
     """
 
     def __init__(self, name: str, pretrained: bool, bidirectional_blocks: int = 0) -> None:
@@ -189,7 +205,8 @@ class TransformersText(nn.Module):
             tokenizer.add_eos_token = True
         if not tokenizer("")["input_ids"]:
             raise ValueError(
-                "its tokenizer adds no special token to a caption, not even an end of text: expected one"
+                "its tokenizer adds no special token to a caption, not even an end of text: "
+                "expected one"
             )
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         self.context_length = most_tokens(model.config, tokenizer)
@@ -218,7 +235,8 @@ class TransformersText(nn.Module):
         return len(self.tokenizer(text)["input_ids"])
 
     def lengths(self, ids: Tensor) -> Tensor:
-        # Padding may also be what starts a caption (GPT-2), so what counts is the last token that is none.
+        # Padding may also be what starts a caption (GPT-2), so what counts is the last token that
+        # is none.
         numbers = torch.arange(1, ids.shape[1] + 1, device=ids.device)
         last = (numbers * (ids != self.tokenizer.pad_token_id)).amax(dim=1)
         return (last + self.ends_with_padding).clamp(1, ids.shape[1])
@@ -230,7 +248,9 @@ class TransformersText(nn.Module):
 
 
 class ClipText(nn.Module):
-    """Tokens of a ``TextEncoder`` with a tokenizer of open_clip: start, tokens, end (the largest id), padding."""
+    """Tokens of a ``TextEncoder`` with a tokenizer of open_clip: start, tokens, end (the largest
+    id), padding.
+    """
 
     def __init__(self, tokenizer: Any, context_length: int) -> None:
         super().__init__()
@@ -271,8 +291,8 @@ class OpenClipText(ClipText):
 def as_grid(features: Tensor) -> Tensor:
     """Turn a feature map [B, D, H, W] or tokens [B, N, D] into a grid [B, H, W, D].
 
-    Of N tokens the last H² are taken as a square grid, with the largest H that fits; those before them are class and
-    register tokens.
+    Of N tokens the last H² are taken as a square grid, with the largest H that fits; those before
+    them are class and register tokens.
     """
     if features.ndim == 4:
         return features.permute(0, 2, 3, 1)
@@ -287,10 +307,11 @@ def load_image_encoder(
 
     Args:
         name: as described at the top of this module.
-        kwargs: arguments of the class. A text model of Transformers takes ``bidirectional_blocks`` (see
-            ``TransformersText``), an image model of open_clip ``vision_cfg`` (see ``OpenClipImage``); other models of a
-            library take none.
-        pretrained: False leaves the weights random if the library allows it, for weights that are loaded later.
+        kwargs: arguments of the class. A text model of Transformers takes ``bidirectional_blocks``
+            (see ``TransformersText``), an image model of open_clip ``vision_cfg`` (see
+            ``OpenClipImage``); other models of a library take none.
+        pretrained: False leaves the weights random if the library allows it, for weights that are
+            loaded later.
 
     Raises:
         ValueError: there is no such model, its library is not installed, or it is no image encoder.
@@ -306,18 +327,23 @@ def load_text_encoder(
 
 
 def save_encoder_config(encoder: Any, folder: Path) -> None:
-    """Save the objects in ``encoder.built_from`` (configuration, tokenizer, ...), without weights, if it has any."""
+    """Save the objects in ``encoder.built_from`` (configuration, tokenizer, ...), without weights,
+    if it has any.
+    """
     for component in getattr(encoder, "built_from", ()):
         component.save_pretrained(folder)
 
 
 def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
-    """Name and arguments that build an encoder again, from ``folder`` if ``save_encoder_config`` wrote it there.
+    """Name and arguments that build an encoder again, from ``folder`` if ``save_encoder_config``
+    wrote it there.
 
-    A class then gets ``model=folder`` and ``pretrained=False`` in place of its own arguments of these names.
+    A class then gets ``model=folder`` and ``pretrained=False`` in place of its own arguments of
+    these names.
 
-    Name and arguments come with the saved model, often from other people. They may name an architecture of open_clip or
-    timm, a class of this package, or what the user trusts (``rewards.trust``).
+    Name and arguments come with the saved model, often from other people. They may name an
+    architecture of open_clip or timm, a class of this package, or what the user trusts
+    (``rewards.trust``).
 
     Raises:
         ValueError: they name anything else, or ``folder`` is missing.
@@ -349,7 +375,8 @@ def _load(modality: Modality, name: str, kwargs: Mapping[str, Any], pretrained: 
     if not (isinstance(encoder, nn.Module) and isinstance(encoder, protocol)):
         expected = sorted(name for name in vars(protocol).get("__annotations__", {}))
         raise ValueError(
-            f"{what} is a {type(encoder).__name__}: expected an nn.Module with {', '.join(expected)}"
+            f"{what} is a {type(encoder).__name__}: expected an nn.Module with "
+            f"{', '.join(expected)}"
         )
     return encoder.eval()
 
@@ -366,7 +393,8 @@ def _transformers(
     if not pretrained:
         return AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # it warns of the other tower's weights, and of those that are looked at below
+    # it warns of the other tower's weights, and of those that are looked at below
+    logging.set_verbosity_error()
     try:
         model, info = AutoModel.from_pretrained(
             name, config=config, dtype=torch.float32, output_loading_info=True, **options
@@ -399,26 +427,31 @@ def _attend_both_ways(model: Any, count: int) -> None:
         causal = [module for module in modules if getattr(module, "is_causal", False) is True]
         if not causal:
             raise ValueError(
-                f"{block} of its {type(model).__name__} has no causal self-attention: bidirectional_blocks is for "
+                f"{block} of its {type(model).__name__} has no causal self-attention: "
+                f"bidirectional_blocks is for "
                 "decoder language models, such as GPT-2 or Llama"
             )
         for attention in causal:
             attention.is_causal = False  # decides where there is no mask, as without padding
             attention.register_forward_pre_hook(_padding_mask_alone, with_kwargs=True)
-    # Some models, such as GPT-Neo, have a causal mask of their own in the attention, besides the one they are given.
+    # Some models, such as GPT-Neo, have a causal mask of their own in the attention, besides the
+    # one they are given.
     ids = torch.tensor([[0, 1, 0], [0, 2, 0]])
     mask = torch.tensor([[1, 1, 0]]).expand(2, 3)
     states = model.eval()(input_ids=ids, attention_mask=mask).last_hidden_state
     if torch.equal(states[0, 0], states[1, 0]):
         raise ValueError(
-            f"the attention of a {type(model).__name__} stays causal: bidirectional_blocks cannot be set"
+            f"the attention of a {type(model).__name__} stays causal: bidirectional_blocks cannot "
+            f"be set"
         )
 
 
 def _padding_mask_alone(
     attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give every query of a causal mask [B, 1, L, L] the row of the last one, which lacks nothing but padding."""
+    """Give every query of a causal mask [B, 1, L, L] the row of the last one, which lacks nothing
+    but padding.
+    """
     mask = kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 4:
         kwargs["attention_mask"] = mask[:, :, -1:].expand_as(mask)
@@ -465,7 +498,8 @@ LIBRARIES = tuple(_MODALITIES["image"][1])
 
 
 def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
-    """The ``Preprocessing`` that is equal to an image processor of Transformers with this configuration.
+    """The ``Preprocessing`` that is equal to an image processor of Transformers with this
+    configuration.
 
     Raises:
         ValueError: there is none, because the processor pads, say, or its output is not square.
@@ -508,7 +542,8 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
             for name in ("size", "crop_size", "resample", "rescale_factor", "do_pad")
         }
         raise ValueError(
-            f"its image processor has {sizes}: expected a resize to a square, or a centre crop after it"
+            f"its image processor has {sizes}: expected a resize to a square, or a centre crop "
+            f"after it"
         )
     normalises = values.get("do_normalize", True)
     mean, std = (
@@ -520,12 +555,14 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
 
 
 def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
-    """Freeze an encoder except for its last ``blocks`` blocks; return the names of the parameters that are trained.
+    """Freeze an encoder except for its last ``blocks`` blocks; return the names of the parameters
+    that are trained.
 
-    Blocks are the entries of the list of modules that has most of the encoder's weights (the layers of a Transformer,
-    the stages of a ConvNet). Parameters registered after them, such as those of a final norm, are trained as well. With
-    0 everything is frozen, with None nothing. Parameters that the output does not depend on, such as those of a pooler,
-    always stay frozen, because several processes would wait for their gradients.
+    Blocks are the entries of the list of modules that has most of the encoder's weights (the layers
+    of a Transformer, the stages of a ConvNet). Parameters registered after them, such as those of a
+    final norm, are trained as well. With 0 everything is frozen, with None nothing. Parameters that
+    the output does not depend on, such as those of a pooler, always stay frozen, because several
+    processes would wait for their gradients.
 
     Raises:
         ValueError: the encoder has fewer blocks.
@@ -555,7 +592,9 @@ def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
 
 
 def _is_pooler(name: str) -> bool:
-    """Whether a parameter is a pooler's or an open_clip projection's, on which no grid and no state depends."""
+    """Whether a parameter is a pooler's or an open_clip projection's, on which no grid and no state
+    depends.
+    """
     return ".pooler." in f".{name}" or ".attnpool." in f".{name}" or name == "model.proj"
 
 
@@ -598,7 +637,9 @@ def _blocks(encoder: nn.Module) -> list[str]:
 
 
 def _example(encoder: Any) -> Tensor:
-    """What an image encoder makes of a blank image, [1, H, W, D], or a text encoder of one word, [1, L, D]."""
+    """What an image encoder makes of a blank image, [1, H, W, D], or a text encoder of one word,
+    [1, L, D].
+    """
     if isinstance(encoder, ImageEncoder):
         example = torch.zeros(1, 3, encoder.preprocessing.size, encoder.preprocessing.size)
     else:
@@ -608,5 +649,7 @@ def _example(encoder: Any) -> Tensor:
 
 @torch.no_grad()
 def grid_shape(encoder: Any) -> tuple[int, ...]:
-    """[1, H, W, D] of an image encoder, [1, L, D] of a text encoder, by a forward pass of an example."""
+    """[1, H, W, D] of an image encoder, [1, L, D] of a text encoder, by a forward pass of an
+    example.
+    """
     return tuple(_example(encoder).shape)

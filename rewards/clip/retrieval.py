@@ -1,9 +1,10 @@
 """Self-retrieval: a caption is good if it finds its image among others in a joint embedding space.
 
-Sources: Luo et al., "Discriminability objective for training descriptive captions", CVPR 2018 (``margin``, the sum of
-both directions); Liu et al., "Show, Tell and Discriminate: Image Captioning by Self-retrieval with Partially Labeled
-Data", ECCV 2018 (``margin``, the caption finds its image); Dessì et al., "Cross-Domain Image Captioning with
-Discriminative Finetuning", CVPR 2023 (``log_softmax``, and distractors that are near).
+Sources: Luo et al., "Discriminability objective for training descriptive captions", CVPR 2018
+(``margin``, the sum of both directions); Liu et al., "Show, Tell and Discriminate: Image Captioning
+by Self-retrieval with Partially Labeled Data", ECCV 2018 (``margin``, the caption finds its image);
+Dessì et al., "Cross-Domain Image Captioning with Discriminative Finetuning", CVPR 2023
+(``log_softmax``, and distractors that are near).
 """
 
 import hashlib
@@ -38,17 +39,19 @@ def retrieval_scores(
     margin: float = 0.2,
     k: int = 1,
 ) -> Floats:
-    """Scores [N] of N queries that should find their target, whose cosine is ``targets`` [N], among M distractors.
+    """Scores [N] of N queries that should find their target, whose cosine is ``targets`` [N], among
+    M distractors.
 
-    With s the cosine to the target and s_j those to the distractors, ``others`` [N, M] (-inf means no distractor):
+    With s the cosine to the target and s_j those to the distractors, ``others`` [N, M] (-inf means
+    no distractor):
 
         log_softmax       scale · s - ln(exp(scale · s) + Σ_j exp(scale · s_j))
         reciprocal_rank   1 / rank of the target
         recall            1 where the rank is at most k, else 0 (R@k)
         margin            -max(0, margin - s + max_j s_j)
 
-    For ties (cosines within ``TIE``), the rank is its expectation and recall is the probability of a hit, both over
-    random orders. Without any distractor, the four scores are 0, 1, 1 and 0.
+    For ties (cosines within ``TIE``), the rank is its expectation and recall is the probability of
+    a hit, both over random orders. Without any distractor, the four scores are 0, 1, 1 and 0.
     """
     gaps = others - targets[:, None]
     hardest = gaps.max(axis=1, initial=-np.inf)
@@ -66,12 +69,14 @@ def retrieval_scores(
 
 
 class Retrieval(ClipScore):
-    """Self-retrieval: how well a caption finds its image among others under a frozen dual encoder; no references.
+    """Self-retrieval: how well a caption finds its image among others under a frozen dual encoder;
+    no references.
 
-    The other images are the distinct ones (by ``image_id``) of the call or, with ``pool``, those of a folder. Captions
-    of one image are never each other's distractors, and neither are images with equal embeddings. In training, a call
-    has the images of one micro-batch of one process, greedy captions included, so without ``pool`` scores depend on
-    ``train.micro_batch_size``. A caption without a distractor gets the upper bound, and a warning is logged.
+    The other images are the distinct ones (by ``image_id``) of the call or, with ``pool``, those of
+    a folder. Captions of one image are never each other's distractors, and neither are images with
+    equal embeddings. In training, a call has the images of one micro-batch of one process, greedy
+    captions included, so without ``pool`` scores depend on ``train.micro_batch_size``. A caption
+    without a distractor gets the upper bound, and a warning is logged.
 
     Args:
         backbone, pretrained, **encoder: as for ``ClipScore``.
@@ -79,14 +84,17 @@ class Retrieval(ClipScore):
         scale: of ``log_softmax``, above 0 and at most 300; CLIP's is 100.
         margin: of ``margin``, at least 0; 0.2 in Luo et al.
         k: of ``recall``, at least 1.
-        distractors: use only this many nearest images, at least 1; None uses all. Ties are in the order of the pool.
-        both: average this score with that of the opposite direction, in which the image has to find its caption among
-            the captions of the distractors. Not with ``pool``, whose images have no captions.
+        distractors: use only this many nearest images, at least 1; None uses all. Ties are in the
+            order of the pool.
+        both: average this score with that of the opposite direction, in which the image has to find
+            its caption among the captions of the distractors. Not with ``pool``, whose images have
+            no captions.
         pool: folder of images, without subfolders; embedded at the first call.
         prefix: put before captions.
 
     Raises:
-        ValueError: an argument is wrong, the folder has no image, or the weights cannot be found or loaded.
+        ValueError: an argument is wrong, the folder has no image, or the weights cannot be found or
+            loaded.
     """
 
     __name__ = "retrieval"
@@ -114,11 +122,13 @@ class Retrieval(ClipScore):
         check_values(Count | None, distractors=distractors)
         if not 0 < scale <= 300 or not (0 <= margin < math.inf):
             raise ValueError(
-                f"scale = {scale}, margin = {margin}: expected a scale in (0, 300] and a margin of 0 or more"
+                f"scale = {scale}, margin = {margin}: expected a scale in (0, 300] and a margin of "
+                f"0 or more"
             )
         if both and pool is not None:
             raise ValueError(
-                "both and pool are set, but both needs captions of the distractors, and a pool has only images: set one"
+                "both and pool are set, but both needs captions of the distractors, and a pool has "
+                "only images: set one"
             )
         self.pool = None
         others = "call"
@@ -172,7 +182,8 @@ class Retrieval(ClipScore):
             first_row = first.setdefault(image_id, row)
             if images[row] is not images[first_row] and images[row] != images[first_row]:
                 raise RewardError(
-                    f"{self.__name__}: two images have the image_id {image_id!r}: expected different ones"
+                    f"{self.__name__}: two images have the image_id {image_id!r}: expected "
+                    f"different ones"
                 )
         number = dict(zip(first, range(len(first)), strict=True))
         owners = np.array([number[image_id] for image_id in ids])
@@ -199,7 +210,8 @@ class Retrieval(ClipScore):
             self._warned = True
             if is_main_process():
                 logger.warning(
-                    "%s: %d of %d images of a call have no distractor, so their captions get the highest score: "
+                    "%s: %d of %d images of a call have no distractor, so their captions get the "
+                    "highest score: "
                     "raise train.micro_batch_size, or set pool",
                     self.__name__, alone, len(first),
                 )  # fmt: skip
@@ -212,8 +224,9 @@ class Retrieval(ClipScore):
     def _distractors(
         self, embedded: Embeddings, pool: Embeddings, owners: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]]:
-        """For the B images by chunks of C: the rows [R] of their captions, for each its image's index in the chunk [R],
-        and which of the P images of the pool are the distractors of an image [C, P].
+        """For the B images by chunks of C: the rows [R] of their captions, for each its image's
+        index in the chunk [R], and which of the P images of the pool are the distractors of an
+        image [C, P].
         """
         for start in range(0, len(embedded), _CHUNK):
             near = embedded[start : start + _CHUNK] @ pool.T

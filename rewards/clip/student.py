@@ -1,12 +1,14 @@
 """L-CLIP, the lightweight dual encoder that is distilled from CLIP ViT-B/32, with torch alone.
 
-Source: the L-CLIPScore paper and its released code; see docs/l_clip.md. Both towers are pre-LN Transformers with weight
-multiplexing, as in MiniViT (Zhang et al. 2022): each block runs several times in a row, with the same projections and
-MLP, and with the norms and head mixers of that repeat. As in the released code, there is no dropout, no relative
-position and no transformation of the MLP. The word embedding of the text tower is factorised.
+Source: the L-CLIPScore paper and its released code; see docs/l_clip.md. Both towers are pre-LN
+Transformers with weight
+multiplexing, as in MiniViT (Zhang et al. 2022): each block runs several times in a row, with the
+same projections and MLP, and with the norms and head mixers of that repeat. As in the released
+code, there is no dropout, no relative position and no transformation of the MLP. The word embedding
+of the text tower is factorised.
 
-Shapes: B batch, L tokens of a caption, S pixels of a side, E joint width (``embed_dim``); in a block N tokens, H heads,
-D head width, W tower width.
+Shapes: B batch, L tokens of a caption, S pixels of a side, E joint width (``embed_dim``); in a
+block N tokens, H heads, D head width, W tower width.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ Student = TypeVar("Student", "LCLIP", "ImageStudent", "TextStudent")
 
 MODEL_TYPE = "l_clip"
 INIT_STD = 0.02
-"""Standard deviation of the truncated normal that initialises linear layers, head mixers, positions and class token."""
+"""Standard deviation of the truncated normal that initialises linear layers, head mixers, positions
+and class token.
+"""
 _RELEASED_KEYS = (
     (r"^image\.patch_embed\.", "image.patch_embed.proj."),
     (r"^text\.token_embed\.", "text.patch_embed."),
@@ -57,7 +61,9 @@ _STAGE_2 = {"image": "student.image_encoder.", "text": "student.text_encoder."}
 
 @dataclass(frozen=True)
 class LCLIPConfig:
-    """Shape of an L-CLIP. The defaults are the paper's: 51,552,896 parameters. Raises ``ValueError`` for others."""
+    """Shape of an L-CLIP. The defaults are the paper's: 51,552,896 parameters. Raises
+    ``ValueError`` for others.
+    """
 
     embed_dim: Size = 512
     """Width E of the joint space, that of the teacher (512 for ViT-B/32)."""
@@ -76,13 +82,17 @@ class LCLIPConfig:
     """Number of times in a row that each block runs."""
     image_qkv_bias: bool = True
     image_encoder: str | None = field(default=None, repr=False)
-    """A frozen image encoder (``rewards.clip.pretrained``) whose grid of features replaces the patches: a hybrid
-    (Dosovitskiy et al. 2021, section 3.1), for datasets that are too small to learn from pixels. Its own preprocessing
-    is then used, and ``image_size`` and ``patch_size`` are ignored."""
+    """A frozen image encoder (``rewards.clip.pretrained``) whose grid of features replaces the
+    patches: a hybrid (Dosovitskiy et al. 2021, section 3.1), for datasets that are too small to
+    learn from pixels. Its own preprocessing is then used, and ``image_size`` and ``patch_size`` are
+    ignored.
+    """
     image_encoder_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Arguments of ``image_encoder`` if it is a class."""
     vocab_size: Size = 49408
-    """EOT has to be the largest id of a caption, as in CLIP's vocabulary: text is pooled at the argmax."""
+    """EOT has to be the largest id of a caption, as in CLIP's vocabulary: text is pooled at the
+    argmax.
+    """
     context_length: Size = 77
     """Most tokens of a caption, SOT and EOT included."""
     text_width: Size = 768
@@ -92,13 +102,19 @@ class LCLIPConfig:
     text_repeats: Size = 2
     text_qkv_bias: bool = False
     text_causal: bool = False
-    """Tokens attend to those before them alone, as in CLIP. False, as in the released code, lets them attend to all."""
+    """Tokens attend to those before them alone, as in CLIP. False, as in the released code, lets
+    them attend to all.
+    """
     embedding_rank: Size | None = 256
-    """Width of the word vectors before they are projected to ``text_width``; None: one table of full width."""
+    """Width of the word vectors before they are projected to ``text_width``; None: one table of
+    full width.
+    """
     pad_attention: PadAttention = "masked"
-    """``masked``: keys after EOT are masked, so the embedding does not depend on padding and ids may be cut there.
-    ``full``: all positions are attended, padding (id 0) included, as in the released models. No weight depends on it,
-    but embeddings do: use the value that a model was trained with."""
+    """``masked``: keys after EOT are masked, so the embedding does not depend on padding and ids
+    may be cut there. ``full``: all positions are attended, padding (id 0) included, as in the
+    released models. No weight depends on it,
+    but embeddings do: use the value that a model was trained with.
+    """
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -110,7 +126,8 @@ class LCLIPConfig:
         for whole, unit in divisors.items():
             if getattr(self, whole) % getattr(self, unit):
                 raise ValueError(
-                    f"{whole} {getattr(self, whole)} is not a multiple of {unit} {getattr(self, unit)}"
+                    f"{whole} {getattr(self, whole)} is not a multiple of {unit} "
+                    f"{getattr(self, unit)}"
                 )
 
 
@@ -122,12 +139,13 @@ def head_mixed_attention(
     mix_after: Tensor,
     blocked: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q, k, v [B, H, N, D] whose heads are mixed linearly before and after the softmax, [B, H, N, D].
+    """Attention of q, k, v [B, H, N, D] whose heads are mixed linearly before and after the
+    softmax, [B, H, N, D].
 
-    S = mix_before · (q kᵀ / √D), P = mix_after · softmax(S), output P v. Rows of P do not sum to 1. Written out because
-    ``F.scaled_dot_product_attention`` cannot mix heads. ``mix_before`` and ``mix_after`` are weights [H, H, 1, 1] of
-    1x1 convolutions over heads, [to, from]; keys that ``blocked`` (broadcast to [B, H, N, N]) get no weight, and each
-    query has to keep one.
+    S = mix_before · (q kᵀ / √D), P = mix_after · softmax(S), output P v. Rows of P do not sum to 1.
+    Written out because ``F.scaled_dot_product_attention`` cannot mix heads. ``mix_before`` and
+    ``mix_after`` are weights [H, H, 1, 1] of 1x1 convolutions over heads, [to, from]; keys that
+    ``blocked`` (broadcast to [B, H, N, N]) get no weight, and each query has to keep one.
     """
     scores = mix_heads((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1), mix_before)
     if blocked is not None:  # after mixing, which would add infinities of both signs
@@ -136,12 +154,16 @@ def head_mixed_attention(
 
 
 def mix_heads(maps: Tensor, weight: Tensor) -> Tensor:
-    """Mix maps [B, H, N, N] over heads with ``weight`` [H, H, 1, 1]: ``F.conv2d``, but about twice as fast on a CPU."""
+    """Mix maps [B, H, N, N] over heads with ``weight`` [H, H, 1, 1]: ``F.conv2d``, but about twice
+    as fast on a CPU.
+    """
     return (weight.flatten(1) @ maps.flatten(2)).unflatten(2, maps.shape[2:])
 
 
 class SharedAttention(nn.Module):
-    """Self-attention [B, N, W] -> [B, N, W]; the projections serve all repeats, each repeat has its own head mixers."""
+    """Self-attention [B, N, W] -> [B, N, W]; the projections serve all repeats, each repeat has its
+    own head mixers.
+    """
 
     def __init__(self, width: int, heads: int, repeats: int, qkv_bias: bool) -> None:
         super().__init__()
@@ -158,7 +180,9 @@ class SharedAttention(nn.Module):
             nn.init.trunc_normal_(weight, std=INIT_STD)
 
     def forward(self, x: Tensor, repeat: int, blocked: Tensor | None = None) -> Tensor:
-        """[B, N, W] -> [B, N, W] with the mixers of ``repeat``; ``blocked`` as in ``head_mixed_attention``."""
+        """[B, N, W] -> [B, N, W] with the mixers of ``repeat``; ``blocked`` as in
+        ``head_mixed_attention``.
+        """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         name = f"{repeat}.weight"
         before, after = self.mix_before.get_parameter(name), self.mix_after.get_parameter(name)
@@ -200,7 +224,9 @@ class SharedBlock(nn.Module):
 
 
 def init_linear(module: nn.Module) -> None:
-    """Initialise a linear layer: weights by the truncated normal, bias 0. Other modules are ignored."""
+    """Initialise a linear layer: weights by the truncated normal, bias 0. Other modules are
+    ignored.
+    """
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=INIT_STD)
         if module.bias is not None:
@@ -208,12 +234,13 @@ def init_linear(module: nn.Module) -> None:
 
 
 class ImageStudent(nn.Module):
-    """Image tower: patches with bias, class token, positions, shared blocks, norm, head; no norm before the blocks.
+    """Image tower: patches with bias, class token, positions, shared blocks, norm, head; no norm
+    before the blocks.
 
-    ``patch_embed.weight``, ``cls_token`` and ``pos_embed`` correspond to the teacher's ``conv1.weight``,
-    ``class_embedding`` and ``positional_embedding``; the last two have leading dimensions of 1 here. If the
-    configuration names an image encoder, its features are the patches; ``encoder`` is that encoder, if it is loaded
-    already.
+    ``patch_embed.weight``, ``cls_token`` and ``pos_embed`` correspond to the teacher's
+    ``conv1.weight``, ``class_embedding`` and ``positional_embedding``; the last two have leading
+    dimensions of 1 here. If the configuration names an image encoder, its features are the patches;
+    ``encoder`` is that encoder, if it is loaded already.
     """
 
     def __init__(self, config: LCLIPConfig, encoder: Any = None) -> None:
@@ -226,7 +253,8 @@ class ImageStudent(nn.Module):
         )
         self.patch_embed: nn.Module
         if config.image_encoder is None:
-            # Keeps torch's initialisation, as in the released code, where it is then copied from the teacher.
+            # Keeps torch's initialisation, as in the released code, where it is then copied from
+            # the teacher.
             self.patch_embed = nn.Conv2d(3, width, patch, stride=patch)
         else:
             if encoder is None:
@@ -271,7 +299,8 @@ class ImageStudent(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Embed normalised pixels [B, 3, S, S] as [B, E]; embeddings are not normalised.
 
-        With an image encoder, its features [B, R, D] are accepted as well. Raises ``ValueError`` for other shapes.
+        With an image encoder, its features [B, R, D] are accepted as well. Raises ``ValueError``
+        for other shapes.
         """
         size = self.preprocessing.size
         if self.encoder is not None and pixels.ndim == 3:
@@ -327,18 +356,20 @@ class TextStudent(nn.Module):
         )
 
     def states(self, ids: Tensor) -> Tensor:
-        """States [B, L, W] of token ids [B, L], before the last norm. Raises ``ValueError`` for ids of another shape.
+        """States [B, L, W] of token ids [B, L], before the last norm. Raises ``ValueError`` for ids
+        of another shape.
 
-        A row is SOT, tokens, EOT (its largest id), padding. With ``pad_attention: masked`` L is at most
-        ``context_length`` and padding may be any smaller id; with ``full``, where both change the embedding, L is
-        ``context_length`` and padding is id 0.
+        A row is SOT, tokens, EOT (its largest id), padding. With ``pad_attention: masked`` L is at
+        most ``context_length`` and padding may be any smaller id; with ``full``, where both change
+        the embedding, L is ``context_length`` and padding is id 0.
         """
         longest, masked = self.config.context_length, self.config.pad_attention == "masked"
         if ids.ndim != 2 or not (
             1 <= ids.shape[1] <= longest if masked else ids.shape[1] == longest
         ):
             raise ValueError(
-                f"ids have shape {list(ids.shape)}: expected [B, {'1 to ' if masked else ''}{longest}] "
+                f"ids have shape {list(ids.shape)}: expected [B, "
+                f"{'1 to ' if masked else ''}{longest}] "
                 f"with pad_attention {self.config.pad_attention!r}"
             )
         end = ids.argmax(dim=-1)
@@ -375,7 +406,9 @@ class LCLIP(nn.Module):
         return self.encode_image(pixels), self.encode_text(ids)
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write ``model.safetensors`` and ``config.json`` to the folder ``path``, which is created if needed."""
+        """Write ``model.safetensors`` and ``config.json`` to the folder ``path``, which is created
+        if needed.
+        """
         save_encoder_config(self.image.encoder, Path(path) / "image_encoder")
         save_model(float_state(self), {"model_type": MODEL_TYPE, **asdict(self.config)}, path)
 
@@ -391,7 +424,9 @@ class LCLIP(nn.Module):
 def load_student(
     model_class: type[Student], folder: Path, model_type: str, others: Collection[str] = ()
 ) -> Student:
-    """Load an ``LCLIP`` or one of its towers from a folder. Arguments and errors as for ``read_config``."""
+    """Load an ``LCLIP`` or one of its towers from a folder. Arguments and errors as for
+    ``read_config``.
+    """
     config = read_config(LCLIPConfig, folder, model_type, others)
     if config.image_encoder is None or model_class is TextStudent:
         with torch.device("meta"):  # no weight is initialised
@@ -406,8 +441,8 @@ def load_student(
 def released_key(name: str, stage: Literal[1, 2] = 2) -> str:
     """The key in a released training checkpoint of the tensor ``name`` of an ``LCLIP`` state dict.
 
-    A checkpoint of stage 1 has one tower, under ``student.``; one of stage 2 both, under ``student.image_encoder.`` and
-    ``student.text_encoder.``.
+    A checkpoint of stage 1 has one tower, under ``student.``; one of stage 2 both, under
+    ``student.image_encoder.`` and ``student.text_encoder.``.
     """
     for pattern, replacement in _RELEASED_KEYS:
         name = re.sub(pattern, replacement, name)
@@ -418,16 +453,19 @@ def released_key(name: str, stage: Literal[1, 2] = 2) -> str:
 def from_released(
     state_dict: Mapping[str, Tensor], config: LCLIPConfig | None = None
 ) -> dict[str, Tensor]:
-    """Rename the keys of a released checkpoint's state dict to those of ``LCLIP``; ``teacher.*`` is left out.
+    """Rename the keys of a released checkpoint's state dict to those of ``LCLIP``; ``teacher.*`` is
+    left out.
 
     Args:
-        state_dict: the entry ``state_dict`` of a released file (a Lightning checkpoint) of stage 1, which has one
-            tower, or of stage 2. The results of the two stage-1 checkpoints together are one ``LCLIP`` state dict.
-        config: shape of the model; None is the default. Released models attend padding: ``pad_attention="full"``.
+        state_dict: the entry ``state_dict`` of a released file (a Lightning checkpoint) of stage 1,
+            which has one tower, or of stage 2. The results of the two stage-1 checkpoints together
+            are one ``LCLIP`` state dict.
+        config: shape of the model; None is the default. Released models attend padding:
+            ``pad_attention="full"``.
 
     Raises:
-        ValueError: there is no student, or a key (named as in the checkpoint) is missing, unexpected or of another
-            shape.
+        ValueError: there is no student, or a key (named as in the checkpoint) is missing,
+            unexpected or of another shape.
     """
     student = {key: tensor for key, tensor in state_dict.items() if not key.startswith("teacher.")}
     if not any(key.startswith("student.") for key in student):

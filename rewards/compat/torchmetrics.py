@@ -12,12 +12,15 @@ from rewards.build import RewardBuilder
 
 
 class RewardMetric(Metric):
-    """The mean of a reward over all captions of all updates and processes, a float64 scalar within its bounds.
+    """The mean of a reward over all captions of all updates and processes, a float64 scalar within
+    its bounds.
 
-    CIDEr-D without document frequencies of its own takes those of each update's references: give it ``df``.
+    CIDEr-D without document frequencies of its own takes those of each update's references: give it
+    ``df``.
 
     Args:
-        reward: a reward, or the name of one (``rewards.registry.available()``, or ``package.module:Class``).
+        reward: a reward, or the name of one (``rewards.registry.available()``, or
+            ``package.module:Class``).
         reward_kwargs: arguments of a reward that is named.
         **kwargs: of ``torchmetrics.Metric``.
 
@@ -42,7 +45,8 @@ class RewardMetric(Metric):
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, completions: Sequence[str], **columns: Any) -> None:
-        """Score N captions with the columns that the reward needs, such as ``references`` or ``image``.
+        """Score N captions with the columns that the reward needs, such as ``references`` or
+        ``image``.
 
         Raises:
             RewardError: the reward cannot score them.

@@ -27,7 +27,8 @@ from rewards.options import Range, check_type, check_values
 Score = Literal["expected", "accuracy"]
 NOT_SAID = "The caption does not say."
 PROMPT = (
-    "Below is a caption of an image that you cannot see. Answer the question from the caption alone.\n\n"
+    "Below is a caption of an image that you cannot see. Answer the question from the caption "
+    "alone.\n\n"
     "Caption: {caption}\n\nQuestion: {question}\n{choices}\n\nReply with the letter of the answer."
 )
 
@@ -181,7 +182,8 @@ def check_questions(items: Any, where: str) -> list[ImageQuestion]:
     """The questions of an image, at least one. Raises ``RewardError`` that begins with ``where``."""
     if not isinstance(items, list | tuple) or not items:
         raise RewardError(
-            f"{where}: questions are {items!r:.80}: expected a list of {{question, choices, answer}}"
+            f"{where}: questions are {items!r:.80}: expected a list of {{question, choices, "
+            f"answer}}"
         )
     for index, item in enumerate(items):
         name = f"{where}, question {index}"
@@ -193,7 +195,8 @@ def check_questions(items: Any, where: str) -> list[ImageQuestion]:
             raise RewardError(f"{name}: choices are {choices!r:.80}: expected {most}")
         if item["answer"] not in choices:
             raise RewardError(
-                f"{name}: answer is {item['answer']!r:.80}: expected one of the choices {choices!r:.80}"
+                f"{name}: answer is {item['answer']!r:.80}: expected one of the choices "
+                f"{choices!r:.80}"
             )
     checked: Sequence[Mapping[str, Any]] = items
     return list(checked)  # type: ignore[arg-type]

@@ -30,16 +30,20 @@ from rewards.text.detail_units import default_tagger, detail_units_of
 Score = Literal["precision", "recall", "f"]
 Source = Literal["image", "references"]
 IMAGE_PROMPT = (
-    'A caption of this image says: "{caption}"\n\nIs this detail of it true of the image: "{claim}"? '
+    'A caption of this image says: "{caption}"\n\nIs this detail of it true of the image: '
+    '"{claim}"? '
     "Reply with Yes or No."
 )
 TEXT_PROMPT = (
-    "Descriptions of an image:\n{descriptions}\n\nAccording to them alone, is this true of the image: "
+    "Descriptions of an image:\n{descriptions}\n\nAccording to them alone, is this true of the "
+    "image: "
     '"{claim}"? Reply with Yes or No.'
 )
 CUT_PROMPT = (
-    "List everything that this caption says of its image, one thing at a time: every object, its attributes, how many "
-    "there are, where it is, what it does, and any text. Write one short sentence for each, which can be read alone. "
+    "List everything that this caption says of its image, one thing at a time: every object, its "
+    "attributes, how many "
+    "there are, where it is, what it does, and any text. Write one short sentence for each, which "
+    "can be read alone. "
     "Add nothing and judge nothing.\n\nCaption: {caption}\n\nReply with a JSON list of strings."
 )
 LABELS = ("Yes", "No")
@@ -217,7 +221,9 @@ def read_claims(answer: str) -> list[str]:
 
 
 def distinct(claims: Sequence[str]) -> list[str]:
-    """The first of claims that are equal but for case, punctuation, articles and a conjunction at their beginning."""
+    """The first of claims that are equal but for case, punctuation, articles and a conjunction at
+    their beginning.
+    """
     firsts: dict[str, str] = {}
     for claim in claims:
         firsts.setdefault(" ".join(re.findall(r"\w+", _UNSAID.sub(" ", claim.casefold()))), claim)

@@ -54,7 +54,8 @@ _ANIMALS = frozenset(
 _MODIFIERS = {"baby": _ANIMALS, "adult": _ANIMALS, "passenger": frozenset(["jet", "train"])}
 """A word that before such a noun is no object of its own, as in the published code."""
 _TOILETS, _SEATS = frozenset(["toilet", "toilets"]), frozenset(["seat", "seats"])
-"""Words beside which, anywhere in the caption, such words are no chairs, as in the published code."""
+"""Words beside which, anywhere in the caption, such words are no chairs, as in the published code.
+"""
 _ES = ("ses", "xes", "zes", "ches", "shes", "oes")
 
 
@@ -70,13 +71,15 @@ class ObjectVocabulary:
 
     @classmethod
     def read(cls, path: str | Path | Sequence[str]) -> ObjectVocabulary:
-        """Read the published format: one line per object with its name and its synonyms, separated by commas.
+        """Read the published format: one line per object with its name and its synonyms, separated
+        by commas.
 
         Args:
             path: the file, or its lines.
 
         Raises:
-            ValueError: the file cannot be read or names no object, or two objects have the same word.
+            ValueError: the file cannot be read or names no object, or two objects have the same
+                word.
         """
         names: dict[tuple[str, ...], str] = {}
         with naming(f"synonyms {str(path)!r} cannot be read"):
@@ -91,7 +94,8 @@ class ObjectVocabulary:
                 other = names.setdefault(phrase, " ".join(phrases[0]))
                 if other != " ".join(phrases[0]):
                     raise ValueError(
-                        f"{path}, line {number}: {' '.join(phrase)!r} is a word for {other!r} already"
+                        f"{path}, line {number}: {' '.join(phrase)!r} is a word for {other!r} "
+                        f"already"
                     )
         if not names:
             raise ValueError(
@@ -100,7 +104,9 @@ class ObjectVocabulary:
         return cls(names)
 
     def mentions(self, caption: str) -> list[str]:
-        """The objects that a caption mentions, once per mention; of overlapping phrases the longest counts."""
+        """The objects that a caption mentions, once per mention; of overlapping phrases the longest
+        counts.
+        """
         words, objects, at = tokenize(caption), [], 0
         if not _TOILETS.isdisjoint(words):
             words = [word for word in words if word not in _SEATS]
@@ -123,7 +129,8 @@ class ObjectVocabulary:
     def names_of(self, lists: Iterable[Collection[str]], source: str) -> list[frozenset[str]]:
         """For each list of words, the set of objects that they stand for.
 
-        Raises ``ValueError``, with a message that begins with ``source``, for a word that is not in the vocabulary.
+        Raises ``ValueError``, with a message that begins with ``source``, for a word that is not in
+        the vocabulary.
         """
         tables = [{word: self._name(tokenize(word) or [""]) for word in words} for words in lists]
         unknown = sorted({word for table in tables for word, name in table.items() if name is None})
@@ -157,10 +164,12 @@ def _singulars(word: str) -> list[str]:
 
 
 def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, frozenset[str]]:
-    """Read which objects are in each image: JSON ``{image_id: [object, ...]}`` or COCO's instance annotations.
+    """Read which objects are in each image: JSON ``{image_id: [object, ...]}`` or COCO's instance
+    annotations.
 
     Raises:
-        ValueError: the file cannot be read, has neither format, or names an object that is not in the vocabulary.
+        ValueError: the file cannot be read, has neither format, or names an object that is not in
+            the vocabulary.
     """
     with naming(f"objects {str(path)!r} cannot be read"):
         content = load_json(path)
@@ -213,19 +222,22 @@ def chair_counts(mentions: Sequence[str], objects: Collection[str]) -> ChairCoun
 
 
 class Chair:
-    """How few of the objects that a caption mentions are hallucinated, in [0, 1]; as a judge or a term of a reward.
+    """How few of the objects that a caption mentions are hallucinated, in [0, 1]; as a judge or a
+    term of a reward.
 
-    An object is in the image if ``objects`` lists it, if ``detector`` finds it, or, with ``references``, if a reference
-    of the image mentions it (the published code uses the first and the last). A caption without objects has precision
-    1, so a policy may learn to mention none: combine it with ``recall`` or CIDEr-D. Captions are English, tokenised as
-    for CIDEr-D.
+    An object is in the image if ``objects`` lists it, if ``detector`` finds it, or, with
+    ``references``, if a reference of the image mentions it (the published code uses the first and
+    the last). A caption without objects has precision 1, so a policy may learn to mention none:
+    combine it with ``recall`` or CIDEr-D. Captions are English, tokenised as for CIDEr-D.
 
     Args:
-        synonyms: file of objects and the words for them (``ObjectVocabulary.read``), or a list of its lines.
+        synonyms: file of objects and the words for them (``ObjectVocabulary.read``), or a list of
+            its lines.
         objects: file of the objects in each image (``read_objects``), or None.
         references: whether objects that references mention are in the image.
-        measure: ``precision``: fraction of mentions that are in the image; ``caption``: 1 if all are, else 0 (the mean
-            over captions is 1 - CHAIR-s); ``recall``: fraction of the image's objects that the caption mentions.
+        measure: ``precision``: fraction of mentions that are in the image; ``caption``: 1 if all
+            are, else 0 (the mean over captions is 1 - CHAIR-s); ``recall``: fraction of the image's
+            objects that the caption mentions.
         detector: ``package.module:Class`` of an ``ObjectDetector``, which is called once per image.
         detector_kwargs: arguments of the detector.
 
@@ -249,7 +261,8 @@ class Chair:
         check_values(Measure, measure=measure)
         if objects is None and detector is None and not references:
             raise ValueError(
-                "objects and detector are None and references is False: set one of them, to say what is in an image"
+                "objects and detector are None and references is False: set one of them, to say "
+                "what is in an image"
             )
         self.vocabulary = ObjectVocabulary.read(synonyms)
         self.objects = None if objects is None else read_objects(objects, self.vocabulary)
@@ -265,7 +278,8 @@ class Chair:
                 getattr(self.detector, "signature", None), str
             ):
                 raise ValueError(
-                    f"detector {detector!r} is not an ObjectDetector: expected a callable object with a signature"
+                    f"detector {detector!r} is not an ObjectDetector: expected a callable object "
+                    f"with a signature"
                 )
         image_objects = [
             (image_id, sorted(object_names))
@@ -290,8 +304,8 @@ class Chair:
         """The objects in the image of each of ``count`` rows.
 
         Raises:
-            RewardError: an image is not in the file, the detector returns another number of results, or it finds an
-                object that is not in the vocabulary.
+            RewardError: an image is not in the file, the detector returns another number of
+                results, or it finds an object that is not in the vocabulary.
         """
         objects = [frozenset[str]()] * count
         if self.objects is not None:
@@ -302,7 +316,8 @@ class Chair:
             missing = [image_id for image_id in ids if image_id not in self.objects]
             if missing:
                 raise RewardError(
-                    f"reward 'chair': objects has no image {missing[0]!r} ({len(missing)} such rows)"
+                    f"reward 'chair': objects has no image {missing[0]!r} ({len(missing)} such "
+                    f"rows)"
                 )
             objects = [self.objects[image_id] for image_id in ids]
         if self.detector is not None:
@@ -320,7 +335,9 @@ class Chair:
         return objects
 
     def _detect(self, detector: ObjectDetector, images: Sequence[Any]) -> list[frozenset[str]]:
-        """What is in N images; those that compare equal, such as paths, are looked at a single time."""
+        """What is in N images; those that compare equal, such as paths, are looked at a single
+        time.
+        """
         keys = [_key(image) for image in images]
         new = {key: image for key, image in zip(keys, images, strict=True) if key not in self._seen}
         with errors_of_user_code(f"reward 'chair': detector {detector.signature}"):
@@ -332,7 +349,8 @@ class Chair:
             )
         if len(lists) != len(new):
             raise RewardError(
-                f"reward 'chair': {detector.signature} returned {len(lists)} lists for {len(new)} images"
+                f"reward 'chair': {detector.signature} returned {len(lists)} lists for {len(new)} "
+                f"images"
             )
         with naming("reward 'chair'", (ValueError,), RewardError):
             seen = dict(
@@ -392,7 +410,9 @@ def _digest(content: Iterable[tuple[Any, Any]]) -> str:
 
 
 def _key(image: Any) -> Hashable:
-    """The image itself or, of one that is compared by its pixels, its id; so of frames among which there is such."""
+    """The image itself or, of one that is compared by its pixels, its id; so of frames among which
+    there is such.
+    """
     try:
         hash(image)
     except TypeError:

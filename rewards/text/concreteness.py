@@ -1,4 +1,6 @@
-"""Two baselines for ICC: concreteness of a caption's words in a list that people rated, and its length."""
+"""Two baselines for ICC: concreteness of a caption's words in a list that people rated, and its
+length.
+"""
 
 import csv
 import hashlib
@@ -13,19 +15,22 @@ from rewards.text.tokenize import TOKENIZER, tokenize
 
 
 class WordConcreteness:
-    """Mean concreteness of those of a caption's words that people rated, in [1, 5]; 1 if the list has none of them.
+    """Mean concreteness of those of a caption's words that people rated, in [1, 5]; 1 if the list
+    has none of them.
 
-    Source of the ratings: Brysbaert, Warriner and Kuperman, Behavior Research Methods 2014. Words are PTB tokens in
-    lower case. Words that are not in the list, such as most plurals and inflected verbs, are skipped, and the list's
-    two-word expressions are not used.
+    Source of the ratings: Brysbaert, Warriner and Kuperman, Behavior Research Methods 2014. Words
+    are PTB tokens in lower case. Words that are not in the list, such as most plurals and inflected
+    verbs, are skipped, and the list's two-word expressions are not used.
 
     Args:
-        ratings: the published table, ``Concreteness_ratings_Brysbaert_et_al_BRM.txt``: tabs between the columns, of
-            which ``Word``, ``Bigram`` (0 for single words) and ``Conc.M`` are read.
-        singular: look a word that is not in the list up in the singular, by the package ``textblob``.
+        ratings: the published table, ``Concreteness_ratings_Brysbaert_et_al_BRM.txt``: tabs between
+            the columns, of which ``Word``, ``Bigram`` (0 for single words) and ``Conc.M`` are read.
+        singular: look a word that is not in the list up in the singular, by the package
+            ``textblob``.
 
     Raises:
-        ValueError: the file is missing or is not such a table (with the line), or ``textblob`` is not installed.
+        ValueError: the file is missing or is not such a table (with the line), or ``textblob`` is
+            not installed.
     """
 
     __name__ = "word_concreteness"
@@ -84,7 +89,8 @@ def read_concreteness(path: str | Path) -> dict[str, float]:
         lacking = {"Word", "Bigram", "Conc.M"} - set(rows.fieldnames or ())
         if lacking:
             raise ValueError(
-                f"{path} lacks the columns {sorted(lacking)}: expected the table of Brysbaert et al."
+                f"{path} lacks the columns {sorted(lacking)}: expected the table of Brysbaert et "
+                f"al."
             )
         for row in rows:
             try:
@@ -94,7 +100,8 @@ def read_concreteness(path: str | Path) -> dict[str, float]:
             if not row["Word"] or not 1 <= mean <= 5:
                 found_row = f"{row['Word']!r:.80} and {row['Conc.M']!r:.80}"
                 raise ValueError(
-                    f"{path}, line {rows.line_num}: {found_row}: expected a word and a rating in [1, 5]"
+                    f"{path}, line {rows.line_num}: {found_row}: expected a word and a rating in "
+                    f"[1, 5]"
                 )
             if row["Bigram"] == "0":
                 means[row["Word"].lower()] = mean

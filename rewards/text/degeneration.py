@@ -1,4 +1,5 @@
-"""Signs of degenerate captions that need no reference: repetition, cut-off endings, length, vocabulary.
+"""Signs of degenerate captions that need no reference: repetition, cut-off endings, length,
+vocabulary.
 
 All functions take tokenised captions (``rewards.text.tokenize``), which may be empty.
 """
@@ -84,9 +85,11 @@ BAD_ENDINGS = frozenset(
         *["will", "would", "could", "may", "might", "should", "'s", "n't", "very", "several"],
     ]
 )
-"""Words at which a finished English caption hardly ever ends. Words that often end one as an adverb, noun or pronoun
-(``behind``, ``inside``, ``by``, ``off``, ``can``, ``other``, ``her``) are left out. ``on`` and ``in`` are included,
-because captions that break off end there; 0.6 % of the captions that people wrote for COCO val2017 do, too."""
+"""Words at which a finished English caption hardly ever ends. Words that often end one as an
+adverb, noun or pronoun (``behind``, ``inside``, ``by``, ``off``, ``can``, ``other``, ``her``) are
+left out. ``on`` and ``in`` are included, because captions that break off end there; 0.6 % of the
+captions that people wrote for COCO val2017 do, too.
+"""
 
 
 def repeated_ngram_share(captions: Sequence[Tokens], n: int = 2) -> float:
@@ -112,15 +115,18 @@ def degeneration_statistics(
     training_captions: Collection[tuple[str, ...]] | None = None,
     tokenizer: str = TOKENIZER,
 ) -> dict[str, float]:
-    """Statistics of captions that were split by ``tokenizer``. Raises ``ValueError`` if there is no caption.
+    """Statistics of captions that were split by ``tokenizer``. Raises ``ValueError`` if there is no
+    caption.
 
     - ``length``: mean number of tokens;
     - ``vocabulary``: number of distinct tokens;
     - ``repeated_ngrams``: fraction of bigrams that occurred earlier in their caption;
-    - ``bad_endings``: fraction of captions that are empty or break off; only for ``ptb``, as the words are English;
+    - ``bad_endings``: fraction of captions that are empty or break off; only for ``ptb``, as the
+      words are English;
     - ``duplicates``: fraction of captions equal to an earlier one;
     - ``empty``: fraction of captions without a token;
-    - ``novel``: fraction of captions that are not in ``training_captions``, a set of tuples of tokens, if it is given.
+    - ``novel``: fraction of captions that are not in ``training_captions``, a set of tuples of
+      tokens, if it is given.
     """
     if not captions:
         raise ValueError("there are no captions to compute statistics of: expected at least one")
@@ -140,9 +146,11 @@ def degeneration_statistics(
 
 
 class Repetition:
-    """Penalty for repeated n-grams: minus the share of a caption's n-grams that occurred earlier in it, in [-1, 0].
+    """Penalty for repeated n-grams: minus the share of a caption's n-grams that occurred earlier in
+    it, in [-1, 0].
 
-    ``n``, at least 1, is the order of the n-grams, ``tokenizer`` one of ``rewards.text.tokenize.TOKENIZERS``.
+    ``n``, at least 1, is the order of the n-grams, ``tokenizer`` one of
+    ``rewards.text.tokenize.TOKENIZERS``.
     """
 
     __name__ = "repetition"

@@ -1,8 +1,9 @@
 """Detail units of captions: the pieces that each add one detail (Chen et al., SPECS, EMNLP 2025).
 
-A caption is split into sentences and tokens, which get part-of-speech tags; a chunk grammar over tags finds phrases; a
-unit ends where a phrase or a sentence ends; three rules join units that say nothing alone. docs/detail_units.md gives
-the grammar, the rules, and where this departs from the paper and its released code.
+A caption is split into sentences and tokens, which get part-of-speech tags; a chunk grammar over
+tags finds phrases; a unit ends where a phrase or a sentence ends; three rules join units that say
+nothing alone. docs/detail_units.md gives the grammar, the rules, and where this departs from the
+paper and its released code.
 """
 
 import re
@@ -37,13 +38,16 @@ CONTINUATIONS = frozenset(
         "is",
     ]
 )
-"""A unit does not end before these words, nor while the sentence begins with one of them and has no verb yet."""
+"""A unit does not end before these words, nor while the sentence begins with one of them and has no
+verb yet.
+"""
 _VERBS = frozenset(["is", "are"])
 _MAX_THE_WORDS = 3
 _CHUNK = 100  # captions that a worker process gets at a time
 
-# Chunk grammar: applied in this order, each pattern from left to right and greedily, over one letter per node:
-# Determiner, adJective, Noun, Verb, preposItion, Conjunction, x any other tag; then n NP, v VP, p PP, c CLAUSE, k CONJ.
+# Chunk grammar: applied in this order, each pattern from left to right and greedily, over one
+# letter per node: Determiner, adJective, Noun, Verb, preposItion, Conjunction, x any other tag;
+# then n NP, v VP, p PP, c CLAUSE, k CONJ.
 _GRAMMAR = (
     ("n", re.compile("D?J*N+")),
     ("v", re.compile("V[npc]*")),
@@ -58,7 +62,8 @@ _TOKEN = re.compile(
     r"['’](?:s|re|ve|ll|d|m)\b"  # clitics
     r"|\d+(?:[.,:/]\d+)+"  # 3.5, 1,000, 10:30
     r"|(?:[^\W\d_]\.){2,}"  # U.S.
-    r"|\w+(?:[-/&.@]\w+|['’](?!(?:s|re|ve|ll|d|m)\b)\w+)*"  # eye-level, and/or, www.site.com, o'clock
+    # eye-level, and/or, www.site.com, o'clock
+    r"|\w+(?:[-/&.@]\w+|['’](?!(?:s|re|ve|ll|d|m)\b)\w+)*"
     r"|\.\.+|[^\w\s]"
 )
 _MAY_HAVE_STOP = ABBREVIATIONS.union(NUMBERED_ABBREVIATIONS)
@@ -73,9 +78,11 @@ class Tagger(Protocol):
     """A part-of-speech tagger. Picklable, for worker processes."""
 
     def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """Return a Penn Treebank tag (``NN``, ``VBZ``, ``IN``, ...) for each token of each sentence.
+        """Return a Penn Treebank tag (``NN``, ``VBZ``, ``IN``, ...) for each token of each
+        sentence.
 
-        Tokens are words, clitics such as ``'s``, and punctuation marks; none is empty or has white space.
+        Tokens are words, clitics such as ``'s``, and punctuation marks; none is empty or has white
+        space.
         """
         ...
 
@@ -83,9 +90,10 @@ class Tagger(Protocol):
 class BrillTagger:
     """TextBlob's lexicon, with Brill's rules for unknown words and for context (Brill, ANLP 1992).
 
-    The lexicon comes from newspapers, so in captions ``left``, ``leaves`` and ``light`` are tagged as verbs. A verb
-    directly after an article or a possessive is therefore retagged: as an adjective if a noun follows, else as a noun.
-    The constructor raises ``RewardError`` if the package ``textblob`` is not installed.
+    The lexicon comes from newspapers, so in captions ``left``, ``leaves`` and ``light`` are tagged
+    as verbs. A verb directly after an article or a possessive is therefore retagged: as an
+    adjective if a noun follows, else as a noun. The constructor raises ``RewardError`` if the
+    package ``textblob`` is not installed.
     """
 
     def __init__(self) -> None:
@@ -105,7 +113,8 @@ def _brill_tags(words: Sequence[str]) -> list[str]:
     )
     if len(pairs) != len(words):
         raise ValueError(
-            f"BrillTagger returned {len(pairs)} tags for the {len(words)} tokens {' '.join(words)!r:.200}"
+            f"BrillTagger returned {len(pairs)} tags for the {len(words)} tokens "
+            f"{' '.join(words)!r:.200}"
         )
     return [tag for _, tag in pairs]
 
@@ -131,7 +140,8 @@ class NltkTagger:
     """NLTK's averaged perceptron, the tagger of the released segmentation of SPECS.
 
     Raises:
-        LookupError: NLTK's data ``averaged_perceptron_tagger_eng`` is not installed; on the first call.
+        LookupError: NLTK's data ``averaged_perceptron_tagger_eng`` is not installed; on the first
+            call.
     """
 
     def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -146,7 +156,9 @@ class NltkTagger:
 
 @cache
 def default_tagger() -> Tagger:
-    """The ``BrillTagger`` used if no tagger is given. Raises ``RewardError`` if ``textblob`` is not installed."""
+    """The ``BrillTagger`` used if no tagger is given. Raises ``RewardError`` if ``textblob`` is not
+    installed.
+    """
     return BrillTagger()
 
 
@@ -159,9 +171,9 @@ class _Token(NamedTuple):
 def detail_units(caption: str, tagger: Tagger | None = None) -> list[str]:
     """Cut one caption into detail units; ``tagger`` None means ``default_tagger()``.
 
-    The concatenated units are exactly ``caption``: white space before a unit belongs to it. No unit ends inside a word,
-    a number or an abbreviation. Each unit has a letter or a digit; a caption that has neither is a single unit. An
-    empty caption has no units.
+    The concatenated units are exactly ``caption``: white space before a unit belongs to it. No unit
+    ends inside a word, a number or an abbreviation. Each unit has a letter or a digit; a caption
+    that has neither is a single unit. An empty caption has no units.
     """
     return list(_cached_units(caption)) if tagger is None else _units(caption, tagger)
 
@@ -169,7 +181,8 @@ def detail_units(caption: str, tagger: Tagger | None = None) -> list[str]:
 def detail_units_of(
     captions: Sequence[str], processes: int = 1, tagger: Tagger | None = None
 ) -> list[list[str]]:
-    """Cut N captions into detail units, with ``processes`` worker processes, which take a second or two to start.
+    """Cut N captions into detail units, with ``processes`` worker processes, which take a second or
+    two to start.
 
     Raises:
         ValueError: ``processes`` is below 1.
@@ -248,7 +261,9 @@ def _sentences(caption: str) -> Iterator[list[_Token]]:
 
 
 def _is_sentence_end(tokens: Sequence[_Token], index: int) -> bool:
-    """Whether a token is a stop that ends a sentence; full stops of numbers and abbreviations do not."""
+    """Whether a token is a stop that ends a sentence; full stops of numbers and abbreviations do
+    not.
+    """
     token = tokens[index]
     if token.text != "." or index == 0 or index + 1 == len(tokens):
         return token.text in _STOPS or token.text.startswith("..")
@@ -280,7 +295,9 @@ def _sentence_cuts(caption: str, tokens: Sequence[_Token], tags: Sequence[str]) 
 
 
 def _may_begin(caption: str, token: _Token) -> bool:
-    """Whether a unit may begin with a token: after white space, or with a separator before white space."""
+    """Whether a unit may begin with a token: after white space, or with a separator before white
+    space.
+    """
     after_space = caption[token.start - 1 : token.start].isspace()
     return after_space or (
         token.text in _SEPARATORS and caption[token.end : token.end + 1].isspace()
@@ -300,7 +317,9 @@ def _phrase_ends(tags: Sequence[str]) -> list[int]:
 
 
 def _joins(words: Sequence[str], end: int) -> bool:
-    """The paper's three rules against cutting too finely, for a cut of a sentence before its word ``end``."""
+    """The paper's three rules against cutting too finely, for a cut of a sentence before its word
+    ``end``.
+    """
     so_far = words[:end]
     if so_far[0] == "the" and len(so_far) <= _MAX_THE_WORDS:
         return True

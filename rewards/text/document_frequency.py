@@ -1,4 +1,6 @@
-"""In how many documents of a corpus each n-gram occurs: counting, files, and pickles of other packages."""
+"""In how many documents of a corpus each n-gram occurs: counting, files, and pickles of other
+packages.
+"""
 
 import hashlib
 import json
@@ -42,9 +44,11 @@ class DocumentFrequencies:
         eos: whether every caption was counted with ``<eos>`` at its end.
         n: longest n-grams that are counted.
         tokenizer: name of the tokenisation, one of ``rewards.text.tokenize.TOKENIZERS``.
-        document: what one document is: an ``image`` with all its captions (CIDEr as published), or a ``caption``.
+        document: what one document is: an ``image`` with all its captions (CIDEr as published), or
+            a ``caption``.
 
-    Raises ``ValueError`` for values out of range, or where an n-gram is in more documents than there are.
+    Raises ``ValueError`` for values out of range, or where an n-gram is in more documents than
+    there are.
     """
 
     table: NGramTable
@@ -60,7 +64,8 @@ class DocumentFrequencies:
         if self.table.counts.max(initial=0) > self.documents:
             ngram, count = max(self.table.items(), key=lambda item: item[1])
             raise ValueError(
-                f"n-gram {ngram} occurs in {count} of {self.documents} documents: the counts and the number of "
+                f"n-gram {ngram} occurs in {count} of {self.documents} documents: the counts and "
+                f"the number of "
                 "documents come from different corpora"
             )
         for array in (self.table.keys, self.table.counts):
@@ -76,10 +81,11 @@ class DocumentFrequencies:
         n: int = 4,
         tokenizer: str = TOKENIZER,
     ) -> Self:
-        """Count the n-grams of a corpus, given as the tokens of each caption of each image, without EOS.
+        """Count the n-grams of a corpus, given as the tokens of each caption of each image, without
+        EOS.
 
-        ``document="caption"`` counts an n-gram once per caption (M2 Transformer and GRIT), which gives other scores.
-        Raises ``ValueError`` if there is no image.
+        ``document="caption"`` counts an n-gram once per caption (M2 Transformer and GRIT), which
+        gives other scores. Raises ``ValueError`` if there is no image.
         """
         images = tqdm(
             references, "document frequencies", unit="image", leave=False, delay=2, disable=None
@@ -105,7 +111,9 @@ class DocumentFrequencies:
         n: int = 4,
         tokenizer: str = TOKENIZER,
     ) -> Self:
-        """As ``from_references``, but of untokenised captions, which ``tokenizer`` splits. One document per image."""
+        """As ``from_references``, but of untokenised captions, which ``tokenizer`` splits. One
+        document per image.
+        """
         split = tokenizer_of(tokenizer)
         tokens = ([split(caption) for caption in captions] for captions in references)
         return cls.from_references(tokens, eos=eos, n=n, tokenizer=tokenizer)
@@ -114,7 +122,9 @@ class DocumentFrequencies:
     def from_counts(
         cls, counts: Mapping[NGram, float], log_documents: float, *, n: int = 4, **fields: Any
     ) -> Self:
-        """Make document frequencies of counts of n-grams of up to ``n`` words; ``fields`` are other attributes."""
+        """Make document frequencies of counts of n-grams of up to ``n`` words; ``fields`` are other
+        attributes.
+        """
         return cls(table_of_counts(counts, n), log_documents, n=n, **fields)
 
     @property
@@ -123,7 +133,9 @@ class DocumentFrequencies:
         return round(math.exp(self.log_documents))
 
     def __getitem__(self, ngram: NGram) -> float:
-        """Number of documents with this n-gram, 0 for an unknown one. The first look-up makes a dict of all n-grams."""
+        """Number of documents with this n-gram, 0 for an unknown one. The first look-up makes a
+        dict of all n-grams.
+        """
         return self._counts.get(ngram, 0)
 
     def __len__(self) -> int:
@@ -144,12 +156,14 @@ class DocumentFrequencies:
     def __repr__(self) -> str:
         """Describe the corpus in one line."""
         return (
-            f"DocumentFrequencies({len(self)} n-grams in {self.documents} documents, one per {self.document}, "
+            f"DocumentFrequencies({len(self)} n-grams in {self.documents} documents, one per "
+            f"{self.document}, "
             f"tokenizer={self.tokenizer!r}, eos={self.eos}, fingerprint={self.fingerprint!r})"
         )
 
     def inverses(self, ids: Array) -> tuple[Array, Array]:
-        """Inverse document frequencies ln(D) - ln(max(1, df)) of n-gram ids [M], and their squares: float64 [M], [M].
+        """Inverse document frequencies ln(D) - ln(max(1, df)) of n-gram ids [M], and their squares:
+        float64 [M], [M].
 
         An id of -1 is an unknown n-gram, with df = 0.
         """
@@ -174,10 +188,12 @@ class DocumentFrequencies:
 
     @cached_property
     def _inverse_by_id(self) -> tuple[Array, Array, Array]:
-        """Index [V + G + 1] by n-gram id, the last for unknown ones, into the distinct idf and their squares.
+        """Index [V + G + 1] by n-gram id, the last for unknown ones, into the distinct idf and
+        their squares.
 
-        For equality with the reference scorer to the last bit, logarithms are NumPy's of single numbers and squares are
-        Python's powers, which differ from NumPy's in the last digit of one in 1,200.
+        For equality with the reference scorer to the last bit, logarithms are NumPy's of single
+        numbers and squares are Python's powers, which differ from NumPy's in the last digit of one
+        in 1,200.
         """
         index, counts = number_keys(self.table.counts)
         inverses = [
@@ -189,12 +205,15 @@ class DocumentFrequencies:
 
     @cached_property
     def fingerprint(self) -> str:
-        """First 16 hexadecimal digits of the SHA-256 of the content: equal for equal corpora in any order."""
+        """First 16 hexadecimal digits of the SHA-256 of the content: equal for equal corpora in any
+        order.
+        """
         return _digest(self._arrays())
 
     def save(self, path: str | Path) -> None:
-        """Write an ``.npz`` of plain arrays atomically. Raises ``ValueError`` if a word has a line break, or
-        ``OSError``."""
+        """Write an ``.npz`` of plain arrays atomically. Raises ``ValueError`` if a word has a line
+        break, or ``OSError``.
+        """
         broken = [word for word in self.table.words if "\n" in word]
         if broken:
             raise ValueError(
@@ -207,9 +226,12 @@ class DocumentFrequencies:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what ``save`` wrote. Raises ``ValueError`` for other files and for content of another fingerprint."""
+        """Read what ``save`` wrote. Raises ``ValueError`` for other files and for content of
+        another fingerprint.
+        """
         where = (
-            f"{path} does not hold document frequencies: expected a file written by DocumentFrequencies.save; use "
+            f"{path} does not hold document frequencies: expected a file written by "
+            f"DocumentFrequencies.save; use "
             "load_legacy_pickle for pickles of other packages"
         )
         with naming(where, (*UNREADABLE_ARRAY, AttributeError), kept=(FileNotFoundError,)):
@@ -218,7 +240,8 @@ class DocumentFrequencies:
             fingerprint, digest = arrays.pop("fingerprint").tobytes().decode(), _digest(arrays)
             if digest != fingerprint:
                 raise ValueError(
-                    f"it is damaged: it has the fingerprint {digest}, but was saved with {fingerprint}"
+                    f"it is damaged: it has the fingerprint {digest}, but was saved with "
+                    f"{fingerprint}"
                 )
             header = json.loads(arrays["header"].tobytes())
             vocabulary = arrays["vocabulary"].tobytes().decode()
@@ -279,16 +302,19 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
             raise pickle.UnpicklingError(
-                f"it contains {module}.{name}; only dict, defaultdict, tuple, str and numbers are allowed"
+                f"it contains {module}.{name}; only dict, defaultdict, tuple, str and numbers are "
+                f"allowed"
             )
         return super().find_class(module, name)
 
 
 def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
-    """Read a pickle with the keys ``document_frequency`` (tuple of words -> count) and ``ref_len``, running nothing.
+    """Read a pickle with the keys ``document_frequency`` (tuple of words -> count) and ``ref_len``,
+    running nothing.
 
-    ``ref_len`` is the number of images (ruotianluo/self-critical.pytorch and its family) if it is a whole number, else
-    its logarithm (YehLi/xmodaler). Pickles of Python 2 are read as Latin-1. EOS was counted if the token ``<eos>`` occurs.
+    ``ref_len`` is the number of images (ruotianluo/self-critical.pytorch and its family) if it is a
+    whole number, else its logarithm (YehLi/xmodaler). Pickles of Python 2 are read as Latin-1. EOS
+    was counted if the token ``<eos>`` occurs.
 
     Raises:
         ValueError: the pickle asks for anything but plain data, or its content is something else.
@@ -307,7 +333,8 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
             raise ValueError(f"ref_len is {length:g}, of {len(counts)} n-grams")
     if all(word.isdecimal() for ngram in counts for word in ngram):
         raise ValueError(
-            f"{path} has the indices of words, such as {next(iter(counts))}: expected the words themselves "
+            f"{path} has the indices of words, such as {next(iter(counts))}: expected the words "
+            f"themselves "
             "(coco-train-words.p instead of coco-train-idxs.p)"
         )
     logarithm = _log_documents(path, length, max(counts.values()))
@@ -318,7 +345,8 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
 
 
 def _log_documents(path: str | Path, length: float, largest: float) -> float:
-    """The logarithm of the number of images, of which ``ref_len`` is either; ``largest`` is the largest count.
+    """The logarithm of the number of images, of which ``ref_len`` is either; ``largest`` is the
+    largest count.
 
     Whole numbers are numbers of images: the logarithm of a whole number above 1 never is one.
     """
@@ -327,7 +355,8 @@ def _log_documents(path: str | Path, length: float, largest: float) -> float:
     if logarithm > LARGEST_LOGARITHM or largest > math.exp(logarithm) * (1 + 1e-6):
         meant = "a number of images" if is_number else "the logarithm of a number of images"
         raise ValueError(
-            f"{path}: ref_len is {length:g}, {meant}, but an n-gram is in {largest:g} of them: expected the "
+            f"{path}: ref_len is {length:g}, {meant}, but an n-gram is in {largest:g} of them: "
+            f"expected the "
             "number of images, or its logarithm, as it was computed"
         )
     return logarithm

@@ -1,8 +1,9 @@
 """N-grams: of one caption in a dict, of packed captions and of corpora in NumPy arrays.
 
-In arrays an n-gram is an integer id. The n-grams of a corpus form a trie: the int64 key of an n-gram of k >= 2 words is
-``id of its first k - 1 words << 32 | id of its last word``. So the key bounds neither the length of n-grams nor the
-number of words, and ascending keys are n-grams in lexicographic order of their words.
+In arrays an n-gram is an integer id. The n-grams of a corpus form a trie: the int64 key of an
+n-gram of k >= 2 words is ``id of its first k - 1 words << 32 | id of its last word``. So the key
+bounds neither the length of n-grams nor the number of words, and ascending keys are n-grams in
+lexicographic order of their words.
 """
 
 from collections import defaultdict
@@ -23,7 +24,9 @@ CHUNK_TOKENS = 1 << 20
 
 
 def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
-    """Count the n-grams of orders 1 to ``n`` of one caption: all unigrams from left to right, then all bigrams, ..."""
+    """Count the n-grams of orders 1 to ``n`` of one caption: all unigrams from left to right, then
+    all bigrams, ...
+    """
     counts: dict[NGram, int] = {}
     for order in range(1, n + 1):
         for ngram in zip(*(tokens[start:] for start in range(order)), strict=False):
@@ -32,18 +35,23 @@ def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
 
 
 class Occurrences(NamedTuple):
-    """The P occurrences of the G distinct n-grams of one order in packed captions of T words in all; int64 arrays."""
+    """The P occurrences of the G distinct n-grams of one order in packed captions of T words in
+    all; int64 arrays.
+    """
 
     positions: Array  # [P] first word of each occurrence, 0 to T - 1, ascending
     numbers: Array  # [P] its n-gram, 0 to G - 1, valid for this order of this batch
-    prefixes: Array  # [G] number of an n-gram's first k - 1 words among the n-grams of that order; 0 for single words
+    # [G] number of an n-gram's first k - 1 words among the n-grams of that order; 0 for single
+    # words
+    prefixes: Array
     words: Array  # [G] id of its last word
 
 
 def ngram_occurrences(words: Array, lengths: Array, n: int) -> Iterator[Occurrences]:
     """Yield the n-grams of M packed captions for each order from 1 to ``n``.
 
-    ``words`` [T] are the int64 word ids of all captions, concatenated, ``lengths`` [M] the words of each caption.
+    ``words`` [T] are the int64 word ids of all captions, concatenated, ``lengths`` [M] the words of
+    each caption.
     """
     left = np.repeat(np.cumsum(lengths), lengths) - np.arange(
         len(words)
@@ -63,13 +71,16 @@ def ngram_occurrences(words: Array, lengths: Array, n: int) -> Iterator[Occurren
 
 @dataclass(frozen=True, eq=False)
 class NGramTable:
-    """The n-grams of a corpus and their counts: V words with the ids 0 to V - 1, then G longer n-grams.
+    """The n-grams of a corpus and their counts: V words with the ids 0 to V - 1, then G longer
+    n-grams.
 
     Attributes:
         words: V distinct words in ascending order.
         keys: int64 [G], ascending within each order; the n-gram of ``keys[g]`` has the id V + g.
-        counts: int32 or float64 [V + G] by id; -1 for n-grams that are only prefixes of counted ones.
-        starts: n + 1 offsets; the n-grams of k words have the ids ``starts[k - 1]`` to ``starts[k]`` - 1.
+        counts: int32 or float64 [V + G] by id; -1 for n-grams that are only prefixes of counted
+            ones.
+        starts: n + 1 offsets; the n-grams of k words have the ids ``starts[k - 1]`` to
+            ``starts[k]`` - 1.
     """
 
     words: tuple[str, ...]
@@ -87,7 +98,9 @@ class NGramTable:
         return int(np.count_nonzero(self.counts >= 0))
 
     def rows(self, order: int) -> tuple[Array, Array]:
-        """Word ids [M, order] int32 of the counted n-grams of ``order`` words, ascending, and their counts [M]."""
+        """Word ids [M, order] int32 of the counted n-grams of ``order`` words, ascending, and their
+        counts [M].
+        """
         ids = np.arange(self.starts[order - 1], self.starts[order])
         counts = self.counts[ids]
         ids, counts = ids[counts >= 0], counts[counts >= 0]
@@ -107,7 +120,9 @@ class NGramTable:
                 yield tuple([self.words[word] for word in row]), count
 
     def extend_ngrams(self, ids: Array, words: Array) -> Array:
-        """Ids [M] of the n-grams ``ids`` [M], each extended by the word ``words`` [M]; -1 for unknown n-grams."""
+        """Ids [M] of the n-grams ``ids`` [M], each extended by the word ``words`` [M]; -1 for
+        unknown n-grams.
+        """
         rows = find(
             self.keys, ids << WORD_BITS | words
         )  # an unknown prefix, -1, makes a negative key
@@ -125,7 +140,8 @@ def find(keys: Array, queries: Array) -> Array:
 def table_of_rows(
     words: Sequence[str], rows: Sequence[Array], counts: Sequence[Array]
 ) -> NGramTable:
-    """Build a table of V ascending ``words`` from ``rows``, word ids [M, k] for each order k, and ``counts``, [M] each.
+    """Build a table of V ascending ``words`` from ``rows``, word ids [M, k] for each order k, and
+    ``counts``, [M] each.
 
     Raises:
         ValueError: the rows of an order are not ascending, or a word id is out of range.
@@ -195,10 +211,11 @@ class _ChunkCounts(NamedTuple):
 def count_documents(
     documents: Iterable[Sequence[Sequence[str]]], n: int, end: Sequence[str] = ()
 ) -> tuple[NGramTable, int]:
-    """Count in how many documents each n-gram of orders 1 to ``n`` occurs; also return the number of documents.
+    """Count in how many documents each n-gram of orders 1 to ``n`` occurs; also return the number
+    of documents.
 
-    A document is a list of captions, each a list of tokens, to which the tokens ``end`` are appended. Memory grows with
-    the number of distinct n-grams, not with the size of the corpus.
+    A document is a list of captions, each a list of tokens, to which the tokens ``end`` are
+    appended. Memory grows with the number of distinct n-grams, not with the size of the corpus.
     """
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__
@@ -231,8 +248,8 @@ def _count_chunk(
 ) -> list[_ChunkCounts]:
     """Count the n-grams of each order in D documents of C packed captions.
 
-    ``numbers`` maps a word to its id, ``texts`` [T] are all words, ``lengths`` [C] the words of each caption, ``sizes``
-    [D] the captions of each document.
+    ``numbers`` maps a word to its id, ``texts`` [T] are all words, ``lengths`` [C] the words of
+    each caption, ``sizes`` [D] the captions of each document.
     """
     words = np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
     documents = np.repeat(np.repeat(np.arange(len(sizes)), sizes), lengths)  # [T]
@@ -283,7 +300,9 @@ def _merge_chunks(
 
 
 def number_keys(keys: Array) -> tuple[Array, Array]:
-    """``np.unique`` with ``return_inverse``, faster: the inverse [M] and the ascending unique keys [G]."""
+    """``np.unique`` with ``return_inverse``, faster: the inverse [M] and the ascending unique keys
+    [G].
+    """
     ranks = np.argsort(keys)
     ordered = keys[ranks]
     new = is_new(ordered)

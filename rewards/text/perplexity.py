@@ -1,4 +1,6 @@
-"""Fluency of captions under a frozen causal language model of Transformers: the mean log-probability of a token."""
+"""Fluency of captions under a frozen causal language model of Transformers: the mean
+log-probability of a token.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,23 +14,27 @@ from rewards.options import Count, check_values
 
 
 class Perplexity:
-    """Fluency: mean log-probability of a caption's tokens under a frozen causal language model, in [``floor``, 0].
+    """Fluency: mean log-probability of a caption's tokens under a frozen causal language model, in
+    [``floor``, 0].
 
-    (1 / L) Σ_t ln p(w_t | BOS, w_1, ..., w_t-1), in nats: minus the logarithm of the caption's perplexity (Jelinek et
-    al. 1977). EOS is the last token of captions that ended (column ``finished``), so that captions that break off score
-    lower. Captions with more tokens than the model has positions are cut; a caption without a token scores ``floor``.
-    The mean favours what is frequent, such as repetitions and stock phrases, so give it a small weight beside a term
-    that uses the image or the references.
+    (1 / L) Σ_t ln p(w_t | BOS, w_1, ..., w_t-1), in nats: minus the logarithm of the caption's
+    perplexity (Jelinek et al. 1977). EOS is the last token of captions that ended (column
+    ``finished``), so that captions that break off score lower. Captions with more tokens than the
+    model has positions are cut; a caption without a token scores ``floor``. The mean favours what
+    is frequent, such as repetitions and stock phrases, so give it a small weight beside a term that
+    uses the image or the references.
 
     Args:
-        model: folder of a causal language model of Transformers with its tokenizer and safetensors weights, or a name
-            on the hub, such as ``gpt2``.
-        floor: smallest score, below 0; lower means are clamped. A uniform guess among GPT-2's 50,257 tokens is -10.8.
+        model: folder of a causal language model of Transformers with its tokenizer and safetensors
+            weights, or a name on the hub, such as ``gpt2``.
+        floor: smallest score, below 0; lower means are clamped. A uniform guess among GPT-2's
+            50,257 tokens is -10.8.
         eos: append EOS as a token to captions that ended.
         device, precision, batch_size: as for ``Icc``.
 
     Raises:
-        ValueError: an argument is wrong, the model cannot be found or loaded, or its tokenizer has neither BOS nor EOS.
+        ValueError: an argument is wrong, the model cannot be found or loaded, or its tokenizer has
+            neither BOS nor EOS.
     """
 
     __name__ = "perplexity"
@@ -59,7 +65,8 @@ class Perplexity:
         )
         if self._bos is None:
             raise ValueError(
-                f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS: expected one of them"
+                f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS: expected one of "
+                f"them"
             )
 
     def __call__(
@@ -86,10 +93,11 @@ class Perplexity:
         return checked_scores(self, scores, len(texts))
 
     def log_likelihoods(self, captions: Sequence[str]) -> list[float]:
-        """Σ_t ln p(w_t | BOS, w_1, ..., w_t-1) of N captions, in nats, with EOS where ``eos`` is on; no floor.
+        """Σ_t ln p(w_t | BOS, w_1, ..., w_t-1) of N captions, in nats, with EOS where ``eos`` is
+        on; no floor.
 
-        A caption without a token has 0. Source: Stone et al., "Learning Visual Composition through Improved Semantic
-        Guidance", 2024, appendix C.
+        A caption without a token has 0. Source: Stone et al., "Learning Visual Composition through
+        Improved Semantic Guidance", 2024, appendix C.
         """
         sums = [0.0] * len(captions)
         rows = self._token_ids(captions, [self.eos] * len(captions)) if captions else []
@@ -117,7 +125,9 @@ class Perplexity:
             )
 
     def _log_probabilities(self, rows: Sequence[Sequence[int]], mean: bool) -> list[float]:
-        """Mean or sum of the log-probabilities of the tokens after the first of B rows of token ids."""
+        """Mean or sum of the log-probabilities of the tokens after the first of B rows of token
+        ids.
+        """
         import torch
 
         lengths = torch.tensor([len(row) for row in rows])

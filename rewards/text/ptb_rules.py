@@ -1,11 +1,13 @@
-"""Token classes of the Penn Treebank tokenizer that the COCO caption toolkit uses, as regular expressions.
+"""Token classes of the Penn Treebank tokenizer that the COCO caption toolkit uses, as regular
+expressions.
 
-They reproduce what the tokenizer (Stanford CoreNLP 3.4.1, ``-lowerCase``) does, as seen from its output: word lists and
-character ranges by trying all words and characters, the rest on real captions and on captions with random changes. What
-captions do not hold (phone numbers with a country code, exotic entities and addresses) is left out.
+They reproduce what the tokenizer (Stanford CoreNLP 3.4.1, ``-lowerCase``) does, as seen from its
+output: word lists and character ranges by trying all words and characters, the rest on real
+captions and on captions with random changes. What captions do not hold (phone numbers with a
+country code, exotic entities and addresses) is left out.
 
-``rewards.text.tokenize`` takes the class with the longest match at each position, lookahead included, and among equally
-long ones the first.
+``rewards.text.tokenize`` takes the class with the longest match at each position, lookahead
+included, and among equally long ones the first.
 """
 
 import re
@@ -46,7 +48,8 @@ SENTENCE_OPENERS = _names("""
     a about according additionally after an as at but he her here however if in it last many more now once one other
     our she since so some such that the their then there these they this we what when while yet you
     """)
-"""Capitalised after ``X. ``, these show that the full stop ends a sentence, so that ``X`` loses it."""
+"""Capitalised after ``X. ``, these show that the full stop ends a sentence, so that ``X`` loses it.
+"""
 
 SPLIT_WORDS = frozenset(["cannot", "gonna", "gotta", "lemme", "gimme", "wanna"])
 """Words written as one and counted as two; the first is three letters long."""
@@ -63,7 +66,9 @@ _SYMBOL_RANGES = """
     212e 213a-213b 2140-2144 214a-214d 214f 2155-215e 2190-24b5 24d0-2bff 3001-3002 3012 30fb ff01-ff0f ff1a-ff20
     ff3b-ff40 ff5b-ff65 ffe0-ffe1 ffe5-ffe6
     """
-"""Characters (hexadecimal) that are a token each. Any other character outside all token classes is dropped."""
+"""Characters (hexadecimal) that are a token each. Any other character outside all token classes is
+dropped.
+"""
 
 _MARK_RANGES = """
     ad 2c2-2c5 2d2-2df 2e5-2eb 2ed 2ef-36f 375 378-379 384-385 3f6 483-487 55a-55f 591-5bd 5bf 5c1-5c2 5c4-5c5 5c7
@@ -100,7 +105,9 @@ def _any_of(words: Iterable[str]) -> str:
 
 
 def _any_case(words: Iterable[str]) -> str:
-    """The words in any case, but for one letter of ``mfg``, ``mtg``, ``pte`` and the like, which has to be small."""
+    """The words in any case, but for one letter of ``mfg``, ``mtg``, ``pte`` and the like, which
+    has to be small.
+    """
     return f"(?i:{re.sub('(?<=[|:]m)[ft](?=g)|(?<=[|:p]pt)[ey]', lambda letter: f'(?-i:{letter[0]})', _any_of(words))})"
 
 
@@ -137,7 +144,9 @@ def _ampersands(text: str) -> str:
 
 @cache
 def token_classes() -> tuple[tuple[re.Pattern[str], Write], ...]:
-    """Return the token classes (how one is found, how it is written) by precedence; the first call takes 50 ms."""
+    """Return the token classes (how one is found, how it is written) by precedence; the first call
+    takes 50 ms.
+    """
     symbols = _characters(_SYMBOL_RANGES)
     letters = {
         number for number in range(0x10000) if chr(number).isalpha()
@@ -164,13 +173,16 @@ def token_classes() -> tuple[tuple[re.Pattern[str], Write], ...]:
     )
 
 
-# In the patterns below <L> is a letter, <LE> a letter or the entity of one, <A> and <AE> the same or a digit, <Q> an
-# apostrophe, <QX> an apostrophe or quote, <H> a joining hyphen, <SP> a space, <NL> a space or line end. A group named
-# "ahead" is looked at and not consumed; it counts for the length.
+# In the patterns below <L> is a letter, <LE> a letter or the entity of one, <A> and <AE> the same
+# or a digit, <Q> an apostrophe, <QX> an apostrophe or quote, <H> a joining hyphen, <SP> a space,
+# <NL> a space or line end. A group named "ahead" is looked at and not consumed; it counts for the
+# length.
 _CLITIC = "<Q>(?:[msdMSD]|[rR][eE]|[vV][eE]|[lL][lL])"
-_ACCENTED = "(?i:&[aeiou](?:acute|grave|uml);)"  # an entity that counts as a letter; only these, and in any case
+# an entity that counts as a letter; only these, and in any case
+_ACCENTED = "(?i:&[aeiou](?:acute|grave|uml);)"
 _NAME = r"[A-Za-z][A-Za-z0-9:._-]*"
-_TAG = rf"""</?{_NAME}(?: +{_NAME}(?:=["'][^"']*["'])?)* */?>|<[!?][A-Za-z-][^>\n]*>"""  # of marked-up text
+# of marked-up text
+_TAG = rf"""</?{_NAME}(?: +{_NAME}(?:=["'][^"']*["'])?)* */?>|<[!?][A-Za-z-][^>\n]*>"""
 _Rules: TypeAlias = list[tuple[str, Write]]
 
 
@@ -272,7 +284,8 @@ def _signs(symbols: set[int]) -> _Rules:
         # Dashes, dots and straight quotes are punctuation that the caption toolkit removes.
         (r"(?i:&nbsp;)", _drop),
         (
-            r"[\u2013-\u2015\x96\x97]|(?i:&(?:md|[mn]dash);)|\.{3,5}|(?:\.[ \xa0]){2,4}\.|[.\u2026]",
+            r"[\u2013-\u2015\x96\x97]|(?i:&(?:md|[mn]dash);)|\.{3,5}|(?:\.[ "
+            r"\xa0]){2,4}\.|[.\u2026]",
             _punctuation,
         ),
         (r"\"|&quot;|''", _punctuation),

@@ -1,4 +1,6 @@
-"""How a pretrained captioner is trained: frozen parameters, low-rank adapters, gradient checkpointing."""
+"""How a pretrained captioner is trained: frozen parameters, low-rank adapters, gradient
+checkpointing.
+"""
 
 import copy
 import difflib
@@ -19,17 +21,19 @@ from rl_caption.captioners.base import CaptionerError
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], required: bool = True) -> list[str]:
-    """Freeze the parameters whose names match one of ``patterns`` (wildcards of file names: ``*``, ``?``, ``[abc]``).
+    """Freeze the parameters whose names match one of ``patterns`` (wildcards of file names: ``*``,
+    ``?``, ``[abc]``).
 
-    Returns their names. With ``required``, raises ``CaptionerError`` if a pattern matches nothing; nothing is frozen
-    then.
+    Returns their names. With ``required``, raises ``CaptionerError`` if a pattern matches nothing;
+    nothing is frozen then.
     """
     # Tied weights have several names, and each freezes the one tensor.
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for pattern in patterns if required else ():
         if not any(fnmatchcase(name, pattern) for name in names):
             raise CaptionerError(
-                f"model.freeze has {pattern!r}, which matches no parameter; near ones are {_near(pattern, names)}"
+                f"model.freeze has {pattern!r}, which matches no parameter; near ones are "
+                f"{_near(pattern, names)}"
             )
     frozen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     for name in frozen:
@@ -52,10 +56,12 @@ def _near(pattern: str, names: list[str]) -> list[str]:
 def add_lora(
     model: nn.Module, r: int, alpha: float, dropout: float, targets: Sequence[str] | str
 ) -> Any:
-    """Add low-rank adapters (Hu et al. 2022) of rank ``r`` in place, and freeze all other parameters.
+    """Add low-rank adapters (Hu et al. 2022) of rank ``r`` in place, and freeze all other
+    parameters.
 
-    Adapters are float32, whatever the type of the weights; their output is scaled by alpha / r. ``targets`` are ends of
-    module names, or one regular expression for whole names. Returns the ``peft`` configuration.
+    Adapters are float32, whatever the type of the weights; their output is scaled by alpha / r.
+    ``targets`` are ends of module names, or one regular expression for whole names. Returns the
+    ``peft`` configuration.
 
     Raises:
         CaptionerError: ``peft`` is not installed, or ``targets`` match no module.
@@ -87,7 +93,8 @@ def add_lora(
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """State dict of the model with every adapter merged into its weight, in float32.
 
-    A weight that was tied to an adapted one stays as it was trained, as a tensor of its own (``unties``).
+    A weight that was tied to an adapted one stays as it was trained, as a tensor of its own
+    (``unties``).
     """
     merged = {
         name.replace(".base_layer.", "."): value
@@ -105,7 +112,9 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def unties(model: nn.Module) -> bool:
-    """Whether an adapter changes one of several tied weights: an input table, say, but not the output layer."""
+    """Whether an adapter changes one of several tied weights: an input table, say, but not the
+    output layer.
+    """
     counts = Counter(value.data_ptr() for value in model.state_dict().values())
     weights = (adapter.get_base_layer().weight for adapter in _adapted(model).values())
     return any(counts[weight.data_ptr()] > 1 for weight in weights)
@@ -123,9 +132,11 @@ def _adapted(model: nn.Module) -> dict[str, Any]:
 
 
 def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> None:
-    """Write the adapters alone, in the format of ``peft``, for ``PeftModel.from_pretrained(base_model, folder)``.
+    """Write the adapters alone, in the format of ``peft``, for
+    ``PeftModel.from_pretrained(base_model, folder)``.
 
-    ``config`` is what ``add_lora`` returned, ``base`` the name of the model that the adapters were added to.
+    ``config`` is what ``add_lora`` returned, ``base`` the name of the model that the adapters were
+    added to.
     """
     weights = {
         f"base_model.model.{name.replace('.default.', '.')}": value.detach().cpu().contiguous()
@@ -141,8 +152,9 @@ def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> Non
 def checkpoint_layers(model: nn.Module) -> None:
     """Gradient checkpointing of Transformer layers, in eval mode too.
 
-    Transformers' own is active in training mode only, but self-critical training scores with dropout off. Names of
-    modules and weights stay as they are; a wrapper module around each layer would change them.
+    Transformers' own is active in training mode only, but self-critical training scores with
+    dropout off. Names of modules and weights stay as they are; a wrapper module around each layer
+    would change them.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

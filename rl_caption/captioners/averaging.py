@@ -1,4 +1,6 @@
-"""Averaging the weights of captioners that were fine-tuned from one start, into one captioner of the same size."""
+"""Averaging the weights of captioners that were fine-tuned from one start, into one captioner of
+the same size.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,7 +15,9 @@ from rl_caption.captioners.ensemble import vocabulary_difference
 from rl_caption.captioners.loading import load_captioner
 
 NOT_COMPARED = ("_name_or_path", "transformers_version", "dtype", "architectures")
-"""Keys of configurations that do not change what a model computes; dropout rates are not compared either."""
+"""Keys of configurations that do not change what a model computes; dropout rates are not compared
+either.
+"""
 
 
 class Averaged(NamedTuple):
@@ -22,9 +26,9 @@ class Averaged(NamedTuple):
     Attributes:
         captioner: the new captioner.
         weights: share of each of those that were averaged.
-        distances: for each of them ||theta_i - theta_1|| / ||theta_1||, over all floating-point weights. Two runs of
-            DiCO from one start are 0.03 apart; two of cross-entropy from random weights 0.38, and their mean is of no
-            use.
+        distances: for each of them ||theta_i - theta_1|| / ||theta_1||, over all floating-point
+            weights. Two runs of DiCO from one start are 0.03 apart; two of cross-entropy from
+            random weights 0.38, and their mean is of no use.
     """
 
     captioner: Captioner
@@ -34,19 +38,22 @@ class Averaged(NamedTuple):
 
 @torch.no_grad()
 def average_weights(names: Sequence[str], weights: Sequence[float] | None = None) -> Averaged:
-    """Load captioners one after the other and average them: theta = sum_i weights[i] * theta_i, summed in float64.
+    """Load captioners one after the other and average them: theta = sum_i weights[i] * theta_i,
+    summed in float64.
 
-    Equal weights give a uniform soup (Wortsman et al. 2022, arXiv 2203.05482); captioners that were trained on
-    different rewards from one start give a rewarded soup (Ramé et al. 2023, arXiv 2306.04488). Exports have adapters
-    merged, so the full weights are averaged. Integer buffers are taken from the first captioner.
+    Equal weights give a uniform soup (Wortsman et al. 2022, arXiv 2203.05482); captioners that were
+    trained on different rewards from one start give a rewarded soup (Ramé et al. 2023, arXiv
+    2306.04488). Exports have adapters merged, so the full weights are averaged. Integer buffers are
+    taken from the first captioner.
 
     Args:
         names: folders of captioners or names on the hub, at least two, all different.
         weights: share of each captioner, at least 0 and 1 in all; None gives all the same.
 
     Raises:
-        CaptionerError: ``names`` or ``weights`` are not as above, or a captioner differs from the first in class,
-            prompt, vocabulary, configuration or shapes; the message names what differs.
+        CaptionerError: ``names`` or ``weights`` are not as above, or a captioner differs from the
+            first in class, prompt, vocabulary, configuration or shapes; the message names what
+            differs.
     """
     if len(names) < 2 or len(set(names)) < len(names):
         raise CaptionerError(f"models are {list(names)}: expected at least two different ones")
@@ -79,7 +86,9 @@ def average_weights(names: Sequence[str], weights: Sequence[float] | None = None
 
 
 def _state_like(first: Captioner, first_name: str, name: str) -> dict[str, Tensor]:
-    """State dict of the captioner ``name``, which must compute the same as ``first`` but for its weights."""
+    """State dict of the captioner ``name``, which must compute the same as ``first`` but for its
+    weights.
+    """
     other = load_captioner(name)
     for what, (one, two) in {
         "class": (type(first).__name__, type(other).__name__),
@@ -106,7 +115,9 @@ def _state_like(first: Captioner, first_name: str, name: str) -> dict[str, Tenso
 
 
 def _settings(captioner: Any) -> dict[str, Any]:
-    """Configuration of the model and of its image processor, as one flat dictionary, for comparison."""
+    """Configuration of the model and of its image processor, as one flat dictionary, for
+    comparison.
+    """
     settings: dict[str, Any] = {
         "config": getattr(captioner.policy, "config", None),
         "images": getattr(captioner, "images", None),

@@ -32,9 +32,10 @@ class LoraConfig:
         r: rank.
         alpha: the adapters' output is scaled by alpha / r.
         dropout: dropout on the adapters' input.
-        target_modules: suffixes of the names of modules to adapt; null adapts the query and value projections of the
-            text model.
-        export_adapters: also write the adapters alone to ``export/best/adapters``, in the format of ``peft``.
+        target_modules: suffixes of the names of modules to adapt; null adapts the query and value
+            projections of the text model.
+        export_adapters: also write the adapters alone to ``export/best/adapters``, in the format of
+            ``peft``.
     """
 
     r: Rank = 16
@@ -46,14 +47,16 @@ class LoraConfig:
 
 @dataclass
 class ModelConfig:
-    """The captioner: a new one (``NewModelConfig``), or a saved one where ``init`` is set (``SavedModelConfig``).
+    """The captioner: a new one (``NewModelConfig``), or a saved one where ``init`` is set
+    (``SavedModelConfig``).
 
     Args:
-        name: ``transformer``, this package's encoder-decoder, trained from scratch; or ``huggingface``, a pretrained
-            model of Transformers (docs/captioners.md). A folder given as ``init`` is recognised without it.
+        name: ``transformer``, this package's encoder-decoder, trained from scratch; or
+            ``huggingface``, a pretrained model of Transformers (docs/captioners.md). A folder given
+            as ``init`` is recognised without it.
         target: ``package.module:Class`` of a captioner outside this package; null uses ``name``.
-        init: folder of a saved captioner to start from, or the name of a model on the hub (``huggingface`` only); null
-            starts from random weights (cross-entropy only).
+        init: folder of a saved captioner to start from, or the name of a model on the hub
+            (``huggingface`` only); null starts from random weights (cross-entropy only).
     """
 
     name: Literal["transformer", "huggingface"] = "transformer"
@@ -62,7 +65,9 @@ class ModelConfig:
 
     @classmethod
     def alternative(cls, values: Mapping[str, Any]) -> type[ModelConfig]:
-        """The class of a saved captioner where ``init`` is set or the name says so, otherwise that of a new one."""
+        """The class of a saved captioner where ``init`` is set or the name says so, otherwise that
+        of a new one.
+        """
         is_saved = values.get("init") is not None or values.get("name") == "huggingface"
         return SavedModelConfig if is_saved else NewModelConfig
 
@@ -89,28 +94,34 @@ class NewModelConfig(ModelConfig):
     def __post_init__(self) -> None:
         if self.target is not None and self.tokenizer is not None:
             raise ConfigError(
-                f"tokenizer is {self.tokenizer!r}: it is not for target {self.target!r}, leave it out"
+                f"tokenizer is {self.tokenizer!r}: it is not for target {self.target!r}, leave it "
+                f"out"
             )
 
 
 @dataclass
 class SavedModelConfig(ModelConfig):
-    """A saved or pretrained captioner; all options but those above are for models of Transformers. Further arguments:
+    """A saved or pretrained captioner; all options but those above are for models of Transformers.
+    Further arguments:
 
     Args:
-        prompt: text that every caption continues, such as ``a photography of``; it is neither scored nor trained. A
-            vision-language model answers it; it may be messages (a list of ``role`` and ``content``). Null uses the
-            prompt saved in the folder, if any.
-        processor_kwargs: options of a vision-language model's processor, such as
-            ``{size: {shortest_edge: 3136, longest_edge: 200704}}`` of Qwen2.5-VL: at most 256 tokens an image.
-        freeze: patterns of the names of parameters to freeze (``vision_model.*``); null freezes the vision tower of
-            BLIP-2, InstructBLIP and vision-language models, and nothing in other models.
-        lora: train LoRA adapters instead of the weights, also in frozen parts; exports have them merged into the
-            weights.
+        prompt: text that every caption continues, such as ``a photography of``; it is neither
+            scored nor trained. A vision-language model answers it; it may be messages (a list of
+            ``role`` and ``content``). Null uses the prompt saved in the folder, if any.
+        processor_kwargs: options of a vision-language model's processor, such as ``{size:
+            {shortest_edge: 3136, longest_edge: 200704}}`` of Qwen2.5-VL: at most 256 tokens an
+            image.
+        freeze: patterns of the names of parameters to freeze (``vision_model.*``); null freezes the
+            vision tower of BLIP-2, InstructBLIP and vision-language models, and nothing in other
+            models.
+        lora: train LoRA adapters instead of the weights, also in frozen parts; exports have them
+            merged into the weights.
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
-        dtype: type of the weights; other than float32 only with ``lora``, whose adapters are float32.
-        cache_dir: folder that keeps the visual tokens of a vision-language model whose vision tower and projector are
-            frozen, for this run and others; null keeps them in memory only, up to ``data.cache_mb``.
+        dtype: type of the weights; other than float32 only with ``lora``, whose adapters are
+            float32.
+        cache_dir: folder that keeps the visual tokens of a vision-language model whose vision tower
+            and projector are frozen, for this run and others; null keeps them in memory only, up to
+            ``data.cache_mb``.
         cache_dir_mb: largest size of that folder, in MiB.
     """
 
@@ -126,7 +137,8 @@ class SavedModelConfig(ModelConfig):
     def __post_init__(self) -> None:
         if self.dtype != "float32" and self.lora is None:
             raise ConfigError(
-                f"dtype is {self.dtype!r}: trained weights must be float32. Set lora, or use train.mixed_precision to "
+                f"dtype is {self.dtype!r}: trained weights must be float32. Set lora, or use "
+                f"train.mixed_precision to "
                 "compute in lower precision"
             )
 
@@ -135,33 +147,44 @@ class SavedModelConfig(ModelConfig):
 class Decoding:
     """How captions are decoded. Nothing is inherited from a model's own generation settings.
 
-    Options that Transformers' ``generate`` also has mean the same here; docs/evaluation.md gives the sources.
-    Temperature is applied first, then top-k, top-p and typical sampling, each to what the one before left.
+    Options that Transformers' ``generate`` also has mean the same here; docs/evaluation.md gives
+    the sources. Temperature is applied first, then top-k, top-p and typical sampling, each to what
+    the one before left.
 
     Args:
-        num_samples: captions sampled per image (K), instead of greedy or beam search; 0 does not sample.
-        with_greedy: also the greedy caption of each image, after its samples. Without samples there is always one.
+        num_samples: captions sampled per image (K), instead of greedy or beam search; 0 does not
+            sample.
+        with_greedy: also the greedy caption of each image, after its samples. Without samples there
+            is always one.
         temperature: of sampling.
-        max_new_tokens: length limit in tokens of the caption alone, without the prompt, EOS included.
+        max_new_tokens: length limit in tokens of the caption alone, without the prompt, EOS
+            included.
         num_beams: width of beam search; 1 is greedy.
-        length_penalty: of beam search: log-probabilities are divided by length**length_penalty. 1 compares means, as
-            Transformers does; 0 compares sums, as self-critical.pytorch does (docs/coco.md).
-        fixed_shapes: decode every caption to the length limit, so that shapes do not depend on values (CUDA graphs).
-            The captions are the same. Not for beam search.
-        num_return_sequences: of beam search: number of captions per image, the best, for ``rerank`` or ``candidates``.
-        num_beam_groups: of beam search: more than 1 is diverse beam search; must divide ``num_beams``.
-        diversity_penalty: of diverse beam search: subtracted from a token's log-probability for each beam of an earlier
-            group that chose the token.
+        length_penalty: of beam search: log-probabilities are divided by length**length_penalty. 1
+            compares means, as Transformers does; 0 compares sums, as self-critical.pytorch does
+            (docs/coco.md).
+        fixed_shapes: decode every caption to the length limit, so that shapes do not depend on
+            values (CUDA graphs). The captions are the same. Not for beam search.
+        num_return_sequences: of beam search: number of captions per image, the best, for ``rerank``
+            or ``candidates``.
+        num_beam_groups: of beam search: more than 1 is diverse beam search; must divide
+            ``num_beams``.
+        diversity_penalty: of diverse beam search: subtracted from a token's log-probability for
+            each beam of an earlier group that chose the token.
         top_k: sample from the k most likely tokens; 0 samples from all.
-        top_p: sample from the most likely tokens whose probabilities sum to this (nucleus); 1 samples from all.
-        typical_p: sample from the most typical tokens whose probabilities sum to this; 1 samples from all.
-        no_repeat_ngram_size: an n-gram of this size occurs at most once in a caption; 0 allows repetition.
-        block_trigrams: for each earlier occurrence of a trigram, the log-probability of a token that would repeat it is
-            reduced by 0.693 times this; 2 is ``block_trigrams`` of self-critical.pytorch.
-        remove_bad_endings: no caption ends with an article, a preposition, a conjunction or an auxiliary, unless the
-            length limit cuts it off there.
-        batch_size: images per forward pass, of programs that caption the images of a split or of files; all of them
-            where there are fewer.
+        top_p: sample from the most likely tokens whose probabilities sum to this (nucleus); 1
+            samples from all.
+        typical_p: sample from the most typical tokens whose probabilities sum to this; 1 samples
+            from all.
+        no_repeat_ngram_size: an n-gram of this size occurs at most once in a caption; 0 allows
+            repetition.
+        block_trigrams: for each earlier occurrence of a trigram, the log-probability of a token
+            that would repeat it is reduced by 0.693 times this; 2 is ``block_trigrams`` of
+            self-critical.pytorch.
+        remove_bad_endings: no caption ends with an article, a preposition, a conjunction or an
+            auxiliary, unless the length limit cuts it off there.
+        batch_size: images per forward pass, of programs that caption the images of a split or of
+            files; all of them where there are fewer.
     """
 
     num_samples: Annotated[int, Range(min=0, max=4096)] = 0
@@ -188,12 +211,14 @@ class Decoding:
             raise ConfigError(wrong)
         if beams > 1 and self.num_samples:
             raise ConfigError(
-                f"num_samples is {self.num_samples} and num_beams {beams}: beam search does not sample, set "
+                f"num_samples is {self.num_samples} and num_beams {beams}: beam search does not "
+                f"sample, set "
                 "num_samples to 0"
             )
         if self.num_return_sequences > beams:
             raise ConfigError(
-                f"num_return_sequences is {self.num_return_sequences}: expected 1 to num_beams, {beams}"
+                f"num_return_sequences is {self.num_return_sequences}: expected 1 to num_beams, "
+                f"{beams}"
             )
         if beams % groups:
             raise ConfigError(
@@ -201,7 +226,8 @@ class Decoding:
             )
         if (self.diversity_penalty > 0) != (groups > 1):
             raise ConfigError(
-                f"diversity_penalty is {self.diversity_penalty} and num_beam_groups {groups}: groups need a penalty "
+                f"diversity_penalty is {self.diversity_penalty} and num_beam_groups {groups}: "
+                f"groups need a penalty "
                 "above 0, and a penalty needs at least 2 groups"
             )
         if self.temperature != 1 and not self.num_samples:
@@ -211,7 +237,8 @@ class Decoding:
         truncated = [name for name, off in _TRUNCATIONS.items() if getattr(self, name) != off]
         if truncated and not self.num_samples:
             raise ConfigError(
-                f"{truncated[0]} is {getattr(self, truncated[0])}: it is for samples; set num_samples"
+                f"{truncated[0]} is {getattr(self, truncated[0])}: it is for samples; set "
+                f"num_samples"
             )
         if self.fixed_shapes and (truncated or beams > 1 or self.has_constraints):
             raise ConfigError(
@@ -225,13 +252,17 @@ class Decoding:
 
     @property
     def captions_per_image(self) -> int:
-        """Number of captions of each image: K samples and the greedy caption, or what beam search returns."""
+        """Number of captions of each image: K samples and the greedy caption, or what beam search
+        returns.
+        """
         if self.num_beams > 1:
             return self.num_return_sequences
         return self.num_samples + int(self.with_greedy or not self.num_samples)
 
     def describe(self) -> str:
-        """Every option in use, such as ``beam search of width 5, length penalty 0, at most 20 tokens``."""
+        """Every option in use, such as ``beam search of width 5, length penalty 0, at most 20
+        tokens``.
+        """
         phrases = []
         if self.num_beams > 1:
             phrases = [

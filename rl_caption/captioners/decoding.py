@@ -1,7 +1,9 @@
-"""Decoding for any captioner: sampling along a prefix tree, (diverse) beam search, decoding as a CUDA graph.
+"""Decoding for any captioner: sampling along a prefix tree, (diverse) beam search, decoding as a
+CUDA graph.
 
-Captions of an image that begin with the same tokens are one row of the batch until they differ, and captions that have
-ended leave it. Every token is drawn with its own random number, so this changes no caption.
+Captions of an image that begin with the same tokens are one row of the batch until they differ, and
+captions that have ended leave it. Every token is drawn with its own random number, so this changes
+no caption.
 """
 
 from __future__ import annotations
@@ -33,14 +35,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""Changes the logits or log-probabilities [N, V] of the next tokens, given the tokens of the captions so far [N, t],
-without BOS and prompt. It is called as Transformers' ``LogitsProcessor`` is."""
+"""Changes the logits or log-probabilities [N, V] of the next tokens, given the tokens of the
+captions so far [N, t], without BOS and prompt. It is called as Transformers' ``LogitsProcessor``
+is.
+"""
 
 COMPACT_AT = 1 / 8
-"""Ended captions leave the batch at once where captions part, because the cache is copied anyway; elsewhere when they
-are this fraction of the rows."""
+"""Ended captions leave the batch at once where captions part, because the cache is copied anyway;
+elsewhere when they are this fraction of the rows.
+"""
 WARM_UP = 3
-"""Calls before a CUDA graph is captured, in which libraries choose their kernels and allocate their workspace."""
+"""Calls before a CUDA graph is captured, in which libraries choose their kernels and allocate their
+workspace.
+"""
 MIN_EQUAL = 0.95
 """Fraction of captions of a new graph that must be those of the decode that was captured."""
 MAX_GRAPHS = 8
@@ -49,11 +56,13 @@ MAX_GRAPHS = 8
 
 @dataclass(frozen=True)
 class Prefixes:
-    """M different prefixes of captions, one level of the prefix tree; those of an image are adjacent.
+    """M different prefixes of captions, one level of the prefix tree; those of an image are
+    adjacent.
 
     Attributes:
         tokens: [M] the newest token of each.
-        parent: [M] index of the prefix of the previous call that each extends; None stands for 0, 1, ..., M - 1.
+        parent: [M] index of the prefix of the previous call that each extends; None stands for 0,
+            1, ..., M - 1.
         image: [M] index of the image of each, ascending.
         per_image: number of prefixes of every image, if known without reading values; else None.
     """
@@ -64,7 +73,9 @@ class Prefixes:
     per_image: int | None = None
 
     def extend(self, earlier: Tensor) -> Tensor:
-        """All tokens [M, t + 1] of the prefixes, from the tokens ``earlier`` [., t] of those of the previous call."""
+        """All tokens [M, t + 1] of the prefixes, from the tokens ``earlier`` [., t] of those of the
+        previous call.
+        """
         before = earlier if self.parent is None else earlier[self.parent]
         return torch.cat([before, self.tokens.unsqueeze(1)], dim=1)
 
@@ -72,8 +83,9 @@ class Prefixes:
 Finished: TypeAlias = list[tuple[float, list[int]]]
 """Ended captions of a group of beams or of an image: score and token ids of each."""
 NextLogits = Callable[[Prefixes | None], Tensor]
-"""Returns the logits [M, V] of the tokens that follow M prefixes. None stands for the empty prefix of every image and
-gives [B, V]."""
+"""Returns the logits [M, V] of the tokens that follow M prefixes. None stands for the empty prefix
+of every image and gives [B, V].
+"""
 
 
 @torch.no_grad()
@@ -92,11 +104,12 @@ def decode_with_scores(
         next_logits: the model, which may keep a cache of the prefixes of the previous call.
         images: B.
         noise: [B, K, L] uniform numbers in [0, 1), one for each sampled token.
-        share_prefixes: compute equal prefixes of an image once; off where dropout should differ between them.
+        share_prefixes: compute equal prefixes of an image once; off where dropout should differ
+            between them.
 
     Returns:
-        Token ids [B, R, T] padded after EOS, T <= L (T = L with ``fixed_shapes``): K samples, then the greedy caption.
-        With beam search the R best captions and their scores.
+        Token ids [B, R, T] padded after EOS, T <= L (T = L with ``fixed_shapes``): K samples, then
+        the greedy caption. With beam search the R best captions and their scores.
 
     Raises:
         ValueError: samples are to be drawn and ``noise`` is None.
@@ -115,7 +128,9 @@ def decode_with_scores(
 
 
 def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
-    """Processors that depend on the tokens before: repeated n-grams, repeated trigrams, bad endings."""
+    """Processors that depend on the tokens before: repeated n-grams, repeated trigrams, bad
+    endings.
+    """
     from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
     processors: list[Processor] = []
@@ -151,7 +166,8 @@ def truncations(decoding: Decoding) -> list[Processor]:
 
 
 def penalise_trigrams(tokens: Tensor, logits: Tensor, alpha: float) -> Tensor:
-    """Lower the logit of a token that would repeat a trigram by 0.693 ``alpha`` for each earlier occurrence of it.
+    """Lower the logit of a token that would repeat a trigram by 0.693 ``alpha`` for each earlier
+    occurrence of it.
 
     As self-critical.pytorch's ``block_trigrams``, where alpha is 2 and 0.693 stands for ln 2.
     """
@@ -165,10 +181,11 @@ def penalise_trigrams(tokens: Tensor, logits: Tensor, alpha: float) -> Tensor:
 def refuse_bad_endings(
     tokens: Tensor, logits: Tensor, decode: Callable[[Tensor], list[str]], eos_token_id: int
 ) -> Tensor:
-    """Set the logit of EOS to -inf where the caption so far ends in one of ``BAD_ENDINGS`` or has no word.
+    """Set the logit of EOS to -inf where the caption so far ends in one of ``BAD_ENDINGS`` or has
+    no word.
 
-    The first token is left alone. Captions are compared by words, whatever tokens those are made of. After
-    self-critical.pytorch's ``remove_bad_endings``.
+    The first token is left alone. Captions are compared by words, whatever tokens those are made
+    of. After self-critical.pytorch's ``remove_bad_endings``.
     """
     if not tokens.shape[1]:
         return logits
@@ -240,7 +257,8 @@ def _decode_tree(
             prefix = torch.arange(len(captions), device=logits.device)
         prefixes = Prefixes(tokens, parent, image[parent])
         if len(tokens) > (1 - COMPACT_AT) * len(image) and bool((parent.diff() > 0).all()):
-            # None have parted and few have ended: all rows stay, the ended ones with padding as their next token.
+            # None have parted and few have ended: all rows stay, the ended ones with padding as
+            # their next token.
             in_place = torch.full_like(image, captioner.pad_token_id).index_copy_(0, parent, tokens)
             prefix, prefixes = parent[prefix], Prefixes(in_place, None, image)
         image = prefixes.image
@@ -255,7 +273,9 @@ def _decode_fixed(
     decoding: Decoding,
     noise: Tensor | None,
 ) -> Tensor:
-    """Decode B·R rows to the length limit, padding included, so that no shape depends on a value: [B, R, L]."""
+    """Decode B·R rows to the length limit, padding included, so that no shape depends on a value:
+    [B, R, L].
+    """
     samples, rows = decoding.num_samples, decoding.captions_per_image
     logits = (
         forbid(next_logits(None), captioner.forbidden).unsqueeze(1).expand(-1, rows, -1)
@@ -287,17 +307,21 @@ def _decode_fixed(
 def beam_search(
     captioner: Captioner, next_logits: NextLogits, images: int, decoding: Decoding
 ) -> Generated:
-    """The R best captions of each of B images, by beam search of width W in G groups of W / G beams.
+    """The R best captions of each of B images, by beam search of width W in G groups of W / G
+    beams.
 
-    A finished caption is scored by its log-probability / length**``length_penalty`` (length in tokens, EOS included).
-    A group is done when its best W / G finished captions score at least as high as the best of its open beams does at
-    its present length (Transformers' ``early_stopping=False``). Captions that reach the length limit count as finished.
-    An image whose groups are done leaves the batch.
+    A finished caption is scored by its log-probability / length**``length_penalty`` (length in
+    tokens, EOS included). A group is done when its best W / G finished captions score at least as
+    high as the best of its open beams does at its present length (Transformers'
+    ``early_stopping=False``). Captions that reach the length limit count as finished. An image
+    whose groups are done leaves the batch.
 
-    Groups make it diverse beam search with Hamming diversity (Vijayakumar et al., "Diverse Beam Search for Improved
-    Description of Complex Scenes", AAAI 2018): a token loses ``diversity_penalty`` of log-probability for each beam of
-    an earlier group that continues with it at the same step. As in Transformers, the penalties stay in the scores.
-    Tokens that constraints exclude have probability 0; the others are not renormalised.
+    Groups make it diverse beam search with Hamming diversity (Vijayakumar et al., "Diverse Beam
+    Search for Improved
+    Description of Complex Scenes", AAAI 2018): a token loses ``diversity_penalty`` of
+    log-probability for each beam of an earlier group that continues with it at the same step. As in
+    Transformers, the penalties stay in the scores. Tokens that constraints exclude have probability
+    0; the others are not renormalised.
     """
     width, groups, limit = decoding.num_beams, decoding.num_beam_groups, decoding.max_new_tokens
     width_of, penalty, processors = (
@@ -366,10 +390,12 @@ def _extend_groups(
     going: Tensor,
     finished: Sequence[Sequence[Finished]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Extend the beams of A images by one token; returns scores, parents and tokens [A, G, W / G] of the open ones.
+    """Extend the beams of A images by one token; returns scores, parents and tokens [A, G, W / G]
+    of the open ones.
 
-    Captions that end are added to ``finished`` (by image and group) unless their group is done (``going`` [A, G] is
-    False). ``logprobs`` is [A, G, W / G, V], ``scores`` [A, G, W / G], ``prefixes`` [A, W, length so far].
+    Captions that end are added to ``finished`` (by image and group) unless their group is done
+    (``going`` [A, G] is False). ``logprobs`` is [A, G, W / G, V], ``scores`` [A, G, W / G],
+    ``prefixes`` [A, W, length so far].
     """
     groups, width = scores.shape[1:]
     divisor = (prefixes.shape[-1] + 1) ** decoding.length_penalty
@@ -402,8 +428,8 @@ def _extend_groups(
 def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The 2 W best extensions of W beams by one token, so that W stay open even if W end.
 
-    From ``scores`` [A, W] and ``logprobs`` [A, W, V]: scores, beams and tokens [A, 2 W], best first; extensions by a
-    forbidden token have the score -inf.
+    From ``scores`` [A, W] and ``logprobs`` [A, W, V]: scores, beams and tokens [A, 2 W], best
+    first; extensions by a forbidden token have the score -inf.
     """
     best, index = (scores.unsqueeze(-1) + logprobs).flatten(1).topk(2 * scores.shape[1], dim=-1)
     vocabulary = logprobs.shape[-1]
@@ -420,7 +446,9 @@ def _best(captions: Finished, count: int) -> Finished:
 
 
 def _is_done(finished: Finished, count: int, score: float) -> bool:
-    """Whether ``count`` captions score at least ``score``; drops all but the best ``count`` from ``finished``."""
+    """Whether ``count`` captions score at least ``score``; drops all but the best ``count`` from
+    ``finished``.
+    """
     finished[:] = _best(finished, count)
     return len(finished) == count and finished[-1][0] >= score
 
@@ -428,7 +456,9 @@ def _is_done(finished: Finished, count: int, score: float) -> bool:
 def _n_best(
     finished: Sequence[Finished], count: int, captioner: Captioner, device: torch.device
 ) -> Generated:
-    """The best ``count`` captions of each image, best first; if there are fewer, empty ones with the score -inf."""
+    """The best ``count`` captions of each image, best first; if there are fewer, empty ones with
+    the score -inf.
+    """
     finite = [[caption for caption in captions if caption[0] > -torch.inf] for captions in finished]
     nothing: Finished = [(-torch.inf, [])] * count
     best = [_best(captions + nothing, count) for captions in finite]
@@ -463,17 +493,21 @@ def logits_without_cache(
 Decode = Callable[..., Tensor]
 """Returns token ids; takes tensors by name."""
 Capture = Callable[[Decode, dict[str, Tensor]], Decode]
-"""Takes a function and example arguments; returns a function that does the same for tensors of those shapes."""
+"""Takes a function and example arguments; returns a function that does the same for tensors of
+those shapes.
+"""
 
 
 class ReplayedGenerate:
-    """``Captioner.generate`` without beam search, captured once for every shape of its inputs and then replayed.
+    """``Captioner.generate`` without beam search, captured once for every shape of its inputs and
+    then replayed.
 
-    A token of a small policy takes a few hundred short kernels, and the GPU waits for their launches. A CUDA graph
-    launches them all at once, at fixed addresses. That is correct while no kernel and no shape depends on values
-    (``Decoding.fixed_shapes``) and the weights stay where they are in memory; if they have moved, everything is
-    captured again. Every new graph is compared with the decode that it was captured from. After ``MAX_GRAPHS`` shapes,
-    inputs of other shapes are decoded without a graph, which gives the same captions; one warning says so.
+    A token of a small policy takes a few hundred short kernels, and the GPU waits for their
+    launches. A CUDA graph launches them all at once, at fixed addresses. That is correct while no
+    kernel and no shape depends on values (``Decoding.fixed_shapes``) and the weights stay where
+    they are in memory; if they have moved, everything is captured again. Every new graph is
+    compared with the decode that it was captured from. After ``MAX_GRAPHS`` shapes, inputs of other
+    shapes are decoded without a graph, which gives the same captions; one warning says so.
 
     Args:
         captioner: its ``generate`` with ``fixed_shapes`` must not read any value.
@@ -493,13 +527,14 @@ class ReplayedGenerate:
         """Token ids [B, captions_per_image, T] of new captions; see ``Captioner.generate``.
 
         Raises:
-            CaptionerError: the policy cannot be captured, or the graph gives other captions than the decode that it was
-                captured from.
+            CaptionerError: the policy cannot be captured, or the graph gives other captions than
+                the decode that it was captured from.
             ValueError: the policy is in training mode.
         """
         if policy.training:
             raise ValueError(
-                "decoding by a CUDA graph needs the policy in eval mode: every replay would drop the same units"
+                "decoding by a CUDA graph needs the policy in eval mode: every replay would drop "
+                "the same units"
             )
         addresses = tuple(tensor.data_ptr() for tensor in (*policy.parameters(), *policy.buffers()))
         if addresses != self.addresses:
@@ -515,7 +550,8 @@ class ReplayedGenerate:
             if len(self.graphs) == MAX_GRAPHS:
                 if not self.warned:
                     logger.warning(
-                        "rollout.cuda_graph: inputs have more than %d shapes. Further ones, such as %s, are decoded "
+                        "rollout.cuda_graph: inputs have more than %d shapes. Further ones, such "
+                        "as %s, are decoded "
                         "without a graph: pad images to fewer sizes",
                         MAX_GRAPHS,
                         shapes,
@@ -537,7 +573,8 @@ class ReplayedGenerate:
         equal = (replay(**example) == decode_fixed(**example)).all(-1).double().mean().item()
         if equal < MIN_EQUAL:  # near ties may fall either way
             raise CaptionerError(
-                f"the CUDA graph reproduces {equal:.0%} of the captions that are decoded without it, expected "
+                f"the CUDA graph reproduces {equal:.0%} of the captions that are decoded without "
+                f"it, expected "
                 f"{MIN_EQUAL:.0%}: turn rollout.cuda_graph off"
             )
         return replay

@@ -19,16 +19,18 @@ Average = Literal["probabilities", "log_probabilities"]
 
 
 class Ensemble(Captioner):
-    """A captioner that decodes from the mean of the next-token distributions of several others; not for training.
+    """A captioner that decodes from the mean of the next-token distributions of several others; not
+    for training.
 
     Args:
         captioners: name -> captioner, at least two. Each preprocesses the images in its own way.
-        average: ``probabilities`` takes the arithmetic mean of the distributions, as self-critical.pytorch's
-            ``AttEnsemble`` does; ``log_probabilities`` the geometric mean, normalised.
+        average: ``probabilities`` takes the arithmetic mean of the distributions, as
+            self-critical.pytorch's ``AttEnsemble`` does; ``log_probabilities`` the geometric mean,
+            normalised.
 
     Raises:
-        CaptionerError: there is only one captioner, or two differ in vocabulary or special tokens; the message says
-            how.
+        CaptionerError: there is only one captioner, or two differ in vocabulary or special tokens;
+            the message says how.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class Ensemble(Captioner):
         raise CaptionerError("an ensemble cannot be saved: save each captioner")
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """The inputs of all captioners; the name of each is preceded by its captioner's number, ``0/pixel_values``."""
+        """The inputs of all captioners; the name of each is preceded by its captioner's number,
+        ``0/pixel_values``.
+        """
         return {
             f"{number}/{name}": tensor
             for number, captioner in enumerate(self.captioners)
@@ -90,10 +94,13 @@ class Ensemble(Captioner):
         return self.captioners[0].vocabulary()
 
     def max_tokens_of(self, row: Row) -> int | None:
-        """Raises ``DataError`` for a row with its own prompt: prompts of a batch may differ in length."""
+        """Raises ``DataError`` for a row with its own prompt: prompts of a batch may differ in
+        length.
+        """
         if row.get("prompt") is not None:
             raise DataError(
-                f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: an ensemble takes none"
+                f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: an ensemble "
+                f"takes none"
             )
         return self.max_tokens
 
@@ -127,7 +134,9 @@ class Ensemble(Captioner):
         return split
 
     def _mean(self, logits: Sequence[Tensor]) -> Tensor:
-        """Logits [..., V] of the mean of the distributions that N ``logits`` [..., V] give to allowed tokens."""
+        """Logits [..., V] of the mean of the distributions that N ``logits`` [..., V] give to
+        allowed tokens.
+        """
         logprobs = torch.stack(
             [forbid(member_logits, self.forbidden).log_softmax(-1) for member_logits in logits]
         )

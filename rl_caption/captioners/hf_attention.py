@@ -1,7 +1,8 @@
-"""Attention of Transformers' decoders, replaced in place: cross-attention to one copy of an image; fused for BLIP.
+"""Attention of Transformers' decoders, replaced in place: cross-attention to one copy of an image;
+fused for BLIP.
 
-Names of modules and weights stay as they are. This file holds what is assumed of Transformers' internals, tested with
-5.23 and 5.24.
+Names of modules and weights stay as they are. This file holds what is assumed of Transformers'
+internals, tested with 5.23 and 5.24.
 """
 
 import inspect
@@ -51,10 +52,12 @@ class _NeverUpdated(dict[int, bool]):
 
 
 def packing_cache(image: Tensor, images: int) -> SharedImageCache | None:
-    """A cache that stores nothing and tells cross-attention how the captions of ``images`` images are packed.
+    """A cache that stores nothing and tells cross-attention how the captions of ``images`` images
+    are packed.
 
-    ``image`` [M], ascending, is the image of each caption. Transformers' decoders hand their cache to every layer; as
-    this one stores nothing, a layer may run again in the backward pass. None if all images have equally many captions.
+    ``image`` [M], ascending, is the image of each caption. Transformers' decoders hand their cache
+    to every layer; as this one stores nothing, a layer may run again in the backward pass. None if
+    all images have equally many captions.
     """
     packing = Packing.of_captions(image, images)
     if packing.index is None:
@@ -67,8 +70,9 @@ def packing_cache(image: Tensor, images: int) -> SharedImageCache | None:
 def share_images(decoder: nn.Module) -> None:
     """Let cross-attention in ``decoder`` take N = B·K rows of tokens with B rows of image states.
 
-    A query's result does not depend on other queries, so the tokens of an image's K captions can be one row of K·T
-    queries. Transformers' decoders need a copy of the image's states, keys and values for every caption instead.
+    A query's result does not depend on other queries, so the tokens of an image's K captions can be
+    one row of K·T queries. Transformers' decoders need a copy of the image's states, keys and
+    values for every caption instead.
 
     Raises:
         CaptionerError: there is no cross-attention of a known kind.
@@ -81,7 +85,8 @@ def share_images(decoder: nn.Module) -> None:
                 attentions.append((module, names))
     if not attentions:
         raise CaptionerError(
-            f"the decoder {type(decoder).__name__} has no cross-attention of a known kind: expected modules called "
+            f"the decoder {type(decoder).__name__} has no cross-attention of a known kind: "
+            f"expected modules called "
             f"{' or '.join(CROSS_ATTENTION)}, as GPT-2, BERT and BART have"
         )
     for attention, names in attentions:
@@ -91,7 +96,9 @@ def share_images(decoder: nn.Module) -> None:
 def _cross_attend(
     forward: Callable[..., Any], names: tuple[str, ...], *positional: Any, **named: Any
 ) -> Any:
-    """Call ``forward`` of cross-attention, which has the parameters ``names``, with an image's captions as one row."""
+    """Call ``forward`` of cross-attention, which has the parameters ``names``, with an image's
+    captions as one row.
+    """
     named.update(zip(names, positional, strict=False))
     hidden = named["hidden_states"]
     states = next((named[key] for key in STATES if named.get(key) is not None), None)
@@ -103,7 +110,8 @@ def _cross_attend(
         if rows == images or rows % images:
             return forward(**named)
         packing = Packing(images, rows // images)
-    # No image is padded, so masks allow everything. GPT-2 also passes the mask of self-attention, which is not used.
+    # No image is padded, so masks allow everything. GPT-2 also passes the mask of self-attention,
+    # which is not used.
     named.update({key: None for key in MASKS if key in named})
     named["hidden_states"] = packing.pad(hidden).flatten(1, 2)
     attended, *rest = forward(**named)
@@ -111,10 +119,12 @@ def _cross_attend(
 
 
 def fuse_blip_attention(model: nn.Module) -> None:
-    """Let BLIP compute attention with ``scaled_dot_product_attention``; it no longer returns the probabilities.
+    """Let BLIP compute attention with ``scaled_dot_product_attention``; it no longer returns the
+    probabilities.
 
-    Transformers' own BLIP keeps the 577 x 577 probabilities of every head and layer for the backward pass (190 MB for
-    an image of 384 pixels in float32), and on a GPU its decoder launches six kernels where this launches one.
+    Transformers' own BLIP keeps the 577 x 577 probabilities of every head and layer for the
+    backward pass (190 MB for an image of 384 pixels in float32), and on a GPU its decoder launches
+    six kernels where this launches one.
     """
     from transformers.models.blip.modeling_blip import BlipAttention
     from transformers.models.blip.modeling_blip_text import BlipTextSelfAttention
@@ -150,7 +160,8 @@ def _text_attention(
     encoder_attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """``BlipTextSelfAttention.forward``: states [N, T, D] -> [N, T, D], and None for the probabilities.
+    """``BlipTextSelfAttention.forward``: states [N, T, D] -> [N, T, D], and None for the
+    probabilities.
 
     Cross-attention if ``encoder_hidden_states`` [N, S, D] are given.
     """
@@ -195,5 +206,7 @@ def _attend_fused(
 
 
 def _fused_off(states: Tensor) -> bool:
-    """Whether the fused kernel is off on this CPU, as in bf16 (``config.build``): its substitute would be slower."""
+    """Whether the fused kernel is off on this CPU, as in bf16 (``config.build``): its substitute
+    would be slower.
+    """
     return states.device.type == "cpu" and not torch.backends.cuda.flash_sdp_enabled()

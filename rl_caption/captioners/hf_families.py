@@ -1,4 +1,5 @@
-"""Families of captioning models in Transformers: how each encodes images, reads tokens, starts and ends captions.
+"""Families of captioning models in Transformers: how each encodes images, reads tokens, starts and
+ends captions.
 
 To add a family, write one more class and name it in ``FAMILIES``.
 """
@@ -25,13 +26,17 @@ class Conventions:
     """How a model's captions begin and end.
 
     Attributes:
-        start: token ids before the caption: BOS (one token) and the prompt. They are neither scored nor trained.
+        start: token ids before the caption: BOS (one token) and the prompt. They are neither scored
+            nor trained.
         eos: token id that ends a caption.
         pad: token id after EOS; EOS itself if the tokenizer has none.
         vocab_size: width of the output layer.
-        forbidden: token ids that a caption may not contain, besides the tokenizer's special ones; EOS stays allowed.
-        max_tokens: length of the longest caption in tokens, EOS included; None if positions are unlimited.
-        prompt_inputs: token ids of the prompt for other parts of the model, by the name of ``encode``'s argument.
+        forbidden: token ids that a caption may not contain, besides the tokenizer's special ones;
+            EOS stays allowed.
+        max_tokens: length of the longest caption in tokens, EOS included; None if positions are
+            unlimited.
+        prompt_inputs: token ids of the prompt for other parts of the model, by the name of
+            ``encode``'s argument.
     """
 
     start: tuple[int, ...]
@@ -46,7 +51,9 @@ class Conventions:
     def of(
         cls, tokenizer: Any, prompt: str, text: Any, bos: int, eos: int, pad: int, before: int = 0
     ) -> Conventions:
-        """Conventions of a text model with the configuration ``text``; ``before`` of its positions precede BOS."""
+        """Conventions of a text model with the configuration ``text``; ``before`` of its positions
+        precede BOS.
+        """
         start, positions = (
             (bos, *plain_tokens(tokenizer, prompt)),
             getattr(text, "max_position_embeddings", None),
@@ -56,22 +63,30 @@ class Conventions:
 
 
 class Family(ABC):
-    """A family of models. B images, N = B·K rows (K captions each), T tokens, S image states, width D.
+    """A family of models. B images, N = B·K rows (K captions each), T tokens, S image states, width
+    D.
 
     Attributes:
         name: for messages.
         model_class: name of the model's class in Transformers.
-        processor_class: name of the class in Transformers that combines image processor and tokenizers, if any.
-        q_former_tokenizer: whether there is a second tokenizer, in the subfolder ``qformer_tokenizer``.
-        fixed_prompt: whether all images have one prompt, because another part of the model reads it, too.
-        encoder_prompt: whether captions do not go on from the prompt: the encoder reads it with the image.
+        processor_class: name of the class in Transformers that combines image processor and
+            tokenizers, if any.
+        q_former_tokenizer: whether there is a second tokenizer, in the subfolder
+            ``qformer_tokenizer``.
+        fixed_prompt: whether all images have one prompt, because another part of the model reads
+            it, too.
+        encoder_prompt: whether captions do not go on from the prompt: the encoder reads it with the
+            image.
         default_prompt: the prompt of a model for which none is named.
-        cross_attention: whether the text reads the image by cross-attention; else the image is a prefix of the text.
-        text_model: name of the submodule that reads tokens; its ``get_output_embeddings()`` makes the logits.
-        never_trained: patterns of parameters that no caption depends on. They are always frozen, because processes that
-            train together would wait for their gradient.
+        cross_attention: whether the text reads the image by cross-attention; else the image is a
+            prefix of the text.
+        text_model: name of the submodule that reads tokens; its ``get_output_embeddings()`` makes
+            the logits.
+        never_trained: patterns of parameters that no caption depends on. They are always frozen,
+            because processes that train together would wait for their gradient.
         frozen: patterns of parameters that are frozen unless ``model.freeze`` is set.
-        lora_targets: regular expression of the modules that get adapters unless ``model.lora.target_modules`` is set.
+        lora_targets: regular expression of the modules that get adapters unless
+            ``model.lora.target_modules`` is set.
     """
 
     name: str
@@ -88,11 +103,15 @@ class Family(ABC):
     lora_targets: str
 
     def check(self, config: Any) -> None:
-        """Raise ``CaptionerError`` for a variant that is not supported, before its weights are loaded."""
+        """Raise ``CaptionerError`` for a variant that is not supported, before its weights are
+        loaded.
+        """
         return
 
     def prepare(self, model: Any) -> None:
-        """Make a loaded model faster without changing its results: captions of an image share its keys and values."""
+        """Make a loaded model faster without changing its results: captions of an image share its
+        keys and values.
+        """
         if self.cross_attention:
             share_images(model.get_submodule(self.text_model))
 
@@ -100,7 +119,9 @@ class Family(ABC):
     def conventions(
         self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
     ) -> Conventions:
-        """Special tokens of this model. Raises ``CaptionerError`` if configuration and tokenizer lack one."""
+        """Special tokens of this model. Raises ``CaptionerError`` if configuration and tokenizer
+        lack one.
+        """
 
     @abstractmethod
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
@@ -109,9 +130,10 @@ class Family(ABC):
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
         """Next-token logits [N, T, V] of ``token_ids`` [N, T], with image states [B, S, D].
 
-        With cross-attention the N rows are captions of B images. Otherwise N is B in the call that reads the image, the
-        first one of a cache. From the second call on, ``cache`` holds the image and the tokens before, and of
-        ``states`` only the shape matters. Without a cache, ``token_ids`` is the whole sequence.
+        With cross-attention the N rows are captions of B images. Otherwise N is B in the call that
+        reads the image, the first one of a cache. From the second call on, ``cache`` holds the
+        image and the tokens before, and of ``states`` only the shape matters. Without a cache,
+        ``token_ids`` is the whole sequence.
         """
         text_model = model.get_submodule(self.text_model)
         output = text_model(
@@ -124,7 +146,9 @@ class Family(ABC):
 
 
 class Blip(Family):
-    """BLIP (Li et al. 2022): a ViT and a BERT-like decoder. Captions start with [DEC], not [CLS]; EOS is [SEP]."""
+    """BLIP (Li et al. 2022): a ViT and a BERT-like decoder. Captions start with [DEC], not [CLS];
+    EOS is [SEP].
+    """
 
     name = "BLIP"
     model_class = "BlipForConditionalGeneration"
@@ -142,7 +166,8 @@ class Blip(Family):
     ) -> Conventions:
         """BOS is ``bos_token_id``, beyond BERT's vocabulary; EOS is ``sep_token_id``.
 
-        ``eos_token_id`` (2) of BLIP's configurations is an unused token, as in Transformers' own ``generate``.
+        ``eos_token_id`` (2) of BLIP's configurations is an unused token, as in Transformers' own
+        ``generate``.
         """
         text = model.config.text_config
         return Conventions.of(
@@ -163,7 +188,8 @@ class Blip(Family):
 
 
 class VisionEncoderDecoder(Family):
-    """``VisionEncoderDecoderModel``: an image encoder (ViT, ...) and a decoder with cross-attention (GPT-2, BERT, ...).
+    """``VisionEncoderDecoderModel``: an image encoder (ViT, ...) and a decoder with cross-attention
+    (GPT-2, BERT, ...).
 
     GPT-2 starts, ends and pads with one and the same token.
     """
@@ -178,7 +204,9 @@ class VisionEncoderDecoder(Family):
     def conventions(
         self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
     ) -> Conventions:
-        """Token ids from the pair's configuration, else its generation settings, its decoder or its tokenizer."""
+        """Token ids from the pair's configuration, else its generation settings, its decoder or its
+        tokenizer.
+        """
         sources = (model.config, model.generation_config, model.config.decoder)
 
         def values_of(key: str) -> list[int | list[int] | None]:
@@ -203,8 +231,10 @@ class VisionEncoderDecoder(Family):
 class Git(Family):
     """GIT (Wang et al. 2022): one Transformer over image patches and text, from [CLS] to [SEP].
 
-    Transformers' forward pass encodes the image anew for every row and has no way to hand it image states, so its parts
-    are called one by one: projected patches, then text; patches see each other, text sees patches and earlier text.
+    Transformers' forward pass encodes the image anew for every row and has no way to hand it image
+    states, so its parts
+    are called one by one: projected patches, then text; patches see each other, text sees patches
+    and earlier text.
     """
 
     name = "GIT"
@@ -217,7 +247,8 @@ class Git(Family):
     def check(self, config: Any) -> None:
         if config.num_image_with_embedding is not None:
             raise CaptionerError(
-                f"this GIT reads videos of {config.num_image_with_embedding} frames (num_image_with_embedding): "
+                f"this GIT reads videos of {config.num_image_with_embedding} frames "
+                f"(num_image_with_embedding): "
                 "expected one that reads images"
             )
 
@@ -276,14 +307,17 @@ class Blip2(Family):
     def check(self, config: Any) -> None:
         if not config.use_decoder_only_language_model:
             raise CaptionerError(
-                f"this {self.name} has the encoder-decoder language model {config.text_config.model_type!r}: expected "
+                f"this {self.name} has the encoder-decoder language model "
+                f"{config.text_config.model_type!r}: expected "
                 "a decoder-only one, such as OPT (Salesforce/blip2-opt-2.7b)"
             )
 
     def conventions(
         self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
     ) -> Conventions:
-        """BOS is </s> for OPT; EOS is the configuration's, a line break where BLIP-2 was trained on OPT."""
+        """BOS is </s> for OPT; EOS is the configuration's, a line break where BLIP-2 was trained on
+        OPT.
+        """
         text = model.config.text_config
         eos = first_token(
             "EOS (text_config.eos_token_id)", text.eos_token_id, tokenizer.eos_token_id
@@ -307,13 +341,17 @@ class Blip2(Family):
         return replace(conventions, forbidden=(bos, *image_tokens), prompt_inputs=prompt_inputs)
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
-        """The queries' states, projected to the width of the language model; InstructBLIP's have read the prompt."""
+        """The queries' states, projected to the width of the language model; InstructBLIP's have
+        read the prompt.
+        """
         return model.get_image_features(
             pixel_values, **prompt_inputs, return_dict=True
         ).pooler_output
 
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
-        """The queries stand before the text, in the first call only: from then on the KV cache holds them."""
+        """The queries stand before the text, in the first call only: from then on the KV cache
+        holds them.
+        """
         hidden = model.language_model.get_input_embeddings()(token_ids)
         if cache is None or cache.get_seq_length() == 0:
             hidden = torch.cat([states.to(hidden.dtype), hidden], dim=1)
@@ -337,7 +375,9 @@ class InstructBlip(Blip2):
     def conventions(
         self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
     ) -> Conventions:
-        """EOS is the tokenizer's: the token ids of InstructBLIP's configurations do not fit its tokenizers."""
+        """EOS is the tokenizer's: the token ids of InstructBLIP's configurations do not fit its
+        tokenizers.
+        """
         eos = first_token(
             "EOS (eos_token_id)", tokenizer.eos_token_id, model.config.text_config.eos_token_id
         )
@@ -370,7 +410,9 @@ class Florence2(Family):
     def conventions(
         self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
     ) -> Conventions:
-        """Captions go on from ``decoder_start_token_id`` and the BOS that ``generate`` forces after it."""
+        """Captions go on from ``decoder_start_token_id`` and the BOS that ``generate`` forces after
+        it.
+        """
         if prompt.startswith("<") and prompt not in self.tasks:
             raise CaptionerError(
                 f"the prompt is {prompt!r:.80}: expected one of {', '.join(self.tasks)}, or a text"
@@ -427,20 +469,25 @@ FAMILIES: dict[str, Family] = {
 def check_architectures(
     name: str | Path, model_type: str, architectures: Sequence[str] | None
 ) -> None:
-    """Refuse a checkpoint whose ``config.json`` says that it is for another task, such as answering questions.
+    """Refuse a checkpoint whose ``config.json`` says that it is for another task, such as answering
+    questions.
 
-    Raises ``CaptionerError`` if ``architectures`` are named and lack the class of the family of ``model_type``: its
-    weights may fit that class and would caption as no one trained them to, and Transformers makes up what is missing.
+    Raises ``CaptionerError`` if ``architectures`` are named and lack the class of the family of
+    ``model_type``: its weights may fit that class and would caption as no one trained them to, and
+    Transformers makes up what is missing.
     """
     expected = FAMILIES[model_type].model_class
     if architectures and expected not in architectures:
         raise CaptionerError(
-            f"{str(name)!r} is not a captioner: its architectures are {architectures}, not {expected}"
+            f"{str(name)!r} is not a captioner: its architectures are {architectures}, not "
+            f"{expected}"
         )
 
 
 def first_token(what: str, *candidates: int | list[int] | None) -> int:
-    """The first candidate that is a token id, or the first id of a list. Raises ``CaptionerError`` if none is."""
+    """The first candidate that is a token id, or the first id of a list. Raises ``CaptionerError``
+    if none is.
+    """
     for candidate in candidates:
         if isinstance(candidate, list) and candidate:
             return int(candidate[0])
@@ -450,7 +497,9 @@ def first_token(what: str, *candidates: int | list[int] | None) -> int:
 
 
 def same_token(what: str, configured: int | None, tokenizer_has: int | None) -> int:
-    """A token id that two files agree on. Raises ``CaptionerError`` if not: one of them is of another model."""
+    """A token id that two files agree on. Raises ``CaptionerError`` if not: one of them is of
+    another model.
+    """
     if configured is None or configured != tokenizer_has:
         raise CaptionerError(
             f"{what} is {configured} in config.json, {tokenizer_has} in its tokenizer's files"

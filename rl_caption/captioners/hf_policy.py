@@ -1,4 +1,6 @@
-"""A Hugging Face captioning model as one module: every pass through it is a call of its ``forward``."""
+"""A Hugging Face captioning model as one module: every pass through it is a call of its
+``forward``.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +43,9 @@ class DecodeState:
         return self.cache.self_attention_cache if self.shared else self.cache
 
     def select(self, parent: Tensor | None, image: Tensor, per_image: int | None = None) -> None:
-        """Reorder the rows of the cache to the parents of the next prefixes; arguments as in ``Prefixes``."""
+        """Reorder the rows of the cache to the parents of the next prefixes; arguments as in
+        ``Prefixes``.
+        """
         if parent is None:
             return
         self.tokens.batch_select_indices(parent)
@@ -60,9 +64,10 @@ class DecodeState:
 class HuggingFacePolicy(nn.Module):
     """A model of Transformers with its family and its special tokens.
 
-    Every image is encoded once. With cross-attention, its K captions share its keys and values; where the image is a
-    prefix of the text, the keys and values of image and prompt are computed once and repeated for each caption. All
-    passes go through ``forward``, so that wrappers of the module (DDP, FSDP, ZeRO) see them.
+    Every image is encoded once. With cross-attention, its K captions share its keys and values;
+    where the image is a prefix of the text, the keys and values of image and prompt are computed
+    once and repeated for each caption. All passes go through ``forward``, so that wrappers of the
+    module (DDP, FSDP, ZeRO) see them.
     """
 
     start: Tensor
@@ -74,8 +79,9 @@ class HuggingFacePolicy(nn.Module):
         self.conventions = conventions
         family.prepare(model)
         self.share_prefix = True
-        """Whether image and prompt are computed once. Off with gradient checkpointing: running a layer a second time
-        would fill the cache twice."""
+        """Whether image and prompt are computed once. Off with gradient checkpointing: running a
+        layer a second time would fill the cache twice.
+        """
         self.register_buffer("start", torch.tensor([conventions.start]), persistent=False)
         for name, ids in conventions.prompt_inputs.items():
             self.register_buffer(name, torch.tensor([ids]), persistent=False)
@@ -105,13 +111,16 @@ class HuggingFacePolicy(nn.Module):
             encode: only encode the images.
             token_ids: captions [B, K, L] to score.
             mask: [B, K, L], True for the positions to score; all by default.
-            prompt_ids: [B, P], the images' own prompts, padded with ``NO_TOKEN``; of equal lengths to start a decode.
+            prompt_ids: [B, P], the images' own prompts, padded with ``NO_TOKEN``; of equal lengths
+                to start a decode.
             max_tokens: length limit of a decode that is started; the cache gets memory for it.
             decode_state, prefixes: the decode to continue, and its M prefixes.
 
         Returns:
-            Encode: states [B, S, D]. Score: logits [B, K, L, V], or [P, V] of the P positions where ``mask`` is True.
-            Start: logits [B, V] of the first token, and a ``DecodeState``. Continue: logits [M, V] of the next tokens.
+            Encode: states [B, S, D]. Score: logits [B, K, L, V], or [P, V] of the P positions where
+                ``mask`` is True.
+            Start: logits [B, V] of the first token, and a ``DecodeState``. Continue: logits [M, V]
+                of the next tokens.
         """
         if decode_state is not None:
             assert prefixes is not None
@@ -131,7 +140,8 @@ class HuggingFacePolicy(nn.Module):
             with output_of(self.text_model, last_hidden):
                 start = self._start(prompt_ids, len(states))
                 return self._begin(states, start, start.shape[1] + max_tokens)
-        # With cross-attention the image is shared in one pass too, and the backward pass frees it layer by layer.
+        # With cross-attention the image is shared in one pass too, and the backward pass frees it
+        # layer by layer.
         if prompt_ids is not None or self.family.cross_attention or not self.share_prefix:
             return self._score_full(states, token_ids, mask, prompt_ids)
         return self._score_after_prefix(states, token_ids, mask)
@@ -145,7 +155,9 @@ class HuggingFacePolicy(nn.Module):
     def _begin(
         self, states: Tensor, start: Tensor, capacity: int | None
     ) -> tuple[Tensor, DecodeState]:
-        """Logits [B, V] after BOS and prompt. The cache has memory for ``capacity`` tokens; None is for training."""
+        """Logits [B, V] after BOS and prompt. The cache has memory for ``capacity`` tokens; None is
+        for training.
+        """
         shared = self.family.cross_attention
         cache: Cache = DynamicCache()
         if capacity is not None:  # if the image is a prefix of the text, the cache holds it, too
@@ -172,7 +184,8 @@ class HuggingFacePolicy(nn.Module):
     ) -> Tensor:
         """Score prompt and caption of every row in one pass, without a cache of tokens.
 
-        Prompts may differ in length: each caption follows its prompt directly, and padding is on the right.
+        Prompts may differ in length: each caption follows its prompt directly, and padding is on
+        the right.
         """
         captions, length = token_ids.shape[1:]
         flat, scored, rows = scored_rows(token_ids, mask)
@@ -215,7 +228,9 @@ class HuggingFacePolicy(nn.Module):
 
 @contextmanager
 def output_of(text_model: Any, chosen: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Within, the output layer computes logits of ``chosen(hidden)`` and not of all hidden states [N, T, D]."""
+    """Within, the output layer computes logits of ``chosen(hidden)`` and not of all hidden states
+    [N, T, D].
+    """
     layer = text_model.get_output_embeddings()
     hook = layer.register_forward_pre_hook(
         lambda _, arguments: (chosen(arguments[0]), *arguments[1:])
@@ -239,7 +254,8 @@ def score_after_prompt(
         token_ids, mask: [B, K, L], as in ``HuggingFacePolicy.forward``.
         text_model: its output layer makes the logits.
         begin: logits [B, V] after image and prompt, and a state.
-        read: state, image [M] of each of M captions and their tokens [M, L - 1] -> logits of these tokens.
+        read: state, image [M] of each of M captions and their tokens [M, L - 1] -> logits of these
+            tokens.
 
     Returns:
         Logits [B, K, L, V], or [P, V] of the positions where ``mask`` is True.
@@ -268,7 +284,9 @@ def score_after_prompt(
 
 
 def scored_rows(token_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """All captions [B·K, L]; the mask [M, L] of the M that have positions to score (or None); their rows [M]."""
+    """All captions [B·K, L]; the mask [M, L] of the M that have positions to score (or None); their
+    rows [M].
+    """
     flat = token_ids.flatten(0, 1)
     if mask is None:
         return flat, None, torch.arange(len(flat), device=flat.device)

@@ -1,4 +1,6 @@
-"""Captioning models of Transformers behind the ``Captioner`` seam: BLIP, GIT, ViT + GPT-2, BLIP-2, InstructBLIP."""
+"""Captioning models of Transformers behind the ``Captioner`` seam: BLIP, GIT, ViT + GPT-2, BLIP-2,
+InstructBLIP.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ ADAPTERS_FOLDER = "adapters"
 
 
 class HuggingFaceCaptioner(Captioner):
-    """A pretrained model with its image processor and tokenizer, and the prompt of rows that have none of their own."""
+    """A pretrained model with its image processor and tokenizer, and the prompt of rows that have
+    none of their own.
+    """
 
     policy: Any
     family: Any
@@ -90,7 +94,8 @@ class HuggingFaceCaptioner(Captioner):
         self.pad_token_id: int = conventions.pad
         self.max_tokens: int | None = conventions.max_tokens
         vocabulary = conventions.vocab_size
-        # Rows of the output layer beyond the tokenizer have no text; special tokens are not for captions.
+        # Rows of the output layer beyond the tokenizer have no text; special tokens are not for
+        # captions.
         kept_out = {
             *tokenizer.all_special_ids,
             *conventions.forbidden,
@@ -100,8 +105,9 @@ class HuggingFaceCaptioner(Captioner):
             sorted(i for i in kept_out - {conventions.eos} if i < vocabulary)
         )
         self.prompt_length = len(self._prompt_of(None)[1])
-        # WordPiece decodes "man's" to "man ' s", other words for the rewards than those of the references. Transformers
-        # joined them when these models were published. BPE knows its spaces.
+        # WordPiece decodes "man's" to "man ' s", other words for the rewards than those of the
+        # references. Transformers joined them when these models were published. BPE knows its
+        # spaces.
         model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
         self.rejoin = type(model).__name__ == "WordPiece"
 
@@ -113,14 +119,16 @@ class HuggingFaceCaptioner(Captioner):
         dtype: str = "float32",
         processor_kwargs: Mapping[str, Any] | None = None,
     ) -> HuggingFaceCaptioner:
-        """Load a model of this class by its name on the hub, or from a folder; ``loading.load_captioner`` knows which.
+        """Load a model of this class by its name on the hub, or from a folder;
+        ``loading.load_captioner`` knows which.
 
-        Captions continue ``prompt`` after a space, or answer it (``vlm.VisionLanguageCaptioner``, which alone takes
-        messages and ``processor_kwargs``); None takes the prompt saved in the folder, if any.
+        Captions continue ``prompt`` after a space, or answer it (``vlm.VisionLanguageCaptioner``,
+        which alone takes messages and ``processor_kwargs``); None takes the prompt saved in the
+        folder, if any.
 
         Raises:
-            CaptionerError: there is no such model, its family is unknown, or weights, tokenizer or image processor are
-                missing or do not fit.
+            CaptionerError: there is no such model, its family is unknown, or weights, tokenizer or
+                image processor are missing or do not fit.
         """
         name = str(name)
         source = hub_options(name)
@@ -141,7 +149,9 @@ class HuggingFaceCaptioner(Captioner):
         processor_kwargs: Mapping[str, Any],
         weights: bool = True,
     ) -> HuggingFaceCaptioner:
-        """Load a model whose ``config.json`` is read; see ``from_pretrained`` and ``loading.load_captioner``."""
+        """Load a model whose ``config.json`` is read; see ``from_pretrained`` and
+        ``loading.load_captioner``.
+        """
         if processor_kwargs:
             raise CaptionerError(
                 f"model.processor_kwargs is for vision-language models: {config.model_type!r}"
@@ -178,11 +188,12 @@ class HuggingFaceCaptioner(Captioner):
     def adapt(
         self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool
     ) -> None:
-        """Choose what is trained and how: ``model.freeze``, ``model.lora``, ``model.gradient_checkpointing``.
+        """Choose what is trained and how: ``model.freeze``, ``model.lora``,
+        ``model.gradient_checkpointing``.
 
         Raises:
-            CaptionerError: a pattern or a module's name matches nothing, nothing is left to train, or ``peft`` is
-                missing.
+            CaptionerError: a pattern or a module's name matches nothing, nothing is left to train,
+                or ``peft`` is missing.
         """
         model = self.policy.model
         patterns = self.family.frozen if frozen is None else tuple(frozen)
@@ -213,9 +224,11 @@ class HuggingFaceCaptioner(Captioner):
             logger.info("%s: %s; prompt %r%s", self.family.name, counts, self.prompt, limits)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
-        """Write a plain model of Transformers (adapters merged into its weights), its processors and the prompt.
+        """Write a plain model of Transformers (adapters merged into its weights), its processors
+        and the prompt.
 
-        With ``model.lora.export_adapters``, the adapters alone go to ``path/adapters``, as ``peft`` writes them.
+        With ``model.lora.export_adapters``, the adapters alone go to ``path/adapters``, as ``peft``
+        writes them.
         """
         policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
         config = copy.deepcopy(policy.config)
@@ -233,7 +246,9 @@ class HuggingFaceCaptioner(Captioner):
         (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
 
     def _processors(self) -> list[Any]:
-        """What is saved beside the weights: one processor of Transformers' own class, where the family has one."""
+        """What is saved beside the weights: one processor of Transformers' own class, where the
+        family has one.
+        """
         processors = [
             processor
             for processor in (self.images, self.tokenizer, self.q_former_tokenizer)
@@ -246,7 +261,9 @@ class HuggingFaceCaptioner(Captioner):
         return [getattr(transformers, self.family.processor_class)(*processors, **options)]
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """``pixel_values`` [B, 3, H, W]; if a row has its own prompt, also ``prompt_ids`` [B, P], padded with -1."""
+        """``pixel_values`` [B, 3, H, W]; if a row has its own prompt, also ``prompt_ids`` [B, P],
+        padded with -1.
+        """
         images = [load_image(row["image"]) for row in rows]
         with naming(
             f"images {[row['image_id'] for row in rows][:4]} cannot be prepared",
@@ -274,7 +291,9 @@ class HuggingFaceCaptioner(Captioner):
         )
 
     def _prompt_of(self, row: Row | None) -> tuple[str, tuple[int, ...]]:
-        """What a row's caption goes on from, as text and token ids: its own prompt, or else the captioner's."""
+        """What a row's caption goes on from, as text and token ids: its own prompt, or else the
+        captioner's.
+        """
         row_prompt = None if row is None else row.get("prompt")
         if (
             row is not None
@@ -283,7 +302,8 @@ class HuggingFaceCaptioner(Captioner):
             and " ".join(row_prompt.split()) != self.prompt
         ):
             raise DataError(
-                f"image {row['image_id']!r} has the prompt {row_prompt!r:.80}: {self.family.name} reads one prompt for "
+                f"image {row['image_id']!r} has the prompt {row_prompt!r:.80}: {self.family.name} "
+                f"reads one prompt for "
                 "all images (model.prompt)"
             )
         if self.family.encoder_prompt:
@@ -294,7 +314,8 @@ class HuggingFaceCaptioner(Captioner):
         ids = plain_tokens(self.tokenizer, prompt)
         if self.max_tokens is not None and len(ids) >= self.max_tokens + self.prompt_length:
             raise DataError(
-                f"image {row['image_id']!r} has a prompt of {len(ids)} tokens: {self.family.name} has positions for "
+                f"image {row['image_id']!r} has a prompt of {len(ids)} tokens: {self.family.name} "
+                f"has positions for "
                 f"{self.max_tokens + self.prompt_length}, the caption included"
             )
         return prompt, ids
@@ -311,10 +332,14 @@ class HuggingFaceCaptioner(Captioner):
         return [[*ids[len(start) :], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See ``Captioner.image_states``; ``inputs`` if the encoder is trained and gradients are disabled."""
+        """See ``Captioner.image_states``; ``inputs`` if the encoder is trained and gradients are
+        disabled.
+        """
         if self.encoder_trained is None:
             training = policy.training
-            policy.eval()  # a resumed run finds out again, and must not draw more for dropout than one not interrupted
+            # a resumed run finds out again, and must not draw more for dropout than one not
+            # interrupted
+            policy.eval()
             with torch.enable_grad():
                 some = policy(pixel_values=inputs["pixel_values"][:1], encode=True)
             policy.train(training)
@@ -404,7 +429,9 @@ class HuggingFaceCaptioner(Captioner):
 
 
 def hub_options(name: str) -> dict[str, Any]:
-    """Arguments of ``from_pretrained``: the model's own code is not run, and whether to use the local cache alone."""
+    """Arguments of ``from_pretrained``: the model's own code is not run, and whether to use the
+    local cache alone.
+    """
     what = (
         "cannot be used"
         if Path(name).is_dir()
@@ -424,7 +451,8 @@ def read_config(name: str, source: dict[str, Any]) -> Any:
         check_architectures(name, config.model_type, config.architectures)
     elif config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise CaptionerError(
-            f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}, or a vision-language model"
+            f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}, or a "
+            f"vision-language model"
         )
     return config
 
@@ -438,7 +466,8 @@ def load_model(
     source: dict[str, Any],
     weights: bool = True,
 ) -> Any:
-    """Load a model of ``model_class``; its weights may lack only parameters that match ``optional``.
+    """Load a model of ``model_class``; its weights may lack only parameters that match
+    ``optional``.
 
     Without ``weights`` none are read: the model is on the meta device.
 
@@ -507,6 +536,7 @@ def check_tokens(tokenizer: Any, conventions: Conventions) -> None:
     for what, token in named.items():
         if not 0 <= token < vocabulary:
             raise CaptionerError(
-                f"its tokenizer and config.json have {what} {token}, its output layer {vocabulary} tokens: they do not "
+                f"its tokenizer and config.json have {what} {token}, its output layer {vocabulary} "
+                f"tokens: they do not "
                 "belong together"
             )

@@ -16,18 +16,22 @@ from rl_caption.captioners.transformer import (
 
 
 class CaptionerImage(nn.Module):
-    """The encoder of a from-scratch captioner as an ``ImageEncoder``: pixels [B, 3, S, S] to states [B, H, W, D].
+    """The encoder of a from-scratch captioner as an ``ImageEncoder``: pixels [B, 3, S, S] to states
+    [B, H, W, D].
 
-    In a configuration: ``model.image: {encoder: "rl_caption.captioners.image_encoder:CaptionerImage", kwargs: {model:
-    FOLDER}}``. A captioner has learnt to name what is in an image, which a contrastive loss hardly learns from a small
-    set of pairs.
+    In a configuration: ``model.image: {encoder:
+    "rl_caption.captioners.image_encoder:CaptionerImage", kwargs: {model: FOLDER}}``. A captioner
+    has learnt to name what is in an image, which a contrastive loss hardly learns from a small set
+    of pairs.
 
     Args:
         model: folder of an exported captioner.
-        pretrained: False reads its ``config.json`` alone and leaves the weights random, for others to be loaded.
+        pretrained: False reads its ``config.json`` alone and leaves the weights random, for others
+            to be loaded.
 
     Raises:
-        OSError, ValueError: the folder holds no such captioner, or one that reads region features or several frames.
+        OSError, ValueError: the folder holds no such captioner, or one that reads region features
+            or several frames.
     """
 
     def __init__(self, model: str, pretrained: bool = True) -> None:
@@ -39,7 +43,8 @@ class CaptionerImage(nn.Module):
         config = policy.config
         if config.input_kind != "pixels" or config.num_frames != 1:
             raise ValueError(
-                f"{model} reads {config.input_kind} of {config.num_frames} images: expected pixels of one"
+                f"{model} reads {config.input_kind} of {config.num_frames} images: expected pixels "
+                f"of one"
             )
         self.encoder, self.built_from = policy.encoder, (config,)
         self.preprocessing = Preprocessing(

@@ -1,8 +1,11 @@
-"""An encoder-decoder captioning Transformer, trained from scratch over pixels or over region features.
+"""An encoder-decoder captioning Transformer, trained from scratch over pixels or over region
+features.
 
-Pre-LN Transformer (Vaswani et al. 2017; pre-LN after Xiong et al. 2020). A batch has N = B·K sequences for B images. In
-cross-attention the K sequences of an image are one row of queries, so that its states are encoded and projected once
-and never copied. Sequences are packed: only attention sees padding, as zeros; all other layers skip it.
+Pre-LN Transformer (Vaswani et al. 2017; pre-LN after Xiong et al. 2020). A batch has N = B·K
+sequences for B images. In cross-attention the K sequences of an image are one row of queries, so
+that its states are encoded and projected once
+and never copied. Sequences are packed: only attention sees padding, as zeros; all other layers skip
+it.
 """
 
 import inspect
@@ -31,25 +34,30 @@ SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
 
 
 class CaptionTransformerConfig(PreTrainedConfig):
-    """Shape of a ``CaptionTransformer``. Raises ``ValueError`` if a value has the wrong type or is out of range.
+    """Shape of a ``CaptionTransformer``. Raises ``ValueError`` if a value has the wrong type or is
+    out of range.
 
     Args:
-        input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions`` (``region_features [B, R, feature_dim]``
-            and ``region_mask [B, R]``).
-        vocab_size: number of token ids, the special ones included.
-        d_model, encoder_layers, decoder_layers, num_heads, ffn_dim, dropout: the Transformer. The recipe of the
+        input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions`` (``region_features [B,
+            R, feature_dim]`` and ``region_mask [B, R]``).
+        vocab_size: number of token ids, the special ones included. d_model, encoder_layers,
+        decoder_layers, num_heads, ffn_dim, dropout: the Transformer. The recipe of the
             self-critical literature is 512, 6, 6, 8, 2048, 0.1.
-        image_size, patch_size: pixels only; images are S x S and are cut into (S / patch_size)² patches.
-        patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3 convolutions, after Xiao et al. 2021, "Early
-            convolutions help transformers see better"), which learns from far fewer images.
-        position_init: pixels only; initial values of the learned positions of patches: ``normal`` (standard deviation
-            0.02) or ``sincos`` (``sincos_positions``), with which rows and columns need not be learned first. The
-            latter needs a ``d_model`` that is a multiple of 4.
-        num_frames: pixels only; above 1, the model reads videos of that many frames (``pixel_values [B, T, 3, S, S]``)
-            and attends to the patches of all frames at once; each frame has a learned embedding.
+        image_size, patch_size: pixels only; images are S x S and are cut into (S / patch_size)²
+            patches.
+        patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3 convolutions, after Xiao
+            et al. 2021, "Early convolutions help transformers see better"), which learns from far
+            fewer images.
+        position_init: pixels only; initial values of the learned positions of patches: ``normal``
+            (standard deviation 0.02) or ``sincos`` (``sincos_positions``), with which rows and
+            columns need not be learned first. The latter needs a ``d_model`` that is a multiple of
+            4.
+        num_frames: pixels only; above 1, the model reads videos of that many frames (``pixel_values
+            [B, T, 3, S, S]``) and attends to the patches of all frames at once; each frame has a
+            learned embedding.
         feature_dim: regions only; 2048 for bottom-up features, 2054 for VinVL.
-        feature_dropout: regions only; dropout after the projection of the features, before ``dropout``; 0.5 in the
-            recipe of the self-critical literature.
+        feature_dropout: regions only; dropout after the projection of the features, before
+            ``dropout``; 0.5 in the recipe of the self-critical literature.
         max_positions: length of the longest caption in tokens, EOS included.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: below ``vocab_size``.
     """
@@ -138,14 +146,17 @@ def _check(values: Mapping[str, Any]) -> None:
         values["unk_token_id"],
     ):
         raise ValueError(
-            f"eos_token_id {values['eos_token_id']} is that of padding, BOS or UNK: no caption would end"
+            f"eos_token_id {values['eos_token_id']} is that of padding, BOS or UNK: no caption "
+            f"would end"
         )
 
 
 class PixelEmbedding(nn.Module):
-    """Embedded patches of images, with learned positions: [B, 3, S, S] -> [B, (S / patch_size)², D].
+    """Embedded patches of images, with learned positions: [B, 3, S, S] -> [B, (S / patch_size)²,
+    D].
 
-    Videos [B, T, 3, S, S] give the patches of all frames in order, with a learned embedding of each frame added.
+    Videos [B, T, 3, S, S] give the patches of all frames in order, with a learned embedding of each
+    frame added.
     """
 
     def __init__(self, config: CaptionTransformerConfig) -> None:
@@ -169,8 +180,8 @@ class PixelEmbedding(nn.Module):
 def sincos_positions(side: int, width: int) -> Tensor:
     """Positions of ``side`` x ``side`` patches: sines and cosines of the row, then of the column.
 
-    [side², width], in [-1, 1]; ``width`` is a multiple of 4. Wavelengths go from 2π to nearly 20,000π patches. Source:
-    Beyer et al. 2022, "Better plain ViT baselines for ImageNet-1k".
+    [side², width], in [-1, 1]; ``width`` is a multiple of 4. Wavelengths go from 2π to nearly
+    20,000π patches. Source: Beyer et al. 2022, "Better plain ViT baselines for ImageNet-1k".
     """
     frequencies = 10_000 ** (-torch.arange(width // 4) / (width // 4))
     angles = torch.arange(side)[:, None] * frequencies
@@ -181,8 +192,8 @@ def sincos_positions(side: int, width: int) -> Tensor:
 class ChannelNorm(nn.LayerNorm):
     """Layer norm over the channels of each position: [N, C, H, W] -> [N, C, H, W].
 
-    Batch norm would make the policy another function in training than in sampling; a norm over the whole image would
-    let a large background drown small things.
+    Batch norm would make the policy another function in training than in sampling; a norm over the
+    whole image would let a large background drown small things.
     """
 
     def forward(self, states: Tensor) -> Tensor:
@@ -216,7 +227,8 @@ class RegionEmbedding(nn.Module):
 
 
 def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
-    """Attention mask [B, S], True for what may be attended to, as 0 and -inf [B, 1, 1, S] in attention's own dtype.
+    """Attention mask [B, S], True for what may be attended to, as 0 and -inf [B, 1, 1, S] in
+    attention's own dtype.
 
     From a boolean mask attention would make the same, anew in every layer.
     """
@@ -260,7 +272,9 @@ class Attention(nn.Module):
         causal: bool = False,
         packing: Packing | None = None,
     ) -> Tensor:
-        """Attend with projected ``queries`` [N, T, D]: [N, T, D], or packed tokens [P, D]; ``mask`` is additive."""
+        """Attend with projected ``queries`` [N, T, D]: [N, T, D], or packed tokens [P, D]; ``mask``
+        is additive.
+        """
         attended = F.scaled_dot_product_attention(
             self.split_heads(queries),
             keys,
@@ -324,8 +338,9 @@ class Encoder(nn.Module):
         region_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """``last_hidden_state`` [B, S, D] of ``pixel_values`` [B, 3, H, W] (videos [B, T, 3, H, W]) or
-        ``region_features`` [B, S, F]."""
+        """``last_hidden_state`` [B, S, D] of ``pixel_values`` [B, 3, H, W] (videos [B, T, 3, H, W])
+        or ``region_features`` [B, S, F].
+        """
         inputs = pixel_values if self.config.input_kind == "pixels" else region_features
         if inputs is None:
             raise ValueError(f"the model reads {self.main_input_name!r}, which is missing")
@@ -359,10 +374,12 @@ class DecoderLayer(nn.Module):
         memory_mask: Tensor | None,
         cache: EncoderDecoderCache | None,
     ) -> Tensor:
-        """``states`` [P, D] of packed tokens -> [P, D], with the states ``memory`` [B, S, D] of the images.
+        """``states`` [P, D] of packed tokens -> [P, D], with the states ``memory`` [B, S, D] of the
+        images.
 
-        ``by_sequence`` pads the tokens for self-attention, a row for each sequence (more than one column only if the
-        cache is empty); ``by_image`` pads them for cross-attention, a row for all sequences of an image.
+        ``by_sequence`` pads the tokens for self-attention, a row for each sequence (more than one
+        column only if the cache is empty); ``by_image`` pads them for cross-attention, a row for
+        all sequences of an image.
         """
         attention = self.self_attention
         normed = self.self_norm(states)
@@ -394,7 +411,9 @@ class DecoderLayer(nn.Module):
 
 
 class CaptionTransformer(PreTrainedModel, GenerationMixin):
-    """The captioner as a Transformers model: ``generate`` (greedy, beam, sampling), ``from_pretrained``, KV cache."""
+    """The captioner as a Transformers model: ``generate`` (greedy, beam, sampling),
+    ``from_pretrained``, KV cache.
+    """
 
     config_class = CaptionTransformerConfig
     base_model_prefix = ""
@@ -464,15 +483,20 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
 
         Args:
             pixel_values: [B, 3, S, S] (videos [B, T, 3, S, S]).
-            region_features, region_mask: in their place [B, R, F], and [B, R], True for real regions.
-            states, encoder_outputs: in place of both, the encoder's states [B, S, D] (from ``generate`` in a tuple).
-            decoder_input_ids: [N, T]: N = B·K sequences, those of an image adjacent. Padding is on the right.
-            cache: keys and values of the tokens before, called ``past_key_values`` before Transformers 5.24; with it
-                ``decoder_input_ids`` is the newest token alone.
-            token_mask: [N, T], True for the P tokens to compute. Without ``token_node`` these must be the first ones
-                of each sequence.
-            token_node: [N, T], index of each token's prefix among those of ``token_mask`` (``unique_prefixes``).
-            image: [N] image of each sequence, ascending; needed if images have different numbers of them. T is 1.
+            region_features, region_mask: in their place [B, R, F], and [B, R], True for real
+                regions.
+            states, encoder_outputs: in place of both, the encoder's states [B, S, D] (from
+                ``generate`` in a tuple).
+            decoder_input_ids: [N, T]: N = B·K sequences, those of an image adjacent. Padding is on
+                the right.
+            cache: keys and values of the tokens before, called ``past_key_values`` before
+                Transformers 5.24; with it ``decoder_input_ids`` is the newest token alone.
+            token_mask: [N, T], True for the P tokens to compute. Without ``token_node`` these must
+                be the first ones of each sequence.
+            token_node: [N, T], index of each token's prefix among those of ``token_mask``
+                (``unique_prefixes``).
+            image: [N] image of each sequence, ascending; needed if images have different numbers of
+                them. T is 1.
 
         Returns:
             ``logits`` [N, T, V], or [P, V] with ``token_mask``, in float32 or the autocast dtype.
@@ -520,7 +544,9 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
 
 
 def _usable(cache: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:
-    """``cache`` if it has both parts, as not all of ``generate``'s have; a new one with ``use_cache``; else None."""
+    """``cache`` if it has both parts, as not all of ``generate``'s have; a new one with
+    ``use_cache``; else None.
+    """
     if cache is None and use_cache:
         return EncoderDecoderCache(DynamicCache(), DynamicCache())
     return cache if isinstance(cache, EncoderDecoderCache) else None

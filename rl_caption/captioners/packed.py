@@ -1,4 +1,6 @@
-"""Packed batches of captions: prefix tree, preallocated KV cache, and the mapping between packed and padded tokens."""
+"""Packed batches of captions: prefix tree, preallocated KV cache, and the mapping between packed
+and padded tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ CACHE = (
     if any(field.name == "cache" for field in fields(Seq2SeqLMOutput))
     else "past_key_values"
 )
-"""Name of the KV cache in the arguments and outputs of Transformers' models: ``past_key_values`` before 5.24."""
+"""Name of the KV cache in the arguments and outputs of Transformers' models: ``past_key_values``
+before 5.24.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,10 @@ class Packing:
 
     Attributes:
         rows, columns: size of the grid.
-        index: [P] ascending indices of the items' cells in the flattened grid; None if the items fill all cells.
-        source: [rows·columns] index of the item whose key and value each cell uses, if several cells share one item;
-            None if each uses its own.
+        index: [P] ascending indices of the items' cells in the flattened grid; None if the items
+            fill all cells.
+        source: [rows·columns] index of the item whose key and value each cell uses, if several
+            cells share one item; None if each uses its own.
     """
 
     rows: int
@@ -37,7 +42,9 @@ class Packing:
 
     @classmethod
     def of_captions(cls, image: Tensor, images: int) -> Packing:
-        """One row for each image, filled from the left; ``image`` [M], ascending, is the image of each caption."""
+        """One row for each image, filled from the left; ``image`` [M], ascending, is the image of
+        each caption.
+        """
         column = torch.arange(len(image), device=image.device) - torch.searchsorted(image, image)
         columns = int(column.max()) + 1
         return cls(
@@ -65,15 +72,17 @@ class Packing:
 
 
 def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The prefix tree of each image's captions: a token's prefix is all tokens before it, which decide its logits.
+    """The prefix tree of each image's captions: a token's prefix is all tokens before it, which
+    decide its logits.
 
     Args:
         token_ids: [B, K, L].
         mask: [B, K, L], True for the first tokens of each caption, those that count.
 
     Returns:
-        ``first`` [B, K, L], True for the U tokens of ``mask`` whose prefix no earlier caption of the image has; and
-        ``node`` [B, K, L], for each token of ``mask`` the index of its prefix among these U, and 0 elsewhere.
+        ``first`` [B, K, L], True for the U tokens of ``mask`` whose prefix no earlier caption of
+        the image has; and ``node`` [B, K, L], for each token of ``mask`` the index of its prefix
+        among these U, and 0 elsewhere.
     """
     same = token_ids.unsqueeze(2) == token_ids.unsqueeze(1)  # [B, K, K, L]
     before = torch.ones_like(same)
@@ -89,7 +98,8 @@ def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class PreallocatedLayer(DynamicLayer):
-    """Keys and values [N, H, T, D/H] of one layer, in memory allocated for ``capacity`` tokens. Not for training.
+    """Keys and values [N, H, T, D/H] of one layer, in memory allocated for ``capacity`` tokens. Not
+    for training.
 
     Transformers' ``DynamicLayer`` copies all of them for each token that is added.
     """
@@ -105,7 +115,9 @@ class PreallocatedLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append the keys and values [N, H, T, D/H] of T tokens; returns those of all tokens so far."""
+        """Append the keys and values [N, H, T, D/H] of T tokens; returns those of all tokens so
+        far.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None

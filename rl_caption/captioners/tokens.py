@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 FORBIDDEN_LOGIT = -1e9
-"""Logit of tokens that a caption may not contain: probability 0 in float32 at any ``Temperature``, yet finite, so that
-entropy is defined."""
+"""Logit of tokens that a caption may not contain: probability 0 in float32 at any ``Temperature``,
+yet finite, so that entropy is defined.
+"""
 
 
 class Generated(NamedTuple):
@@ -17,9 +18,10 @@ class Generated(NamedTuple):
 
     Attributes:
         token_ids: [B, R, T], padded after EOS.
-        scores: [B, R] float32, by which beam search orders the captions: the sum of their log-probabilities, less the
-            penalties of ``diversity_penalty`` and ``block_trigrams``, / length**length_penalty. Where it found fewer
-            than R captions, the rest are all padding with the score -inf. None without beam search.
+        scores: [B, R] float32, by which beam search orders the captions: the sum of their
+            log-probabilities, less the penalties of ``diversity_penalty`` and ``block_trigrams``, /
+            length**length_penalty. Where it found fewer than R captions, the rest are all padding
+            with the score -inf. None without beam search.
     """
 
     token_ids: Tensor
@@ -59,17 +61,20 @@ def _ranges(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
 def sample_tokens(
     logits: Tensor, noise: Tensor, temperature: float, best: Tensor | None = None
 ) -> Tensor:
-    """Draw K tokens [N, K] from each softmax(logits [N, V] / temperature) by inverting its cumulative distribution.
+    """Draw K tokens [N, K] from each softmax(logits [N, V] / temperature) by inverting its
+    cumulative distribution.
 
-    ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; from logits of NaN any token may be.
-    ``best`` [N, 1] is the arg max of the logits, if the caller has it.
+    ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; from logits of
+    NaN any token may be. ``best`` [N, 1] is the arg max of the logits, if the caller has it.
     """
     best = logits.argmax(-1, keepdim=True) if best is None else best
     scaled = logits if temperature == 1 else logits / temperature
     probabilities = scaled.softmax(-1)
     cumulative = probabilities.cumsum(-1)
-    # Float32 sums end a little off 1, and noise * total may round up to the total: stay strictly inside.
+    # Float32 sums end a little off 1, and noise * total may round up to the total: stay strictly
+    # inside.
     drawn = torch.searchsorted(cumulative, noise * (1 - 1e-6) * cumulative[:, -1:], right=True)
-    # A GPU adds up in parallel: the sum up to a token of probability 0 may round to another number than the one before.
+    # A GPU adds up in parallel: the sum up to a token of probability 0 may round to another number
+    # than the one before.
     drawn = drawn.clamp_(max=logits.shape[-1] - 1)
     return torch.where(probabilities.gather(-1, drawn) > 0, drawn, best)

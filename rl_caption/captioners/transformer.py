@@ -1,4 +1,6 @@
-"""The from-scratch Transformer behind the ``Captioner`` seam: pixels or region features in, captions out."""
+"""The from-scratch Transformer behind the ``Captioner`` seam: pixels or region features in,
+captions out.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ from rl_caption.data.features import as_image_features, pad_features
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 SPLIT_BY = "caption_tokenizer"
-"""Key of ``tokenizer_config.json``: the tokeniser that splits captions into words; if absent, ``ptb``."""
+"""Key of ``tokenizer_config.json``: the tokeniser that splits captions into words; if absent,
+``ptb``.
+"""
 
 
 class TransformerCaptioner(Captioner):
@@ -86,7 +90,8 @@ class TransformerCaptioner(Captioner):
         """A captioner with random weights.
 
         Args:
-            references: captions of every training image, whose words are the vocabulary (``build_vocabulary``).
+            references: captions of every training image, whose words are the vocabulary
+                (``build_vocabulary``).
             min_count: words that occur less often become UNK.
             tokenizer: path of a ``tokenizers`` tokenizer to use instead of whole words.
             cache_bytes: memory for decoded, resized images.
@@ -94,12 +99,14 @@ class TransformerCaptioner(Captioner):
             **shape: arguments of ``CaptionTransformerConfig``.
 
         Raises:
-            ValueError: an unknown argument, a value out of range, or the model does not fit into memory.
+            ValueError: an unknown argument, a value out of range, or the model does not fit into
+                memory.
         """
         unknown = sorted(set(shape) - SHAPE)
         if unknown:
             raise ValueError(
-                f"{', '.join(unknown)} is not an option of the model: expected some of {sorted(SHAPE)}"
+                f"{', '.join(unknown)} is not an option of the model: expected some of "
+                f"{sorted(SHAPE)}"
             )
         words = (
             load_tokenizer(tokenizer)
@@ -125,7 +132,8 @@ class TransformerCaptioner(Captioner):
         """Load a folder that ``save_pretrained`` wrote.
 
         Raises:
-            CaptionerError: a file is missing, changed, damaged or of something else; the message names it.
+            CaptionerError: a file is missing, changed, damaged or of something else; the message
+                names it.
         """
         folder = Path(path)
         with reading(folder):
@@ -148,7 +156,8 @@ class TransformerCaptioner(Captioner):
         self.tokenizer.save_pretrained(path)
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """``pixel_values`` [B, 3, S, S], or [B, T, 3, S, S] of videos, in [-1, 1]; resized to squares (bicubic).
+        """``pixel_values`` [B, 3, S, S], or [B, T, 3, S, S] of videos, in [-1, 1]; resized to
+        squares (bicubic).
 
         Over region features, ``region_features`` [B, R, F] with ``region_mask`` [B, R] instead.
         """
@@ -191,7 +200,8 @@ class TransformerCaptioner(Captioner):
         frames = source if isinstance(source, list | tuple) else [source]
         if len(frames) != count:
             raise DataError(
-                f"{row['image_id']!r} has {len(frames)} frames, the captioner reads {count} (1 of an image): set "
+                f"{row['image_id']!r} has {len(frames)} frames, the captioner reads {count} (1 of "
+                f"an image): set "
                 "model.kwargs.num_frames from scratch, and data.num_frames"
             )
         arrays, side = [], config.image_size
@@ -296,7 +306,9 @@ class TransformerCaptioner(Captioner):
 
 
 def read_config(file: Path) -> CaptionTransformerConfig:
-    """The ``config.json`` of a saved captioner. Raises ``ValueError`` if it is incomplete or another model's."""
+    """The ``config.json`` of a saved captioner. Raises ``ValueError`` if it is incomplete or
+    another model's.
+    """
     values = {
         "num_frames": 1,
         "position_init": "normal",
@@ -317,7 +329,9 @@ def read_config(file: Path) -> CaptionTransformerConfig:
 
 
 def _read_tokenizer(folder: Path, config: CaptionTransformerConfig) -> PreTrainedTokenizerFast:
-    """The tokenizer, checked against the model: without its second file it would not know its special tokens."""
+    """The tokenizer, checked against the model: without its second file it would not know its
+    special tokens.
+    """
     with reading(f"the tokenizer in {folder} (tokenizer.json, tokenizer_config.json)"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
@@ -330,11 +344,12 @@ def _read_tokenizer(folder: Path, config: CaptionTransformerConfig) -> PreTraine
 def build_vocabulary(
     references: Iterable[list[str]], min_count: int, split_by: str = TOKENIZER
 ) -> PreTrainedTokenizerFast:
-    """Word-level tokenizer of the words that occur at least ``min_count`` times in the training references.
+    """Word-level tokenizer of the words that occur at least ``min_count`` times in the training
+    references.
 
-    Captions are split into words by ``split_by``, one of ``rewards.text.tokenize.TOKENIZERS``. Ids 0 to 3 are padding,
-    BOS, EOS and UNK; words follow by falling count, ties in alphabetical order. Rarer words become UNK, which no
-    caption may contain; so does an ``<unk>`` in the references.
+    Captions are split into words by ``split_by``, one of ``rewards.text.tokenize.TOKENIZERS``. Ids
+    0 to 3 are padding, BOS, EOS and UNK; words follow by falling count, ties in alphabetical order.
+    Rarer words become UNK, which no caption may contain; so does an ``<unk>`` in the references.
 
     Raises:
         ValueError: ``min_count`` is below 1, or no word occurs often enough.

@@ -1,4 +1,6 @@
-"""Decoder-only vision-language models of Transformers behind the ``Captioner`` seam: Qwen-VL, SmolVLM, LLaVA, Gemma."""
+"""Decoder-only vision-language models of Transformers behind the ``Captioner`` seam: Qwen-VL,
+SmolVLM, LLaVA, Gemma.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,14 @@ TESTED = (
     "fast_vlm", "gemma3", "idefics3", "internvl", "llava", "llava_onevision", "paligemma", "qwen2_vl", "qwen2_5_vl",
     "qwen3_vl", "smolvlm",
 )  # fmt: skip
-"""``model_type`` of the models that the tests train; others are compared with Transformers' own pass when loaded."""
+"""``model_type`` of the models that the tests train; others are compared with Transformers' own
+pass when loaded.
+"""
 
 
 class VisionLanguageCaptioner(HuggingFaceCaptioner):
-    """A decoder-only vision-language model with its processor, and the prompt of rows that have none of their own.
+    """A decoder-only vision-language model with its processor, and the prompt of rows that have
+    none of their own.
 
     ``prompt`` is a text, or messages (a conversation whose last one is the user's).
     """
@@ -84,7 +89,8 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
     ) -> VisionLanguageCaptioner:
         """Load a model whose ``config.json`` is read; see ``HuggingFaceCaptioner.load``.
 
-        Raises ``CaptionerError`` for a model of an untested family that does not score captions as Transformers does.
+        Raises ``CaptionerError`` for a model of an untested family that does not score captions as
+        Transformers does.
         """
         family = family_of(config.model_type)
         loaded_class = model_class(config)
@@ -122,10 +128,12 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
 
     @torch.no_grad()
     def check_scores(self) -> None:
-        """Compare the logits of a short caption with those of Transformers' own pass over prompt and caption.
+        """Compare the logits of a short caption with those of Transformers' own pass over prompt
+        and caption.
 
         Raises:
-            CaptionerError: they differ by more than rounding: samples would not be scored as they were drawn.
+            CaptionerError: they differ by more than rounding: samples would not be scored as they
+                were drawn.
         """
         pixels = (
             torch.rand(48, 64, 3, generator=torch.Generator().manual_seed(0))
@@ -157,8 +165,10 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         )
         if not difference <= (1e-3 if logits.dtype == torch.float32 else 0.3):
             raise CaptionerError(
-                f"a {self.family.name!r} cannot be trained: where image and prompt are read before captions, their "
-                f"log-probabilities differ by up to {difference:.2g} from those of one pass over both"
+                f"a {self.family.name!r} cannot be trained: where image and prompt are read before "
+                f"captions, their "
+                f"log-probabilities differ by up to {difference:.2g} from those of one pass over "
+                f"both"
             )
 
     def _processors(self) -> list[Any]:
@@ -192,10 +202,11 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         self.policy.cache.keep_on_disk(folder, max_bytes)
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """What the model's processor makes of each row, as one batch; prompts are padded on the left.
+        """What the model's processor makes of each row, as one batch; prompts are padded on the
+        left.
 
-        The frames of a video are several images. Where vision tower and projector are frozen, the images of each row
-        stay apart, and are left out where their visual tokens are kept.
+        The frames of a video are several images. Where vision tower and projector are frozen, the
+        images of each row stay apart, and are left out where their visual tokens are kept.
         """
         apart = self.policy.encodes_rows()
         fingerprint = self.policy.fingerprint() if apart and self.policy.cache.enabled else ""
@@ -215,8 +226,8 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         return collate(texts, self.pad_token_id, TEXT_INPUTS) | images
 
     def _inputs(self, row: Row, apart: bool, fingerprint: str) -> dict[str, Tensor]:
-        """The model's inputs of one row, kept where there is room: with ``apart`` without pixels, which visual tokens
-        stand for once they are kept.
+        """The model's inputs of one row, kept where there is room: with ``apart`` without pixels,
+        which visual tokens stand for once they are kept.
         """
         cache, key = (
             self.policy.cache,
@@ -253,14 +264,17 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         length = inputs["input_ids"].shape[1]
         if self.longest_prompt is not None and length >= self.longest_prompt:
             raise DataError(
-                f"image {row['image_id']!r} and its prompt have {length} tokens: {self.family.name} has positions "
-                f"for {self.longest_prompt}; let its processor make images smaller (model.processor_kwargs)"
+                f"image {row['image_id']!r} and its prompt have {length} tokens: "
+                f"{self.family.name} has positions "
+                f"for {self.longest_prompt}; let its processor make images smaller "
+                f"(model.processor_kwargs)"
             )
         return inputs
 
     def key_value_bytes(self, rows: Sequence[Row], captions: int, tokens: int) -> int:
-        """Bytes of the keys and values of ``captions`` captions of ``tokens`` tokens, image and prompt included, where
-        these take as many tokens as the longest of ``rows``."""
+        """Bytes of the keys and values of ``captions`` captions of ``tokens`` tokens, image and
+        prompt included, where these take as many tokens as the longest of ``rows``.
+        """
         text, policy = self.policy.config.get_text_config(), self.policy
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         width *= getattr(text, "num_key_value_heads", None) or text.num_attention_heads
@@ -281,7 +295,9 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See ``Captioner.image_states``: visual tokens in place of pixels, where the model takes them."""
+        """See ``Captioner.image_states``: visual tokens in place of pixels, where the model takes
+        them.
+        """
         if not policy.takes_features:
             return inputs
         if not torch.is_grad_enabled() and policy.trained_visual_parameter() is not None:
@@ -305,21 +321,26 @@ def model_class(config: Any) -> Any:
 
 
 def load_processor(name: str, **options: Any) -> Any:
-    """The processor of a vision-language model: tokenizer, image processor and chat template; pads on the left."""
+    """The processor of a vision-language model: tokenizer, image processor and chat template; pads
+    on the left.
+    """
     return AutoProcessor.from_pretrained(
         name, padding_side="left", truncation_side="left", **options
     )
 
 
 def special_tokens(processor: Any, model: Any) -> tuple[list[int], list[int]]:
-    """Tokens that may end an answer, the tokenizer's EOS first; and the special ones that no answer may contain.
+    """Tokens that may end an answer, the tokenizer's EOS first; and the special ones that no answer
+    may contain.
 
-    An image token without its image could not be scored. The model's other ends come from its generation settings.
+    An image token without its image could not be scored. The model's other ends come from its
+    generation settings.
     """
     tokenizer, declared = processor.tokenizer, model.generation_config.eos_token_id
     ends = [tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])]
     ends = [end for end in dict.fromkeys(ends) if end is not None]
-    # The list of named special tokens lacks some that no text shows either, such as SmolVLM's <row_1_col_1>.
+    # The list of named special tokens lacks some that no text shows either, such as SmolVLM's
+    # <row_1_col_1>.
     unseen = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
     config = model.config
     images = {getattr(config, key, None) for key in ("image_token_id", "video_token_id")} - {None}

@@ -1,7 +1,9 @@
-"""Decoder-only vision-language models of Transformers: their prompts, positions, and what is assumed of each.
+"""Decoder-only vision-language models of Transformers: their prompts, positions, and what is
+assumed of each.
 
-``VisionLanguageFamily`` is for every model whose processor has a chat template. A model that needs more is one class in
-``FAMILIES``; one that cannot be trained here is named in ``REFUSED``, with the reason.
+``VisionLanguageFamily`` is for every model whose processor has a chat template. A model that needs
+more is one class in ``FAMILIES``; one that cannot be trained here is named in ``REFUSED``, with the
+reason.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from torch import Tensor
 from rl_caption.captioners.base import CaptionerError
 
 Messages = list[dict[str, Any]]
-"""A conversation as chat templates read it: ``role`` and ``content``, a text or a list of parts (``type`` ``text`` or
-``image``)."""
+"""A conversation as chat templates read it: ``role`` and ``content``, a text or a list of parts
+(``type`` ``text`` or ``image``).
+"""
 VISION = ("*visual*", "*vision*")
 """Patterns of the names of vision towers."""
 ATTENTION = ("full_attention", "sliding_attention")
@@ -35,18 +38,22 @@ REFUSED = {
     "kosmos-2": "its image needs a mask of its own in every pass",
     "fuyu": "its image has no tower, and its patches are part of every pass",
 }
-"""``model_type`` -> why captions of such a model would not be sampled from the distribution that is trained."""
+"""``model_type`` -> why captions of such a model would not be sampled from the distribution that is
+trained.
+"""
 
 
 class VisionLanguageFamily:
-    """How a model reads its prompt, and what of it is trained by default. B images, P tokens of a prompt.
+    """How a model reads its prompt, and what of it is trained by default. B images, P tokens of a
+    prompt.
 
     Attributes:
         name: the model's ``model_type``.
         default_prompt: the prompt of a model for which none is named.
         chat_prompts: whether prompts are made by the processor's chat template.
         first_position: position of the first token, without M-RoPE.
-        caption_type: of the tokens of a caption in ``token_type_ids``, where prompt and caption are one sequence.
+        caption_type: of the tokens of a caption in ``token_type_ids``, where prompt and caption are
+            one sequence.
         lora_targets, frozen, never_trained: as in ``hf_families.Family``.
     """
 
@@ -55,7 +62,8 @@ class VisionLanguageFamily:
     first_position = caption_type = 0
     lora_targets = r"(?!.*(vision|visual)).*\.(q_proj|v_proj)"
     never_trained: tuple[str, ...] = ()
-    # What ``HuggingFaceCaptioner`` asks of a family. The tokens of a caption do not depend on the prompt.
+    # What ``HuggingFaceCaptioner`` asks of a family. The tokens of a caption do not depend on the
+    # prompt.
     q_former_tokenizer = fixed_prompt = False
     encoder_prompt = True
 
@@ -86,13 +94,16 @@ class VisionLanguageFamily:
             )
         if self.chat_prompts and not getattr(processor, "chat_template", None):
             raise CaptionerError(
-                f"the processor of this {self.name!r} has no chat template: expected an instruction-tuned model, such "
+                f"the processor of this {self.name!r} has no chat template: expected an "
+                f"instruction-tuned model, such "
                 "as Qwen2-VL or SmolVLM"
             )
 
     def prepare(self, model: Any) -> None:
-        """Find out which of ``VISION`` the model has, which are frozen unless ``model.freeze`` is set; and which layers
-        of the tower no caption depends on, as the text reads an inner one (``vision_feature_layer`` of LLaVA)."""
+        """Find out which of ``VISION`` the model has, which are frozen unless ``model.freeze`` is
+        set; and which layers of the tower no caption depends on, as the text reads an inner one
+        (``vision_feature_layer`` of LLaVA).
+        """
         names = [name for name, _ in model.named_parameters()]
         self.frozen = tuple(
             pattern for pattern in VISION if any(fnmatchcase(name, pattern) for name in names)
@@ -145,7 +156,9 @@ class VisionLanguageFamily:
         return start.removeprefix(prompt) if start.startswith(prompt) else "", end
 
     def positions(self, model: Any, inputs: dict[str, Tensor]) -> Tensor:
-        """Positions of the prompt's tokens: [B, P], or [3, B, P] of a model with M-RoPE (time, height, width)."""
+        """Positions of the prompt's tokens: [B, P], or [3, B, P] of a model with M-RoPE (time,
+        height, width).
+        """
         mask = inputs["attention_mask"]
         read = getattr(model.base_model, "get_rope_index", None)
         if read is None:
@@ -155,7 +168,8 @@ class VisionLanguageFamily:
             and "mm_token_type_ids" not in inputs
         ):
             raise CaptionerError(
-                f"the processor of this {self.name!r} makes no mm_token_type_ids, which M-RoPE needs"
+                f"the processor of this {self.name!r} makes no mm_token_type_ids, which M-RoPE "
+                f"needs"
             )
         names = inspect.signature(read).parameters.keys() & inputs.keys()
         positions: Tensor = read(**{name: inputs[name] for name in names})[0]
@@ -175,7 +189,9 @@ REPLY = "CAPTION"
 
 
 class PaliGemma(VisionLanguageFamily):
-    """PaliGemma 1 and 2: a plain prompt, such as ``caption en``; image and prompt see each other in both directions."""
+    """PaliGemma 1 and 2: a plain prompt, such as ``caption en``; image and prompt see each other in
+    both directions.
+    """
 
     default_prompt = "caption en"
     chat_prompts = False
@@ -194,7 +210,8 @@ class PaliGemma(VisionLanguageFamily):
 
 
 FAMILIES: dict[str, type[VisionLanguageFamily]] = {"paligemma": PaliGemma}
-"""``model_type`` of a ``config.json`` -> its family, if it is more than ``VisionLanguageFamily``."""
+"""``model_type`` of a ``config.json`` -> its family, if it is more than ``VisionLanguageFamily``.
+"""
 
 
 def family_of(model_type: str) -> VisionLanguageFamily:
@@ -224,7 +241,9 @@ def as_messages(prompt: str | Messages, row_prompt: str | Messages | None) -> Me
 
 
 def check_messages(prompt: Any, where: str) -> None:
-    """Raise ``CaptionerError`` unless ``prompt``, the value of ``where``, is a conversation with a turn of the user."""
+    """Raise ``CaptionerError`` unless ``prompt``, the value of ``where``, is a conversation with a
+    turn of the user.
+    """
     for number, message in enumerate(prompt):
         content = message.get("content") if isinstance(message, dict) else None
         items = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -238,7 +257,8 @@ def check_messages(prompt: Any, where: str) -> None:
         )
         if not fits or message.get("role") not in ("system", "user", "assistant"):
             raise CaptionerError(
-                f"{where}[{number}] is {message!r:.80}: expected role (system, user or assistant) and content, a text "
+                f"{where}[{number}] is {message!r:.80}: expected role (system, user or assistant) "
+                f"and content, a text "
                 "or a list of parts: {type: text, text: ...} or {type: image}"
             )
     if not prompt or prompt[-1]["role"] != "user" or not _texts(prompt[-1]["content"]):
@@ -248,7 +268,8 @@ def check_messages(prompt: Any, where: str) -> None:
 
 
 def with_images(messages: Messages, images: Sequence[Image.Image | str]) -> Messages:
-    """The conversation with its images or their paths: where it names them, or else before the user's first text.
+    """The conversation with its images or their paths: where it names them, or else before the
+    user's first text.
 
     Raises ``CaptionerError`` if it names another number of images.
     """
@@ -295,9 +316,11 @@ def _texts(content: str | list[dict[str, Any]]) -> list[str]:
 def collate(
     prompts: Sequence[dict[str, Tensor]], pad: int, text_inputs: Sequence[str]
 ) -> dict[str, Tensor]:
-    """One batch of the inputs of B prompts: texts are padded on the left, all else is padded with zeros and joined.
+    """One batch of the inputs of B prompts: texts are padded on the left, all else is padded with
+    zeros and joined.
 
-    ``input_ids`` come first, with a row for each prompt; other inputs may have several rows a prompt, or one.
+    ``input_ids`` come first, with a row for each prompt; other inputs may have several rows a
+    prompt, or one.
     """
     batch: dict[str, Tensor] = {}
     for name in sorted(prompts[0], key=lambda name: name != "input_ids"):

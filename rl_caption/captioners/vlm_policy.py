@@ -1,4 +1,6 @@
-"""A decoder-only vision-language model as one module: an image and its prompt are computed once for all captions."""
+"""A decoder-only vision-language model as one module: an image and its prompt are computed once for
+all captions.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,17 @@ from rl_caption.runtime.engines import dropout_off
 FEATURES = "features/"
 """Prefix of the names of visual tokens among the inputs of a batch."""
 ENCODED = "mm_encoder_outputs"
-"""Argument by which Transformers' models take visual tokens in place of pixels; older versions and some models have
-none, and encode their images in every pass."""
+"""Argument by which Transformers' models take visual tokens in place of pixels; older versions and
+some models have none, and encode their images in every pass.
+"""
 TOKENS, LAYERS = "pooler_output", "deepstack_features"
-"""Names in Transformers' output: visual tokens, a tensor or a list with one for each image; and those of several layers
-of the tower, a list with one for each layer, or with a list for each layer."""
+"""Names in Transformers' output: visual tokens, a tensor or a list with one for each image; and
+those of several layers of the tower, a list with one for each layer, or with a list for each layer.
+"""
 IMAGE = "image/"
-"""Prefix of the names of the inputs of one row's images, ``image/ROW/NAME``, where rows are encoded one by one."""
+"""Prefix of the names of the inputs of one row's images, ``image/ROW/NAME``, where rows are encoded
+one by one.
+"""
 IMAGE_KEY = "image_key"
 """Name of [B, 2]: 128 bits for each row, a hash of the inputs of its images."""
 PIXELS = "pixel_"
@@ -46,7 +52,8 @@ TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_i
 class PromptLayer(DynamicLayer):
     """Keys and values [B, H, P, D/H] of the prompts in one layer.
 
-    They are kept with their gradient, and once: with recomputed activations the layer runs again in the backward pass.
+    They are kept with their gradient, and once: with recomputed activations the layer runs again in
+    the backward pass.
     """
 
     def update(
@@ -103,15 +110,19 @@ class PromptState:
             self.mask, self.position = self.mask[parent], self.position[parent]
 
     def captions(self, prompt: Tensor) -> PromptState:
-        """The state of M captions, which read the prompts ``prompt`` [M]; several passes may share this one."""
+        """The state of M captions, which read the prompts ``prompt`` [M]; several passes may share
+        this one.
+        """
         layers: list[Any] = [CaptionLayer(layer, prompt) for layer in self.cache.layers]
         return PromptState(Cache(layers=layers), self.mask[prompt], self.position[prompt])
 
 
 class TensorCache:
-    """Named tensors by key: in memory up to ``room`` bytes, and on disk those that ``keep_on_disk`` is for.
+    """Named tensors by key: in memory up to ``room`` bytes, and on disk those that ``keep_on_disk``
+    is for.
 
-    A full cache evicts nothing (``rewards.clip.encoder.EmbeddingCache`` says why). Copies of a policy share it.
+    A full cache evicts nothing (``rewards.clip.encoder.EmbeddingCache`` says why). Copies of a
+    policy share it.
     """
 
     def __init__(self) -> None:
@@ -172,10 +183,11 @@ def _file_key(key: str) -> str:
 class VisionLanguagePolicy(nn.Module):
     """A decoder-only model of Transformers with its family and its special tokens.
 
-    Image and prompt are computed once: a decode copies their keys and values for each caption, and scoring lets the
-    captions read them, with gradient. Positions and masks are passed to every call, so that nothing depends on what
-    the module remembers of other batches (``rope_deltas`` of Qwen's models). All passes go through ``forward``, so that
-    wrappers of the module (DDP, FSDP, ZeRO) see them.
+    Image and prompt are computed once: a decode copies their keys and values for each caption, and
+    scoring lets the captions read them, with gradient. Positions and masks are passed to every
+    call, so that nothing depends on what the module remembers of other batches (``rope_deltas`` of
+    Qwen's models). All passes go through ``forward``, so that wrappers of the module (DDP, FSDP,
+    ZeRO) see them.
     """
 
     def __init__(self, model: Any, family: VisionLanguageFamily, conventions: Conventions) -> None:
@@ -218,8 +230,8 @@ class VisionLanguagePolicy(nn.Module):
         """Encode images, score captions, start a decode, or continue it.
 
         Args:
-            inputs: of B images and prompts; prompts are padded on the left. Visual tokens, as ``encode`` returns them,
-                stand in place of pixels.
+            inputs: of B images and prompts; prompts are padded on the left. Visual tokens, as
+                ``encode`` returns them, stand in place of pixels.
             encode: only encode the images.
             token_ids: captions [B, K, L] to score.
             mask: [B, K, L], True for the positions to score; all by default.
@@ -227,9 +239,10 @@ class VisionLanguagePolicy(nn.Module):
             decode_state, prefixes: the decode to continue, and its M prefixes.
 
         Returns:
-            Encode: the visual tokens, by names that ``inputs`` takes. Score: logits [B, K, L, V], or [P, V] of the P
-            positions where ``mask`` is True. Start: logits [B, V] of the first token, and a ``PromptState``. Continue:
-            logits [M, V] of the next tokens.
+            Encode: the visual tokens, by names that ``inputs`` takes. Score: logits [B, K, L, V],
+                or [P, V] of the P
+            positions where ``mask`` is True. Start: logits [B, V] of the first token, and a
+            ``PromptState``. Continue: logits [M, V] of the next tokens.
         """
         if decode_state is not None:
             assert prefixes is not None
@@ -247,7 +260,9 @@ class VisionLanguagePolicy(nn.Module):
         return self._score(inputs, token_ids, mask)
 
     def visual_tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers that visual tokens depend on: those of the vision tower and the projector."""
+        """Parameters and buffers that visual tokens depend on: those of the vision tower and the
+        projector.
+        """
         text = {
             id(tensor)
             for tensor in (
@@ -266,10 +281,11 @@ class VisionLanguagePolicy(nn.Module):
         )
 
     def encodes_rows(self) -> bool:
-        """Whether the images of each row are encoded alone, so that visual tokens that are kept are those of any batch.
+        """Whether the images of each row are encoded alone, so that visual tokens that are kept are
+        those of any batch.
 
-        So it is where vision tower and projector are frozen and whole (ZeRO-3 gathers shards of weights in every pass,
-        in which all processes take part).
+        So it is where vision tower and projector are frozen and whole (ZeRO-3 gathers shards of
+        weights in every pass, in which all processes take part).
         """
         return (
             self.takes_features
@@ -278,7 +294,9 @@ class VisionLanguagePolicy(nn.Module):
         )
 
     def knows_images(self, image_keys: Tensor, fingerprint: str) -> bool:
-        """Whether the visual tokens of all images with the keys [N, 2] are kept, under ``fingerprint()``."""
+        """Whether the visual tokens of all images with the keys [N, 2] are kept, under
+        ``fingerprint()``.
+        """
         keys = [
             _token_key(fingerprint, precision, key)
             for precision in self._precisions
@@ -287,9 +305,9 @@ class VisionLanguagePolicy(nn.Module):
         return bool(keys) and all(self.cache.read(key, on_disk=True) is not None for key in keys)
 
     def fingerprint(self) -> str:
-        """Hash of all that visual tokens depend on besides pixels: weights of vision tower and projector,
-        configuration, attention, type of the device, versions of libraries. It is computed again when a weight
-        has changed.
+        """Hash of all that visual tokens depend on besides pixels: weights of vision tower and
+        projector, configuration, attention, type of the device, versions of libraries. It is
+        computed again when a weight has changed.
         """
         tensors = self.visual_tensors()
         versions = tuple(tensor._version for tensor in tensors.values())
@@ -325,8 +343,10 @@ class VisionLanguagePolicy(nn.Module):
             if not images:
                 folder = self.cache.files and self.cache.files.folder
                 raise CaptionerError(
-                    f"images were prepared without pixels, and there are no visual tokens of them in {precision}: they "
-                    f"were prepared for another precision, or files were removed from or damaged in {folder} "
+                    f"images were prepared without pixels, and there are no visual tokens of them "
+                    f"in {precision}: they "
+                    f"were prepared for another precision, or files were removed from or damaged "
+                    f"in {folder} "
                     "(model.cache_dir) since; prepare them again (resume the run)"
                 )
             tokens = {name: tensor.cpu() for name, tensor in self._read_images(images).items()}
@@ -376,7 +396,9 @@ class VisionLanguagePolicy(nn.Module):
         )
 
     def _read(self, state: PromptState, token_ids: Tensor) -> Tensor:
-        """Logits [N, T, V] after each of the next tokens [N, T]; ``state`` goes on to the token after them."""
+        """Logits [N, T, V] after each of the next tokens [N, T]; ``state`` goes on to the token
+        after them.
+        """
         length = token_ids.shape[1]
         state.mask = torch.cat([state.mask, state.mask.new_ones(token_ids.shape)], dim=1)
         positions = state.position.unsqueeze(1) + torch.arange(length, device=token_ids.device)

@@ -56,11 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         seal(partial)
     for member in members:
         print(
-            f"{member['weight']:.3g} of {member['model']} (distance from the first: {member['distance']:.2%})"
+            f"{member['weight']:.3g} of {member['model']} (distance from the first: "
+            f"{member['distance']:.2%})"
         )
     if max(soup.distances) > FAR:
         print(
-            f"WARNING: a distance is above {FAR:.0%}: only captioners trained from the same weights can be averaged"
+            f"WARNING: a distance is above {FAR:.0%}: only captioners trained from the same "
+            f"weights can be averaged"
         )
     print(f"wrote {out}")
     return 0

@@ -34,7 +34,8 @@ from rl_caption.runtime.options import Seed, add_trust, wrong_values
 
 
 def find_images(paths: Sequence[str]) -> list[Path]:
-    """Files among ``paths`` and, ordered by name, the images (``list_images``) in folders among them; each file once.
+    """Files among ``paths`` and, ordered by name, the images (``list_images``) in folders among
+    them; each file once.
 
     Raises:
         DataError: there is no image.
@@ -54,8 +55,8 @@ def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
     """Those of ``paths`` that are images which can be decoded, and whose names can be written.
 
     Raises:
-        DataError: there are others, unless ``on_bad`` is ``skip``, which names them in a warning; or none is left. The
-            message has all of them.
+        DataError: there are others, unless ``on_bad`` is ``skip``, which names them in a warning;
+            or none is left. The message has all of them.
     """
     bad: dict[Path, str] = {}
     for path in paths:
@@ -74,7 +75,8 @@ def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
         )
     if is_main_process():
         print(
-            f"WARNING: {len(bad)} of {len(paths)} images cannot be captioned and are left out:\n{listed}",
+            f"WARNING: {len(bad)} of {len(paths)} images cannot be captioned and are left "
+            f"out:\n{listed}",
             file=sys.stderr,
         )
     return [path for path in paths if path not in bad]
@@ -91,13 +93,16 @@ def caption_files(
     seed: int = 0,
     on_bad: str = "fail",
 ) -> Captions:
-    """Captions of image files by path, of one captioner (saved, or from the hub) or of an ensemble of ``models``.
+    """Captions of image files by path, of one captioner (saved, or from the hub) or of an ensemble
+    of ``models``.
 
     The main process alone chooses by ``rerank``; if that fails, it prints all captions.
 
     Raises:
-        CaptionerError: one of ``models`` is not a captioner over pixels, or they have different vocabularies.
-        ConfigError: ``rerank`` is not a reward that can choose, or options of ``decode`` contradict each other.
+        CaptionerError: one of ``models`` is not a captioner over pixels, or they have different
+            vocabularies.
+        ConfigError: ``rerank`` is not a reward that can choose, or options of ``decode`` contradict
+            each other.
         DataError: an image cannot be read, unless ``on_bad`` is ``skip``.
     """
     reward = None if rerank is None else build_reranker(rerank, rerank_kwargs or {}, ())

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
+from rewards.registry import first_paragraph
 from rewards.trust import trust
 from rl_caption.cli.programs import PROGRAMS, program_of
 from rl_caption.config.overrides import FOR_ALL, value_at
@@ -76,19 +77,20 @@ def parse(
 ) -> Config:
     """Read a configuration from ``--config FILE`` (``find_config``) and overrides, and check it.
 
-    There is one file at most, and it comes first: an override before ``--config`` would be lost silently, and a second
-    file would replace dictionaries instead of merging them.
+    There is one file at most, and it comes first: an override before ``--config`` would be lost
+    silently, and a second file would replace dictionaries instead of merging them.
 
     Args:
         options_class: dataclass of the configuration, or one that stands for several
             (``runtime.options.alternative_of``).
         arguments: of the command line.
         program: its name in messages.
-        checked: False makes no configuration, which would check options that depend on each other, and returns the
-            values by attribute.
+        checked: False makes no configuration, which would check options that depend on each other,
+            and returns the values by attribute.
 
     Raises:
-        UsageError: a file that is no configuration, a key that does not exist, or a value of another type.
+        UsageError: a file that is no configuration, a key that does not exist, or a value of
+            another type.
         ConfigError: a value is null or out of its range, or does not fit another.
     """
     from argparse import ArgumentError
@@ -136,7 +138,9 @@ def parse(
 
 
 def find_program(arguments: Sequence[str], default: str) -> str:
-    """The program that the configuration of a command line is for; ``default`` where it is for none."""
+    """The program that the configuration of a command line is for; ``default`` where it is for
+    none.
+    """
     try:
         file = _file_of(arguments)
         values = {} if file is None else read_mapping(find_config(file))
@@ -148,7 +152,9 @@ def find_program(arguments: Sequence[str], default: str) -> str:
 
 
 def _chosen(options_class: Any, values: dict[str, Any]) -> tuple[Any, Any]:
-    """The class that the values of a file and a command line choose, and the one with its sections' alternatives."""
+    """The class that the values of a file and a command line choose, and the one with its sections'
+    alternatives.
+    """
     chosen = alternative_of(options_class, values)
     return chosen, with_chosen_sections(chosen, values)
 
@@ -167,14 +173,15 @@ def _parser(options_class: Any) -> Any:
     """The parser of a configuration class; making it takes longer than parsing."""
     from jsonargparse import ArgumentParser
 
-    description = (options_class.__doc__ or "").split("\n")[0]
+    description = first_paragraph(options_class)
     parser = ArgumentParser(description=description, exit_on_error=False, allow_abbrev=False)
     help_text = (
         "YAML file with any of the keys below, or the name of a recipe (rl-caption configs list)"
     )
     parser.add_argument("--config", action="config", help=help_text)
     parser.add_class_arguments(options_class, None, as_group=False)
-    # As mappings: where instances are the default, the parser refuses {}, all of whose options have their defaults.
+    # As mappings: where instances are the default, the parser refuses {}, all of whose options have
+    # their defaults.
     tables = {
         key: table
         for key, table in parser.get_defaults().items()
@@ -187,9 +194,11 @@ def _parser(options_class: Any) -> Any:
 
 
 def _instance(annotation: Any, values: Any, key: str = "") -> Any:
-    """The plain values at ``key`` as an instance of their annotation: dataclasses, also in tables and lists.
+    """The plain values at ``key`` as an instance of their annotation: dataclasses, also in tables
+    and lists.
 
-    A section checks itself and begins its message with the name of an option, before which ``key`` is put here.
+    A section checks itself and begins its message with the name of an option, before which ``key``
+    is put here.
     """
     annotation = without_null(annotation)
     if values is None or not any(map(is_dataclass, (annotation, *get_args(annotation)))):
@@ -240,11 +249,14 @@ def _refuse_values(values: Any, options_class: type[Any], where: str) -> None:
         raise ConfigError(f"{where}: {'; '.join(wrong)}")
 
 
-# --- what is wrong, in words of the configuration rather than of the parser -------------------------------------------
+# --- what is wrong, in words of the configuration rather than of the parser
+# -------------------------------------------
 
 
 def _refuse_foreign(values: dict[str, Any], options_class: type[Any], file: str) -> None:
-    """Refuse the configuration of another program: that has all of its keys, ``options_class`` has not."""
+    """Refuse the configuration of another program: that has all of its keys, ``options_class`` has
+    not.
+    """
     if any(unknown_keys(values, options_class)) and (program := program_of(values)) is not None:
         use = (
             "pass it as --config_file"
@@ -257,7 +269,8 @@ def _refuse_foreign(values: dict[str, Any], options_class: type[Any], file: str)
 def _explain_error(
     message: str, options_class: type[Any], values: dict[str, Any], overrides: dict[str, Any]
 ) -> str:
-    """What the parser's ``message`` means: keys that do not exist, with the nearest one, or a value of another type.
+    """What the parser's ``message`` means: keys that do not exist, with the nearest one, or a value
+    of another type.
 
     Args:
         options_class: dataclass of the configuration.
@@ -281,7 +294,9 @@ def _explain_error(
 
 
 def _no_key(key: str, options_class: type[Any]) -> str:
-    """That there is no such key, and for what else it is, or the nearest one; where none is near, its section's."""
+    """That there is no such key, and for what else it is, or the nearest one; where none is near,
+    its section's.
+    """
     section, _, last = key.rpartition(".")
     inner = _type_at(options_class, section.split(".")) if section else options_class
     if others := [*_alternatives_with(last, inner), *_alternatives_with(key, options_class)]:
@@ -307,7 +322,9 @@ def _no_key(key: str, options_class: type[Any]) -> str:
 
 
 def _alternatives_with(key: str, options_class: Any) -> list[str]:
-    """What each of the alternatives to the class ``options_class`` is that has the option ``key``, by its docstring."""
+    """What each of the alternatives to the class ``options_class`` is that has the option ``key``,
+    by its docstring.
+    """
     base = next(
         (base for base in getattr(options_class, "__mro__", ()) if "alternative" in vars(base)),
         None,
@@ -351,13 +368,16 @@ def _wrong_types(value: Any, annotation: Any, key: str) -> list[str]:
         items = [(item, inner, f"{key}[{index}]") for index, item in enumerate(value)]
     else:
         return [
-            f"{key} is {shown(value)}: expected names, each with {', '.join(list(get_type_hints(inner))[:3])}, ..."
+            f"{key} is {shown(value)}: expected names, each with "
+            f"{', '.join(list(get_type_hints(inner))[:3])}, ..."
         ]
     return [sentence for item in items for sentence in _wrong_types(*item)]
 
 
 def _values_of(arguments: Sequence[str]) -> dict[str, Any]:
-    """The overrides of a command line as nested values; words that are no option with a value are left out."""
+    """The overrides of a command line as nested values; words that are no option with a value are
+    left out.
+    """
     overrides: dict[str, Any] = {}
     for word, after in zip(arguments, [*arguments[1:], "--"], strict=False):
         option, equals, text = word.partition("=")
@@ -375,11 +395,13 @@ def _values_of(arguments: Sequence[str]) -> dict[str, Any]:
     return overrides
 
 
-# --- words of the command line, before the parser gets them -----------------------------------------------------------
+# --- words of the command line, before the parser gets them
+# -----------------------------------------------------------
 
 
 def with_lists(arguments: Sequence[str], option: str) -> list[str]:
-    """``--compare A B`` is ``--compare=["A", "B"]``, all words up to the next option; so is ``--compare=A``, one word.
+    """``--compare A B`` is ``--compare=["A", "B"]``, all words up to the next option; so is
+    ``--compare=A``, one word.
 
     Raises ``UsageError`` for ``--model A --model B``, where ``option`` is ``--models``.
     """
@@ -414,9 +436,11 @@ def _switched_on(arguments: Sequence[str], option: str) -> list[str]:
 def _drop_replaced(
     values: dict[str, Any], options_class: type[Any], arguments: Sequence[str]
 ) -> None:
-    """Remove from a file's values each table (``--reward.terms``) or list (``--select``) that the command line gives.
+    """Remove from a file's values each table (``--reward.terms``) or list (``--select``) that the
+    command line gives.
 
-    Otherwise the parser would complete its items by options of the file's items of the same name or index.
+    Otherwise the parser would complete its items by options of the file's items of the same name or
+    index.
     """
     for word in arguments:
         *path, key = word.partition("=")[0][2:].split(".")
@@ -434,8 +458,8 @@ def _with_merged_dictionaries(
 ) -> list[str]:
     """Replace ``--SECTION.kwargs.KEY VALUE`` by ``--SECTION.kwargs`` with all of its keys.
 
-    The parser cannot set a key of a nested dictionary, and would confuse the number 1 with the text "1" in the values
-    that a dictionary has already.
+    The parser cannot set a key of a nested dictionary, and would confuse the number 1 with the text
+    "1" in the values that a dictionary has already.
     """
     rest: list[str] = []
     changes: list[tuple[list[str], list[str], str]] = []
@@ -470,7 +494,9 @@ def _with_merged_dictionaries(
 
 
 def _argument(text: str) -> Any:
-    """The value of a word read as YAML; the word itself where that is text or no YAML (``a # b`` has no comment)."""
+    """The value of a word read as YAML; the word itself where that is text or no YAML (``a # b``
+    has no comment).
+    """
     try:
         value = load(text)
     except ConfigFileError:
@@ -479,7 +505,9 @@ def _argument(text: str) -> Any:
 
 
 def _dictionary_depth(options_class: Any, keys: Sequence[str]) -> int | None:
-    """How many parts of a dotted key of ``options_class`` lead to a dictionary of free arguments (``kwargs``)."""
+    """How many parts of a dotted key of ``options_class`` lead to a dictionary of free arguments
+    (``kwargs``).
+    """
     return next(
         (
             depth
@@ -491,7 +519,8 @@ def _dictionary_depth(options_class: Any, keys: Sequence[str]) -> int | None:
 
 
 def _type_at(annotation: Any, keys: Sequence[str], with_null: bool = False) -> Any:
-    """The type at a dotted key of ``annotation``, without the ``None`` of a union; None where there is no such key.
+    """The type at a dotted key of ``annotation``, without the ``None`` of a union; None where there
+    is no such key.
 
     ``with_null`` keeps the last ``None``, and ranges.
     """
@@ -507,7 +536,7 @@ def _type_at(annotation: Any, keys: Sequence[str], with_null: bool = False) -> A
     return inner if with_null else annotation
 
 
-# --- YAML -------------------------------------------------------------------------------------------------------------
+# --- YAML ---------------------------------------------------------------------------------------
 
 
 class _Loader(yaml.SafeLoader):
@@ -547,7 +576,8 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
 
 
 def load(text: str) -> Any:
-    """Read YAML made of plain values: mappings with text as keys, lists, text, numbers, true, false, null.
+    """Read YAML made of plain values: mappings with text as keys, lists, text, numbers, true,
+    false, null.
 
     Raises:
         ConfigFileError: it is not YAML, has other values, or a key twice.
@@ -566,7 +596,9 @@ def load(text: str) -> Any:
 
 
 def _check_node(node: Any, key: str) -> None:
-    """Check that a YAML node, which ``key`` names, has plain values only, and each of its keys once."""
+    """Check that a YAML node, which ``key`` names, has plain values only, and each of its keys
+    once.
+    """
     if node.tag.rpartition(":")[2] not in ("str", "int", "float", "bool", "null", "map", "seq"):
         raise ConfigFileError(
             f"{_line(node)}: the tag {node.tag}: expected plain values without tags"

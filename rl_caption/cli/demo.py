@@ -49,7 +49,9 @@ LINE_WIDTH = 38
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train by cross-entropy, fine-tune by SCST on CIDEr-D and on a mixture, judge all, print tables and paths."""
+    """Train by cross-entropy, fine-tune by SCST on CIDEr-D and on a mixture, judge all, print
+    tables and paths.
+    """
     parser = argparse.ArgumentParser(prog="rl-caption demo", description=__doc__)
     parser.add_argument(
         "--config", type=Path, default=CONFIG, help=f"of the SCST run (default: {CONFIG})"
@@ -121,10 +123,12 @@ def main(argv: list[str] | None = None) -> int:
     for path in (*(folder_of / "export" / "best" for folder_of in runs), *written):
         print(f"  {path}")
     print(
-        f"\ncaption pictures of your own: rl-caption caption --model {runs[1]}/export/best PHOTO ..."
+        f"\ncaption pictures of your own: rl-caption caption --model {runs[1]}/export/best PHOTO "
+        f"..."
     )
     print(
-        f"or in the browser:            rl-caption web --models {runs[0]}/export/best {runs[1]}/export/best"
+        f"or in the browser:            rl-caption web --models {runs[0]}/export/best "
+        f"{runs[1]}/export/best"
     )
     print(f"\nall of it in one page: {folder / 'report.html'}")
     return 0
@@ -149,7 +153,8 @@ def _judge_all(
         captions: dict[str, dict[str, str]] = {}
         for name, model in models.items():
             out = _folder(folder, split, name)
-            # Without METEOR and SPICE, whose Java programs would take longer than the rest of this stage.
+            # Without METEOR and SPICE, whose Java programs would take longer than the rest of this
+            # stage.
             config = EvaluateModelConfig(
                 model=str(model), data=data, split=split, decode=decode, judges=judges, out=str(out)
             )
@@ -178,7 +183,9 @@ def _page(
     stages: Sequence[tuple[str, float]],
     data: DataConfig,
 ) -> Page:
-    """The page of the demo: its stages, picture and tables, then the curves and settings of its runs."""
+    """The page of the demo: its stages, picture and tables, then the curves and settings of its
+    runs.
+    """
     judged = {
         split: evaluations_page(
             {name: read_evaluation(_folder(folder, split, name)) for name in names},

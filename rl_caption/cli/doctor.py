@@ -57,8 +57,10 @@ OWN_START = (
 
 
 class Finding(NamedTuple):
-    """A line of the report: what was looked at, what was found, what its absence costs ("" where nothing is missing),
-    whether it keeps the main job from running, and the command or key that helps."""
+    """A line of the report: what was looked at, what was found, what its absence costs ("" where
+    nothing is missing), whether it keeps the main job from running, and the command or key that
+    helps.
+    """
 
     name: str
     value: str
@@ -129,7 +131,8 @@ def device_findings() -> Iterator[Finding]:
 
 def java_findings() -> Iterator[Finding]:
     """Yield the Java runtime and the Java programs of the caption toolkit."""
-    # Imported here, like all that is not the standard library: the report is wanted most where packages are missing.
+    # Imported here, like all that is not the standard library: the report is wanted most where
+    # packages are missing.
     try:
         from rl_caption.evaluation.toolkit import JavaError, find_java
     except ImportError as error:
@@ -153,7 +156,9 @@ def java_findings() -> Iterator[Finding]:
 
 
 def machine_findings() -> Iterator[Finding]:
-    """Yield the interpreter, the compiler (DeepSpeed builds operators at first use) and the space for runs."""
+    """Yield the interpreter, the compiler (DeepSpeed builds operators at first use) and the space
+    for runs.
+    """
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
     yield Finding("system", platform.platform())
     compiler = os.environ.get("CXX") or next(
@@ -186,11 +191,12 @@ SECTIONS = {
 
 
 def config_findings(config: XeConfig | ScstConfig, chain: Chain) -> Iterator[Finding]:
-    """Yield what a training of a captioner would start from: data, captioner and the memory of a step; of ``scst`` also
-    the scales of its reward's terms.
+    """Yield what a training of a captioner would start from: data, captioner and the memory of a
+    step; of ``scst`` also the scales of its reward's terms.
 
-    Nothing is written but visual tokens of samples (``model.cache_dir``), no weights are downloaded, images are not
-    decoded for a check, and what does not exist yet is named. ``chain`` is the command line.
+    Nothing is written but visual tokens of samples (``model.cache_dir``), no weights are
+    downloaded, images are not decoded for a check, and what does not exist yet is named. ``chain``
+    is the command line.
     """
     from rl_caption.config import build
     from rl_caption.config.schema import ScstConfig
@@ -220,8 +226,8 @@ def config_findings(config: XeConfig | ScstConfig, chain: Chain) -> Iterator[Fin
 def _captioner_findings(
     config: XeConfig | ScstConfig, chain: Chain, rows: Sequence[Row]
 ) -> tuple[list[Finding], Captioner | None]:
-    """Lines about the captioner that the run starts from and about the memory of a step; and the captioner, or None
-    where its weights are not there yet or a step does not fit.
+    """Lines about the captioner that the run starts from and about the memory of a step; and the
+    captioner, or None where its weights are not there yet or a step does not fit.
     """
     from rl_caption.captioners.base import CaptionerError
     from rl_caption.config import build
@@ -246,7 +252,9 @@ def _captioner_findings(
 def _start_finding(
     config: XeConfig | ScstConfig, chain: Chain
 ) -> tuple[Finding, ModelConfig | None]:
-    """A line about the captioner that the run starts from; and its model, or None where it is not there yet."""
+    """A line about the captioner that the run starts from; and its model, or None where it is not
+    there yet.
+    """
     from rl_caption.cli.earlier_runs import warm_start_to_train
     from rl_caption.config.schema import ScstConfig
 
@@ -292,10 +300,11 @@ def _has_weights(model: ModelConfig) -> bool:
 
 
 def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captioner: Any) -> Finding:
-    """What a step or a validation holds at least, on one process without DeepSpeed, against the memory of the device.
+    """What a step or a validation holds at least, on one process without DeepSpeed, against the
+    memory of the device.
 
-    Keys and values are those of decoding, of vision-language models; activations, which depend on the model, come on
-    top.
+    Keys and values are those of decoding, of vision-language models; activations, which depend on
+    the model, come on top.
     """
     import psutil
     import torch
@@ -427,7 +436,8 @@ def main(argv: list[str] | None = None) -> int:
         "--config",
         metavar="FILE",
         help="a configuration to check; of xe and scst, also say what a run would start from and whether a step fits "
-        "the device; of scst, measure each reward term on references and samples (seconds to a minute)",
+        "the device; of scst, measure each reward term on references and samples (seconds to a "
+        "minute)",
     )
     parser.add_argument(
         "--mend",

@@ -1,4 +1,6 @@
-"""The runs that a run starts from (``warm_start``, ``reward_models``): which are left to do, and doing them."""
+"""The runs that a run starts from (``warm_start``, ``reward_models``): which are left to do, and
+doing them.
+"""
 
 import logging
 import os
@@ -16,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 def train_earlier_runs(config: Any, chain: Chain) -> bool:
-    """Train what a run starts from, unless it is done; False where SIGTERM stopped one of these runs.
+    """Train what a run starts from, unless it is done; False where SIGTERM stopped one of these
+    runs.
 
     All earlier runs, and the run itself, are checked before any is trained.
 
@@ -55,7 +58,9 @@ def _train_before_scst(config: ScstConfig, chain: Chain) -> bool:
 
 
 def warm_start_to_train(file: str, config: ScstConfig, chain: Chain) -> XeConfig | None:
-    """The cross-entropy run of ``file``, from which the policy of ``config`` starts; None where it is complete."""
+    """The cross-entropy run of ``file``, from which the policy of ``config`` starts; None where it
+    is complete.
+    """
     from rl_caption.training.run_folder import is_complete
 
     warm_start = chain.parse(XeConfig, file, "rl-caption xe")
@@ -85,7 +90,9 @@ def _reward_models_to_train(
     runs: dict[Path, RewardModelConfig] = {}
 
     def collect(files: Sequence[str], above: tuple[str, ...]) -> None:
-        """Add a file after those that its ``warm_start`` names, but for a teacher in whose place there is another."""
+        """Add a file after those that its ``warm_start`` names, but for a teacher in whose place
+        there is another.
+        """
         for file in files:
             if file in above:
                 raise UsageError(f"warm_start is circular: {' -> '.join((*above, file))}")

@@ -1,4 +1,6 @@
-"""The programs: ``rl-caption NAME --config FILE --section.key value``, or ``python -m rl_caption NAME``."""
+"""The programs: ``rl-caption NAME --config FILE --section.key value``, or ``python -m rl_caption
+NAME``.
+"""
 
 import difflib
 import logging
@@ -41,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("usage: rl-caption NAME ...    (or python -m rl_caption NAME ...)\n")
             print("\n".join(f"  {name:<16} {summary}" for name, (summary, *_) in PROGRAMS.items()))
             print(
-                "\nrl-caption NAME --help describes one program; rl-caption --version prints the version."
+                "\nrl-caption NAME --help describes one program; rl-caption --version prints the "
+                "version."
             )
         return 0 if words else 2
     if words[0] not in PROGRAMS:
@@ -86,7 +89,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def run_program(name: str, arguments: list[str]) -> Any:
-    """Run one program after the runs that it starts from, and return what it returns; errors are raised.
+    """Run one program after the runs that it starts from, and return what it returns; errors are
+    raised.
 
     The program's modules are imported once its configuration is read.
     """
@@ -104,7 +108,9 @@ def run_program(name: str, arguments: list[str]) -> Any:
 
 
 def leave_scripts_folder() -> None:
-    """Take the folder of the scripts, which Python puts first, off the path: its ``evaluate.py`` hides a package."""
+    """Take the folder of the scripts, which Python puts first, off the path: its ``evaluate.py``
+    hides a package.
+    """
     folder = Path(sys.argv[0]).resolve().parent
     if sys.path and Path(sys.path[0] or ".").resolve() == folder and (folder / "scst.py").is_file():
         del sys.path[0]
@@ -112,9 +118,12 @@ def leave_scripts_folder() -> None:
 
 @contextmanager
 def log_lines() -> Iterator[None]:
-    """Inside the ``with``, the package's own log lines (level INFO and above) are printed to standard error."""
+    """Inside the ``with``, the package's own log lines (level INFO and above) are printed to
+    standard error.
+    """
     handler = logging.StreamHandler()
-    # At the root: a library that logs there would otherwise put up a handler of its own, and every line come twice.
+    # At the root: a library that logs there would otherwise put up a handler of its own, and every
+    # line come twice.
     logging.getLogger().addHandler(handler)
     for package in ("rl_caption", "rewards"):
         logging.getLogger(package).setLevel(logging.INFO)

@@ -1,4 +1,6 @@
-"""The table of programs, and whose configuration a file is. A program's modules are imported when it runs."""
+"""The table of programs, and whose configuration a file is. A program's modules are imported when
+it runs.
+"""
 
 import importlib
 from collections.abc import Mapping
@@ -14,8 +16,9 @@ class Program(NamedTuple):
 
     summary: str
     function: str
-    """``module:name``: takes the configuration, or the arguments where there is none; returns an exit code, a text to
-    print, or anything else for success."""
+    """``module:name``: takes the configuration, or the arguments where there is none; returns an
+    exit code, a text to print, or anything else for success.
+    """
     config: str | None = None
     """``module:Name`` of the configuration class."""
     lists: tuple[str, ...] = ()
@@ -171,7 +174,9 @@ def installed_programs() -> dict[str, Program]:
 
 
 def program_of(values: Mapping[str, Any]) -> str | None:
-    """The program that has all keys of a configuration; ``accelerate launch`` of one for it, None if there is none."""
+    """The program that has all keys of a configuration; ``accelerate launch`` of one for it, None
+    if there is none.
+    """
     if values.keys() & LAUNCHER_KEYS:
         return "accelerate launch"
     configs = {

@@ -45,18 +45,23 @@ def score_files(
     """Score every caption of a file.
 
     Args:
-        reward: name of a reward, or ``package.module:Class``; ``kwargs`` are further arguments of it.
+        reward: name of a reward, or ``package.module:Class``; ``kwargs`` are further arguments of
+            it.
         captions: COCO result format, ``[{"image_id", "caption"}]``, or the folder of an evaluation.
-        references: ``{image_id: [str, …]}``, COCO annotations, Karpathy JSON or JSON lines (``split``; None takes all),
-            or a list of ``{"image_id", "captions"}``. Must have every captioned image.
-        images: folder of the images, for rewards that look at them; None takes the images of JSON lines.
-        df: document frequencies of CIDEr-D. None takes those of the references of the captioned images.
+        references: ``{image_id: [str, …]}``, COCO annotations, Karpathy JSON or JSON lines
+            (``split``; None takes all), or a list of ``{"image_id", "captions"}``. Must have every
+            captioned image.
+        images: folder of the images, for rewards that look at them; None takes the images of JSON
+            lines.
+        df: document frequencies of CIDEr-D. None takes those of the references of the captioned
+            images.
         out: where the result is written; None writes nothing.
         eos: EOS is a token of CIDEr-D. Published scores are without.
         tokenizer: of n-gram rewards, one of ``rewards.text.tokenize.TOKENIZERS``; None is ``ptb``.
 
     Returns:
-        ``{"reward", "signature", "mean", "scores": {image_id: value}}``, on the reward's own scale (CIDEr-D: 0 to 10).
+        ``{"reward", "signature", "mean", "scores": {image_id: value}}``, on the reward's own scale
+        (CIDEr-D: 0 to 10).
 
     Raises:
         DataError: a wrong file, or a captioned image without references or file.
@@ -147,7 +152,8 @@ def main(argv: list[str] | None = None) -> int:
         "--tokenizer",
         choices=tuple(TOKENIZERS),
         help="of n-gram rewards; ptb: English (default); unicode: words of other languages; char: characters of "
-        "Chinese and Japanese; none: of text that is tokenised already, which is split at white space",
+        "Chinese and Japanese; none: of text that is tokenised already, which is split at white "
+        "space",
     )
     parser.add_argument(
         "--kwargs",

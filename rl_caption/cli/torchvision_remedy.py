@@ -1,8 +1,9 @@
-"""Lets torchvision load beside a CPU-only torch in this Python's environment: ``rl-caption doctor --mend``.
+"""Lets torchvision load beside a CPU-only torch in this Python's environment: ``rl-caption doctor
+--mend``.
 
-Where an index has torchvision only as a CUDA build, its import ends in ``operator torchvision::nms does not exist``.
-Then ``torchvision_hook.py`` is copied to site-packages, with a ``.pth`` file that loads it in every program. This file
-needs the standard library alone, and runs as a script, too.
+Where an index has torchvision only as a CUDA build, its import ends in ``operator torchvision::nms
+does not exist``. Then ``torchvision_hook.py`` is copied to site-packages, with a ``.pth`` file that
+loads it in every program. This file needs the standard library alone, and runs as a script, too.
 """
 
 import subprocess

@@ -1,4 +1,6 @@
-"""From a configuration to objects, which take plain parameters and know nothing of the configuration."""
+"""From a configuration to objects, which take plain parameters and know nothing of the
+configuration.
+"""
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
@@ -27,7 +29,9 @@ from rl_caption.scst.advantages import build_advantage, needs_greedy
 
 
 def quiet_libraries() -> None:
-    """Leave the terminal to the run's own log: no progress bar for writing or reading one small file."""
+    """Leave the terminal to the run's own log: no progress bar for writing or reading one small
+    file.
+    """
     transformers_logging.disable_progress_bar()
     # Accelerate warns that tied weights are stored once, which is how they are meant to be stored.
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
@@ -48,8 +52,8 @@ def checked_splits(
 ) -> dict[str, Sequence[Row]]:
     """Check the splits as ``data.on_bad`` says, and return their usable rows.
 
-    ``cache`` is a file that remembers which images are good; ``needs`` is what every row must have (``check_data``);
-    ``scored`` says whether captions are compared by their words.
+    ``cache`` is a file that remembers which images are good; ``needs`` is what every row must have
+    (``check_data``); ``scored`` says whether captions are compared by their words.
     """
     with accelerator.main_process_first():  # the others then find the verdicts in the cache
         try:
@@ -84,13 +88,15 @@ def build_captioner(
     tokenizer: str = TOKENIZER,
     weights: bool = True,
 ) -> Captioner:
-    """Load ``model.init``, or make a captioner with random weights whose words are those of ``references``.
+    """Load ``model.init``, or make a captioner with random weights whose words are those of
+    ``references``.
 
     ``tokenizer`` is ``data.tokenizer``, ``weights`` as of ``load_captioner``.
 
     Raises:
         CaptionerError: ``model.init`` is not a saved captioner, or cannot be trained as asked.
-        ConfigError: the shape or the vocabulary is not usable, or an option belongs to the other kind of captioner.
+        ConfigError: the shape or the vocabulary is not usable, or an option belongs to the other
+            kind of captioner.
     """
     cache_bytes = cache_mb * 2**20
     if isinstance(config, SavedModelConfig):
@@ -111,7 +117,8 @@ def _load_saved(
 ) -> Captioner:
     if config.init is None:
         raise ConfigError(
-            "model.init is not set: name a model on the hub, such as Salesforce/blip-image-captioning-base"
+            "model.init is not set: name a model on the hub, such as "
+            "Salesforce/blip-image-captioning-base"
         )
     try:
         captioner = load_captioner(
@@ -135,13 +142,15 @@ def _load_saved(
         if config.cache_dir is not None:
             if not hasattr(captioner, "keep_on_disk"):
                 raise ConfigError(
-                    f"model.cache_dir is for vision-language models, model.init {config.init!r} is none"
+                    f"model.cache_dir is for vision-language models, model.init {config.init!r} is "
+                    f"none"
                 )
             with naming(f"model.cache_dir {config.cache_dir!r}", (OSError,)):
                 captioner.keep_on_disk(Path(config.cache_dir), config.cache_dir_mb * 2**20)
     elif config != SavedModelConfig(config.name, config.target, config.init):
         raise ConfigError(
-            f"model.init {config.init!r} is not a model of Transformers: model.prompt, processor_kwargs, freeze, lora, "
+            f"model.init {config.init!r} is not a model of Transformers: model.prompt, "
+            f"processor_kwargs, freeze, lora, "
             "gradient_checkpointing, dtype and cache_dir are for those alone, leave them out"
         )
     split_by = (
@@ -149,14 +158,16 @@ def _load_saved(
     )
     if split_by not in (None, tokenizer):  # of the Transformer from scratch
         raise ConfigError(
-            f"model.init {config.init!r} has a vocabulary of words by {split_by!r}, data.tokenizer is "
+            f"model.init {config.init!r} has a vocabulary of words by {split_by!r}, data.tokenizer "
+            f"is "
             f"{tokenizer!r}: set data.tokenizer to {split_by}, or train from scratch"
         )
     return captioner
 
 
 def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[Row] = ()) -> None:
-    """Check that the captioner has positions for captions of ``tokens`` tokens, the value of configuration ``key``.
+    """Check that the captioner has positions for captions of ``tokens`` tokens, the value of
+    configuration ``key``.
 
     Raises ConfigError where it has fewer, after its own prompt or after that of one of ``rows``.
     """
@@ -169,12 +180,15 @@ def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[
     for what, longest in rooms:
         if longest is not None and tokens > longest:
             raise ConfigError(
-                f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions, less {what})"
+                f"{key} is {tokens}: the captioner has positions for {longest} tokens "
+                f"(max_positions, less {what})"
             )
 
 
 def build_decoding(config: ScstConfig) -> Decoding:
-    """How a self-critical step decodes: the samples, and the greedy caption where the baseline needs it."""
+    """How a self-critical step decodes: the samples, and the greedy caption where the baseline
+    needs it.
+    """
     rollout, train = config.rollout, config.train
     if rollout.beam_search:
         width = rollout.num_samples
@@ -195,10 +209,12 @@ def build_reward(
     folder: Path | None = None,
     tokenizer: str = TOKENIZER,
 ) -> MixedReward:
-    """The mixture of rewards; ConfigError where a term cannot be made, or is for English and the data are not.
+    """The mixture of rewards; ConfigError where a term cannot be made, or is for English and the
+    data are not.
 
-    Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document an image).
-    CLIP-based terms whose arguments ask for the same network and cache share one encoder.
+    Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document
+    an image). CLIP-based terms whose arguments ask for the same network and cache share one
+    encoder.
 
     Args:
         references: of the training images.

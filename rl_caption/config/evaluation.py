@@ -19,10 +19,12 @@ class RetrievalConfig:
     """The dual encoder for image-text retrieval (docs/evaluation.md).
 
     Args:
-        backbone: folder or name of the encoder, as for CLIP-based rewards (docs/clipscore.md); in ``evaluate``, null
-            computes no recall.
-        pretrained: if ``backbone`` is an architecture: a tag such as ``openai``, or a checkpoint file.
-        kwargs: further options of the encoder, such as ``{device: cuda, precision: fp16, cache_dir: FOLDER}``.
+        backbone: folder or name of the encoder, as for CLIP-based rewards (docs/clipscore.md); in
+            ``evaluate``, null computes no recall.
+        pretrained: if ``backbone`` is an architecture: a tag such as ``openai``, or a checkpoint
+            file.
+        kwargs: further options of the encoder, such as ``{device: cuda, precision: fp16, cache_dir:
+            FOLDER}``.
     """
 
     backbone: str | None = None
@@ -36,27 +38,30 @@ class RetrievalConfig:
 
 @dataclass
 class EvaluateConfig(PairsConfig):
-    """``evaluate``: captions against references; ``--predictions F --help`` and ``--compare A B --help`` list theirs.
+    """``evaluate``: captions against references; ``--predictions F --help`` and ``--compare A B
+    --help`` list theirs.
 
-    The captions are of a captioner (``model``, or an ensemble of ``models``), of a file (``predictions``), or of two
-    files (``compare``), each of which has keys of its own.
+    The captions are of a captioner (``model``, or an ensemble of ``models``), of a file
+    (``predictions``), or of two files (``compare``), each of which has keys of its own.
 
     Args:
         data: images and captions.
-        split: split of ``data`` or, if they have splits (Karpathy JSON), of ``references``; null is ``test``, or all
-            images of references without splits.
+        split: split of ``data`` or, if they have splits (Karpathy JSON), of ``references``; null is
+            ``test``, or all images of references without splits.
         decode: greedy, beam search or samples; read where a captioner writes the captions.
         metrics: bleu, meteor, rouge, cider, spice: a list, or names separated by commas.
-        tokenizer: ``java`` (of the COCO toolkit), ``python`` (its reimplementation in this package), ``unicode`` or
-            ``char`` (as ``data.tokenizer``), or ``none`` (the text is tokenised already; it is only split at spaces).
-            ``auto`` follows ``data.tokenizer``; for ``ptb`` it is ``python``, and Java for unusual captions.
-        bootstrap: number of bootstrap resamples of images for the 95 % intervals and the paired test; 0 computes no
-            intervals.
+        tokenizer: ``java`` (of the COCO toolkit), ``python`` (its reimplementation in this
+            package), ``unicode`` or ``char`` (as ``data.tokenizer``), or ``none`` (the text is
+            tokenised already; it is only split at spaces). ``auto`` follows ``data.tokenizer``; for
+            ``ptb`` it is ``python``, and Java for unusual captions.
+        bootstrap: number of bootstrap resamples of images for the 95 % intervals and the paired
+            test; 0 computes no intervals.
         seed: of the bootstrap and of sampled captions.
         judges: rewards whose means are further metrics, such as CLIPScore, by their column headings
             (docs/evaluation.md).
-        chair: options of the reward ``chair`` (docs/rewards.md) except ``measure``, such as ``{synonyms: FILE, objects:
-            FILE}``: computes hallucinated objects as CHAIR-i and CHAIR-s; empty computes none.
+        chair: options of the reward ``chair`` (docs/rewards.md) except ``measure``, such as
+            ``{synonyms: FILE, objects: FILE}``: computes hallucinated objects as CHAIR-i and
+            CHAIR-s; empty computes none.
         retrieval: how often captions, and references, retrieve their image (recall).
         out: folder for ``predictions.json`` and ``scores.json``.
         report: also write ``report.html`` there (docs/report.md).
@@ -79,7 +84,9 @@ class EvaluateConfig(PairsConfig):
 
     @classmethod
     def alternative(cls, values: Mapping[str, Any]) -> type[EvaluateConfig]:
-        """The class for ``compare`` or ``predictions`` where one is set, otherwise that for captioners."""
+        """The class for ``compare`` or ``predictions`` where one is set, otherwise that for
+        captioners.
+        """
         if values.get("compare"):
             return CompareConfig
         return EvaluateModelConfig if values.get("predictions") is None else EvaluateFileConfig
@@ -99,15 +106,19 @@ class EvaluateModelConfig(EvaluateConfig):
     """Captions of a captioner. Further arguments:
 
     Args:
-        model: folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a model on the hub.
+        model: folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a
+            model on the hub.
         models: several captioners with one vocabulary, instead of ``model``: an ensemble.
-        ensemble: what the ensemble averages at every token: ``probabilities`` or ``log_probabilities``.
-        prompt: prompt of a model of Transformers; null uses the prompt that was saved with it, if any.
-        rerank: chooses one of several captions of an image: ``consensus`` (the most similar to the others), or a reward
-            that needs no references, by its name or as ``package.module:Class``; null chooses the first.
+        ensemble: what the ensemble averages at every token: ``probabilities`` or
+            ``log_probabilities``.
+        prompt: prompt of a model of Transformers; null uses the prompt that was saved with it, if
+            any.
+        rerank: chooses one of several captions of an image: ``consensus`` (the most similar to the
+            others), or a reward that needs no references, by its name or as
+            ``package.module:Class``; null chooses the first.
         rerank_kwargs: options of ``rerank``.
-        candidates: write all captions of an image with their scores to ``candidates.jsonl``, and their diversity and
-            the scores of the best of them to ``candidates_scores.json``.
+        candidates: write all captions of an image with their scores to ``candidates.jsonl``, and
+            their diversity and the scores of the best of them to ``candidates_scores.json``.
     """
 
     model: str | None = None
@@ -124,7 +135,8 @@ class EvaluateModelConfig(EvaluateConfig):
             raise ConfigError(f"model is {self.model!r} and models is {self.models}: set only one")
         if self.decode.remove_bad_endings and self.data.tokenizer != TOKENIZER:
             raise ConfigError(
-                f"decode.remove_bad_endings is for English only, but data.tokenizer is {self.data.tokenizer!r}"
+                f"decode.remove_bad_endings is for English only, but data.tokenizer is "
+                f"{self.data.tokenizer!r}"
             )
         check_choice(self.decode, self.rerank, self.candidates)
 
@@ -156,8 +168,8 @@ class CompareConfig(EvaluateConfig):
     """Captions of two files, compared by a paired test. Further arguments:
 
     Args:
-        compare: two files of captions in COCO result format, or folders of evaluations. Without ``references`` and
-            ``data``, two folders are compared on the data that they name.
+        compare: two files of captions in COCO result format, or folders of evaluations. Without
+            ``references`` and ``data``, two folders are compared on the data that they name.
         references: file of references that do not belong to a split of ``data``.
     """
 
@@ -188,5 +200,6 @@ def check_choice(decode: Decoding, rerank: str | None, candidates: bool) -> None
         )
     if count > 1 and rerank is None and not candidates:
         raise ConfigError(
-            f"decode gives {count} captions an image: choose one by rerank, or keep all by candidates"
+            f"decode gives {count} captions an image: choose one by rerank, or keep all by "
+            f"candidates"
         )

@@ -1,4 +1,6 @@
-"""Overrides on a command line, for a run alone or for all runs that it starts from (``--all.data.path X``)."""
+"""Overrides on a command line, for a run alone or for all runs that it starts from
+(``--all.data.path X``).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from rl_caption.runtime.errors import ConfigError
 
 Config = TypeVar("Config")
 Parse = Callable[..., Any]
-"""``rl_caption.cli.configuration.parse``: (kind, arguments, program, checked) -> a configuration of this kind."""
+"""``rl_caption.cli.configuration.parse``: (kind, arguments, program, checked) -> a configuration of
+this kind.
+"""
 FOR_ALL = "--all."
 
 
@@ -22,7 +26,9 @@ def value_at(config: Any, keys: Sequence[str]) -> Any:
 
 
 def has_key(config: Any, keys: Sequence[str]) -> bool:
-    """Whether a configuration has an option at a dotted key; a dictionary (``kwargs``) may have any."""
+    """Whether a configuration has an option at a dotted key; a dictionary (``kwargs``) may have
+    any.
+    """
     for key in keys:
         if isinstance(config, dict):
             return True
@@ -35,8 +41,8 @@ def has_key(config: Any, keys: Sequence[str]) -> bool:
 class Chain:
     """The command line of a run and what it says of the runs that it starts from.
 
-    ``--all.KEY VALUE`` sets a key of the run and of every earlier run that has the key; ``--KEY VALUE`` is for the run
-    alone.
+    ``--all.KEY VALUE`` sets a key of the run and of every earlier run that has the key; ``--KEY
+    VALUE`` is for the run alone.
 
     Args:
         parse: from a command line to a configuration (``rl_caption.cli.configuration.parse``).
@@ -93,7 +99,8 @@ class Chain:
         return words
 
     def check_alone(self, file: str, config: Any) -> None:
-        """Refuse an override of the run alone where an earlier run, which is trained first, has the value before it.
+        """Refuse an override of the run alone where an earlier run, which is trained first, has the
+        value before it.
 
         Raises ``ConfigError``.
         """
@@ -111,13 +118,17 @@ class Chain:
                 continue
             key, text = ".".join(keys), word.partition("=")[2]
             raise ConfigError(
-                f"--{key} {text} is for this run alone, and no longer for runs with the same value: {file}, which is "
-                f"trained first, has {key} {value!r}, too. Write --all.{key} {text} for all runs; for this one alone, "
+                f"--{key} {text} is for this run alone, and no longer for runs with the same "
+                f"value: {file}, which is "
+                f"trained first, has {key} {value!r}, too. Write --all.{key} {text} for all runs; "
+                f"for this one alone, "
                 f"--all.{key} {'null' if value is None else value} --{key} {text}"
             )
 
     def replaces(self, run_dir: str) -> bool:
-        """Whether the teacher of the run's file is made in ``run_dir``, and an override names another one."""
+        """Whether the teacher of the run's file is made in ``run_dir``, and an override names
+        another one.
+        """
         if not any(_keys(word) == ["teacher", "name"] for word in (*self._alone, *self._for_all)):
             return False
         teacher = value_at(self._before, ["teacher", "name"])
@@ -126,7 +137,9 @@ class Chain:
         )
 
     def log_line(self) -> str:
-        """Which runs take what is for all; empty where nothing is. Raises ``ConfigError`` for a key that none has."""
+        """Which runs take what is for all; empty where nothing is. Raises ``ConfigError`` for a key
+        that none has.
+        """
         for word, runs in self._runs.items():
             if not runs:
                 key = ".".join(_keys(word))

@@ -1,6 +1,7 @@
 """Configuration of ``reward_model``: what all tasks have in common, and the table of tasks.
 
-Each task is one file of ``rl_caption/reward_models``, with a class of further keys, a loss, and what builds them.
+Each task is one file of ``rl_caption/reward_models``, with a class of further keys, a loss, and
+what builds them.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ class PartConfig:
     Args:
         encoder: ``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG``, ``timm:NAME`` (images), or
             ``package.module:Class``.
-        kwargs: options of that class. For a decoder language model (``text``, ``transformers:NAME``):
-            ``{bidirectional_blocks: N}`` lets every token attend to all tokens of the caption in the last N blocks. For
-            an image encoder of open_clip with random weights: ``{vision_cfg: ...}`` changes that of the architecture.
-        pretrained: false starts from random weights, in the shape of the named model; no tag is needed then.
-        train_blocks: number of blocks to train, the last; 0 freezes the encoder, null trains all of it.
+        kwargs: options of that class. For a decoder language model (``text``,
+            ``transformers:NAME``): ``{bidirectional_blocks: N}`` lets every token attend to all
+            tokens of the caption in the last N blocks. For an image encoder of open_clip with
+            random weights: ``{vision_cfg: ...}`` changes that of the architecture.
+        pretrained: false starts from random weights, in the shape of the named model; no tag is
+            needed then.
+        train_blocks: number of blocks to train, the last; 0 freezes the encoder, null trains all of
+            it.
     """
 
     encoder: str | None = None
@@ -70,9 +74,11 @@ class TeacherConfig:
         pretrained: if ``name`` is an architecture: a tag such as ``openai``, or a checkpoint file.
         precision: ``fp32``, ``fp16`` or ``bf16``.
         batch_size: images or captions per forward pass.
-        cache_mb: memory for the teacher's embeddings of the training split, in MiB per process. If those of all images
-            (or all captions) do not fit, they are read from ``cache_dir`` or computed again at every step.
-        cache_dir: folder that keeps the teacher's embeddings between runs; null keeps them in memory only.
+        cache_mb: memory for the teacher's embeddings of the training split, in MiB per process. If
+            those of all images (or all captions) do not fit, they are read from ``cache_dir`` or
+            computed again at every step.
+        cache_dir: folder that keeps the teacher's embeddings between runs; null keeps them in
+            memory only.
     """
 
     name: str | None = None
@@ -96,7 +102,8 @@ class CaptionTrainConfig(TrainConfig):
     """Training a reward model on captions. Further arguments:
 
     Args:
-        captions: caption of an image that is used in a step: a ``random`` reference, or always the ``first``.
+        captions: caption of an image that is used in a step: a ``random`` reference, or always the
+            ``first``.
     """
 
     captions: Literal["random", "first"] = "random"
@@ -104,13 +111,16 @@ class CaptionTrainConfig(TrainConfig):
 
 @dataclass
 class RewardModelConfig(TrustConfig):
-    """``reward_model``: a model that scores captions; ``--task TASK --help`` lists the keys of a task.
+    """``reward_model``: a model that scores captions; ``--task TASK --help`` lists the keys of a
+    task.
 
     Args:
-        task: ``contrastive`` (InfoNCE on image-caption pairs), ``positive_augmented`` (PAC-S: also on generated images
-            and captions), ``specificity`` (SPECS: triplets of growing captions), ``distill_image`` and ``distill_text``
-            (stage 1 of L-CLIP, one tower), ``distill_dual`` (stage 2, both); from captions only: ``language_model``,
-            ``semantic_bottleneck`` and ``text_regression`` (docs/icc.md); or ``package.module:Class``, a task of your own.
+        task: ``contrastive`` (InfoNCE on image-caption pairs), ``positive_augmented`` (PAC-S: also
+            on generated images and captions), ``specificity`` (SPECS: triplets of growing
+            captions), ``distill_image`` and ``distill_text`` (stage 1 of L-CLIP, one tower),
+            ``distill_dual`` (stage 2, both); from captions only: ``language_model``,
+            ``semantic_bottleneck`` and ``text_regression`` (docs/icc.md); or
+            ``package.module:Class``, a task of your own.
         warm_start: configurations of reward models to train first, unless they are done.
         data: images and captions.
         train: optimisation.
@@ -141,7 +151,8 @@ class RewardModelConfig(TrustConfig):
         config = load_target(name, "task", TASKS)
         if not (isinstance(config, type) and issubclass(config, RewardModelConfig)):
             raise ConfigError(
-                f"task is {name!r}: expected a configuration class that inherits from RewardModelConfig"
+                f"task is {name!r}: expected a configuration class that inherits from "
+                f"RewardModelConfig"
             )
         return config
 
@@ -156,37 +167,47 @@ class RewardModelConfig(TrustConfig):
         data = self.data
         if data.target is None and data.format in set(UNPAIRED) - self.unpaired:
             raise ConfigError(
-                f"data.format is {data.format!r}, which the task {self.task} does not read, but {learners(data.format)}"
+                f"data.format is {data.format!r}, which the task {self.task} does not read, but "
+                f"{learners(data.format)}"
             )
         if data.tokenizer != TOKENIZER:
             raise ConfigError(
-                f"data.tokenizer is {data.tokenizer!r}: it is for captioners; reward models have their own tokenizers"
+                f"data.tokenizer is {data.tokenizer!r}: it is for captioners; reward models have "
+                f"their own tokenizers"
             )
         if data.features_kwargs.keys() - {"pattern", "views"}:
             raise ConfigError(
-                f"data.features_kwargs is {data.features_kwargs}: reward models read only pattern and views"
+                f"data.features_kwargs is {data.features_kwargs}: reward models read only pattern "
+                f"and views"
             )
         for key in ("augment", "features_root") if "image" not in self.needs else ():
             if value := getattr(data, key):
                 raise ConfigError(
-                    f"data.{key} is {value!r}, but the task {self.task} reads no images: leave it out"
+                    f"data.{key} is {value!r}, but the task {self.task} reads no images: leave it "
+                    f"out"
                 )
         if data.features_root is not None and data.augment:
             raise ConfigError(
-                "data.features_root and data.augment are both set, but stored features have one view: leave augment out"
+                "data.features_root and data.augment are both set, but stored features have one "
+                "view: leave augment out"
             )
 
     def check(self) -> None:
-        """Check what takes files or the libraries of models, before there are data; raises ``ConfigError``."""
+        """Check what takes files or the libraries of models, before there are data; raises
+        ``ConfigError``.
+        """
 
     def folders(self) -> dict[str, str | None]:
         """Configuration key -> the local folder that the run starts from."""
         return {}
 
     def recipe(self, context: Context) -> Recipe:
-        """What a run trains, and how. Raises ``ConfigError`` or ``DataError`` where it cannot be built."""
+        """What a run trains, and how. Raises ``ConfigError`` or ``DataError`` where it cannot be
+        built.
+        """
         raise ConfigError(
-            f"task is {self.task!r}, whose class does not say what it trains: expected a method recipe"
+            f"task is {self.task!r}, whose class does not say what it trains: expected a method "
+            f"recipe"
         )
 
 

@@ -1,4 +1,6 @@
-"""The recipes that the package brings, ``configs/`` of the repository: found by name from any folder."""
+"""The recipes that the package brings, ``configs/`` of the repository: found by name from any
+folder.
+"""
 
 import difflib
 from pathlib import Path
@@ -16,10 +18,11 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def find_config(name: str | Path) -> Path:
-    """The file at this path or, where there is none, the recipe that the package brings under this name.
+    """The file at this path or, where there is none, the recipe that the package brings under this
+    name.
 
-    ``demo``, ``demo.yaml`` and ``configs/demo.yaml`` name one recipe, so that what recipes say of each other
-    (``warm_start: configs/demo_xe.yaml``) holds in any working directory.
+    ``demo``, ``demo.yaml`` and ``configs/demo.yaml`` name one recipe, so that what recipes say of
+    each other (``warm_start: configs/demo_xe.yaml``) holds in any working directory.
 
     Raises:
         FileNotFoundError: neither is there; the message lists the nearest names.

@@ -24,7 +24,9 @@ BY_REFERENCE = ("negatives", "positive_images")
 
 
 class DataError(UserError, ValueError):
-    """A dataset cannot be used as it is. The message names file, row and value, and says what is expected."""
+    """A dataset cannot be used as it is. The message names file, row and value, and says what is
+    expected.
+    """
 
 
 class Row(TypedDict):
@@ -33,17 +35,22 @@ class Row(TypedDict):
     image_id: str
     """Unique within a split."""
     image: NotRequired[ImageSource | Frames]
-    """A path, a PIL image, or an object with ``render()``; for a video, a list or tuple of frames, each one of these.
-    Absent only in datasets of captions without images (``data.format: captions``)."""
+    """A path, a PIL image, or an object with ``render()``; for a video, a list or tuple of frames,
+    each one of these. Absent only in datasets of captions without images (``data.format:
+    captions``).
+    """
     references: list[str]
-    """Untokenised captions written by people. Empty only for inference, and in datasets of images without captions
-    (``data.format: images``)."""
+    """Untokenised captions written by people. Empty only for inference, and in datasets of images
+    without captions (``data.format: images``).
+    """
     size: NotRequired[ImageSize]
     """Width and height of the image in pixels, where the dataset file has them."""
     prompt: NotRequired[str]
     """Text that the caption continues, where the data has prompts."""
     features: NotRequired[Any]
-    """Region features of the image (``ImageFeatures``, or the path of their file), for captioners that read regions."""
+    """Region features of the image (``ImageFeatures``, or the path of their file), for captioners
+    that read regions.
+    """
     scene: NotRequired[Any]
     """The generated scene that the image shows (``data.format: scenes``)."""
     long_reference: NotRequired[str]
@@ -59,7 +66,9 @@ class Row(TypedDict):
     target: NotRequired[float]
     """Regression target of the single reference (``data.format: caption_targets``)."""
     short_references: NotRequired[list[str]]
-    """The original ``references``, where the long description replaced them (``data.long_captions``)."""
+    """The original ``references``, where the long description replaced them
+    (``data.long_captions``).
+    """
 
 
 class DataModule(Protocol):
@@ -71,12 +80,15 @@ class DataModule(Protocol):
         ...
 
     def split(self, name: str) -> Sequence[Row]:
-        """Return the rows of one split, always in the same order. Raises ``DataError`` for an unknown name."""
+        """Return the rows of one split, always in the same order. Raises ``DataError`` for an
+        unknown name.
+        """
         ...
 
 
 class RowView(Sequence[Row]):
-    """A lazy sequence of rows: ``make(index, item)`` turns an item of ``items`` into a row whenever it is accessed.
+    """A lazy sequence of rows: ``make(index, item)`` turns an item of ``items`` into a row whenever
+    it is accessed.
 
     ``indices`` selects items, in this order (None: all).
     """
@@ -105,7 +117,9 @@ class RowView(Sequence[Row]):
 
 
 class Splits:
-    """A ``DataModule`` over rows by split. ``source`` is the file or folder that error messages name."""
+    """A ``DataModule`` over rows by split. ``source`` is the file or folder that error messages
+    name.
+    """
 
     def __init__(self, rows: Mapping[str, Sequence[Row]], source: str | Path) -> None:
         self._rows, self._source = rows, source
@@ -116,14 +130,18 @@ class Splits:
         return tuple(self._rows)
 
     def split(self, name: str) -> Sequence[Row]:
-        """Return the rows of one split, always in the same order. Raises ``DataError`` for an unknown name."""
+        """Return the rows of one split, always in the same order. Raises ``DataError`` for an
+        unknown name.
+        """
         if name not in self._rows:
             raise DataError(f"no split {name!r} in {self._source}: it has {', '.join(self._rows)}")
         return self._rows[name]
 
 
 def load_image(source: ImageSource | Frames) -> Image.Image:
-    """Open an image with ``rewards.images.open_image``. Raises ``DataError`` instead of ``RewardError``."""
+    """Open an image with ``rewards.images.open_image``. Raises ``DataError`` instead of
+    ``RewardError``.
+    """
     try:
         return open_image(source)
     except RewardError as error:
@@ -131,13 +149,16 @@ def load_image(source: ImageSource | Frames) -> Image.Image:
 
 
 def pixel_key(image_id: str, source: ImageSource | Frames) -> tuple[str, tuple[Any, ...]]:
-    """Key of an image or video in a cache of pixels: its id and, as ids are unique within a split only, its files."""
+    """Key of an image or video in a cache of pixels: its id and, as ids are unique within a split
+    only, its files.
+    """
     frames = source if isinstance(source, list | tuple) else [source]
     return image_id, tuple(frame for frame in frames if isinstance(frame, str | Path | VideoFrame))
 
 
 def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
-    """Shrink an image to at most ``side`` by ``side`` pixels; the frames of a video are put side by side.
+    """Shrink an image to at most ``side`` by ``side`` pixels; the frames of a video are put side by
+    side.
 
     Raises ``DataError`` where the image cannot be opened.
     """
@@ -155,7 +176,9 @@ def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
 
 
 def with_references(row: AnyRow, chosen: Sequence[int]) -> AnyRow:
-    """Copy a row with only the ``chosen`` references (ascending indices) and their entries in ``BY_REFERENCE``."""
+    """Copy a row with only the ``chosen`` references (ascending indices) and their entries in
+    ``BY_REFERENCE``.
+    """
     lists = {
         name: row[name] for name in ("references", *BY_REFERENCE) if isinstance(row.get(name), list)
     }
@@ -174,8 +197,10 @@ def reward_inputs(
 ) -> tuple[list[str], dict[str, Any]]:
     """Prompts and columns to call a reward with, for N captions and their N rows.
 
-    A row without a prompt gets "". The columns are those of ``COLUMNS`` that all rows have, and ``finished`` where it
-    is given: whether each caption ended with EOS. Rewards take a missing ``finished`` to mean that all did.
+    A row without a prompt gets "". The columns are those of ``COLUMNS`` that all rows have, and
+    ``finished`` where it
+    is given: whether each caption ended with EOS. Rewards take a missing ``finished`` to mean that
+    all did.
     """
     columns: dict[str, Any] = {
         name: [row[name] for row in rows] for name in COLUMNS if all(name in row for row in rows)

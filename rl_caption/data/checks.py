@@ -1,4 +1,6 @@
-"""Checks of a whole dataset before training, which report all problems at once, with counts and first offenders."""
+"""Checks of a whole dataset before training, which report all problems at once, with counts and
+first offenders.
+"""
 
 import os
 from collections import Counter
@@ -60,7 +62,9 @@ ADVICE = {
 
 @dataclass
 class Problem:
-    """One kind of problem: how many rows have it (captions, if these are empty; images, if leaked), and the first."""
+    """One kind of problem: how many rows have it (captions, if these are empty; images, if leaked),
+    and the first.
+    """
 
     kind: str
     advice: str
@@ -97,7 +101,9 @@ class CheckReport:
     rows: Mapping[str, int]
     problems: tuple[Problem, ...]
     kept: Mapping[str, Mapping[int, list[str] | None]]
-    """Split -> index of each row to keep, ascending -> its non-empty references, or None where all are good."""
+    """Split -> index of each row to keep, ascending -> its non-empty references, or None where all
+    are good.
+    """
     skips: bool
     """Whether bad rows are left out (``data.on_bad: skip``)."""
     warnings: tuple[str, ...] = ()
@@ -129,7 +135,9 @@ class CheckReport:
         return "\n".join([*lines, *warned])
 
     def good_rows_of(self, data: DataModule) -> DataModule:
-        """The checked dataset with its good rows only. Splits that were not checked stay as they are."""
+        """The checked dataset with its good rows only. Splits that were not checked stay as they
+        are.
+        """
         splits = {split: data.split(split) for split in data.splits}
         for split, kept in self.kept.items():
             splits[split] = RowView(splits[split], partial(_good, kept), [*kept])
@@ -176,27 +184,34 @@ def check_data(
     needs: Collection[str] = ("image", "text"),
     tokenizer: str | None = TOKENIZER,
 ) -> CheckReport:
-    """Check splits of a dataset: image files, captions, ids, and leakage of images between these and all other splits.
+    """Check splits of a dataset: image files, captions, ids, and leakage of images between these
+    and all other splits.
 
-    Rendered images have no file to check. Region features are checked by their headers, with ``check_values`` also by
-    their values; loading checks values in any case. Of all other splits, ids and image files are compared.
+    Rendered images have no file to check. Region features are checked by their headers, with
+    ``check_values`` also by their values; loading checks values in any case. Of all other splits,
+    ids and image files are compared.
 
     Args:
         data: the dataset.
         splits: the splits to check.
-        on_bad: ``fail`` raises if there is any problem; ``skip`` leaves out bad rows and empty captions. An image in
-            several splits then stays in the evaluation split (test before val before train).
+        on_bad: ``fail`` raises if there is any problem; ``skip`` leaves out bad rows and empty
+            captions. An image in several splits then stays in the evaluation split (test before val
+            before train).
         num_workers: threads that read files.
-        check_pixels: decode every image. False only checks that the file exists, and finds no equal images.
+        check_pixels: decode every image. False only checks that the file exists, and finds no equal
+            images.
         check_images: False where only features are read, so that image files may be absent.
-        cache: a JSON file that remembers good images for the next run (and, beside it, good features).
+        cache: a JSON file that remembers good images for the next run (and, beside it, good
+            features).
         check_values: read the values of all region features: finite, and boxes inside the image.
-        needs: what every row must have: an ``image``, a reference (``text``). What is there is checked in any case.
-        tokenizer: ``data.tokenizer``, by which captions are split into words; None where only a model reads them.
+        needs: what every row must have: an ``image``, a reference (``text``). What is there is
+            checked in any case.
+        tokenizer: ``data.tokenizer``, by which captions are split into words; None where only a
+            model reads them.
 
     Raises:
-        DataError: with ``fail`` there is a problem, or with ``skip`` a split has no rows left (the message is the
-            report); or a split is unknown.
+        DataError: with ``fail`` there is a problem, or with ``skip`` a split has no rows left (the
+            message is the report); or a split is unknown.
     """
     findings, forms, names = Findings(), TextForms(), list(dict.fromkeys(splits))
     entries = [
@@ -241,17 +256,19 @@ def check_data(
 def check_row_images(
     rows: Sequence[Row], needed_by: str, check_pixels: bool = True, cache: str | Path | None = None
 ) -> None:
-    """Check the image files of rows whose captioner reads features, but of which a reward reads the pixels.
+    """Check the image files of rows whose captioner reads features, but of which a reward reads the
+    pixels.
 
-    ``needed_by`` names that reward in messages; ``check_pixels`` and ``cache`` are as for ``check_data``. Raises
-    ``DataError`` with the count and the first offenders.
+    ``needed_by`` names that reward in messages; ``check_pixels`` and ``cache`` are as for
+    ``check_data``. Raises ``DataError`` with the count and the first offenders.
     """
     files = [file for row in rows if (file := file_of(row["image"])) is not None]
     verdicts = check_image_files(files, check_pixels=check_pixels, cache=cache)
     bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
     if bad:
         raise DataError(
-            f"{needed_by} looks at images, and {len(bad)} of {len(verdicts)} cannot be used: {'; '.join(bad[:SHOWN])}; "
+            f"{needed_by} looks at images, and {len(bad)} of {len(verdicts)} cannot be used: "
+            f"{'; '.join(bad[:SHOWN])}; "
             "set data.image_root to their folder, or leave the reward out"
         )
 
@@ -264,7 +281,9 @@ def _read_split(
     findings: Findings,
     forms: TextForms,
 ) -> Iterator[_Entry]:
-    """Check ids, captions and in-memory images of a split; yield what the other checks need of each row."""
+    """Check ids, captions and in-memory images of a split; yield what the other checks need of each
+    row.
+    """
     for index, row in enumerate(progress(data.split(split), f"checking {split}", "row")):
         entry, source = _Entry(split, index, row["image_id"]), row.get("image")
         name = f"{split} image {entry.image_id!r}"
@@ -314,7 +333,9 @@ def _other_splits(data: DataModule, names: Collection[str]) -> Iterator[_Entry]:
 def _hash_copies(
     entries: Sequence[_Entry], names: Collection[str], num_workers: int, cache: str | Path | None
 ) -> None:
-    """Set the content of the files of splits other than ``names`` that have the size of a file in another split."""
+    """Set the content of the files of splits other than ``names`` that have the size of a file in
+    another split.
+    """
     sizes: dict[int, set[str]] = {}
     files: list[tuple[_Entry, ImageFile, int]] = []
     for entry in entries:
@@ -404,7 +425,9 @@ def _check_leaks(
     key: Callable[[_Entry], Hashable | None],
     findings: Findings,
 ) -> None:
-    """Find what several splits contain, one of ``names`` at least; only its rows in the most valuable stay good."""
+    """Find what several splits contain, one of ``names`` at least; only its rows in the most
+    valuable stay good.
+    """
     for value, group in _entries_of_repeated_keys(entries, key).items():
         first = {entry.split: entry for entry in reversed(group)}
         splits = list(dict.fromkeys(entry.split for entry in group))

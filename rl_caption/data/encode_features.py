@@ -1,4 +1,6 @@
-"""Encode images with a frozen image encoder and store their feature grids [H, W, D] as region features."""
+"""Encode images with a frozen image encoder and store their feature grids [H, W, D] as region
+features.
+"""
 
 import json
 import logging
@@ -56,23 +58,26 @@ def encode_features(
 ) -> tuple[int, int]:
     """Write the grid of every image; returns how many were written and how many were there already.
 
-    Images are preprocessed as the encoder requires. Existing features are kept, but damaged ones, and those of a
-    replaced image, are made again. Another process that writes ``out`` is waited for.
+    Images are preprocessed as the encoder requires. Existing features are kept, but damaged ones,
+    and those of a replaced image, are made again. Another process that writes ``out`` is waited
+    for.
 
     Args:
         encoder: see ``rewards.clip.pretrained``; ``kwargs`` are its arguments, where it is a class.
-        data: a Karpathy JSON or its folder, with ``image_root``, ``image_extension`` and ``flatten`` as for
-            ``KarpathyData``, and ``splits`` (empty: all); or a folder of images, whose ids are their names without
-            extension.
-        out: a folder, for ``ID.npz`` with the array ``features`` [H, W, D] in ``dtype``, ``float16`` or ``float32``.
+        data: a Karpathy JSON or its folder, with ``image_root``, ``image_extension`` and
+            ``flatten`` as for ``KarpathyData``, and ``splits`` (empty: all); or a folder of images,
+            whose ids are their names without extension.
+        out: a folder, for ``ID.npz`` with the array ``features`` [H, W, D] in ``dtype``,
+            ``float16`` or ``float32``.
         device: such as ``cuda:0``; None is a GPU where there is one.
-        augment: names of ``AUGMENTATIONS``: encode a random view of each image, drawn by ``seed``, for
-            ``features_kwargs.views``.
+        augment: names of ``AUGMENTATIONS``: encode a random view of each image, drawn by ``seed``,
+            for ``features_kwargs.views``.
 
     Raises:
-        ConfigError: the encoder or the device cannot be used, or ``out`` has features of another encoder.
-        DataError: images are missing or unreadable (found before anything is encoded), or a value of a grid is not
-            finite or beyond ``dtype``.
+        ConfigError: the encoder or the device cannot be used, or ``out`` has features of another
+            encoder.
+        DataError: images are missing or unreadable (found before anything is encoded), or a value
+            of a grid is not finite or beyond ``dtype``.
     """
     with config_errors("prepare_features"):
         check_values(Count, batch_size=batch_size, num_workers=num_workers)
@@ -180,7 +185,9 @@ def read_record(root: str | Path) -> dict[str, Any] | None:
 
 
 def made_by(root: str | Path, encoder: Any) -> bool:
-    """Whether features are recorded as made by an image encoder with the same weights and preprocessing."""
+    """Whether features are recorded as made by an image encoder with the same weights and
+    preprocessing.
+    """
     record = read_record(root)
     if record is None or "augment" in record:
         return False
@@ -188,7 +195,9 @@ def made_by(root: str | Path, encoder: Any) -> bool:
 
 
 def _identity(network: Any) -> dict[str, Any]:
-    """What the features depend on beside the image, as JSON: preprocessing, and a hash of the weights."""
+    """What the features depend on beside the image, as JSON: preprocessing, and a hash of the
+    weights.
+    """
     preprocessing = json.loads(json.dumps(asdict(network.preprocessing)))
     return {"preprocessing": preprocessing, "weights": fingerprint(network.state_dict())}
 
@@ -228,12 +237,16 @@ def _encode_images(
     num_workers: int,
     view: Callable[..., Tensor],
 ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-    """Yield id, ``file_hash`` and grid [H, W, D] of every image; ``view(pixels, image_id=…)`` augments pixels."""
+    """Yield id, ``file_hash`` and grid [H, W, D] of every image; ``view(pixels, image_id=…)``
+    augments pixels.
+    """
     names, device = list(images), next(network.parameters()).device
     batches = [names[first : first + batch_size] for first in range(0, len(names), batch_size)]
 
     def read(name: str) -> tuple[str, Tensor]:
-        """Hash, taken first, so that a file replaced meanwhile does not fit; preprocessed pixels [3, S, S]."""
+        """Hash, taken first, so that a file replaced meanwhile does not fit; preprocessed pixels
+        [3, S, S].
+        """
         image_hash = file_hash(images[name])
         return image_hash, view(pixels(images[name], network.preprocessing), image_id=name)
 

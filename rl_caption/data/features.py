@@ -1,7 +1,9 @@
-"""Region features, for captioners that read the regions of a detector, or a grid, instead of pixels.
+"""Region features, for captioners that read the regions of a detector, or a grid, instead of
+pixels.
 
-A store (a folder with one ``.npz`` or ``.npy`` file per image, or one HDF5 file) reads arrays or their headers;
-``ImageFeatures`` checks them. Stores are picklable; an open file is not carried into another process.
+A store (a folder with one ``.npz`` or ``.npy`` file per image, or one HDF5 file) reads arrays or
+their headers; ``ImageFeatures`` checks them. Stores are picklable; an open file is not carried into
+another process.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 
 FEATURE_KEYS = ("features", "x", "feat")
 HDF5_PATTERNS = ("{image_id}_features", "{image_id}_grids", "{image_id}/features", "{image_id}")
-"""Keys that are tried in an HDF5 file where no pattern is given; the first that any image has is used."""
+"""Keys that are tried in an HDF5 file where no pattern is given; the first that any image has is
+used.
+"""
 _BOXES_OF = {"{image_id}_features": "{image_id}_boxes", "{image_id}/features": "{image_id}/boxes"}
 
 
@@ -40,14 +44,16 @@ class FeatureOptions:
     """How features are stored and read (``data.features_kwargs``).
 
     Args:
-        dim: size of a stored region feature (2048 bottom-up, 2054 VinVL); None accepts any size that all files share.
-        pattern: name of an image's file without extension, or its key in the HDF5 file, made of ``{image_id}``,
-            ``{stem}`` (the image file's name without extension) and ``{folder}`` (the name of that file's folder).
-            None is ``{image_id}``, and in HDF5 one of ``HDF5_PATTERNS``.
+        dim: size of a stored region feature (2048 bottom-up, 2054 VinVL); None accepts any size
+            that all files share.
+        pattern: name of an image's file without extension, or its key in the HDF5 file, made of
+            ``{image_id}``, ``{stem}`` (the image file's name without extension) and ``{folder}``
+            (the name of that file's folder). None is ``{image_id}``, and in HDF5 one of
+            ``HDF5_PATTERNS``.
         max_regions: keep at most so many regions, the first of the file; None keeps all.
-        views: roots of V further sets of features in the same layout, which ``prepare_features --augment`` made from
-            random views of the training images. Training draws one of an image's 1 + V at each step; nothing else
-            reads them.
+        views: roots of V further sets of features in the same layout, which ``prepare_features
+            --augment`` made from random views of the training images. Training draws one of an
+            image's 1 + V at each step; nothing else reads them.
     """
 
     dim: Annotated[int, Range(min=1)] | None = None
@@ -60,7 +66,8 @@ class FeatureOptions:
             check_fields(self)
         if not any(name in (self.pattern or "{image_id}") for name in ("{image_id}", "{stem}")):
             raise DataError(
-                f"features_kwargs.pattern is {self.pattern!r}: expected {{image_id}} or {{stem}} in it"
+                f"features_kwargs.pattern is {self.pattern!r}: expected {{image_id}} or {{stem}} "
+                f"in it"
             )
 
 
@@ -93,7 +100,9 @@ class ArrayHeader(NamedTuple):
 
 
 def _readable(where: str) -> AbstractContextManager[None]:
-    """Context that turns what NumPy and h5py raise on a damaged file into a ``DataError`` that begins with ``where``."""
+    """Context that turns what NumPy and h5py raise on a damaged file into a ``DataError`` that
+    begins with ``where``.
+    """
     return naming(where, UNREADABLE_ARRAY, DataError, (DataError,))
 
 
@@ -128,7 +137,9 @@ class FeatureFolder:
         return places
 
     def read(self, location: Location, where: str, values: bool) -> Any:
-        """Read the array, or without ``values`` only its header. Raises ``DataError`` where this is impossible."""
+        """Read the array, or without ``values`` only its header. Raises ``DataError`` where this is
+        impossible.
+        """
         with _readable(where):
             if not zipfile.is_zipfile(location.features):
                 with open(location.features, "rb") as file:
@@ -149,7 +160,9 @@ class FeatureFolder:
 
 
 def check_stored(dataset: Any, where: str) -> None:
-    """Raise ``DataError`` unless all values of an HDF5 dataset were written: the library returns zeros for others."""
+    """Raise ``DataError`` unless all values of an HDF5 dataset were written: the library returns
+    zeros for others.
+    """
     if not dataset.size:
         return
     if dataset.chunks is None:
@@ -159,12 +172,15 @@ def check_stored(dataset: Any, where: str) -> None:
         written = dataset.id.get_num_chunks()
     if written < expected:
         raise DataError(
-            f"{where}: {written} of {expected} blocks of {list(dataset.shape)} were written: make it again"
+            f"{where}: {written} of {expected} blocks of {list(dataset.shape)} were written: make "
+            f"it again"
         )
 
 
 class FeatureHdf5:
-    """One HDF5 file with a dataset per image. Each process opens the file for itself when it first reads from it."""
+    """One HDF5 file with a dataset per image. Each process opens the file for itself when it first
+    reads from it.
+    """
 
     parallel = False  # the HDF5 library reads one thing at a time
 
@@ -181,8 +197,9 @@ class FeatureHdf5:
         process = os.getpid()
         if self._opened is None or self._opened[0] != process:
             if self._opened is not None:
-                # A fork of the process that opened it. While that handle is open here, the HDF5 library would answer
-                # with the same open file, whose descriptor and position the processes share.
+                # A fork of the process that opened it. While that handle is open here, the HDF5
+                # library would answer with the same open file, whose descriptor and position the
+                # processes share.
                 self._opened[1].close()
                 self._opened = None
             import h5py
@@ -197,7 +214,9 @@ class FeatureHdf5:
         return node if hasattr(node, "dtype") else None
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
-        """Keys for N rows: those of the option ``pattern``, or of the first usual one that any image has."""
+        """Keys for N rows: those of the option ``pattern``, or of the first usual one that any
+        image has.
+        """
         usual = (
             key
             for row in rows
@@ -220,7 +239,8 @@ class FeatureHdf5:
             if array is None:
                 keys = ", ".join(itertools.islice(self._file(), 4))
                 raise DataError(
-                    f"{where}: no such key; the file's keys are such as {keys}: set data.features_kwargs.pattern"
+                    f"{where}: no such key; the file's keys are such as {keys}: set "
+                    f"data.features_kwargs.pattern"
                 )
             check_stored(array, where)
             return array[()] if values else array
@@ -252,8 +272,8 @@ class ImageFeatures:
     def load(self, dim: int | None = None) -> NDArray[np.float32]:
         """Read the features, float32 [R, D]; ``dim`` is the expected D (None: any).
 
-        Raises ``DataError`` where they are missing or unreadable, or a shape is wrong, or a value is not finite.
-        Missing features are never replaced by zeros or noise.
+        Raises ``DataError`` where they are missing or unreadable, or a shape is wrong, or a value
+        is not finite. Missing features are never replaced by zeros or noise.
         """
         stored, where = self._read(True), self.where
         with _readable(where):
@@ -271,7 +291,8 @@ class ImageFeatures:
         shape = list(stored.shape or ())  # None of an empty HDF5 dataset
         if len(shape) not in (2, 3) or 0 in shape:
             raise DataError(
-                f"{self.where}: the shape is {shape}, expected [regions, features] or a grid [H, W, features]"
+                f"{self.where}: the shape is {shape}, expected [regions, features] or a grid [H, "
+                f"W, features]"
             )
         check_width(shape[-1], self.store.options.dim, shape, self.where)
         return stored
@@ -321,7 +342,9 @@ def check_width(width: int, dim: int | None, shape: Sequence[int], where: str) -
 
 
 def finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:
-    """Convert ``array`` [R, D] to float32. Raises ``DataError`` for NaN, infinity, and values beyond float32."""
+    """Convert ``array`` [R, D] to float32. Raises ``DataError`` for NaN, infinity, and values
+    beyond float32.
+    """
     with np.errstate(
         over="ignore"
     ):  # a float64 beyond float32 becomes inf, which the next line reports
@@ -330,13 +353,16 @@ def finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:
     if len(wrong):
         row, column = (int(index) for index in wrong[0])
         raise DataError(
-            f"{where}: {name}[{row}, {column}] is {array[row, column]}, expected finite float32 values"
+            f"{where}: {name}[{row}, {column}] is {array[row, column]}, expected finite float32 "
+            f"values"
         )
     return values
 
 
 def as_stored(values: NDArray[Any], dtype: str, where: str) -> NDArray[Any]:
-    """Convert features [..., D] to ``dtype`` (``float32``, ``float16``). Raises ``DataError`` where one is not finite."""
+    """Convert features [..., D] to ``dtype`` (``float32``, ``float16``). Raises ``DataError`` where
+    one is not finite.
+    """
     single = finite(values.reshape(-1, values.shape[-1]), "features", where)
     with np.errstate(over="ignore"):  # what is beyond the type becomes inf
         stored = single.astype(dtype).reshape(values.shape)
@@ -348,7 +374,8 @@ def as_stored(values: NDArray[Any], dtype: str, where: str) -> NDArray[Any]:
 def pad_features(features: Sequence[NDArray[np.floating]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad the features [R_i, D] of B images to the largest number of regions R.
 
-    Returns features float32 [B, R, D], padded with zeros, and mask bool [B, R], True for real regions.
+    Returns features float32 [B, R, D], padded with zeros, and mask bool [B, R], True for real
+    regions.
     """
     import torch
 

@@ -28,7 +28,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 _BLOCK = 4096
 _CACHED = "images"
-"""Key of the entries in an image cache; it gets another name whenever the hash of an image changes."""
+"""Key of the entries in an image cache; it gets another name whenever the hash of an image changes.
+"""
 _LOG_SECONDS = 10.0
 
 
@@ -36,14 +37,18 @@ class Verdict(NamedTuple):
     """Result of checking one image file."""
 
     content: str | None = None
-    """Hash of the decoded RGB pixels, equal for copies of an image; None where the file was not decoded."""
+    """Hash of the decoded RGB pixels, equal for copies of an image; None where the file was not
+    decoded.
+    """
     error: str | None = None
     """Why the file cannot be used, including its name; None if it can."""
     missing: bool = False
 
 
 class ImageFile(NamedTuple):
-    """An image file, or a video (a file, or a folder of images) of which ``num_frames`` frames are read."""
+    """An image file, or a video (a file, or a folder of images) of which ``num_frames`` frames are
+    read.
+    """
 
     path: str
     num_frames: int | None = None
@@ -78,8 +83,9 @@ def check_image_files(
         files: each is checked once.
         num_workers: threads; Pillow decodes outside the interpreter lock.
         check_pixels: decode every file; False only checks that it exists.
-        cache: a JSON file that remembers good files by path and ``file_stamp``, so that the next run decodes only what
-            is new; to read every file for a hash would take minutes. Folders of frames are not remembered.
+        cache: a JSON file that remembers good files by path and ``file_stamp``, so that the next
+            run decodes only what is new; to read every file for a hash would take minutes. Folders
+            of frames are not remembered.
     """
     stored = _read_cache(cache)
     stamps: dict[ImageFile, list[int]] = {}
@@ -128,7 +134,8 @@ def check_image_file(file: ImageFile) -> Verdict:
                 content=hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest()
             )
         with image_file(file.path) as image:
-            image.verify()  # checksums, where the format has them; the image cannot be used afterwards
+            # checksums, where the format has them; the image cannot be used afterwards
+            image.verify()
         return Verdict(content=pixel_hash(open_image(file.path)))
     except RewardError as error:
         return Verdict(error=str(error))
@@ -140,15 +147,16 @@ def check_features(
     cache: str | Path | None = None,
     check_values: bool = False,
 ) -> list[str | None]:
-    """Check the region features of N images. Returns an error message (image, file, shape) or None for each.
+    """Check the region features of N images. Returns an error message (image, file, shape) or None
+    for each.
 
     Args:
         features: N features. All must have the feature size D of the majority.
         num_workers: threads, used for a folder of files.
-        cache: the cache of ``check_image_files``. Good features are remembered beside it, in ``NAME.features.json``, by
-            path or HDF5 key and ``file_stamp``.
-        check_values: read the values too: they must be finite, and boxes inside the image. Otherwise only array headers
-            are read.
+        cache: the cache of ``check_image_files``. Good features are remembered beside it, in
+            ``NAME.features.json``, by path or HDF5 key and ``file_stamp``.
+        check_values: read the values too: they must be finite, and boxes inside the image.
+            Otherwise only array headers are read.
     """
     memory = None if cache is None else Path(cache).with_suffix(".features.json")
     remembered = _read_cache(memory)
@@ -203,7 +211,9 @@ def _read_cache(cache: str | Path | None) -> dict[str, Any]:
 def in_parallel(
     function: Callable[[T], R], items: Sequence[T], num_workers: int, title: str
 ) -> Iterator[R]:
-    """Yield ``function(item)`` for every item in order, computed by threads, with the display of ``progress``."""
+    """Yield ``function(item)`` for every item in order, computed by threads, with the display of
+    ``progress``.
+    """
     with ThreadPoolExecutor(max(1, num_workers)) as pool:
         blocks = (items[first : first + _BLOCK] for first in range(0, len(items), _BLOCK))
         results = (result for block in blocks for result in pool.map(function, block))
@@ -213,9 +223,11 @@ def in_parallel(
 def progress(
     items: Iterable[T], title: str, unit: str = "file", total: int | None = None
 ) -> Iterator[T]:
-    """Yield the items and show progress in the main process: a bar after two seconds, or log lines without a terminal.
+    """Yield the items and show progress in the main process: a bar after two seconds, or log lines
+    without a terminal.
 
-    ``total`` is the number of items, by default their length; while it is unknown, no remaining time is shown.
+    ``total`` is the number of items, by default their length; while it is unknown, no remaining
+    time is shown.
     """
     total = len(items) if total is None and isinstance(items, Sized) else total
     shows = os.environ.get("RANK", "0") == "0"

@@ -1,4 +1,6 @@
-"""Reading and writing caption and reference files in the formats of the field. Image ids are always strings."""
+"""Reading and writing caption and reference files in the formats of the field. Image ids are always
+strings.
+"""
 
 import gzip
 import hashlib
@@ -55,17 +57,17 @@ class Record(NamedTuple):
 def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
     """Read one caption per image from COCO result format, ``[{"image_id": …, "caption": …}, …]``.
 
-    ``image_name`` may stand in place of ``image_id``, and JSON lines, an object each, in place of the list. Without
-    either, the path ``image`` is the id, as in data.
+    ``image_name`` may stand in place of ``image_id``, and JSON lines, an object each, in place of
+    the list. Without either, the path ``image`` is the id, as in data.
 
     Args:
-        path: the file, plain or gzip, a pipe such as ``/dev/stdin``, or the folder of an evaluation, with
-            ``predictions.json``.
+        path: the file, plain or gzip, a pipe such as ``/dev/stdin``, or the folder of an
+            evaluation, with ``predictions.json``.
         allow_empty: accept captions without a word, which a model may produce.
 
     Raises:
-        DataError: another format, a repeated key or image, or an empty caption. The message has the count and the first
-            offenders.
+        DataError: another format, a repeated key or image, or an empty caption. The message has the
+            count and the first offenders.
     """
     captions, twice = Captions(), []
     path = captions_file(path)
@@ -105,17 +107,19 @@ def read_references(
 ) -> References:
     """Read the reference captions of each image.
 
-    The format is recognised by its content: ``{image_id: [str, …]}``; COCO annotations (``images`` and
-    ``annotations``); Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); a list of
-    ``{"image_id": …, "captions": [str, …]}``; or JSON lines, as of ``data.format: jsonl``.
+    The format is recognised by its content: ``{image_id: [str, …]}``; COCO annotations (``images``
+    and ``annotations``); Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); a
+    list of ``{"image_id": …, "captions": [str, …]}``; or JSON lines, as of ``data.format: jsonl``.
 
     Args:
         path: the file, plain or gzip, or a pipe such as ``/dev/stdin``.
-        split: of Karpathy JSON and JSON lines: ``train`` (with ``restval``), ``val`` or ``test``; None takes all.
-        by: what identifies images in the result. ``image_name`` is ``file_name`` in COCO annotations, ``filename`` in
-            Karpathy JSON, the last part of ``image`` in JSON lines, ``image_name`` in a list, and the key itself in
-            ``{name: [str, …]}``.
-        has_splits: whether a ``split`` of a file without splits is an error; with False, such a file is read whole.
+        split: of Karpathy JSON and JSON lines: ``train`` (with ``restval``), ``val`` or ``test``;
+            None takes all.
+        by: what identifies images in the result. ``image_name`` is ``file_name`` in COCO
+            annotations, ``filename`` in Karpathy JSON, the last part of ``image`` in JSON lines,
+            ``image_name`` in a list, and the key itself in ``{name: [str, …]}``.
+        has_splits: whether a ``split`` of a file without splits is an error; with False, such a
+            file is read whole.
 
     Raises:
         DataError: another format, a repeated key or image, an empty reference, or an unknown split.
@@ -132,7 +136,8 @@ def read_references(
         return _karpathy_references(content, path, split, by, has_splits)
     if split is not None and has_splits:
         raise DataError(
-            f"{path} has no splits: only Karpathy JSON and JSON lines have them; leave split {split!r} out"
+            f"{path} has no splits: only Karpathy JSON and JSON lines have them; leave split "
+            f"{split!r} out"
         )
     if not isinstance(content, dict):
         return _collect_references(
@@ -189,7 +194,9 @@ def _line_references(
 def _of_split(
     records: Sequence[tuple[str, str, list[str]]], path: str | Path, split: str | None
 ) -> References:
-    """References of those of ``records`` (split, image id, references) that are in a split; None takes all."""
+    """References of those of ``records`` (split, image id, references) that are in a split; None
+    takes all.
+    """
     chosen_splits = ("train", "restval") if split == "train" else (split,)
     chosen = [record for record in records if split is None or record[0] in chosen_splits]
     if not chosen:
@@ -208,7 +215,9 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> Iterator[Record]:
-    """Yield the records of parsed Karpathy JSON. Raises ``DataError`` where one is wrong or lacks one of ``needs``."""
+    """Yield the records of parsed Karpathy JSON. Raises ``DataError`` where one is wrong or lacks
+    one of ``needs``.
+    """
     names = SplitNames(path, restval_as_train=False)
     for index, item in enumerate(
         _objects(content.get("images") if isinstance(content, dict) else None, f"{path}, images")
@@ -264,7 +273,8 @@ def _collect_references(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> R
 def coco_records(content: Any, path: str | Path) -> list[tuple[dict[str, Any], list[str]]]:
     """Each image of parsed COCO annotations with its captions.
 
-    Raises ``DataError`` for another format, a doubled image, and an annotation of an image that is not listed.
+    Raises ``DataError`` for another format, a doubled image, and an annotation of an image that is
+    not listed.
     """
     unknown = []
     with naming(f"{path} has no COCO annotations", (KeyError, TypeError), DataError):
@@ -287,7 +297,9 @@ def coco_records(content: Any, path: str | Path) -> list[tuple[dict[str, Any], l
 def references_for(
     image_ids: Iterable[str], references: Mapping[str, Sequence[str]], source: str | Path
 ) -> list[list[str]]:
-    """The references of N images. Raises ``DataError``, with the count and the first ids, where images have none."""
+    """The references of N images. Raises ``DataError``, with the count and the first ids, where
+    images have none.
+    """
     ids = list(image_ids)
     missing = [image_id for image_id in ids if image_id not in references]
     example = next(iter(references), "none")
@@ -312,12 +324,13 @@ def references_for(
 def with_ids_of(
     captions: Captions, known_ids: Collection[str], images: Mapping[str, Any], source: str | Path
 ) -> Captions:
-    """Captions whose ids are paths of images, as ``caption --out`` writes them, by the ids of these images.
+    """Captions whose ids are paths of images, as ``caption --out`` writes them, by the ids of these
+    images.
 
-    An id that is not among ``known`` and ends as an image file does becomes the id of the image of this path in
-    ``images`` (id -> path) or else, as in ``find_images``, the known id that is the name, the stem, or the number at
-    the end of the stem. All other ids stay. Raises ``DataError``, which names ``source``, where two captions are of one
-    image.
+    An id that is not among ``known`` and ends as an image file does becomes the id of the image of
+    this path in ``images`` (id -> path) or else, as in ``find_images``, the known id that is the
+    name, the stem, or the number at the end of the stem. All other ids stay. Raises ``DataError``,
+    which names ``source``, where two captions are of one image.
     """
     ids = {
         os.path.abspath(path): image_id
@@ -342,7 +355,9 @@ def with_ids_of(
 
 
 def _names_of(path: Path) -> list[str]:
-    """The ids that a file answers to: its name, its stem, and the number that ends the stem, if one does."""
+    """The ids that a file answers to: its name, its stem, and the number that ends the stem, if one
+    does.
+    """
     digits = path.stem[len(path.stem.rstrip("0123456789")) :]
     return [path.name, path.stem, *([str(int(digits))] if digits else [])]
 
@@ -350,10 +365,10 @@ def _names_of(path: Path) -> list[str]:
 def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     """Find the file of each image in a folder, among its ``list_images``.
 
-    An id is a file's path (from the working directory or from the folder) or, where none has it, a file's name, then
-    its stem, then, for a whole number, the digits at the end of its stem (``391895`` is
-    ``COCO_val2014_000000391895.jpg``). Raises ``DataError`` where an id has no file or, in the same way, several, which
-    it names.
+    An id is a file's path (from the working directory or from the folder) or, where none has it, a
+    file's name, then its stem, then, for a whole number, the digits at the end of its stem
+    (``391895`` is ``COCO_val2014_000000391895.jpg``). Raises ``DataError`` where an id has no file
+    or, in the same way, several, which it names.
     """
     root = Path(folder)
     paths_by: dict[tuple[int, str], list[str]] = {}
@@ -385,7 +400,9 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
 
 
 def write_json(path: str | Path, content: Any, allow_nan: bool = False) -> None:
-    """Write JSON atomically (see ``write_text``). Raises ``ValueError`` for NaN and infinity unless ``allow_nan``."""
+    """Write JSON atomically (see ``write_text``). Raises ``ValueError`` for NaN and infinity unless
+    ``allow_nan``.
+    """
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=allow_nan) + "\n")
 
 
@@ -401,14 +418,18 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def _read_bytes(path: str | Path) -> bytes:
-    """The content of a file or pipe (read once); gzip is recognised by its content, not by the file's name."""
+    """The content of a file or pipe (read once); gzip is recognised by its content, not by the
+    file's name.
+    """
     data = Path(path).read_bytes()
     with naming(str(path), (OSError, EOFError, zlib.error), DataError):
         return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
 def _parse_json(data: bytes, path: str | Path) -> Any:
-    """The value of JSON, or the list of the values of JSON lines: several lines, of which the first is an object."""
+    """The value of JSON, or the list of the values of JSON lines: several lines, of which the first
+    is an object.
+    """
     first, _, rest = data.strip().partition(b"\n")
     if rest and first.rstrip().endswith(b"}") and first.startswith(b"{"):
         return [value for *_, value in parse_json_lines(data.split(b"\n"), path)]

@@ -1,9 +1,9 @@
 """Data formats by name, and what formats that read a file share.
 
 A format of this package is a line in ``FORMATS``. One from outside is named by ``data.target``
-(``package.module:Name``): a class or function that makes a ``DataModule``. Its parameters are its options, with ranges
-in their annotations (``Annotated[int, Range(min=1)]``); their values come from ``data.kwargs``, or, for parameters
-named like one of ``KEYS``, from that key of ``data``.
+(``package.module:Name``): a class or function that makes a ``DataModule``. Its parameters are its
+options, with ranges in their annotations (``Annotated[int, Range(min=1)]``); their values come from
+``data.kwargs``, or, for parameters named like one of ``KEYS``, from that key of ``data``.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ KEYS = (
 
 
 def wrong_options(config: DataConfig, key: str = "data", required: bool = False) -> list[str]:
-    """What is wrong with the options of a format, one sentence each. Raises ``ConfigError`` for an unknown format.
+    """What is wrong with the options of a format, one sentence each. Raises ``ConfigError`` for an
+    unknown format.
 
-    ``config`` is the section ``data`` of a configuration, and ``key`` its dotted name. With ``required``, missing
-    options are wrong, too.
+    ``config`` is the section ``data`` of a configuration, and ``key`` its dotted name. With
+    ``required``, missing options are wrong, too.
     """
     target, name = _target(config, key)
 
@@ -67,7 +68,8 @@ def wrong_options(config: DataConfig, key: str = "data", required: bool = False)
 
 
 def check_path(config: DataConfig, run: str = "") -> None:
-    """Raise ``DataError`` if ``data.path`` is local and does not exist; it has ``data.source`` where that is set.
+    """Raise ``DataError`` if ``data.path`` is local and does not exist; it has ``data.source``
+    where that is set.
 
     ``run`` is the beginning of the message.
     """
@@ -129,10 +131,11 @@ def _given(config: DataConfig) -> dict[str, Any]:
 def grouped_by_split(
     rows: Iterable[tuple[str, Row]], source: Path, max_images: Mapping[str, int] | None = None
 ) -> dict[str, list[Row]]:
-    """Group ``(split, row)`` pairs: first the standard splits, then others in the order of the file.
+    """Group ``(split, row)`` pairs: first the standard splits, then others in the order of the
+    file.
 
-    ``max_images`` limits the number of rows of a split; the first ones stay. Raises ``DataError`` where ``source`` has
-    no row.
+    ``max_images`` limits the number of rows of a split; the first ones stay. Raises ``DataError``
+    where ``source`` has no row.
     """
     groups: dict[str, list[Row]] = {}
     for split, row in rows:
@@ -150,7 +153,8 @@ def grouped_by_split(
 def add_features(
     rows: Mapping[str, list[Row]], root: str | Path | None, options: Mapping[str, Any] | None = None
 ) -> None:
-    """Set ``features`` of every row to its ``ImageFeatures`` under ``root``; do nothing where ``root`` is None.
+    """Set ``features`` of every row to its ``ImageFeatures`` under ``root``; do nothing where
+    ``root`` is None.
 
     ``root`` is a folder or an HDF5 file, ``options`` are arguments of ``FeatureOptions``.
     """
@@ -182,14 +186,16 @@ def _video(num_frames: int, split: str, index: int, row: Row) -> Row:
 
 
 def _long(split: str, index: int, row: Row) -> Row:
-    """Make the long description of a row its only reference; the others become ``short_references``.
+    """Make the long description of a row its only reference; the others become
+    ``short_references``.
 
     Drops the columns ``BY_REFERENCE``. Raises ``DataError`` where there is no long description.
     """
     description = row.get("long_reference", "")
     if not description.strip():
         raise DataError(
-            f"{split} {row['image_id']!r} has no long_reference, which data.long_captions makes its caption: expected "
+            f"{split} {row['image_id']!r} has no long_reference, which data.long_captions makes "
+            f"its caption: expected "
             "a long description in every row (data.format jsonl or scenes)"
         )
     long_row: Any = {name: value for name, value in row.items() if name not in BY_REFERENCE}

@@ -1,6 +1,8 @@
-"""Tables read by the library ``datasets`` (extra ``hub``): the hub, Parquet, CSV, webdataset's tar shards.
+"""Tables read by the library ``datasets`` (extra ``hub``): the hub, Parquet, CSV, webdataset's tar
+shards.
 
-Texts are read when a row is accessed, and images when they are opened: both from the library's memory-mapped files.
+Texts are read when a row is accessed, and images when they are opened: both from the library's
+memory-mapped files.
 """
 
 import hashlib
@@ -36,12 +38,14 @@ def hub(
     """Read a data set of the hub, or files in a layout that ``datasets`` reads.
 
     Args:
-        path: its name, ``OWNER/NAME``, or a folder such as one of ``train-*.parquet`` or ``train-*.tar``, or a file of
-            ``LOADERS``, which is the split ``train``.
+        path: its name, ``OWNER/NAME``, or a folder such as one of ``train-*.parquet`` or
+            ``train-*.tar``, or a file of ``LOADERS``, which is the split ``train``.
         columns: column of this package -> column there (``renamed_columns``).
-        image_root: folder that images start from, where their column has paths; None is that of local files.
-        splits: split here -> split there, in the notation of ``datasets`` (``{train: train+restval}``). None takes all,
-            and ``validation`` is ``val``; or those that the column ``split`` names, where there is one.
+        image_root: folder that images start from, where their column has paths; None is that of
+            local files.
+        splits: split here -> split there, in the notation of ``datasets`` (``{train:
+            train+restval}``). None takes all, and ``validation`` is ``val``; or those that the
+            column ``split`` names, where there is one.
         name: the configuration, where the data set has several.
         revision: branch, tag or commit.
 

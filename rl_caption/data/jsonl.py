@@ -14,7 +14,8 @@ from rl_caption.data.plain_files import check_type, json_lines, shown
 from rl_caption.data.splits import SplitNames
 
 IMAGE_FOLDER = {"image": "file_name", "references": "text"}
-"""``data.columns`` of ``metadata.jsonl`` in the layout ``ImageFolder`` of the library ``datasets``."""
+"""``data.columns`` of ``metadata.jsonl`` in the layout ``ImageFolder`` of the library ``datasets``.
+"""
 
 
 class _Needed(TypedDict):
@@ -36,22 +37,25 @@ class _Line(_Needed, total=False):
 class JsonLinesData(Splits):
     """A JSON lines file as a ``DataModule``.
 
-    Each line is an object with ``image`` (a path), ``references`` (a list of captions) and optionally ``split``
-    (default ``"train"``), ``image_id`` (default: the image path as given), ``prompt``, ``long_reference``,
-    ``positive_captions`` (further true captions), ``positive_images`` (paths of generated images, one per reference)
-    ``negatives`` (false captions, one list per reference) and ``questions`` (``{question, choices, answer}``, for the
-    reward ``caption_qa``). Other keys are ignored, unless they look like a
-    misspelling of one of these. Empty lines are skipped. Lines with ``file_name`` and ``text`` (``IMAGE_FOLDER``) are
+    Each line is an object with ``image`` (a path), ``references`` (a list of captions) and
+    optionally ``split`` (default ``"train"``), ``image_id`` (default: the image path as given),
+    ``prompt``, ``long_reference``, ``positive_captions`` (further true captions),
+    ``positive_images`` (paths of generated images, one per reference) ``negatives`` (false
+    captions, one list per reference) and ``questions`` (``{question, choices, answer}``, for the
+    reward ``caption_qa``). Other keys are ignored, unless they look like a misspelling of one of
+    these. Empty lines are skipped. Lines with ``file_name`` and ``text`` (``IMAGE_FOLDER``) are
     read, too.
 
     Args:
         path: the file, UTF-8.
-        image_root: the folder that relative image paths start from, itself relative to the file's folder; None is the
-            file's folder.
-        features_root: the folder, or the HDF5 file, of region features; rows then carry ``features``.
+        image_root: the folder that relative image paths start from, itself relative to the file's
+            folder; None is the file's folder.
+        features_root: the folder, or the HDF5 file, of region features; rows then carry
+            ``features``.
         max_images: keep only the first rows of a split, such as ``{"train": 1000}``.
         features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``.
-        columns: key of this format -> key of the file (``renamed_columns``), for files of another layout.
+        columns: key of this format -> key of the file (``renamed_columns``), for files of another
+            layout.
 
     Raises:
         DataError: a line is wrong; the message names the file and the line.
@@ -86,9 +90,10 @@ def renamed_columns(
 
     Args:
         item: the row.
-        columns: name here -> name there (``json.caption`` is a key of an object), or a text in which
-            names in braces stand for their values, such as ``{filepath}/{filename}``. A single text becomes a list of one where a list is expected, and an object with
-            the text ``raw`` (sentences of Karpathy JSON) that text.
+        columns: name here -> name there (``json.caption`` is a key of an object), or a text in
+            which names in braces stand for their values, such as ``{filepath}/{filename}``. A
+            single text becomes a list of one where a list is expected, and an object with the text
+            ``raw`` (sentences of Karpathy JSON) that text.
         where: the row in messages.
 
     Raises:
@@ -123,9 +128,11 @@ def _value(item: Mapping[str, Any], column: str) -> Any:
 def read_row(
     item: Any, where: str, image_root: Path, columns: Mapping[str, str] | None = None
 ) -> tuple[str, Row]:
-    """The split and the row of a line; ``where`` it is stands in messages. Raises ``DataError`` for a wrong line.
+    """The split and the row of a line; ``where`` it is stands in messages. Raises ``DataError`` for
+    a wrong line.
 
-    ``columns`` are those of ``renamed_columns``; None takes the keys as they are, or else those of ``IMAGE_FOLDER``.
+    ``columns`` are those of ``renamed_columns``; None takes the keys as they are, or else those of
+    ``IMAGE_FOLDER``.
     """
     check_type(item, dict, where, DataError)
     if (
@@ -150,7 +157,8 @@ def read_row(
     row: Any = {key: item[key] for key in _Line.__annotations__ if key in item and key != "split"}
     if "negatives" in item and len(item["negatives"]) != len(item["references"]):
         raise DataError(
-            f"{where}: 'negatives' is {shown(item['negatives'])}: expected a list for each reference"
+            f"{where}: 'negatives' is {shown(item['negatives'])}: expected a list for each "
+            f"reference"
         )
     row["image_id"] = str(item.get("image_id", item["image"]))
     row["image"] = os.path.join(image_root, item["image"])

@@ -12,20 +12,24 @@ from rl_caption.data.formats import add_features, grouped_by_split
 class KarpathyData(Splits):
     """A Karpathy JSON file as a ``DataModule``.
 
-    A record's ``image_id`` is its ``cocoid``, or else its ``imgid``, as a string. Its references are the ``raw``
-    sentences, or the joined ``tokens`` of a sentence without ``raw``. Its image is
+    A record's ``image_id`` is its ``cocoid``, or else its ``imgid``, as a string. Its references
+    are the ``raw`` sentences, or the joined ``tokens`` of a sentence without ``raw``. Its image is
     ``image_root / filepath / filename``, unless an option says otherwise; nothing is guessed.
 
     Args:
         path: the JSON file, or a folder that holds exactly one ``dataset*.json``.
-        image_root: the folder of the images, relative to the JSON file's folder; None is that folder itself.
-        image_extension: replaces the extension of every ``filename``, such as ``.jpg`` where the JSON says ``.tif``.
+        image_root: the folder of the images, relative to the JSON file's folder; None is that
+            folder itself.
+        image_extension: replaces the extension of every ``filename``, such as ``.jpg`` where the
+            JSON says ``.tif``.
         flatten: leave out ``filepath``: all images lie in ``image_root``.
-        restval_as_train: add the split ``restval`` (the rest of COCO's validation images) to ``train``.
-        features_root: the folder, or the HDF5 file, of region features; rows then carry ``features``.
+        restval_as_train: add the split ``restval`` (the rest of COCO's validation images) to
+            ``train``.
+        features_root: the folder, or the HDF5 file, of region features; rows then carry
+            ``features``.
         max_images: keep only the first rows of a split, such as ``{"train": 1000}``.
-        features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``. A record's ``width`` and
-            ``height``, in pixels, are the image's size where boxes need it.
+        features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``. A
+            record's ``width`` and ``height``, in pixels, are the image's size where boxes need it.
 
     Raises:
         DataError: the file is not Karpathy JSON. Images are checked by ``check_data``, not here.

@@ -1,7 +1,7 @@
 """Training batches: the order of the images, their augmentation, and collation for the captioner.
 
-Order and augmentation are pure functions of (seed, step), so that a run resumes, even with another number of processes,
-without any state of a loader or sampler.
+Order and augmentation are pure functions of (seed, step), so that a run resumes, even with another
+number of processes, without any state of a loader or sampler.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ LARGEST_ANGLE = 10.0
 def step_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[int]:
     """Row indices of the global batch of optimizer step ``step`` (counted from 0).
 
-    Epochs are independent permutations, one after another: every image is seen once per epoch, none is dropped, and a
-    batch may span two epochs.
+    Epochs are independent permutations, one after another: every image is seen once per epoch, none
+    is dropped, and a batch may span two epochs.
     """
     start = step * batch_size
     indices: list[int] = []
@@ -57,8 +57,8 @@ def step_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[i
 def row_generator(seed: int, step: int, key: str) -> np.random.Generator:
     """Random numbers for one image at one step, a pure function of the arguments.
 
-    The counter-based generator Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed by a
-    hash of the arguments.
+    The counter-based generator Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1,
+    2, 3"), keyed by a hash of the arguments.
     """
     digest = hashlib.blake2b(f"{seed}/{step}/{key}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
@@ -78,9 +78,11 @@ def micro_batches(
     seed: int,
     first_step: int,
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yield the micro-batches of one process, as (row index, step) pairs, step after step without end.
+    """Yield the micro-batches of one process, as (row index, step) pairs, step after step without
+    end.
 
-    Each process takes ``batch_size / processes`` consecutive rows of the global batch and cuts them into micro-batches.
+    Each process takes ``batch_size / processes`` consecutive rows of the global batch and cuts them
+    into micro-batches.
     """
     size = batch_size // processes
     for step in itertools.count(first_step):
@@ -90,7 +92,9 @@ def micro_batches(
 
 
 def micro_batch_size(batch_size: int, micro_batch_size: int | None, processes: int) -> int:
-    """Images per forward pass of one process. Raises ``ConfigError``, with sizes that work, where this one does not."""
+    """Images per forward pass of one process. Raises ``ConfigError``, with sizes that work, where
+    this one does not.
+    """
     if batch_size % processes:
         raise ConfigError(
             f"train.batch_size {batch_size} is not a multiple of the {processes} processes"
@@ -101,14 +105,17 @@ def micro_batch_size(batch_size: int, micro_batch_size: int | None, processes: i
     if micro_batch_size < 1 or images % micro_batch_size:
         fitting = [size for size in range(1, images + 1) if images % size == 0]
         raise ConfigError(
-            f"train.micro_batch_size {micro_batch_size} does not divide the {images} images of a process "
+            f"train.micro_batch_size {micro_batch_size} does not divide the {images} images of a "
+            f"process "
             f"(train.batch_size {batch_size} / {processes} processes): use one of {fitting}"
         )
     return micro_batch_size
 
 
 def draw_view(row: Row, seed: int, step: int) -> Row:
-    """Draw one of the 1 + V stored views of the row's features (``features_kwargs.views``), if there are any."""
+    """Draw one of the 1 + V stored views of the row's features (``features_kwargs.views``), if
+    there are any.
+    """
     views = getattr(row.get("features"), "views", ())
     if not views:
         return row
@@ -117,19 +124,22 @@ def draw_view(row: Row, seed: int, step: int) -> Row:
 
 
 def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id: str) -> Tensor:
-    """Augment an image, ``pixels`` [C, S, S] with any number of channels: returns a new tensor of the same shape.
+    """Augment an image, ``pixels`` [C, S, S] with any number of channels: returns a new tensor of
+    the same shape.
 
     A pure function of the arguments. ``names`` are among ``AUGMENTATIONS``:
 
     - ``horizontal``, ``vertical``: mirror with probability 1/2.
-    - ``transpose``: swap the axes with probability 1/2 (with both mirrors: all eight symmetries of a square).
+    - ``transpose``: swap the axes with probability 1/2 (with both mirrors: all eight symmetries of
+      a square).
     - ``crop``: cut out a square of 0.75 to 1 of the side and scale it back (bilinear).
     - ``shift``: move by up to 1/8 of the side in each direction.
     - ``rotate``: turn by up to 10 degrees either way (bilinear).
 
     Shifts and rotations fill with the nearest edge pixel.
     """
-    # Another key than that of ``scst.rollout.sampling_noise``: sampled captions must not depend on the augmentation.
+    # Another key than that of ``scst.rollout.sampling_noise``: sampled captions must not depend on
+    # the augmentation.
     generator = row_generator(seed, step, f"augment/{image_id}")
     draws = dict(
         zip(("horizontal", "vertical", "transpose", "crop"), generator.random(4), strict=True)
@@ -148,7 +158,8 @@ def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id
         pixels = torch.nn.functional.interpolate(
             window, (side, side), mode="bilinear", align_corners=False
         )[0]
-    # A generator of their own, so that the other augmentations stay the same with and without these.
+    # A generator of their own, so that the other augmentations stay the same with and without
+    # these.
     further = row_generator(seed, step, f"shift and rotate/{image_id}").uniform(-1, 1, 3)
     if "shift" in names:
         pixels = _shift(pixels, further[0], further[1])
@@ -181,10 +192,11 @@ class Collate:
 
     Args:
         captioner: preprocesses the images and tokenises the references.
-        max_target_tokens: length limit of the targets made of the references, EOS included; None makes no targets.
+        max_target_tokens: length limit of the targets made of the references, EOS included; None
+            makes no targets.
         captions_per_image: references per image and step, drawn anew at every step; None takes all.
-        augmentations: names of ``augment``, drawn anew at every step. Captions must stay true: aerial photos may be
-            mirrored, scenes with a left and a right may not.
+        augmentations: names of ``augment``, drawn anew at every step. Captions must stay true:
+            aerial photos may be mirrored, scenes with a left and a right may not.
         seed: of the draws.
     """
 
@@ -200,7 +212,8 @@ class Collate:
             raise ValueError(f"data.augment has {unknown}: expected some of {list(AUGMENTATIONS)}")
         if augmentations and not captioner.augmentable:
             raise ConfigError(
-                f"data.augment is {list(augmentations)}: the model's processor cuts images into patches or crops, "
+                f"data.augment is {list(augmentations)}: the model's processor cuts images into "
+                f"patches or crops, "
                 "which cannot be augmented: leave it out"
             )
         self.captioner, self.augmentations, self.seed = captioner, tuple(augmentations), seed
@@ -241,10 +254,11 @@ def encode_targets(
     max_tokens: int,
     rows: Sequence[Row] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Encode the references of B images: token ids [B, C, L], and the mask [B, C, L] of the tokens to learn.
+    """Encode the references of B images: token ids [B, C, L], and the mask [B, C, L] of the tokens
+    to learn.
 
-    C is the largest number of references of an image; shorter lists are filled with padding. ``rows`` [B] have the
-    prompts.
+    C is the largest number of references of an image; shorter lists are filled with padding.
+    ``rows`` [B] have the prompts.
     """
     owners = rows if rows is not None else [None] * len(references)
     encoded = [
@@ -273,7 +287,8 @@ class _Keys(Dataset):
 class _Fetch:
     """Makes a micro-batch of (row index, step) pairs, in a worker or not.
 
-    An error that a user can mend is returned: a ``DataLoader`` would put the traceback of the worker into its message.
+    An error that a user can mend is returned: a ``DataLoader`` would put the traceback of the
+    worker into its message.
     """
 
     rows: Sequence[Row]
@@ -298,8 +313,9 @@ def row_loader(
     order: Iterator[list[tuple[int, int]]],
     num_workers: int,
 ) -> Iterator[Iterator[Batch]]:
-    """Inside the ``with``, an iterator over the micro-batches of (row index, step) in ``order``, collated by
-    ``collate``, which workers may prepare. An error of a worker that a user can mend is raised as it is.
+    """Inside the ``with``, an iterator over the micro-batches of (row index, step) in ``order``,
+    collated by ``collate``, which workers may prepare. An error of a worker that a user can mend is
+    raised as it is.
     """
     batches: Any = iter(
         DataLoader(
@@ -307,7 +323,8 @@ def row_loader(
             batch_sampler=order,
             collate_fn=_Fetch(rows, collate, TARGETS),
             num_workers=num_workers,
-            # A generator of its own: otherwise every new iterator would advance the global random state.
+            # A generator of its own: otherwise every new iterator would advance the global random
+            # state.
             generator=torch.Generator(),
             persistent_workers=False,
             worker_init_fn=_leave_signals_to_the_training if num_workers else None,
@@ -328,6 +345,8 @@ def _raise_errors(batch: Batch | Exception) -> Batch:
 
 
 def _leave_signals_to_the_training(worker: int) -> None:
-    """Ignore stop signals in workers: a signal to the whole job must not end them while the training still saves."""
+    """Ignore stop signals in workers: a signal to the whole job must not end them while the
+    training still saves.
+    """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

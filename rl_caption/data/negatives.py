@@ -1,8 +1,9 @@
-"""Hard negatives: false captions one edit away from a true one, made by rules over part-of-speech tags.
+"""Hard negatives: false captions one edit away from a true one, made by rules over part-of-speech
+tags.
 
-The edits are those of SugarCrepe (Hsieh et al. 2023: replace, swap, add) and of ARO's order task (Yuksekgonul et al.
-2023). Rules do not see the image, so some of the captions are true nevertheless. For generated scenes,
-``rl_caption.data.scenes.negatives`` makes exact ones.
+The edits are those of SugarCrepe (Hsieh et al. 2023: replace, swap, add) and of ARO's order task
+(Yuksekgonul et al. 2023). Rules do not see the image, so some of the captions are true
+nevertheless. For generated scenes, ``rl_caption.data.scenes.negatives`` makes exact ones.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class NegativeSource(Protocol):
     def __call__(
         self, row: Row, caption: str, generator: np.random.Generator
     ) -> list[tuple[str, str]]:
-        """Return pairs (kind, false caption), the preferred ones first; a pure function of the arguments."""
+        """Return pairs (kind, false caption), the preferred ones first; a pure function of the
+        arguments.
+        """
         ...
 
 
@@ -86,7 +89,8 @@ class Tagged:
     def replace_words(self, edits: Mapping[int, str]) -> str:
         """The caption with the words at some positions replaced; articles are made to agree."""
         words = [edits.get(at, word) for at, word in enumerate(self.words)]
-        # "a" and "an" agree with the word after them, so that grammar does not give the negative away.
+        # "a" and "an" agree with the word after them, so that grammar does not give the negative
+        # away.
         for at in range(len(words) - 1):
             if edits.keys() & {at, at + 1} and words[at].lower() in ("a", "an") and words[at + 1]:
                 article = "an" if words[at + 1][0].lower() in "aeiou" else "a"
@@ -95,7 +99,9 @@ class Tagged:
 
 
 def one_form(caption: str) -> str:
-    """The caption in the form of the edits: words and punctuation of ``_WORD``, no space before the latter."""
+    """The caption in the form of the edits: words and punctuation of ``_WORD``, no space before the
+    latter.
+    """
     return _join_words(_WORD.findall(caption))
 
 
@@ -115,7 +121,8 @@ def tag_words(caption: str) -> Tagged:
 
 
 def word_pool(captions: Sequence[str]) -> dict[str, tuple[list[str], np.ndarray]]:
-    """Nouns and adjectives of captions, with the cumulative relative frequencies from which they are drawn.
+    """Nouns and adjectives of captions, with the cumulative relative frequencies from which they
+    are drawn.
 
     Of more than ``POOLED`` captions, an evenly spaced subset is read.
     """
@@ -279,7 +286,9 @@ def _shuffle(chosen: Callable[[str], bool]) -> Edit:
 
 
 def _shuffle_trigrams(within: bool) -> Edit:
-    """An edit that cuts the words into triples and shuffles these, or the words ``within`` each; drops punctuation."""
+    """An edit that cuts the words into triples and shuffles these, or the words ``within`` each;
+    drops punctuation.
+    """
 
     def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
         words = [word for word in caption.words if word[0].isalnum()]
@@ -316,16 +325,19 @@ EDITS: dict[str, Edit] = {
     "shuffle_within_trigrams": _shuffle_trigrams(within=True),
     "shuffle_trigrams": _shuffle_trigrams(within=False),
 }
-"""Kind of hard negative -> the rule that makes it; the last four are ARO's perturbations of word order."""
+"""Kind of hard negative -> the rule that makes it; the last four are ARO's perturbations of word
+order.
+"""
 
 
 @dataclass
 class RuleNegatives:
     """Hard negatives by rules, a ``NegativeSource``.
 
-    New objects and attributes are drawn from ``captions``, by frequency. ``kinds`` are names of ``EDITS`` (None: all);
-    each caption gets those that apply, in random order. Raises ``ValueError`` for an unknown kind, and ``RewardError``
-    where the package ``textblob`` is not installed.
+    New objects and attributes are drawn from ``captions``, by frequency. ``kinds`` are names of
+    ``EDITS`` (None: all); each caption gets those that apply, in random order. Raises
+    ``ValueError`` for an unknown kind, and ``RewardError`` where the package ``textblob`` is not
+    installed.
     """
 
     captions: Sequence[str]
@@ -358,12 +370,16 @@ def _plain(caption: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNegatives:
-    """Hard negatives of the dataset itself, a ``NegativeSource``: the column ``negatives``, one list per reference."""
+    """Hard negatives of the dataset itself, a ``NegativeSource``: the column ``negatives``, one
+    list per reference.
+    """
 
     def __call__(
         self, row: Row, caption: str, generator: np.random.Generator
     ) -> list[tuple[str, str]]:
-        """The negatives of the reference, in random order. Raises ``DataError`` where the row has none for it."""
+        """The negatives of the reference, in random order. Raises ``DataError`` where the row has
+        none for it.
+        """
         column = row.get("negatives")
         if column is None or caption not in row["references"]:
             raise DataError(

@@ -1,4 +1,6 @@
-"""Programs that work in parts: distribution of the parts over workers, and a check that settings stay the same."""
+"""Programs that work in parts: distribution of the parts over workers, and a check that settings
+stay the same.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,9 @@ SETTINGS = "parts.json"
 
 
 def own_parts(worker: str | None, total: int) -> range:
-    """Indices, below ``total``, of the parts of worker ``K/N`` (None: all). Raises ``ConfigError`` for other text."""
+    """Indices, below ``total``, of the parts of worker ``K/N`` (None: all). Raises ``ConfigError``
+    for other text.
+    """
     if worker is None:
         return range(total)
     first, _, step = worker.partition("/")
@@ -28,7 +32,8 @@ def own_parts(worker: str | None, total: int) -> range:
 
 
 def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
-    """Record the settings of the parts in ``out``. Raises ``ConfigError`` where existing parts have others.
+    """Record the settings of the parts in ``out``. Raises ``ConfigError`` where existing parts have
+    others.
 
     ``data`` among them is a ``fingerprint``: times of files that differ are told.
     """
@@ -43,12 +48,14 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
                 f"{name} was {stored.get(name)!r}, is now {settings[name]!r}" for name in changed
             )
             raise ConfigError(
-                f"{out} has parts that were written with other settings: {differences}; name another out"
+                f"{out} has parts that were written with other settings: {differences}; name "
+                f"another out"
             )
         files, copied = changes(stored.get("data", {}), settings.get("data", {}))
         if files:
             raise ConfigError(
-                f"{out} has parts that were made from other data: {'; '.join(files)}; name another out"
+                f"{out} has parts that were made from other data: {'; '.join(files)}; name another "
+                f"out"
             )
         if copied:
             times = "; ".join(copied)
@@ -60,7 +67,8 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
 def missing_parts(
     out: Path, files: Sequence[Path], worker: str | None, settings: Mapping[str, Any]
 ) -> tuple[list[int], str]:
-    """Numbers of the parts that a worker has to make, of ``files`` for all parts; and a sentence that counts them.
+    """Numbers of the parts that a worker has to make, of ``files`` for all parts; and a sentence
+    that counts them.
 
     ``settings`` are recorded in ``out``; ``ConfigError`` where the parts in it were made by others.
     """
@@ -70,5 +78,6 @@ def missing_parts(
     missing = [number for number in worker_parts if not files[number].exists()]
     return (
         missing,
-        f"{len(missing)} parts made, {len(worker_parts) - len(missing)} were there; {len(files)} in all",
+        f"{len(missing)} parts made, {len(worker_parts) - len(missing)} were there; {len(files)} "
+        f"in all",
     )

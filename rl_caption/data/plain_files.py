@@ -24,7 +24,8 @@ SPECIAL_TOKENS = re.compile(
     r"|<(?:start|end)_of_\w+>|\[(?:sep|cls|pad|unk|mask|eos|bos|dec|enc|/?inst)\]|(?<!\S)##\w|[ĠĊ▁]",
     re.IGNORECASE,
 )
-"""Special tokens of the usual tokenizers, and marks by which they write spaces and parts of words."""
+"""Special tokens of the usual tokenizers, and marks by which they write spaces and parts of words.
+"""
 _CHINESE_OR_JAPANESE = re.compile(
     "[\u3040-\u30ff\u3100-\u312f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af]"
 )
@@ -54,8 +55,8 @@ def parse_json(
         content: the text.
         where: the source, with which error messages begin.
         error: the exception to raise where it is not JSON, or an object repeats a key.
-        drop_tokens: drop ``tokens`` from objects with ``raw``, which take most of the memory of Karpathy JSON (0.9 GB
-            for COCO).
+        drop_tokens: drop ``tokens`` from objects with ``raw``, which take most of the memory of
+            Karpathy JSON (0.9 GB for COCO).
     """
     pairs = _without_tokens if drop_tokens else unique_keys
     with naming(f"{where} is not JSON", (ValueError,), error):
@@ -63,7 +64,9 @@ def parse_json(
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, str, Any]]:
-    """Yield line number, ``FILE, line N`` and value of each non-empty line of JSON. Only a line feed ends a line."""
+    """Yield line number, ``FILE, line N`` and value of each non-empty line of JSON. Only a line
+    feed ends a line.
+    """
     with open(path, "rb") as file:
         yield from parse_json_lines(file, path)
 
@@ -77,7 +80,8 @@ def parse_json_lines(lines: Iterable[bytes], path: str | Path) -> Iterator[tuple
 
 
 def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield ``FILE, line N`` and the values of each row of a CSV file in UTF-8, whose first line has the headings.
+    """Yield ``FILE, line N`` and the values of each row of a CSV file in UTF-8, whose first line
+    has the headings.
 
     Raises ``DataError`` where one of ``columns`` is absent, or a row has no value in it.
     """
@@ -109,7 +113,8 @@ def json_object(content: bytes | str, where: str) -> dict[str, Any]:
 def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     """Read a JSON file whose value has the type ``kind`` (see ``check_type``).
 
-    Raises ``error``, which names the file and the key, for another value, and ``OSError`` for an unreadable file.
+    Raises ``error``, which names the file and the key, for another value, and ``OSError`` for an
+    unreadable file.
     """
     content = parse_json(file.read_bytes(), file, error)
     check_type(content, kind, str(file), error)
@@ -131,8 +136,8 @@ class _Line(typing.TypedDict):
 def read_log(file: Path, error: type[Exception]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ``FILE, line N`` and the record of each line of ``metrics.jsonl`` or ``samples.jsonl``.
 
-    Every record has an integer ``step``. An incomplete last line, as a killed run leaves, is skipped. Raises as
-    ``read_json`` does.
+    Every record has an integer ``step``. An incomplete last line, as a killed run leaves, is
+    skipped. Raises as ``read_json`` does.
     """
     lines = file.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -159,7 +164,9 @@ def hash_text(text: str) -> int:
 
 
 def check_name(image_id: str, where: str) -> str:
-    """Return an id that becomes a file's name. Raises ``DataError``, with ``where``, if it has a slash."""
+    """Return an id that becomes a file's name. Raises ``DataError``, with ``where``, if it has a
+    slash.
+    """
     if os.sep in image_id:
         raise DataError(f"{where}: expected an id that can be a file's name")
     return image_id
@@ -168,9 +175,10 @@ def check_name(image_id: str, where: str) -> str:
 class TextForms:
     """Counts captions that cost scores by their form.
 
-    They have left-over special tokens, which every metric takes for words; or another Unicode form than others (NFD,
-    letters and accents apart, against NFC), so that equal words do not match; or no word, if they are ``scored``; or no
-    spaces between words, as in Chinese and Thai, so that a caption is one word.
+    They have left-over special tokens, which every metric takes for words; or another Unicode form
+    than others (NFD, letters and accents apart, against NFC), so that equal words do not match; or
+    no word, if they are ``scored``; or no spaces between words, as in Chinese and Thai, so that a
+    caption is one word.
     """
 
     def __init__(self) -> None:
@@ -204,43 +212,52 @@ class TextForms:
     def warnings(self, tokenizer: str | None) -> list[str]:
         """A sentence for each problem, with its count and first texts.
 
-        ``tokenizer`` is one of ``rewards.text.tokenize``, or None where only a model reads the texts.
+        ``tokenizer`` is one of ``rewards.text.tokenize``, or None where only a model reads the
+        texts.
         """
         normalised = tokenizer in ("unicode", "char")
         first = {name: f"(first: {'; '.join(texts)})" for name, texts in self.offenders.items()}
         sentences = []
         if count := self.counts["special"]:
             sentences.append(
-                f"{count} of {self.total} texts have left-over special tokens, which count as words in every score "
+                f"{count} of {self.total} texts have left-over special tokens, which count as "
+                f"words in every score "
                 f"{first['special']}: decode with skip_special_tokens=True, or remove them"
             )
         if (count := self.counts["decomposed"]) and self.has_composed and not normalised:
             sentences.append(
-                f"{count} of {self.total} texts write accents apart from their letters (Unicode NFD) and others do not "
-                f"(NFC), so that equal words do not match {first['decomposed']}: normalise all of them to NFC"
+                f"{count} of {self.total} texts write accents apart from their letters (Unicode "
+                f"NFD) and others do not "
+                f"(NFC), so that equal words do not match {first['decomposed']}: normalise all of "
+                f"them to NFC"
             )
         if count := self.counts["empty"]:
             sentences.append(
-                f"{count} of {self.scored} captions have no word and score as empty ones {first['empty']}"
+                f"{count} of {self.scored} captions have no word and score as empty ones "
+                f"{first['empty']}"
             )
         if tokenizer is None:
             return sentences
         unspaced = f"write no spaces between words, so that a caption is a word or two to the tokenizer {tokenizer}"
         if (count := self.counts["char"]) and tokenizer != "char":
             sentences.append(
-                f"{count} of {self.total} texts {unspaced} {first['char']}: set the tokenizer to char (data.tokenizer, "
+                f"{count} of {self.total} texts {unspaced} {first['char']}: set the tokenizer to "
+                f"char (data.tokenizer, "
                 "--tokenizer)"
             )
         if count := self.counts["thai"]:
             sentences.append(
-                f"{count} of {self.total} texts {unspaced} {first['thai']}: write spaces between their words, and set "
+                f"{count} of {self.total} texts {unspaced} {first['thai']}: write spaces between "
+                f"their words, and set "
                 "the tokenizer to unicode (docs/languages.md)"
             )
         return sentences
 
 
 def _lacks_spaces(text: str, letters: re.Pattern[str], longest: int) -> bool:
-    """Whether a text is in a script of these ``letters``, and its words have more than ``longest`` on average."""
+    """Whether a text is in a script of these ``letters``, and its words have more than ``longest``
+    on average.
+    """
     count = len(letters.findall(text))
     if 2 * count < sum(map(str.isalnum, text)):
         return False

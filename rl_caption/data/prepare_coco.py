@@ -1,4 +1,6 @@
-"""COCO captions with Karpathy's splits: make the checked folder that the configurations read from the downloads."""
+"""COCO captions with Karpathy's splits: make the checked folder that the configurations read from
+the downloads.
+"""
 
 import argparse
 import json
@@ -26,11 +28,13 @@ SOURCES = {
     ANNOTATIONS[1]: "http://images.cocodataset.org/annotations/annotations_trainval2014.zip",
 }
 PIXELS = (
-    "images: http://images.cocodataset.org/zips/train2014.zip (13 GB) and val2014.zip (6 GB), unpacked side by side; "
+    "images: http://images.cocodataset.org/zips/train2014.zip (13 GB) and val2014.zip (6 GB), "
+    "unpacked side by side; "
     "give their folder as --images"
 )
 REGIONS = (
-    "bottom-up features: trainval.zip (10 to 100 regions) of https://github.com/peteanderson80/bottom-up-attention; "
+    "bottom-up features: trainval.zip (10 to 100 regions) of "
+    "https://github.com/peteanderson80/bottom-up-attention; "
     "rl-caption prepare_features TSV... --out FOLDER unpacks it; give that folder as --features"
 )
 
@@ -61,12 +65,14 @@ def prepare(
     subset: bool = False,
     fast: bool = False,
 ) -> dict[str, dict[str, int]]:
-    """Check the downloads and write ``out``. A second call changes nothing and checks only what is new.
+    """Check the downloads and write ``out``. A second call changes nothing and checks only what is
+    new.
 
-    ``out`` then holds ``dataset_coco.json`` (splits, raw captions, image sizes) and the links ``images`` and
-    ``features``. Arguments are those of the command line. Without ``annotations``, captions are not compared with the
-    official ones, and image sizes are unknown. Returns the numbers of images and captions of each split. Raises
-    ``DataError`` with everything that is missing or differs, with counts and the first offenders.
+    ``out`` then holds ``dataset_coco.json`` (splits, raw captions, image sizes) and the links
+    ``images`` and ``features``. Arguments are those of the command line. Without ``annotations``,
+    captions are not compared with the official ones, and image sizes are unknown. Returns the
+    numbers of images and captions of each split. Raises ``DataError`` with everything that is
+    missing or differs, with counts and the first offenders.
     """
     out, files = Path(out), _downloads(Path(downloads), annotations)
     findings = Findings()
@@ -93,7 +99,9 @@ def prepare(
 
 
 def _downloads(folder: Path, annotations: bool) -> dict[str, Path]:
-    """Name -> path of the required files. Raises ``DataError`` with the missing ones and where to get them."""
+    """Name -> path of the required files. Raises ``DataError`` with the missing ones and where to
+    get them.
+    """
     names = (KARPATHY, *ANNOTATIONS) if annotations else (KARPATHY,)
     places = {name: [folder / name, folder / "annotations" / name] for name in names}
     files = {
@@ -142,7 +150,9 @@ def _count(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
 
 
 def _read_official(path: Path) -> dict[str, Official]:
-    """Images by id of an official caption file; its name, ``captions_val2014.json``, has their folder."""
+    """Images by id of an official caption file; its name, ``captions_val2014.json``, has their
+    folder.
+    """
     folder, content = path.stem.removeprefix("captions_"), read_json(path, DataError)
     with naming(str(path), (KeyError,), DataError):
         return {
@@ -248,9 +258,11 @@ def _check_inputs(
 
 
 def _link(out: Path, source: str | Path | None, name: str) -> Path | None:
-    """The path ``out / name``, made a link to ``given`` if that is not None; None where there is nothing.
+    """The path ``out / name``, made a link to ``given`` if that is not None; None where there is
+    nothing.
 
-    A folder of features and an HDF5 file get the same name, so that configurations need not tell them apart.
+    A folder of features and an HDF5 file get the same name, so that configurations need not tell
+    them apart.
     """
     place = out / name
     if source is not None:

@@ -22,10 +22,12 @@ def convert_tsv(
 ) -> tuple[int, int]:
     """Write ``OUT/<image_id>.npz`` for every image of TSV files, over files that are there.
 
-    The layout is recognised by its columns: bottom-up attention (``image_id, image_w, image_h, num_boxes, boxes,
-    features``), LXMERT (ten columns, with objects and attributes) and VinVL (``image_id`` and JSON with ``num_boxes``
-    and ``features``; or ``image_id, num_boxes, features``). Arrays are base64 of float32. The first usable line of an
-    image counts: published files have lines that are cut off, and the same image whole further down.
+    The layout is recognised by its columns: bottom-up attention (``image_id, image_w, image_h,
+    num_boxes, boxes, features``), LXMERT (ten columns, with objects and attributes) and VinVL
+    (``image_id`` and JSON with ``num_boxes`` and ``features``; or ``image_id, num_boxes,
+    features``). Arrays are base64 of float32. The first usable line of an
+    image counts: published files have lines that are cut off, and the same image whole further
+    down.
 
     Args:
         paths: the TSV files.
@@ -36,8 +38,8 @@ def convert_tsv(
         How many images were written, and how many lines were of images that were written already.
 
     Raises:
-        DataError: a line has another layout or its arrays do not fit, or their size is not that of the first image
-            (the message names file, line and image).
+        DataError: a line has another layout or its arrays do not fit, or their size is not that of
+            the first image (the message names file, line and image).
     """
     (folder := Path(out)).mkdir(parents=True, exist_ok=True)
     dim: int | None = None
@@ -82,7 +84,8 @@ def _features(columns: Sequence[bytes], where: str) -> NDArray[np.float32]:
     """The features [R, D] of a line."""
     if len(columns) not in (2, 3, 6, 10):
         raise DataError(
-            f"{where}: {len(columns)} columns, expected 6 (image_id, image_w, image_h, num_boxes, boxes, features), 10 "
+            f"{where}: {len(columns)} columns, expected 6 (image_id, image_w, image_h, num_boxes, "
+            f"boxes, features), 10 "
             "(those of LXMERT), 3 (image_id, num_boxes, features) or 2 (image_id, JSON)"
         )
     expected = f"{where}: expected num_boxes and base64 of float32"
@@ -163,7 +166,9 @@ def read_options(argv: list[str] | None) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line: ``prepare_features TSV... --out FOLDER``, or ``--encoder NAME --data PATH --out FOLDER``."""
+    """Run the command line: ``prepare_features TSV... --out FOLDER``, or ``--encoder NAME --data
+    PATH --out FOLDER``.
+    """
     options = read_options(argv)
     if "encoder" in options:
         from rl_caption.data.encode_features import encode_features

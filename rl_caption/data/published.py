@@ -1,7 +1,8 @@
-"""Data sets in the layouts in which they are published: COCO annotations, ShareGPT4V, DCI, Urban-1k.
+"""Data sets in the layouts in which they are published: COCO annotations, ShareGPT4V, DCI,
+Urban-1k.
 
-Those whose files are JSON lines (DOCCI, ImageInWords, DeCapBench) are read by ``data.format: jsonl`` with
-``data.columns`` (docs/data.md).
+Those whose files are JSON lines (DOCCI, ImageInWords, DeCapBench) are read by ``data.format:
+jsonl`` with ``data.columns`` (docs/data.md).
 """
 
 import logging
@@ -42,19 +43,22 @@ def coco(
     split: str = "val",
     split_by: str | None = None,
 ) -> Splits:
-    """Captions in COCO's annotation format (``images`` and ``annotations``), such as those of NoCaps, in one split.
+    """Captions in COCO's annotation format (``images`` and ``annotations``), such as those of
+    NoCaps, in one split.
 
     ``image_id`` is the image's ``id``; an image without annotations has no references.
 
     Args:
         path: the JSON file.
-        image_root: the folder of the images, relative to the file's folder; None is that folder itself.
+        image_root: the folder of the images, relative to the file's folder; None is that folder
+            itself.
         split: name of the split.
-        split_by: a key of the images whose values are the splits instead, such as ``domain`` of NoCaps (``in-domain``,
-            ``near-domain``, ``out-domain``).
+        split_by: a key of the images whose values are the splits instead, such as ``domain`` of
+            NoCaps (``in-domain``, ``near-domain``, ``out-domain``).
 
     Raises:
-        DataError: the file is of another format, or an annotation is of an image that is not listed.
+        DataError: the file is of another format, or an annotation is of an image that is not
+            listed.
     """
     file = Path(path)
     root, rows = file.parent / (image_root or ""), []
@@ -73,16 +77,17 @@ def sharegpt4v(
     image_root: str | Path | None = None,
     val_images: Annotated[int, Range(min=1, max=10**7)] = 1000,
 ) -> Splits:
-    """Conversations of ShareGPT4V (Chen et al., ECCV 2024), of which the last turn is the description of the image.
+    """Conversations of ShareGPT4V (Chen et al., ECCV 2024), of which the last turn is the
+    description of the image.
 
-    The first ``val_images`` are the split ``val``, as in Long-CLIP's code, all others ``train``. ``image_id`` is the
-    image's path in the file; the description, with spaces for line breaks, is the only reference, and the
-    ``long_reference``.
+    The first ``val_images`` are the split ``val``, as in Long-CLIP's code, all others ``train``.
+    ``image_id`` is the image's path in the file; the description, with spaces for line breaks, is
+    the only reference, and the ``long_reference``.
 
     Args:
         path: the JSON file, such as ``share-captioner_coco_lcs_sam_1246k_1107.json``.
-        image_root: the folder that ``coco``, ``llava`` and ``sam`` are in, relative to the file's folder; None is that
-            folder itself.
+        image_root: the folder that ``coco``, ``llava`` and ``sam`` are in, relative to the file's
+            folder; None is that folder itself.
         val_images: number of images in ``val``.
 
     Raises:
@@ -112,12 +117,13 @@ def _described_row(root: str, index: int, pair: tuple[str, str]) -> Row:
 def densely_captioned(path: str | Path) -> Splits:
     """sDCI: about ten summaries of each image's dense description (Urbanek et al., CVPR 2024).
 
-    The summaries of the whole image are its references, the first its ``long_reference``. Images without any are left
-    out, as in the released code; the log counts them. ``image_id`` is the name of the annotation.
+    The summaries of the whole image are its references, the first its ``long_reference``. Images
+    without any are left out, as in the released code; the log counts them. ``image_id`` is the name
+    of the annotation.
 
     Args:
-        path: the folder ``densely_captioned_images`` with ``complete``, ``photos`` and ``splits.json``. Its split
-            ``valid`` is ``val`` here.
+        path: the folder ``densely_captioned_images`` with ``complete``, ``photos`` and
+            ``splits.json``. Its split ``valid`` is ``val`` here.
 
     Raises:
         DataError: a file is of another format.
@@ -148,9 +154,11 @@ def _dense_row(folder: Path, name: str) -> Row:
 
 
 def urban1k(path: str | Path) -> Splits:
-    """A folder of images and a folder of texts with the same names, as Urban-1k (Zhang et al., "Long-CLIP", ECCV 2024).
+    """A folder of images and a folder of texts with the same names, as Urban-1k (Zhang et al.,
+    "Long-CLIP", ECCV 2024).
 
-    The first line of ``caption/NAME.txt`` is the reference of ``image/NAME.jpg``; all are in the split ``test``.
+    The first line of ``caption/NAME.txt`` is the reference of ``image/NAME.jpg``; all are in the
+    split ``test``.
     """
     folder = Path(path)
     rows = []

@@ -1,4 +1,6 @@
-"""RandAugment (Cubuk et al. 2020) without Color, Solarize and Invert: the augmentation of L-CLIP's distillation."""
+"""RandAugment (Cubuk et al. 2020) without Color, Solarize and Invert: the augmentation of L-CLIP's
+distillation.
+"""
 
 import numpy as np
 import torch
@@ -34,10 +36,12 @@ def rand_augment(square: Tensor, seed: int, step: int, image_id: str) -> Tensor:
 
 
 def apply_operation(image: Image.Image, operation: str, strength: float) -> Image.Image:
-    """Apply one of ``OPERATIONS`` to an RGB image; ``strength`` in [-1, 1] is a fraction of the largest magnitude.
+    """Apply one of ``OPERATIONS`` to an RGB image; ``strength`` in [-1, 1] is a fraction of the
+    largest magnitude.
 
-    The largest magnitudes are a shear of 0.3, a shift by 150/331 of the side (whole pixels), 30 degrees, factors of
-    1 ± 0.9, and 4 bits less per channel (``Posterize``, whatever the sign). Interpolation is nearest-neighbour.
+    The largest magnitudes are a shear of 0.3, a shift by 150/331 of the side (whole pixels), 30
+    degrees, factors of 1 ± 0.9, and 4 bits less per channel (``Posterize``, whatever the sign).
+    Interpolation is nearest-neighbour.
     """
 
     def apply_affine(*matrix: float) -> Image.Image:

@@ -1,6 +1,7 @@
 """Images that a captioner's own processor refuses, found before any of them is needed.
 
-What a processor makes of an image depends on its size: a Qwen2-VL refuses one that is 200 times as wide as high.
+What a processor makes of an image depends on its size: a Qwen2-VL refuses one that is 200 times as
+wide as high.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,8 @@ from rl_caption.runtime.engines import print_main
 REFUSED = "images that the captioner cannot read"
 ADVICE = "replace or crop them, or set data.on_bad (of caption --on_bad) to skip"
 PASSED = 200
-"""Sizes in a row that have to pass, from the most unusual on, until the rest is taken to pass, too."""
+"""Sizes in a row that have to pass, from the most unusual on, until the rest is taken to pass, too.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Prepares(Protocol):
 def usable_rows(
     splits: Mapping[str, Sequence[Row]], captioner: Prepares, on_bad: str, state: Any
 ) -> dict[str, Sequence[Row]]:
-    """The rows whose images a captioner can read: those of ``splits``, or with ``on_bad: skip`` the good ones of them.
+    """The rows whose images a captioner can read: those of ``splits``, or with ``on_bad: skip`` the
+    good ones of them.
 
     Args:
         splits: split -> rows.
@@ -73,7 +76,8 @@ def usable_rows(
         state: ``Accelerator`` or ``PartialState``; the main process alone looks at images.
 
     Raises:
-        DataError: there are others, unless ``on_bad`` is ``skip``, or a split has no row left; it names them.
+        DataError: there are others, unless ``on_bad`` is ``skip``, or a split has no row left; it
+            names them.
     """
     if captioner.input_kind != "pixels":
         return dict(splits)
@@ -114,8 +118,9 @@ def refused_rows(
 ) -> dict[int, str]:
     """Index of each row whose image cannot be read or prepared -> why, with the name of the image.
 
-    Images are not decoded: a blank one of each size, and prompt, is tried, in each of ``ORDERS`` from the most unusual
-    on until ``PASSED`` of them pass, so that the time does not grow with the number of images.
+    Images are not decoded: a blank one of each size, and prompt, is tried, in each of ``ORDERS``
+    from the most unusual on until ``PASSED`` of them pass, so that the time does not grow with the
+    number of images.
     """
     refused: dict[int, str] = {}
     members: dict[_Kind, list[int]] = {}
@@ -147,7 +152,9 @@ def refused_rows(
 
 
 def _kind(row: Row) -> _Kind | str | None:
-    """The kind of a row's image, the error of one that cannot be read, or None where the row has no image."""
+    """The kind of a row's image, the error of one that cannot be read, or None where the row has no
+    image.
+    """
     if "image" not in row:
         return None
     try:

@@ -23,17 +23,21 @@ OTHER_NAMES = {
 
 
 def standard_split(name: str) -> str:
-    """The standard split that is meant by a name (``Train``, ``validation``), or else the name itself."""
+    """The standard split that is meant by a name (``Train``, ``validation``), or else the name
+    itself.
+    """
     plain = name.strip().casefold()
     split = OTHER_NAMES.get(plain, plain)
     return split if split in STANDARD_SPLITS else name
 
 
 class SplitNames:
-    """Reads the splits of the rows of ``source``, and counts those that are not written as the standard splits are.
+    """Reads the splits of the rows of ``source``, and counts those that are not written as the
+    standard splits are.
 
-    A usual name (``training``, ``Validation``) is read as the standard split, a misspelt one is an error, and any other
-    (``test_unseen``) is a split of its own. ``restval`` is ``train`` unless told otherwise.
+    A usual name (``training``, ``Validation``) is read as the standard split, a misspelt one is an
+    error, and any other (``test_unseen``) is a split of its own. ``restval`` is ``train`` unless
+    told otherwise.
     """
 
     def __init__(self, source: str | Path, restval_as_train: bool = True) -> None:
@@ -42,7 +46,9 @@ class SplitNames:
         """Name -> where its rows are."""
 
     def read(self, name: object, where: str) -> str:
-        """The split of a row; ``where`` it is stands in messages. Raises ``DataError`` for a misspelt name."""
+        """The split of a row; ``where`` it is stands in messages. Raises ``DataError`` for a
+        misspelt name.
+        """
         if name in STANDARD_SPLITS:
             return "train" if name == "restval" and self.restval_as_train else str(name)
         known = ", ".join(STANDARD_SPLITS)
@@ -55,7 +61,8 @@ class SplitNames:
         # What goes on after a known name, such as testA or val2, is no misspelling.
         if split not in STANDARD_SPLITS and meant and not plain.startswith(meant[0]):
             raise DataError(
-                f"{where}: the split is {shown(name)}: did you mean {meant[0]!r}? Known splits are {known}"
+                f"{where}: the split is {shown(name)}: did you mean {meant[0]!r}? Known splits are "
+                f"{known}"
             )
         self.unusual.setdefault(name, []).append(where)
         return split

@@ -1,4 +1,6 @@
-"""Images without captions, and captions without images, optionally with a target (docs/data.md, docs/icc.md)."""
+"""Images without captions, and captions without images, optionally with a target (docs/data.md,
+docs/icc.md).
+"""
 
 import os
 from array import array
@@ -56,7 +58,9 @@ def held_out_splits(
     val_fraction: float,
     make: Callable[[int, str], Row],
 ) -> dict[str, Sequence[Row]]:
-    """Rows from (split, key, text) items; items of ``train`` whose key hashes below the fraction go to ``val``."""
+    """Rows from (split, key, text) items; items of ``train`` whose key hashes below the fraction go
+    to ``val``.
+    """
     texts: dict[str, Texts] = defaultdict(Texts)
     for split, key, text in items:
         held_out = split == "train" and val_fraction > 0 and hash_text(key) / 2**64 < val_fraction
@@ -67,10 +71,11 @@ def held_out_splits(
 class ImageFolder(Splits):
     """A folder tree of images without captions, such as ImageNet, as a ``DataModule``.
 
-    Folders ``train``, ``val`` and ``test`` at its top are the splits; everything else is ``train``. Without ``val``,
-    about ``val_fraction`` of the training images are held out: those whose path hashes below it, the same in every run,
-    whatever else is in the folder. ``image_id`` is the path in the folder. Files and folders whose names begin with a
-    dot are left out; links to folders are followed.
+    Folders ``train``, ``val`` and ``test`` at its top are the splits; everything else is ``train``.
+    Without ``val``,
+    about ``val_fraction`` of the training images are held out: those whose path hashes below it,
+    the same in every run, whatever else is in the folder. ``image_id`` is the path in the folder.
+    Files and folders whose names begin with a dot are left out; links to folders are followed.
     """
 
     def __init__(self, path: str | Path, val_fraction: HeldOut = 0.01) -> None:
@@ -84,16 +89,17 @@ class ImageFolder(Splits):
 class CaptionFile(Splits):
     """Captions without images, one per line, such as those of CC3M, as a ``DataModule``.
 
-    Empty lines are skipped. ``image_id`` is the file's name and the line, ``train.tsv:17``. Raises ``DataError``, which
-    names file and line, where a line is wrong.
+    Empty lines are skipped. ``image_id`` is the file's name and the line, ``train.tsv:17``. Raises
+    ``DataError``, which names file and line, where a line is wrong.
 
     Args:
-        path: a text file, UTF-8, or a folder with one file per split: ``train``, ``val`` and ``test`` with any
-            extension.
-        column: the column of the caption, separated by tabs and counted from 0 (CC3M: 0); None is the whole line. Of
-            files that end on ``.csv``, which have a line of headings, the heading; None is ``caption``.
-        val_fraction: without a file ``val``, about this fraction of the captions is held out, those that hash below it:
-            equal captions always together, the same ones in every run.
+        path: a text file, UTF-8, or a folder with one file per split: ``train``, ``val`` and
+            ``test`` with any extension.
+        column: the column of the caption, separated by tabs and counted from 0 (CC3M: 0); None is
+            the whole line. Of files that end on ``.csv``, which have a line of headings, the
+            heading; None is ``caption``.
+        val_fraction: without a file ``val``, about this fraction of the captions is held out, those
+            that hash below it: equal captions always together, the same ones in every run.
     """
 
     def __init__(
@@ -115,10 +121,12 @@ class CaptionFile(Splits):
 
 
 class CaptionTargets(Splits):
-    """JSON lines ``{"caption": ..., "target": ...}`` without images, as a ``DataModule`` (docs/icc.md).
+    """JSON lines ``{"caption": ..., "target": ...}`` without images, as a ``DataModule``
+    (docs/icc.md).
 
-    Empty lines are skipped, and further keys ignored. ``image_id`` is the file's name and the line. ``val`` is held out
-    as for ``CaptionFile``. Raises ``DataError``, which names file and line, where a line is wrong.
+    Empty lines are skipped, and further keys ignored. ``image_id`` is the file's name and the line.
+    ``val`` is held out as for ``CaptionFile``. Raises ``DataError``, which names file and line,
+    where a line is wrong.
     """
 
     def __init__(self, path: str | Path, val_fraction: HeldOut = 0.05) -> None:
@@ -172,7 +180,8 @@ def _captions(file: Path, column: int | str | None) -> Iterator[tuple[int, str]]
             columns = line.rstrip("\r\n").split("\t")
             if column not in range(len(columns)) and (column is not None or len(columns) > 1):
                 raise DataError(
-                    f"{file}, line {number} has {len(columns)} columns, {shown(line)}, and data.kwargs.column is "
+                    f"{file}, line {number} has {len(columns)} columns, {shown(line)}, and "
+                    f"data.kwargs.column is "
                     f"{column}: say which is the caption, counted from 0"
                 )
             yield number, columns[int(column or 0)].strip()

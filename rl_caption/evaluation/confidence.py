@@ -1,11 +1,12 @@
 """Bootstrap intervals of every metric over images, and a paired test between two systems.
 
-Images are drawn with replacement, each with all of its references. Every metric is a function of sums over the drawn
-images: BLEU, METEOR and CHAIR of their counts, all others are means of per-image scores. CIDEr's document frequencies,
-and so its per-image scores, stay those of the whole set.
+Images are drawn with replacement, each with all of its references. Every metric is a function of
+sums over the drawn
+images: BLEU, METEOR and CHAIR of their counts, all others are means of per-image scores. CIDEr's
+document frequencies, and so its per-image scores, stay those of the whole set.
 
-Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine Translation Evaluation") for the
-bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for the permutation test.
+Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine Translation
+Evaluation") for the bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for the permutation test.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -40,7 +41,8 @@ class Statistic(NamedTuple):
 
 
 class Difference(TypedDict):
-    """One metric of two systems A and B on the same images, as in ``comparison.json``: ``difference`` is B - A.
+    """One metric of two systems A and B on the same images, as in ``comparison.json``:
+    ``difference`` is B - A.
 
     ``interval`` is that of the paired bootstrap, ``p`` the two-sided p-value of a permutation test,
     in (0, 1].
@@ -56,10 +58,11 @@ class Difference(TypedDict):
 def drawn_weights(
     groups: Sequence[Hashable], resamples: int, seed: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield, for each resample, [N] how often each item is in it when groups (images) are drawn with replacement.
+    """Yield, for each resample, [N] how often each item is in it when groups (images) are drawn
+    with replacement.
 
-    Groups are drawn in the order of their names where these are texts, else in that of the items: draws do not depend
-    on the order of rows that name their images.
+    Groups are drawn in the order of their names where these are texts, else in that of the items:
+    draws do not depend on the order of rows that name their images.
     """
     names = list(dict.fromkeys(groups))
     if all(isinstance(name, str) for name in names):
@@ -75,7 +78,9 @@ def drawn_weights(
 
 
 def statistics_of(evaluation: Evaluation) -> list[Statistic]:
-    """Return the metrics that can be resampled: those of summed counts, and means of scores that every image has."""
+    """Return the metrics that can be resampled: those of summed counts, and means of scores that
+    every image has.
+    """
     statistics = []
     for name, counts in evaluation.counts.items():
         keys, of_sums = OF_SUMS[name]
@@ -265,9 +270,10 @@ def bleu_of_sums(sums: Floats, count: int) -> Floats:
 def meteor_of_sums(sums: Floats, count: int) -> Floats:
     """METEOR 1.5, [S, 1] in [0, 1], of [S, 23] summed statistics, with its parameters for English.
 
-    The statistics as the program prints them: words and function words of the caption and its reference (4), matched
-    content and function words of both for each of four matchers (16), chunks, and matched words of both. Denkowski and
-    Lavie 2014, section 2; alpha 0.85, beta 0.2, gamma 0.6, delta 0.75, matcher weights 1, 0.6, 0.8, 0.6.
+    The statistics as the program prints them: words and function words of the caption and its
+    reference (4), matched content and function words of both for each of four matchers (16),
+    chunks, and matched words of both. Denkowski and Lavie 2014, section 2; alpha 0.85, beta 0.2,
+    gamma 0.6, delta 0.75, matcher weights 1, 0.6, 0.8, 0.6.
     """
     alpha, beta, gamma, delta, weights = 0.85, 0.2, 0.6, 0.75, np.array([1.0, 0.6, 0.8, 0.6])
     length, reference, function, reference_function = sums[:, :4].T
@@ -290,4 +296,6 @@ OF_SUMS: Mapping[str, tuple[tuple[str, ...], Callable[[Floats, int], Floats]]] =
     "meteor": (METRIC_KEYS["meteor"], meteor_of_sums),
     "chair": (CHAIR_KEYS, chair_of_sums),
 }
-"""Key of ``Evaluation.counts`` -> the metrics that are functions of these counts, and that function."""
+"""Key of ``Evaluation.counts`` -> the metrics that are functions of these counts, and that
+function.
+"""

@@ -1,7 +1,7 @@
 """CHAIR-i and CHAIR-s of captions, and the share of the images' objects that they mention.
 
-Source: Rohrbach et al., "Object Hallucination in Image Captioning", EMNLP 2018, equations 1 and 2, computed over the
-whole set as in its code, LisaAnne/Hallucination at ``585f2d9``.
+Source: Rohrbach et al., "Object Hallucination in Image Captioning", EMNLP 2018, equations 1 and 2,
+computed over the whole set as in its code, LisaAnne/Hallucination at ``585f2d9``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,8 @@ def add_chair(
 
     Args:
         evaluation: of ``captions``.
-        rows: the images of the captions, in any order, with ``image_id`` and the columns that ``chair`` needs.
+        rows: the images of the captions, in any order, with ``image_id`` and the columns that
+            ``chair`` needs.
         captions: image id -> caption.
         chair: finds the objects; its ``measure`` has no effect.
 
@@ -53,7 +54,9 @@ def add_chair(
 
 
 def chair_of_sums(sums: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """``CHAIR_KEYS``, [S, 3], of [S, 5] counts (``rewards.text.chair.ChairCounts``) summed over ``count`` captions."""
+    """``CHAIR_KEYS``, [S, 3], of [S, 5] counts (``rewards.text.chair.ChairCounts``) summed over
+    ``count`` captions.
+    """
     wrong, mentions, captions, recalled, objects = sums.T
     return np.stack(
         [wrong / np.maximum(mentions, 1), captions / count, recalled / np.maximum(objects, 1)],

@@ -1,7 +1,8 @@
-"""Metrics of captions: the COCO toolkit's, signs of bad captions, the oracle of generated scenes, and any reward.
+"""Metrics of captions: the COCO toolkit's, signs of bad captions, the oracle of generated scenes,
+and any reward.
 
-BLEU, ROUGE-L and CIDEr-D are those of ``rewards.text``, equal to the toolkit's to the last bit; METEOR and SPICE are
-its Java programs (``toolkit``).
+BLEU, ROUGE-L and CIDEr-D are those of ``rewards.text``, equal to the toolkit's to the last bit;
+METEOR and SPICE are its Java programs (``toolkit``).
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class EvaluationError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of ``evaluate_captions`` on N images. Every key with its unit and range: docs/evaluation.md."""
+    """Result of ``evaluate_captions`` on N images. Every key with its unit and range:
+    docs/evaluation.md.
+    """
 
     metrics: dict[str, float]
     """Key -> finite value, as computed (not times 100)."""
@@ -99,13 +102,19 @@ class Evaluation:
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Key -> bootstrap interval over images (``confidence.with_intervals``)."""
     interval: str = ""
-    """How the intervals were made, such as ``95 % percentile bootstrap over images, 1000 resamples, seed 0``."""
+    """How the intervals were made, such as ``95 % percentile bootstrap over images, 1000 resamples,
+    seed 0``.
+    """
     vocabulary_growth: dict[str, dict[int, float]] = field(default_factory=dict)
-    """``captions``, ``references`` -> number of captions -> expected number of different words in so many of them."""
+    """``captions``, ``references`` -> number of captions -> expected number of different words in
+    so many of them.
+    """
     decoding: str = ""
     """How the captions were decoded, where they were decoded for this evaluation."""
     counts: dict[str, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
-    """``bleu``, ``meteor``, ``chair`` -> [N, C] statistics of whose sums over images the corpus score is a function."""
+    """``bleu``, ``meteor``, ``chair`` -> [N, C] statistics of whose sums over images the corpus
+    score is a function.
+    """
 
     def with_metrics(
         self,
@@ -114,7 +123,9 @@ class Evaluation:
         signature: str,
         **others: Any,
     ) -> Evaluation:
-        """Return a copy with further metrics of the set and of single images, a new signature, and other new fields."""
+        """Return a copy with further metrics of the set and of single images, a new signature, and
+        other new fields.
+        """
         merged = {
             image_id: self.per_image.get(image_id, {}) | values
             for image_id, values in per_image.items()
@@ -136,18 +147,23 @@ def evaluate_captions(
 
     Args:
         captions: image id -> caption, as the model wrote it (EOS removed).
-        references: image id -> captions that people wrote, untokenised. Those of images without a caption are not used,
-            not even for document frequencies; the signature has both numbers of images.
-        metrics: names from ``DEFAULT_METRICS``. One that cannot be computed is in ``left_out`` with the reason.
-        tokenizer: of these metrics. ``java`` is the toolkit's PTB tokenizer, ``python`` is ``rewards.text.tokenize``;
-            ``auto`` uses Python for texts on which the two are known to agree (``is_tested``) and, where there is a
-            runtime, Java for the others; ``none`` splits at white space. ``unicode`` and ``char`` are for languages
-            other than English; metrics for English alone are then in ``left_out``.
-        training_captions: captions that the model was trained on, untokenised; needed for ``captions/novel``.
+        references: image id -> captions that people wrote, untokenised. Those of images without a
+            caption are not used, not even for document frequencies; the signature has both numbers
+            of images.
+        metrics: names from ``DEFAULT_METRICS``. One that cannot be computed is in ``left_out`` with
+            the reason.
+        tokenizer: of these metrics. ``java`` is the toolkit's PTB tokenizer, ``python`` is
+            ``rewards.text.tokenize``; ``auto`` uses Python for texts on which the two are known to
+            agree (``is_tested``) and, where there is a runtime, Java for the others; ``none``
+            splits at white space. ``unicode`` and ``char`` are for languages other than English;
+            metrics for English alone are then in ``left_out``.
+        training_captions: captions that the model was trained on, untokenised; needed for
+            ``captions/novel``.
         scenes: image id -> generated scene, for the oracle's metrics.
 
     Raises:
-        EvaluationError: no captions, an unknown metric or tokenizer, an image without references or scene, or no Java.
+        EvaluationError: no captions, an unknown metric or tokenizer, an image without references or
+            scene, or no Java.
         JavaError: the Java tokenizer failed.
     """
     check_asked(metrics, tokenizer)
@@ -204,7 +220,9 @@ def evaluate_captions(
 def warn_of_forms(
     captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str
 ) -> None:
-    """Warn of captions, and references of their images, that cost scores by their form (``TextForms``)."""
+    """Warn of captions, and references of their images, that cost scores by their form
+    (``TextForms``).
+    """
     forms = TextForms()
     for image_id, caption in captions.items():
         forms.add(f"caption of image {image_id!r}", caption, scored=True)
@@ -220,7 +238,9 @@ def _score_all(
     tokens: dict[str, list[str]],
     not_english: str,
 ) -> tuple[dict[str, Scores], dict[str, str]]:
-    """Return metric -> scores, and key -> why it is left out. A reason ``not_english`` leaves out ``ENGLISH``."""
+    """Return metric -> scores, and key -> why it is left out. A reason ``not_english`` leaves out
+    ``ENGLISH``.
+    """
     scored: dict[str, Scores] = {}
     left_out: dict[str, str] = {}
     for name in tqdm(
@@ -250,9 +270,11 @@ def evaluate_rows(
     tokenizer: Tokenizer = "auto",
     training_captions: Iterable[str] | None = None,
 ) -> Evaluation:
-    """Evaluate N captions of N rows of a split, in the same order; with the oracle where every row has a scene.
+    """Evaluate N captions of N rows of a split, in the same order; with the oracle where every row
+    has a scene.
 
-    Raises ``EvaluationError`` where the numbers differ or an image id occurs twice, and as ``evaluate_captions``.
+    Raises ``EvaluationError`` where the numbers differ or an image id occurs twice, and as
+    ``evaluate_captions``.
     """
     if len(rows) != len(captions):
         raise EvaluationError(
@@ -272,7 +294,9 @@ def evaluate_rows(
 
 
 def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Raise ``EvaluationError`` unless image ids, by which references are looked up, are strings and unique."""
+    """Raise ``EvaluationError`` unless image ids, by which references are looked up, are strings
+    and unique.
+    """
     if others := [row["image_id"] for row in rows if not isinstance(row["image_id"], str)]:
         raise EvaluationError(
             f"{len(others)} image ids of {source} are not strings, such as {others[:3]}: quote them"
@@ -284,30 +308,37 @@ def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
     ]
     if repeated:
         raise EvaluationError(
-            f"{len(repeated)} image ids are in more than one row of {source}, such as {repeated[:3]}: write one row "
+            f"{len(repeated)} image ids are in more than one row of {source}, such as "
+            f"{repeated[:3]}: write one row "
             "per image, with all its references"
         )
 
 
 def metrics_tokenizer(asked: Tokenizer, data: str) -> Tokenizer:
-    """Tokenizer of the metrics: ``asked``, but for ``auto`` that of the data (``data.tokenizer``) if not English."""
+    """Tokenizer of the metrics: ``asked``, but for ``auto`` that of the data (``data.tokenizer``)
+    if not English.
+    """
     return cast(Tokenizer, data) if asked == "auto" and data in OTHER_LANGUAGES else asked
 
 
 def words_tokenizer(asked: str, data: str) -> str:
-    """Tokenizer of rewards that judge or choose captions: ``asked`` if not English, else that of the data."""
+    """Tokenizer of rewards that judge or choose captions: ``asked`` if not English, else that of
+    the data.
+    """
     return asked if asked in OTHER_LANGUAGES else data
 
 
 def validation_cider(
     captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str = TOKENIZER
 ) -> float:
-    """Return the CIDEr-D by which training chooses its best checkpoint: the mean over captions, in [0, 10].
+    """Return the CIDEr-D by which training chooses its best checkpoint: the mean over captions, in
+    [0, 10].
 
-    Tokens are those of ``tokenizer`` (``rewards.text.tokenize.TOKENIZERS``) without EOS; document frequencies are of
-    all ``references``, one document per image. Where every image of ``references`` has a caption, this equals the
-    toolkit's CIDEr on the same tokens. Raises ``EvaluationError`` where there are no captions, an image has no
-    references, or fewer than two images have any.
+    Tokens are those of ``tokenizer`` (``rewards.text.tokenize.TOKENIZERS``) without EOS; document
+    frequencies are of all ``references``, one document per image. Where every image of
+    ``references`` has a caption, this equals the toolkit's CIDEr on the same tokens. Raises
+    ``EvaluationError`` where there are no captions, an image has no references, or fewer than two
+    images have any.
     """
     _check_ids(captions, references)
     tokens, df = tokenize_references(references, tokenizer)
@@ -321,7 +352,9 @@ def validation_cider(
 def tokenize_references(
     references: Mapping[str, Sequence[str]], tokenizer: str
 ) -> tuple[dict[str, list[list[str]]], DocumentFrequencies]:
-    """Return image id -> tokenised references, and their document frequencies: one document per image, no EOS."""
+    """Return image id -> tokenised references, and their document frequencies: one document per
+    image, no EOS.
+    """
     split = tokenizer_of(tokenizer)
     tokens = {
         image_id: [split(text) for text in texts] for image_id, texts in references.items() if texts
@@ -349,12 +382,15 @@ def _check_ids(
     for image_id, texts in references.items():
         if isinstance(texts, str):
             raise EvaluationError(
-                f"the references of image {image_id!r} are the string {texts!r:.80}: expected a list"
+                f"the references of image {image_id!r} are the string {texts!r:.80}: expected a "
+                f"list"
             )
     if unknown := [image_id for image_id in captions if image_id not in references]:
         raise EvaluationError(
-            f"{len(unknown)} of {len(captions)} captions are of images that are not in the references, such as "
-            f"{unknown[:3]}; the references have {len(references)} images, such as {list(references)[:3]}"
+            f"{len(unknown)} of {len(captions)} captions are of images that are not in the "
+            f"references, such as "
+            f"{unknown[:3]}; the references have {len(references)} images, such as "
+            f"{list(references)[:3]}"
         )
     check_referenced(captions, references)
     if (
@@ -368,7 +404,9 @@ def _check_ids(
 
 
 def check_asked(metrics: Sequence[str], tokenizer: str) -> None:
-    """Raise ``EvaluationError`` for an unknown metric or tokenizer, or where there is no Java for it."""
+    """Raise ``EvaluationError`` for an unknown metric or tokenizer, or where there is no Java for
+    it.
+    """
     if unknown := sorted(set(metrics) - set(METRIC_KEYS)):
         raise EvaluationError(f"unknown metrics {unknown}: known are {list(METRIC_KEYS)}")
     if tokenizer not in get_args(Tokenizer):
@@ -395,10 +433,11 @@ def tokenise(
 ) -> tuple[dict[str, str], dict[str, list[str]], str]:
     """Tokenise captions and the references of their images (arguments: ``evaluate_captions``).
 
-    Returns both for the images of ``captions``, tokens joined by single spaces, and the tokens' name for the signature,
-    with this package's version where they may differ from the toolkit's.
+    Returns both for the images of ``captions``, tokens joined by single spaces, and the tokens'
+    name for the signature, with this package's version where they may differ from the toolkit's.
     """
-    # Two calls, as the toolkit makes them: its tokenizer looks at the next line to end an abbreviation.
+    # Two calls, as the toolkit makes them: its tokenizer looks at the next line to end an
+    # abbreviation.
     flat, untested = _tokenise([text for key in captions for text in references[key]], tokenizer)
     candidates, more = _tokenise(list(captions.values()), tokenizer)
     tokens = iter(flat)
@@ -413,7 +452,9 @@ def tokenise(
 
 
 def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
-    """Return the tokens of every text, and the number of texts whose tokens may differ from the toolkit's."""
+    """Return the tokens of every text, and the number of texts whose tokens may differ from the
+    toolkit's.
+    """
     if tokenizer in ("none", *OTHER_LANGUAGES):
         return [" ".join(tokenizer_of(tokenizer)(text)) for text in texts], 0
     if tokenizer == "java":
@@ -446,7 +487,8 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
 
 
 def bleu(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
-    """BLEU-1 to BLEU-4 with the closest reference length, of the whole set (Papineni et al. 2002). Range [0, 1].
+    """BLEU-1 to BLEU-4 with the closest reference length, of the whole set (Papineni et al. 2002).
+    Range [0, 1].
 
     The counts are [N, 10], ``rewards.text.bleu.bleu_counts`` of each image.
     """
@@ -475,9 +517,11 @@ def rouge(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
 
 
 def cider(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
-    """CIDEr-D (n 1..4, sigma 6), which papers call CIDEr, mean over images (Vedantam et al. 2015). Range [0, 10].
+    """CIDEr-D (n 1..4, sigma 6), which papers call CIDEr, mean over images (Vedantam et al. 2015).
+    Range [0, 10].
 
-    Document frequencies are those of ``references``; ``UndefinedMetric`` where they leave every weight 0.
+    Document frequencies are those of ``references``; ``UndefinedMetric`` where they leave every
+    weight 0.
     """
     if len(candidates) < 2:
         raise UndefinedMetric(
@@ -489,7 +533,8 @@ def cider(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
     df = DocumentFrequencies.from_references(reference_tokens, eos=False)
     if df.all_zero:
         raise UndefinedMetric(
-            f"the references of all {len(candidates)} images have the same n-grams: no weight is left"
+            f"the references of all {len(candidates)} images have the same n-grams: no weight is "
+            f"left"
         )
     scores = cider_d(tokens, reference_tokens, df)
     return Scores({"CIDEr": (float(np.mean(scores)), scores)})
@@ -516,12 +561,13 @@ SCORERS: dict[str, Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Sc
 def vocabulary_growth(
     captions: Sequence[Sequence[str]], sizes: Sequence[int] = SIZES
 ) -> dict[int, float]:
-    """Expected number of different words in m of N tokenised captions drawn without replacement, by m.
+    """Expected number of different words in m of N tokenised captions drawn without replacement, by
+    m.
 
-    sum_w (1 - C(N - f_w, m) / C(N, m)), where f_w of the captions have the word w: rarefaction (Hurlbert, "The
-    nonconcept of species diversity", Ecology 52(4), 1971). It depends neither on the order of the captions nor on a
-    seed, and at m = N it is the number of different words. ``sizes`` are values of m; those of N and more are left out,
-    and N comes last.
+    sum_w (1 - C(N - f_w, m) / C(N, m)), where f_w of the captions have the word w: rarefaction
+    (Hurlbert, "The nonconcept of species diversity", Ecology 52(4), 1971). It depends neither on
+    the order of the captions nor on a seed, and at m = N it is the number of different words.
+    ``sizes`` are values of m; those of N and more are left out, and N comes last.
     """
     total = len(captions)
     frequencies = Counter(Counter(word for tokens in captions for word in set(tokens)).values())
@@ -535,7 +581,9 @@ def vocabulary_growth(
 
 
 def _absent(total: int, frequency: int, size: int) -> float:
-    """Probability that none of ``frequency`` captions is among ``size`` of ``total``: C(N - f, m) / C(N, m)."""
+    """Probability that none of ``frequency`` captions is among ``size`` of ``total``: C(N - f, m) /
+    C(N, m).
+    """
     if frequency > total - size:
         return 0.0
     terms = (total - frequency, total - size, total - frequency - size, total)
@@ -590,11 +638,12 @@ def check_judges(
     source: str,
     key: str = "judges.",
 ) -> None:
-    """Check that rows have the columns and image files that rewards need, before anything long starts.
+    """Check that rows have the columns and image files that rewards need, before anything long
+    starts.
 
-    ``judges`` is name -> reward. In messages ``source`` says where the rows come from, such as ``split 'test'``, and
-    ``key`` is put before the name. Raises ``EvaluationError`` with the judge's name and the missing columns, or the
-    number of missing image files.
+    ``judges`` is name -> reward. In messages ``source`` says where the rows come from, such as
+    ``split 'test'``, and ``key`` is put before the name. Raises ``EvaluationError`` with the
+    judge's name and the missing columns, or the number of missing image files.
     """
     _, columns = reward_inputs(rows)
     for name, reward in judges.items():
@@ -609,17 +658,22 @@ def check_judges(
 
 
 def check_has_images(who: str, rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Raise ``EvaluationError`` unless all rows have an image file that exists; the message says ``who`` needs it."""
+    """Raise ``EvaluationError`` unless all rows have an image file that exists; the message says
+    ``who`` needs it.
+    """
     if not all("image" in row for row in rows):
         raise EvaluationError(
-            f"{who} looks at images, and {source} has none: judge captions of a split of data, whose rows have "
+            f"{who} looks at images, and {source} has none: judge captions of a split of data, "
+            f"whose rows have "
             "their images"
         )
     lost = missing_files(row["image"] for row in rows)
     if lost:
         raise EvaluationError(
-            f"{who} looks at images, and {len(lost)} of {len(rows)} of {source} are not there, such as "
-            f"{lost[0]!r}: set data.image_root to their folder, or data.num_frames where each is a folder of frames"
+            f"{who} looks at images, and {len(lost)} of {len(rows)} of {source} are not there, "
+            f"such as "
+            f"{lost[0]!r}: set data.image_root to their folder, or data.num_frames where each is a "
+            f"folder of frames"
         )
 
 
@@ -629,11 +683,13 @@ def add_judges(
     captions: Mapping[str, str],
     judges: Mapping[str, Reward],
 ) -> Evaluation:
-    """Return ``evaluation`` with rewards as metrics: ``judge/NAME``, the mean over captions in the reward's own range.
+    """Return ``evaluation`` with rewards as metrics: ``judge/NAME``, the mean over captions in the
+    reward's own range.
 
     Args:
         evaluation: of ``captions``.
-        rows: the images of the captions, in any order, with ``image_id`` and the columns that the rewards need.
+        rows: the images of the captions, in any order, with ``image_id`` and the columns that the
+            rewards need.
         captions: image id -> caption.
         judges: name -> reward; each is called once, with all captions.
 

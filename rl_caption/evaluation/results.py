@@ -20,7 +20,9 @@ from rl_caption.evaluation.retrieval import KS, REFERENCES, RETRIEVAL
 
 COMPARISON = "comparison.json"
 SETTINGS = "settings.json"
-"""What was evaluated, and whose captions they are: ``weights``, ``predictions`` (docs/evaluation.md)."""
+"""What was evaluated, and whose captions they are: ``weights``, ``predictions``
+(docs/evaluation.md).
+"""
 LEFT_OUT = "–"
 
 
@@ -71,16 +73,22 @@ COLUMNS: dict[str, Column] = {
     **CHAIR_COLUMNS,
     **RETRIEVAL_COLUMNS,
 }
-"""Every metric key but those of judges; the tables show all but unique, duplicate and empty captions."""
+"""Every metric key but those of judges; the tables show all but unique, duplicate and empty
+captions.
+"""
 
 
 def factor_of(key: str) -> float:
-    """What a logged key or a judge is multiplied by where it is shown: 100 for CIDEr-D, as papers print it, else 1."""
+    """What a logged key or a judge is multiplied by where it is shown: 100 for CIDEr-D, as papers
+    print it, else 1.
+    """
     return 100.0 if key.rpartition("/")[2] == "cider" else 1.0
 
 
 def column_of(key: str) -> Column:
-    """How a metric is printed outside the tables: judges with 4 decimals; a factor of 100 is named in the heading."""
+    """How a metric is printed outside the tables: judges with 4 decimals; a factor of 100 is named
+    in the heading.
+    """
     name, factor = key.removeprefix(JUDGE), factor_of(key)
     column = COLUMNS.get(key, Column(name, factor, 4 if factor == 1 else 2))
     in_percent = column.factor == 100 and "%" not in column.heading
@@ -92,11 +100,11 @@ def column_of(key: str) -> Column:
 def format_table(rows: Mapping[str, Evaluation]) -> str:
     """Return evaluations (system -> evaluation) as text, one table for each group of metrics.
 
-    The groups are caption metrics, signs of bad captions, oracle, objects, retrieval and judges. Caption metrics are
-    multiplied by 100, as papers print them, and the first line says so; other headings name their unit. Judges are
-    printed as computed, but for CIDEr-D, which is multiplied by 100, too; their range is in the heading. A value that
-    could not be computed is "–", and the reason stands below the tables. Intervals stand below their values, signatures
-    at the end.
+    The groups are caption metrics, signs of bad captions, oracle, objects, retrieval and judges.
+    Caption metrics are multiplied by 100, as papers print them, and the first line says so; other
+    headings name their unit. Judges are printed as computed, but for CIDEr-D, which is multiplied
+    by 100, too; their range is in the heading. A value that could not be computed is "–", and the
+    reason stands below the tables. Intervals stand below their values, signatures at the end.
     """
     if not rows:
         raise EvaluationError("there are no evaluations to print")
@@ -122,7 +130,8 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
             )
     if any(factor_of(key) != 1 for key in judges):
         notes.append(
-            f"{JUDGE}cider and CIDEr may differ in document frequencies and in EOS: see the signature"
+            f"{JUDGE}cider and CIDEr may differ in document frequencies and in EOS: see the "
+            f"signature"
         )
     notes += [
         f"intervals: {how}"
@@ -201,7 +210,9 @@ def _align_columns(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _reasons(rows: Mapping[str, Evaluation], keys: Sequence[str]) -> list[str]:
-    """A note for each reason: the metrics that lack a value and, where not all systems lack it, which ones do."""
+    """A note for each reason: the metrics that lack a value and, where not all systems lack it,
+    which ones do.
+    """
     reasons: dict[str, dict[str, list[str]]] = {}
     for key in keys:
         for name, row in rows.items():
@@ -236,7 +247,9 @@ def csv_text(lines: Iterable[Sequence[Any]]) -> str:
 def format_differences(
     differences: Mapping[str, Difference], names: Sequence[str], resamples: int
 ) -> str:
-    """Return the result of ``confidence.compare`` of two systems as a table, a line for each metric."""
+    """Return the result of ``confidence.compare`` of two systems as a table, a line for each
+    metric.
+    """
     first, second = names
     lines = [
         ["metric", first, second, "difference", "95 % interval", "p"],
@@ -250,7 +263,9 @@ def format_differences(
 
 
 def difference_rows(differences: Mapping[str, Difference]) -> Iterator[list[str]]:
-    """Yield a line for each metric: heading, both systems, difference, interval, p, as papers print them."""
+    """Yield a line for each metric: heading, both systems, difference, interval, p, as papers print
+    them.
+    """
     for key, gain in differences.items():
         column = column_of(key)
         values = [
@@ -268,7 +283,9 @@ def folder_of(name: str) -> str:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """A short name for each path: its last part or, if two are equal, the fewest last parts that differ."""
+    """A short name for each path: its last part or, if two are equal, the fewest last parts that
+    differ.
+    """
     folders = [path.resolve().parts for path in paths]
     for depth in range(1, max(map(len, folders)) + 1):
         names = ["/".join(names_of_folders[-depth:]) for names_of_folders in folders]
@@ -280,7 +297,9 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 def check_same_images(
     first: Collection[str], second: Collection[str], sources: Sequence[str]
 ) -> None:
-    """Raise ``EvaluationError``, with counts and examples, where two files have captions of different images."""
+    """Raise ``EvaluationError``, with counts and examples, where two files have captions of
+    different images.
+    """
     for captions, others, (name, other) in (
         (first, second, sources),
         (second, first, sources[::-1]),
@@ -288,13 +307,16 @@ def check_same_images(
         other_ids = set(others)
         if lost := [image_id for image_id in captions if image_id not in other_ids]:
             raise EvaluationError(
-                f"{len(lost)} of {len(captions)} images of {name} have no caption in {other}, such as {lost[:3]}: "
+                f"{len(lost)} of {len(captions)} images of {name} have no caption in {other}, such "
+                f"as {lost[:3]}: "
                 "systems are compared on the same images"
             )
 
 
 def check_writable(out_dir: str | Path) -> Path:
-    """Create a folder and write a byte into it, so that a long computation does not end in an error."""
+    """Create a folder and write a byte into it, so that a long computation does not end in an
+    error.
+    """
     folder = Path(out_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -320,13 +342,15 @@ def check_writable_file(path: str | Path) -> None:
 def write_evaluation(
     evaluation: Evaluation, captions: Mapping[str, str], out_dir: str | Path
 ) -> tuple[Path, Path]:
-    """Write ``predictions.json`` and ``scores.json``, each complete or not at all; return their paths.
+    """Write ``predictions.json`` and ``scores.json``, each complete or not at all; return their
+    paths.
 
-    ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; captions that were read by
-    ``image_name`` are written with it instead. Ids are integers where all of them are decimal numbers of up to 18
-    digits without leading zeros, as in COCO, else strings. ``scores.json`` has ``metrics``, ``signature``, ``n``,
-    ``left_out`` and, where they are known, ``vocabulary_growth``, ``intervals`` (key -> [low, high]), ``interval`` (how
-    these were made) and ``decoding``. Raises ``EvaluationError`` where the folder cannot be written to.
+    ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; captions that were
+    read by ``image_name`` are written with it instead. Ids are integers where all of them are
+    decimal numbers of up to 18 digits without leading zeros, as in COCO, else strings.
+    ``scores.json`` has ``metrics``, ``signature``, ``n``, ``left_out`` and, where they are known,
+    ``vocabulary_growth``, ``intervals`` (key -> [low, high]), ``interval`` (how these were made)
+    and ``decoding``. Raises ``EvaluationError`` where the folder cannot be written to.
     """
     path = write_predictions(captions, out_dir)
     content = {key: getattr(evaluation, key) for key in ("metrics", "signature", "n", "left_out")}
@@ -342,7 +366,9 @@ def sha256_of(file: Path) -> str:
 
 
 def write_predictions(captions: Mapping[str, str], out_dir: str | Path) -> Path:
-    """Write ``predictions.json`` as ``write_evaluation`` does; scores and settings of earlier captions are removed."""
+    """Write ``predictions.json`` as ``write_evaluation`` does; scores and settings of earlier
+    captions are removed.
+    """
     folder, ids = check_writable(out_dir), result_ids(captions)
     for stale in ("scores.json", SETTINGS):
         (folder / stale).unlink(missing_ok=True)
@@ -372,7 +398,8 @@ class ScoresFile(TypedDict):
 
 
 def read_scores(folder: Path, judges: Mapping[str, Reward]) -> Evaluation:
-    """Read the evaluation that ``write_evaluation`` wrote, without scores of single images and intervals.
+    """Read the evaluation that ``write_evaluation`` wrote, without scores of single images and
+    intervals.
 
     ``judges`` (name -> reward) give the bounds.
     """
@@ -391,7 +418,9 @@ def write_comparison(
     seed: int,
     folder: Path,
 ) -> Path:
-    """Write ``comparison.json``: systems, resamples, seed and the differences by metric key, not times 100."""
+    """Write ``comparison.json``: systems, resamples, seed and the differences by metric key, not
+    times 100.
+    """
     content = {
         "systems": list(names),
         "resamples": resamples,

@@ -23,8 +23,9 @@ from rl_caption.evaluation.metrics import EvaluationError, tokenize_references
 class BestOf(NamedTuple):
     """CIDEr-D of the first k captions of each image, averaged over images, in [0, 10].
 
-    ``mean`` is over all k. ``best`` is that of the caption with the highest score: the oracle, an upper bound of any
-    choice. ``consensus`` is that of the caption most similar to the other k - 1 by CIDEr-D, the first of equal ones.
+    ``mean`` is over all k. ``best`` is that of the caption with the highest score: the oracle, an
+    upper bound of any choice. ``consensus`` is that of the caption most similar to the other k - 1
+    by CIDEr-D, the first of equal ones.
     """
 
     mean: float
@@ -36,7 +37,9 @@ class SampleEvaluation(NamedTuple):
     """Result of ``evaluate_samples``."""
 
     metrics: dict[str, float]
-    """``self-CIDEr``, ``mBLEU-4``, ``Div-1`` and ``Div-2``, each in [0, 1]; ``CLIP-diversity``, in [0, 2]."""
+    """``self-CIDEr``, ``mBLEU-4``, ``Div-1`` and ``Div-2``, each in [0, 1]; ``CLIP-diversity``, in
+    [0, 2].
+    """
     best_of: list[BestOf]
     """For k = 1 to K."""
 
@@ -49,17 +52,20 @@ def evaluate_samples(
 ) -> SampleEvaluation:
     """Evaluate K >= 2 captions of each image.
 
-    - ``self-CIDEr``, ``Div-n`` (``rewards.text.diversity``): means over images. Higher is more diverse.
-    - ``mBLEU-4``: corpus BLEU-4 of the i-th captions with the others of their images as references, mean over i (Shetty
-      et al. 2017). Lower is more diverse.
-    - ``CLIP-diversity`` (``embedding_diversity``), by ``encoder``, if any: mean over images. Higher is more diverse.
-    - ``best_of``: the choice by consensus is that of Devlin et al., "Exploring Nearest Neighbor Approaches for Image
-      Captioning", 2015, among the samples themselves.
+    - ``self-CIDEr``, ``Div-n`` (``rewards.text.diversity``): means over images. Higher is more
+    diverse.
+    - ``mBLEU-4``: corpus BLEU-4 of the i-th captions with the others of their images as references,
+      mean over i (Shetty et al. 2017). Lower is more diverse.
+    - ``CLIP-diversity`` (``embedding_diversity``), by ``encoder``, if any: mean over images. Higher
+      is more diverse.
+    - ``best_of``: the choice by consensus is that of Devlin et al., "Exploring Nearest Neighbor
+      Approaches for Image Captioning", 2015, among the samples themselves.
 
-    ``samples`` is image id -> K captions, as the model wrote them, in the order in which they were sampled;
-    ``references`` image id -> captions that people wrote, where images without samples count in document frequencies;
-    ``tokenizer`` is one of ``rewards.text.tokenize.TOKENIZERS``. ``EvaluationError`` where an image has another number
-    of captions than the first or fewer than two, or no reference, or fewer than two images have references.
+    ``samples`` is image id -> K captions, as the model wrote them, in the order in which they were
+    sampled; ``references`` image id -> captions that people wrote, where images without samples
+    count in document frequencies; ``tokenizer`` is one of ``rewards.text.tokenize.TOKENIZERS``.
+    ``EvaluationError`` where an image has another number of captions than the first or fewer than
+    two, or no reference, or fewer than two images have references.
     """
     count = _captions_per_image(samples, references)
     written, df = tokenize_references(references, tokenizer)
@@ -97,17 +103,22 @@ def evaluate_samples(
 
 
 def embedding_diversity(embeddings: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 - mean cosine of two of K >= 2 samples, [N], of [N, K, D] embeddings of length 1; 0 where all are equal."""
+    """1 - mean cosine of two of K >= 2 samples, [N], of [N, K, D] embeddings of length 1; 0 where
+    all are equal.
+    """
     count, sums = embeddings.shape[1], embeddings.sum(axis=1)
     return 1 - ((sums**2).sum(axis=1) - (embeddings**2).sum(axis=(1, 2))) / (count * (count - 1))
 
 
 def best_of(scores: NDArray[np.float64], similarity: NDArray[np.float64]) -> list[BestOf]:
-    """``BestOf`` for k = 1 to K, of scores [N, K] of K captions of N images and their similarities [N, K, K]."""
+    """``BestOf`` for k = 1 to K, of scores [N, K] of K captions of N images and their similarities
+    [N, K, K].
+    """
     means = []
     for k in range(1, scores.shape[1] + 1):
         first_scores, near = scores[:, :k], similarity[:, :k, :k]
-        # Of the others alone, in one order: rounding would tell captions apart that are equally similar.
+        # Of the others alone, in one order: rounding would tell captions apart that are equally
+        # similar.
         agreement = np.sort(np.where(np.eye(k, dtype=bool), 0.0, near), axis=2).sum(axis=2)
         chosen = np.take_along_axis(first_scores, agreement.argmax(axis=1)[:, None], axis=1)
         means.append(
@@ -130,7 +141,8 @@ def _captions_per_image(
     for image_id, texts in samples.items():
         if isinstance(texts, str) or len(texts) != count or count < 2:
             raise EvaluationError(
-                f"the samples of image {image_id!r} are {texts!r:.80}: expected a list of at least two captions, as "
+                f"the samples of image {image_id!r} are {texts!r:.80}: expected a list of at least "
+                f"two captions, as "
                 f"many for every image ({count} for the first)"
             )
         if not references.get(image_id):

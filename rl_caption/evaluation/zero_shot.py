@@ -1,7 +1,7 @@
 """Zero-shot classification: the class whose name in CLIP's prompts is nearest to an image.
 
-Protocol of Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021, section
-3.1.4: the embeddings of a class's prompts are averaged and normalised.
+Protocol of Radford et al., "Learning Transferable Visual Models From Natural Language Supervision",
+ICML 2021, section 3.1.4: the embeddings of a class's prompts are averaged and normalised.
 """
 
 import re
@@ -34,8 +34,9 @@ def zero_shot_accuracy(
 
     Args:
         encoder: embeds images and prompts.
-        folder: has a folder of images for each class (ImageNet's layout). Names such as ``n01440764`` are classes of
-            ImageNet-1k, all 1,000 of which must be there; other names are those of the classes, with ``_`` for spaces.
+        folder: has a folder of images for each class (ImageNet's layout). Names such as
+            ``n01440764`` are classes of ImageNet-1k, all 1,000 of which must be there; other names
+            are those of the classes, with ``_`` for spaces.
         prompts: ``imagenet`` (CLIP's 80), ``cifar`` (its 18), or ``plain`` (``a photo of a {}.``).
 
     Raises:
@@ -51,7 +52,9 @@ def zero_shot_accuracy(
 def embed_classes(
     encoder: CachedEncoder, names: Sequence[str], prompts: Prompts = "imagenet"
 ) -> Embeddings:
-    """Embed classes by their names: [C, D], normalised means of the normalised embeddings of their prompts."""
+    """Embed classes by their names: [C, D], normalised means of the normalised embeddings of their
+    prompts.
+    """
     writers = _prompts(prompts)
     rows = encoder.embed_texts([write(name) for name in names for write in writers])
     means = rows.reshape(len(names), len(writers), -1).mean(axis=1)
@@ -60,11 +63,14 @@ def embed_classes(
 
 
 def labelled_images(folder: Path) -> tuple[list[str], list[Path], list[int]]:
-    """Read a folder with a folder for each of C classes: their names [C], N images, and the class of each [N]."""
+    """Read a folder with a folder for each of C classes: their names [C], N images, and the class
+    of each [N].
+    """
     folders = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     if len(folders) < 2:
         raise DataError(
-            f"{str(folder)!r} has {len(folders)} folders: expected one for each class, with its images"
+            f"{str(folder)!r} has {len(folders)} folders: expected one for each class, with its "
+            f"images"
         )
     names = [path.name.replace("_", " ") for path in folders]
     if all(IMAGENET_CLASS.fullmatch(path.name) for path in folders):

@@ -152,6 +152,7 @@ def find_image(source: Any, row: int, folders: Mapping[str, str]) -> str | Encod
                 return file
     raise HTTPException(
         422,
-        f"row {row}: image is {source!r:.80}: expected the path of a file as NAME/path, where NAME is "
+        f"row {row}: image is {source!r:.80}: expected the path of a file as NAME/path, where NAME "
+        f"is "
         f"one of {sorted(folders)}, or an object with the key base64, the content of a file",
     )

@@ -1,4 +1,6 @@
-"""The client of ``rl-caption serve``: scores of captions, or an error; never a number in place of a failure."""
+"""The client of ``rl-caption serve``: scores of captions, or an error; never a number in place of a
+failure.
+"""
 
 import base64
 import http.client

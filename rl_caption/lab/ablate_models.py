@@ -1,4 +1,6 @@
-"""Grids of reward models: train what is missing of a grid, measure every model, write a table over seeds."""
+"""Grids of reward models: train what is missing of a grid, measure every model, write a table over
+seeds.
+"""
 
 import math
 import sys
@@ -53,11 +55,12 @@ class ModelRun:
 
 
 def ablate_models(config: AblateModelsConfig, parse: Parse) -> int:
-    """Train the runs that are not complete, measure all, and write the table; return 0, or 1 where a run failed.
+    """Train the runs that are not complete, measure all, and write the table; return 0, or 1 where
+    a run failed.
 
     Raises:
-        ConfigError: an override that the recipe does not have, an unknown set or reward, or a run that is there with
-            another configuration. This is found before the first run.
+        ConfigError: an override that the recipe does not have, an unknown set or reward, or a run
+            that is there with another configuration. This is found before the first run.
         DataError: the data of a set or of the retrieval cannot be read.
     """
     quiet_libraries()
@@ -117,7 +120,8 @@ def make_runs(config: AblateModelsConfig, parse: Parse) -> list[ModelRun]:
             changed = changed_keys(saved, recipe) if saved.is_file() else []
             if changed:
                 raise ConfigError(
-                    f"cell {label!r} seed {seed} exists with another configuration: {'; '.join(changed)}. Choose "
+                    f"cell {label!r} seed {seed} exists with another configuration: "
+                    f"{'; '.join(changed)}. Choose "
                     f"another out, or remove {folder}"
                 )
             runs.append(ModelRun(label, seed, folder, recipe, arguments))
@@ -127,7 +131,9 @@ def make_runs(config: AblateModelsConfig, parse: Parse) -> list[ModelRun]:
 def measure_model(
     run: ModelRun, config: AblateModelsConfig, judged: Mapping[str, Sequence[JudgementSet]]
 ) -> Figures:
-    """Retrieval and the published figures of every set, by the exported model of a run; None what is not defined."""
+    """Retrieval and the published figures of every set, by the exported model of a run; None what
+    is not defined.
+    """
     encoder = load_dual_encoder(RetrievalConfig(str(run.export)), f"cell {run.label!r}")
     figures: Figures = {}
     if config.retrieval is not None:
@@ -163,7 +169,9 @@ def measure_model(
 def write_table(
     out: Path, config: AblateModelsConfig, results: Mapping[str, Sequence[Figures]]
 ) -> str:
-    """Write ``table.md`` and ``table.json`` and return the table: means over seeds ± standard deviation, x100."""
+    """Write ``table.md`` and ``table.json`` and return the table: means over seeds ± standard
+    deviation, x100.
+    """
     columns = list(dict.fromkeys(name for rows in results.values() for row in rows for name in row))
     lines = [
         [label, str(len(rows)), *(_over_seeds([row.get(name) for row in rows]) for name in columns)]

@@ -1,7 +1,8 @@
-"""Combine bottleneck scores of captions into one concreteness score, the target that a student learns (docs/icc.md).
+"""Combine bottleneck scores of captions into one concreteness score, the target that a student
+learns (docs/icc.md).
 
-Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal
-Dataset Curation", Findings of ACL 2024, section 2 and appendix A.
+Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for
+Multimodal Dataset Curation", Findings of ACL 2024, section 2 and appendix A.
 """
 
 import json
@@ -31,8 +32,10 @@ from rl_caption.runtime.errors import ConfigError, naming
 
 Floats = NDArray[np.float64]
 MEANS = {"logit": 0.5, "median": 0.0}
-"""How the paper's mu = 0.5 (appendix A.1) is read -> mean of the logits. ``logit``: mu is the parameter of the
-logit-normal distribution, whose median is then 0.622. ``median``: mu is the median of the scores."""
+"""How the paper's mu = 0.5 (appendix A.1) is read -> mean of the logits. ``logit``: mu is the
+parameter of the logit-normal distribution, whose median is then 0.622. ``median``: mu is the median
+of the scores.
+"""
 
 
 def standardize(
@@ -42,11 +45,13 @@ def standardize(
     bin_width: int = 1,
     margin: float = 1e-4,
 ) -> Floats:
-    """Give the scores of every caption length one logit-normal distribution (A.1): sigmoid(mean + z), [N] in (0, 1).
+    """Give the scores of every caption length one logit-normal distribution (A.1): sigmoid(mean +
+    z), [N] in (0, 1).
 
-    z is the logit ln(p / (1 - p)) of a score, standardised over the captions of the same length: less their mean,
-    divided by their standard deviation (of the population). Where all scores of a length are equal, such as that of a
-    single caption, z is 0. The paper prints the logit without the numerator p.
+    z is the logit ln(p / (1 - p)) of a score, standardised over the captions of the same length:
+    less their mean, divided by their standard deviation (of the population). Where all scores of a
+    length are equal, such as that of a single caption, z is 0. The paper prints the logit without
+    the numerator p.
 
     Args:
         scores: [N] in [0, 1]; clipped to [margin, 1 - margin].
@@ -62,7 +67,8 @@ def standardize(
     wrong = values[~((values >= 0) & (values <= 1))]  # also NaN
     if len(wrong):
         raise ValueError(
-            f"a score is {wrong[0]}: standardize logit needs scores in [0, 1]; set it to none for others"
+            f"a score is {wrong[0]}: standardize logit needs scores in [0, 1]; set it to none for "
+            f"others"
         )
     logits = logit(values.clip(margin, 1 - margin))
     groups = np.asarray(lengths) // bin_width
@@ -98,9 +104,11 @@ def binarize(ratings: Sequence[float]) -> list[bool]:
 
 
 def fit_combination(scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0) -> Combination:
-    """Logistic regression of [N] labels on scores [N, F], with the penalty l2 / 2 |weights|² on the log-likelihood.
+    """Logistic regression of [N] labels on scores [N, F], with the penalty l2 / 2 |weights|² on the
+    log-likelihood.
 
-    The intercept is not penalised. ``l2`` 1 is scikit-learn's default; with 0, separable labels have no optimum.
+    The intercept is not penalised. ``l2`` 1 is scikit-learn's default; with 0, separable labels
+    have no optimum.
 
     Raises:
         ValueError: the optimum was not found.
@@ -122,18 +130,21 @@ def fit_combination(scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0) 
     )
     if not np.isfinite(result.x).all() or not result.success:
         raise ValueError(
-            f"the logistic regression has no optimum: {result.message}; a higher l2 is the usual remedy"
+            f"the logistic regression has no optimum: {result.message}; a higher l2 is the usual "
+            f"remedy"
         )
     *weights, intercept = result.x.tolist()
     return Combination(weights, intercept)
 
 
 def make_targets(config: ConcretenessConfig) -> str:
-    """Score captions, combine the scores, and write the targets of a student; returns a summary as JSON.
+    """Score captions, combine the scores, and write the targets of a student; returns a summary as
+    JSON.
 
-    Both orders of the paper can be had. Regress, then distil (main text): one call with ``ratings``, and SBA and VBA as
-    scorers. Distil, then regress (A.2): a first call without ``ratings``, which writes targets for a student of each
-    scorer, and a second one with ``ratings`` and these students as scorers.
+    Both orders of the paper can be had. Regress, then distil (main text): one call with
+    ``ratings``, and SBA and VBA as
+    scorers. Distil, then regress (A.2): a first call without ``ratings``, which writes targets for
+    a student of each scorer, and a second one with ``ratings`` and these students as scorers.
 
     Raises:
         ConfigError: a scorer cannot be made, or needs more than the caption.

@@ -1,4 +1,6 @@
-"""Configurations of the lab's programs but ``judge``: concreteness, curation, new columns, retrieval, the page."""
+"""Configurations of the lab's programs but ``judge``: concreteness, curation, new columns,
+retrieval, the page.
+"""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -22,21 +24,27 @@ from rl_caption.runtime.options import (
 
 @dataclass
 class ConcretenessConfig(TrustConfig):
-    """``concreteness``: scores of captions, their combination, and targets for a student (docs/icc.md).
+    """``concreteness``: scores of captions, their combination, and targets for a student
+    (docs/icc.md).
 
     Args:
-        captions: JSON lines or a CSV file with ``caption``, or a text file with one caption per line.
-        ratings: JSON lines, or CSV, ``{caption, rating}`` of human ratings, to which the combination is fitted; null
-            writes targets for a student from each scorer.
-        source: where both files come from and what they take, in words that the error has where one is missing.
+        captions: JSON lines or a CSV file with ``caption``, or a text file with one caption per
+            line.
+        ratings: JSON lines, or CSV, ``{caption, rating}`` of human ratings, to which the
+            combination is fitted; null writes targets for a student from each scorer.
+        source: where both files come from and what they take, in words that the error has where one
+            is missing.
         scorers: rewards that need only the caption, such as SBA and VBA, by their headings.
-        standardize: of scores in [0, 1], among captions of equal length: ``logit`` (the mean of the logit becomes 0.5),
-            ``median`` (the median of the score becomes 0.5), or ``none``.
+        standardize: of scores in [0, 1], among captions of equal length: ``logit`` (the mean of the
+            logit becomes 0.5), ``median`` (the median of the score becomes 0.5), or ``none``.
         length: unit of length.
-        bin_width: number of successive lengths that are standardised together; 1 treats each length separately.
+        bin_width: number of successive lengths that are standardised together; 1 treats each length
+            separately.
         margin: scores are clipped to [margin, 1 - margin] before the logit.
-        l2: regularisation of the logistic regression: l2 / 2 times the sum of squared weights (scikit-learn: 1).
-        out: folder for ``scores.jsonl``, ``targets.jsonl`` or ``targets_HEADING.jsonl``, and ``combination.json``.
+        l2: regularisation of the logistic regression: l2 / 2 times the sum of squared weights
+            (scikit-learn: 1).
+        out: folder for ``scores.jsonl``, ``targets.jsonl`` or ``targets_HEADING.jsonl``, and
+            ``combination.json``.
     """
 
     captions: str
@@ -57,8 +65,8 @@ class Selection:
 
     Args:
         score: a name in ``scores``.
-        top: keep this number of captions (below 1: this fraction) with the highest scores. Of equal scores, the earlier
-            rows are kept.
+        top: keep this number of captions (below 1: this fraction) with the highest scores. Of equal
+            scores, the earlier rows are kept.
         bottom: keep this number of captions (below 1: this fraction) with the lowest scores.
         min: keep scores of at least this.
         max: keep scores of at most this.
@@ -76,9 +84,9 @@ class RecaptionerConfig:
     """The model that writes the captions.
 
     Args:
-        target: ``captioner`` (trained by this package), ``vision_language`` (Transformers), ``scenes`` (exact
-            descriptions of generated scenes), or ``package.module:Class`` of a ``Recaptioner``; in ``positives``, null
-            writes no captions.
+        target: ``captioner`` (trained by this package), ``vision_language`` (Transformers),
+            ``scenes`` (exact descriptions of generated scenes), or ``package.module:Class`` of a
+            ``Recaptioner``; in ``positives``, null writes no captions.
         kwargs: options of the recaptioner (docs/recaptioning.md).
     """
 
@@ -91,11 +99,11 @@ class TextToImageConfig:
     """The model that generates images from captions.
 
     Args:
-        target: ``diffusers:NAME`` (a pipeline of that package), or ``package.module:Class`` of a ``TextToImage``; null
-            generates none.
+        target: ``diffusers:NAME`` (a pipeline of that package), or ``package.module:Class`` of a
+            ``TextToImage``; null generates none.
         kwargs: options of the model (docs/pac.md).
-        captions: generate an image for ``all`` references of a photo, or only for the ``first`` (``train.captions:
-            first``).
+        captions: generate an image for ``all`` references of a photo, or only for the ``first``
+            (``train.captions: first``).
         batch_size: captions per batch.
     """
 
@@ -113,8 +121,8 @@ class PartsConfig(PairsConfig):
         data: images and their captions.
         splits: splits to process; others are kept unchanged. Empty processes all.
         part_rows: rows that are processed at a time, and saved as one part.
-        worker: ``K/N``, with K from 0 to N - 1: process only every N-th part, starting with part K. A run without it
-            uses the parts of such runs and completes what is missing.
+        worker: ``K/N``, with K from 0 to N - 1: process only every N-th part, starting with part K.
+            A run without it uses the parts of such runs and completes what is missing.
         out: folder for the output; one with parts of other settings is refused.
     """
 
@@ -130,13 +138,15 @@ class CurateConfig(PartsConfig):
     """``curate``: rank and filter the captions of a data set (docs/curation.md).
 
     Args:
-        data: images and their captions; ``data.on_bad: skip`` drops captions of an image that cannot be read.
+        data: images and their captions; ``data.on_bad: skip`` drops captions of an image that
+            cannot be read.
         splits: splits to curate; rows of others are kept unchanged. Empty curates all.
-        rules: ``[min, max]`` for each measure of a caption, either of them null (docs/curation.md lists the measures).
+        rules: ``[min, max]`` for each measure of a caption, either of them null (docs/curation.md
+            lists the measures).
         scores: rewards that need no references, by name.
         select: steps that select among the captions that follow the rules, in their order.
-        duplicates: keep only the first of equal captions: in all the data (``caption``) or of one image (``pair``);
-            null keeps all.
+        duplicates: keep only the first of equal captions: in all the data (``caption``) or of one
+            image (``pair``); null keeps all.
         part_rows: rows that are measured and scored at a time, and saved as one part.
         examples: number of captions that the report shows for each reason.
         out: folder for ``kept.jsonl``, ``report.md`` and ``parts``.
@@ -157,8 +167,8 @@ class RecaptionConfig(PartsConfig):
 
     Args:
         recaptioner: the model that writes the captions.
-        language_model: folder or hub name of a causal language model whose log-probabilities compare the old and new
-            captions; null compares only their lengths.
+        language_model: folder or hub name of a causal language model whose log-probabilities
+            compare the old and new captions; null compares only their lengths.
         out: folder for ``captions.jsonl``, ``report.md`` and ``parts``.
     """
 
@@ -169,7 +179,8 @@ class RecaptionConfig(PartsConfig):
 
 @dataclass
 class PositivesConfig(PartsConfig):
-    """``positives``: generate captions of images, and images of captions, for the training of PAC-S (docs/pac.md).
+    """``positives``: generate captions of images, and images of captions, for the training of PAC-S
+    (docs/pac.md).
 
     Args:
         captions: the model that writes ``positive_captions``, one of each image.
@@ -187,7 +198,8 @@ class WriteNegativesConfig(PartsConfig):
     """``negatives``: write false captions of the references of a data set (docs/recaptioning.md).
 
     Args:
-        writer: the language model that writes them: ``language_model`` or ``package.module:Class``, and its options.
+        writer: the language model that writes them: ``language_model`` or ``package.module:Class``,
+            and its options.
         out: folder for ``negatives.jsonl``, ``report.md`` and ``parts``.
     """
 
@@ -203,7 +215,8 @@ class LanguageModelConfig:
 
     Args:
         model: folder or hub name of a causal language model of Transformers.
-        endpoint: an OpenAI-compatible one in its place: ``{url, model, ...}`` (docs/language_rewards.md).
+        endpoint: an OpenAI-compatible one in its place: ``{url, model, ...}``
+            (docs/language_rewards.md).
         device: of the local model; null takes a GPU where there is one.
         precision: of the local model.
         batch_size: prompts that the local model reads at a time.
@@ -226,14 +239,15 @@ class LanguageModelConfig:
 
 @dataclass
 class QuestionsConfig(PartsConfig):
-    """``questions``: write multiple-choice questions of a data set's images (docs/language_rewards.md).
+    """``questions``: write multiple-choice questions of a data set's images
+    (docs/language_rewards.md).
 
     Args:
         splits: splits to process; others are kept unchanged. Empty processes all.
-        writer: the language model that writes questions from the references; where none is set, those that the data
-            have are taken.
-        reader: the language model that answers them, to refuse what is answered right without a caption, or not from
-            the references; where none is set, the writer's.
+        writer: the language model that writes questions from the references; where none is set,
+            those that the data have are taken.
+        reader: the language model that answers them, to refuse what is answered right without a
+            caption, or not from the references; where none is set, the writer's.
         count: most questions of an image that the writer is asked for.
         max_new_tokens: most tokens of its answer, which has all questions of an image.
         cache_dir: folder where answers of both models are kept.
@@ -257,7 +271,8 @@ class CompareRetrievalConfig(PairsConfig):
 
     Args:
         models: dual encoders, by their headings.
-        data: images and their captions; if rows have ``long_reference``, retrieval by long captions is also computed.
+        data: images and their captions; if rows have ``long_reference``, retrieval by long captions
+            is also computed.
         split: split of ``data``.
         max_images: use only the first images, at most this number; null uses all.
         bootstrap: number of bootstrap resamples of images for the 95 % intervals; 0 computes none.
@@ -279,10 +294,10 @@ class WebConfig(TrustConfig):
     """``web``: caption photos with several captioners, side by side, in a web page.
 
     Args:
-        models: folders of saved captioners, such as ``runs/NAME/export/best``, or names of models on the hub;
-            differences to the captions of the first are marked.
-        judges: rewards that score the captions, by their headings, as in ``evaluate``. References, if a reward needs
-            them, are typed into the page.
+        models: folders of saved captioners, such as ``runs/NAME/export/best``, or names of models
+            on the hub; differences to the captions of the first are marked.
+        judges: rewards that score the captions, by their headings, as in ``evaluate``. References,
+            if a reward needs them, are typed into the page.
         decode: greedy, beam search, or one sample.
         seed: of samples.
         host: address to listen on; 127.0.0.1 is reachable only from this machine.
@@ -338,15 +353,19 @@ class JudgedSetConfig:
 
 @dataclass
 class AblateModelsConfig(TrustConfig):
-    """``ablate_models``: a grid of reward models from one recipe, and tables of what they are good for.
+    """``ablate_models``: a grid of reward models from one recipe, and tables of what they are good
+    for.
 
     Args:
         base: recipe of ``reward_model`` that all cells share.
         cells: overrides of each cell, by its label.
         seeds: values of ``train.seed``; each cell is trained with each of them.
-        retrieval: split of the recipe's data on which R@1 is computed in both directions; null computes none.
-        sets: sets of judgements, by their headings: agreement with people, or accuracy on hard negatives.
-        reward: the reward that scores the sets with the model, such as ``l_clipscore``, ``clipscore`` or ``specs``.
+        retrieval: split of the recipe's data on which R@1 is computed in both directions; null
+            computes none.
+        sets: sets of judgements, by their headings: agreement with people, or accuracy on hard
+            negatives.
+        reward: the reward that scores the sets with the model, such as ``l_clipscore``,
+            ``clipscore`` or ``specs``.
         kwargs: further options of the reward.
         jobs: number of runs at a time, each in its own process.
         out: folder of all runs and of ``table.md`` and ``table.json``.
@@ -375,18 +394,23 @@ class StressConfig(PairsConfig):
     """``stress``: how a reward can be hacked, before training on it (docs/stress.md).
 
     Args:
-        reward: the reward to test; ``reward.normalize`` must be ``none``, as scores of different calls are compared.
-        data: images and their captions; the generated world, whose truth is known, unless you name your own.
-        split: split whose images are used. The first reference of an image is judged, and the reward sees the others;
-            on data of your own it sees the second half, and the gold score the first.
+        reward: the reward to test; ``reward.normalize`` must be ``none``, as scores of different
+            calls are compared.
+        data: images and their captions; the generated world, whose truth is known, unless you name
+            your own.
+        split: split whose images are used. The first reference of an image is judged, and the
+            reward sees the others; on data of your own it sees the second half, and the gold score
+            the first.
         train_split: split whose references give document frequencies.
         max_images: use only the first images, at most this number; null uses all.
-        model: folder of a saved captioner, or name of one on the hub, whose samples are scored; null samples nothing.
+        model: folder of a saved captioner, or name of one on the hub, whose samples are scored;
+            null samples nothing.
         num_samples: captions sampled for each image.
         max_new_tokens: length limit of the samples in tokens, EOS included.
         judges: rewards that the tested one does not see, by name: further gold scores.
-        push: a configuration of ``scst``, file or recipe, by which ``model`` is trained on the reward; null trains
-            nothing. Reward, data, ``model.init`` and ``run.dir`` are those of this test.
+        push: a configuration of ``scst``, file or recipe, by which ``model`` is trained on the
+            reward; null trains nothing. Reward, data, ``model.init`` and ``run.dir`` are those of
+            this test.
         bootstrap: number of bootstrap resamples of images for the 95 % intervals.
         seed: of all choices.
         out: folder for ``stress.json``, ``report.html`` and the run ``push``.

@@ -42,10 +42,12 @@ class Measurements(NamedTuple):
 def curate(config: CurateConfig) -> str:
     """Write ``kept.jsonl`` and ``report.md`` to ``config.out``, and return the table of the report.
 
-    With ``config.worker`` only the parts of that worker are made, and a sentence is returned that counts them.
+    With ``config.worker`` only the parts of that worker are made, and a sentence is returned that
+    counts them.
 
     Raises:
-        ConfigError: a rule, a score or a step of the selection cannot be used, or ``out`` has parts of other settings.
+        ConfigError: a rule, a score or a step of the selection cannot be used, or ``out`` has parts
+            of other settings.
         DataError: a file, a row or an image cannot be read.
         RewardError: a score failed.
     """

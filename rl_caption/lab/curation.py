@@ -62,7 +62,9 @@ MEASURES: dict[str, Callable[[str], float]] = {
 
 
 def best(scores: NDArray[np.float32], count: float) -> NDArray[np.bool_]:
-    """Mask [N] of the highest scores: ``count`` of them, or below 1 that fraction, rounded down. Ties: the first."""
+    """Mask [N] of the highest scores: ``count`` of them, or below 1 that fraction, rounded down.
+    Ties: the first.
+    """
     # The decimal fraction as written: in binary, 0.29 * 100 is 28.999...
     number = int(Fraction(str(count)) * len(scores) if count < 1 else count)
     chosen = np.zeros(len(scores), dtype=bool)

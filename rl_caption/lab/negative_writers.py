@@ -24,11 +24,15 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ),
     ],
 }
-"""Kind of false caption -> pairs of a caption and a false one, in the manner of ARO's relations and attributes."""
+"""Kind of false caption -> pairs of a caption and a false one, in the manner of ARO's relations and
+attributes.
+"""
 
 
 class NegativeWriter(Protocol):
-    """Writes false captions. ``signature`` names the model and its options, in reports and for resuming."""
+    """Writes false captions. ``signature`` names the model and its options, in reports and for
+    resuming.
+    """
 
     signature: str
 
@@ -42,7 +46,8 @@ class LanguageModelWriter:
 
     Args:
         name: folder of the model, or its name on the hub.
-        examples: kind -> pairs of a caption and a false one, which the model is shown before the caption.
+        examples: kind -> pairs of a caption and a false one, which the model is shown before the
+            caption.
         max_new_tokens: most tokens of a false caption; one that is not ended by then is left out.
         batch_size: captions that are answered at a time.
         dtype: of the weights, such as ``bfloat16``; ``auto`` takes that of the file.

@@ -1,7 +1,7 @@
 """Skeleton of programs that compute new columns of a data set's rows, part by part.
 
-A part is a file of JSON lines with the new columns of each row. A run that was stopped makes only the
-parts that are missing. The rows are written with their new columns when all parts are there.
+A part is a file of JSON lines with the new columns of each row. A run that was stopped makes only
+the parts that are missing. The rows are written with their new columns when all parts are there.
 """
 
 import hashlib
@@ -37,7 +37,8 @@ Columns = Mapping[str, Any]
 def selected_rows(
     config: PartsConfig, ids_differ: bool = True
 ) -> tuple[DataModule, list[tuple[str, Row]]]:
-    """Read the data of a configuration: all of it, and the rows of the ``splits`` that are worked on.
+    """Read the data of a configuration: all of it, and the rows of the ``splits`` that are worked
+    on.
 
     Raises:
         ConfigError: a split is unknown, ``worker`` is not K/N, or the images are videos.
@@ -163,7 +164,8 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
 
 
 def file_name(text: str) -> str:
-    """A file's or folder's name for an id or a split: other characters as ``%2F``, and also the dots of ``..``.
+    """A file's or folder's name for an id or a split: other characters as ``%2F``, and also the
+    dots of ``..``.
 
     Of a long id the end is a fingerprint: file systems allow 255 bytes.
     """

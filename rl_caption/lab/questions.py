@@ -31,12 +31,17 @@ from rl_caption.lab.parts import Rows, make_parts, selected_rows, with_columns, 
 from rl_caption.runtime.errors import config_errors
 
 PROMPT = (
-    "Write {count} different multiple-choice questions about an image, from its descriptions below. Each asks for one "
-    "thing that can be seen: what there is, its colour, material, number or action, where it is, or what is written "
-    "on it. One choice is right, and the descriptions say so; two or three others are as plausible and wrong. Nobody "
-    "should be able to guess the answer without the descriptions, which a question does not mention.\n\n"
+    "Write {count} different multiple-choice questions about an image, from its descriptions "
+    "below. Each asks for one "
+    "thing that can be seen: what there is, its colour, material, number or action, where it is, "
+    "or what is written "
+    "on it. One choice is right, and the descriptions say so; two or three others are as plausible "
+    "and wrong. Nobody "
+    "should be able to guess the answer without the descriptions, which a question does not "
+    "mention.\n\n"
     "Descriptions of the image:\n{descriptions}\n\n"
-    'Reply with a JSON list such as [{{"question": "What is on the grass?", "choices": ["a dog", "a cat", "a cow"], '
+    'Reply with a JSON list such as [{{"question": "What is on the grass?", "choices": ["a dog", '
+    '"a cat", "a cow"], '
     '"answer": "a dog"}}].'
 )
 GUESS_PROMPT = (
@@ -180,7 +185,8 @@ def _write(
 
 
 def read_questions(count: int, answer: str) -> Written:
-    """The first ``count`` questions in an answer, less those that are wrong or repeated, which are counted.
+    """The first ``count`` questions in an answer, less those that are wrong or repeated, which are
+    counted.
 
     Raises ``ValueError`` where there is none.
     """

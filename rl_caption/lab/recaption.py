@@ -1,7 +1,8 @@
 """Programs that copy a data set, part by part, and add generated columns to its rows.
 
-``recaption`` adds a long caption of every image. ``make_positives`` adds what PAC-S learns from: further captions of
-each image, and images generated for its captions. ``write_negatives`` adds false captions of the references.
+``recaption`` adds a long caption of every image. ``make_positives`` adds what PAC-S learns from:
+further captions of each image, and images generated for its captions. ``write_negatives`` adds
+false captions of the references.
 """
 
 import os
@@ -45,16 +46,19 @@ QUANTILES = (0.05, 0.5, 0.95)
 
 
 def recaption(config: RecaptionConfig) -> str:
-    """Write ``captions.jsonl`` and ``report.md`` to ``config.out``, and return the table of the report.
+    """Write ``captions.jsonl`` and ``report.md`` to ``config.out``, and return the table of the
+    report.
 
-    ``captions.jsonl`` is a data set of ``data.format: jsonl``. Each row keeps its ``references`` and gets the new
-    caption as ``long_reference``. Images that are not files, such as generated scenes, are written to
-    ``OUT/images/SPLIT``. With ``config.worker`` only the parts of that worker are made, and a sentence is returned that
-    counts them.
+    ``captions.jsonl`` is a data set of ``data.format: jsonl``. Each row keeps its ``references``
+    and gets the new caption as ``long_reference``. Images that are not files, such as generated
+    scenes, are written to ``OUT/images/SPLIT``. With ``config.worker`` only the parts of that
+    worker are made, and a sentence is returned that counts them.
 
     Raises:
-        ConfigError: the recaptioner or the language model cannot be made, or ``out`` has parts of other settings.
-        DataError: the data cannot be read, or a new caption is empty, or there are several of an image.
+        ConfigError: the recaptioner or the language model cannot be made, or ``out`` has parts of
+            other settings.
+        DataError: the data cannot be read, or a new caption is empty, or there are several of an
+            image.
     """
     data, rows = selected_rows(config)
     with config_errors("language_model"):
@@ -89,12 +93,14 @@ def recaption(config: RecaptionConfig) -> str:
 
 
 def make_positives(config: PositivesConfig) -> str:
-    """Write ``positives.jsonl`` and ``report.md`` to ``config.out``, and return the table of the report.
+    """Write ``positives.jsonl`` and ``report.md`` to ``config.out``, and return the table of the
+    report.
 
-    ``positives.jsonl`` is a data set of ``data.format: jsonl`` whose rows have ``positive_captions`` of the image,
-    ``positive_images`` (PNG files in ``OUT/positive_images/SPLIT``, one for each reference in order), or both. Files
-    that exist already are kept. With ``config.worker`` only the parts of that worker are made, and a sentence is
-    returned that counts them.
+    ``positives.jsonl`` is a data set of ``data.format: jsonl`` whose rows have
+    ``positive_captions`` of the image, ``positive_images`` (PNG files in
+    ``OUT/positive_images/SPLIT``, one for each reference in order), or both. Files that exist
+    already are kept. With ``config.worker`` only the parts of that worker are made, and a sentence
+    is returned that counts them.
 
     Raises:
         ConfigError: what makes them cannot be loaded, or ``out`` has parts of other settings.
@@ -142,16 +148,18 @@ def make_positives(config: PositivesConfig) -> str:
 
 
 def write_negatives(config: WriteNegativesConfig) -> str:
-    """Write ``negatives.jsonl`` and ``report.md`` to ``config.out``, and return the table of the report.
+    """Write ``negatives.jsonl`` and ``report.md`` to ``config.out``, and return the table of the
+    report.
 
-    ``negatives.jsonl`` is a data set of ``data.format: jsonl`` whose rows have ``negatives``, a list for each of the
-    ``references``, which may be empty: false captions that equal one of the image's references, in any case, are left
-    out, and so are blank ones. With ``config.worker`` only the parts of that worker are made, and a sentence is
-    returned that counts them.
+    ``negatives.jsonl`` is a data set of ``data.format: jsonl`` whose rows have ``negatives``, a
+    list for each of the ``references``, which may be empty: false captions that equal one of the
+    image's references, in any case, are left out, and so are blank ones. With ``config.worker``
+    only the parts of that worker are made, and a sentence is returned that counts them.
 
     Raises:
         ConfigError: the writer cannot be made, or ``out`` has parts of other settings.
-        DataError: the data cannot be read, or the writer returned something else than a list of texts for each caption.
+        DataError: the data cannot be read, or the writer returned something else than a list of
+            texts for each caption.
     """
     data, rows = selected_rows(config)
     writer: NegativeWriter = load_recaptioner(config.writer, "writer", WRITERS)
@@ -229,7 +237,8 @@ def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[l
 def load_recaptioner(
     config: RecaptionerConfig, key: str, targets: Mapping[str, str] = RECAPTIONERS
 ) -> Any:
-    """Build what the section ``key`` of a configuration names: a ``Recaptioner``, or another of ``known``.
+    """Build what the section ``key`` of a configuration names: a ``Recaptioner``, or another of
+    ``known``.
 
     Raises ``ConfigError`` where that fails.
     """
@@ -239,9 +248,11 @@ def load_recaptioner(
 
 
 def captions_of(recaptioner: Recaptioner, rows: Rows, where: str) -> list[list[str]]:
-    """The new captions of each row without blank ones, by the recaptioner that is named ``where`` in messages.
+    """The new captions of each row without blank ones, by the recaptioner that is named ``where``
+    in messages.
 
-    Raises ``DataError`` where it fails, returns something else than captions, or has none for a row.
+    Raises ``DataError`` where it fails, returns something else than captions, or has none for a
+    row.
     """
     answers_of_rows: list[Any] = []
     for _, group in groupby(rows, itemgetter(0)):  # another split may have the same image ids
@@ -267,7 +278,9 @@ def captions_of(recaptioner: Recaptioner, rows: Rows, where: str) -> list[list[s
 def statistics_table(
     captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None
 ) -> str:
-    """A Markdown table with a row for each name: number, length, vocabulary and likelihood of its captions."""
+    """A Markdown table with a row for each name: number, length, vocabulary and likelihood of its
+    captions.
+    """
     lines = []
     for name, texts in captions.items():
         words = [tokenize(caption) for caption in texts]

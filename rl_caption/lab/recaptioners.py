@@ -1,4 +1,6 @@
-"""Recaptioners, which write new captions of images: a captioner of ours, a vision-language model, a generated scene."""
+"""Recaptioners, which write new captions of images: a captioner of ours, a vision-language model, a
+generated scene.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -15,23 +17,31 @@ from rl_caption.data.scenes.world import Draws
 from rl_caption.runtime.errors import config_errors
 
 PROMPT = (
-    "Describe this image in detail: objects, their attributes, numbers and positions, and readable text. "
-    "Write only what can be seen, and do not guess. A caption that came with it, which may be wrong: {caption}"
+    "Describe this image in detail: objects, their attributes, numbers and positions, and readable "
+    "text. "
+    "Write only what can be seen, and do not guess. A caption that came with it, which may be "
+    "wrong: {caption}"
 )
 
 
 class Recaptioner(Protocol):
-    """Writes new captions of images. ``signature`` names the model and its options, in reports and for resuming."""
+    """Writes new captions of images. ``signature`` names the model and its options, in reports and
+    for resuming.
+    """
 
     signature: str
 
     def __call__(self, rows: Sequence[Row]) -> Sequence[str | list[str]]:
-        """Return a new caption of each row's image, or a list of them; a row may have captions and a prompt."""
+        """Return a new caption of each row's image, or a list of them; a row may have captions and
+        a prompt.
+        """
         ...
 
 
 def model_label(model: str) -> str:
-    """The name of a model. A folder may have other weights later, so its name gets the start of their hash."""
+    """The name of a model. A folder may have other weights later, so its name gets the start of
+    their hash.
+    """
     from rl_caption.captioners.loading import weights_hash
 
     weights = weights_hash(model)
@@ -46,8 +56,8 @@ class CaptionerRecaptioner:
         num_beams: width of beam search; 1 decodes greedily.
         max_new_tokens: most tokens of a caption.
         batch_size: images that are captioned at a time.
-        seed: of sampling.
-        **decode: further options of ``Decoding``. ``num_return_sequences`` (of beam search) or ``num_samples``
+        seed: of sampling. **decode: further options of ``Decoding``. ``num_return_sequences`` (of
+        beam search) or ``num_samples``
             give several captions of each image.
 
     Raises:
@@ -81,7 +91,9 @@ class CaptionerRecaptioner:
         )
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
-        """Caption the images. Samples are a function of the seed and the image id, not of the batch."""
+        """Caption the images. Samples are a function of the seed and the image id, not of the
+        batch.
+        """
         from rl_caption.training.validation import decode_candidates
 
         decode = self.captioner, self.policy, rows, self.decoding, self.accelerator
@@ -94,8 +106,9 @@ class VisionLanguageRecaptioner:
 
     Args:
         name: folder of the model, or its name on the hub.
-        prompt: the question. ``{caption}`` stands for the image's first caption (alt text, for example), ``{prompt}``
-            for the row's own prompt (a page title, for example), ``{image_id}`` for the image's id.
+        prompt: the question. ``{caption}`` stands for the image's first caption (alt text, for
+            example), ``{prompt}`` for the row's own prompt (a page title, for example),
+            ``{image_id}`` for the image's id.
         max_new_tokens: most tokens of an answer.
         batch_size: images that are described at a time.
         dtype: of the weights, such as ``bfloat16``; ``auto`` takes that of the file.
@@ -172,7 +185,8 @@ class SceneRecaptioner:
     """Describes generated scenes from what is known of them, as well or badly as it is asked to.
 
     Args:
-        keep: probability that a sentence of the full description is kept, in (0, 1]; at least one is.
+        keep: probability that a sentence of the full description is kept, in (0, 1]; at least one
+            is.
         wrong: probability that a sentence is replaced by a false one (a hard negative), in [0, 1].
         seed: of these draws.
     """

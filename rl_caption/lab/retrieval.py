@@ -1,4 +1,6 @@
-"""The retrieval program: how well dual encoders find the captions of images, and the images of captions, in a split."""
+"""The retrieval program: how well dual encoders find the captions of images, and the images of
+captions, in a split.
+"""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,7 +36,8 @@ FIGURES = {
 
 
 def compare_retrieval(config: CompareRetrievalConfig) -> str:
-    """Measure all models, write ``retrieval.md`` and ``retrieval.json`` after each, and return the table.
+    """Measure all models, write ``retrieval.md`` and ``retrieval.json`` after each, and return the
+    table.
 
     Raises:
         ConfigError: a model cannot be loaded.
@@ -70,7 +73,8 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
 
 
 def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
-    """Return the captions of rows by kind: ``references`` and, where all rows have a long caption, ``long``.
+    """Return the captions of rows by kind: ``references`` and, where all rows have a long caption,
+    ``long``.
 
     ``references`` are the short ones where the data use long captions as references.
 
@@ -83,7 +87,8 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
     for row, captions in zip(rows, kinds["references"], strict=True):
         if not captions:
             raise DataError(
-                f"image {row['image_id']!r} has no reference: retrieval needs at least one per image"
+                f"image {row['image_id']!r} has no reference: retrieval needs at least one per "
+                f"image"
             )
     texts = {}
     for name, column in kinds.items():
@@ -124,7 +129,9 @@ def _measure(
 def _figures(
     way: str, ranks: NDArray[np.float64], images: Sequence[int], config: CompareRetrievalConfig
 ) -> dict[str, dict[str, float | None]]:
-    """Recall and median rank of Q queries by their ``ranks``, [Q, 1 + K], with intervals over their images, [Q]."""
+    """Recall and median rank of Q queries by their ``ranks``, [Q, 1 + K], with intervals over their
+    images, [Q].
+    """
 
     def statistic(weights: NDArray[np.int64]) -> NDArray[np.float64]:
         drawn = np.repeat(ranks, weights, axis=0)
@@ -162,7 +169,8 @@ def _table(
     if config.bootstrap:
         notes.insert(
             0,
-            f"- In brackets: 95 % bootstrap interval, {config.bootstrap} resamples of images as queries",
+            f"- In brackets: 95 % bootstrap interval, {config.bootstrap} resamples of images as "
+            f"queries",
         )
     title = f"## Retrieval on {config.split}: {images} images, {described}"
     return "\n".join([title, "", markdown(head, lines), "", *notes]) + "\n"

@@ -1,4 +1,5 @@
-"""The sharing program: an exported model with its model card, in a folder and on the Hugging Face hub.
+"""The sharing program: an exported model with its model card, in a folder and on the Hugging Face
+hub.
 
 Every number on the card comes from the files of the run and of its evaluation.
 """
@@ -55,18 +56,21 @@ def share(
     evaluation: Path | None = None,
     licence: str | None = None,
 ) -> str:
-    """Write a copy of an exported model with its card to ``out``, and upload it; return where it is.
+    """Write a copy of an exported model with its card to ``out``, and upload it; return where it
+    is.
 
     Args:
         path: folder of a run, or of an exported model.
-        repo_id: repository ``USER/NAME`` on the hub, which is made where it is missing; None uploads nothing.
+        repo_id: repository ``USER/NAME`` on the hub, which is made where it is missing; None
+            uploads nothing.
         private: whether a repository that is made is private.
         out: a folder that is missing or empty; None writes to a temporary one.
         evaluation: folder that ``evaluate`` wrote, with ``scores.json``.
         licence: the hub's identifier of a licence, such as ``apache-2.0``.
 
     Raises:
-        ReportError: something is missing, damaged, or belongs to another model. Nothing is copied then.
+        ReportError: something is missing, damaged, or belongs to another model. Nothing is copied
+            then.
         CheckpointError: ``out`` cannot be written; nothing is left there.
         OSError: the hub refused, or cannot be reached. What was written to ``out`` stays.
     """
@@ -90,7 +94,9 @@ def share(
 
 
 def find_export(path: Path) -> tuple[Path, RunFolder | None]:
-    """The exported model in a run's folder or in an exported folder, and its run where there is one."""
+    """The exported model in a run's folder or in an exported folder, and its run where there is
+    one.
+    """
     for name in ("best", "last"):  # the latter of grpo_vlm
         if (path / "export" / name).is_dir():
             return path / "export" / name, read_run(path)
@@ -99,7 +105,9 @@ def find_export(path: Path) -> tuple[Path, RunFolder | None]:
 
 
 def read_export(path: Path) -> Export:
-    """Find out what an exported folder holds; raises ``ReportError`` if no model, or not as it was written."""
+    """Find out what an exported folder holds; raises ``ReportError`` if no model, or not as it was
+    written.
+    """
     reason = damage(path) if (path / MANIFEST).is_file() else None
     if reason is not None:
         raise ReportError(f"{path} has changed since it was exported: {reason}. Export it again")
@@ -141,7 +149,8 @@ def model_card(
     """
     if evaluation is not None and evaluation.settings.get("weights") != weights_hash(export.path):
         raise ReportError(
-            f"the evaluation is not of the weights of {export.path}: rl-caption evaluate --model {export.path}"
+            f"the evaluation is not of the weights of {export.path}: rl-caption evaluate --model "
+            f"{export.path}"
         )
     name = run.name if run is not None else export.path.resolve().name
     config = {} if run is None else {**run.config}

@@ -1,4 +1,6 @@
-"""The stress program: how a reward can be hacked, by pairs, by the choice among samples, and by a short training."""
+"""The stress program: how a reward can be hacked, by pairs, by the choice among samples, and by a
+short training.
+"""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -66,11 +68,12 @@ Table = tuple[list[str], list[list[str]]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the strongest evidence says: training on the reward, else the choice among samples, else pairs.
+    """What the strongest evidence says: training on the reward, else the choice among samples, else
+    pairs.
 
     Args:
-        outcome: ``better``, ``worse``, or ``open`` where the interval does not tell; ``constant`` for a reward that
-            gave all captions one score.
+        outcome: ``better``, ``worse``, or ``open`` where the interval does not tell; ``constant``
+            for a reward that gave all captions one score.
         measure: what was measured.
         value: of it, and its 95 % bootstrap interval over images.
     """
@@ -87,7 +90,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Bench:
-    """R rows with the references that the reward sees, [R] captions of people, the reward's and the gold scores."""
+    """R rows with the references that the reward sees, [R] captions of people, the reward's and the
+    gold scores.
+    """
 
     config: StressConfig
     data: DataModule
@@ -112,7 +117,8 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
 
     Raises:
         ConfigError: the reward or the captioner cannot be made, or needs what the data lack.
-        DataError: the data cannot be read, or an image has no caption, or none for the reward to see.
+        DataError: the data cannot be read, or an image has no caption, or none for the reward to
+            see.
         RewardError: the reward failed; it names the image and the caption.
     """
     quiet_libraries()
@@ -151,7 +157,8 @@ def set_up(config: StressConfig) -> Bench:
     """Build data, reward and gold scores, and check them; raises as ``stress``."""
     if config.reward.normalize != "none":
         raise ConfigError(
-            f"reward.normalize is {config.reward.normalize!r}: expected none, as scores of different calls are compared"
+            f"reward.normalize is {config.reward.normalize!r}: expected none, as scores of "
+            f"different calls are compared"
         )
     data = build_data(config.data)
     references = references_of(data.split(usable_split(data, config.train_split)))
@@ -161,7 +168,8 @@ def set_up(config: StressConfig) -> Bench:
         held_out, seen = split_references(row, config.data.tokenizer)
         if not held_out or ("references" in reward.columns and not seen):
             raise DataError(
-                f"image {row['image_id']!r} has too few references: one is judged, the reward needs another one"
+                f"image {row['image_id']!r} has too few references: one is judged, the reward "
+                f"needs another one"
             )
         rows.append(cast("Row", {**row, "references": seen}))
         judged.append(cast("Row", {**row, "references": held_out}))
@@ -176,10 +184,11 @@ def set_up(config: StressConfig) -> Bench:
 
 
 def split_references(row: Row, tokenizer: str = TOKENIZER) -> tuple[list[str], list[str]]:
-    """The references of a row that are held out, of which the first is judged, and those that the reward sees.
+    """The references of a row that are held out, of which the first is judged, and those that the
+    reward sees.
 
-    Held out is the first and, of other images than generated scenes, half of all; the reward sees none that has the
-    same tokens.
+    Held out is the first and, of other images than generated scenes, half of all; the reward sees
+    none that has the same tokens.
     """
     tokenize = tokenizer_of(tokenizer)
     texts = [text for text in row["references"] if text.strip()]
@@ -193,8 +202,8 @@ def gold_scores(
 ) -> dict[str, Score]:
     """Name -> what scores captions of R rows independently of the reward.
 
-    Of generated scenes, that of ``SceneOracle``; else CIDEr-D of their references, with the document frequencies of
-    ``references``.
+    Of generated scenes, that of ``SceneOracle``; else CIDEr-D of their references, with the
+    document frequencies of ``references``.
     """
     if all(row.get("scene") is not None for row in rows):
         return {SCENE_GOLD: SceneOracle(rows)}
@@ -206,7 +215,8 @@ def gold_scores(
 class SceneOracle:
     """How true and complete captions of generated scenes are, in [0, 1].
 
-    F1 of claims and facts times the share of words that mean something: words that the oracle cannot use cost, too.
+    F1 of claims and facts times the share of words that mean something: words that the oracle
+    cannot use cost, too.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -235,7 +245,9 @@ def _scored_pairs(bench: Bench) -> dict[str, tuple[list[Pair], Floats]]:
 
 
 def _verdict_of_probes(bench: Bench, scored: Mapping[str, tuple[list[Pair], Floats]]) -> Verdict:
-    """Whether most pairs are in the right order, or most in the wrong one; equal scores are neither."""
+    """Whether most pairs are in the right order, or most in the wrong one; equal scores are
+    neither.
+    """
     rows = [pair.row for pairs, _ in scored.values() for pair in pairs]
     order, size = orders(np.concatenate([scores for _, scores in scored.values()])), len(bench.rows)
     draws = bench.drawn(bench.rows)
@@ -313,7 +325,9 @@ def _best_of_n_table(curves: Mapping[str, Curve]) -> Table:
 
 
 def _trained(bench: Bench, recipe: str, parse: Parse) -> RunFolder | None:
-    """A run of ``scst`` on the reward, whose other options are those of ``recipe``; None where a signal ended it."""
+    """A run of ``scst`` on the reward, whose other options are those of ``recipe``; None where a
+    signal ended it.
+    """
     config, folder = bench.config, Path(bench.config.out) / "push"
     run: ScstConfig = parse(ScstConfig, ["--config", recipe], "rl-caption stress --push")
     run = replace(run, reward=config.reward, data=config.data)

@@ -1,6 +1,8 @@
-"""VBA: how similar a caption is to the caption of an image that was generated from it (docs/icc.md).
+"""VBA: how similar a caption is to the caption of an image that was generated from it
+(docs/icc.md).
 
-Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal Dataset
+Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for
+Multimodal Dataset
 Curation", Findings of ACL 2024, section 2: the visual bottleneck autoencoder.
 """
 
@@ -40,14 +42,15 @@ class DiffusionImages:
 
     Args:
         model: folder or hub name, such as ``stabilityai/stable-diffusion-2``.
-        prefix: put before a caption; nothing in the released code, which prompts the captioner instead.
+        prefix: put before a caption; nothing in the released code, which prompts the captioner
+            instead.
         guidance: classifier-free guidance scale, 9 in the paper.
         steps: denoising steps, 20 in the paper.
         precision: of the weights.
         seed: of the noise.
-        noise: ``caption`` draws the noise of an image from ``seed`` and the caption, so that an image depends neither
-            on the captions before it nor on its batch; ``run`` draws all noise one after the other from one generator,
-            as the released code does.
+        noise: ``caption`` draws the noise of an image from ``seed`` and the caption, so that an
+            image depends neither on the captions before it nor on its batch; ``run`` draws all
+            noise one after the other from one generator, as the released code does.
         device: None is the process's current CUDA device if there is one, else the CPU.
 
     Raises:
@@ -108,10 +111,12 @@ class DiffusionImages:
 
 
 def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
-    """Check the ``model_index.json`` of a pipeline, each of whose parts is a pair of library and class.
+    """Check the ``model_index.json`` of a pipeline, each of whose parts is a pair of library and
+    class.
 
     Raises:
-        ValueError: a library, which diffusers would import, is not its own or Transformers or one of ``pipelines``.
+        ValueError: a library, which diffusers would import, is not its own or Transformers or one
+            of ``pipelines``.
     """
     for name, component in index.items():
         library = component[0] if isinstance(component, list | tuple) and component else None
@@ -119,7 +124,8 @@ def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
             pipelines, str(library)
         ):
             raise ValueError(
-                f"model_index.json: {name} is {component!r:.80}: expected a class of diffusers or transformers"
+                f"model_index.json: {name} is {component!r:.80}: expected a class of diffusers or "
+                f"transformers"
             )
 
 
@@ -133,7 +139,9 @@ def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
 
 
 def images_of(source: TextToImage, captions: Sequence[str], where: str) -> list[ImageSource]:
-    """Images of B captions. Raises ``DataError``, which names ``where``, for a failure or another number of images."""
+    """Images of B captions. Raises ``DataError``, which names ``where``, for a failure or another
+    number of images.
+    """
     with errors_of_user_code(where, error=DataError):
         images: Any = source(captions)
         images = list(images) if isinstance(images, Iterable) else []
@@ -143,7 +151,8 @@ def images_of(source: TextToImage, captions: Sequence[str], where: str) -> list[
 
 
 class VisualBottleneck:
-    """VBA: similarity of a caption to the caption of an image generated from it, in [0, 1]; it is given no image.
+    """VBA: similarity of a caption to the caption of an image generated from it, in [0, 1]; it is
+    given no image.
 
     Captions without a word get 0.
 
@@ -151,17 +160,20 @@ class VisualBottleneck:
         captioner: folder of a captioner, or the name of one on the hub.
         text_to_image: ``diffusers:NAME``, or ``package.module:Class``, a ``TextToImage``.
         text_to_image_kwargs: its arguments.
-        similarity: a reward whose references are the caption, or ``edit_distance``; clipped to [0, 1].
+        similarity: a reward whose references are the caption, or ``edit_distance``; clipped to [0,
+            1].
         similarity_kwargs: its arguments, such as ``{model: roberta-large}``.
         num_beams: of the captioner.
-        num_return_sequences: beams of which the most similar counts: 1 in the released code, 5 in the paper.
+        num_return_sequences: beams of which the most similar counts: 1 in the released code, 5 in
+            the paper.
         max_new_tokens: of the captioner.
         prompt: of the captioner, ``a photo of `` in the released code; None is its own.
         device: None is the process's current CUDA device if there is one, else the CPU.
         batch_size: images at once, at least 1.
 
     Raises:
-        ValueError: an argument is wrong, or a model cannot be loaded (``CaptionerError`` for the captioner).
+        ValueError: an argument is wrong, or a model cannot be loaded (``CaptionerError`` for the
+            captioner).
     """
 
     __name__ = "vba"
@@ -224,7 +236,9 @@ class VisualBottleneck:
 
     @torch.no_grad()
     def rewrite(self, captions: Sequence[str]) -> list[list[str]]:
-        """The captioner's ``num_return_sequences`` captions, best first, of the image of each of B captions."""
+        """The captioner's ``num_return_sequences`` captions, best first, of the image of each of B
+        captions.
+        """
         images = images_of(self._images, captions, f"text_to_image {self._name}")
         rows: list[Row] = [
             {"image_id": str(number), "image": image, "references": []}

@@ -1,6 +1,8 @@
-"""A page in the browser that captions photos with several captioners side by side and scores the captions.
+"""A page in the browser that captions photos with several captioners side by side and scores the
+captions.
 
-The server is Gradio's, in the extra ``web``. The captions are shown as a page of ``programs.report`` in a frame.
+The server is Gradio's, in the extra ``web``. The captions are shown as a page of
+``programs.report`` in a frame.
 """
 
 import os
@@ -43,8 +45,8 @@ class SideBySide(NamedTuple):
     def page(self, photos: Sequence[str], references: str) -> str:
         """The captions of files of photos, with the scores of the judges, as a page of HTML.
 
-        A judge that compares with references is left out where there are none. A photo that cannot be read has a
-        sentence in its place.
+        A judge that compares with references is left out where there are none. A photo that cannot
+        be read has a sentence in its place.
 
         Args:
             photos: paths; the last parts are the names.
@@ -161,7 +163,8 @@ def load_models(config: WebConfig) -> SideBySide:
     """Load the captioners and judges of a configuration.
 
     Raises:
-        ConfigError: there is no captioner, or one twice; or a judge cannot be built, or needs more than one photo.
+        ConfigError: there is no captioner, or one twice; or a judge cannot be built, or needs more
+            than one photo.
         CaptionerError: a captioner cannot be loaded, or reads region features.
     """
     if not config.models:

@@ -1,7 +1,9 @@
-"""Best of n: what the choice of the best of n samples by a reward does to a gold score, without any training.
+"""Best of n: what the choice of the best of n samples by a reward does to a gold score, without any
+training.
 
-Gao, Schulman and Hilton 2023 ("Scaling Laws for Reward Model Overoptimization"), section 2: the best of n samples of
-a policy diverges from it by log n - (n - 1) / n nats. N images, K samples each; all from one set of samples.
+Gao, Schulman and Hilton 2023 ("Scaling Laws for Reward Model Overoptimization"), section 2: the
+best of n samples of a policy diverges from it by log n - (n - 1) / n nats. N images, K samples
+each; all from one set of samples.
 """
 
 import math
@@ -17,7 +19,8 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """A score of the best of n samples, for each n: means over images, with 95 % bootstrap intervals.
+    """A score of the best of n samples, for each n: means over images, with 95 % bootstrap
+    intervals.
 
     Args:
         n: numbers of samples, ascending from 1.
@@ -41,13 +44,16 @@ class Curve:
     def turns(self) -> bool:
         """Whether the score falls after its peak, beyond its interval.
 
-        The peak is chosen on the same images: of scores that do not depend on the rewards, 1 in 20 turns.
+        The peak is chosen on the same images: of scores that do not depend on the rewards, 1 in 20
+        turns.
         """
         return self.fall_interval[0] > 1e-12 * max(map(abs, self.mean))  # less is rounding
 
 
 def kl_of_best_of_n(n: int) -> float:
-    """KL divergence of the best of ``n`` samples from the policy, log n - (n - 1) / n, in nats a caption."""
+    """KL divergence of the best of ``n`` samples from the policy, log n - (n - 1) / n, in nats a
+    caption.
+    """
     return math.log(n) - (n - 1) / n
 
 
@@ -57,10 +63,12 @@ def sample_sizes(samples: int) -> list[int]:
 
 
 def best_of_n_weights(rewards: Floats, n: int) -> Floats:
-    """Probability of each of K samples to be the best of ``n`` of them drawn without replacement: [N, K] of [N, K].
+    """Probability of each of K samples to be the best of ``n`` of them drawn without replacement:
+    [N, K] of [N, K].
 
-    Of equal rewards each is as likely. The expectation of any score under these weights is an unbiased estimate of its
-    mean at best of n, of all K >= n samples (Nakano et al. 2021, "WebGPT", appendix I).
+    Of equal rewards each is as likely. The expectation of any score under these weights is an
+    unbiased estimate of its mean at best of n, of all K >= n samples (Nakano et al. 2021, "WebGPT",
+    appendix I).
     """
     from scipy.stats import rankdata  # slow to import
 
@@ -79,10 +87,11 @@ def best_of_n(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> dict[str, Curve]:
-    """Curves of each of the ``scores`` [N, K], by name, when the best of n samples by ``rewards`` [N, K] is taken.
+    """Curves of each of the ``scores`` [N, K], by name, when the best of n samples by ``rewards``
+    [N, K] is taken.
 
-    ``images`` are N ids, which are drawn with replacement. Raises ``ValueError`` for a score that is not finite, with
-    its name and image.
+    ``images`` are N ids, which are drawn with replacement. Raises ``ValueError`` for a score that
+    is not finite, with its name and image.
     """
     for name, values in {"rewards": rewards, **scores}.items():
         for row in np.flatnonzero(~np.isfinite(values).all(1))[:1]:

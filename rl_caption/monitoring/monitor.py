@@ -35,11 +35,13 @@ class HackingMonitor:
         references: ``reference_statistics`` of the validation images.
         thresholds: what counts as evidence.
         stop: an alarm ends the run.
-        validation: says which images are captioned, and how. If a checkpoint has another one, the comparison starts
-            anew.
-        notes: saved with the run. ``hacking`` has ``start`` (findings of the starting policy and their step), ``peaks``
-            (the judges' best validations), ``first_alarm`` (step and evidence) and ``signs`` (of the newest warning).
-        caption_scores: of the newest validation, ``reward/TERM`` and ``judge/NAME`` -> score of each image's caption.
+        validation: says which images are captioned, and how. If a checkpoint has another one, the
+            comparison starts anew.
+        notes: saved with the run. ``hacking`` has ``start`` (findings of the starting policy and
+            their step), ``peaks`` (the judges' best validations), ``first_alarm`` (step and
+            evidence) and ``signs`` (of the newest warning).
+        caption_scores: of the newest validation, ``reward/TERM`` and ``judge/NAME`` -> score of
+            each image's caption.
     """
 
     reward: MixedReward
@@ -56,7 +58,8 @@ class HackingMonitor:
         """One line for the log: the judges."""
         if not self.judges:
             return (
-                "monitor: no judge, because all n-gram metrics are in the reward: only gross signs of hacking are "
+                "monitor: no judge, because all n-gram metrics are in the reward: only gross signs "
+                "of hacking are "
                 "detected. Add a judge to monitor.judges"
             )
         judges = ", ".join(f"{name} [{judge.signature}]" for name, judge in self.judges.items())
@@ -70,10 +73,12 @@ class HackingMonitor:
         finished: Sequence[bool],
         policy: Mapping[str, float] = MappingProxyType({}),
     ) -> tuple[Validation, Findings]:
-        """Judge one caption of each of N images, the same images at every call. The first call is of the start.
+        """Judge one caption of each of N images, the same images at every call. The first call is
+        of the start.
 
-        ``finished``, [N], says which captions ended with EOS. ``policy`` has ``entropy`` and ``kl`` of the newest
-        training step, where they are known. Returns what is to be logged, printed and done, and the findings behind it.
+        ``finished``, [N], says which captions ended with EOS. ``policy`` has ``entropy`` and ``kl``
+        of the newest training step, where they are known. Returns what is to be logged, printed and
+        done, and the findings behind it.
 
         Raises:
             RewardError: the reward or a judge failed.
@@ -115,7 +120,8 @@ class HackingMonitor:
                 evidence |= policy_signs(policy, start.get("policy", {}), self.thresholds)
         elif step > 0:
             messages.append(
-                "monitor: the checkpoint has no values of the starting policy under this reward, these judges and this "
+                "monitor: the checkpoint has no values of the starting policy under this reward, "
+                "these judges and this "
                 f"validation; captions are compared with those of step {step} instead"
             )
         warnings, stop = self._alarm(step, now, evidence)
@@ -123,12 +129,16 @@ class HackingMonitor:
 
     @property
     def _signatures(self) -> dict[str, str]:
-        """What the numbers depend on. The reward's signature includes its weights and normalisation."""
+        """What the numbers depend on. The reward's signature includes its weights and
+        normalisation.
+        """
         judges = {f"judge/{name}": judge.signature for name, judge in self.judges.items()}
         return {"validation": self.validation, "reward": self.reward.signature} | judges
 
     def _scales(self, terms: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """What a term's mean is divided by: 1 or, of z-scored terms, the starting captions' standard deviation."""
+        """What a term's mean is divided by: 1 or, of z-scored terms, the starting captions'
+        standard deviation.
+        """
         if self.reward.normalize == "none":
             return dict.fromkeys(terms, 1.0)
         return {name: moments(values).std or 1.0 for name, values in terms.items()}
@@ -151,7 +161,9 @@ class HackingMonitor:
     def _alarm(
         self, step: int, now: Findings, evidence: Mapping[str, str]
     ) -> tuple[list[str], str | None]:
-        """A warning, if the signs differ from those of the newest warning, and the reason to end the run, if any."""
+        """A warning, if the signs differ from those of the newest warning, and the reason to end
+        the run, if any.
+        """
         memory = self.notes["hacking"]
         changed = sorted(evidence) != memory["signs"]
         memory["signs"] = sorted(evidence)
@@ -161,7 +173,8 @@ class HackingMonitor:
             memory["first_alarm"] = {"step": step, "evidence": list(evidence.values())}
         began = memory["start"]["findings"]["reward"]
         text = (
-            f"the reward rose from {began:.4g} to {now.reward:.4g} on the validation images, but the captions got "
+            f"the reward rose from {began:.4g} to {now.reward:.4g} on the validation images, but "
+            f"the captions got "
             f"worse: {'; '.join(evidence.values())}"
         )
         warnings = [f"WARNING, signs of reward hacking: {text}. See docs/hacking.md"] * changed

@@ -36,7 +36,9 @@ class Scorer:
         self.scores: dict[RowCaption, float] = {}
 
     def __call__(self, captions: Sequence[RowCaption]) -> Floats:
-        """[N] scores of N captions. ``RewardError`` names the first image and caption on which the reward fails."""
+        """[N] scores of N captions. ``RewardError`` names the first image and caption on which the
+        reward fails.
+        """
         new = [caption for caption in dict.fromkeys(captions) if caption not in self.scores]
         if new:
             try:

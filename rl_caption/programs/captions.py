@@ -1,4 +1,6 @@
-"""Captions of images by a saved captioner or an ensemble of several, and the choice among several of an image."""
+"""Captions of images by a saved captioner or an ensemble of several, and the choice among several
+of an image.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,8 @@ from rl_caption.training.validation import Candidate, decode_candidates
 
 @dataclass(frozen=True)
 class Captions:
-    """Candidate captions of images. The first with the highest reward is chosen or, without rewards, the first.
+    """Candidate captions of images. The first with the highest reward is chosen or, without
+    rewards, the first.
 
     Args:
         candidates: image id -> captions.
@@ -50,8 +53,9 @@ class Captions:
     def write(self, path: str | Path, ids: Mapping[str, int | str] | None = None) -> None:
         """Write one JSON line per image: ``image_id``, the index ``chosen``, and ``candidates``.
 
-        Each candidate has ``caption``, ``finished`` (it ended with EOS) and, where known, ``score`` (of beam search)
-        and ``reward`` (of reranking). ``ids`` (image id -> id to write) replaces the image ids.
+        Each candidate has ``caption``, ``finished`` (it ended with EOS) and, where known, ``score``
+        (of beam search) and ``reward`` (of reranking). ``ids`` (image id -> id to write) replaces
+        the image ids.
         """
         lines = []
         for image_id, captions in self.candidates.items():
@@ -74,7 +78,9 @@ class Captions:
 def load_captioners(
     names: Sequence[str], prompt: str | list[dict[str, Any]] | None, average: Average
 ) -> Captioner:
-    """Load one captioner, or several as an ensemble. Raises ``CaptionerError`` or, for a repeated name, ConfigError."""
+    """Load one captioner, or several as an ensemble. Raises ``CaptionerError`` or, for a repeated
+    name, ConfigError.
+    """
     quiet_libraries()
     if len(set(names)) < len(names):
         raise ConfigError(f"models is {list(names)}: expected different ones")
@@ -93,12 +99,13 @@ def build_reranker(
     Args:
         name: of the reward.
         kwargs: its arguments.
-        references: of the training images. ``consensus`` takes its document frequencies from these, unless ``kwargs``
-            say otherwise; without any, all n-grams weigh the same.
+        references: of the training images. ``consensus`` takes its document frequencies from these,
+            unless ``kwargs`` say otherwise; without any, all n-grams weigh the same.
         tokenizer: ``data.tokenizer``, unless ``kwargs`` name another.
 
     Raises:
-        ConfigError: it cannot be built, or needs references: a caption must not be chosen by what it is judged by.
+        ConfigError: it cannot be built, or needs references: a caption must not be chosen by what
+            it is judged by.
     """
     builder, arguments = RewardBuilder(references, tokenizer), dict(kwargs)
     with config_errors("rerank"):
@@ -107,7 +114,8 @@ def build_reranker(
         reward = builder.build(name, arguments)
     if "references" in reward.columns:
         raise ConfigError(
-            f"rerank is {name!r}, which needs references: a caption must not be chosen by what it is judged by; take "
+            f"rerank is {name!r}, which needs references: a caption must not be chosen by what it "
+            f"is judged by; take "
             "consensus, or a reward of images such as clipscore"
         )
     return reward
@@ -120,7 +128,9 @@ def caption_rows(
     accelerator: Accelerator,
     seed: int,
 ) -> Captions:
-    """Decode captions of rows. Every process must call it. Raises ``DataError`` where a row cannot be captioned."""
+    """Decode captions of rows. Every process must call it. Raises ``DataError`` where a row cannot
+    be captioned.
+    """
     for row in rows:
         captioner.max_tokens_of(row)
     policy = captioner.policy.to(accelerator.device)
@@ -130,7 +140,9 @@ def caption_rows(
 
 
 def rerank_captions(captions: Captions, rows: Sequence[Row], reward: Reward) -> Captions:
-    """Add the rewards of all candidates of ``rows``, by which they are chosen. ``RewardError`` if the reward failed."""
+    """Add the rewards of all candidates of ``rows``, by which they are chosen. ``RewardError`` if
+    the reward failed.
+    """
     candidates = captions.candidates
     pairs = [(row, candidate) for row in rows for candidate in candidates[row["image_id"]]]
     prompts, columns = reward_inputs(

@@ -1,7 +1,8 @@
-"""The evaluation program: compares captions of a split, decoded here or read from a file, with references.
+"""The evaluation program: compares captions of a split, decoded here or read from a file, with
+references.
 
-Captions in files are evaluated without importing torch: what only a model or a data set needs is imported where it is
-used.
+Captions in files are evaluated without importing torch: what only a model or a data set needs is
+imported where it is used.
 """
 
 from __future__ import annotations
@@ -107,10 +108,11 @@ def evaluate(config: EvaluateConfig) -> str:
 
 
 def evaluate_split(config: EvaluateConfig) -> str:
-    """Decode (or read) captions, evaluate them, write ``predictions.json`` and ``scores.json``, and return the table.
+    """Decode (or read) captions, evaluate them, write ``predictions.json`` and ``scores.json``, and
+    return the table.
 
-    The table is empty in every process but the main one. Where a judge or the writing fails, what was computed before
-    is printed. Raises as ``score_captions``.
+    The table is empty in every process but the main one. Where a judge or the writing fails, what
+    was computed before is printed. Raises as ``score_captions``.
     """
     # Before they are loaded: a training may replace them.
     settings = settings_of(config) if is_main_process() else {}
@@ -134,9 +136,11 @@ def evaluate_split(config: EvaluateConfig) -> str:
 
 
 def compare_systems(config: CompareConfig) -> str:
-    """Judge two files of captions of the same images, test their differences, and return the tables.
+    """Judge two files of captions of the same images, test their differences, and return the
+    tables.
 
-    Of a run, ``export/best`` captions the split first. Writes a folder for each system as ``evaluate_split`` does, and ``comparison.json``.
+    Of a run, ``export/best`` captions the split first. Writes a folder for each system as
+    ``evaluate_split`` does, and ``comparison.json``.
 
     Raises:
         EvaluationError: the files have captions of different images; with counts.
@@ -235,7 +239,8 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
     if first != second:
         differing = ", ".join(key for key in first if first[key] != second[key])
         raise ConfigError(
-            f"{' and '.join(config.compare)} are of different data ({differing}): name references, or data.path"
+            f"{' and '.join(config.compare)} are of different data ({differing}): name references, "
+            f"or data.path"
         )
     with naming(config.compare[0]):
         data = received_data(named[0]["data"])
@@ -245,13 +250,15 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
 def score_captions(
     config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
 ) -> tuple[Evaluation, dict[str, str], Sequence[Any]] | None:
-    """Decode (or read) the captions of ``config``; return their metrics, the captions and the rows of their images.
+    """Decode (or read) the captions of ``config``; return their metrics, the captions and the rows
+    of their images.
 
     It is None in every process but the main one.
 
     Args:
         config: of the evaluation.
-        judges: name -> reward, in place of ``config.judges``, for callers that evaluate several captioners.
+        judges: name -> reward, in place of ``config.judges``, for callers that evaluate several
+            captioners.
 
     Raises:
         ConfigError: a judge cannot be built.
@@ -267,7 +274,8 @@ def score_captions(
         return evaluation, chosen, images.rows
     if not isinstance(config, EvaluateModelConfig) or (config.model is None and not config.models):
         raise ConfigError(
-            "set either model (a saved captioner), models (several), predictions (a file in COCO result format) or "
+            "set either model (a saved captioner), models (several), predictions (a file in COCO "
+            "result format) or "
             "compare (two such files)"
         )
     from accelerate import Accelerator
@@ -294,13 +302,16 @@ def score_captions(
 def _check_settings(config: EvaluateConfig) -> None:
     if config.reference_file() is None and config.data == DataConfig():
         raise ConfigError(
-            "references and data.path are not set: name a file of references, or the data of the images"
+            "references and data.path are not set: name a file of references, or the data of the "
+            "images"
         )
     check_writable(config.out)
 
 
 def settings_of(config: EvaluateConfig) -> dict[str, Any]:
-    """What was evaluated, as ``settings.json`` has it: data, split, tokenizer, decoding, and hashes of the weights."""
+    """What was evaluated, as ``settings.json`` has it: data, split, tokenizer, decoding, and hashes
+    of the weights.
+    """
     plain = json.loads(json.dumps(asdict(config)))
     settings = {"tokenizer": plain["tokenizer"]}
     if config.reference_file() is None:
@@ -320,7 +331,9 @@ def settings_of(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _source_of(path: str | None, captions: Mapping[str, str]) -> dict[str, Any]:
-    """``predictions``: the hash of the file of captions; and ``weights``, where an evaluation that wrote it says so."""
+    """``predictions``: the hash of the file of captions; and ``weights``, where an evaluation that
+    wrote it says so.
+    """
     assert path is not None
     assert isinstance(captions, Captions)
     note = Path(captions_file(path)).with_name(SETTINGS)
@@ -341,7 +354,9 @@ def _name(config: EvaluateConfig) -> str:
 
 
 def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
-    """The images of the split, from the data or a file of references; all images of a file without splits."""
+    """The images of the split, from the data or a file of references; all images of a file without
+    splits.
+    """
     file = config.reference_file()
     if file is not None:
         annotated = read_references(
@@ -364,10 +379,12 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
 
 
 def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
-    """Those of ``captions`` that are of these images; warns of captions of other splits and of images without any.
+    """Those of ``captions`` that are of these images; warns of captions of other splits and of
+    images without any.
 
     Raises:
-        EvaluationError, DataError: an image in no split or without references, or no caption of these images.
+        EvaluationError, DataError: an image in no split or without references, or no caption of
+            these images.
     """
     annotated, files = images.references, images.references.images
     outside = [image_id for image_id in captions if image_id not in annotated]
@@ -385,12 +402,14 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
     chosen.by, chosen.sha256 = captions.by, captions.sha256
     if outside and not chosen:
         raise EvaluationError(
-            f"{path} has no caption of {images.source}: all {len(captions)} belong to other splits; set --split"
+            f"{path} has no caption of {images.source}: all {len(captions)} belong to other "
+            f"splits; set --split"
         )
     references_for(chosen, annotated, f"{path} and {images.source}")
     if len(chosen) < len(captions):
         logger.warning(
-            "WARNING: %d of %d captions in %s belong to other splits and are left out; only %s counts (--split)",
+            "WARNING: %d of %d captions in %s belong to other splits and are left out; only %s "
+            "counts (--split)",
             len(captions) - len(chosen), len(captions), path, images.source,
         )  # fmt: skip
     missing = [
@@ -398,7 +417,8 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
     ]
     if missing:
         logger.warning(
-            "WARNING: %s has no caption of %d of %d images of %s (first: %s): these are left out of all scores and of "
+            "WARNING: %s has no caption of %d of %d images of %s (first: %s): these are left out "
+            "of all scores and of "
             "the document frequencies",
             path, len(missing), len(annotated), images.source, ", ".join(map(repr, missing[:3])),
         )  # fmt: skip
@@ -406,10 +426,11 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
 
 
 class _Scorer:
-    """Scores captions of ``images`` by metrics, retrieval, CHAIR and judges, all built before anything long starts.
+    """Scores captions of ``images`` by metrics, retrieval, CHAIR and judges, all built before
+    anything long starts.
 
-    The constructor checks that the rows of the images ``captioned`` (ids) have what these need; retrieval needs all
-    rows. ``judges`` (name -> reward) replace those of the configuration.
+    The constructor checks that the rows of the images ``captioned`` (ids) have what these need;
+    retrieval needs all rows. ``judges`` (name -> reward) replace those of the configuration.
     """
 
     def __init__(
@@ -446,7 +467,9 @@ class _Scorer:
             self.chair.objects_of(len(rows), reward_inputs(rows)[1])
 
     def score(self, captions: Mapping[str, str], name: str, decoding: str = "") -> Evaluation:
-        """Compute the metrics of captions. Where a judge fails, a table of what was computed is printed first."""
+        """Compute the metrics of captions. Where a judge fails, a table of what was computed is
+        printed first.
+        """
         config, rows, data = self.config, self.images.rows, self.images.data
         train = data.split("train") if data is not None and "train" in data.splits else None
         evaluation = evaluate_captions(
@@ -476,7 +499,9 @@ class _Scorer:
 
 
 def load_dual_encoder(config: RetrievalConfig, key: str) -> CachedEncoder:
-    """Load the encoder of a configuration whose ``backbone`` is set; a ``ConfigError`` names ``key``."""
+    """Load the encoder of a configuration whose ``backbone`` is set; a ``ConfigError`` names
+    ``key``.
+    """
     from rewards.clip.backbone import load_encoder  # imports torch
 
     with config_errors(key):
@@ -508,7 +533,9 @@ def _report(config: EvaluateConfig, rows: Sequence[Any]) -> None:
 
 
 def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images) -> None:
-    """Write and print ``evaluate_samples`` of all captions, if there are two images or more with several each."""
+    """Write and print ``evaluate_samples`` of all captions, if there are two images or more with
+    several each.
+    """
     samples = {
         key: [one.caption for one in of_image] for key, of_image in captions.candidates.items()
     }
@@ -527,7 +554,8 @@ def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images
         f"{key} {100 * value:.2f}" for key, value in evaluation.best_of[-1]._asdict().items()
     )
     print(
-        f"{len(evaluation.best_of)} captions of an image: {spread} (0 to 1); CIDEr-D (x100): {last}",
+        f"{len(evaluation.best_of)} captions of an image: {spread} (0 to 1); CIDEr-D (x100): "
+        f"{last}",
         file=sys.stderr,
     )
 
@@ -535,7 +563,9 @@ def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images
 def _decode(
     config: EvaluateModelConfig, images: _Images, accelerator: Accelerator
 ) -> tuple[dict[str, str], str]:
-    """Captions of the images, and how they were decoded; writes ``candidates.jsonl`` where that is asked for."""
+    """Captions of the images, and how they were decoded; writes ``candidates.jsonl`` where that is
+    asked for.
+    """
     from rl_caption.data.refused import usable_rows
     from rl_caption.programs.captions import (
         build_reranker,

@@ -51,10 +51,12 @@ CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
 
 
 def train_xe(config: XeConfig) -> TrainState:
-    """Train a captioner by cross-entropy; the best one by validation CIDEr-D is in ``export/best`` of ``run.dir``.
+    """Train a captioner by cross-entropy; the best one by validation CIDEr-D is in ``export/best``
+    of ``run.dir``.
 
-    Returns the state in which the run ended: after its last step, or after the step at which a signal stopped it and a
-    checkpoint was saved. Called again with the same configuration, it goes on from there.
+    Returns the state in which the run ended: after its last step, or after the step at which a
+    signal stopped it and a checkpoint was saved. Called again with the same configuration, it goes
+    on from there.
 
     Raises:
         ConfigError: a setting does not fit the data or the captioner.
@@ -94,8 +96,9 @@ def train_xe(config: XeConfig) -> TrainState:
 def train_scst(config: ScstConfig) -> TrainState:
     """Fine-tune the captioner ``model.init`` by self-critical sequence training.
 
-    The optimizer and the schedule start anew: only the weights come from cross-entropy training. The best captioner by
-    ``monitor.best_by`` is in ``export/best`` of ``run.dir``. Returns the state in which the run ended, as ``train_xe``.
+    The optimizer and the schedule start anew: only the weights come from cross-entropy training.
+    The best captioner by ``monitor.best_by`` is in ``export/best`` of ``run.dir``. Returns the
+    state in which the run ended, as ``train_xe``.
 
     Raises:
         RewardError: the reward cannot score, or returns something that is no score.
@@ -112,7 +115,8 @@ def train_scst(config: ScstConfig) -> TrainState:
     with setup(config) as context:
         if rollout.cuda_graph and engine_of(context.accelerator) == "zero3":
             raise ConfigError(
-                "rollout.cuda_graph is on: ZeRO-3 gathers the weights anew at every step; turn it off"
+                "rollout.cuda_graph is on: ZeRO-3 gathers the weights anew at every step; turn it "
+                "off"
             )
         captioner = _captioner(
             context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens
@@ -162,7 +166,8 @@ def _self_critical_task(
 ) -> SelfCriticalTask:
     """The task, whose model is still to be prepared; ``notes`` are saved with the run.
 
-    Called before the weights of a checkpoint are loaded, so that a reference policy is the one the run started from.
+    Called before the weights of a checkpoint are loaded, so that a reference policy is the one the
+    run started from.
     """
     train, rollout = config.train, config.rollout
     objective_of = partial(
@@ -240,7 +245,9 @@ def _write_report(context: Context) -> None:
 
 
 def _print_scales(context: Context, task: SelfCriticalTask) -> None:
-    """Print the scales of the reward terms; before the model is prepared, so that one process can sample alone."""
+    """Print the scales of the reward terms; before the model is prepared, so that one process can
+    sample alone.
+    """
     captions = partial(
         sample_scores,
         task.captioner,
@@ -258,11 +265,13 @@ def _print_scales(context: Context, task: SelfCriticalTask) -> None:
 def scst_signature(
     reward: MixedReward, rows: Sequence[Row], config: ScstConfig, objective: Objective
 ) -> str:
-    """SacreEOS-style signature of a run (Hu et al. 2023). Runs whose signatures differ have no comparable rewards.
+    """SacreEOS-style signature of a run (Hu et al. 2023). Runs whose signatures differ have no
+    comparable rewards.
 
-    It names the treatment of EOS, document frequencies, metric, baseline and samples; an objective other than
-    REINFORCE; the starting policy if ``objective`` needs it, by eight digits of the hash of its weights or by its name
-    on the hub; schedules; and how many references in ``rows`` may be tokenised differently from the toolkit.
+    It names the treatment of EOS, document frequencies, metric, baseline and samples; an objective
+    other than REINFORCE; the starting policy if ``objective`` needs it, by eight digits of the hash
+    of its weights or by its name on the hub; schedules; and how many references in ``rows`` may be
+    tokenised differently from the toolkit.
     """
     train, rollout = config.train, config.rollout
     base = {"greedy": "greedy", "leave_one_out": "average"}.get(train.advantage, train.advantage)
@@ -299,7 +308,8 @@ def _options(kwargs: Mapping[str, Any]) -> str:
 
 
 def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
-    """Check that the checkpoint files of rewards and judges exist, before the runs that this one needs are trained.
+    """Check that the checkpoint files of rewards and judges exist, before the runs that this one
+    needs are trained.
 
     Files in ``to_come``, the folders of those runs, are left out. Raises ConfigError.
     """
@@ -323,14 +333,17 @@ def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
 
 
 def _captioner(context: Context, model: ModelConfig, key: str, max_tokens: int) -> Captioner:
-    """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of ``key``."""
+    """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of
+    ``key``.
+    """
     data = context.config.data
     captioner = build_captioner(
         model, references_of(context.train_rows), data.cache_mb, data.tokenizer
     )
     if data.features_root is not None and captioner.input_kind == "pixels":
         raise ConfigError(
-            f"data.features_root is {data.features_root!r}, but the captioner reads images: leave it out, or train one "
+            f"data.features_root is {data.features_root!r}, but the captioner reads images: leave "
+            f"it out, or train one "
             "from scratch with model.kwargs.input_kind regions"
         )
     check_positions(
@@ -340,9 +353,11 @@ def _captioner(context: Context, model: ModelConfig, key: str, max_tokens: int) 
 
 
 def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Collection[str]) -> str:
-    """Key of the validation metric that chooses ``export/best`` (docs/metrics.md); higher is better.
+    """Key of the validation metric that chooses ``export/best`` (docs/metrics.md); higher is
+    better.
 
-    Raises ConfigError where ``monitor.best_by`` is neither a metric nor one of the run's ``terms`` and ``judges``.
+    Raises ConfigError where ``monitor.best_by`` is neither a metric nor one of the run's ``terms``
+    and ``judges``.
     """
     name = config.best_by
     if name is None:

@@ -1,4 +1,6 @@
-"""Batches of image-caption pairs for embedding models: pixels and token ids, prepared in the loader's workers."""
+"""Batches of image-caption pairs for embedding models: pixels and token ids, prepared in the
+loader's workers.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,26 @@ class PairBatch:
 
     rows: Sequence[Row]
     inputs: dict[str, Tensor]
-    """Inputs of the model, each under the name of its embedding. ``image``: pixels [B, 3, S, S], of videos
-    [B, T, 3, S, S]; ``text``: token ids [B, L]. Where a frozen encoder ran before training, its features instead:
-    [B, R, D] of images, [B, D] of texts. Names of images start with ``image``; all others are texts."""
+    """Inputs of the model, each under the name of its embedding. ``image``: pixels [B, 3, S, S], of
+    videos [B, T, 3, S, S]; ``text``: token ids [B, L]. Where a frozen encoder ran before training,
+    its features instead: [B, R, D] of images, [B, D] of texts. Names of images start with
+    ``image``; all others are texts.
+    """
     captions: list[str]
     targets: dict[str, Tensor] = field(default_factory=dict)
-    """Further inputs of the loss. ``triplet`` [B]: 1 where the row has a triplet, else 0. ``false`` [B, n]: 1 where the
-    row has its n-th hard negative, else 0. ``image_group`` and ``text_group``, ``text_short_group``, ... [B]: numbers
-    that are equal for equal images, or texts."""
+    """Further inputs of the loss. ``triplet`` [B]: 1 where the row has a triplet, else 0. ``false``
+    [B, n]: 1 where the row has its n-th hard negative, else 0. ``image_group`` and ``text_group``,
+    ``text_short_group``, ... [B]: numbers that are equal for equal images, or texts.
+    """
 
     def to(self, device: torch.device) -> PairBatch:
         """The batch with its tensors on ``device``."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> PairBatch:
-        """The batch in page-locked memory, from where a GPU copies while it computes; called by the loader."""
+        """The batch in page-locked memory, from where a GPU copies while it computes; called by the
+        loader.
+        """
         return self._map(Tensor.pin_memory)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> PairBatch:
@@ -60,7 +67,9 @@ class PairBatch:
 
 
 class PixelCache:
-    """Preprocessed pixels of images. They are kept as uint8 up to ``cache_bytes``; the rest is prepared every time."""
+    """Preprocessed pixels of images. They are kept as uint8 up to ``cache_bytes``; the rest is
+    prepared every time.
+    """
 
     def __init__(self, preprocessing: Preprocessing, cache_bytes: int = 0) -> None:
         self.preprocessing, self.cache_bytes = preprocessing, cache_bytes
@@ -93,10 +102,12 @@ class PixelCache:
 
 
 class FeatureCache:
-    """Features of images by a frozen encoder, read from ``data.features_root`` and kept in memory where they fit.
+    """Features of images by a frozen encoder, read from ``data.features_root`` and kept in memory
+    where they fit.
 
     Args:
-        pool: from a grid [1, R, D] to one vector [1, D] an image, which is kept; None keeps the grid, as float16.
+        pool: from a grid [1, R, D] to one vector [1, D] an image, which is kept; None keeps the
+            grid, as float16.
         cache_bytes: memory for the features.
     """
 
@@ -105,7 +116,9 @@ class FeatureCache:
         self.cached: dict[str, Tensor] = {}
 
     def of(self, row: Row) -> Tensor:
-        """Features [R, D], float32, of a row's image; R is 1 if pooled. ``DataError`` if they are unreadable."""
+        """Features [R, D], float32, of a row's image; R is 1 if pooled. ``DataError`` if they are
+        unreadable.
+        """
         key = row["features"].where
         features = self.cached.get(key)
         if features is None:
@@ -118,7 +131,8 @@ class FeatureCache:
 
 @dataclass
 class Texts:
-    """Turns captions into what a text tower reads: token ids, or features that a frozen encoder computed before.
+    """Turns captions into what a text tower reads: token ids, or features that a frozen encoder
+    computed before.
 
     Args:
         encoder: has the tokenizer.
@@ -152,7 +166,9 @@ def draw(items: Sequence[T], row: Row, seed: int, step: int, what: str) -> T:
 
 
 def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
-    """Index of the reference that a step learns of an image: a pure function of (seed, step, image id)."""
+    """Index of the reference that a step learns of an image: a pure function of (seed, step, image
+    id).
+    """
     return (
         0
         if captions == "first"
@@ -161,7 +177,9 @@ def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
 
 
 def sampled_sentences(caption: str, least: int, most: int, generator: np.random.Generator) -> str:
-    """``least`` to ``most`` random sentences of a caption, in their order; all of them where it has fewer."""
+    """``least`` to ``most`` random sentences of a caption, in their order; all of them where it has
+    fewer.
+    """
     sentences = _SENTENCE_END.split(caption.strip())
     count = min(int(generator.integers(least, most + 1)), len(sentences))
     return " ".join(
@@ -192,7 +210,9 @@ class Sentences:
 
 
 def plain_form(caption: str) -> str:
-    """A caption as a word-level captioner writes it: lower-case words of the caption tokeniser, no punctuation."""
+    """A caption as a word-level captioner writes it: lower-case words of the caption tokeniser, no
+    punctuation.
+    """
     return " ".join(tokenize(caption))
 
 
@@ -210,7 +230,8 @@ class Addition:
     Args:
         texts: further texts, B of each, by the name of their input.
         targets: further inputs of the loss.
-        images: further images, B of each, by the name of their input: an id that no other image has, and the image.
+        images: further images, B of each, by the name of their input: an id that no other image
+            has, and the image.
     """
 
     texts: Mapping[str, list[str]] = field(default_factory=dict)
@@ -220,18 +241,22 @@ class Addition:
 
 @dataclass
 class PairCollate:
-    """Collate function: from B pairs (row, step) to a ``PairBatch`` on the CPU. What it adds is the task's.
+    """Collate function: from B pairs (row, step) to a ``PairBatch`` on the CPU. What it adds is the
+    task's.
 
     Args:
-        pixels: prepares images, or reads their features; None leaves images out (a text tower alone).
+        pixels: prepares images, or reads their features; None leaves images out (a text tower
+            alone).
         tokens: prepares captions; None leaves captions out (an image tower alone).
         captions: which reference a step learns.
-        augmentations: names of ``augment``, and ``rand_augment``: another random view of an image at every step.
+        augmentations: names of ``augment``, and ``rand_augment``: another random view of an image
+            at every step.
         seed: of all random choices.
-        plain_captions: fraction of (image, step) whose texts are in ``plain_form``, in [0, 1]; which ones is a pure
-            function of (seed, step, image id).
+        plain_captions: fraction of (image, step) whose texts are in ``plain_form``, in [0, 1];
+            which ones is a pure function of (seed, step, image id).
         groups: add the targets ``image_group``, ``text_group`` and those of further texts.
-        wordings: from (row, caption, step) to the caption as the step learns it, one after the other.
+        wordings: from (row, caption, step) to the caption as the step learns it, one after the
+            other.
         additions: from the pairs (row, step) and their captions to what is added.
     """
 
@@ -315,6 +340,8 @@ class PairCollate:
 
 
 def _groups(keys: Sequence[str]) -> Tensor:
-    """A number for each of B keys, equal for equal keys: 24 bits of a hash, which float32 holds exactly."""
+    """A number for each of B keys, equal for equal keys: 24 bits of a hash, which float32 holds
+    exactly.
+    """
     digests = [hashlib.blake2b(key.encode(), digest_size=3).digest() for key in keys]
     return torch.tensor([float(int.from_bytes(digest)) for digest in digests])

@@ -1,4 +1,6 @@
-"""What tasks that train an open_clip model or a dual encoder of pretrained parts share: their keys, and the model."""
+"""What tasks that train an open_clip model or a dual encoder of pretrained parts share: their keys,
+and the model.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +50,17 @@ class ClipModelConfig:
 
     Args:
         name: architecture of an open_clip model, such as ``ViT-B-32``.
-        kwargs: shape of a model with random weights: the model JSON of open_clip ``{embed_dim, vision_cfg, text_cfg}``,
-            merged into that of ``name``. With ``image`` and ``text``: options of ``DualConfig``, such as ``{embed_dim:
-            256, hidden: 1024, dropout: 0.5}``.
-        image: pretrained image encoder, which forms a dual encoder together with ``text``; its projection heads start
-            from random weights.
+        kwargs: shape of a model with random weights: the model JSON of open_clip ``{embed_dim,
+            vision_cfg, text_cfg}``, merged into that of ``name``. With ``image`` and ``text``:
+            options of ``DualConfig``, such as ``{embed_dim: 256, hidden: 1024, dropout: 0.5}``.
+        image: pretrained image encoder, which forms a dual encoder together with ``text``; its
+            projection heads start from random weights.
         text: pretrained text encoder.
-        init: weights to start from: the folder of an open_clip model or of a dual encoder of pretrained parts; with
-            ``name``, a tag of open_clip such as ``openai`` or a checkpoint file, also one of Long-CLIP.
-        context_length: of an open_clip model: stretch the positions of the text tower of ``init`` to this number, as
-            Long-CLIP does (77 to 248).
+        init: weights to start from: the folder of an open_clip model or of a dual encoder of
+            pretrained parts; with ``name``, a tag of open_clip such as ``openai`` or a checkpoint
+            file, also one of Long-CLIP.
+        context_length: of an open_clip model: stretch the positions of the text tower of ``init``
+            to this number, as Long-CLIP does (77 to 248).
         keep_positions: number of positions, the first, that are not stretched; 20 in Long-CLIP.
     """
 
@@ -76,7 +79,9 @@ class ClipModelConfig:
 
     @property
     def is_dual(self) -> bool:
-        """Whether it is a dual encoder of parts, as a folder ``init`` may be; ``ConfigError`` for a damaged folder."""
+        """Whether it is a dual encoder of parts, as a folder ``init`` may be; ``ConfigError`` for a
+        damaged folder.
+        """
         with naming("model.init"):
             is_folder = self.init is not None and self.name is None
             return self.has_parts or (is_folder and has_model_type(str(self.init), MODEL_TYPE))
@@ -93,7 +98,8 @@ class ClipModelConfig:
         for name, encoder in (("image", self.image), ("text", self.text)):
             if not encoder.pretrained and encoder.train_blocks is not None:
                 raise ConfigError(
-                    f"model.{name}.train_blocks is {encoder.train_blocks} with random weights, most of which would "
+                    f"model.{name}.train_blocks is {encoder.train_blocks} with random weights, "
+                    f"most of which would "
                     "stay random: set it to null"
                 )
 
@@ -103,10 +109,10 @@ class ClipTrainConfig(CaptionTrainConfig):
     """Training an open_clip model or a dual encoder. Further arguments:
 
     Args:
-        plain_captions: fraction of captions that are lower-cased and lose their punctuation, as the output of
-            captioners with a word vocabulary; for rewards of such captioners.
-        freeze_positions: of an open_clip model: number of position embeddings, the first, to freeze; 20 in Long-CLIP, 0
-            in SPECS.
+        plain_captions: fraction of captions that are lower-cased and lose their punctuation, as the
+            output of captioners with a word vocabulary; for rewards of such captioners.
+        freeze_positions: of an open_clip model: number of position embeddings, the first, to
+            freeze; 20 in Long-CLIP, 0 in SPECS.
     """
 
     plain_captions: Fraction = 0.0
@@ -212,7 +218,8 @@ class ClipConfig(RewardModelConfig):
     def build_model(
         self, processes: int, tune: Callable[[Any], None] = lambda clip: None
     ) -> EmbeddingModel:
-        """The model to train by ``processes``; ``tune`` freezes what is not trained of an open_clip model.
+        """The model to train by ``processes``; ``tune`` freezes what is not trained of an open_clip
+        model.
 
         Raises:
             ConfigError: it cannot be loaded or made, or it has batch norm and the batch is split.
@@ -242,20 +249,23 @@ class ClipConfig(RewardModelConfig):
         return EmbeddingModel(network, preprocessing, length, network.trims, export, is_trained)
 
     def decays(self, name: str, parameter: Tensor) -> bool:
-        """CLIP's rule: weight decay for matrices, none for gains, biases and the temperature (Radford et al. 2021).
+        """CLIP's rule: weight decay for matrices, none for gains, biases and the temperature
+        (Radford et al. 2021).
 
-        Where text positions are frozen, their table has no decay either: it would move them without a gradient.
+        Where text positions are frozen, their table has no decay either: it would move them without
+        a gradient.
         """
         is_frozen = self.train.freeze_positions and name == "clip.positional_embedding"
         return parameter.ndim > 1 and not is_frozen
 
 
 def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
-    """The dual encoder of ``model.init``, or of ``model.image`` and ``model.text``, frozen as ``train_blocks`` says.
+    """The dual encoder of ``model.init``, or of ``model.image`` and ``model.text``, frozen as
+    ``train_blocks`` says.
 
     Raises:
-        ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of ``DualConfig``, or an encoder has fewer
-            blocks than ``train_blocks``.
+        ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of ``DualConfig``, or an
+            encoder has fewer blocks than ``train_blocks``.
     """
     with naming("model", (TypeError, ValueError)):
         if model.init is not None:

@@ -1,4 +1,5 @@
-"""The task ``contrastive``: InfoNCE on image-caption pairs, with hard negatives, and Long-CLIP's short captions.
+"""The task ``contrastive``: InfoNCE on image-caption pairs, with hard negatives, and Long-CLIP's
+short captions.
 
 Sources: Radford et al. 2021 (CLIP); Yuksekgonul et al. 2023 (NegCLIP); Zhang et al. 2024
 (Long-CLIP). docs/reward_models.md.
@@ -51,10 +52,11 @@ class ContrastiveLossConfig(ClipLossConfig):
     """The contrastive loss. Further arguments:
 
     Args:
-        false_negatives: ``mask`` removes false negatives from the softmax: other pairs of the same image or the same
-            caption, and hard negatives that are captions of the image. ``keep`` keeps them, as CLIP does.
-        short: weight of Long-CLIP's second term, between short captions and the principal components of the images; 0
-            leaves it out, 1 in Long-CLIP.
+        false_negatives: ``mask`` removes false negatives from the softmax: other pairs of the same
+            image or the same caption, and hard negatives that are captions of the image. ``keep``
+            keeps them, as CLIP does.
+        short: weight of Long-CLIP's second term, between short captions and the principal
+            components of the images; 0 leaves it out, 1 in Long-CLIP.
         pca_rank: number of principal components.
     """
 
@@ -68,11 +70,13 @@ class ContrastiveTrainConfig(ClipTrainConfig):
     """Contrastive training. Further arguments:
 
     Args:
-        label_smoothing: fraction of the target that is spread evenly over the batch; 0.1 in Long-CLIP's code.
-        short_captions: with ``loss.short``: the short caption is the ``first_sentence`` of the caption (Long-CLIP), or
-            a random one of the image's short ``references`` (with ``data.long_captions``).
-        sentences: ``[min, max]`` number of sentences of each caption to use, chosen at random at every step, in their
-            order; null uses whole captions.
+        label_smoothing: fraction of the target that is spread evenly over the batch; 0.1 in
+            Long-CLIP's code.
+        short_captions: with ``loss.short``: the short caption is the ``first_sentence`` of the
+            caption (Long-CLIP), or a random one of the image's short ``references`` (with
+            ``data.long_captions``).
+        sentences: ``[min, max]`` number of sentences of each caption to use, chosen at random at
+            every step, in their order; null uses whole captions.
     """
 
     label_smoothing: Probability = 0.0
@@ -85,9 +89,9 @@ class ContrastiveEvalConfig(EvalConfig):
     """Validation of a contrastive model. Further arguments:
 
     Args:
-        best_by: metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``, the loss on the
-            validation split; ``val/hard_negatives``, how often the true caption scores higher than its hard negatives;
-            null is ``val/retrieval_r1``.
+        best_by: metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``,
+            the loss on the validation split; ``val/hard_negatives``, how often the true caption
+            scores higher than its hard negatives; null is ``val/retrieval_r1``.
     """
 
     best_by: Literal["val/loss", "val/hard_negatives"] | None = None
@@ -95,7 +99,8 @@ class ContrastiveEvalConfig(EvalConfig):
 
 @dataclass
 class ContrastiveConfig(ClipConfig):
-    """``reward_model --task contrastive``: an open_clip model or a dual encoder, by InfoNCE. Further arguments:
+    """``reward_model --task contrastive``: an open_clip model or a dual encoder, by InfoNCE.
+    Further arguments:
 
     Args:
         negatives: hard negatives.
@@ -112,16 +117,19 @@ class ContrastiveConfig(ClipConfig):
         loss, train, count = self.loss, self.train, self.negatives.count
         if train.label_smoothing and (count or loss.false_negatives == "mask"):
             raise ConfigError(
-                "train.label_smoothing gives a share of the target to every pair, also to hard negatives "
+                "train.label_smoothing gives a share of the target to every pair, also to hard "
+                "negatives "
                 "and to pairs that loss.false_negatives masks: leave it out"
             )
         if self.eval.best_by == "val/hard_negatives" and not count:
             raise ConfigError(
-                "eval.best_by is 'val/hard_negatives', but there are no hard negatives: set negatives.count"
+                "eval.best_by is 'val/hard_negatives', but there are no hard negatives: set "
+                "negatives.count"
             )
         if count and self.negatives.source == "data" and train.sentences:
             raise ConfigError(
-                f"train.sentences is {train.sentences}: it changes the captions that negatives.source 'data' was made "
+                f"train.sentences is {train.sentences}: it changes the captions that "
+                f"negatives.source 'data' was made "
                 "from, leave one of them out"
             )
 
@@ -152,8 +160,10 @@ class ContrastiveConfig(ClipConfig):
         bare = [row["image_id"] for row in rows if not row.get("short_references")]
         if loss.short and train.short_captions == "references" and bare:
             raise DataError(
-                f"{len(bare)} of {len(rows)} training images have no references besides the long one (first: "
-                f"{bare[0]!r}), of which train.short_captions references draws: set data.long_captions, or take first_sentence"
+                f"{len(bare)} of {len(rows)} training images have no references besides the long "
+                f"one (first: "
+                f"{bare[0]!r}), of which train.short_captions references draws: set "
+                f"data.long_captions, or take first_sentence"
             )
         short = [partial(add_short_captions, source=train.short_captions, seed=train.seed)]
         hard = build_negatives(negatives, rows, train.seed)
@@ -182,10 +192,12 @@ def add_short_captions(
 
 
 def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: int) -> str:
-    """The short caption of a row in a step, for Long-CLIP's second term: a pure function of (seed, step, image id).
+    """The short caption of a row in a step, for Long-CLIP's second term: a pure function of (seed,
+    step, image id).
 
-    ``first_sentence`` is ``caption`` up to the first full stop before a space or line end (Long-CLIP's code, which
-    leaves the full stop out); ``references`` draws one of the row's ``short_references``.
+    ``first_sentence`` is ``caption`` up to the first full stop before a space or line end
+    (Long-CLIP's code, which leaves the full stop out); ``references`` draws one of the row's
+    ``short_references``.
     """
     if source == "first_sentence":
         head, stop, _ = caption.replace("\n", " ").partition(". ")
@@ -200,11 +212,13 @@ def contrastive(
     short: float = 0.0,
     pca_rank: int = 32,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of ``text_short``.
+    """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of
+    ``text_short``.
 
-    Where ``target`` has ``false`` [B, n], the texts ``text_false0`` to ``text_false{n - 1}`` are hard negatives of all
-    images of the batch. Where it has the group numbers ``image_group``, ``text_group`` and so on, [B] each, pairs of
-    the same group are no negatives in either term, nor is a hard negative that is word for word an image's caption.
+    Where ``target`` has ``false`` [B, n], the texts ``text_false0`` to ``text_false{n - 1}`` are
+    hard negatives of all images of the batch. Where it has the group numbers ``image_group``,
+    ``text_group`` and so on, [B] each, pairs of the same group are no negatives in either term, nor
+    is a hard negative that is word for word an image's caption.
     """
     images, texts, scale = student["image"], student["text"], student["scale"]
     masks = "image_group" in target

@@ -1,4 +1,5 @@
-"""The tasks ``distill_image``, ``distill_text`` and ``distill_dual``: L-CLIP's two stages (docs/reward_models.md).
+"""The tasks ``distill_image``, ``distill_text`` and ``distill_dual``: L-CLIP's two stages
+(docs/reward_models.md).
 
 A student (``students.py``) learns the embeddings of a frozen teacher (``teacher.py``).
 """
@@ -51,10 +52,13 @@ from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import CHECKED_IMAGES, Context
 
 TOWER_WEIGHT = {1: 1 / 2, 2: 1 / 6}
-"""Number of towers -> weight of the L1 and of the cosine distance of each tower, as in the L-CLIPScore code: stage 1
-averages these two losses; stage 2 averages three (L1, cosine, regulator), and the first two over both towers."""
+"""Number of towers -> weight of the L1 and of the cosine distance of each tower, as in the
+L-CLIPScore code: stage 1 averages these two losses; stage 2 averages three (L1, cosine, regulator),
+and the first two over both towers.
+"""
 REGULATOR_WEIGHT = 1 / 30
-"""In stage 2: one of the three losses that are averaged, times 0.1, which that code scales it by."""
+"""In stage 2: one of the three losses that are averaged, times 0.1, which that code scales it by.
+"""
 
 
 @dataclass
@@ -88,8 +92,10 @@ class DistanceConfig:
     """The loss of a tower. Null is the published code's value.
 
     Args:
-        l1: mean absolute difference to the teacher's raw embedding, per tower. Null: 1/2 for one tower, 1/6 for both.
-        cosine: 1 - cosine to the teacher's embedding, per tower. Null: 1/2 for one tower, 1/6 for both.
+        l1: mean absolute difference to the teacher's raw embedding, per tower. Null: 1/2 for one
+            tower, 1/6 for both.
+        cosine: 1 - cosine to the teacher's embedding, per tower. Null: 1/2 for one tower, 1/6 for
+            both.
     """
 
     l1: Weight | None = None
@@ -102,7 +108,8 @@ class DualDistanceConfig(DistanceConfig):
 
     Args:
         regulator: the Similarity Regulator; 0 leaves it out. Null: 1/30.
-        regulator_reduction: ``mean``, over diagonal and other pairs separately (released code), or ``sum`` (paper).
+        regulator_reduction: ``mean``, over diagonal and other pairs separately (released code), or
+            ``sum`` (paper).
     """
 
     regulator: Weight | None = None
@@ -114,8 +121,8 @@ class ImageTrainConfig(TrainConfig):
     """Distilling an image tower. Further arguments:
 
     Args:
-        freeze_patch_embed: copy the patch projection, the class token and, if they fit, the position embeddings from
-            the teacher, and freeze them.
+        freeze_patch_embed: copy the patch projection, the class token and, if they fit, the
+            position embeddings from the teacher, and freeze them.
     """
 
     freeze_patch_embed: bool = True
@@ -151,7 +158,8 @@ class DistillConfig(RewardModelConfig):
         check_teacher(self.teacher, f"{self.task} distils a")
         if self.data.features_kwargs.get("views"):
             raise ConfigError(
-                "data.features_kwargs.views is set, but the teacher would not see these views: leave it out"
+                "data.features_kwargs.views is set, but the teacher would not see these views: "
+                "leave it out"
             )
 
     def check(self) -> None:
@@ -165,7 +173,8 @@ class DistillConfig(RewardModelConfig):
         return tuple(tower for tower in TOWERS if tower in self.needs)
 
     def objective(self, **further: Any) -> Objective:
-        """``distillation`` with the weights of this configuration; null is that of the released code.
+        """``distillation`` with the weights of this configuration; null is that of the released
+        code.
 
         ``further`` are options that not all tasks have.
         """
@@ -277,10 +286,11 @@ def distil(
     metric: str,
     captions: Captions = "random",
 ) -> Recipe:
-    """The recipe of a student, which ``build`` makes for a teacher; ``metric`` chooses its best weights.
+    """The recipe of a student, which ``build`` makes for a teacher; ``metric`` chooses its best
+    weights.
 
-    ``captions`` is which reference a step learns. Raises ``ConfigError`` where teacher or student cannot be loaded or
-    made, or do not fit each other or the data.
+    ``captions`` is which reference a step learns. Raises ``ConfigError`` where teacher or student
+    cannot be loaded or made, or do not fit each other or the data.
     """
     train, data, rows, towers = config.train, config.data, context.train_rows, config.towers
     teacher = load_teacher(context.accelerator, config.teacher, data, towers)
@@ -325,12 +335,16 @@ def distil(
 
 
 def _check_views(config: DistillConfig, model: EmbeddingModel, teacher: Teacher) -> None:
-    """Raise ``ConfigError`` where images are augmented, and student and teacher would not see the same view."""
+    """Raise ``ConfigError`` where images are augmented, and student and teacher would not see the
+    same view.
+    """
     preprocessing = teacher.backbone.preprocessing
     if config.data.augment and "image" in teacher.towers and preprocessing != model.preprocessing:
         raise ConfigError(
-            f"data.augment is set, but the teacher reads {preprocessing} and the student {model.preprocessing}: both "
-            "must see the same view. Give the student the teacher's image_size, or leave data.augment out"
+            f"data.augment is set, but the teacher reads {preprocessing} and the student "
+            f"{model.preprocessing}: both "
+            "must see the same view. Give the student the teacher's image_size, or leave "
+            "data.augment out"
         )
 
 
@@ -371,10 +385,12 @@ def distillation(
     regulator: float = 0.0,
     reduction: Reduction = "mean",
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """L-CLIPScore: ``l1`` |f - f_T| + ``cosine`` (1 - cos(f, f_T)) of each tower, + ``regulator`` Similarity Regulator.
+    """L-CLIPScore: ``l1`` |f - f_T| + ``cosine`` (1 - cos(f, f_T)) of each tower, + ``regulator``
+    Similarity Regulator.
 
-    f and f_T are raw embeddings of student and teacher; |.| is the mean over batch and dimensions. Stage 1 has one
-    tower, stage 2 both and the regulator, whose weight of 0 leaves it out. Terms are logged unweighted.
+    f and f_T are raw embeddings of student and teacher; |.| is the mean over batch and dimensions.
+    Stage 1 has one tower, stage 2 both and the regulator, whose weight of 0 leaves it out. Terms
+    are logged unweighted.
     """
     loss = torch.zeros((), device=student[towers[0]].device)
     metrics: dict[str, Tensor] = {}

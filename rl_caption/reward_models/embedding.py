@@ -1,4 +1,6 @@
-"""What tasks that train embeddings share: what the network reads of images and captions, and the recipe of a run."""
+"""What tasks that train embeddings share: what the network reads of images and captions, and the
+recipe of a run.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class EmbeddingModel:
     preprocessing: Preprocessing
     context_length: int
     trims: bool
-    """Padding does not change a text embedding, so that token ids may be cut after the longest caption of a batch."""
+    """Padding does not change a text embedding, so that token ids may be cut after the longest
+    caption of a batch.
+    """
     export: Callable[[Path], None]
     is_trained: bool
     """The network starts from trained weights, which are validated before the first step."""
@@ -71,14 +75,16 @@ def image_inputs(data: DataConfig, model: EmbeddingModel) -> PixelCache | Featur
         encoder = tower.encoder
     if encoder is None:
         raise ConfigError(
-            "data.features_root holds features of a frozen encoder, but the student has none: leave it out"
+            "data.features_root holds features of a frozen encoder, but the student has none: "
+            "leave it out"
         )
     if not made_by(data.features_root, encoder):
         source = (read_record(data.features_root) or {}).get(
             "encoder", "an encoder that it does not name"
         )
         raise ConfigError(
-            f"data.features_root {data.features_root} has features of {source}: expected those of the model's image "
+            f"data.features_root {data.features_root} has features of {source}: expected those of "
+            f"the model's image "
             "encoder, with its weights and preprocessing; make them by prepare_features"
         )
     return FeatureCache(pool, data.cache_mb * 2**20)
@@ -97,7 +103,8 @@ def text_inputs(
         context: of the run.
         model: has the tokenizer, and the text encoder.
         needs_text: whether the task learns from captions.
-        stored: the task learns no texts but those of the rows, so that features can be computed before.
+        stored: the task learns no texts but those of the rows, so that features can be computed
+            before.
         plain_captions: fraction of the texts that are in plain form.
     """
     dual, accelerator, length = model.dual, context.accelerator, model.context_length
@@ -110,7 +117,8 @@ def text_inputs(
     if cut:
         print_main(
             accelerator,
-            f"{cut} of {len(references)} validation captions have more than {length} tokens (the model's "
+            f"{cut} of {len(references)} validation captions have more than {length} tokens (the "
+            f"model's "
             "context_length) and lose their end, as training captions do",
         )
     if dual is None:

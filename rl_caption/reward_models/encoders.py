@@ -1,4 +1,6 @@
-"""The networks that are trained; open_clip models built, loaded, saved, and tuned in parts (LoRA, projections)."""
+"""The networks that are trained; open_clip models built, loaded, saved, and tuned in parts (LoRA,
+projections).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ _BLOCK_WEIGHTS = (
 
 
 class TrainedTowers(nn.Module):
-    """An ``image`` tower that embeds pixels and a ``text`` tower that embeds token ids, or one of the two."""
+    """An ``image`` tower that embeds pixels and a ``text`` tower that embeds token ids, or one of
+    the two.
+    """
 
     def __init__(self, towers: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -60,7 +64,9 @@ class TrainedEncoder(nn.Module):
     """A dual encoder that is being trained: two towers with a temperature."""
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module; frozen batch norm stays as in evaluation: its statistics belong to its weights."""
+        """As of any module; frozen batch norm stays as in evaluation: its statistics belong to its
+        weights.
+        """
         super().train(mode)
         for module in self.modules():
             if isinstance(module, _BatchNorm) and is_frozen(module):
@@ -69,7 +75,8 @@ class TrainedEncoder(nn.Module):
 
 
 class TrainedClip(TrainedEncoder):
-    """An open_clip model, whose inverse temperature ``scale``, in [1, ``max_scale``], is a further output.
+    """An open_clip model, whose inverse temperature ``scale``, in [1, ``max_scale``], is a further
+    output.
 
     The first ``frozen_positions`` positions of the text tower get no gradient.
     """
@@ -77,7 +84,8 @@ class TrainedClip(TrainedEncoder):
     def __init__(self, clip: Any, max_scale: float = 100.0, frozen_positions: int = 0) -> None:
         super().__init__()
         self.clip, self.max_scale = clip, max_scale
-        # A causal tower that is read at EOT: nothing after it reaches the embedding, so ids may be cut there.
+        # A causal tower that is read at EOT: nothing after it reaches the embedding, so ids may be
+        # cut there.
         self.trims = clip.attn_mask is not None and clip.text_pool_type == "argmax"
         if frozen_positions:
             later = (torch.arange(len(clip.positional_embedding)) >= frozen_positions)[:, None]
@@ -101,9 +109,11 @@ class TrainedClip(TrainedEncoder):
 
 
 class TrainedDual(TrainedEncoder):
-    """A ``PretrainedDual``, whose inverse temperature ``scale``, in [1, ``max_scale``], is a further output.
+    """A ``PretrainedDual``, whose inverse temperature ``scale``, in [1, ``max_scale``], is a
+    further output.
 
-    Where a frozen encoder ran before training, its features are the input instead of pixels or token ids.
+    Where a frozen encoder ran before training, its features are the input instead of pixels or
+    token ids.
     """
 
     def __init__(self, dual: PretrainedDual, max_scale: float = 100.0) -> None:
@@ -113,7 +123,8 @@ class TrainedDual(TrainedEncoder):
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Embed inputs by name, to raw [B, E], and ``scale``, a scalar.
 
-        Images are pixels [B, 3, S, S] or features [B, R, D]; texts are token ids [B, L] or features, floats [B, D].
+        Images are pixels [B, 3, S, S] or features [B, R, D]; texts are token ids [B, L] or
+        features, floats [B, D].
         """
         dual = self.dual
 
@@ -130,8 +141,10 @@ class TrainedDual(TrainedEncoder):
 
 
 def embed_frames(embed: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
-    """``embed`` pixels [B, 3, S, S] or token ids; of videos [B, T, 3, S, S] normalise the embedding of each frame and
-    take the mean, [B, D], as the scores do (``rewards.clip.encoder.CachedEncoder``)."""
+    """``embed`` pixels [B, 3, S, S] or token ids; of videos [B, T, 3, S, S] normalise the embedding
+    of each frame and take the mean, [B, D], as the scores do
+    (``rewards.clip.encoder.CachedEncoder``).
+    """
     if value.ndim != 5:
         return embed(value)
     return F.normalize(embed(value.flatten(0, 1)), dim=-1).unflatten(0, value.shape[:2]).mean(dim=1)
@@ -162,7 +175,8 @@ def is_frozen(module: nn.Module) -> bool:
 
 
 def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """An open_clip model with random weights, and its model JSON: that of ``name``, if any, updated with ``kwargs``.
+    """An open_clip model with random weights, and its model JSON: that of ``name``, if any, updated
+    with ``kwargs``.
 
     Raises:
         ConfigError: an unknown architecture, or a shape that open_clip cannot build.
@@ -187,11 +201,13 @@ def pretrained_clip(
 ) -> tuple[Any, dict[str, Any], Preprocessing]:
     """An open_clip model with the weights ``init``, its model JSON, and its preprocessing.
 
-    ``init`` is a folder, or with the architecture ``name`` a tag or a checkpoint file. With ``context_length`` the
-    position table of the text tower is stretched to so many rows; its first ``keep_positions`` rows stay as they are.
+    ``init`` is a folder, or with the architecture ``name`` a tag or a checkpoint file. With
+    ``context_length`` the position table of the text tower is stretched to so many rows; its first
+    ``keep_positions`` rows stay as they are.
 
     Raises:
-        ConfigError: the weights cannot be found or loaded, belong to another kind of model, or cannot be stretched so.
+        ConfigError: the weights cannot be found or loaded, belong to another kind of model, or
+            cannot be stretched so.
     """
     import open_clip
 
@@ -205,7 +221,8 @@ def pretrained_clip(
             backbone = load_frozen_encoder(name, init)
     _check_native(shape, "model.init")
     model: Any = backbone.model
-    # What was loaded decides: tags and OpenAI's archives bring QuickGELU, which the architecture leaves out.
+    # What was loaded decides: tags and OpenAI's archives bring QuickGELU, which the architecture
+    # leaves out.
     shape["quick_gelu"] = any(
         isinstance(module, open_clip.transformer.QuickGELU) for module in model.modules()
     )
@@ -237,7 +254,9 @@ def _architecture(name: str) -> dict[str, Any]:
 
 
 def _check_native(shape: dict[str, Any], key: str) -> None:
-    """Refuse towers and tokenisers that are not CLIP's own: they need files that the export would not have."""
+    """Refuse towers and tokenisers that are not CLIP's own: they need files that the export would
+    not have.
+    """
     sections = {name: shape.get(name, {}) for name in ("vision_cfg", "text_cfg")}
     foreign = [
         f"{section}.{option}"
@@ -252,7 +271,9 @@ def _check_native(shape: dict[str, Any], key: str) -> None:
 
 
 def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
-    """Write a folder for ``load_frozen_encoder`` and ``open_clip.create_model("local-dir:...")``; LoRA is merged."""
+    """Write a folder for ``load_frozen_encoder`` and ``open_clip.create_model("local-dir:...")``;
+    LoRA is merged.
+    """
     used = preprocessing_of(model.visual)
     record = {
         "size": used.size,
@@ -268,10 +289,12 @@ def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
 
 
 class LowRank(nn.Module):
-    """LoRA as a parametrisation: ``W + (alpha / rank) B A`` instead of a weight W (Hu et al. 2022, equation 3).
+    """LoRA as a parametrisation: ``W + (alpha / rank) B A`` instead of a weight W (Hu et al. 2022,
+    equation 3).
 
-    W is taken as a matrix of ``rows`` rows; A is [rank, columns], and B is [rows, rank], 0 at first. As a
-    parametrisation it holds for all code that reads the weight, fused attention included.
+    W is taken as a matrix of ``rows`` rows; A is [rank, columns], and B is [rows, rank], 0 at
+    first. As a parametrisation it holds for all code that reads the weight, fused attention
+    included.
     """
 
     def __init__(self, weight: Tensor, rows: int, rank: int, scale: float) -> None:
@@ -291,9 +314,10 @@ def train_only(
 ) -> None:
     """Freeze all of an open_clip model but ``what``.
 
-    ``projections`` (PAC-S): the last projection of each tower (of a ResNet its attention pool) and the temperature.
-    ``lora`` (PAC-S++): a ``LowRank`` update of the four matrices of each block in both towers, and of the patch
-    embedding's kernel [D, 3, k, k], taken as a matrix of k D rows with rank k ``rank``. ``all``: nothing is frozen.
+    ``projections`` (PAC-S): the last projection of each tower (of a ResNet its attention pool) and
+    the temperature. ``lora`` (PAC-S++): a ``LowRank`` update of the four matrices of each block in
+    both towers, and of the patch embedding's kernel [D, 3, k, k], taken as a matrix of k D rows
+    with rank k ``rank``. ``all``: nothing is frozen.
 
     Raises:
         ConfigError: the model has no such layers.
@@ -319,7 +343,8 @@ def train_only(
         ]
         if not projections:
             raise ConfigError(
-                f"train.trainable is 'projections', but the {tower} tower has none: take all or lora"
+                f"train.trainable is 'projections', but the {tower} tower has none: take all or "
+                f"lora"
             )
         for parameter in projections:
             parameter.requires_grad_(True)
@@ -327,7 +352,9 @@ def train_only(
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict with every LoRA update added to its weight, under the names of the model without LoRA."""
+    """The state dict with every LoRA update added to its weight, under the names of the model
+    without LoRA.
+    """
     state = model.state_dict()
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):
@@ -342,10 +369,12 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def check_batch_norm(network: nn.Module, train: TrainConfig, processes: int) -> None:
-    """Raise ``ConfigError`` where ``network`` trains batch norm, and a step has several micro-batches or processes.
+    """Raise ``ConfigError`` where ``network`` trains batch norm, and a step has several
+    micro-batches or processes.
 
-    Batch norm takes the statistics of one micro-batch of one process: the step would depend on how the batch is split,
-    and the running statistics, which the exported model uses, on the process. Frozen layers keep their statistics.
+    Batch norm takes the statistics of one micro-batch of one process: the step would depend on how
+    the batch is split, and the running statistics, which the exported model uses, on the process.
+    Frozen layers keep their statistics.
     """
     layers = [
         name
@@ -358,16 +387,20 @@ def check_batch_norm(network: nn.Module, train: TrainConfig, processes: int) -> 
     split = [f"{processes} processes train together: start one"] if processes > 1 else []
     if micro != train.batch_size:
         split.append(
-            f"train.micro_batch_size is {micro} with train.batch_size {train.batch_size}: leave it null"
+            f"train.micro_batch_size is {micro} with train.batch_size {train.batch_size}: leave it "
+            f"null"
         )
     raise ConfigError(
-        f"the model has {len(layers)} layers of batch norm (such as {layers[0]}), so every step must be one "
-        f"micro-batch of one process. {'; '.join(split)}; or choose an image encoder without batch norm, a ViT"
+        f"the model has {len(layers)} layers of batch norm (such as {layers[0]}), so every step "
+        f"must be one "
+        f"micro-batch of one process. {'; '.join(split)}; or choose an image encoder without batch "
+        f"norm, a ViT"
     )
 
 
 def check_shape(kwargs: Mapping[str, Any], shape: Callable[..., Any], **others: Any) -> None:
-    """Raise ``ConfigError`` unless ``kwargs``, the key ``model.kwargs``, are arguments of the dataclass ``shape``.
+    """Raise ``ConfigError`` unless ``kwargs``, the key ``model.kwargs``, are arguments of the
+    dataclass ``shape``.
 
     ``others`` are arguments of ``shape`` that ``kwargs`` may not have.
     """

@@ -19,12 +19,14 @@ from rl_caption.runtime.options import Fraction, Range, check_type, load_target
 
 @dataclass
 class NegativesConfig:
-    """Hard negatives: false captions of an image, in addition to those of the other images of the batch (NegCLIP).
+    """Hard negatives: false captions of an image, in addition to those of the other images of the
+    batch (NegCLIP).
 
     Args:
         count: hard negatives per caption; 0 uses none.
-        source: ``rules`` (part-of-speech tags), ``scenes`` (exact, of generated scenes), ``data`` (the column
-            ``negatives`` of JSON lines), or ``package.module:Class`` of a ``NegativeSource``.
+        source: ``rules`` (part-of-speech tags), ``scenes`` (exact, of generated scenes), ``data``
+            (the column ``negatives`` of JSON lines), or ``package.module:Class`` of a
+            ``NegativeSource``.
         kwargs: options of the source, such as ``{kinds: [replace_relation, swap_attribute]}``.
         share: fraction of the captions of a step that get negatives.
     """
@@ -37,7 +39,8 @@ class NegativesConfig:
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """Adds the texts ``text_false0`` and so on to a batch, and the target ``false`` [B, ``count``]: 1 for each of them.
+    """Adds the texts ``text_false0`` and so on to a batch, and the target ``false`` [B, ``count``]:
+    1 for each of them.
 
     Args:
         source: gives the false captions of a row.
@@ -94,7 +97,8 @@ def validation_negatives(
     ]
     if best_by == "val/hard_negatives" and not false_captions:
         raise ConfigError(
-            f"eval.best_by is {best_by!r}, but negatives.source has none for the first captions of the validation "
+            f"eval.best_by is {best_by!r}, but negatives.source has none for the first captions of "
+            f"the validation "
             "split"
         )
     return false_captions
@@ -103,14 +107,17 @@ def validation_negatives(
 def hard_negatives(
     source: NegativeSource, count: int, row: Row, caption: str, seed: int, step: int
 ) -> tuple[list[str], list[float]]:
-    """``count`` false captions of a row, "" where the source has fewer; and 1 for each that it has, else 0."""
+    """``count`` false captions of a row, "" where the source has fewer; and 1 for each that it has,
+    else 0.
+    """
     drawn = source(row, caption, row_generator(seed, step, f"negatives/{row['image_id']}"))[:count]
     missing = count - len(drawn)
     return [text for _, text in drawn] + [""] * missing, [1.0] * len(drawn) + [0.0] * missing
 
 
 def caption_source(name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]) -> Any:
-    """The source that ``negatives.source`` names, tried on the first row; a column of the data on all rows.
+    """The source that ``negatives.source`` names, tried on the first row; a column of the data on
+    all rows.
 
     Raises:
         ConfigError: there is no such source, or it cannot be made.
@@ -135,7 +142,9 @@ def caption_source(name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]) ->
 
 @dataclass(frozen=True)
 class _UserSource:
-    """A source of captions from outside: what it returns is checked, and errors in its code name it."""
+    """A source of captions from outside: what it returns is checked, and errors in its code name
+    it.
+    """
 
     source: Any
     name: str

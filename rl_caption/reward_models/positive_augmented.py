@@ -1,4 +1,5 @@
-"""The task ``positive_augmented``, PAC-S: also generated images and captions are positives (docs/pac.md).
+"""The task ``positive_augmented``, PAC-S: also generated images and captions are positives
+(docs/pac.md).
 
 Source: Sarto et al., CVPR 2023, and its successor PAC-S++ (LoRA).
 """
@@ -38,7 +39,8 @@ class PositiveAugmentedLossConfig(ClipLossConfig):
 
     Args:
         positive_images: weight of the term between captions and images generated from them.
-        positive_captions: weight of the term between images and captions generated from them; 0 leaves a term out.
+        positive_captions: weight of the term between images and captions generated from them; 0
+            leaves a term out.
     """
 
     positive_images: Weight = 0.05
@@ -50,12 +52,12 @@ class PositiveAugmentedTrainConfig(ClipTrainConfig):
     """Training on generated positives. Further arguments:
 
     Args:
-        trainable: train the final ``projections`` of both towers and the temperature (PAC-S), ``lora`` in both towers
-            (PAC-S++), or ``all`` weights.
+        trainable: train the final ``projections`` of both towers and the temperature (PAC-S),
+            ``lora`` in both towers (PAC-S++), or ``all`` weights.
         lora_rank: rank of LoRA.
         lora_alpha: the LoRA update is scaled by ``lora_alpha / lora_rank``.
-        sentences: ``[min, max]`` number of sentences of each caption to use, chosen at random at every step, in their
-            order; null uses whole captions.
+        sentences: ``[min, max]`` number of sentences of each caption to use, chosen at random at
+            every step, in their order; null uses whole captions.
     """
 
     trainable: Literal["projections", "lora", "all"] = "projections"
@@ -69,8 +71,8 @@ class PositiveAugmentedEvalConfig(EvalConfig):
     """Validation during training. Further arguments:
 
     Args:
-        best_by: metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``, the loss on the
-            validation split; null is ``val/retrieval_r1``.
+        best_by: metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``,
+            the loss on the validation split; null is ``val/retrieval_r1``.
     """
 
     best_by: Literal["val/loss"] | None = None
@@ -94,7 +96,8 @@ class PositiveAugmentedConfig(ClipConfig):
         trains_all = self.train.trainable == "all"
         if not (trains_all or self.model.has_parts or self.model.init is not None):
             raise ConfigError(
-                f"train.trainable is {self.train.trainable!r} with random weights, most of which would stay random: "
+                f"train.trainable is {self.train.trainable!r} with random weights, most of which "
+                f"would stay random: "
                 "set model.init, or train.trainable all"
             )
 
@@ -145,8 +148,9 @@ class GeneratedPositives:
     """Adds generated positives to a batch.
 
     Args:
-        which: ``image``: the image that was generated for the chosen caption, as ``image_generated``; ``text``: a
-            random caption that was generated for the image, as ``text_generated``.
+        which: ``image``: the image that was generated for the chosen caption, as
+            ``image_generated``; ``text``: a random caption that was generated for the image, as
+            ``text_generated``.
         captions: which reference a step learns.
         seed: of all draws.
     """
@@ -181,11 +185,13 @@ def check_positives(
 ) -> None:
     """Check that every row of a split has the positives that its steps may draw (docs/pac.md).
 
-    ``which``: ``image`` for ``positive_images``, of which each reference that is learnt needs its own; ``text`` for
-    ``positive_captions``, of which a row needs one. ``check_pixels`` and ``cache`` are those of ``check_image_files``.
+    ``which``: ``image`` for ``positive_images``, of which each reference that is learnt needs its
+    own; ``text`` for ``positive_captions``, of which a row needs one. ``check_pixels`` and
+    ``cache`` are those of ``check_image_files``.
 
     Raises:
-        DataError: positives are missing, or files of images cannot be read; with the count and the first offenders.
+        DataError: positives are missing, or files of images cannot be read; with the count and the
+            first offenders.
     """
     wrong, paths = [], dict[str, str]()
     for row in rows if which else ():
@@ -195,16 +201,20 @@ def check_positives(
             images, texts = row.get("positive_images", []), len(row["references"])
             if not (1 if captions == "first" else texts) <= len(images) <= texts:
                 wrong.append(
-                    f"{split} {row['image_id']!r} has {len(images)} positive_images for {texts} reference(s)"
+                    f"{split} {row['image_id']!r} has {len(images)} positive_images for {texts} "
+                    f"reference(s)"
                 )
             paths |= {
                 str(image): row["image_id"] for image in images if isinstance(image, str | Path)
             }
     if wrong:
         raise DataError(
-            f"{'; '.join(wrong[:SHOWN])} ({len(wrong)} in all): expected positive_captions generated for the image, "
-            "and positive_images generated for its references, one each in their order (the first alone with "
-            "train.captions: first). A weight of 0 (loss.positive_captions, loss.positive_images) needs none"
+            f"{'; '.join(wrong[:SHOWN])} ({len(wrong)} in all): expected positive_captions "
+            f"generated for the image, "
+            "and positive_images generated for its references, one each in their order (the first "
+            "alone with "
+            "train.captions: first). A weight of 0 (loss.positive_captions, loss.positive_images) "
+            "needs none"
         )
     verdicts = check_image_files(map(ImageFile, paths), check_pixels=check_pixels, cache=cache)
     bad = [
@@ -224,11 +234,13 @@ def positive_augmented(
     positive_images: float = 0.05,
     positive_captions: float = 0.1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PAC-S: ``l(V, T) + λv l(V', T) + λt l(V, T')``, l = 2 ``info_nce`` (Sarto et al., CVPR 2023, section 3.1).
+    """PAC-S: ``l(V, T) + λv l(V', T) + λt l(V, T')``, l = 2 ``info_nce`` (Sarto et al., CVPR 2023,
+    section 3.1).
 
-    V and T are ``image`` and ``text``; V' (``image_generated``) was generated for the captions T, and T'
-    (``text_generated``) for the images V. Negatives are the other rows of the batch; V' and T' are not compared with
-    each other. A weight of 0 leaves its term out. Nats; terms are logged unweighted.
+    V and T are ``image`` and ``text``; V' (``image_generated``) was generated for the captions T,
+    and T' (``text_generated``) for the images V. Negatives are the other rows of the batch; V' and
+    T' are not compared with each other. A weight of 0 leaves its term out. Nats; terms are logged
+    unweighted.
     """
     images, texts, scale = student["image"], student["text"], student["scale"]
     loss = 2 * info_nce(images, texts, scale)

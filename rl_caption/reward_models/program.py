@@ -17,7 +17,8 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
     Raises:
         ConfigError: a model cannot be loaded or made, or does not fit its task or the data.
         DataError: the data cannot be used.
-        RewardError: the task needs detail units of captions, and the package textblob is not installed.
+        RewardError: the task needs detail units of captions, and the package textblob is not
+            installed.
     """
     config.check()
     with setup(config, config.needs, signature_of="teacher", deepspeed=False) as context:
@@ -27,7 +28,8 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
 def check_inputs(
     to_train: Sequence[RewardModelConfig], complete: Sequence[RewardModelConfig]
 ) -> None:
-    """Check that the data of every run exist, and every folder that it starts from, unless another run will make it.
+    """Check that the data of every run exist, and every folder that it starts from, unless another
+    run will make it.
 
     Args:
         to_train: runs that one call of a program trains.
@@ -54,7 +56,9 @@ def check_inputs(
             if complete:
                 folders = ", ".join(run.run.dir for run in complete)
                 message += (
-                    f". {folders}, which comes before {config.run.dir}, is complete, so runs before it are not trained "
-                    f"again. Put {folder} back, or remove {folders}: then this command trains all of them again"
+                    f". {folders}, which comes before {config.run.dir}, is complete, so runs "
+                    f"before it are not trained "
+                    f"again. Put {folder} back, or remove {folders}: then this command trains all "
+                    f"of them again"
                 )
             raise ConfigError(message)

@@ -1,4 +1,5 @@
-"""The task ``specificity``, SPECS: triplets of growing captions, for a long-context CLIP (docs/specs.md).
+"""The task ``specificity``, SPECS: triplets of growing captions, for a long-context CLIP
+(docs/specs.md).
 
 Source: Chen et al., SPECS, EMNLP 2025, section 3.
 """
@@ -33,7 +34,9 @@ from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
 
 LARGEST_MARGIN = {"logit": 1.5, "cosine": 0.015}
-"""Largest dynamic margin: SPECS's code has 1.5 logits, which are a cosine of 0.015 at CLIP's largest scale, 100."""
+"""Largest dynamic margin: SPECS's code has 1.5 logits, which are a cosine of 0.015 at CLIP's
+largest scale, 100.
+"""
 
 
 @dataclass
@@ -44,7 +47,8 @@ class SpecificityLossConfig(ClipLossConfig):
         alpha: weight of the contrastive term.
         beta: weight of the positive hinge: one more true detail scores higher.
         gamma: weight of the negative hinge: one more false detail scores lower.
-        margin_units: unit of the hinges: ``logit`` (cosine times the learned scale; released code) or ``cosine``.
+        margin_units: unit of the hinges: ``logit`` (cosine times the learned scale; released code)
+            or ``cosine``.
         max_margin: largest dynamic margin, in this unit; null is 1.5 logits or a cosine of 0.015.
         fixed_margin: this margin of both hinges, in this unit, in place of the dynamic ones.
         symmetric: contrastive term in both directions; false is caption to image (released code).
@@ -65,10 +69,10 @@ class SpecificityTrainConfig(ClipTrainConfig):
 
     Args:
         shuffle_rate: fraction of false details whose words are shuffled.
-        negatives: take false details from the other captions of the ``batch`` (paper), or from the first caption of all
-            images of the training ``data`` (released code).
-        shuffle_per: decide about shuffling for each false detail (``unit``; paper) or each caption (``row``; released
-            code).
+        negatives: take false details from the other captions of the ``batch`` (paper), or from the
+            first caption of all images of the training ``data`` (released code).
+        shuffle_per: decide about shuffling for each false detail (``unit``; paper) or each caption
+            (``row``; released code).
     """
 
     shuffle_rate: Fraction = 0.9
@@ -129,12 +133,15 @@ class SpecificityConfig(ClipConfig):
 
 @dataclass
 class StepTriplets:
-    """Adds the texts of the triplets of a step: ``text_base``, ``text_positive`` and ``text_negative``.
+    """Adds the texts of the triplets of a step: ``text_base``, ``text_positive`` and
+    ``text_negative``.
 
-    They are those of the step's global batch: ``batch_size`` images of the training ``rows``, in ``tokens``' context.
+    They are those of the step's global batch: ``batch_size`` images of the training ``rows``, in
+    ``tokens``' context.
 
-    False details come from the whole global batch, or from ``donors``, so that every process and micro-batch has the
-    same triplets for its rows. The other fields are those of ``PairCollate`` and ``make_triplets``.
+    False details come from the whole global batch, or from ``donors``, so that every process and
+    micro-batch has the same triplets for its rows. The other fields are those of ``PairCollate``
+    and ``make_triplets``.
     """
 
     rows: Sequence[Row]
@@ -189,16 +196,20 @@ def specificity(
     symmetric: bool = False,
     fixed_margin: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """SPECS: a caption with one more true detail scores higher, one with a false detail lower (Chen et al., section 3).
+    """SPECS: a caption with one more true detail scores higher, one with a false detail lower (Chen
+    et al., section 3).
 
-    ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma * hinge(s(base) - s(negative))`` with s
-    the cosine to the image. ``hinge(gaps)`` is the mean of relu(margin - gap) over the rows with a triplet, 0 where no
-    row has one; each of the two has its own ``dynamic_margin``, or both have ``fixed_margin`` (the paper's Table 5).
-    Terms are logged unweighted.
+    ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma * hinge(s(base) -
+    s(negative))`` with s the cosine to the image. ``hinge(gaps)`` is the mean of relu(margin - gap)
+    over the rows with a triplet, 0 where no row has one; each of the two has its own
+    ``dynamic_margin``, or both have ``fixed_margin`` (the paper's Table 5). Terms are logged
+    unweighted.
 
-    ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative`` and ``scale``; ``target``
-    has ``triplet`` [B]. ``margin_units`` of s: ``logit``, cosines times scale (released code), or ``cosine``;
-    ``max_margin`` is in these units, None is ``LARGEST_MARGIN``. ``symmetric`` is that of ``info_nce``.
+    ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative`` and
+    ``scale``; ``target``
+    has ``triplet`` [B]. ``margin_units`` of s: ``logit``, cosines times scale (released code), or
+    ``cosine``; ``max_margin`` is in these units, None is ``LARGEST_MARGIN``. ``symmetric`` is that
+    of ``info_nce``.
     """
     counts, scale = target["triplet"], student["scale"]
     counted = counts.sum().clamp(min=1)

@@ -1,4 +1,6 @@
-"""Students of L-CLIP's distillation: made from a configuration or from exported folders, and exported again."""
+"""Students of L-CLIP's distillation: made from a configuration or from exported folders, and
+exported again.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -23,15 +25,20 @@ from rl_caption.runtime.errors import ConfigError, naming
 
 TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}
 TOWER_TYPES: dict[Tower, str] = {"image": f"{MODEL_TYPE}_image", "text": f"{MODEL_TYPE}_text"}
-"""``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for the other."""
+"""``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for
+the other.
+"""
 TEACHER = "teacher_fingerprint"
-"""Key in a tower's config.json: ``FrozenEncoder.fingerprint`` of the model that it was distilled from."""
+"""Key in a tower's config.json: ``FrozenEncoder.fingerprint`` of the model that it was distilled
+from.
+"""
 
 
 def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> LCLIPConfig:
     """The shape of a student, whose joint width is the teacher's ``embed_dim``, if that is known.
 
-    Raises ``ConfigError`` for arguments that make no student, and for another ``embed_dim`` in ``kwargs``.
+    Raises ``ConfigError`` for arguments that make no student, and for another ``embed_dim`` in
+    ``kwargs``.
     """
     width = {} if embed_dim is None else {"embed_dim": embed_dim}
     with naming("model.kwargs", (TypeError, ValueError)):
@@ -42,14 +49,17 @@ def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> L
 def _checked_width(config: LCLIPConfig, embed_dim: int) -> LCLIPConfig:
     if config.embed_dim != embed_dim:
         raise ConfigError(
-            f"model.kwargs.embed_dim is {config.embed_dim}, the teacher's embeddings have {embed_dim} dimensions: the "
+            f"model.kwargs.embed_dim is {config.embed_dim}, the teacher's embeddings have "
+            f"{embed_dim} dimensions: the "
             "student's are compared with them, so set it to that"
         )
     return config
 
 
 def save_tower(tower: nn.Module, which: Tower, folder: Path, teacher: str | None = None) -> None:
-    """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is its fingerprint."""
+    """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is
+    its fingerprint.
+    """
     save_encoder_config(getattr(tower, "encoder", None), folder / "image_encoder")
     config: Any = tower.config
     origin = {"model_type": TOWER_TYPES[which]} | ({} if teacher is None else {TEACHER: teacher})
@@ -68,8 +78,10 @@ def _load_tower(
         raise ConfigError(f"{key}: {error}; expected what distill_{which} exports") from error
     if None not in (origin, teacher) and origin != teacher:
         raise ConfigError(
-            f"{key} is {path!r}, distilled from a teacher of fingerprint {origin}; this run's teacher has {teacher}: "
-            "name the same (weights, preprocessing and precision), or distil the tower from this one. If only library "
+            f"{key} is {path!r}, distilled from a teacher of fingerprint {origin}; this run's "
+            f"teacher has {teacher}: "
+            "name the same (weights, preprocessing and precision), or distil the tower from this "
+            "one. If only library "
             f"versions differ, remove {TEACHER} from the tower's config.json, and {MANIFEST}"
         )
     _checked_width(tower.config, embed_dim)
@@ -92,14 +104,17 @@ def build_dual(
     embed_dim: int,
     teacher: str | None = None,
 ) -> LCLIP:
-    """A whole L-CLIP: from its folder, from one folder for each tower, or with random weights where there is none.
+    """A whole L-CLIP: from its folder, from one folder for each tower, or with random weights where
+    there is none.
 
-    ``kwargs`` are arguments of ``LCLIPConfig`` that no folder gives, ``embed_dim`` is the teacher's joint width.
-    ``teacher`` is the fingerprint that towers must name as the teacher they were distilled from; None takes any.
+    ``kwargs`` are arguments of ``LCLIPConfig`` that no folder gives, ``embed_dim`` is the teacher's
+    joint width. ``teacher`` is the fingerprint that towers must name as the teacher they were
+    distilled from; None takes any.
 
     Raises:
-        ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each other, the joint
-            width is not the teacher's, or a tower was distilled from another teacher.
+        ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each
+            other, the joint width is not the teacher's, or a tower was distilled from another
+            teacher.
     """
     folders = {which: path for which, path in towers.items() if path is not None}
     if init is not None:
@@ -144,10 +159,11 @@ def _joined_config(
 
 @torch.no_grad()
 def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
-    """Copy patch projection, class token and, where they fit, positions of an open_clip ViT, and freeze them.
+    """Copy patch projection, class token and, where they fit, positions of an open_clip ViT, and
+    freeze them.
 
-    The bias of the student's patch projection has no counterpart in the teacher: it stays random and is trained, as in
-    the released code. Returns the names of the frozen parameters.
+    The bias of the student's patch projection has no counterpart in the teacher: it stays random
+    and is trained, as in the released code. Returns the names of the frozen parameters.
 
     Raises:
         ConfigError: the teacher is no ViT, or its patches have another size or width.
@@ -168,8 +184,10 @@ def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
         or tuple(kernel.shape) != expected
     ):
         raise ConfigError(
-            "the teacher's image encoder is not a ViT with patches of the student's width and size, "
-            f"{expected[0]} and {expected[2]} pixels, to copy: set train.freeze_patch_embed to false"
+            "the teacher's image encoder is not a ViT with patches of the student's width and "
+            "size, "
+            f"{expected[0]} and {expected[2]} pixels, to copy: set train.freeze_patch_embed to "
+            f"false"
         )
     frozen = []
     for name, source in sources.items():

@@ -31,7 +31,9 @@ PART = 2**16
 def embed_distributed(
     accelerator: Accelerator, items: Sequence[T], embed: Callable[[list[T]], Tensor]
 ) -> Tensor:
-    """Embed N items, a part in each process, and gather them: [N, D] on the CPU of every process, in order."""
+    """Embed N items, a part in each process, and gather them: [N, D] on the CPU of every process,
+    in order.
+    """
     processes = accelerator.num_processes
     if processes == 1:
         return embed(list(items)).cpu()
@@ -44,7 +46,9 @@ def embed_distributed(
 
 
 def reads_features(backbone: FrozenEncoder, features_root: str | None) -> bool:
-    """Whether ``backbone`` is a ``PretrainedDual`` and ``features_root`` has the features of its image encoder."""
+    """Whether ``backbone`` is a ``PretrainedDual`` and ``features_root`` has the features of its
+    image encoder.
+    """
     model = backbone.model
     if features_root is None or not isinstance(model, PretrainedDual):
         return False
@@ -71,8 +75,8 @@ class Teacher:
         towers: ``image``, ``text`` or both.
         augmented: images are augmented: at every step, embed the view that the student sees.
         cache_dir: folder that keeps embeddings between runs; None keeps none.
-        features_root: features of images. Where they are those of the teacher's own image encoder (it is a
-            ``PretrainedDual``), the teacher reads them instead of images.
+        features_root: features of images. Where they are those of the teacher's own image encoder
+            (it is a ``PretrainedDual``), the teacher reads them instead of images.
     """
 
     def __init__(
@@ -87,7 +91,8 @@ class Teacher:
         self.backbone, self.towers, self.accelerator = backbone, tuple(towers), accelerator
         self.reads_features = reads_features(backbone, features_root)
         self.augmented = augmented
-        # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as it can be.
+        # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as it
+        # can be.
         folder = None if cache_dir is None else Path(cache_dir)
         self._disk = (
             None
@@ -119,7 +124,9 @@ class Teacher:
         return {name: rows.to(self.accelerator.device) for name, rows in embeddings.items()}
 
     def image_embeddings(self, rows: Sequence[Row]) -> Tensor:
-        """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from ``cache_dir`` if there."""
+        """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from
+        ``cache_dir`` if there.
+        """
         if self.reads_features:
             return embed_features(self.backbone, rows)
         return self._embed(
@@ -127,7 +134,9 @@ class Teacher:
         )
 
     def text_embeddings(self, captions: Sequence[str]) -> Tensor:
-        """Embeddings of N captions, [N, D] on the CPU; read from ``cache_dir`` if there, by their token ids."""
+        """Embeddings of N captions, [N, D] on the CPU; read from ``cache_dir`` if there, by their
+        token ids.
+        """
 
         def identity(caption: str) -> str:
             return f"tokens:{self.backbone.token_ids([caption])[0].tolist()}"
@@ -149,7 +158,9 @@ class Teacher:
         return torch.from_numpy(embeddings)
 
     def prepare(self, rows: Sequence[Row], captions: Captions, cache_bytes: int) -> None:
-        """Embed the training split before the first step, captions first, as far as ``cache_bytes`` of memory allow."""
+        """Embed the training split before the first step, captions first, as far as ``cache_bytes``
+        of memory allow.
+        """
         left = cache_bytes
         if "text" in self.towers:
             texts = (
@@ -188,7 +199,8 @@ class Teacher:
             )
             print_main(
                 self.accelerator,
-                f"teacher: {len(items)} {what} need {needed / 2**20:.0f} MiB, more than teacher.cache_mb has left: "
+                f"teacher: {len(items)} {what} need {needed / 2**20:.0f} MiB, more than "
+                f"teacher.cache_mb has left: "
                 f"they are {instead} at every step instead",
             )
             return 0
@@ -206,7 +218,9 @@ class Teacher:
 
 
 def check_teacher(teacher: TeacherConfig, what: str) -> None:
-    """Raise ``ConfigError`` where the section ``teacher`` names none; ``what`` says which task needs it for what."""
+    """Raise ``ConfigError`` where the section ``teacher`` names none; ``what`` says which task
+    needs it for what.
+    """
     if teacher.name is None:
         raise ConfigError(f"teacher.name is not set: {what} teacher, such as ViT-B-32 or a folder")
 

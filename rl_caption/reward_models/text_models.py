@@ -1,7 +1,9 @@
-"""Models of captions alone: a language model, the semantic bottleneck between a dual encoder and one, a regression.
+"""Models of captions alone: a language model, the semantic bottleneck between a dual encoder and
+one, a regression.
 
-Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/icc.md). Losses are sums over the tokens, or
-the captions, of a batch, so that the gradient does not depend on how the global batch is split.
+Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/icc.md). Losses are sums
+over the tokens, or the captions, of a batch, so that the gradient does not depend on how the global
+batch is split.
 """
 
 import inspect
@@ -33,7 +35,9 @@ from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
 
 TOKENIZER = "tokenizer"
-"""Folder in the run's folder: the tokenizer that was trained on the captions; a resumed run reads it."""
+"""Folder in the run's folder: the tokenizer that was trained on the captions; a resumed run reads
+it.
+"""
 VOCABULARY = 8192
 """Default size of such a tokenizer."""
 Ids = Sequence[Sequence[int]]
@@ -46,8 +50,8 @@ class TextModelConfig:
     """The model to train, of captions alone.
 
     Args:
-        kwargs: shape of a model with random weights, options of its configuration in Transformers; and ``tokenizer``,
-            or ``vocab_size`` of one that is made from the captions.
+        kwargs: shape of a model with random weights, options of its configuration in Transformers;
+            and ``tokenizer``, or ``vocab_size`` of one that is made from the captions.
         init: weights to start from: a folder, or a name on the hub.
     """
 
@@ -85,7 +89,8 @@ class TextConfig(RewardModelConfig):
 
 @dataclass
 class LanguageModelConfig(TextConfig):
-    """``reward_model --task language_model``: a causal language model of captions. Further arguments:
+    """``reward_model --task language_model``: a causal language model of captions. Further
+    arguments:
 
     Args:
         model: the model to train.
@@ -102,7 +107,8 @@ class LanguageModelConfig(TextConfig):
 
 @dataclass
 class SemanticBottleneckConfig(TextConfig):
-    """``reward_model --task semantic_bottleneck``: between a dual encoder and a language model. Further arguments:
+    """``reward_model --task semantic_bottleneck``: between a dual encoder and a language model.
+    Further arguments:
 
     Args:
         model: the model to train.
@@ -119,7 +125,8 @@ class SemanticBottleneckConfig(TextConfig):
         check_teacher(self.teacher, f"{self.task} reads the text features of a")
         if self.model.language_model is None:
             raise ConfigError(
-                "model.language_model is not set: a folder or hub name of a causal language model, such as gpt2"
+                "model.language_model is not set: a folder or hub name of a causal language model, "
+                "such as gpt2"
             )
 
     def folders(self) -> dict[str, str | None]:
@@ -165,7 +172,9 @@ class TextModel:
     encode: Encode
     export: Callable[[Path], None]
     metrics: Callable[[float], dict[str, float]]
-    """From the mean loss of validation to metrics; the first one chooses the best model, higher is better."""
+    """From the mean loss of validation to metrics; the first one chooses the best model, higher is
+    better.
+    """
     metric_range: str
     starts_trained: bool = False
     target: Callable[[PairBatch], dict[str, Tensor]] = lambda batch: {}
@@ -176,7 +185,8 @@ class TextModel:
     padding: int = 0
     """Id of the padding token, by which some models find the end of a caption."""
     vocabulary: Mapping[str, int] | None = None
-    """Token -> id, where the model learns embeddings of tokens; a resumed run must have the same."""
+    """Token -> id, where the model learns embeddings of tokens; a resumed run must have the same.
+    """
 
 
 def text_recipe(
@@ -205,7 +215,8 @@ def text_recipe(
 
 @dataclass
 class TextCollate:
-    """Collate function: from (row, step) pairs to ``ids`` and ``mask`` [B, L], and ``target`` [B] where rows have one.
+    """Collate function: from (row, step) pairs to ``ids`` and ``mask`` [B, L], and ``target`` [B]
+    where rows have one.
 
     Args:
         encode: from captions to token ids.
@@ -240,11 +251,13 @@ class TextCollate:
 
 @dataclass
 class SummedLossTask:
-    """One training step on the mean over the global batch of a loss that the model gives as a sum over a micro-batch.
+    """One training step on the mean over the global batch of a loss that the model gives as a sum
+    over a micro-batch.
 
     Args:
         accelerator: owns devices, processes and the backward pass.
-        model: as prepared for (distributed) training; from a batch's inputs to the sum of its losses.
+        model: as prepared for (distributed) training; from a batch's inputs to the sum of its
+            losses.
         target: from a batch to further inputs of the model, by name.
         name: for log lines.
     """
@@ -256,7 +269,9 @@ class SummedLossTask:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def training_step(self, batches: Sequence[PairBatch], step: int) -> Iterator[Averages]:
-        """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
+        """Leave the gradient of one optimizer step in the parameters. ``batches`` are this
+        process's micro-batches.
+        """
         log = Averages()
         counts = torch.stack([batch.targets["count"].sum() for batch in batches])
         count = global_count(self.accelerator, counts.sum())
@@ -274,7 +289,9 @@ class SummedLossTask:
 def _validator(
     context: Context, model: TextModel, collate: TextCollate
 ) -> Callable[[int, Mapping[str, float]], Validation]:
-    """A function of the step that validates the model by its mean loss over all captions of the validation split."""
+    """A function of the step that validates the model by its mean loss over all captions of the
+    validation split.
+    """
     accelerator, size = context.accelerator, context.config.eval.batch_size
     pairs = [(row, caption) for row in context.val_rows for caption in row["references"]]
     share = pairs[accelerator.process_index :: accelerator.num_processes]
@@ -295,7 +312,9 @@ def _validator(
 
 
 class TextLoss(nn.Module):
-    """A text model of Transformers whose output is its loss: a scalar, a function of the model and a batch's inputs."""
+    """A text model of Transformers whose output is its loss: a scalar, a function of the model and
+    a batch's inputs.
+    """
 
     def __init__(self, model: Any, loss: Callable[[Any, dict[str, Tensor]], Tensor]) -> None:
         super().__init__()
@@ -307,7 +326,9 @@ class TextLoss(nn.Module):
 
 
 def negative_log_likelihood(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Minus ln p of the tokens ``ids`` [B, L] after the first, where ``mask`` [B, L] is true, summed, in nats."""
+    """Minus ln p of the tokens ``ids`` [B, L] after the first, where ``mask`` [B, L] is true,
+    summed, in nats.
+    """
     ids, mask = inputs["ids"], inputs["mask"]
     logits = model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1].float()
     losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
@@ -315,7 +336,9 @@ def negative_log_likelihood(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def squared_error(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Sum over B captions ``ids``, ``mask`` [B, L] of (logit - ``target``)²; the model has one label."""
+    """Sum over B captions ``ids``, ``mask`` [B, L] of (logit - ``target``)²; the model has one
+    label.
+    """
     logits = model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long()).logits[:, 0]
     return ((logits.float() - inputs["target"]) ** 2).sum()
 
@@ -355,21 +378,27 @@ def _language_model(context: Context, config: TextModelConfig) -> TextModel:
 
 
 class BottleneckLikelihood(nn.Module):
-    """The linear layer of a semantic bottleneck; the frozen language model behind it is not among the parameters."""
+    """The linear layer of a semantic bottleneck; the frozen language model behind it is not among
+    the parameters.
+    """
 
     def __init__(self, bottleneck: Bottleneck, writer: CaptionWriter) -> None:
         super().__init__()
         self.bottleneck, self.writer = bottleneck, writer
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Minus ln p of ``ids`` [B, L] after the soft tokens of the features ``text`` [B, D], summed, in nats."""
+        """Minus ln p of ``ids`` [B, L] after the soft tokens of the features ``text`` [B, D],
+        summed, in nats.
+        """
         return self.writer.negative_log_likelihood(
             self.bottleneck(inputs["text"]), inputs["ids"], inputs["mask"]
         )
 
 
 def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel:
-    """A linear layer between the pooled text feature of ``teacher`` and ``model.language_model``, both frozen."""
+    """A linear layer between the pooled text feature of ``teacher`` and ``model.language_model``,
+    both frozen.
+    """
     accelerator, options, precision = context.accelerator, config.model, config.teacher.precision
     assert options.language_model is not None  # __post_init__
     teacher: Teacher = load_teacher(accelerator, config.teacher, config.data, ("text",))
@@ -396,7 +425,8 @@ def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel
             for name, value in fingerprints.items():
                 if getattr(bottleneck.config, name) != value:
                     raise ConfigError(
-                        f"model.init was trained with another {name} than {value}: set the models it had"
+                        f"model.init was trained with another {name} than {value}: set the models "
+                        f"it had"
                     )
             bottleneck.config = replace(
                 bottleneck.config, **names
@@ -421,7 +451,9 @@ def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel
 
 
 def _regression(context: Context, config: TextModelConfig) -> TextModel:
-    """A text encoder with a head of one unit, in the format of the released ICC; ``icc`` loads what is exported."""
+    """A text encoder with a head of one unit, in the format of the released ICC; ``icc`` loads what
+    is exported.
+    """
     from transformers import (
         AutoModelForSequenceClassification,
         RobertaConfig,
@@ -473,12 +505,15 @@ def _load_pretrained(head: Any, name: str, **options: Any) -> Any:
 
 
 def _shape(config_class: Any, kwargs: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
-    """A configuration of Transformers from ``model.kwargs``, which may not set the keys of ``fixed``."""
+    """A configuration of Transformers from ``model.kwargs``, which may not set the keys of
+    ``fixed``.
+    """
     options = set(inspect.signature(config_class).parameters) - set(fixed)
     unknown = sorted(set(kwargs) - options)
     if unknown:
         raise ConfigError(
-            f"model.kwargs has {unknown}: expected tokenizer, vocab_size or those of {config_class.__name__}"
+            f"model.kwargs has {unknown}: expected tokenizer, vocab_size or those of "
+            f"{config_class.__name__}"
         )
     from huggingface_hub.errors import StrictDataclassError
 
@@ -495,7 +530,8 @@ def _save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
 def _tokenizer(
     context: Context, config: TextModelConfig, bos: str, eos: str, pad: str | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """The tokenizer of ``model.init``, of ``model.kwargs.tokenizer``, or a byte-level BPE of the training captions.
+    """The tokenizer of ``model.init``, of ``model.kwargs.tokenizer``, or a byte-level BPE of the
+    training captions.
 
     Returns it with ``model.kwargs`` less what is its own: ``tokenizer`` and ``vocab_size``.
     """
@@ -524,7 +560,9 @@ def _tokenizer(
 def caption_tokenizer(
     captions: Sequence[str], size: int, bos: str, eos: str, pad: str | None = None
 ) -> Any:
-    """Byte-level BPE of at most ``size`` tokens, 256 bytes among them. With ``pad``, it adds BOS and EOS to texts."""
+    """Byte-level BPE of at most ``size`` tokens, 256 bytes among them. With ``pad``, it adds BOS
+    and EOS to texts.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast

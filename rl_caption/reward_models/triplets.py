@@ -1,4 +1,6 @@
-"""Triplets of growing captions for training on specificity (Chen et al., SPECS, EMNLP 2025, section 3)."""
+"""Triplets of growing captions for training on specificity (Chen et al., SPECS, EMNLP 2025, section
+3).
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ class Donor(NamedTuple):
 
 
 class Triplet(NamedTuple):
-    """``base``, the first units of a caption, at least one; ``positive``, the same and the caption's next unit; and
-    ``negative``, with a unit of another image's caption instead, perhaps with its words shuffled."""
+    """``base``, the first units of a caption, at least one; ``positive``, the same and the
+    caption's next unit; and ``negative``, with a unit of another image's caption instead, perhaps
+    with its words shuffled.
+    """
 
     base: str
     positive: str
@@ -47,23 +51,25 @@ def make_triplets(
 ) -> list[Triplet | None]:
     """Make one triplet of each of B captions; a pure function.
 
-    The length of the base is drawn uniformly from 1 to U - 1 of the caption's U units. The negative takes the unit at
-    the same position of another image's caption, its last one where that caption is shorter; it never says what the
-    positive says in the same words.
+    The length of the base is drawn uniformly from 1 to U - 1 of the caption's U units. The negative
+    takes the unit at the same position of another image's caption, its last one where that caption
+    is shorter; it never says what the positive says in the same words.
 
     Args:
         captions: [B] whole captions.
         image_ids: [B] image of each caption: no unit is taken from a caption of the same image.
-        seed: of all draws; give another one each step. With given ``donors``, a row's triplet does not depend on the
-            other rows.
+        seed: of all draws; give another one each step. With given ``donors``, a row's triplet does
+            not depend on the other rows.
         shuffle_rate: fraction of negative units whose words are shuffled, in [0, 1].
-        per: ``unit`` shuffles each negative unit with this probability (paper). ``row`` decides by the caption, so that
-            a row has shuffled negatives always or never (released code, which shuffles the first rows of the file).
-        donors: captions to take negative units from (the released code's, from the whole data set); None takes the
-            others of the batch (the paper's in-batch negatives).
+        per: ``unit`` shuffles each negative unit with this probability (paper). ``row`` decides by
+            the caption, so that a row has shuffled negatives always or never (released code, which
+            shuffles the first rows of the file).
+        donors: captions to take negative units from (the released code's, from the whole data set);
+            None takes the others of the batch (the paper's in-batch negatives).
 
     Returns:
-        [B] triplets. None where the caption has fewer than two units, or no other caption has a unit for it.
+        [B] triplets. None where the caption has fewer than two units, or no other caption has a
+        unit for it.
     """
     units = [detail_units(caption) for caption in captions]
     if donors is None:
@@ -86,10 +92,11 @@ def make_triplets(
 def negative_unit(
     donors: Sequence[Donor], position: int, owner: Hashable, unlike: str, draws: Draws
 ) -> str | None:
-    """Draw a caption of another image than ``owner``; return its unit ``position``, or its last one if it has fewer.
+    """Draw a caption of another image than ``owner``; return its unit ``position``, or its last one
+    if it has fewer.
 
-    Units with the same words as ``unlike``, the true one, are passed over; None where no unit is left. Donors are tried
-    in their order, from a random one on.
+    Units with the same words as ``unlike``, the true one, are passed over; None where no unit is
+    left. Donors are tried in their order, from a random one on.
     """
     start = draws.below(len(donors)) if donors else 0
     words = _words(unlike)
@@ -123,7 +130,9 @@ def _triplet(
 
 
 def append_unit(base: str, unit: str) -> str:
-    """Append a unit of another caption to ``base``, with a space in between, and no comma after a full stop."""
+    """Append a unit of another caption to ``base``, with a space in between, and no comma after a
+    full stop.
+    """
     if base[-1:] in _STOPS:
         unit = unit.lstrip(_SEPARATORS) or unit
     return base + ("" if unit[0].isspace() or unit[0] in _SEPARATORS else " ") + unit
@@ -145,10 +154,11 @@ def _words(unit: str) -> list[str]:
 def triplet_texts(
     triplets: Sequence[Triplet | None], tokens: Texts
 ) -> tuple[dict[str, list[str]], Tensor]:
-    """The texts ``base``, ``positive`` and ``negative`` of B triplets, and which triplets count, [B] of 1 and 0.
+    """The texts ``base``, ``positive`` and ``negative`` of B triplets, and which triplets count,
+    [B] of 1 and 0.
 
-    A triplet that is None does not count, nor does one with a text longer than the context: truncated, its texts would
-    be equal. The texts of both are "".
+    A triplet that is None does not count, nor does one with a text longer than the context:
+    truncated, its texts would be equal. The texts of both are "".
     """
     kept = [
         triplet if triplet is not None and not tokens.too_long(triplet) else None

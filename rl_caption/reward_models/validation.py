@@ -1,4 +1,6 @@
-"""Validation of embedding models: image-text retrieval in a split, agreement with the teacher, specificity."""
+"""Validation of embedding models: image-text retrieval in a split, agreement with the teacher,
+specificity.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,19 +25,25 @@ from rl_caption.runtime.types import LOSS, Validation
 from rl_caption.training.loop import NonFiniteError
 
 DRAWN_AT = -1
-"""The step by which the loss of validation draws captions and positives; no step of training has this number."""
+"""The step by which the loss of validation draws captions and positives; no step of training has
+this number.
+"""
 MOST_PIXELS = 256 * 2**20
-"""Most bytes of validation pixels that a process keeps besides ``data.cache_mb``: 1,783 images of 224 x 224."""
+"""Most bytes of validation pixels that a process keeps besides ``data.cache_mb``: 1,783 images of
+224 x 224.
+"""
 REMEDY = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual remedy"
 
 
 @dataclass(frozen=True)
 class ValidationLoss:
-    """The loss of training on a validation split, in nats: the mean over batches of ``size`` rows in the split's order.
+    """The loss of training on a validation split, in nats: the mean over batches of ``size`` rows
+    in the split's order.
 
-    A contrastive loss grows with its batch, so a last batch of fewer rows is left out; a split of fewer than ``size``
-    rows is one batch. Captions and positives are the same at every validation, and images are not augmented. The
-    result does not depend on how the forward pass is split over micro-batches and processes.
+    A contrastive loss grows with its batch, so a last batch of fewer rows is left out; a split of
+    fewer than ``size`` rows is one batch. Captions and positives are the same at every validation,
+    and images are not augmented. The result does not depend on how the forward pass is split over
+    micro-batches and processes.
     """
 
     objective: Objective
@@ -50,7 +58,9 @@ class ValidationLoss:
         pixels: PixelCache | FeatureCache,
         batch_size: int,
     ) -> float:
-        """The loss of ``rows``; called by every process. ``batch_size`` is rows of one forward pass."""
+        """The loss of ``rows``; called by every process. ``batch_size`` is rows of one forward
+        pass.
+        """
         collate = replace(self.collate, pixels=pixels, augmentations=())
         scale, widths = torch.ones(()), dict[str, int]()
 
@@ -90,12 +100,14 @@ class EmbeddingValidator:
 
     All images of ``rows`` and all their references are embedded, equal captions only once. It gives
 
-    - ``val/i2t_r1`` and so on, recalls of image-text retrieval, and ``val/retrieval_r1``, the mean of recall at 1 both
-      ways. A model of one tower is paired with the teacher's other tower. There is no retrieval where a row lacks its
-      image or references;
+    - ``val/i2t_r1`` and so on, recalls of image-text retrieval, and ``val/retrieval_r1``, the mean
+      of recall at 1 both ways. A model of one tower is paired with the teacher's other tower. There
+      is no retrieval where a row lacks its image or references;
     - ``val/teacher_cosine_image`` and ``..._text``, mean cosines to the teacher's embeddings;
-    - ``val/specificity_positive`` and ``..._negative``, fractions of triplets whose texts score in the right order;
-    - ``val/hard_negatives``, the fraction of ``negatives`` in which the true caption has the higher cosine.
+    - ``val/specificity_positive`` and ``..._negative``, fractions of triplets whose texts score in
+      the right order;
+    - ``val/hard_negatives``, the fraction of ``negatives`` in which the true caption has the higher
+      cosine.
 
     Args:
         network: maps inputs by name to raw embeddings by name.
@@ -144,7 +156,8 @@ class EmbeddingValidator:
         self.grown, self.fits = triplet_texts(triplets or (), tokens)
         if triplets is not None and not self.fits.any():
             raise ConfigError(
-                f"none of {len(triplets)} validation captions has two details within {tokens.context_length} tokens: "
+                f"none of {len(triplets)} validation captions has two details within "
+                f"{tokens.context_length} tokens: "
                 "the task specificity needs long captions (data.long_captions: true)"
             )
         self.paired = all("image" in row and row["references"] for row in rows)
@@ -157,7 +170,9 @@ class EmbeddingValidator:
         )
 
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
-        """Embed the split with the network as it is at ``step``; ``NonFiniteError`` as for the teacher."""
+        """Embed the split with the network as it is at ``step``; ``NonFiniteError`` as for the
+        teacher.
+        """
         with torch.no_grad(), dropout_off(self.network), autocast(self.accelerator):
             embeddings = self.expected | self._embeddings()
             metrics = {}
@@ -194,7 +209,9 @@ class EmbeddingValidator:
         return Validation(metrics)
 
     def _embeddings(self) -> dict[str, Tensor]:
-        """Of images, captions, texts of triplets, and the true and false captions of negatives, by name."""
+        """Of images, captions, texts of triplets, and the true and false captions of negatives, by
+        name.
+        """
         embedded = partial(embed_all, self.accelerator, self.network, self.batch_size)
         embeddings = {}
         if "image" in self.towers:
@@ -220,7 +237,9 @@ def embed_all(
     prepare: Callable[[list], Tensor],
     items: Sequence,
 ) -> Tensor:
-    """The network's embeddings ``name`` of N items, [N, D] on the CPU, in batches and by all processes."""
+    """The network's embeddings ``name`` of N items, [N, D] on the CPU, in batches and by all
+    processes.
+    """
 
     def embed(share: list) -> Tensor:
         batches = (
@@ -253,7 +272,9 @@ def _by_teacher(
 
 
 def _nearer(images: Tensor, texts: Tensor, others: Tensor) -> float:
-    """Fraction of N images [N, D] whose text [N, D] has a higher cosine than the other text [N, D]; ties fail."""
+    """Fraction of N images [N, D] whose text [N, D] has a higher cosine than the other text [N, D];
+    ties fail.
+    """
     near, far = (F.cosine_similarity(images, candidates, dim=-1) for candidates in (texts, others))
     return float((near > far).float().mean())
 

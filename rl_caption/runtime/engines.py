@@ -1,8 +1,9 @@
-"""Devices, processes, and the engine that trains: plain Accelerate (one process, or DDP) or DeepSpeed ZeRO-1, 2, 3.
+"""Devices, processes, and the engine that trains: plain Accelerate (one process, or DDP) or
+DeepSpeed ZeRO-1, 2, 3.
 
-Functions take the accelerator and the model as it prepared it; those that exchange tensors are called by every process.
-Attributes of Accelerate and DeepSpeed without a public name are read in this file alone, which was tested with
-Accelerate 1.15 and DeepSpeed 0.19.8.
+Functions take the accelerator and the model as it prepared it; those that exchange tensors are
+called by every process. Attributes of Accelerate and DeepSpeed without a public name are read in
+this file alone, which was tested with Accelerate 1.15 and DeepSpeed 0.19.8.
 """
 
 from __future__ import annotations
@@ -49,13 +50,16 @@ OWNED_BY_TRAIN = ("optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autoca
 """Sections of a DeepSpeed configuration that follow from ``train``."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Moments = Mapping[str, Mapping[str, Tensor]]
-"""Parameter name -> ``step`` (a scalar), ``exp_avg`` and ``exp_avg_sq`` (of the parameter's shape)."""
+"""Parameter name -> ``step`` (a scalar), ``exp_avg`` and ``exp_avg_sq`` (of the parameter's shape).
+"""
 BUCKET_SIZE = 50_000_000
 """Elements of a gradient bucket: 200 MB of float32."""
 
 
 class EngineError(UserError, ValueError):
-    """An engine cannot do what the configuration asks for; the message names both and says what would be right."""
+    """An engine cannot do what the configuration asks for; the message names both and says what
+    would be right.
+    """
 
 
 def print_main(accelerator: Any, text: str) -> None:
@@ -69,7 +73,8 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     """Devices and processes, seeded.
 
     Raises:
-        LaunchError: another number of processes trains than was asked for, or ``check_environment``.
+        LaunchError: another number of processes trains than was asked for, or
+            ``check_environment``.
         ConfigError: the mixed precision does not run here, or a tracker is not installed.
         EngineError: the engine cannot do what ``train`` asks for.
     """
@@ -79,7 +84,8 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     if missing:  # Accelerate would leave them out
         command = "rl-caption[tensorboard]" if "tensorboard" in missing else missing[0]
         raise ConfigError(
-            f"run.trackers names {', '.join(missing)}, not installed here (installed: {', '.join(installed) or 'none'}): "
+            f"run.trackers names {', '.join(missing)}, not installed here (installed: "
+            f"{', '.join(installed) or 'none'}): "
             f"pip install '{command}', or leave it out"
         )
     # With warm_start a program trains twice, perhaps in two precisions; the process group stays.
@@ -109,7 +115,8 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         configure_deepspeed(accelerator, precision, train.grad_clip_value)
     if accelerator.device.type == "cpu":
         use_cpu(accelerator.num_processes, train.threads)
-        # On a CPU the fused attention's backward pass is several times slower in bf16 than products written out.
+        # On a CPU the fused attention's backward pass is several times slower in bf16 than products
+        # written out.
         torch.backends.cuda.enable_flash_sdp(precision != "bf16")
     if accelerator.device.type == "cuda":
         precision_of_products = "tf32" if train.tf32 else "ieee"
@@ -119,13 +126,16 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     if train.mixed_precision != precision:
         print_main(
             accelerator,
-            f"train.mixed_precision {train.mixed_precision} means {precision!r} on this device ({accelerator.device})",
+            f"train.mixed_precision {train.mixed_precision} means {precision!r} on this device "
+            f"({accelerator.device})",
         )
     return accelerator
 
 
 def use_cpu(processes: int, threads: int | None) -> None:
-    """Set the CPU threads of each of ``processes`` (None: a share of the cores), and keep freed memory for reuse."""
+    """Set the CPU threads of each of ``processes`` (None: a share of the cores), and keep freed
+    memory for reuse.
+    """
     torch.set_num_threads(
         threads or cpu_threads(int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
     )
@@ -133,20 +143,24 @@ def use_cpu(processes: int, threads: int | None) -> None:
 
 
 def requested_precision(train: str, environment: Mapping[str, str] = os.environ) -> str:
-    """``train.mixed_precision``, or the precision of ``accelerate launch`` if the former is ``no`` or ``auto``.
+    """``train.mixed_precision``, or the precision of ``accelerate launch`` if the former is ``no``
+    or ``auto``.
 
-    Raises ConfigError if both ask for a precision and they differ, or if the launcher's is not supported.
+    Raises ConfigError if both ask for a precision and they differ, or if the launcher's is not
+    supported.
     """
     launched = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if launched in ("", "no", train):
         return train
     if launched not in ("bf16", "fp16"):
         raise ConfigError(
-            f"mixed_precision {launched!r} of accelerate launch is not supported: use no, bf16 or fp16"
+            f"mixed_precision {launched!r} of accelerate launch is not supported: use no, bf16 or "
+            f"fp16"
         )
     if train not in ("no", "auto"):
         raise ConfigError(
-            f"train.mixed_precision is {train}, but accelerate launch was asked for {launched}: set one"
+            f"train.mixed_precision is {train}, but accelerate launch was asked for {launched}: "
+            f"set one"
         )
     return launched
 
@@ -154,7 +168,8 @@ def requested_precision(train: str, environment: Mapping[str, str] = os.environ)
 def usable_precision(precision: str) -> str:
     """Resolve ``auto``: ``bf16`` where the device computes in it without emulation, else ``no``.
 
-    NVIDIA GPUs compute in bf16 from Ampere on, CPUs with AVX512-BF16 or AMX. Other values are returned unchanged.
+    NVIDIA GPUs compute in bf16 from Ampere on, CPUs with AVX512-BF16 or AMX. Other values are
+    returned unchanged.
     """
     if precision != "auto":
         return precision
@@ -178,13 +193,17 @@ def uses_deepspeed(accelerator: Accelerator) -> bool:
 
 
 def deepspeed_plugin(accelerator: Accelerator) -> Any:
-    """Accelerate's settings of DeepSpeed; its ``deepspeed_config`` is DeepSpeed's own configuration."""
+    """Accelerate's settings of DeepSpeed; its ``deepspeed_config`` is DeepSpeed's own
+    configuration.
+    """
     return accelerator.state.deepspeed_plugin
 
 
 def accelerator_kwargs() -> dict[str, Any]:
-    """Arguments for ``Accelerator``, by which a launcher's processes form a group without a GPU, too (Accelerate alone
-    then ignores launchers, unless ``ACCELERATE_USE_CPU=true``), and DDP's gradients are views of its buckets."""
+    """Arguments for ``Accelerator``, by which a launcher's processes form a group without a GPU,
+    too (Accelerate alone then ignores launchers, unless ``ACCELERATE_USE_CPU=true``), and DDP's
+    gradients are views of its buckets.
+    """
     if int(os.environ.get("LOCAL_RANK", "-1")) < 0:
         return {}
     device = torch.accelerator.current_accelerator(check_available=True)
@@ -199,7 +218,8 @@ def accelerator_kwargs() -> dict[str, Any]:
         return {}
     import deepspeed.ops
 
-    # Or DeepSpeed would compile an extension for its first process group on a CPU: a minute, and a compiler.
+    # Or DeepSpeed would compile an extension for its first process group on a CPU: a minute, and a
+    # compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # cpu=True would turn DeepSpeed into plain data parallelism without a word.
     return {"kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")]}
@@ -208,7 +228,9 @@ def accelerator_kwargs() -> dict[str, Any]:
 def configure_deepspeed(
     accelerator: Accelerator, precision: str, grad_clip_value: float | None
 ) -> None:
-    """Set DeepSpeed's precision: autocast over float32 weights. Raises EngineError for what it cannot do."""
+    """Set DeepSpeed's precision: autocast over float32 weights. Raises EngineError for what it
+    cannot do.
+    """
     engine = engine_of(accelerator)
     if engine == "plain":
         wrong = "DeepSpeed was asked for, but plain Accelerate runs: unset ACCELERATE_USE_CPU, which turns it off"
@@ -226,19 +248,22 @@ def configure_deepspeed(
         raise EngineError(wrong)
     from transformers.integrations import unset_hf_deepspeed_config
 
-    unset_hf_deepspeed_config()  # or Transformers would shard a teacher, a judge, the reference policy as it loads them
+    # or Transformers would shard a teacher, a judge, the reference policy as it loads them
+    unset_hf_deepspeed_config()
     config: dict[str, Any] = deepspeed_plugin(accelerator).deepspeed_config
     for section in OWNED_BY_TRAIN:
         value = config.get(section)
         if value and (not isinstance(value, dict) or value.get("enabled", True)):
             raise EngineError(
-                f"the DeepSpeed configuration has a section {section!r}: leave it out, train.* sets it"
+                f"the DeepSpeed configuration has a section {section!r}: leave it out, train.* "
+                f"sets it"
             )
     for section in ("offload_optimizer", "offload_param"):
         device = (config.get("zero_optimization", {}).get(section) or {}).get("device")
         if device not in (None, "none"):
             raise EngineError(
-                f"the DeepSpeed configuration offloads to {device!r} ({section}): this is not supported"
+                f"the DeepSpeed configuration offloads to {device!r} ({section}): this is not "
+                f"supported"
             )
     if precision == "bf16":
         # No module exchanges gradients in bf16: they are added up in float32, as DDP does.
@@ -269,7 +294,8 @@ def fill_deepspeed_config(
         setting = config.get(key, "auto")
         if setting not in ("auto", value):
             raise EngineError(
-                f"the DeepSpeed configuration sets {key} to {setting}, {name} needs {value}: leave it out, or use auto"
+                f"the DeepSpeed configuration sets {key} to {setting}, {name} needs {value}: leave "
+                f"it out, or use auto"
             )
         config[key] = value
     config["gradient_accumulation_steps"] = batch_size // (micro_batch_size * processes)
@@ -284,7 +310,8 @@ def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple
         scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
         if scalars:
             raise EngineError(
-                f"{scalars[0]} is a parameter without dimensions, which {engine_of(accelerator)} cannot shard: give "
+                f"{scalars[0]} is a parameter without dimensions, which {engine_of(accelerator)} "
+                f"cannot shard: give "
                 "it the shape [1], or take configs/accelerate/multi_gpu.yaml"
             )
         config = deepspeed_plugin(accelerator).deepspeed_config
@@ -299,7 +326,9 @@ def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple
 
 
 def size_buckets(config: dict[str, Any], model: nn.Module) -> None:
-    """Limit DeepSpeed's gradient buckets, by default 5e8 elements, to the model's size and to ``BUCKET_SIZE``."""
+    """Limit DeepSpeed's gradient buckets, by default 5e8 elements, to the model's size and to
+    ``BUCKET_SIZE``.
+    """
     zero = config.setdefault("zero_optimization", {})
     if zero.get("reduce_bucket_size", "auto") == "auto":
         sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
@@ -319,9 +348,9 @@ def backward_all(
 ) -> float:
     """Forward and backward pass of each micro-batch; gradients are all-reduced in the last one.
 
-    Each loss is a sum over the micro-batch divided by a count over the global batch. So the losses of all micro-batches
-    and processes add up, and the gradient does not depend on how the batch was split. Returns the sum of this process's
-    losses.
+    Each loss is a sum over the micro-batch divided by a count over the global batch. So the losses
+    of all micro-batches and processes add up, and the gradient does not depend on how the batch was
+    split. Returns the sum of this process's losses.
     """
     engine: Any = model
     total = 0.0
@@ -342,7 +371,9 @@ def backward_all(
 
 
 def deepspeed_step(model: nn.Module) -> float:
-    """Clip gradients and update weights; return the gradient's norm before clipping, NaN if it is not finite."""
+    """Clip gradients and update weights; return the gradient's norm before clipping, NaN if it is
+    not finite.
+    """
     engine: Any = model
     engine.step()
     norm = float(engine.get_global_grad_norm())
@@ -353,11 +384,13 @@ def deepspeed_step(model: nn.Module) -> float:
 def gathered_parameters(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     """Under ZeRO-3, give every process the full weights inside the ``with``; elsewhere, do nothing.
 
-    The model behind ``model`` is then an ordinary module. No process waits for another inside, so their captions may
-    end at different lengths. Weights must not be changed. All-gathers: every process enters and leaves.
+    The model behind ``model`` is then an ordinary module. No process waits for another inside, so
+    their captions may end at different lengths. Weights must not be changed. All-gathers: every
+    process enters and leaves.
 
-    DeepSpeed's ``unwrap_model_for_generation`` leaves a hook on the root module, which communicates at every forward
-    pass, and discards the recorded order of modules; here all hooks are removed and restored.
+    DeepSpeed's ``unwrap_model_for_generation`` leaves a hook on the root module, which communicates
+    at every forward pass, and discards the recorded order of modules; here all hooks are removed
+    and restored.
     """
     if engine_of(accelerator) != "zero3":
         yield
@@ -373,7 +406,9 @@ def gathered_parameters(accelerator: Accelerator, model: nn.Module) -> Iterator[
 
 @contextmanager
 def without_hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Inside, the hooks of ``handles`` are not called; afterwards they are called again, in their old order."""
+    """Inside, the hooks of ``handles`` are not called; afterwards they are called again, in their
+    old order.
+    """
     tables = {
         id(table): table
         for table in (handle.hooks_dict_ref() for handle in handles)
@@ -396,7 +431,9 @@ def numel(parameter: Tensor) -> int:
 
 
 def first_non_finite(accelerator: Accelerator, model: nn.Module) -> str | None:
-    """Name of the first parameter with a NaN or an infinity on any process; None if all are finite. All-gathers."""
+    """Name of the first parameter with a NaN or an infinity on any process; None if all are finite.
+    All-gathers.
+    """
     names, finite = [], []
     for name, parameter in accelerator.unwrap_model(model).named_parameters():
         shard = getattr(parameter, "ds_tensor", parameter).detach()
@@ -421,7 +458,9 @@ def full_parameter(accelerator: Accelerator, parameter: Tensor) -> Tensor:
 def load_deepspeed_moments(
     model: nn.Module, trained: Mapping[str, nn.Parameter], moments: Moments
 ) -> None:
-    """Set DeepSpeed's moments of the trained parameters, which are created first: before its first step it has none."""
+    """Set DeepSpeed's moments of the trained parameters, which are created first: before its first
+    step it has none.
+    """
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
     engine: Any = model
@@ -455,7 +494,9 @@ def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:
-    """Sum of a count over all processes, of the same shape; 0 becomes 1, to be divided by. All-reduces."""
+    """Sum of a count over all processes, of the same shape; 0 becomes 1, to be divided by.
+    All-reduces.
+    """
     count = accelerator.reduce(local_count.to(accelerator.device, torch.float32), reduction="sum")
     return torch.where(count == 0, 1, count)
 
@@ -473,7 +514,9 @@ def dropout_off(model: nn.Module, enabled: bool = True) -> Iterator[None]:
 
 
 class Averages:
-    """Named averages of one step. Names are log keys of docs/metrics.md; every process must add the same names."""
+    """Named averages of one step. Names are log keys of docs/metrics.md; every process must add the
+    same names.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}

@@ -13,7 +13,9 @@ import rewards.base
 
 
 class UserError(Exception):
-    """Base of the errors that a user can mend: the message names what is wrong, and what would be right."""
+    """Base of the errors that a user can mend: the message names what is wrong, and what would be
+    right.
+    """
 
 
 class ConfigError(UserError, ValueError):
@@ -27,12 +29,16 @@ class CaptionerError(UserError, ValueError):
 config_errors = partial(
     rewards.base.naming, kinds=(ValueError, TypeError, OSError), error=ConfigError
 )
-"""Inside ``config_errors(key)``, what is raised about the arguments and files of a key becomes a ``ConfigError``."""
+"""Inside ``config_errors(key)``, what is raised about the arguments and files of a key becomes a
+``ConfigError``.
+"""
 
 
 @contextmanager
 def section_errors(section: str) -> Iterator[None]:
-    """Put the section's key before the message of a ``ConfigError``, which begins with the name of an option."""
+    """Put the section's key before the message of a ``ConfigError``, which begins with the name of
+    an option.
+    """
     try:
         yield
     except ConfigError as error:
@@ -40,11 +46,15 @@ def section_errors(section: str) -> Iterator[None]:
 
 
 naming = partial(rewards.base.naming, error=ConfigError, kept=(ConfigError,))
-"""Inside ``naming(where)``, a ``ValueError`` or ``OSError`` becomes a ``ConfigError`` that begins with ``where``."""
+"""Inside ``naming(where)``, a ``ValueError`` or ``OSError`` becomes a ``ConfigError`` that begins
+with ``where``.
+"""
 KEPT = (UserError, rewards.base.RewardError)
 """Errors that name what is wrong as they are."""
 errors_of_user_code = partial(rewards.base.errors_of_user_code, error=ConfigError, kept=KEPT)
-"""Inside ``errors_of_user_code(where)``, what a user's code raises becomes a ``ConfigError``: see ``rewards.base``."""
+"""Inside ``errors_of_user_code(where)``, what a user's code raises becomes a ``ConfigError``: see
+``rewards.base``.
+"""
 EXPECTED = (UserError, rewards.base.RewardError, OSError)
 """What ends a program with one message and without a traceback."""
 OPTIONAL = {
@@ -78,7 +88,9 @@ OPTIONAL = {
         "no video files; folders of frames and animated images are read all the same",
     ),
 }
-"""Optional module -> its package, the extra that installs it (docs/installation.md), and what is missing without it."""
+"""Optional module -> its package, the extra that installs it (docs/installation.md), and what is
+missing without it.
+"""
 EXTRAS = {module: extra for module, (_, extra, _) in OPTIONAL.items()} | {
     "datasets": "trl",
     "timm": "clip",
@@ -86,7 +98,9 @@ EXTRAS = {module: extra for module, (_, extra, _) in OPTIONAL.items()} | {
 
 
 def not_installed(*modules: str) -> str:
-    """A sentence for the user: optional modules that are missing, and the command that installs them."""
+    """A sentence for the user: optional modules that are missing, and the command that installs
+    them.
+    """
     extras = ",".join(sorted({EXTRAS[module] for module in modules}))
     return f"{' and '.join(modules)} not installed: pip install 'rl-caption[{extras}]'"
 
@@ -101,11 +115,12 @@ def installed_version(package: str) -> str | None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """End the program with code 1 and the message of an expected error, of one in code that the configuration names,
-    or the extra that brings a missing package.
+    """End the program with code 1 and the message of an expected error, of one in code that the
+    configuration names, or the extra that brings a missing package.
 
-    So it ends where code of the user calls ``sys.exit``, whatever the code. Where the reader of the output has gone
-    (``| head``), it ends without a message, with the code of SIGPIPE. Anything else is a defect and is raised.
+    So it ends where code of the user calls ``sys.exit``, whatever the code. Where the reader of the
+    output has gone (``| head``), it ends without a message, with the code of SIGPIPE. Anything else
+    is a defect and is raised.
     """
     try:
         with errors_of_user_code(rewards.base.TARGETS, kept=(*KEPT, ModuleNotFoundError)):

@@ -1,4 +1,5 @@
-"""Processes: how many train together, how signals end them, and which of them writes to a run folder.
+"""Processes: how many train together, how signals end them, and which of them writes to a run
+folder.
 
 ``torchrun --nproc_per_node 2`` on a machine without a GPU may run two copies that never exchange a
 gradient: ``check_processes`` finds that out before the first step.
@@ -68,7 +69,8 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals by which schedulers, Ctrl-C and closed terminals ask a program to end."""
 SAME_REQUEST_SECONDS = 2.0
-"""Signals within this time are one request: a launcher passes on what its process group got, too."""
+"""Signals within this time are one request: a launcher passes on what its process group got, too.
+"""
 
 
 class LaunchError(UserError, RuntimeError):
@@ -89,7 +91,8 @@ def check_processes(num_processes_running: int, expected: int | None = None) -> 
         name, count = started
         raise LaunchError(
             f"{count} processes were started ({name}={count}), but this one trains in a group of "
-            f"{running}: they would train separate copies of the model. {_advice(expected or count)}"
+            f"{running}: they would train separate copies of the model. "
+            f"{_advice(expected or count)}"
         )
     if expected is not None and expected != running:
         raise LaunchError(

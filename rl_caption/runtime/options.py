@@ -1,7 +1,8 @@
 """Options and their ranges, and the classes and functions that a configuration names.
 
-A class or function is named by a name from one of this package's tables, or as ``package.module:Name``; it is imported
-when it is asked for. Its arguments are its options, and ``Annotated[float, Range(min=0)]`` is an option with a range.
+A class or function is named by a name from one of this package's tables, or as
+``package.module:Name``; it is imported when it is asked for. Its arguments are its options, and
+``Annotated[float, Range(min=0)]`` is an option with a range.
 """
 
 import dataclasses
@@ -25,10 +26,12 @@ CLASS_KEYS = ("target", "encoder", "image_encoder")
 """Keys, also of ``kwargs``, whose values may name a class outside this package."""
 _hints = functools.cache(get_type_hints)
 load_target = partial(rewards.options.load_target, error=ConfigError, kept=KEPT)
-"""The class or function ``package.module:Name``, or an entry of a table: see ``rewards.options``."""
+"""The class or function ``package.module:Name``, or an entry of a table: see ``rewards.options``.
+"""
 
 
-# Upper bounds are far beyond any use: they stop a slip of the keyboard before it becomes an allocation.
+# Upper bounds are far beyond any use: they stop a slip of the keyboard before it becomes an
+# allocation.
 Seed: TypeAlias = Annotated[int, Range(min=0, max=2**32 - 1)]
 """What Python, NumPy and PyTorch all accept."""
 Steps: TypeAlias = Annotated[int, Range(min=1, max=10**9)]
@@ -49,7 +52,8 @@ Rank: TypeAlias = Annotated[int, Range(min=1, max=65536)]
 Positions: TypeAlias = Annotated[int, Range(min=0, max=16384)]
 Resamples: TypeAlias = Annotated[int, Range(min=0, max=10**6)]
 TEMPERATURES = Range(min=1e-6, max=1e6)
-"""Below, float32 cannot hold logits / temperature; above, it cannot distinguish forbidden tokens."""
+"""Below, float32 cannot hold logits / temperature; above, it cannot distinguish forbidden tokens.
+"""
 Temperature: TypeAlias = Annotated[float, TEMPERATURES]
 Fraction: TypeAlias = Annotated[float, Range(min=0, max=1)]
 Probability: TypeAlias = Annotated[float, Range(min=0, below=1)]
@@ -59,8 +63,9 @@ Probability: TypeAlias = Annotated[float, Range(min=0, below=1)]
 def alternative_of(options_class: Any, values: Mapping[str, Any]) -> Any:
     """The configuration class that ``values``, of a file and a command line, choose.
 
-    A class that stands for several has a classmethod ``alternative``, from the values of its keys to one of them, which
-    is a subclass; and a classmethod ``alternatives``, all of them. Any other class stands for itself.
+    A class that stands for several has a classmethod ``alternative``, from the values of its keys
+    to one of them, which is a subclass; and a classmethod ``alternatives``, all of them. Any other
+    class stands for itself.
     """
     return (
         options_class.alternative(values) if "alternative" in vars(options_class) else options_class
@@ -68,7 +73,9 @@ def alternative_of(options_class: Any, values: Mapping[str, Any]) -> Any:
 
 
 def with_chosen_sections(options_class: Any, values: Mapping[str, Any]) -> Any:
-    """``options_class``, or a subclass whose sections have the classes that ``values`` choose, at any depth."""
+    """``options_class``, or a subclass whose sections have the classes that ``values`` choose, at
+    any depth.
+    """
     sections = []
     for option in dataclasses.fields(options_class):
         section, value = _hints(options_class)[option.name], values.get(option.name)
@@ -91,7 +98,8 @@ def _with_sections(options_class: Any, sections: tuple[tuple[str, Any], ...]) ->
 
 
 def unknown_keys(value: Any, annotation: Any, key: str = "") -> Iterator[str]:
-    """Yield the dotted name of each key of ``value``, at any depth, that the dataclasses of ``annotation`` do not have.
+    """Yield the dotted name of each key of ``value``, at any depth, that the dataclasses of
+    ``annotation`` do not have.
 
     ``value`` are the plain values of a file, and ``key`` is the dotted name of ``value`` itself.
     """
@@ -112,7 +120,9 @@ def unknown_keys(value: Any, annotation: Any, key: str = "") -> Iterator[str]:
 
 
 def option_keys(annotation: Any, key: str = "") -> Iterator[str]:
-    """Yield the dotted names of all options of a dataclass and of the dataclasses in it; not of tables of those."""
+    """Yield the dotted names of all options of a dataclass and of the dataclasses in it; not of
+    tables of those.
+    """
     for name, hint in _hints(annotation).items():
         dotted, inner = f"{key}.{name}" if key else name, without_null(hint)
         yield dotted
@@ -129,7 +139,9 @@ def without_null(annotation: Any) -> Any:
 
 
 def class_names(value: Any, key: str = "") -> Iterator[str]:
-    """Yield the classes that a configuration names, at ``trust`` and at ``CLASS_KEYS``: its user lets them run."""
+    """Yield the classes that a configuration names, at ``trust`` and at ``CLASS_KEYS``: its user
+    lets them run.
+    """
     if isinstance(value, dict):
         for name, item in value.items():
             yield from class_names(item, name)
@@ -223,7 +235,8 @@ def check_options(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], 
 
 
 def build_target(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], key: str) -> Any:
-    """An instance of a class that can be called, or a function with its options bound; see ``check_options``.
+    """An instance of a class that can be called, or a function with its options bound; see
+    ``check_options``.
 
     Raises ``ConfigError`` also where it cannot be called with ``skip`` arguments.
     """

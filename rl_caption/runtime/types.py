@@ -17,7 +17,9 @@ LOSS = "val/loss"
 
 
 def is_better(metric: str, value: float, best: float | None) -> bool:
-    """Whether a value of a metric of validation is better than the best so far; None is no value yet."""
+    """Whether a value of a metric of validation is better than the best so far; None is no value
+    yet.
+    """
     return best is None or (value < best if metric == LOSS else value > best)
 
 
@@ -50,9 +52,13 @@ class CaptionBatch:
     inputs: dict[str, Tensor]
     """What the captioner reads; every tensor has B rows."""
     targets: Tensor | None = None
-    """Reference captions as token ids [B, C, L], padded after EOS; only where cross-entropy is trained."""
+    """Reference captions as token ids [B, C, L], padded after EOS; only where cross-entropy is
+    trained.
+    """
     target_mask: Tensor | None = None
-    """[B, C, L], True for the tokens to learn: no padding, and nothing that the captioner may not emit (UNK)."""
+    """[B, C, L], True for the tokens to learn: no padding, and nothing that the captioner may not
+    emit (UNK).
+    """
 
     @property
     def image_ids(self) -> list[str]:
@@ -64,7 +70,9 @@ class CaptionBatch:
         return self._with(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> CaptionBatch:
-        """The batch in page-locked memory, from where a GPU copies while it computes; called by the loader."""
+        """The batch in page-locked memory, from where a GPU copies while it computes; called by the
+        loader.
+        """
         return self._with(Tensor.pin_memory)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> CaptionBatch:
@@ -81,7 +89,9 @@ class Rollout:
     token_ids: Tensor
     """[B, K, L] sampled tokens, padded after EOS."""
     mask: Tensor
-    """[B, K, L], True up to and including EOS: the tokens that were sampled and that the loss counts."""
+    """[B, K, L], True up to and including EOS: the tokens that were sampled and that the loss
+    counts.
+    """
     finished: Tensor
     """[B, K], True where the caption ended with EOS before the length limit."""
     texts: list[list[str]]
@@ -91,7 +101,9 @@ class Rollout:
     greedy_finished: Tensor | None = None
     """[B], True where the greedy caption ended with EOS."""
     temperature: float = 1.0
-    """Temperature of the softmax that the samples were drawn from; the loss computes log-probabilities at it, too."""
+    """Temperature of the softmax that the samples were drawn from; the loss computes
+    log-probabilities at it, too.
+    """
 
 
 @dataclass(frozen=True)
@@ -116,7 +128,9 @@ class TrainState:
     """Where a run stands; saved with every checkpoint as JSON."""
 
     global_step: int = 0
-    """Steps done: a step is one rollout in self-critical training, and one optimizer update elsewhere."""
+    """Steps done: a step is one rollout in self-critical training, and one optimizer update
+    elsewhere.
+    """
     metric: str = ""
     """Which metric of validation chose the best model."""
     measured: str = ""
@@ -141,4 +155,5 @@ class TrainState:
     configuration: dict[str, Any] = field(default_factory=dict)
     """The resolved configuration, less what changes nothing."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """Values of the task that outlive a restart, such as the starting policy's caption statistics."""
+    """Values of the task that outlive a restart, such as the starting policy's caption statistics.
+    """

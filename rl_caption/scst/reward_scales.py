@@ -1,5 +1,6 @@
-"""How large the scores of each reward term are and how much they vary among the captions of one image: the terms that
-vary most, times their weights, are those that a policy learns from."""
+"""How large the scores of each reward term are and how much they vary among the captions of one
+image: the terms that vary most, times their weights, are those that a policy learns from.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -21,15 +22,19 @@ from rl_caption.scst.rollout import sample_captions, term_scores
 IMAGES = 64
 """Training images that are scored, evenly spaced, as data sets are often sorted by content."""
 MAX_RATIO = 10.0
-"""A warning names the terms whose weighted variation is more than this factor below the largest one."""
+"""A warning names the terms whose weighted variation is more than this factor below the largest
+one.
+"""
 
 Groups = dict[str, list[list[float]]]
 """Term -> scores of the captions of each image."""
 
 
 class Scale(NamedTuple):
-    """Statistics of one term's raw scores: mean and standard deviation (divisor N) over all captions; ``within`` is the
-    standard deviation among the captions of one image (divisor K), averaged over the images with at least two."""
+    """Statistics of one term's raw scores: mean and standard deviation (divisor N) over all
+    captions; ``within`` is the standard deviation among the captions of one image (divisor K),
+    averaged over the images with at least two.
+    """
 
     mean: float
     std: float
@@ -51,7 +56,8 @@ def scale_of(groups: Sequence[Sequence[float]]) -> Scale | None:
 def reference_scores(reward: MixedReward, rows: Sequence[Row]) -> Groups:
     """Score every reference as if it were a caption.
 
-    A term that uses references gets the image's other ones; an image without others has an empty list.
+    A term that uses references gets the image's other ones; an image without others has an empty
+    list.
 
     Raises:
         RewardError: a term failed.
@@ -87,7 +93,8 @@ def sample_scores(
 ) -> Groups:
     """Score K >= 2 samples of the current policy for each image, dropout off.
 
-    The policy runs in this process alone. Samples depend on ``seed`` alone; no global random state is used.
+    The policy runs in this process alone. Samples depend on ``seed`` alone; no global random state
+    is used.
     """
     k = max(decoding.num_samples, 2)
     decoding = Decoding(k, False, decoding.temperature, decoding.max_new_tokens)
@@ -108,7 +115,9 @@ def sample_scores(
 def weighted_variation(
     reward: MixedReward, samples: Mapping[str, Scale | None]
 ) -> dict[str, float]:
-    """Term -> |weight| x ``within`` of its samples, after ``normalize``: how much of the term an advantage sees."""
+    """Term -> |weight| x ``within`` of its samples, after ``normalize``: how much of the term an
+    advantage sees.
+    """
     variation = {}
     for name, scale in samples.items():
         if scale is not None:
@@ -118,7 +127,8 @@ def weighted_variation(
 
 
 def scale_warning(reward: MixedReward, weighted: Mapping[str, float]) -> str | None:
-    """A warning that names the terms with a weight that vary over ``MAX_RATIO`` times less than the largest one.
+    """A warning that names the terms with a weight that vary over ``MAX_RATIO`` times less than the
+    largest one.
 
     None where there are none.
     """
@@ -137,8 +147,10 @@ def scale_warning(reward: MixedReward, weighted: Mapping[str, float]) -> str | N
         ", or set reward.normalize to per_term" if reward.normalize == "none" else ""
     )
     return (
-        f"warning: among the samples of an image, weighted scores spread by {compared[largest]:.2g} in {largest}, but "
-        f"only by {', '.join(small)}. Training will hardly see a term whose spread is over {MAX_RATIO:g} times "
+        f"warning: among the samples of an image, weighted scores spread by "
+        f"{compared[largest]:.2g} in {largest}, but "
+        f"only by {', '.join(small)}. Training will hardly see a term whose spread is over "
+        f"{MAX_RATIO:g} times "
         f"smaller. If that is not meant, {remedy}"
     )
 
@@ -148,9 +160,11 @@ def scale_report(
     rows: Sequence[Row],
     sample: Callable[[MixedReward, Sequence[Row]], Groups] | None,
 ) -> list[str]:
-    """A table of the scales of references and of samples in ``IMAGES`` of the training images, as lines to print.
+    """A table of the scales of references and of samples in ``IMAGES`` of the training images, as
+    lines to print.
 
-    ``sample`` is ``sample_scores`` with all arguments bound but the last two; None leaves samples out.
+    ``sample`` is ``sample_scores`` with all arguments bound but the last two; None leaves samples
+    out.
 
     Raises:
         RewardError: a term failed on samples, as it would in training.
@@ -166,7 +180,8 @@ def scale_report(
     empty = max((sum(not group for group in groups) for groups in references.values()), default=0)
     if empty:
         notes.append(
-            f"{empty} image(s) with fewer than two references are left out where a term compares with them"
+            f"{empty} image(s) with fewer than two references are left out where a term compares "
+            f"with them"
         )
     samples = sample(reward, rows) if sample is not None else {}
     scales = {
@@ -195,7 +210,8 @@ def scale_report(
     divided = {"none": "", "per_term": " / std", "per_group": " / within"}[reward.normalize]
     warning = scale_warning(reward, weighted)
     return [
-        f"scales of the terms on {len(rows)} training images (within: standard deviation among the captions of an "
+        f"scales of the terms on {len(rows)} training images (within: standard deviation among the "
+        f"captions of an "
         f"image; weighted: weight x within{divided}, which is what an advantage sees)",
         *(f"  {line}" for line in [*lines, *notes]),
         *([warning] if warning else []),

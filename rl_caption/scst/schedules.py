@@ -1,6 +1,8 @@
-"""What changes over the steps of a run: weights of reward terms, the sampling temperature, the KL coefficient.
+"""What changes over the steps of a run: weights of reward terms, the sampling temperature, the KL
+coefficient.
 
-Schedules are pure functions of the step, so a resumed run needs no state for them. The KL coefficient depends on all
+Schedules are pure functions of the step, so a resumed run needs no state for them. The KL
+coefficient depends on all
 steps before: it is saved with every checkpoint.
 """
 
@@ -21,7 +23,8 @@ MAX_ERROR = 0.2
 
 
 def factor_at(points: Points, step: int) -> float:
-    """The factor at ``step`` (from 0): linear between two points, constant before the first and after the last one.
+    """The factor at ``step`` (from 0): linear between two points, constant before the first and
+    after the last one.
 
     Of points with the same step the last one counts from that step on. Without points it is 1.
     """
@@ -45,10 +48,12 @@ def scheduled_weights(
 
 
 def adapted_kl_coef(coef: float, kl: float, target: float, horizon: int, captions: int) -> float:
-    """The KL coefficient after a step whose ``captions`` samples had the divergence ``kl``, in the unit of ``target``.
+    """The KL coefficient after a step whose ``captions`` samples had the divergence ``kl``, in the
+    unit of ``target``.
 
-    coef (1 + clip(kl / target - 1, -0.2, 0.2) captions / horizon): Ziegler et al. 2019, "Fine-tuning language models
-    from human preferences", section 2.2, as ``AdaptiveKLController`` of its code has it.
+    coef (1 + clip(kl / target - 1, -0.2, 0.2) captions / horizon): Ziegler et al. 2019,
+    "Fine-tuning language models from human preferences", section 2.2, as ``AdaptiveKLController``
+    of its code has it.
     """
     error = min(max(kl / target - 1, -MAX_ERROR), MAX_ERROR)
     return coef * (1 + error * captions / horizon)
@@ -60,10 +65,13 @@ class AdaptiveKl:
 
     Args:
         objective: from a coefficient to the objective with that coefficient.
-        start: coefficient of the first step; if a run goes on with another ``start``, it begins anew from that.
+        start: coefficient of the first step; if a run goes on with another ``start``, it begins
+            anew from that.
         target: divergence in nats per token (``policy/kl``).
-        horizon: number of captions over which an error of the divergence is corrected (episodes in the paper).
-        notes: saved with the run; they hold the present coefficient, from which a resumed run goes on.
+        horizon: number of captions over which an error of the divergence is corrected (episodes in
+            the paper).
+        notes: saved with the run; they hold the present coefficient, from which a resumed run goes
+            on.
     """
 
     objective: Callable[[float], Objective]
@@ -78,6 +86,8 @@ class AdaptiveKl:
         return float(self.notes[KL_COEF]) if self.notes.get(KL_START) == self.start else self.start
 
     def update(self, kl: float, captions: int) -> None:
-        """Adapt the coefficient to the divergence ``kl`` of the newest step's ``captions``, over all processes."""
+        """Adapt the coefficient to the divergence ``kl`` of the newest step's ``captions``, over
+        all processes.
+        """
         coef = adapted_kl_coef(self.coef, kl, self.target, self.horizon, captions)
         self.notes |= {KL_START: self.start, KL_COEF: coef}

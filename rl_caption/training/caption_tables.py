@@ -1,4 +1,6 @@
-"""Tables of validation captions in trackers: an image, what is said of it now and was said at first, and the scores."""
+"""Tables of validation captions in trackers: an image, what is said of it now and was said at
+first, and the scores.
+"""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -24,9 +26,11 @@ def log_caption_table(
     first_captions: Mapping[str, str],
     scores: Mapping[str, Sequence[float]],
 ) -> None:
-    """Log a table ``val/captions`` with a line for each of ``rows`` to W&B, trackio and TensorBoard.
+    """Log a table ``val/captions`` with a line for each of ``rows`` to W&B, trackio and
+    TensorBoard.
 
-    TensorBoard has no images in tables: it gets them as ``val/images``, in the same order. Other trackers get nothing.
+    TensorBoard has no images in tables: it gets them as ``val/images``, in the same order. Other
+    trackers get nothing.
 
     Args:
         accelerator: of the run; has its trackers. Called by the main process.
@@ -70,7 +74,9 @@ def log_caption_table(
 
 
 def read_first_captions(folder: Path) -> Mapping[str, str]:
-    """Image id -> caption at the first validation of the run in ``folder``; empty where there was none."""
+    """Image id -> caption at the first validation of the run in ``folder``; empty where there was
+    none.
+    """
     file = min((folder / "eval").glob("step-*/predictions.json"), default=None)
     return {} if file is None else read_captions(file, allow_empty=True)
 

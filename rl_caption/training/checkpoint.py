@@ -1,10 +1,12 @@
-"""Checkpoints that survive a kill at any moment and resume exactly, under any engine and number of processes.
-
-A step folder is written under a hidden temporary name, flushed to disk, closed with a manifest of its files, renamed,
-and only then are old ones pruned: ``Accelerator.save_state`` alone writes in place, where a kill can destroy the only
-checkpoint. Under DeepSpeed a checkpoint holds full state dicts, ``model.safetensors`` as of a single process and
-``optimizer.safetensors`` with the moments of each parameter by its name; DeepSpeed's own are pickles of one number of
+"""Checkpoints that survive a kill at any moment and resume exactly, under any engine and number of
 processes.
+
+A step folder is written under a hidden temporary name, flushed to disk, closed with a manifest of
+its files, renamed,
+and only then are old ones pruned: ``Accelerator.save_state`` alone writes in place, where a kill
+can destroy the only checkpoint. Under DeepSpeed a checkpoint holds full state dicts,
+``model.safetensors`` as of a single process and ``optimizer.safetensors`` with the moments of each
+parameter by its name; DeepSpeed's own are pickles of one number of processes.
 """
 
 import contextlib
@@ -52,7 +54,9 @@ WRITE_FAILURES = ("file", "write", "inline_container", "iostream")
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint cannot be written or resumed; the message names the folder and what would be right."""
+    """A checkpoint cannot be written or resumed; the message names the folder and what would be
+    right.
+    """
 
 
 def save_checkpoint(
@@ -63,10 +67,11 @@ def save_checkpoint(
     model: Any = None,
     optimizer: Any = None,
 ) -> Path:
-    """Write ``folder/step-N`` atomically, then remove all but the newest ``keep``. Called by every process.
+    """Write ``folder/step-N`` atomically, then remove all but the newest ``keep``. Called by every
+    process.
 
-    ``model`` and ``optimizer``, as prepared, are needed under DeepSpeed. Raises CheckpointError where the disk is full
-    or the folder cannot be written; older checkpoints are untouched.
+    ``model`` and ``optimizer``, as prepared, are needed under DeepSpeed. Raises CheckpointError
+    where the disk is full or the folder cannot be written; older checkpoints are untouched.
     """
     final = folder / f"step-{state.global_step:08d}"
     partial = folder / f".partial-{final.name}"
@@ -104,10 +109,11 @@ def read_state(path: Path) -> TrainState:
 def load_full_state(
     accelerator: Accelerator, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Moments | None:
-    """Load the weights of a checkpoint into a model that is not prepared yet, and return Adam's moments.
+    """Load the weights of a checkpoint into a model that is not prepared yet, and return Adam's
+    moments.
 
-    Returns None and loads nothing if neither this run nor the one that wrote the checkpoint uses DeepSpeed: Accelerate
-    then loads weights and moments into the prepared model.
+    Returns None and loads nothing if neither this run nor the one that wrote the checkpoint uses
+    DeepSpeed: Accelerate then loads weights and moments into the prepared model.
     """
     if not uses_deepspeed(accelerator) and not (path / OPTIMIZER).is_file():
         return None
@@ -129,9 +135,10 @@ def load_checkpoint(
 ) -> TrainState:
     """Restore model, optimizer and random states, and return the counters. Called by every process.
 
-    If ``load_full_state`` returned ``moments``, the model has its weights already and the moments go to ``optimizer``
-    (as prepared). Raises CheckpointError if ``path`` is not an intact checkpoint, belongs to another model, holds
-    anything but tensors and plain containers, or its random states cannot be restored.
+    If ``load_full_state`` returned ``moments``, the model has its weights already and the moments
+    go to ``optimizer`` (as prepared). Raises CheckpointError if ``path`` is not an intact
+    checkpoint, belongs to another model, holds anything but tensors and plain containers, or its
+    random states cannot be restored.
     """
     state = read_state(path)
     with read_errors(path):
@@ -162,7 +169,9 @@ def load_checkpoint(
 
 @contextlib.contextmanager
 def _scaler_of(accelerator: Accelerator, path: Path) -> Iterator[None]:
-    """Inside, no loss scale is loaded if ``path`` has none (after another precision): fp16 starts with a fresh one."""
+    """Inside, no loss scale is loaded if ``path`` has none (after another precision): fp16 starts
+    with a fresh one.
+    """
     scaler = accelerator.scaler
     if not (path / SCALER_NAME).is_file():
         accelerator.scaler = None
@@ -173,7 +182,9 @@ def _scaler_of(accelerator: Accelerator, path: Path) -> Iterator[None]:
 
 
 def _check_random_states(file: Path, device: torch.device) -> None:
-    """Compare the generators with ``file``: Accelerate goes on silently where it could not restore them."""
+    """Compare the generators with ``file``: Accelerate goes on silently where it could not restore
+    them.
+    """
     try:
         states = load_tensors(file)
         pairs = [(torch.get_rng_state(), states["torch_manual_seed"])]
@@ -193,13 +204,15 @@ def _check_random_states(file: Path, device: torch.device) -> None:
         raise CheckpointError(f"the random states in {file} cannot be read: {error}") from error
     if not all(torch.equal(current, saved) for current, saved in pairs):
         raise CheckpointError(
-            f"the random states in {file} could not be restored: the run would not continue as before"
+            f"the random states in {file} could not be restored: the run would not continue as "
+            f"before"
         )
 
 
 @contextlib.contextmanager
 def save_or_discard(what: str, partial: Path, checkpoints: Path | None = None) -> Iterator[None]:
-    """Turn a failed write into a ``CheckpointError`` that says what to do, and remove the unfinished folder.
+    """Turn a failed write into a ``CheckpointError`` that says what to do, and remove the
+    unfinished folder.
 
     With ``checkpoints``, of a run, the message names the newest good one in it.
     """
@@ -234,9 +247,11 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """A hidden folder beside ``final``, which is missing or empty, to write into; it gets its name at the block's end.
+    """A hidden folder beside ``final``, which is missing or empty, to write into; it gets its name
+    at the block's end.
 
-    If the block fails, nothing is left of it. Raises ``CheckpointError`` where it cannot be written.
+    If the block fails, nothing is left of it. Raises ``CheckpointError`` where it cannot be
+    written.
     """
     final = final.absolute()
     partial = final.with_name(f".partial-{final.name}")
@@ -284,7 +299,8 @@ def newest_checkpoint(folder: Path) -> Path | None:
 def prune(folder: Path, keep: int, newest: Path) -> None:
     """Remove all but the ``keep`` newest intact checkpoints up to ``newest``.
 
-    Those of later steps belong to a continuation that was given up: the run went on from an older checkpoint.
+    Those of later steps belong to a continuation that was given up: the run went on from an older
+    checkpoint.
     """
     past = [
         path
@@ -298,7 +314,9 @@ def prune(folder: Path, keep: int, newest: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a killed save left behind; a folder that was about to be replaced gets its name back."""
+    """Remove what a killed save left behind; a folder that was about to be replaced gets its name
+    back.
+    """
     for partial in folder.glob(".partial-*"):
         remove_tree(partial)
     for old in folder.glob(".old-*"):
@@ -312,7 +330,8 @@ def clear_leftovers(folder: Path) -> None:
 def replace_folder(new: Path, final: Path) -> None:
     """Replace the folder ``final`` by the finished folder ``new``.
 
-    At every moment the old or the new one is intact; after a kill, ``clear_leftovers`` finds out which.
+    At every moment the old or the new one is intact; after a kill, ``clear_leftovers`` finds out
+    which.
     """
     seal(new)
     old = final.with_name(f".old-{final.name}")
@@ -367,7 +386,9 @@ def sync_folder(folder: Path) -> None:
 def _write_full_state(
     accelerator: Accelerator, model: nn.Module, optimizer: Any, folder: Path
 ) -> None:
-    """Write full state dicts of model and optimizer. All-gathers one parameter at a time to the main process."""
+    """Write full state dicts of model and optimizer. All-gathers one parameter at a time to the
+    main process.
+    """
     from deepspeed.utils import safe_get_full_optimizer_state
 
     weights = _full_state_dict(accelerator, model)
@@ -388,7 +409,9 @@ def _write_full_state(
 
 
 def _full_state_dict(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor]:
-    """Full state dict on the CPU of the main process, each tied weight once; empty on other processes."""
+    """Full state dict on the CPU of the main process, each tied weight once; empty on other
+    processes.
+    """
     module = accelerator.unwrap_model(model)
     tensors: dict[int, Tensor] = {}
     for parameter in module.parameters():
@@ -406,11 +429,15 @@ def _full_state_dict(accelerator: Accelerator, model: nn.Module) -> dict[str, Te
 
 
 def check_trained(path: Path, stored: Iterable[str], expected: Iterable[str]) -> None:
-    """Raise CheckpointError unless the parameters trained in a checkpoint (``stored``) are those trained here."""
+    """Raise CheckpointError unless the parameters trained in a checkpoint (``stored``) are those
+    trained here.
+    """
     if odd := sorted({*stored} ^ {*expected}):
         raise CheckpointError(
-            f"checkpoint {path} cannot be loaded into this model and optimizer: {len(odd)} parameters are trained in "
-            f"the checkpoint or in this run only, such as {odd[0]!r}. To train others, start from its export/best "
+            f"checkpoint {path} cannot be loaded into this model and optimizer: {len(odd)} "
+            f"parameters are trained in "
+            f"the checkpoint or in this run only, such as {odd[0]!r}. To train others, start from "
+            f"its export/best "
             "(model.init) in another run.dir"
         )
 

@@ -24,12 +24,14 @@ class Recipe:
         network: what is trained; its parameters that require a gradient.
         task: from the network, as prepared for (distributed) training, to the step.
         collate: from (row, step) pairs to a micro-batch.
-        validate: from a step, and what its newest step logged, to a verdict on the model. Called by every process.
+        validate: from a step, and what its newest step logged, to a verdict on the model. Called by
+            every process.
         export: writes the model to a folder.
         metric: the validation metric that chooses the best model.
         metric_range: of ``metric`` (higher is better, but for ``LOSS``), for log lines.
         validate_first: validate before the first step: the model to start from is a trained one.
-        decays: ``decays(name, parameter)`` tells whether ``train.weight_decay`` applies to a parameter; None: to all.
+        decays: ``decays(name, parameter)`` tells whether ``train.weight_decay`` applies to a
+            parameter; None: to all.
         signature: what the numbers of the reward or teacher depend on; resuming compares it.
         measured: what ``metric`` depends on besides the model, the validation images and ``eval``.
         vocabulary: the model's tokens and their ids; resuming compares them.
@@ -52,7 +54,8 @@ class Recipe:
 
 
 def fit(context: Context, recipe: Recipe) -> TrainState:
-    """Train from the start or from the checkpoint of ``context``; the best model lies in ``export/best``.
+    """Train from the start or from the checkpoint of ``context``; the best model lies in
+    ``export/best``.
 
     Raises:
         CheckpointError: the recipe, the data or the configuration is not that of the checkpoint.

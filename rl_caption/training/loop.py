@@ -49,7 +49,9 @@ NEWEST = ("time/step", "train/skipped", "train/loss_scale")
 
 
 class NonFiniteError(UserError, RuntimeError):
-    """Loss, gradient or a weight is NaN or infinite; the message names the step and the last good checkpoint."""
+    """Loss, gradient or a weight is NaN or infinite; the message names the step and the last good
+    checkpoint.
+    """
 
 
 def schedule_factor(
@@ -62,9 +64,9 @@ def schedule_factor(
 ) -> float:
     """Factor of the peak learning rate at optimizer step ``step`` (from 0), in [0, 1].
 
-    Linear warm-up over ``warmup_steps``, then: ``constant``; ``linear`` or ``cosine`` to 0 at ``max_steps``; ``step``,
-    times ``decay`` every ``decay_every`` steps; ``noam``, the inverse square root (Vaswani et al. 2017), 1 at the end
-    of the warm-up.
+    Linear warm-up over ``warmup_steps``, then: ``constant``; ``linear`` or ``cosine`` to 0 at
+    ``max_steps``; ``step``, times ``decay`` every ``decay_every`` steps; ``noam``, the inverse
+    square root (Vaswani et al. 2017), 1 at the end of the warm-up.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -89,7 +91,8 @@ class Task(Protocol):
     samples: list[dict[str, Any]]
 
     def training_step(self, batches: Sequence[Any], step: int) -> Iterator[Averages]:
-        """Leave a gradient in the parameters and yield what is to be logged; the loop then updates the weights.
+        """Leave a gradient in the parameters and yield what is to be logged; the loop then updates
+        the weights.
 
         Most tasks yield once. The parameters have no gradient at the start and after each update.
         """
@@ -106,11 +109,13 @@ class Trainer:
         model, optimizer: as prepared by the context.
         collate: (row, step) pairs to a micro-batch.
         state: counters to start from.
-        validate: from a step, and what its newest step logged, to a verdict on the model. Called by every process.
+        validate: from a step, and what its newest step logged, to a verdict on the model. Called by
+            every process.
         export: writes the model to a folder.
-        metric_range: of the metric that chooses the best model (``state.metric``; higher is better, but for ``LOSS``),
-            for log lines.
-        validate_first: validate before the first step, where the model to start from is a trained one.
+        metric_range: of the metric that chooses the best model (``state.metric``; higher is better,
+            but for ``LOSS``), for log lines.
+        validate_first: validate before the first step, where the model to start from is a trained
+            one.
     """
 
     context: Context
@@ -164,12 +169,15 @@ class Trainer:
         self._skipped = 0
 
     def fit(self) -> TrainState:
-        """Train to ``max_steps``, to the end of patience, or to SIGTERM, SIGINT or SIGHUP, which save a checkpoint.
+        """Train to ``max_steps``, to the end of patience, or to SIGTERM, SIGINT or SIGHUP, which
+        save a checkpoint.
 
-        A finished run has the best model in ``export/best`` and that after the last step in ``export/last``.
+        A finished run has the best model in ``export/best`` and that after the last step in
+        ``export/last``.
 
-        Raises NonFiniteError before a loss or gradient that is not finite changes the weights, and before weights that
-        are not finite are validated or written; CheckpointError where a checkpoint or the model cannot be written.
+        Raises NonFiniteError before a loss or gradient that is not finite changes the weights, and
+        before weights that are not finite are validated or written; CheckpointError where a
+        checkpoint or the model cannot be written.
         """
         self._describe()
         if (
@@ -196,8 +204,10 @@ class Trainer:
         lines = [
             f"{self.task.name}: {sum(map(numel, self.parameters)):,} trained parameters, "
             f"{len(context.train_rows)} training and {len(context.val_rows)} validation images, "
-            f"{accelerator.num_processes} process(es) on {accelerator.device}, {engine}{self.micro_batches} x "
-            f"{context.micro_batch_size} images a step and process, {self.max_steps} steps into {self.folder}"
+            f"{accelerator.num_processes} process(es) on {accelerator.device}, "
+            f"{engine}{self.micro_batches} x "
+            f"{context.micro_batch_size} images a step and process, {self.max_steps} steps into "
+            f"{self.folder}"
         ]
         if self.state.signature:
             lines.append(f"{context.signature_of} signature: {self.state.signature}")
@@ -222,7 +232,8 @@ class Trainer:
                 if self._any_process(terminated()):
                     self._save()
                     log.message(
-                        f"terminated: checkpoint of step {self.state.global_step} saved, start again to continue"
+                        f"terminated: checkpoint of step {self.state.global_step} saved, start "
+                        f"again to continue"
                     )
                     return False
         return True
@@ -241,7 +252,8 @@ class Trainer:
         self.accelerator.wait_for_everyone()  # every process then finds the result
         if self.state.stopped is not None:
             log.message(
-                f"stopped at step {self.state.global_step} of {self.max_steps}: {self.state.stopped}"
+                f"stopped at step {self.state.global_step} of {self.max_steps}: "
+                f"{self.state.stopped}"
             )
         untouched = (
             ", which is the model that the training started from"
@@ -249,12 +261,16 @@ class Trainer:
             else ""
         )
         log.message(
-            f"done: best {self.state.metric} {self.state.best_metric:.4f} ({self.metric_range}) at step "
-            f"{self.state.best_step}, model in {self.folder / 'export' / 'best'}{untouched}{self._gains()}"
+            f"done: best {self.state.metric} {self.state.best_metric:.4f} ({self.metric_range}) at "
+            f"step "
+            f"{self.state.best_step}, model in "
+            f"{self.folder / 'export' / 'best'}{untouched}{self._gains()}"
         )
 
     def _gains(self) -> str:
-        """What ``export/best`` and ``export/last`` have gained on the validation images since the first validation."""
+        """What ``export/best`` and ``export/last`` have gained on the validation images since the
+        first validation.
+        """
         if not self.accelerator.is_main_process:
             return ""
         metrics = (self.state.metric, "val/cider", "val/reward")
@@ -312,7 +328,9 @@ class Trainer:
         return metrics if self.accelerator.scaler is None else self._loss_scale_metrics(metrics)
 
     def _clip_gradients(self) -> float:
-        """Clip gradients, by value first where both are asked for; return their norm before any clipping."""
+        """Clip gradients, by value first where both are asked for; return their norm before any
+        clipping.
+        """
         train = self.context.config.train
         limit = math.inf if train.grad_clip_norm is None else train.grad_clip_norm
         if train.grad_clip_value is None:
@@ -325,9 +343,11 @@ class Trainer:
         return norm
 
     def _loss_scale_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
-        """What fp16 logs besides. A step whose gradient overflowed leaves weights and moments as they were.
+        """What fp16 logs besides. A step whose gradient overflowed leaves weights and moments as
+        they were.
 
-        It counts as a step all the same: its images have been seen, and the schedule is a function of the step.
+        It counts as a step all the same: its images have been seen, and the schedule is a function
+        of the step.
         """
         assert self.accelerator.scaler is not None
         if self.accelerator.optimizer_step_was_skipped:
@@ -424,11 +444,14 @@ class Trainer:
         return bool(self.accelerator.reduce(votes, reduction="sum").item() > 0)
 
     def _check_weights(self) -> None:
-        """Weights that are not finite are neither validated nor written: the checkpoints before are the good ones."""
+        """Weights that are not finite are neither validated nor written: the checkpoints before are
+        the good ones.
+        """
         name = first_non_finite(self.accelerator, self.model)
         if name is not None:
             raise NonFiniteError(
-                f"the weights of {name} have NaN or infinite values after step {self.state.global_step}: they "
+                f"the weights of {name} have NaN or infinite values after step "
+                f"{self.state.global_step}: they "
                 f"are not saved. {self._last_good()}. A lower train.lr is the usual remedy"
             )
 
@@ -452,7 +475,8 @@ class Trainer:
             "The weights in memory are not usable" if updated else "The weights were not changed"
         )
         raise NonFiniteError(
-            f"{' and '.join(bad)} at step {self.state.global_step + 1}; images of the step: {json.dumps(ids)}. "
+            f"{' and '.join(bad)} at step {self.state.global_step + 1}; images of the step: "
+            f"{json.dumps(ids)}. "
             f"{weights}. {self._last_good()}. "
             "A lower train.lr, or train.grad_clip_norm 1.0, is the usual remedy"
         )

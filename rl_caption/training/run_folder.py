@@ -1,4 +1,6 @@
-"""A run's files besides checkpoints (configuration, environment, logs, result), and where a run resumes."""
+"""A run's files besides checkpoints (configuration, environment, logs, result), and where a run
+resumes.
+"""
 
 import json
 import platform
@@ -75,8 +77,9 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
     """The checkpoint to resume from, or None to start.
 
     Raises:
-        CheckpointError: the folder holds another run (``refuse_other_run``); ``run.resume`` is the path of something
-            else than an intact checkpoint; or all checkpoints are damaged, unless ``run.resume`` is false.
+        CheckpointError: the folder holds another run (``refuse_other_run``); ``run.resume`` is the
+            path of something else than an intact checkpoint; or all checkpoints are damaged, unless
+            ``run.resume`` is false.
     """
     folder, resume = Path(config.run.dir), config.run.resume
     checkpoints = folder / "checkpoints"
@@ -98,32 +101,38 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
             f"the best model is left in {best}" if is_intact(best) else "no exported model is left"
         )
         raise CheckpointError(
-            f"all checkpoints in {checkpoints} are damaged: {'; '.join(damaged)}; {left}. Put a whole one "
+            f"all checkpoints in {checkpoints} are damaged: {'; '.join(damaged)}; {left}. Put a "
+            f"whole one "
             "back, choose another run.dir, or set run.resume to false to start over at step 0"
         )
     return None
 
 
 def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:
-    """Raise CheckpointError if ``run.resume`` is false, or if it is ``auto`` and the run had another configuration.
+    """Raise CheckpointError if ``run.resume`` is false, or if it is ``auto`` and the run had
+    another configuration.
 
     ``newest`` is the name of the newest checkpoint in ``folder``.
     """
     if config.run.resume in (False, "false"):
         raise CheckpointError(
-            f"{folder} already holds a run ({newest}) and run.resume is false: choose another run.dir, remove the "
+            f"{folder} already holds a run ({newest}) and run.resume is false: choose another "
+            f"run.dir, remove the "
             "folder, or set run.resume to auto"
         )
     changed = changed_keys(folder / "config.yaml", config) if config.run.resume == "auto" else []
     if changed:
         raise CheckpointError(
-            f"{folder} holds a run ({newest}) of another configuration: {'; '.join(changed)}. Choose another "
+            f"{folder} holds a run ({newest}) of another configuration: {'; '.join(changed)}. "
+            f"Choose another "
             "run.dir, or set run.resume to true to continue with the changed configuration"
         )
 
 
 def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
-    """Differences between a saved configuration and ``config`` that change what is computed, as ``key: old -> new``."""
+    """Differences between a saved configuration and ``config`` that change what is computed, as
+    ``key: old -> new``.
+    """
     return (
         changed_settings(read_config(saved), config) if saved.is_file() else [f"{saved} is missing"]
     )
@@ -149,13 +158,17 @@ def changed_settings(old: Mapping[str, Any], config: TrainingConfig) -> list[str
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested values by dotted keys, as JSON would store them (tuples as lists, a dataclass by its options)."""
+    """Nested values by dotted keys, as JSON would store them (tuples as lists, a dataclass by its
+    options).
+    """
     flat: dict[str, Any] = flatten_dict(json.loads(json.dumps(values, default=asdict)))
     return flat
 
 
 def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
-    """Write ``config.yaml`` (resolved) and ``env.json`` (versions, platform, command, kernels, ``extra``)."""
+    """Write ``config.yaml`` (resolved) and ``env.json`` (versions, platform, command, kernels,
+    ``extra``).
+    """
     kernels = {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
@@ -184,7 +197,9 @@ def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A YAML configuration as plain values, without defaults; raises CheckpointError if the file holds none."""
+    """A YAML configuration as plain values, without defaults; raises CheckpointError if the file
+    holds none.
+    """
     content: dict[str, Any] = read_yaml(path, CheckpointError)
     return content
 
@@ -205,7 +220,8 @@ def is_complete(folder: Path) -> bool:
 
 
 class RunLog:
-    """Logs of one run: ``metrics.jsonl``, ``samples.jsonl``, lines on the terminal, a progress bar, trackers.
+    """Logs of one run: ``metrics.jsonl``, ``samples.jsonl``, lines on the terminal, a progress bar,
+    trackers.
 
     Every process calls the methods; only the main process writes.
     """
@@ -219,7 +235,8 @@ class RunLog:
         self.bar: tqdm | None = None
         if accelerator.is_main_process:
             for file in ("metrics.jsonl", "samples.jsonl"):
-                # A run that starts anew validates before step 1 again, so a line of step 0 goes too.
+                # A run that starts anew validates before step 1 again, so a line of step 0 goes
+                # too.
                 drop_after(folder / file, start_step if start_step else -1)
             self.bar = tqdm(
                 total=max_steps,
@@ -241,7 +258,9 @@ class RunLog:
             self.bar.update(1)
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
-        """Append one line to ``metrics.jsonl``, print the summary, pass the values to Accelerate's trackers."""
+        """Append one line to ``metrics.jsonl``, print the summary, pass the values to Accelerate's
+        trackers.
+        """
         self.accelerator.log(values, step=step)
         if not self.accelerator.is_main_process:
             return
@@ -282,7 +301,8 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Remove the lines of steps after ``step``, which are run again, and a last line that a kill left incomplete.
+    """Remove the lines of steps after ``step``, which are run again, and a last line that a kill
+    left incomplete.
 
     Raises CheckpointError if any other line is not JSON or has no integer ``step``.
     """

@@ -1,4 +1,5 @@
-"""What every training starts from: an accelerator, a locked run folder, checked data, and a checkpoint if there is one.
+"""What every training starts from: an accelerator, a locked run folder, checked data, and a
+checkpoint if there is one.
 
 ``training.fit`` goes on from there.
 """
@@ -89,7 +90,9 @@ class Context:
         return Path(self.config.run.dir)
 
     def steps_of(self, epochs: float) -> int:
-        """Optimizer steps in ``epochs`` passes over the training images, at least 1; a batch may span two passes."""
+        """Optimizer steps in ``epochs`` passes over the training images, at least 1; a batch may
+        span two passes.
+        """
         return max(round(epochs * len(self.train_rows) / self.config.train.batch_size), 1)
 
     @property
@@ -99,8 +102,9 @@ class Context:
 
     @property
     def validation(self) -> str:
-        """What the validation metrics depend on besides the model: ``eval`` options, and a hash of image ids and
-        references. The length limit of captions is not in it."""
+        """What the validation metrics depend on besides the model: ``eval`` options, and a hash of
+        image ids and references. The length limit of captions is not in it.
+        """
         rows = hash_text(
             json.dumps([[row["image_id"], *row["references"]] for row in self.val_rows])
         )
@@ -124,21 +128,24 @@ class Context:
         """Initial counters, or those of the checkpoint; start the run's trackers.
 
         Args:
-            signature: what the numbers of the reward or teacher depend on. It must be the checkpoint's, unless
-                ``run.resume`` is ``true``.
+            signature: what the numbers of the reward or teacher depend on. It must be the
+                checkpoint's, unless ``run.resume`` is ``true``.
             metric: the validation metric that chooses the best model.
             notes: values that outlive a restart; updated in place with those of the checkpoint.
-            measured: what ``metric`` depends on besides the model, the validation images and ``eval``.
+            measured: what ``metric`` depends on besides the model, the validation images and
+                ``eval``.
             vocabulary: the model's tokens and their ids, which must be those of the checkpoint.
 
         Raises:
-            CheckpointError: the signature, the data, the configuration or the vocabulary is not that of the checkpoint.
+            CheckpointError: the signature, the data, the configuration or the vocabulary is not
+                that of the checkpoint.
         """
         resume = self.config.run.resume
         state = read_state(self.checkpoint) if self.checkpoint else TrainState(signature=signature)
         if state.signature != signature and resume not in (True, "true"):
             raise CheckpointError(
-                f"{self.checkpoint} was trained on the {self.signature_of} {state.signature!r}, but this run has "
+                f"{self.checkpoint} was trained on the {self.signature_of} {state.signature!r}, "
+                f"but this run has "
                 f"{signature!r}: set run.resume to true to continue anyway"
             )
         self._check_inputs(state)
@@ -147,7 +154,8 @@ class Context:
         token_hash = hashlib.blake2b(tokens, digest_size=8).hexdigest() if vocabulary else ""
         if state.vocabulary not in ("", token_hash):
             raise CheckpointError(
-                f"{self.checkpoint} and this run have different vocabularies: continue with the data that it was "
+                f"{self.checkpoint} and this run have different vocabularies: continue with the "
+                f"data that it was "
                 "trained on, or train its export/best (model.init) in another run.dir"
             )
         state.vocabulary = token_hash
@@ -176,9 +184,11 @@ class Context:
         return state
 
     def _check_inputs(self, state: TrainState) -> None:
-        """Refuse a checkpoint of other data or of another run, where ``run.resume`` is ``auto``; update ``state``.
+        """Refuse a checkpoint of other data or of another run, where ``run.resume`` is ``auto``;
+        update ``state``.
 
-        A checkpoint names its configuration as well as the run folder does: it may have been copied there.
+        A checkpoint names its configuration as well as the run folder does: it may have been copied
+        there.
         """
         now = fingerprint({"train": self.train_rows, self.config.eval.split: self.val_rows})
         resume, wrong = self.config.run.resume, ""
@@ -197,7 +207,8 @@ class Context:
                 )
         if wrong and resume == "auto":
             raise CheckpointError(
-                f"{self.checkpoint} {wrong}. Undo that change, choose another run.dir, or set run.resume to true to "
+                f"{self.checkpoint} {wrong}. Undo that change, choose another run.dir, or set "
+                f"run.resume to true to "
                 "continue anyway"
             )
         if wrong:
@@ -205,7 +216,9 @@ class Context:
         state.data, state.configuration = now, settings_of(self.config)
 
     def _lost_best(self, state: TrainState) -> str:
-        """Why ``export/best`` is not the best model that the checkpoint knows of; an empty string if it is."""
+        """Why ``export/best`` is not the best model that the checkpoint knows of; an empty string
+        if it is.
+        """
         best = self.folder / "export" / "best"
         if state.best_model in ("", hash_of(best)):
             return ""
@@ -214,9 +227,11 @@ class Context:
     def prepare(
         self, model: nn.Module, decays: Callable[[str, Tensor], bool] | None = None
     ) -> tuple[nn.Module, Optimizer]:
-        """Model and AdamW over its trainable parameters, prepared for all processes, in the state of the checkpoint.
+        """Model and AdamW over its trainable parameters, prepared for all processes, in the state
+        of the checkpoint.
 
-        ``decays(name, parameter)`` tells whether ``train.weight_decay`` applies to a parameter; None: to all.
+        ``decays(name, parameter)`` tells whether ``train.weight_decay`` applies to a parameter;
+        None: to all.
         """
         train = self.config.train
         groups = parameter_groups(model, train.weight_decay, decays)
@@ -243,7 +258,9 @@ class Context:
 def parameter_groups(
     model: nn.Module, weight_decay: float, decays: Callable[[str, Tensor], bool] | None
 ) -> list[dict[str, Any]]:
-    """Optimizer groups of (name, parameter), with and without weight decay; an empty group is left out."""
+    """Optimizer groups of (name, parameter), with and without weight decay; an empty group is left
+    out.
+    """
     groups: list[dict[str, Any]] = [
         {"params": [], "weight_decay": weight_decay},
         {"params": [], "weight_decay": 0.0},
@@ -263,7 +280,8 @@ def setup(
     signature_of: str = "reward",
     deepspeed: bool = True,
 ) -> Iterator[Context]:
-    """Check all that can be checked before long work starts; inside the ``with``, the run folder is locked.
+    """Check all that can be checked before long work starts; inside the ``with``, the run folder is
+    locked.
 
     Args:
         config: as resolved.
@@ -283,7 +301,8 @@ def setup(
     if uses_deepspeed(accelerator):
         if not deepspeed:
             raise EngineError(
-                f"reward models do not train under {engine_of(accelerator)}: take configs/accelerate/multi_gpu.yaml"
+                f"reward models do not train under {engine_of(accelerator)}: take "
+                f"configs/accelerate/multi_gpu.yaml"
             )
         settings = deepspeed_plugin(accelerator).deepspeed_config
         fill_deepspeed_config(
@@ -306,7 +325,8 @@ def check_batch_size(size: int, rows: Sequence[Row]) -> None:
     """Raise ``ConfigError`` where a batch would be larger than the training split."""
     if size > len(rows):
         raise ConfigError(
-            f"train.batch_size is {size}: the training split has {len(rows)} usable images, and a batch must not "
+            f"train.batch_size is {size}: the training split has {len(rows)} usable images, and a "
+            f"batch must not "
             "repeat images. Lower it"
         )
 
@@ -314,8 +334,9 @@ def check_batch_size(size: int, rows: Sequence[Row]) -> None:
 def leave_process_group() -> None:
     """Leave the process group after the last training of this program; it cannot be entered again.
 
-    The caller must hold no model any more. A model that is prepared for several processes keeps the group's threads
-    alive, and a thread of gloo that frees a tensor while the interpreter ends aborts the process.
+    The caller must hold no model any more. A model that is prepared for several processes keeps the
+    group's threads alive, and a thread of gloo that frees a tensor while the interpreter ends
+    aborts the process.
     """
     if torch.distributed.is_initialized():
         gc.collect()

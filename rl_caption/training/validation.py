@@ -46,11 +46,13 @@ def decode_candidates(
     progress: str | None = None,
     seed: int = 0,
 ) -> dict[str, list[Candidate]]:
-    """Decode ``captions_per_image`` captions of each row: image id -> candidates, ordered as ``rows``.
+    """Decode ``captions_per_image`` captions of each row: image id -> candidates, ordered as
+    ``rows``.
 
-    Called by every process: each of N processes decodes every N-th row, in batches of ``decoding.batch_size``, and all
-    return all captions. ``progress`` is the title of a progress bar, which is shown on a terminal or in a notebook.
-    Samples depend on ``seed`` and the image id only.
+    Called by every process: each of N processes decodes every N-th row, in batches of
+    ``decoding.batch_size``, and all return all captions. ``progress`` is the title of a progress
+    bar, which is shown on a terminal or in a notebook. Samples depend on ``seed`` and the image id
+    only.
     """
     share = range(accelerator.process_index, len(rows), accelerator.num_processes)
     hidden = (
@@ -83,7 +85,9 @@ def decode_candidates(
 def _candidates(
     captioner: Captioner, token_ids: Tensor, scores: Tensor | None
 ) -> list[list[Candidate]]:
-    """Captions of ``token_ids`` [B, R, T] by image. Beams that found no caption (score -inf) are left out."""
+    """Captions of ``token_ids`` [B, R, T] by image. Beams that found no caption (score -inf) are
+    left out.
+    """
     per_image = token_ids.shape[1]
     texts = captioner.decode(token_ids.flatten(0, 1))
     finished = (token_ids == captioner.eos_token_id).any(-1).flatten().tolist()
@@ -99,10 +103,11 @@ def _candidates(
 
 
 class CaptionValidator:
-    """Captions the validation images as ``config.eval`` says and scores the captions. Called by every process.
+    """Captions the validation images as ``config.eval`` says and scores the captions. Called by
+    every process.
 
-    Captions are written to ``eval/step-N/predictions.json`` in COCO result format. With a monitor of reward hacking,
-    its judges' scores of every image are written to ``eval/step-N/judges.json``.
+    Captions are written to ``eval/step-N/predictions.json`` in COCO result format. With a monitor
+    of reward hacking, its judges' scores of every image are written to ``eval/step-N/judges.json``.
     """
 
     def __init__(
@@ -167,7 +172,8 @@ class CaptionValidator:
         decoded: Mapping[str, Candidate],
         logged: Mapping[str, float],
     ) -> Validation:
-        """The main process's verdict, broadcast, so that scores that differ in a last bit cannot divide the processes.
+        """The main process's verdict, broadcast, so that scores that differ in a last bit cannot
+        divide the processes.
 
         A RewardError of the main process is raised on every process.
         """

@@ -1,4 +1,6 @@
-"""``python -m tests.engines NAME ...``: run scripts of this folder, each in an environment of its own."""
+"""``python -m tests.engines NAME ...``: run scripts of this folder, each in an environment of its
+own.
+"""
 
 import argparse
 import contextlib
@@ -49,7 +51,9 @@ def main() -> None:
 
 
 def run(name: str, folder: Path) -> None:
-    """Run the script ``name`` in ``folder`` and print a row of the table in docs/serve.md for each comparison."""
+    """Run the script ``name`` in ``folder`` and print a row of the table in docs/serve.md for each
+    comparison.
+    """
     requirements = requirements_of(HERE / f"{name}.py")
     folder.mkdir(parents=True, exist_ok=True)
     python = install(folder / "environment", requirements)
@@ -124,7 +128,9 @@ def installed_versions(python: Path, requirements: dict[str, Any]) -> str:
 
 
 def compared_row(result: dict[str, Any], reward: MixedReward) -> tuple[str, int, float, float]:
-    """What ran, how many numbers, their largest difference from the scores in process, and the tolerance."""
+    """What ran, how many numbers, their largest difference from the scores in process, and the
+    tolerance.
+    """
     if "difference" in result:
         return result["what"], result["count"], result["difference"], result["tolerance"]
     expected = reward(None, result["captions"], **result["columns"])
@@ -133,7 +139,9 @@ def compared_row(result: dict[str, Any], reward: MixedReward) -> tuple[str, int,
 
 
 def write_reward(folder: Path) -> MixedReward:
-    """Write photos, cases and the reward that is served (of text and images) to ``folder``; the same reward here."""
+    """Write photos, cases and the reward that is served (of text and images) to ``folder``; the
+    same reward here.
+    """
     photos = folder / "photos"
     photos.mkdir(exist_ok=True)
     draw = np.random.default_rng(0)

@@ -97,7 +97,8 @@ async def main() -> None:
                 rows.append(row)
                 finished.append(ended)
         scored(
-            f"`SingleTurnAgentExecutor`, rows {'with' if pictured else 'without'} an image in the prompt",
+            f"`SingleTurnAgentExecutor`, rows {'with' if pictured else 'without'} an image in the "
+            f"prompt",
             captions,
             rewards,
             references=[row["references"] for row in rows],

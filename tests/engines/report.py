@@ -19,7 +19,9 @@ def cases() -> list[dict[str, Any]]:
 def scored(
     what: str, captions: Sequence[str], scores: Sequence[float], **columns: Sequence[Any]
 ) -> None:
-    """Report scores that an engine got for N captions; the reward in process scores them by ``columns``."""
+    """Report scores that an engine got for N captions; the reward in process scores them by
+    ``columns``.
+    """
     _write(
         {
             "what": what,

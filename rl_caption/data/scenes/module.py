@@ -36,17 +36,20 @@ _CELL = 16
 class ScenesData(Splits):
     """Scenes with captions, in four disjoint splits; a pure function of its parameters.
 
-    A hash of a scene's content decides its split, so that no scene occurs in two splits, whatever the sizes and seeds.
-    Scenes of ``test_unseen`` have at least one of eight pairs of colour and shape (``UNSEEN_PAIRS``) that no other
-    split contains; training has every colour and every shape in other pairs.
+    A hash of a scene's content decides its split, so that no scene occurs in two splits, whatever
+    the sizes and seeds. Scenes of ``test_unseen`` have at least one of eight pairs of colour and
+    shape (``UNSEEN_PAIRS``) that no other split contains; training has every colour and every shape
+    in other pairs.
 
     Args:
-        num_train: scenes in ``train``; likewise ``num_val``, ``num_test``, ``num_unseen``. 0 gives an empty split.
+        num_train: scenes in ``train``; likewise ``num_val``, ``num_test``, ``num_unseen``. 0 gives
+            an empty split.
         image_size: side of the images in pixels, at least 16.
-        seed: which scenes and captions. The first n scenes of a split do not depend on the split's size.
+        seed: which scenes and captions. The first n scenes of a split do not depend on the split's
+            size.
         captions_per_image: short references per image, 1 to 10.
-        positives: rows also have as many ``positive_captions``, in other words, and one of ``positive_images`` per
-            reference, which show the same scene shifted.
+        positives: rows also have as many ``positive_captions``, in other words, and one of
+            ``positive_images`` per reference, which show the same scene shifted.
     """
 
     def __init__(
@@ -114,6 +117,8 @@ def belongs(scene: Scene, split: str) -> bool:
 
 
 def content_key(scene: Scene) -> str:
-    """What is seen of a scene, as a string: background, looks, and positions in cells of about a pixel."""
+    """What is seen of a scene, as a string: background, looks, and positions in cells of about a
+    pixel.
+    """
     things = sorted((*thing.look, thing.x // _CELL, thing.y // _CELL) for thing in scene.things)
     return f"{scene.background} {things}"

@@ -1,4 +1,6 @@
-"""Exact hard negatives of captions of generated scenes, one edit away from a caption, verified by the oracle."""
+"""Exact hard negatives of captions of generated scenes, one edit away from a caption, verified by
+the oracle.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, combinations, product
@@ -52,9 +54,9 @@ def hard_negatives(scene: Scene, caption: str, seed: int) -> list[tuple[str, str
     """Edit a true caption (short or long) into false ones; a pure function of the arguments.
 
     Returns:
-        Pairs (kind, text), at most one per kind that applies, in the order of ``NEGATIVE_KINDS``. The oracle's
-        precision of every text is below 1; only ``word_order`` is broken instead: the same words in another order, with
-        more unparsed words or a lower F1 than the caption.
+        Pairs (kind, text), at most one per kind that applies, in the order of ``NEGATIVE_KINDS``.
+        The oracle's precision of every text is below 1; only ``word_order`` is broken instead: the
+        same words in another order, with more unparsed words or a lower F1 than the caption.
     """
     draws = Draws("negatives", seed, caption, repr(scene))
     words, capital = tokens(caption), caption[:1].isupper()
@@ -168,7 +170,9 @@ def _change_number(words: list[str], count: int, one: str) -> list[str]:
 
 
 def _agreeing(chunks: Sequence[Chunk], edit: Edit) -> Iterable[str]:
-    """The tokens after an edit; verbs, pronouns and articles agree, so that grammar does not reveal the negative."""
+    """The tokens after an edit; verbs, pronouns and articles agree, so that grammar does not reveal
+    the negative.
+    """
     words = [list(edit.get(chunk.position, chunk.words)) for chunk in chunks]
     now = cut_chunks(list(chain(*words)))
     if len(now) != len(words):
@@ -217,10 +221,13 @@ class SceneNegatives:
     def __call__(
         self, row: Row, caption: str, generator: np.random.Generator
     ) -> list[tuple[str, str]]:
-        """The negatives that apply, in random order. Raises ``DataError`` where the row has no scene."""
+        """The negatives that apply, in random order. Raises ``DataError`` where the row has no
+        scene.
+        """
         if row.get("scene") is None:
             raise DataError(
-                f"image {row['image_id']!r} is no generated scene, which negatives.source scenes needs"
+                f"image {row['image_id']!r} is no generated scene, which negatives.source scenes "
+                f"needs"
             )
         pairs = hard_negatives(row["scene"], caption, int(generator.integers(2**31)))
         chosen = [pair for pair in pairs if pair[0] in self.kinds]

@@ -1,7 +1,8 @@
 """The oracle: parses a caption into claims and judges them by its scene; precision, recall and F1.
 
-The parser knows more wordings than the generated captions use, never fails, and counts the words that it cannot use.
-Punctuation is optional, so that tokenised captions parse alike. docs/scenes.md defines claims and facts.
+The parser knows more wordings than the generated captions use, never fails, and counts the words
+that it cannot use. Punctuation is optional, so that tokenised captions parse alike. docs/scenes.md
+defines claims and facts.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ _LINKS = {
     "closing": ("thing ground pronoun be adjectives", ""),
     "pronoun": ("relation", ""),
 }
-"""Connecting chunk -> kinds of which one has to be before it and after it; empty where all may be."""
+"""Connecting chunk -> kinds of which one has to be before it and after it; empty where all may be.
+"""
 
 
 class OracleScore(NamedTuple):
@@ -127,17 +129,22 @@ class OracleScore(NamedTuple):
 
 
 class SceneObjects:
-    """An exact detector of the shapes in generated scenes, for the reward ``chair`` (docs/rewards.md)."""
+    """An exact detector of the shapes in generated scenes, for the reward ``chair``
+    (docs/rewards.md).
+    """
 
     signature = "scenes"
 
     def __call__(self, images: Sequence[ImageSource]) -> list[frozenset[str]]:
-        """Sets of the ``SHAPES`` in N images. Raises ``RewardError`` for images of no generated scene."""
+        """Sets of the ``SHAPES`` in N images. Raises ``RewardError`` for images of no generated
+        scene.
+        """
         shapes = []
         for image in images:
             if not isinstance(image, SceneImage):
                 raise RewardError(
-                    f"the image {image!r:.80} is of no generated scene, whose objects would be known"
+                    f"the image {image!r:.80} is of no generated scene, whose objects would be "
+                    f"known"
                 )
             shapes.append(frozenset(thing.shape for thing in image.scene.things))
         return shapes
@@ -147,7 +154,9 @@ class Claim(NamedTuple):
     """One checkable statement of a caption."""
 
     kind: str
-    """``shape``, ``colour``, ``size``, ``texture``, ``count``, ``relation``, ``background`` or ``repetition``."""
+    """``shape``, ``colour``, ``size``, ``texture``, ``count``, ``relation``, ``background`` or
+    ``repetition``.
+    """
     text: str
     """What is claimed, in words."""
     true: bool
@@ -160,9 +169,10 @@ class Claim(NamedTuple):
 class Chunk:
     """A phrase of a caption.
 
-    ``kind`` is thing, ground (the background), adjectives, relation, there, be, on, and, with, pronoun, opening,
-    closing, comma, stop or unknown. ``bad`` counts words that could not be used. For a thing, ``shape`` None is any
-    shape, ``number`` None is no number, and ``definite`` ("the red circle") refers back instead of introducing a thing.
+    ``kind`` is thing, ground (the background), adjectives, relation, there, be, on, and, with,
+    pronoun, opening, closing, comma, stop or unknown. ``bad`` counts words that could not be used.
+    For a thing, ``shape`` None is any shape, ``number`` None is no number, and ``definite`` ("the
+    red circle") refers back instead of introducing a thing.
     """
 
     kind: str
@@ -203,21 +213,25 @@ class Parse(NamedTuple):
 def oracle(caption: str, scene: Scene) -> OracleScore:
     """Judge a caption by its scene. Accepts any string; more than 2000 captions per second.
 
-    With C the set of distinct claims of the caption and F the facts of the scene,
-    precision = |true C| / |C|, recall = |facts told by true C| / |F|, F1 = 2 P R / (P + R), each 0 where it is 0 / 0.
-    A repeated claim counts once; each introduction of a thing beyond the number of such things is a false claim.
+    With C the set of distinct claims of the caption and F the facts of the scene, precision = |true
+    C| / |C|, recall = |facts told by true C| / |F|, F1 = 2 P R / (P + R), each 0 where it is 0 / 0.
+    A repeated claim counts once; each introduction of a thing beyond the number of such things is a
+    false claim.
     """
     judged, total = claims(caption, scene), len(facts(scene))
     true = sum(claim.true for claim in judged)
     told = len({claim.fact for claim in judged if claim.true and claim.fact is not None})
     precision = true / len(judged) if judged else 0.0
-    # From whole numbers, rounded only at the end, so that no rounding error lifts F1 above both precision and recall.
+    # From whole numbers, rounded only at the end, so that no rounding error lifts F1 above both
+    # precision and recall.
     f1 = 2 * true * told / (true * total + told * len(judged)) if told else 0.0
     return OracleScore(precision, told / total, f1, parse(caption).unparsed)
 
 
 def tokens(caption: str) -> list[str]:
-    """Split into lower-case words (letters, digits, ``_ ' -``) and punctuation ``. , ; : ! ?``; drop the rest."""
+    """Split into lower-case words (letters, digits, ``_ ' -``) and punctuation ``. , ; : ! ?``;
+    drop the rest.
+    """
     return _TOKEN.findall(caption.lower())
 
 
@@ -240,7 +254,9 @@ def parse(caption: str) -> Parse:
 
 
 def cut_chunks(words: Sequence[str]) -> list[Chunk]:
-    """Cut tokens into chunks; only things and grounds are ``used`` already (the others depend on neighbours)."""
+    """Cut tokens into chunks; only things and grounds are ``used`` already (the others depend on
+    neighbours).
+    """
     chunks = [_chunk(match) for match in _CHUNK.finditer(" ".join([*words, ""]))]
     for position, chunk in enumerate(chunks):
         chunk.position = position
@@ -294,7 +310,8 @@ def _connect(chunks: list[Chunk]) -> None:
         elif chunk.kind == "adjectives":
             _predicate(chunks, position)
         if chunk.kind == "be" and chunk.used and after == "thing":
-            # "is" before a thing is used only after a fronted relation: "below the star is a circle".
+            # "is" before a thing is used only after a fronted relation: "below the star is a
+            # circle".
             chunk.used = position >= 2 and chunks[position - 2].kind == "relation"
 
 
@@ -319,8 +336,8 @@ def _predicate(chunks: list[Chunk], position: int) -> None:
 def pair_things(chunks: Sequence[Chunk]) -> list[Related]:
     """Subject, relation and object of every complete relation, which is marked as used.
 
-    The subject is the nearest thing before; after "and" or a comma, the subject of the previous relation; where the
-    relation is fronted ("above the star is a circle"), the thing after.
+    The subject is the nearest thing before; after "and" or a comma, the subject of the previous
+    relation; where the relation is fronted ("above the star is a circle"), the thing after.
     """
     relations: list[Related] = []
     topic: Chunk | None = None
@@ -342,7 +359,9 @@ def pair_things(chunks: Sequence[Chunk]) -> list[Related]:
 
 
 def _fronted(before: str, after: Sequence[Chunk]) -> Chunk | None:
-    """The subject of a relation that is told before it: the last thing of "above the star is a circle"."""
+    """The subject of a relation that is told before it: the last thing of "above the star is a
+    circle".
+    """
     kinds = [chunk.kind for chunk in after]
     if kinds in (["thing", "be", "thing"], ["thing", "there", "thing"]):
         return None if before in ("be", "and") else after[2]
@@ -364,8 +383,8 @@ def _subject(before: list[Chunk], relations: list[Related]) -> Chunk | None:
 class _Referent(NamedTuple):
     """What a thing of a caption refers to.
 
-    ``kinds`` is empty where the scene lacks its shape; a singular thing is the first of them, or perhaps another.
-    ``total`` is the number of things in the scene that fit its words.
+    ``kinds`` is empty where the scene lacks its shape; a singular thing is the first of them, or
+    perhaps another. ``total`` is the number of things in the scene that fit its words.
     """
 
     thing: Chunk
@@ -378,7 +397,9 @@ class _Referent(NamedTuple):
 
     @property
     def readings(self) -> list[tuple[Kind, ...]]:
-        """The sets of kinds that a thing may stand for: all kinds together if plural, any one if singular."""
+        """The sets of kinds that a thing may stand for: all kinds together if plural, any one if
+        singular.
+        """
         if self.thing.several:
             return [self.kinds] if self.kinds else []
         return [(kind,) for kind in self.kinds]
@@ -412,9 +433,11 @@ def _of_fact(text: str, fact: Fact, true: bool) -> Claim:
 def _resolve(
     things: Sequence[Chunk], kinds: Sequence[Kind]
 ) -> tuple[dict[int, _Referent], Counter[str]]:
-    """Find what each thing refers to, by its position, and how often a kind is introduced beyond its number of things.
+    """Find what each thing refers to, by its position, and how often a kind is introduced beyond
+    its number of things.
 
-    Things with the most attributes choose first, so that "a circle and a red circle" can be a blue and a red one.
+    Things with the most attributes choose first, so that "a circle and a red circle" can be a blue
+    and a red one.
     """
     referents: dict[int, _Referent] = {}
     introduced: Counter[str] = Counter()
@@ -449,7 +472,8 @@ def _agreement(thing: Chunk, kind: Kind) -> int:
 def _thing_claims(referent: _Referent) -> Iterator[Claim]:
     thing, kinds, total = referent
     if not kinds:
-        # Nothing about a thing that is not there is true, and its attributes are claims of their own.
+        # Nothing about a thing that is not there is true, and its attributes are claims of their
+        # own.
         yield Claim("shape", referent.noun, False)
         for attribute, value in thing.attributes:
             yield Claim(attribute, f"{value} {referent.noun}", False)
@@ -471,7 +495,9 @@ def _thing_claims(referent: _Referent) -> Iterator[Claim]:
 
 
 def _relation_claim(relation: str, first: _Referent, second: _Referent) -> Claim:
-    """Judge a relation: of plural things it must hold for all, of singular ones for any that may be meant."""
+    """Judge a relation: of plural things it must hold for all, of singular ones for any that may be
+    meant.
+    """
     if relation in ("right of", "below"):
         relation = "left of" if relation == "right of" else "above"
         first, second = second, first

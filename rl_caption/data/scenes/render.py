@@ -58,7 +58,9 @@ _OUTLINES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class SceneImage:
-    """A scene as an image of ``size`` by ``size`` pixels; small when pickled, compared by scene and size."""
+    """A scene as an image of ``size`` by ``size`` pixels; small when pickled, compared by scene and
+    size.
+    """
 
     scene: Scene
     size: int = 64
@@ -75,7 +77,8 @@ class SceneImage:
 def render(scene: Scene, size: int = 64) -> Image.Image:
     """Draw a scene as an RGB image of ``size`` by ``size`` pixels, 4 times oversampled.
 
-    A pure function; half a millisecond at 64 pixels. ``size`` is at least 16: below, shapes cannot be told apart.
+    A pure function; half a millisecond at 64 pixels. ``size`` is at least 16: below, shapes cannot
+    be told apart.
     """
     side = size * _OVERSAMPLING
     canvas = Image.new("RGB", (side, side), BACKGROUND_RGB[scene.background])
@@ -100,7 +103,8 @@ def _masks(shape: str, texture: str, radius: int) -> tuple[Image.Image, Image.Im
     pattern = Image.new("L", body.size, 0)
     draw = ImageDraw.Draw(pattern)
     side = 2 * radius + 1
-    # At 64 pixels, 4 drawn pixels are one image pixel: stripes and dots of 1.5 to 2 image pixels remain visible.
+    # At 64 pixels, 4 drawn pixels are one image pixel: stripes and dots of 1.5 to 2 image pixels
+    # remain visible.
     unit = max(2, round(2 + radius * 0.13))
     if texture == "striped":
         for top in range(radius % (2 * unit) - unit // 2 - 2 * unit, side, 2 * unit):

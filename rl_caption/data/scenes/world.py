@@ -1,4 +1,6 @@
-"""Scenes: how they are drawn from a seed, and the facts about them. Lengths are thousandths of the image side."""
+"""Scenes: how they are drawn from a seed, and the facts about them. Lengths are thousandths of the
+image side.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,15 @@ RADIUS = {"large": 180, "small": 100}
 MARGIN = 200
 """Smallest offset of two centres along an axis at which a relation holds."""
 LEVEL = 60
-"""Centres at most this far apart along an axis are level. Offsets between LEVEL and MARGIN do not occur."""
+"""Centres at most this far apart along an axis are level. Offsets between LEVEL and MARGIN do not
+occur.
+"""
 GAP = 25
 EDGE = 15
 _STEP = 125
-"""Centres lie near the points of a grid of eighths of the image side, so that the patches of a small captioner, which
-has few images to learn from, cut equal things alike."""
+"""Centres lie near the points of a grid of eighths of the image side, so that the patches of a
+small captioner, which has few images to learn from, cut equal things alike.
+"""
 _JITTER = 8
 
 Item = TypeVar("Item")
@@ -44,10 +49,12 @@ Pairs = Sequence[tuple[str, str]]
 
 
 class Draws:
-    """Random draws, a pure function of ``key`` (integers and strings) on every platform and Python version.
+    """Random draws, a pure function of ``key`` (integers and strings) on every platform and Python
+    version.
 
-    Only ``random.Random.random`` is used, the one method whose sequence Python promises to keep; NumPy's generators
-    and ``random.choice`` may change between versions, and with them every generated scene.
+    Only ``random.Random.random`` is used, the one method whose sequence Python promises to keep;
+    NumPy's generators and ``random.choice`` may change between versions, and with them every
+    generated scene.
     """
 
     def __init__(self, *key: int | str) -> None:
@@ -97,7 +104,9 @@ class Thing:
 
 
 class Kind(NamedTuple):
-    """All things of a scene that look the same. No two kinds of a scene share both colour and shape."""
+    """All things of a scene that look the same. No two kinds of a scene share both colour and
+    shape.
+    """
 
     shape: str
     colour: str
@@ -118,7 +127,9 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """A background and 1 to 4 things, the most salient first (large before small, then from left to right)."""
+    """A background and 1 to 4 things, the most salient first (large before small, then from left to
+    right).
+    """
 
     background: str
     things: tuple[Thing, ...]
@@ -135,7 +146,8 @@ class Scene:
 class Fact(NamedTuple):
     """One fact of a scene; ``kind`` is shape, colour, size, texture, count, relation or background.
 
-    ``subject`` names the kind of thing (of a relation, both); ``value`` is the attribute's value, number or colour.
+    ``subject`` names the kind of thing (of a relation, both); ``value`` is the attribute's value,
+    number or colour.
     """
 
     kind: str
@@ -144,14 +156,18 @@ class Fact(NamedTuple):
 
 
 def offset(relation: str, first: Thing, second: Thing) -> int:
-    """Signed distance of ``first`` from ``second`` in the direction of ``relation``, which holds from ``MARGIN`` on."""
+    """Signed distance of ``first`` from ``second`` in the direction of ``relation``, which holds
+    from ``MARGIN`` on.
+    """
     axis, sign = _DIRECTIONS[relation]
     distance: int = getattr(first, axis) - getattr(second, axis)
     return sign * distance
 
 
 def relations_between(first: Kind, second: Kind) -> list[str]:
-    """Relations that hold between all things of ``first`` and all of ``second``, the largest offset first."""
+    """Relations that hold between all things of ``first`` and all of ``second``, the largest offset
+    first.
+    """
     pairs = list(product(first.things, second.things))
     least = {relation: min(offset(relation, *pair) for pair in pairs) for relation in RELATIONS}
     held = [relation for relation in RELATIONS if least[relation] >= MARGIN]
@@ -167,8 +183,8 @@ def relation_fact(first: Kind, second: Kind) -> Fact:
 def facts(scene: Scene) -> frozenset[Fact]:
     """All facts of a scene: the denominator of recall.
 
-    The background; for each kind its shape, colour, size and texture, and its count if it has two or more things; and
-    for each pair of kinds with a relation one fact, whichever way it is told.
+    The background; for each kind its shape, colour, size and texture, and its count if it has two
+    or more things; and for each pair of kinds with a relation one fact, whichever way it is told.
     """
     true = {Fact("background", "background", scene.background)}
     for kind in scene.kinds:
@@ -185,11 +201,12 @@ def facts(scene: Scene) -> frozenset[Fact]:
 def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Scene:
     """The scene of a seed.
 
-    ``pairs`` of colour and shape, at least 4, are what things are drawn from; with ``leading_pairs``, one thing is of
-    these.
+    ``pairs`` of colour and shape, at least 4, are what things are drawn from; with
+    ``leading_pairs``, one thing is of these.
 
-    Things do not overlap, lie inside the image, and are either level or ``MARGIN`` apart along each axis. Things of the
-    same colour and shape look the same, so that "two red circles" is never half true.
+    Things do not overlap, lie inside the image, and are either level or ``MARGIN`` apart along each
+    axis. Things of the same colour and shape look the same, so that "two red circles" is never half
+    true.
     """
     draws = Draws("scene", seed)
     while True:
@@ -202,7 +219,9 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
 
 
 def _counts(draws: Draws, total: int) -> list[int]:
-    """Divide the things into kinds; about a third of the scenes with several things have equal ones."""
+    """Divide the things into kinds; about a third of the scenes with several things have equal
+    ones.
+    """
     if total == 1 or not draws.chance(0.35):
         return [1] * total
     same = draws.choose_weighted(range(2, total + 1), (6, 3, 1)[: total - 1])
@@ -212,7 +231,9 @@ def _counts(draws: Draws, total: int) -> list[int]:
 def _draw_looks(
     draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs: Pairs
 ) -> list[Look]:
-    """Draw the looks of things, ``counts`` per kind; kinds differ, and the first is of ``leading_pairs`` if given."""
+    """Draw the looks of things, ``counts`` per kind; kinds differ, and the first is of
+    ``leading_pairs`` if given.
+    """
     chosen: list[tuple[str, str]] = []
     while len(chosen) < len(counts):
         pair = draws.choice(leading_pairs if leading_pairs and not chosen else pairs)
@@ -226,7 +247,9 @@ def _draw_looks(
 
 
 def _place(draws: Draws, looks: Sequence[Look]) -> list[Thing] | None:
-    """Place things at random, the large ones first; None where 60 attempts find no room for one of them."""
+    """Place things at random, the large ones first; None where 60 attempts find no room for one of
+    them.
+    """
     things: list[Thing] = []
     for look in sorted(looks, key=lambda look: -RADIUS[look[2]]):
         for _ in range(60):
@@ -254,9 +277,11 @@ def _clear(first: Thing, second: Thing) -> bool:
 
 
 def moves(scene: Scene) -> list[Scene]:
-    """All shifts of the whole scene by steps of the grid that keep it inside the image, including the scene itself.
+    """All shifts of the whole scene by steps of the grid that keep it inside the image, including
+    the scene itself.
 
-    Looks, numbers and relations stay the same, so captions that are true of the scene are true of each.
+    Looks, numbers and relations stay the same, so captions that are true of the scene are true of
+    each.
     """
     shifted = []
     for right, down in product(_steps(scene, "x"), _steps(scene, "y")):

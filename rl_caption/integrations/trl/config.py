@@ -15,9 +15,10 @@ class VlmTrainConfig:
     """The processes that train.
 
     Args:
-        num_processes: required number of processes; null accepts the number that the launcher started.
-        threads: CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides the physical cores
-            among the processes of the machine.
+        num_processes: required number of processes; null accepts the number that the launcher
+            started.
+        threads: CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides
+            the physical cores among the processes of the machine.
     """
 
     num_processes: Workers | None = None
@@ -55,8 +56,8 @@ class VlmRunConfig:
 
     Args:
         dir: the run's folder.
-        resume: continue from the newest intact checkpoint, if configuration, data, reward and model are the same, or
-            start a new run; false refuses a folder that holds one.
+        resume: continue from the newest intact checkpoint, if configuration, data, reward and model
+            are the same, or start a new run; false refuses a folder that holds one.
     """
 
     dir: str = "runs/grpo_vlm"
@@ -72,7 +73,8 @@ class GrpoVlmConfig(PairsConfig):
         model: the model, as in ``scst``; ``gradient_checkpointing`` is an option of ``trl``.
         data: images and captions.
         reward: the reward of sampled captions; TRL adds up its terms.
-        trl: arguments of TRL's ``GRPOConfig`` or ``RLOOConfig``: steps, learning rate, sampling, vLLM and so on.
+        trl: arguments of TRL's ``GRPOConfig`` or ``RLOOConfig``: steps, learning rate, sampling,
+            vLLM and so on.
         eval: evaluation of the trained model.
         train: processes.
         run: folder and resuming.

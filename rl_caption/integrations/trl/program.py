@@ -1,4 +1,6 @@
-"""The program ``grpo_vlm``: TRL's trainers on this package's rewards and data, then this package's evaluation."""
+"""The program ``grpo_vlm``: TRL's trainers on this package's rewards and data, then this package's
+evaluation.
+"""
 
 import json
 import math
@@ -87,9 +89,12 @@ from rl_caption.training.setup import CHECKED_IMAGES
 from rl_caption.training.validation import decode_candidates
 
 INPUTS = "inputs.json"
-"""File of a checkpoint that says what the run was trained on: configuration, reward, data, model."""
+"""File of a checkpoint that says what the run was trained on: configuration, reward, data, model.
+"""
 MOST_DIFFERENCE = 0.02
-"""Largest mean difference, in nats, of the log-probabilities by which vLLM samples and TRL scores in float32."""
+"""Largest mean difference, in nats, of the log-probabilities by which vLLM samples and TRL scores
+in float32.
+"""
 
 
 class WrongSamplesError(UserError, RuntimeError):
@@ -97,7 +102,8 @@ class WrongSamplesError(UserError, RuntimeError):
 
 
 def trl_arguments(config: GrpoVlmConfig) -> Any:
-    """``GRPOConfig`` or ``RLOOConfig`` with the arguments of ``trl`` and those that follow from other keys.
+    """``GRPOConfig`` or ``RLOOConfig`` with the arguments of ``trl`` and those that follow from
+    other keys.
 
     Raises ConfigError for what TRL does not know or refuses, and for arguments that other keys set.
     """
@@ -135,7 +141,8 @@ def trl_arguments(config: GrpoVlmConfig) -> Any:
 def unsharded_models(arguments: Any) -> Iterator[None]:
     """Inside, Transformers loads and decodes models as without ZeRO-3.
 
-    With it, a model forgets the names of its weights in files, and processes decode equally often, or wait for ever.
+    With it, a model forgets the names of its weights in files, and processes decode equally often,
+    or wait for ever.
     """
     from transformers.integrations.deepspeed import (
         set_hf_deepspeed_config,
@@ -153,7 +160,8 @@ def unsharded_models(arguments: Any) -> Iterator[None]:
 def find_checkpoint(
     folder: Path, inputs: Mapping[str, Any], resume: bool
 ) -> tuple[int, Path | None]:
-    """The newest intact checkpoint and its step; 0 and None to start. One that a kill cut off is passed over.
+    """The newest intact checkpoint and its step; 0 and None to start. One that a kill cut off is
+    passed over.
 
     Raises CheckpointError where there is one and ``resume`` is false, or it is of another run.
     """
@@ -176,11 +184,12 @@ def find_checkpoint(
 
 
 def fine_tune(config: GrpoVlmConfig) -> str:
-    """Train, export to ``export/last``, evaluate; return the table of scores, which only the main process has.
+    """Train, export to ``export/last``, evaluate; return the table of scores, which only the main
+    process has.
 
     Raises:
-        ConfigError, DataError, CheckpointError, LaunchError, EvaluationError, RewardError, NonFiniteError: what is
-            wrong, and what would be right.
+        ConfigError, DataError, CheckpointError, LaunchError, EvaluationError, RewardError,
+            NonFiniteError: what is wrong, and what would be right.
     """
     check_environment()
     quiet_libraries()
@@ -245,7 +254,8 @@ class Run:
         with unsharded_models(arguments):
             self.captioner = load_vlm(config.model)
         model = self.captioner.policy.model
-        # ``generate`` takes what it is not told from the model's own settings: a ban on repeated words, say.
+        # ``generate`` takes what it is not told from the model's own settings: a ban on repeated
+        # words, say.
         self.settings = model.generation_config
         ends, unwritten = special_tokens(self.captioner.processor, model)
         model.generation_config = GenerationConfig(eos_token_id=ends)
@@ -286,7 +296,9 @@ class Run:
         return trainer
 
     def finish(self, start: int, checkpoint: Path | None) -> str:
-        """Train from the step ``start``, export, evaluate before and after; return the table of scores."""
+        """Train from the step ``start``, export, evaluate before and after; return the table of
+        scores.
+        """
         accelerator, split = self.trainer.accelerator, self.config.eval.split
         tables: dict[str, Evaluation | None] = {}
         if split is not None and self.config.eval.before and checkpoint is None:
@@ -384,13 +396,17 @@ class Run:
 
 
 class Log(TrainerCallback):
-    """Appends what TRL logs to ``metrics.jsonl``, prints it, and ends a run whose numbers are wrong."""
+    """Appends what TRL logs to ``metrics.jsonl``, prints it, and ends a run whose numbers are
+    wrong.
+    """
 
     def __init__(self, path: Path, reward: MixedReward, inputs: Mapping[str, Any]) -> None:
         self.path, self.reward, self.inputs = path, reward, inputs
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what the run was trained on, and a manifest, into the checkpoint that was just saved."""
+        """Write what the run was trained on, and a manifest, into the checkpoint that was just
+        saved.
+        """
         PartialState().wait_for_everyone()  # every process writes files
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -415,13 +431,16 @@ class Log(TrainerCallback):
         difference = values.get("sampling/sampling_logp_difference/mean", 0.0)
         if difference > MOST_DIFFERENCE and not (args.bf16 or args.fp16):
             raise WrongSamplesError(
-                f"the log-probabilities by which vLLM samples and TRL scores differ by {difference:.3g} nats on average "
-                f"at step {state.global_step} (at most {MOST_DIFFERENCE} is rounding): of other prompts, or in another precision"
+                f"the log-probabilities by which vLLM samples and TRL scores differ by "
+                f"{difference:.3g} nats on average "
+                f"at step {state.global_step} (at most {MOST_DIFFERENCE} is rounding): of other "
+                f"prompts, or in another precision"
             )
 
     def _line(self, values: dict[str, Any]) -> str:
         terms = [
-            f"{name} {values[f'rewards/{name}/mean']:.4g} ({term.bounds[0]:g} to {term.bounds[1]:g})"
+            f"{name} {values[f'rewards/{name}/mean']:.4g} ({term.bounds[0]:g} to "
+            f"{term.bounds[1]:g})"
             for name, term in self.reward.rewards.items()
         ]
         length, clipped = values["completions/mean_length"], values["completions/clipped_ratio"]

@@ -14,8 +14,8 @@ class ScenesConfig:
     Args:
         data: data with ``format: scenes``.
         split: split of ``data``.
-        captioner: folder of a saved captioner whose captions are also judged; null judges only references and hard
-            negatives.
+        captioner: folder of a saved captioner whose captions are also judged; null judges only
+            references and hard negatives.
         temperatures: sampling temperatures of the captioner, with one sample per image at each.
         max_images: use only the first scenes, at most this number; null uses all.
     """
@@ -32,14 +32,16 @@ class JudgeSetConfig(TrustConfig):
     """``judge``: how well metrics agree with human judgements of captions (docs/judging.md).
 
     Args:
-        set: name of the set of judgements, or ``scenes``, which compares with the facts of generated scenes.
+        set: name of the set of judgements, or ``scenes``, which compares with the facts of
+            generated scenes.
         data: folder of the set's files; not for ``scenes``.
         images: folder of the set's images; null looks for it in ``data``.
-        metrics: a list, or names separated by commas: cider, bleu (1 to 4), bleu1, rouge, meteor, spice, or any reward.
-        judges: further metrics, by their headings: rewards with options, as in ``evaluate``, such as CLIPScore with its
-            backbone.
-        scores: scores of further metrics, by their headings, that were computed elsewhere: JSON lines with ``image``,
-            ``caption`` and ``score``.
+        metrics: a list, or names separated by commas: cider, bleu (1 to 4), bleu1, rouge, meteor,
+            spice, or any reward.
+        judges: further metrics, by their headings: rewards with options, as in ``evaluate``, such
+            as CLIPScore with its backbone.
+        scores: scores of further metrics, by their headings, that were computed elsewhere: JSON
+            lines with ``image``, ``caption`` and ``score``.
         set_kwargs: further options of the set, such as ``{held_out: true}`` of foil.
         partial: accept a set whose number of judgements differs from the published one.
         bootstrap: number of bootstrap resamples of images for the 95 % intervals; 0 computes none.

@@ -1,13 +1,14 @@
 """How a metric's scores follow ratings: Kendall's tau_b and tau_c, Pearson's and Spearman's r.
 
-With C concordant and D discordant pairs of n items, n_s pairs whose scores differ, n_r pairs whose ratings differ, and
-m the smaller of the numbers of distinct scores and ratings,
+With C concordant and D discordant pairs of n items, n_s pairs whose scores differ, n_r pairs whose
+ratings differ, and m the smaller of the numbers of distinct scores and ratings,
 
     tau_b = (C - D) / sqrt(n_s n_r)                  (Kendall, Biometrika 1945)
     tau_c = 2 (C - D) / (n^2 (m - 1) / m)            (Stuart, Biometrika 1953)
 
-both in [-1, 1]; papers print them times 100. Correlations are computed by ``scipy.stats``; where it returns NaN,
-``UndefinedCorrelation`` is raised. Scores and ratings are [N >= 2] finite numbers; others are a ``ValueError``.
+both in [-1, 1]; papers print them times 100. Correlations are computed by ``scipy.stats``; where it
+returns NaN, ``UndefinedCorrelation`` is raised. Scores and ratings are [N >= 2] finite numbers;
+others are a ``ValueError``.
 """
 
 import math
@@ -58,10 +59,11 @@ def check_scores(scores: Sequence[float], ratings: Sequence[float]) -> None:
 
 
 def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
-    """Return tau_b and tau_c of a contingency table. The bootstrap uses it: ``kendalltau`` would sort all items again.
+    """Return tau_b and tau_c of a contingency table. The bootstrap uses it: ``kendalltau`` would
+    sort all items again.
 
-    ``table`` is [R, S], the number of items with the r-th smallest rating and the s-th smallest score. Ratings and
-    scores without items are ignored.
+    ``table`` is [R, S], the number of items with the r-th smallest rating and the s-th smallest
+    score. Ratings and scores without items are ignored.
     """
     counts = np.ascontiguousarray(table, np.float64)
     ratings, scores = counts.sum(axis=1), counts.sum(axis=0)
@@ -73,7 +75,8 @@ def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
     balance, lower_rated = 0.0, np.zeros(counts.shape[1])
     for row in counts:
         up_to = np.cumsum(row)
-        # For an item of each score: those rated as this row is that score higher, less those that score lower.
+        # For an item of each score: those rated as this row is that score higher, less those that
+        # score lower.
         balance += float(np.dot(lower_rated, (up_to[-1] - up_to) - (up_to - row)))
         lower_rated += row
     total = ratings.sum()
@@ -99,10 +102,13 @@ class GroupedTau(NamedTuple):
 def grouped_tau_b(
     scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable]
 ) -> GroupedTau:
-    """Return tau_b within each group (the captions of one image), averaged over groups; ``groups`` is [N].
+    """Return tau_b within each group (the captions of one image), averaged over groups; ``groups``
+    is [N].
 
-    Groups whose ratings are all equal are left out, for every metric the same ones. Where only the scores are equal,
-    tau_b is 0 / 0 and counts as 0: the metric orders nothing, and leaving such groups out would reward it.
+    Groups whose ratings are all equal are left out, for every metric the same ones. Where only the
+    scores are equal,
+    tau_b is 0 / 0 and counts as 0: the metric orders nothing, and leaving such groups out would
+    reward it.
     """
     check_scores(scores, ratings)
     members: dict[Hashable, list[int]] = {}
@@ -123,7 +129,9 @@ def grouped_tau_b(
 
 
 def inverse_r_squared(scores: Sequence[float], ratings: Sequence[float]) -> float:
-    """Return 1 / r^2 of Pearson's r, at least 1: what the SPECS paper prints as "1 - R^2" in its own rows."""
+    """Return 1 / r^2 of Pearson's r, at least 1: what the SPECS paper prints as "1 - R^2" in its
+    own rows.
+    """
     correlation = pearson(scores, ratings)
     if correlation == 0:
         raise UndefinedCorrelation("Pearson's r is 0: 1 / r^2 is not defined")
@@ -131,7 +139,9 @@ def inverse_r_squared(scores: Sequence[float], ratings: Sequence[float]) -> floa
 
 
 def unexplained_variance(truth: Sequence[float], predictions: Sequence[float]) -> float:
-    """Return 1 - R^2 without a fit, sum (t - p)^2 / sum (t - mean t)^2 of [N] values; 0 is perfect, no upper bound."""
+    """Return 1 - R^2 without a fit, sum (t - p)^2 / sum (t - mean t)^2 of [N] values; 0 is perfect,
+    no upper bound.
+    """
     mean = math.fsum(truth) / len(truth)
     spread = math.fsum((value - mean) ** 2 for value in truth)
     if len(set(truth)) == 1 or spread == 0:

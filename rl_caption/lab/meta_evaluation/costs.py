@@ -1,7 +1,8 @@
-"""What a metric costs: captions a second, and parameters, arithmetic and time of the dual encoder that it scores with.
+"""What a metric costs: captions a second, and parameters, arithmetic and time of the dual encoder
+that it scores with.
 
-The L-CLIPScore paper prints parameters, size and milliseconds for a batch of 128 pairs (table I), the SPECS paper
-operations of one pair (table 2).
+The L-CLIPScore paper prints parameters, size and milliseconds for a batch of 128 pairs (table I),
+the SPECS paper operations of one pair (table 2).
 """
 
 import time
@@ -31,7 +32,9 @@ class EncoderCost(NamedTuple):
     half_mib: float
     """Size of the parameters with 2 bytes each, in MiB."""
     teraflops: float
-    """Floating-point operations of the matrix products of one pair, times 1e-12; a multiply-add counts 2."""
+    """Floating-point operations of the matrix products of one pair, times 1e-12; a multiply-add
+    counts 2.
+    """
     milliseconds: float
     """Time of a batch of ``PAIRS`` pairs."""
 

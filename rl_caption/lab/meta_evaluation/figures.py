@@ -1,7 +1,9 @@
-"""Figures of agreement of a metric with a set of judgements, with bootstrap intervals over images, as tables.
+"""Figures of agreement of a metric with a set of judgements, with bootstrap intervals over images,
+as tables.
 
-Judgements of one image are not independent, so images are drawn with replacement, each with all of its judgements
-(Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 1979).
+Judgements of one image are not independent, so images are drawn with replacement, each with all of
+its judgements (Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics
+1979).
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -47,7 +49,9 @@ NO_REFERENCES = ""
 """The condition of metrics that see no references."""
 CHANCE = "blind: chance"
 BLIND = {CHANCE: 0, "blind: longer": 1, "blind: shorter": -1}
-"""Heading of a baseline that sees neither image nor references -> factor of the length of the caption, its score."""
+"""Heading of a baseline that sees neither image nor references -> factor of the length of the
+caption, its score.
+"""
 COST_HEADINGS = ("captions/s", "calls", "tokens", "seconds")
 """Columns of the table of costs (``costs.cost_cells``)."""
 LENGTHS = (10, 20, 40, 60, 100)
@@ -57,12 +61,16 @@ INVERSE_R_SQUARED = "1 / r^2"
 PLAIN = (INVERSE_R_SQUARED, "1 - R^2")
 """Beginnings of the names of figures that are printed as they are, all others times 100."""
 MAX_CELLS = 5_000_000
-"""Largest table of ratings by scores: 40 MB. Where nearly all ratings differ, resamples are correlated item by item."""
+"""Largest table of ratings by scores: 40 MB. Where nearly all ratings differ, resamples are
+correlated item by item.
+"""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of one metric on one set, such as ``tau_c``, ``HC`` or ``4 references, all pairs``."""
+    """One number of one metric on one set, such as ``tau_c``, ``HC`` or ``4 references, all
+    pairs``.
+    """
 
     name: str
     value: float | None
@@ -190,7 +198,8 @@ def _statistic(
 def rows_by_length(
     captions: Sequence[str], lengths: Sequence[int] = LENGTHS
 ) -> dict[str, list[int]]:
-    """Class of captions by number of words, such as ``11 to 20 words`` -> which of the N ``captions`` are in it.
+    """Class of captions by number of words, such as ``11 to 20 words`` -> which of the N
+    ``captions`` are in it.
 
     Classes with fewer than two captions are left out; empty where all captions are of one class.
     """
@@ -214,7 +223,9 @@ def _taus(
     cells = rating_ranks * len(levels) + score_ranks
 
     def resample(weights: NDArray[np.int64]) -> Sequence[float]:
-        """tau_b and tau_c of a resample that has caption n ``weights[n]`` times; NaN where they are undefined."""
+        """tau_b and tau_c of a resample that has caption n ``weights[n]`` times; NaN where they are
+        undefined.
+        """
         try:
             if len(rated) * len(levels) > MAX_CELLS:
                 items = np.repeat(np.arange(len(cells)), weights)
@@ -260,10 +271,11 @@ def pair_figures(
 ) -> list[Figure]:
     """Compute how often scores prefer the better caption of a pair.
 
-    ``first`` and ``second`` are condition of the references -> [P] scores of the first and of the second captions;
-    a metric without references has the one condition ``NO_REFERENCES``. Returns, for each condition or for the average
-    over conditions that are draws, a figure for each kind, where the set shows them, and a summary: ``all pairs`` or
-    ``mean of kinds``. Pairs of a set that is judged ``by_image`` are put together first.
+    ``first`` and ``second`` are condition of the references -> [P] scores of the first and of the
+    second captions; a metric without references has the one condition ``NO_REFERENCES``. Returns,
+    for each condition or for the average over conditions that are draws, a figure for each kind,
+    where the set shows them, and a summary: ``all pairs`` or ``mean of kinds``. Pairs of a set that
+    is judged ``by_image`` are put together first.
     """
     if judgements.by_image:
         judgements, (first, second) = _by_image(judgements, [first, second])
@@ -306,10 +318,11 @@ def group_figures(
     resamples: int = 0,
     seed: int = 0,
 ) -> list[Figure]:
-    """Compute the share of G groups whose scores are in order: for each figure of a set, its kinds, then the summary.
+    """Compute the share of G groups whose scores are in order: for each figure of a set, its kinds,
+    then the summary.
 
-    ``scores`` is [G * K]. ``cosines``, [G, K, K], are between the captions of a group; without them the figures of
-    texts alone are left out.
+    ``scores`` is [G * K]. ``cosines``, [G, K, K], are between the captions of a group; without them
+    the figures of texts alone are left out.
     """
     count = len(judgements.kinds)
     values = np.asarray(scores, np.float64).reshape(count, -1)
@@ -333,7 +346,8 @@ def group_figures(
 
 
 def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
-    """Probability [G] that i is ahead of j in all pairs (i, j) of ``above``, by the [G, K] values of K captions.
+    """Probability [G] that i is ahead of j in all pairs (i, j) of ``above``, by the [G, K] values
+    of K captions.
 
     Equal values are in random order, for which all K! orders are tried.
     """
@@ -351,11 +365,13 @@ def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
 def blind_figures(
     judgements: JudgementSet, resamples: int = 0, seed: int = 0
 ) -> dict[str, list[Figure]]:
-    """Compute the figures of the ``BLIND`` baselines, by their headings: chance, the longer and the shorter caption.
+    """Compute the figures of the ``BLIND`` baselines, by their headings: chance, the longer and the
+    shorter caption.
 
-    Lengths are in characters, and equal ones count by their expectation in a random order, whatever ties count in the
-    set. The baselines are for sets of hard negatives: groups, and pairs of which the first caption is always the better
-    one. For other sets the result is empty.
+    Lengths are in characters, and equal ones count by their expectation in a random order, whatever
+    ties count in the
+    set. The baselines are for sets of hard negatives: groups, and pairs of which the first caption
+    is always the better one. For other sets the result is empty.
     """
     figures = {}
     for heading, factor in BLIND.items():
@@ -386,8 +402,8 @@ def wins(
 ) -> Floats:
     """Return what each of P pairs counts, [P]: 1 if scores prefer the better caption, 0 if not.
 
-    Pairs on which people are divided evenly (preference 0.5) count 0.5. Equal scores count 0 with ``ties`` ``wrong``,
-    0.5 with ``half`` and 1 with ``right``.
+    Pairs on which people are divided evenly (preference 0.5) count 0.5. Equal scores count 0 with
+    ``ties`` ``wrong``, 0.5 with ``half`` and 1 with ``right``.
     """
     left, right, better = (np.asarray(values, np.float64) for values in (first, second, preference))
     if not np.isfinite([left, right]).all():
@@ -447,8 +463,9 @@ def intervals(
 ) -> list[Interval | None]:
     """Return the 95 % percentile intervals of K statistics; empty with 0 resamples.
 
-    ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where one is ever NaN (not defined),
-    its interval is None. ``groups`` is [N], the image (or another group) of each item, by which items are drawn.
+    ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where one is ever
+    NaN (not defined), its interval is None. ``groups`` is [N], the image (or another group) of each
+    item, by which items are drawn.
     """
     statistics = np.array(
         [statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64
@@ -461,7 +478,9 @@ def intervals(
 
 
 def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]) -> list[Path]:
-    """Write ``agreement.md``, ``agreement.csv`` and ``agreement.json``; return their paths in this order."""
+    """Write ``agreement.md``, ``agreement.csv`` and ``agreement.json``; return their paths in this
+    order.
+    """
     paths = [folder / f"agreement.{suffix}" for suffix in ("md", "csv", "json")]
     write_text(paths[0], "\n".join(as_markdown(result, config.bootstrap) for result in results))
     write_text(paths[1], _csv(results))
@@ -470,7 +489,9 @@ def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetRes
 
 
 def as_markdown(result: SetResult, resamples: int) -> str:
-    """A line for each metric, a column for each figure, times 100 as papers print them; further tables; notes."""
+    """A line for each metric, a column for each figure, times 100 as papers print them; further
+    tables; notes.
+    """
     figures = [figure for column in result.figures.values() for figure in column]
     published = {figure.name for figure in figures if figure.published}
     if published == {figure.name for figure in figures if figure.table == "main"}:

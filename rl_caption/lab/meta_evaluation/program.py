@@ -1,4 +1,6 @@
-"""Scores sets of human judgements with metrics and reports how well they agree: the program behind ``judge``."""
+"""Scores sets of human judgements with metrics and reports how well they agree: the program behind
+``judge``.
+"""
 
 import hashlib
 import logging
@@ -64,10 +66,11 @@ NOT_REACHED = "not computed: the program ended before"
 
 
 class ToolkitMetric:
-    """METEOR or SPICE of single captions as a ``Reward``, by the Java programs of the COCO toolkit, in [0, 1].
+    """METEOR or SPICE of single captions as a ``Reward``, by the Java programs of the COCO toolkit,
+    in [0, 1].
 
-    Captions and references are tokenised by ``rewards.text.tokenize``. Not for training: every call starts a Java
-    program. ``JavaError`` where that fails.
+    Captions and references are tokenised by ``rewards.text.tokenize``. Not for training: every call
+    starts a Java program. ``JavaError`` where that fails.
     """
 
     columns = frozenset({"references"})
@@ -107,12 +110,13 @@ class FileScores:
     """Scores that were computed elsewhere, as a ``Reward``.
 
     Args:
-        file: JSON lines with ``image`` (the name of its file, or the id that the set has for it), ``caption`` and
-            ``score``; equal pairs may be repeated with an equal score.
+        file: JSON lines with ``image`` (the name of its file, or the id that the set has for it),
+            ``caption`` and ``score``; equal pairs may be repeated with an equal score.
         heading: of the metric, in messages.
 
     Raises:
-        DataError: the file is missing or damaged, or has two scores of one caption; it names the line.
+        DataError: the file is missing or damaged, or has two scores of one caption; it names the
+            line.
     """
 
     columns = frozenset({"image_id"})
@@ -145,7 +149,9 @@ class FileScores:
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
-        """Look up the scores of N captions of the images ``image_id``. ``RewardError`` for one that is not there."""
+        """Look up the scores of N captions of the images ``image_id``. ``RewardError`` for one that
+        is not there.
+        """
         keys = [
             (str(image), single_spaced(text))
             for image, text in zip(columns["image_id"], as_texts(completions), strict=True)
@@ -154,7 +160,8 @@ class FileScores:
         if absent:
             image, text = absent[0]
             raise RewardError(
-                f"{self.file} has no score of {len(absent)} of {len(keys)} captions, such as {text!r:.80} of the image "
+                f"{self.file} has no score of {len(absent)} of {len(keys)} captions, such as "
+                f"{text!r:.80} of the image "
                 f"{image!r:.80}"
             )
         return [self._scores[key] for key in keys]
@@ -358,11 +365,12 @@ def score_set(
     seed: int = 0,
     timings: list[tuple[int, float]] | None = None,
 ) -> list[Figure]:
-    """Score a set with one metric and compute its figures of agreement, with intervals of ``resamples`` draws.
+    """Score a set with one metric and compute its figures of agreement, with intervals of
+    ``resamples`` draws.
 
-    Numbers of captions and the seconds that these took are appended to
-    ``timings``. CIDEr-D without document frequencies of its own counts one document for each judgement, not one for
-    each image, as the published figures do (pycocoevalcap on all judgements in one call).
+    Numbers of captions and the seconds that these took are appended to ``timings``. CIDEr-D without
+    document frequencies of its own counts one document for each judgement, not one for each image,
+    as the published figures do (pycocoevalcap on all judgements in one call).
     """
     timings = [] if timings is None else timings
     if isinstance(judgements, RatedCaptions):
@@ -403,7 +411,8 @@ def _scores(
 ) -> list[list[float]]:
     """Score all batches in one call, with equal rows scored once; returns [N] scores of each batch.
 
-    CIDEr-D without document frequencies of its own takes them from its batch, and is called for each.
+    CIDEr-D without document frequencies of its own takes them from its batch, and is called for
+    each.
     """
     scorer: Any = metric
     if isinstance(metric, CiderD) and metric.df is None:

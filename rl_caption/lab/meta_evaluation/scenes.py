@@ -1,4 +1,6 @@
-"""Captions of generated scenes, whose truth is known: references, samples and hard negatives, rated by the oracle."""
+"""Captions of generated scenes, whose truth is known: references, samples and hard negatives, rated
+by the oracle.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,14 +26,16 @@ from rl_caption.scst.rollout import sample_captions
 def rate_captions(
     rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[str]]], seed: int = 0
 ) -> list[JudgementSet]:
-    """Collect the captions of R scenes, rate them by the oracle's F1, and pair references with their hard negatives.
+    """Collect the captions of R scenes, rate them by the oracle's F1, and pair references with
+    their hard negatives.
 
-    Rated are, for each scene, its first reference, hard negatives of it (at most one of each kind, chosen by ``seed``)
-    and ``samples`` (source -> [R] lists of captions); a caption from several sources is rated once. Metrics see the
-    other references, less those with the same tokens as the first.
+    Rated are, for each scene, its first reference, hard negatives of it (at most one of each kind,
+    chosen by ``seed``) and ``samples`` (source -> [R] lists of captions); a caption from several
+    sources is rated once. Metrics see the other references, less those with the same tokens as the
+    first.
 
-    All rated captions are lower-case tokens joined by spaces, as a captioner writes them: a full stop would tell
-    references and negatives from samples. The oracle reads both forms alike.
+    All rated captions are lower-case tokens joined by spaces, as a captioner writes them: a full
+    stop would tell references and negatives from samples. The oracle reads both forms alike.
 
     Raises:
         DataError: a row has no scene, or fewer than two different references.
@@ -50,7 +54,8 @@ def rate_captions(
         others = [text for text in rest if _plain(text) != _plain(true)]
         if not others:
             raise DataError(
-                f"references of image {row['image_id']!r}: {len(row['references'])}, of which the first is judged: "
+                f"references of image {row['image_id']!r}: {len(row['references'])}, of which the "
+                f"first is judged: "
                 "none is left for the metrics; raise data.kwargs.captions_per_image"
             )
         negatives = hard_negatives(row["scene"], true, seed)
@@ -87,10 +92,11 @@ def sample_at_temperatures(
     batch_size: int = 64,
     seed: int = 0,
 ) -> dict[str, list[list[str]]]:
-    """Caption R rows greedily and by a sample at each of several temperatures, on the CPU, dropout off.
+    """Caption R rows greedily and by a sample at each of several temperatures, on the CPU, dropout
+    off.
 
-    ``max_new_tokens`` includes EOS; ``batch_size`` changes no caption. Returns ``greedy`` and ``sample at
-    <temperature>`` -> [R] lists of captions.
+    ``max_new_tokens`` includes EOS; ``batch_size`` changes no caption. Returns ``greedy`` and
+    ``sample at <temperature>`` -> [R] lists of captions.
     """
     decodings = [
         Decoding(1, number == 0, value, max_new_tokens) for number, value in enumerate(temperatures)
@@ -104,7 +110,8 @@ def sample_at_temperatures(
             batch_rows = rows[start : start + batch_size]
             batch = CaptionBatch(batch_rows, captioner.preprocess(batch_rows))
             for number, decoding in enumerate(decodings):
-                # Another step for every temperature: with the same noise, samples would be near copies.
+                # Another step for every temperature: with the same noise, samples would be near
+                # copies.
                 rollout = sample_captions(captioner, policy, batch, decoding, seed, step=number)
                 samples[f"sample at {decoding.temperature:g}"] += rollout.texts
                 samples["greedy"] += [[text] for text in rollout.greedy_texts or []]
@@ -112,7 +119,8 @@ def sample_at_temperatures(
 
 
 def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
-    """Return captions of scenes rated by the oracle's F1 and, if there are any, pairs of references and hard negatives.
+    """Return captions of scenes rated by the oracle's F1 and, if there are any, pairs of references
+    and hard negatives.
 
     Raises ``ConfigError`` where the data are no scenes or a setting is out of range.
     """

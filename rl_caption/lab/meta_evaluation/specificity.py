@@ -1,14 +1,17 @@
-"""Specificity rate: how often a metric rewards one more true detail, and how often it penalises a false one.
+"""Specificity rate: how often a metric rewards one more true detail, and how often it penalises a
+false one.
 
-Source: Chen et al., "SPECS", EMNLP 2025, equations 1 and 2. Caption i grows unit by unit, c_i1, ..., c_iK (units as in
-``rewards.text.detail_units``), and n_ik is c_ik with a unit of another image in place of its own next one. With S the
-metric and T the number of all steps k = 1 .. K - 1 over all captions,
+Source: Chen et al., "SPECS", EMNLP 2025, equations 1 and 2. Caption i grows unit by unit, c_i1,
+..., c_iK (units as in ``rewards.text.detail_units``), and n_ik is c_ik with a unit of another image
+in place of its own next one. With S the metric and T the number of all steps k = 1 .. K - 1 over
+all captions,
 
     SR_pos = 1/T sum_ik [S(c_i,k+1) > S(c_ik)]          SR_neg = 1/T sum_ik [S(n_ik) < S(c_ik)]
 
-Both inequalities are strict, so a tie fails, and every step weighs the same (micro average). The paper prints the
-inequality of SR_neg the other way round; this is the direction that its text and its loss mean. A metric that ignores
-the caption has 0 and 0, one that guesses 0.5 and 0.5, one that rewards length alone 1 and 0: read both.
+Both inequalities are strict, so a tie fails, and every step weighs the same (micro average). The
+paper prints the inequality of SR_neg the other way round; this is the direction that its text and
+its loss mean. A metric that ignores the caption has 0 and 0, one that guesses 0.5 and 0.5, one that
+rewards length alone 1 and 0: read both.
 """
 
 import math
@@ -28,7 +31,8 @@ BATCH_SIZE = 512
 
 
 class Chain(NamedTuple):
-    """A caption of one image that grows by one detail a step, c_1 to c_K, K >= 2; and a false next detail at each step.
+    """A caption of one image that grows by one detail a step, c_1 to c_K, K >= 2; and a false next
+    detail at each step.
 
     ``captions`` are [K], ``negatives``, n_1 to n_K-1, [K - 1].
     """
@@ -64,12 +68,14 @@ def specificity_rates(scores: Sequence[ChainScores]) -> SpecificityRates:
 
 
 def released_specificity_rates(cosines: Sequence[ChainScores]) -> SpecificityRates:
-    """Compute the rates as the released code does, for comparison with the published 95.37 and 90.37 only.
+    """Compute the rates as the released code does, for comparison with the published 95.37 and
+    90.37 only.
 
-    It differs from the equations in what is averaged: the last caption of a chain is never stored; of the others,
-    n = (number of cosines above 0) - 1; captions with n <= 1 are skipped; the first n steps are averaged for each
-    caption, then over captions (macro average). So cosines below 0 leave out steps and captions, and which ones depends
-    on the metric. The code works on cosines in half precision, which ties more.
+    It differs from the equations in what is averaged: the last caption of a chain is never stored;
+    of the others, n = (number of cosines above 0) - 1; captions with n <= 1 are skipped; the first
+    n steps are averaged for each caption, then over captions (macro average). So cosines below 0
+    leave out steps and captions, and which ones depends on the metric. The code works on cosines in
+    half precision, which ties more.
     """
     rates, steps = [], 0
     for chain in cosines:
@@ -95,18 +101,20 @@ def make_chains(
     image_ids: Sequence[Hashable] | None = None,
     processes: int = 1,
 ) -> list[Chain | None]:
-    """Grow N captions unit by unit, with a negative at each step, made as those of ``make_triplets``.
+    """Grow N captions unit by unit, with a negative at each step, made as those of
+    ``make_triplets``.
 
-    A chain ends early where no other image has a unit for its next negative. It is None where that leaves fewer than
-    two captions, or the caption has only one unit. The result depends on the arguments alone.
+    A chain ends early where no other image has a unit for its next negative. It is None where that
+    leaves fewer than two captions, or the caption has only one unit. The result depends on the
+    arguments alone.
 
     Args:
         captions: [N].
         seed: decides which units negatives are made of.
-        shuffle_rate: fraction of negative units whose words are shuffled. The released evaluation shuffles none, so
-            that a metric cannot win by noticing broken English.
-        image_ids: [N]; no unit is taken from a caption of the same image. Without them, equal captions are taken to be
-            of one image.
+        shuffle_rate: fraction of negative units whose words are shuffled. The released evaluation
+            shuffles none, so that a metric cannot win by noticing broken English.
+        image_ids: [N]; no unit is taken from a caption of the same image. Without them, equal
+            captions are taken to be of one image.
         processes: as for ``detail_units_of``.
     """
     units = detail_units_of(captions, processes)
@@ -129,7 +137,9 @@ def make_chains(
 def score_chains(
     reward: Reward, chains: Sequence[Chain], columns: Mapping[str, Sequence[Any]]
 ) -> list[ChainScores]:
-    """Score every text of N chains with a reward; ``columns`` are [N] values of what it needs: ``image``, ..."""
+    """Score every text of N chains with a reward; ``columns`` are [N] values of what it needs:
+    ``image``, ...
+    """
     texts = [
         (number, text)
         for number, chain in enumerate(chains)

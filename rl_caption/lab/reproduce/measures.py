@@ -76,7 +76,9 @@ class Inputs:
     """Whether other numbers of judgements than the published ones are accepted."""
 
     def obstacle(self, table: Table, row: Row, column: Column) -> str | None:
-        """What is missing for a cell, as far as that is known without reading anything; None where nothing is."""
+        """What is missing for a cell, as far as that is known without reading anything; None where
+        nothing is.
+        """
         data = data_of(column)
         model = row.model
         if "captions" in column:

@@ -1,4 +1,6 @@
-"""The reproduce program: a table of a paper, published value, measured value and difference side by side."""
+"""The reproduce program: a table of a paper, published value, measured value and difference side by
+side.
+"""
 
 import argparse
 import sys
@@ -42,7 +44,9 @@ class Cell:
 
     @property
     def as_printed(self) -> Decimal | None:
-        """The measured value with as many decimals as the published one; with four where nothing is published."""
+        """The measured value with as many decimals as the published one; with four where nothing is
+        published.
+        """
         if self.measured is None:
             return None
         return Decimal(repr(self.measured)).quantize(self.published or Decimal("0.0001"))
@@ -79,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for option, what in (
         (
             "--model",
-            "NAME=BACKBONE or NAME=BACKBONE@PRETRAINED: weights of a model of the table, as for clipscore",
+            "NAME=BACKBONE or NAME=BACKBONE@PRETRAINED: weights of a model of the table, as for "
+            "clipscore",
         ),
         ("--captions", "ROW=FILE: captions by the system of a row, in COCO's result format"),
         (
@@ -116,7 +121,8 @@ def read_inputs(table: Table, options: argparse.Namespace) -> Inputs:
     """Check what the user names against what the table can use.
 
     Raises:
-        ConfigError: a folder with nothing that the table needs, or a model, captions or scores that it does not have.
+        ConfigError: a folder with nothing that the table needs, or a model, captions or scores that
+            it does not have.
     """
     rows = [row.name for row in table.rows]
     pairs = {}
@@ -200,7 +206,8 @@ def _has_files(folder: Path, alternatives: Sequence[Sequence[str]]) -> bool:
 
 
 def reproduce(table: Table, inputs: Inputs, out: str | None = None) -> str:
-    """Measure what can be measured of a table, and return it as Markdown; ``out`` is a folder for it and its JSON.
+    """Measure what can be measured of a table, and return it as Markdown; ``out`` is a folder for
+    it and its JSON.
 
     A cell that cannot be measured says why, and the others are measured.
 
@@ -282,7 +289,9 @@ def _reasons(cells: Sequence[Cell]) -> list[str]:
 
 
 def as_markdown(table: Table, cells: Sequence[Cell]) -> str:
-    """A line for each cell that was measured; then the rows that were not, with the reasons, and notes."""
+    """A line for each cell that was measured; then the rows that were not, with the reasons, and
+    notes.
+    """
     lines = [
         [
             cell.row,
@@ -332,7 +341,9 @@ def as_json(table: Table, cells: Sequence[Cell]) -> Mapping[str, Any]:
 
 
 def list_tables(paper: Paper) -> Iterator[str]:
-    """Say for each table which data and weights it needs, which rows can be made, and why the others cannot."""
+    """Say for each table which data and weights it needs, which rows can be made, and why the
+    others cannot.
+    """
     yield f"# {paper.name}: {paper.title}"
     for table in paper.tables.values():
         yield f"\n## rl-caption reproduce {paper.name} {table.key}: {table.title}\n"

@@ -1,18 +1,19 @@
 """The published tables, ``PAPER.yaml``, and the data that they are measured on, ``data.yaml``.
 
-A paper's file has its ``tables``: the columns with what measures them, and the rows with their published values and
-where their scores come from. ``metrics`` name the source of a row in any table, ``default`` that of all other rows; a
-table's own ``metrics`` and ``default`` come first. A source is one of
+A paper's file has its ``tables``: the columns with what measures them, and the rows with their
+published values and where their scores come from. ``metrics`` name the source of a row in any
+table, ``default`` that of all other rows; a table's own ``metrics`` and ``default`` come first. A
+source is one of
 
 - ``name``: a metric of ``judge``, or a baseline that sees no image;
-- ``reward`` (with ``kwargs``) and ``model``: a reward, and a name of the paper's ``models``, whose weights the user
-  names; ``row`` is a model that is named as the row;
+- ``reward`` (with ``kwargs``) and ``model``: a reward, and a name of the paper's ``models``, whose
+  weights the user names; ``row`` is a model that is named as the row;
 - ``captions``: captions that the user names, and ``how`` to make them;
 - ``why``: the reason why the row cannot be made.
 
-A column is measured by one of ``set`` (with ``figure``: agreement with people or accuracy on hard negatives),
-``retrieval``, ``zero_shot``, ``specificity``, ``captions`` (a metric of captions), ``size`` (the cost of a model), or
-``mean`` (of other columns).
+A column is measured by one of ``set`` (with ``figure``: agreement with people or accuracy on hard
+negatives), ``retrieval``, ``zero_shot``, ``specificity``, ``captions`` (a metric of captions),
+``size`` (the cost of a model), or ``mean`` (of other columns).
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Row:
 
     name: str
     values: Sequence[Decimal | None]
-    """[C] with the digits that are printed; None where nothing is printed, or the row is not in the paper."""
+    """[C] with the digits that are printed; None where nothing is printed, or the row is not in the
+    paper.
+    """
     source: Mapping[str, Any]
     extra: bool = False
     """Whether the paper does not have it; its values are all None."""
@@ -67,7 +70,9 @@ class Table:
     notes: Sequence[str]
 
     def with_rows(self, names: Sequence[str] | None) -> Table:
-        """The table with some of its rows only; None is all. ``ConfigError`` for a row that it does not have."""
+        """The table with some of its rows only; None is all. ``ConfigError`` for a row that it does
+        not have.
+        """
         rows = {row.name: row for row in self.rows}
         unknown = [name for name in names or () if name not in rows]
         if unknown:

@@ -48,8 +48,9 @@ class CellConfig:
 
     Args:
         terms: the reward of the cell, which replaces ``reward.terms`` of the base.
-        overrides: values by dotted key, such as ``{train.lr: 1.0e-5}``; keys of ``train``, ``rollout``, ``eval``,
-            ``reward`` or ``monitor``. Model and data are the same in all cells.
+        overrides: values by dotted key, such as ``{train.lr: 1.0e-5}``; keys of ``train``,
+            ``rollout``, ``eval``, ``reward`` or ``monitor``. Model and data are the same in all
+            cells.
     """
 
     terms: dict[str, RewardTerm]
@@ -59,32 +60,37 @@ class CellConfig:
         for key in self.overrides:
             if not key.startswith(OVERRIDABLE) or f"{key}.".startswith(SET_BY_GRID):
                 raise ConfigError(
-                    f"overrides has {key}: expected a key that starts with {', '.join(OVERRIDABLE)}; the grid sets "
+                    f"overrides has {key}: expected a key that starts with "
+                    f"{', '.join(OVERRIDABLE)}; the grid sets "
                     "seeds and terms"
                 )
 
 
 @dataclass
 class AblateConfig(TrustConfig):
-    """``ablate``: a grid of self-critical runs from one starting checkpoint, and tables of their results.
+    """``ablate``: a grid of self-critical runs from one starting checkpoint, and tables of their
+    results.
 
     Args:
-        base: configuration of ``scst`` that all cells share; its ``model.init`` is the starting policy.
-        all: keys that replace those of the base and of the runs that it starts from, such as ``{data: {path:
-            /disk/coco}}``.
+        base: configuration of ``scst`` that all cells share; its ``model.init`` is the starting
+            policy.
+        all: keys that replace those of the base and of the runs that it starts from, such as
+            ``{data: {path: /disk/coco}}``.
         cells: reward and overrides of each cell, by its label.
         alpha: further cells, labelled ``alpha=VALUE``.
         reward_models: configurations of reward models to train first, unless they are done.
         seeds: values of ``train.seed``; each cell is trained with each of them.
         split: split of the base's data that is captioned and scored.
-        policy: weights of a run that are evaluated: ``last``, after its last step, or ``best``, by its validation. If
-            the reward has no CIDEr-D, the validation's CIDEr-D is often best before any training.
+        policy: weights of a run that are evaluated: ``last``, after its last step, or ``best``, by
+            its validation. If the reward has no CIDEr-D, the validation's CIDEr-D is often best
+            before any training.
         num_beams: beam width of the evaluation; 1 is greedy.
         length_penalty: of beam search, as in ``evaluate``.
         metrics: as in ``evaluate``.
         tokenizer: as in ``evaluate``.
         judges: rewards that are further columns, by their headings; they may be trained on.
-        jobs: number of runs at a time, each in its own process with its share of the CPU cores and GPUs.
+        jobs: number of runs at a time, each in its own process with its share of the CPU cores and
+            GPUs.
         out: folder of all runs and of the report.
         report: also write ``report.html`` there (docs/report.md).
     """
@@ -118,7 +124,8 @@ class AblateConfig(TrustConfig):
         for name in labels:
             if not LABEL.fullmatch(name) or name == START or labels.count(name) > 1:
                 raise ConfigError(
-                    f"cells has the name {name!r}: expected names of folders that differ, of letters, digits and "
+                    f"cells has the name {name!r}: expected names of folders that differ, of "
+                    f"letters, digits and "
                     f". _ = + - (and not {START}, the starting policy)"
                 )
         if len(set(self.seeds)) != len(self.seeds):

@@ -38,8 +38,9 @@ def run_jobs(
 ) -> Generator[EndedJob, None, None]:
     """Run all jobs, as many at a time as there are ``devices``, and yield each when it has ended.
 
-    Each of ``devices`` is the ``CUDA_VISIBLE_DEVICES`` of one running job; None leaves the variable as it is. Closing
-    the generator early (``contextlib.closing``) asks the running jobs to stop and waits for their checkpoints.
+    Each of ``devices`` is the ``CUDA_VISIBLE_DEVICES`` of one running job; None leaves the variable
+    as it is. Closing the generator early (``contextlib.closing``) asks the running jobs to stop and
+    waits for their checkpoints.
     """
     free: SimpleQueue[str | None] = SimpleQueue()
     for names in devices:
@@ -80,7 +81,8 @@ def _start(job: Job, devices: str | None) -> subprocess.Popen[bytes]:
     if devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = devices
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    # A session of its own: Ctrl-C reaches this process only, which then asks the job to save and stop.
+    # A session of its own: Ctrl-C reaches this process only, which then asks the job to save and
+    # stop.
     with job.log.open("ab") as log:
         return subprocess.Popen(
             job.command,
@@ -96,7 +98,8 @@ def _stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> None:
     if running:
         names = ", ".join(job.name for job, _ in running)
         logger.info(
-            "stopping %s: running trainings save a checkpoint first; the same command continues from it",
+            "stopping %s: running trainings save a checkpoint first; the same command continues "
+            "from it",
             names,
         )
     for _, process in running:
@@ -113,7 +116,8 @@ def _stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> None:
 def share_devices(
     num_parallel: int, count: int, environment: Mapping[str, str]
 ) -> list[str | None]:
-    """``CUDA_VISIBLE_DEVICES`` for each job that runs at a time, out of the ``count`` GPUs that this process sees.
+    """``CUDA_VISIBLE_DEVICES`` for each job that runs at a time, out of the ``count`` GPUs that
+    this process sees.
 
     It is None, which leaves all GPUs visible, where there are fewer than two jobs or GPUs.
     """

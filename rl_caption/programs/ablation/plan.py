@@ -1,4 +1,6 @@
-"""From the configuration of a grid to its runs. Everything that can be checked is checked before the first run."""
+"""From the configuration of a grid to its runs. Everything that can be checked is checked before
+the first run.
+"""
 
 import json
 import logging
@@ -68,7 +70,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """A run that has to be trained before the cells: ``rl-caption PROGRAM --config FILE OVERRIDES``."""
+    """A run that has to be trained before the cells: ``rl-caption PROGRAM --config FILE
+    OVERRIDES``.
+    """
 
     program: str
     file: str
@@ -100,9 +104,9 @@ def as_argument(value: Any) -> str:
 def make_cells(config: AblateConfig) -> list[Cell]:
     """All runs of a grid, seed by seed, so that a grid that is cut short has whole tables.
 
-    ``alpha.terms`` are weighted by alpha and ``alpha.against`` by 1 - alpha; terms of weight 0 are left out. The
-    L-CLIPScore paper's equation puts alpha on CIDEr, but its rows alpha = 0 (CIDEr alone) and alpha = 1 (L-CLIPS
-    alone) put it on L-CLIPS, as here.
+    ``alpha.terms`` are weighted by alpha and ``alpha.against`` by 1 - alpha; terms of weight 0 are
+    left out. The L-CLIPScore paper's equation puts alpha on CIDEr, but its rows alpha = 0 (CIDEr
+    alone) and alpha = 1 (L-CLIPS alone) put it on L-CLIPS, as here.
     """
     cells: list[tuple[Any, ...]] = []
     if (alpha := config.alpha) is not None:
@@ -125,8 +129,8 @@ def make_plan(grid: AblateConfig, parse: Parse) -> Plan:
     """Read and check all configurations, the data, and what is already there of the grid.
 
     Raises:
-        ConfigError: a value is wrong (the message names the cell), or a run that is already there has another
-            configuration.
+        ConfigError: a value is wrong (the message names the cell), or a run that is already there
+            has another configuration.
         DataError: the data cannot be read, or has no such split.
         UsageError: a configuration has keys that do not exist, or values that cannot be understood.
     """
@@ -157,7 +161,8 @@ def make_plan(grid: AblateConfig, parse: Parse) -> Plan:
     )
     if start is None or not (is_made or is_captioner(start)):
         raise ConfigError(
-            f"{grid.base}: model.init is {start!r}: expected the policy that all cells start from, a saved "
+            f"{grid.base}: model.init is {start!r}: expected the policy that all cells start from, "
+            f"a saved "
             "captioner or a name on the hub (train one with rl-caption xe)"
         )
     if line := chain.log_line():
@@ -181,7 +186,8 @@ def _resolve(cell: Cell, arguments: Sequence[str], parse: Parse) -> Cell:
     file = cell.run / "config.yaml"
     if file.is_file() and (keys := changed_keys(file, config)):
         raise ConfigError(
-            f"{cell.name} exists with another configuration: {'; '.join(keys)}. Choose another out, or remove "
+            f"{cell.name} exists with another configuration: {'; '.join(keys)}. Choose another "
+            f"out, or remove "
             f"{cell.folder}"
         )
     return replace(cell, config=config)
@@ -203,7 +209,8 @@ def check_start(cell: Cell, start: str, rewards: Mapping[str, str]) -> None:
     before = read_json(note, ConfigError)
     if (before["sha256"], before["rewards"]) != (now["sha256"], now["rewards"]):
         raise ConfigError(
-            f"{cell.name} was started on {before} and would go on with {now}: all cells of a grid start from one "
+            f"{cell.name} was started on {before} and would go on with {now}: all cells of a grid "
+            f"start from one "
             f"checkpoint, and each keeps its reward. Choose another out, or remove {cell.folder}"
         )
 
@@ -214,8 +221,8 @@ def build_rewards(
     """Build the judges and the terms of every cell.
 
     Returns:
-        Name of the judge -> reward, as ``evaluate`` builds it; and name of the cell -> term -> signature, with toy
-        document frequencies where those are counted in training.
+        Name of the judge -> reward, as ``evaluate`` builds it; and name of the cell -> term ->
+        signature, with toy document frequencies where those are counted in training.
 
     Raises:
         ConfigError: which judge, or which cell and term, and why it cannot be built.

@@ -39,7 +39,8 @@ ALPHA_METRICS = (
 
 
 class Member(NamedTuple):
-    """One evaluated captioner: the starting policy (seed and run are None), or a cell with one seed.
+    """One evaluated captioner: the starting policy (seed and run are None), or a cell with one
+    seed.
 
     ``system`` names its row in tables, which all seeds of a cell share.
     """
@@ -56,7 +57,9 @@ Systems = Mapping[str, Sequence[Member]]
 
 
 def by_system(members: Sequence[Member]) -> dict[str, list[Member]]:
-    """System -> its members (a starting policy, or the seeds of a cell), in the order in which systems first occur."""
+    """System -> its members (a starting policy, or the seeds of a cell), in the order in which
+    systems first occur.
+    """
     groups: dict[str, list[Member]] = {}
     for member in members:
         groups.setdefault(member.system, []).append(member)
@@ -134,8 +137,8 @@ def metric_keys(systems: Systems) -> list[str]:
 
 
 def formula(cell: Cell) -> str:
-    """A cell's reward, with options that differ from the defaults, and its overrides, as one line of text:
-    ``0.3 rouge_l + 0.7 cider; train.lr = 1e-05``.
+    """A cell's reward, with options that differ from the defaults, and its overrides, as one line
+    of text: ``0.3 rouge_l + 0.7 cider; train.lr = 1e-05``.
     """
     plain, terms = asdict(RewardTerm()), []
     for name, term in cell.terms.items():
@@ -193,7 +196,9 @@ def runs_csv(systems: Systems) -> str:
 
 
 def alpha_series(systems: Systems, key: str) -> list[Series]:
-    """The lines of alpha against a metric, times the factor of its heading: of the cells, and of the start."""
+    """The lines of alpha against a metric, times the factor of its heading: of the cells, and of
+    the start.
+    """
     factor = column_of(key).factor
     points, errors, start = [], {}, None
     for members in systems.values():

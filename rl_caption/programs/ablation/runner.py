@@ -1,4 +1,6 @@
-"""The ablation program: train what is missing of a grid, evaluate every captioner, write the report."""
+"""The ablation program: train what is missing of a grid, evaluate every captioner, write the
+report.
+"""
 
 import json
 import logging
@@ -56,7 +58,8 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
     started = processes_started(os.environ)
     if started is not None and started[1] > 1:
         raise LaunchError(
-            f"{started[1]} processes were started ({started[0]}): this program starts its own; run it as "
+            f"{started[1]} processes were started ({started[0]}): this program starts its own; run "
+            f"it as "
             "rl-caption ablate --config FILE"
         )
     out = check_writable(config.out)
@@ -119,7 +122,9 @@ def _failure(ended: EndedJob, run: Path) -> str | None:
 def _run_cells(
     config: AblateConfig, plan: Plan, judges: Mapping[str, Reward]
 ) -> tuple[list[Member], list[str]]:
-    """Train the cells that are not complete, evaluate all; return members in the order of the plan, and failures."""
+    """Train the cells that are not complete, evaluate all; return members in the order of the plan,
+    and failures.
+    """
     cells = {cell.name: cell for cell in plan.cells}
     results: dict[str, Member] = {}
     failures: list[str] = []
@@ -132,7 +137,8 @@ def _run_cells(
             write_text(file, yaml.safe_dump(values, sort_keys=False))
             jobs.append(Job(cell.name, _command("scst", str(file)), cell.folder / "log.txt"))
     _print(
-        f"{len(cells)} runs: {len(complete)} complete, {len(jobs)} to train, {config.jobs} at a time"
+        f"{len(cells)} runs: {len(complete)} complete, {len(jobs)} to train, {config.jobs} at a "
+        f"time"
     )
 
     def finish(cell: Cell, ended: EndedJob | None) -> None:
@@ -181,9 +187,9 @@ def evaluate_captioner(
 ) -> EvaluationFolder:
     """Evaluate a model on the grid's split, or read what ``folder`` holds of it.
 
-    The data and the longest caption are those of ``trained``. Scores in ``folder`` are kept as long as the model's
-    weights, the data, the decoding, the metrics and the judges are the same. ``prompt`` is for a model that was not
-    exported with one.
+    The data and the longest caption are those of ``trained``. Scores in ``folder`` are kept as long
+    as the model's weights, the data, the decoding, the metrics and the judges are the same.
+    ``prompt`` is for a model that was not exported with one.
 
     Raises:
         EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate`` and the judges.

@@ -48,7 +48,9 @@ STYLE: Any = {
 
 
 class Series(NamedTuple):
-    """A line of a chart: (x, y) in the order of x; ``errors`` maps x to half the height of an error bar."""
+    """A line of a chart: (x, y) in the order of x; ``errors`` maps x to half the height of an error
+    bar.
+    """
 
     name: str
     points: Sequence[Point]
@@ -161,7 +163,8 @@ def macros() -> Any:
 
 
 METRICS_PAGE = Path(__file__).resolve().with_name("metrics.md")
-"""The tables of docs/metrics.md: in the repository a link to them, in an installed package a copy."""
+"""The tables of docs/metrics.md: in the repository a link to them, in an installed package a copy.
+"""
 
 
 class Definition(NamedTuple):
@@ -188,7 +191,9 @@ TITLES = {
 
 
 def title_of(key: str) -> str:
-    """What a logged key is called above charts and in tables; a key and its ``val/`` key have one title."""
+    """What a logged key is called above charts and in tables; a key and its ``val/`` key have one
+    title.
+    """
     base = key.removeprefix("val/")
     kind, _, name = base.partition("/")
     name = name if kind in ("judge", "reward") else name.replace("_", " ")
@@ -200,7 +205,8 @@ def title_of(key: str) -> str:
 def curves(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
     """The charts of runs; empty where nothing has been logged.
 
-    The charts of a single run show every logged key. With several systems a chart shows one key, with a line for each
+    The charts of a single run show every logged key. With several systems a chart shows one key,
+    with a line for each
     system: the mean over its runs (one run for each seed).
     """
     runs = [run for seeds in systems.values() for run in seeds if run.lines]

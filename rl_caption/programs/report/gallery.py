@@ -33,7 +33,9 @@ Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 class Source(NamedTuple):
-    """Image id -> row, for references and images, and a sentence for the reader where either is missing."""
+    """Image id -> row, for references and images, and a sentence for the reader where either is
+    missing.
+    """
 
     rows: Mapping[str, Row]
     missing: str = ""
@@ -49,9 +51,11 @@ def source_of(rows: Sequence[Row]) -> Source:
 
 
 def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
-    """A split of the data that the section ``data`` of a configuration names; empty where it cannot be read.
+    """A split of the data that the section ``data`` of a configuration names; empty where it cannot
+    be read.
 
-    The configuration may be that of a run from elsewhere: a class in it has to be trusted (``rewards.trust``).
+    The configuration may be that of a run from elsewhere: a class in it has to be trusted
+    (``rewards.trust``).
     """
     if not data:
         return Source(
@@ -66,7 +70,8 @@ def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
 
 
 def received_data(data: Mapping[str, Any]) -> DataConfig:
-    """The section ``data`` of the configuration of a run, perhaps from elsewhere: a class in it has to be trusted.
+    """The section ``data`` of the configuration of a run, perhaps from elsewhere: a class in it has
+    to be trusted.
 
     Raises ``ConfigError``, also for unknown keys and wrong types.
     """
@@ -82,8 +87,9 @@ def reference_scores(
 ) -> Scores:
     """CIDEr-D (times 100: 0 to 1000) and ROUGE-L (0 to 1) of every caption.
 
-    Document frequencies are those of the captioned images' references, without EOS, as in ``val/cider``.
-    Captions of images without references get no score; the result is empty if fewer than two images have references.
+    Document frequencies are those of the captioned images' references, without EOS, as in
+    ``val/cider``. Captions of images without references get no score; the result is empty if fewer
+    than two images have references.
 
     Raises:
         RewardError: a metric failed.
@@ -109,8 +115,8 @@ def reference_scores(
 def select_images(systems: Captions, scores: Scores, limit: int) -> tuple[list[str], str]:
     """The ids of the images to show, and a sentence that says which they are.
 
-    Where there are more than ``limit``, they are an even sample. The first are those whose first score changed most
-    between the first and the last system.
+    Where there are more than ``limit``, they are an even sample. The first are those whose first
+    score changed most between the first and the last system.
     """
     ids = list(dict.fromkeys(image_id for captions in systems.values() for image_id in captions))
     count = min(limit, len(ids))
@@ -128,11 +134,13 @@ def select_images(systems: Captions, scores: Scores, limit: int) -> tuple[list[s
 def gallery(
     systems: Captions, scores: Scores, source: Source, note: str, limit: int
 ) -> dict[str, Any]:
-    """The values that the template shows: ``systems``, ``metrics``, ``note``, and ``items``, one for each image.
+    """The values that the template shows: ``systems``, ``metrics``, ``note``, and ``items``, one
+    for each image.
 
-    An item has ``id``, ``image`` (a data URI or None), ``references``, ``scores`` [metrics][systems] (None: no score),
-    and ``captions`` [systems]: None, or pairs of a piece of text and whether it is a word that the first system did not
-    use.
+    An item has ``id``, ``image`` (a data URI or None), ``references``, ``scores``
+    [metrics][systems] (None: no score),
+    and ``captions`` [systems]: None, or pairs of a piece of text and whether it is a word that the
+    first system did not use.
     """
     ids, sentence = select_images(systems, scores, limit)
     items, unreadable = [], 0

@@ -73,7 +73,9 @@ class Table(NamedTuple):
 
 
 def render(page: Page) -> str:
-    """The page as HTML: one file with its style, charts and images inside, without scripts, which loads nothing."""
+    """The page as HTML: one file with its style, charts and images inside, without scripts, which
+    loads nothing.
+    """
     return templates().get_template("page.html").render(page=page)
 
 
@@ -107,7 +109,8 @@ def monitor_section(runs: Mapping[str, RunFolder]) -> Markup:
 
 
 def evaluations_page(evaluations: Evaluations, source: Source | None, images: int) -> Page:
-    """One or several evaluations by name: tables, and captions of the same images, with changes against the first.
+    """One or several evaluations by name: tables, and captions of the same images, with changes
+    against the first.
 
     Without a source, references and images are those of the data that ``settings.json`` names.
     """
@@ -129,7 +132,8 @@ def comparison_page(
     for row in difference_rows(comparison["differences"]):
         rows.append([text.replace("-", "−") for text in row])
     note = (
-        f"Difference: {second} minus {first}. Interval: paired bootstrap over images; p: two-sided permutation test; "
+        f"Difference: {second} minus {first}. Interval: paired bootstrap over images; p: two-sided "
+        f"permutation test; "
         f"{comparison['resamples']:,} resamples each, not corrected for the number of metrics"
     )
     head = ["metric", first, second, "difference", "95 % interval", "p"]
@@ -197,10 +201,12 @@ def _validation_captions(run: RunFolder, source: Source | None, images: int) -> 
 
 
 def score_tables(systems: Mapping[str, Sequence[EvaluationFolder]]) -> list[Table]:
-    """Systems down, metrics across: captions and judges, then signs of bad captions, then the oracle's.
+    """Systems down, metrics across: captions and judges, then signs of bad captions, then the
+    oracle's.
 
-    Metrics are printed as papers do (the heading says x100 or %), with the standard deviation over seeds or, of one
-    evaluation, its interval; the best value of a metric where more is better is marked.
+    Metrics are printed as papers do (the heading says x100 or %), with the standard deviation over
+    seeds or, of one evaluation, its interval; the best value of a metric where more is better is
+    marked.
     """
     means = {name: over_seeds(seeds) for name, seeds in systems.items()}
     keys = dict.fromkeys(key for scores in means.values() for key in scores)

@@ -39,7 +39,8 @@ def make_page(
         images: most images of the gallery.
 
     Raises:
-        ReportError, DataError: a folder holds nothing to report on, kinds are mixed, or a file is damaged.
+        ReportError, DataError: a folder holds nothing to report on, kinds are mixed, or a file is
+            damaged.
     """
     kinds = {kind_of(path) for path in paths}
     if len(paths) > 1 and kinds != {"evaluation"}:
@@ -59,7 +60,8 @@ def make_page(
 def write_report(folder: Path, rows: Sequence[Any], page: pages.Page | None = None) -> Path | None:
     """Write ``report.html`` into a folder, at the end of the program that wrote its results.
 
-    References and images are those of ``rows``, whose ``image`` may be missing. What keeps the page from being written
+    References and images are those of ``rows``, whose ``image`` may be missing. What keeps the page
+    from being written
     is a warning: the results are there, and ``rl-caption report`` makes it again.
     """
     try:

@@ -1,6 +1,7 @@
 """What the programs leave in folders: runs (finished or not), evaluations, comparisons.
 
-A file that is missing or damaged raises ``ReportError``, damaged captions raise ``DataError``; both name the file.
+A file that is missing or damaged raises ``ReportError``, damaged captions raise ``DataError``; both
+name the file.
 """
 
 import statistics
@@ -21,7 +22,9 @@ TOTALS = ("reward/total", "reward/greedy", "val/reward")
 
 
 class ReportError(UserError, ValueError):
-    """A folder or file cannot be reported on; the message names it, the line where there is one, and what is right."""
+    """A folder or file cannot be reported on; the message names it, the line where there is one,
+    and what is right.
+    """
 
 
 class Comparison(TypedDict):
@@ -42,9 +45,11 @@ class EvaluationFolder(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A training run: its folder, the lines of ``metrics.jsonl``, ``config.yaml``, ``env.json``, and its state.
+    """A training run: its folder, the lines of ``metrics.jsonl``, ``config.yaml``, ``env.json``,
+    and its state.
 
-    The state is ``result.json`` or, while the run is not ``complete``, the counters of its newest checkpoint.
+    The state is ``result.json`` or, while the run is not ``complete``, the counters of its newest
+    checkpoint.
     """
 
     path: Path
@@ -56,7 +61,9 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The folder's name; one that is just called ``run`` gets the names of the two above it: ``A/B``."""
+        """The folder's name; one that is just called ``run`` gets the names of the two above it:
+        ``A/B``.
+        """
         names = self.path.resolve().parts
         return "/".join(names[-3:-1]) if names[-1] == "run" else names[-1]
 
@@ -75,12 +82,16 @@ class RunFolder:
 
     @property
     def best_step(self) -> int | None:
-        """Step of the best validation; None where it is not known, or where no step was better than the start."""
+        """Step of the best validation; None where it is not known, or where no step was better than
+        the start.
+        """
         return self.state.get("best_step") or None
 
     @property
     def first_alarm(self) -> Mapping[str, Any]:
-        """``step`` and ``evidence`` (sentences) of the first alarm; empty where there was none, or none was noted."""
+        """``step`` and ``evidence`` (sentences) of the first alarm; empty where there was none, or
+        none was noted.
+        """
         return self.state.get("notes", {}).get("hacking", {}).get("first_alarm") or {}
 
     @cached_property
@@ -113,7 +124,9 @@ class RunFolder:
 
     @property
     def last_step(self) -> int:
-        """The last step that was logged or, for ``grpo_vlm``, noted in ``result.json``; 0 where there is none."""
+        """The last step that was logged or, for ``grpo_vlm``, noted in ``result.json``; 0 where
+        there is none.
+        """
         return max((line.get("step", 0) for line in [self.state, *self.lines]), default=0)
 
     @property
@@ -135,7 +148,9 @@ class RunFolder:
         return [(step, factor_of(key) * value) for step, value in self.series(key)]
 
     def predictions(self, step: int) -> dict[str, str]:
-        """Image id -> greedy caption at the validation of ``step``; empty where captions were not kept."""
+        """Image id -> greedy caption at the validation of ``step``; empty where captions were not
+        kept.
+        """
         return _captions(self._validation(step))
 
     def judges(self, step: int) -> dict[str, dict[str, float]]:
@@ -147,7 +162,9 @@ class RunFolder:
         }
 
     def shown_steps(self) -> dict[str, int]:
-        """Validations that are shown: ``start`` (``first`` if not step 0), ``best``, ``last`` -> step."""
+        """Validations that are shown: ``start`` (``first`` if not step 0), ``best``, ``last`` ->
+        step.
+        """
         steps = [line["step"] for line in self.validations]
         if not steps:
             return {}
@@ -163,7 +180,9 @@ class RunFolder:
 
 
 def kind_of(path: Path) -> str:
-    """What a folder holds: ``run``, ``evaluation`` or ``comparison``; ``ReportError`` if none of them."""
+    """What a folder holds: ``run``, ``evaluation`` or ``comparison``; ``ReportError`` if none of
+    them.
+    """
     signs = {
         "config.yaml": "run",
         "metrics.jsonl": "run",
@@ -204,7 +223,9 @@ def read_comparison(path: Path) -> tuple[Comparison, dict[str, EvaluationFolder]
 
 
 def over_seeds(evaluations: Sequence[EvaluationFolder]) -> dict[str, tuple[float, float | None]]:
-    """Metric key -> its mean over seeds, and the sample standard deviation (n - 1) where there are several values."""
+    """Metric key -> its mean over seeds, and the sample standard deviation (n - 1) where there are
+    several values.
+    """
     values_by_key: dict[str, list[float]] = {}
     for evaluation in evaluations:
         for key, value in evaluation.scores["metrics"].items():

@@ -27,7 +27,8 @@ from tests.training_for_tests import (
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 OPTIONS = {
-    "train.micro_batch_size": 2,  # four backward passes a process, or two, and as many again for cross-entropy
+    # four backward passes a process, or two, and as many again for cross-entropy
+    "train.micro_batch_size": 2,
     "train.grad_clip_norm": 0.1,  # gradients are two times as long
     "run.log_samples": 4,  # rank 0 holds the first four images of the batch of eight
 }
@@ -57,7 +58,9 @@ def whole(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A function of engine and processes: the folder of a run that was killed in its fourth step, made once."""
+    """A function of engine and processes: the folder of a run that was killed in its fourth step,
+    made once.
+    """
     made: dict[tuple[str, int], Path] = {}
 
     def killed_run(engine: str, count: int) -> Path:
@@ -155,7 +158,8 @@ def held(module: torch.nn.Module, engine: str) -> int:
 def _decode_alone(
     rank: int, engine: str, port: int, model: str, queue: multiprocessing.Queue
 ) -> None:
-    """Rank 0 decodes one token of one image, rank 1 eight tokens of two images, three times; the second time fails.
+    """Rank 0 decodes one token of one image, rank 1 eight tokens of two images, three times; the
+    second time fails.
 
     Both train a step after each.
     """

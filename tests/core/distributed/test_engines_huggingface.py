@@ -1,4 +1,6 @@
-"""A captioner of Transformers under the engines that shard it: the steps and the export of one plain process."""
+"""A captioner of Transformers under the engines that shard it: the steps and the export of one
+plain process.
+"""
 
 import re
 from pathlib import Path
@@ -43,7 +45,8 @@ ENCODED_ONCE = {"gpt2_adapters", "blip_decoder", "git_decoder", "qwen_decoder", 
 class Letters:
     """A reward that captions of random models get more or less of: the share of letters.
 
-    It is called between sampling and the update, and in validation, and prints how often an image encoder was by then.
+    It is called between sampling and the update, and in validation, and prints how often an image
+    encoder was by then.
     """
 
     __name__, columns, bounds, signature = "letters", frozenset[str](), (0.0, 1.0), "letters"
@@ -90,7 +93,9 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory):
-    """A function of what is trained: folders of the model, and of two steps of one plain process from it."""
+    """A function of what is trained: folders of the model, and of two steps of one plain process
+    from it.
+    """
     made: dict[str, tuple[Path, Path]] = {}
     models: dict[str, Path] = {}
 
@@ -134,8 +139,9 @@ def test_two_processes_train_and_export_as_one(
     assert (
         "Warning:" not in log
     )  # of Python's, such as torch's of what it does with the wrapped module
-    # From one step's rewards to the next, for each micro-batch: sampling, and what a loss reads: policy, reference, XE.
-    # The two images of a vision-language model's batch are encoded one by one where their tokens could be kept.
+    # From one step's rewards to the next, for each micro-batch: sampling, and what a loss reads:
+    # policy, reference, XE. The two images of a vision-language model's batch are encoded one by
+    # one where their tokens could be kept.
     calls = 1 if trained in ENCODED_ONCE else 4
     apart = trained in ("qwen_decoder", "smolvlm_adapters")
     here = 2 if apart and engine != "zero3" else 1
@@ -185,7 +191,9 @@ def test_states_in_bf16_are_read_by_the_reference_policy(plain, tmp_path: Path) 
 
 
 def encoder_calls(log: str) -> int:
-    """From the rewards of the first step to those of the second; validation before and after has other counts."""
+    """From the rewards of the first step to those of the second; validation before and after has
+    other counts.
+    """
     _, first, second, _ = dict.fromkeys(re.findall(r"encoder: (\d+) calls", log))
     return int(second) - int(first)
 
@@ -217,7 +225,8 @@ def assert_same_weights(model: Path, alone: Path, together: Path) -> None:
         name for name, tensor in found.items() if not torch.equal(tensor, start[name])
     }
     for name, tensor in expected.items():
-        # The bias of the keys has no gradient but rounding errors, which Adam scales up to full steps.
+        # The bias of the keys has no gradient but rounding errors, which Adam scales up to full
+        # steps.
         if name.endswith(("c_attn.bias", "qkv.bias")):
             (query, _, value), parts = tensor.chunk(3), found[name].chunk(3)
             assert torch.allclose(parts[0], query, atol=1e-4), name

@@ -17,7 +17,9 @@ RUNS = ("teacher", "image", "text", "dual", "pac", "long", "specific")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The chain by one process, and by two, each by one command: false details, too, come from the global batch."""
+    """The chain by one process, and by two, each by one command: false details, too, come from the
+    global batch.
+    """
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     for folder in (one, two):
         configs = {name: changed(config, SHORT) for name, config in chain(folder).items()}
@@ -43,6 +45,7 @@ def test_both_take_the_same_steps(trained: tuple[Path, Path], name: str) -> None
         assert a == pytest.approx(b, rel=1e-4, abs=1e-5)
     a, b = (weights(folder / "checkpoints/step-00000003") for folder in (one, two))
     for key in a:
-        # The bias of the keys has no gradient but rounding errors, which Adam scales up to full steps.
+        # The bias of the keys has no gradient but rounding errors, which Adam scales up to full
+        # steps.
         if not key.endswith(("in_proj_bias", "qkv.bias")):
             assert torch.allclose(a[key], b[key], atol=1e-4), key

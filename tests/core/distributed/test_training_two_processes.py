@@ -1,4 +1,6 @@
-"""One process and two with the same global batch take the same steps, are killed, resumed and stopped alike."""
+"""One process and two with the same global batch take the same steps, are killed, resumed and
+stopped alike.
+"""
 
 import os
 import signal
@@ -123,7 +125,9 @@ def test_going_on_with_another_number_of_processes_says_so(tmp_path: Path) -> No
 
 
 def test_both_stages_in_one_command(tmp_path: Path) -> None:
-    """``warm_start`` trains by cross-entropy first, in the same processes, and may do so in another precision."""
+    """``warm_start`` trains by cross-entropy first, in the same processes, and may do so in another
+    precision.
+    """
     stage = xe_config(tmp_path / "xe", **{"train.max_steps": 2, "train.mixed_precision": "bf16"})
     (tmp_path / "xe.yaml").write_text(yaml.safe_dump(stage))
     folder = tmp_path / "scst"
@@ -232,7 +236,9 @@ SLURM = "scripts/slurm_scst.sh"
 def test_a_signal_saves_before_the_launcher_ends(
     one_xe, tmp_path, launched, launcher, configuration, count, number, everyone
 ):
-    """What a scheduler does: a signal, to the launcher or to all processes of a job, and an end to all that is left."""
+    """What a scheduler does: a signal, to the launcher or to all processes of a job, and an end to
+    all that is left.
+    """
     folder, marker = tmp_path / "run", tmp_path / "slow"
     (tmp_path / "slow_reward.py").write_text(SLOW)
     config = scst_config(

@@ -1,4 +1,6 @@
-"""An advantage from outside: a function in a file of one's own, and its name in the configuration (docs/scst.md)."""
+"""An advantage from outside: a function in a file of one's own, and its name in the configuration
+(docs/scst.md).
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +26,9 @@ def step_norm(
     greedy_rewards: Tensor | None,
     epsilon: Annotated[float, Range(above=0, max=1)] = 1e-4,
 ) -> Tensor:
-    """Mean-centred by image, divided by the standard deviation of the whole step's rewards; [B, K] -> [B, K]."""
+    """Mean-centred by image, divided by the standard deviation of the whole step's rewards; [B, K]
+    -> [B, K].
+    """
     centred = rewards.double() - rewards.double().mean(1, keepdim=True)
     return (centred / (rewards.double().std() + epsilon)).to(rewards.dtype)
 

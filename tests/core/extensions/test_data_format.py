@@ -1,4 +1,6 @@
-"""A data format from outside: a class in a file of one's own, and its name in the configuration (docs/data.md)."""
+"""A data format from outside: a class in a file of one's own, and its name in the configuration
+(docs/data.md).
+"""
 
 import csv
 from collections.abc import Sequence

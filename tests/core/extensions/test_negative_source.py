@@ -16,7 +16,9 @@ DOCS = Path(__file__).parents[3] / "docs" / "reward_models.md"
 
 
 class LanguageModelNegatives:
-    """False captions that a causal language model of Transformers writes after examples, a caption each; greedy."""
+    """False captions that a causal language model of Transformers writes after examples, a caption
+    each; greedy.
+    """
 
     examples = (
         "Caption: a dog to the left of a red car\nFalse: a red car to the left of a dog\n"

@@ -1,4 +1,6 @@
-"""An objective from outside: a class in a file of one's own, and its name in the configuration (docs/scst.md)."""
+"""An objective from outside: a class in a file of one's own, and its name in the configuration
+(docs/scst.md).
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,9 @@ NAME = "tests.core.extensions.test_objective:ClippedReinforce"
 
 @dataclass(frozen=True)
 class ClippedReinforce:
-    """REINFORCE as a mean over captions, with advantages clipped to [-limit, limit]; logs how far the policy went."""
+    """REINFORCE as a mean over captions, with advantages clipped to [-limit, limit]; logs how far
+    the policy went.
+    """
 
     limit: Annotated[float, Range(above=0, max=1e6)] = 1.0
     needs_reference = True
@@ -157,7 +161,9 @@ def test_reinforce_takes_the_keys_that_it_has() -> None:
 
 
 def test_terms_may_have_means_of_their_own() -> None:
-    """A sum and a count for each term: the KL penalty is a mean over tokens, whatever the policy gradient is."""
+    """A sum and a count for each term: the KL penalty is a mean over tokens, whatever the policy
+    gradient is.
+    """
     mask = torch.tensor([[[True, True, False], [True, False, False]]])
     logprobs, reference = -torch.rand(1, 2, 3) * mask, -torch.rand(1, 2, 3) * mask
     scores = Scores(torch.tensor([[1.0, 2.0]]), None)

@@ -1,4 +1,6 @@
-"""A reward from outside: a class in a file of one's own, and its name in the configuration (docs/rewards.md)."""
+"""A reward from outside: a class in a file of one's own, and its name in the configuration
+(docs/rewards.md).
+"""
 
 import json
 from collections.abc import Sequence
@@ -19,9 +21,11 @@ NAME = "tests.core.extensions.test_reward:LengthMatch"
 
 
 class LengthMatch:
-    """Closeness of a caption's length to a number of words: 1 - |length - words| / words, at least 0.
+    """Closeness of a caption's length to a number of words: 1 - |length - words| / words, at least
+    0.
 
-    ``words``, 1 to 100, is the length that scores 1; captions that did not end score ``unfinished``, 0 to 1.
+    ``words``, 1 to 100, is the length that scores 1; captions that did not end score
+    ``unfinished``, 0 to 1.
     """
 
     __name__ = "length_match"

@@ -1,4 +1,6 @@
-"""A reward model from outside: one file with its keys, loss and what builds it, named by ``task`` (docs/design.md)."""
+"""A reward model from outside: one file with its keys, loss and what builds it, named by ``task``
+(docs/design.md).
+"""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,7 +72,9 @@ class SigmoidConfig(ClipConfig):
 def sigmoid(
     student: Embeddings, target: Embeddings, bias: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Each of the B x B pairs is classified as matching or not (Zhai et al. 2023); mean over images, nats."""
+    """Each of the B x B pairs is classified as matching or not (Zhai et al. 2023); mean over
+    images, nats.
+    """
     logits = student["scale"] * cosine_matrix(student["image"], student["text"]) + bias
     signs = 2 * torch.eye(len(logits), device=logits.device) - 1
     return -F.logsigmoid(signs * logits).sum() / len(logits), contrastive_metrics(student)

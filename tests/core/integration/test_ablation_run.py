@@ -1,4 +1,6 @@
-"""A grid as a whole: interrupted after its first cell, continued, changed, and with a cell that fails."""
+"""A grid as a whole: interrupted after its first cell, continued, changed, and with a cell that
+fails.
+"""
 
 import json
 from dataclasses import dataclass
@@ -107,7 +109,9 @@ def state(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 @dataclass(frozen=True)
 class Story:
-    """The grid's folder, and what was seen of it when it was interrupted and when it went on to its end."""
+    """The grid's folder, and what was seen of it when it was interrupted and when it went on to its
+    end.
+    """
 
     folder: Path
     interrupted: Ended
@@ -149,8 +153,8 @@ def test_the_report_is_complete(story: Story) -> None:
     table = (story.folder / "grid/table.md").read_text()
     assert all(f"\n| {system} | " in table for system in ("start", "alpha=0", "alpha=1"))
     assert (
-        '- alpha=0: cider\n- alpha=1: interrupting {"target": "rewards_for_ablation:Interrupting", "kwargs": '
-        in table
+        '- alpha=0: cider\n- alpha=1: interrupting {"target": "rewards_for_ablation:Interrupting", '
+        '"kwargs": ' in table
     )
 
 

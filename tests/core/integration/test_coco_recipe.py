@@ -26,7 +26,9 @@ SMALL = ["--train.threads", "1", "--train.epochs", "3", "--all.data.num_workers"
 
 
 def start(program: str, config: str, *overrides: str) -> str:
-    """Run ``python -m rl_caption PROGRAM --config configs/CONFIG`` in the working directory and return its output."""
+    """Run ``python -m rl_caption PROGRAM --config configs/CONFIG`` in the working directory and
+    return its output.
+    """
     ended = run_arguments(
         [program, "--config", f"configs/{config}.yaml", *overrides],
         Path(f"{config}.log").absolute(),

@@ -1,4 +1,6 @@
-"""Pretrained captioners in the programs: cross-entropy, self-critical training, a kill and a resume, evaluation."""
+"""Pretrained captioners in the programs: cross-entropy, self-critical training, a kill and a
+resume, evaluation.
+"""
 
 import json
 import re
@@ -39,7 +41,9 @@ pytestmark = pytest.mark.slow
 
 
 class Letters:
-    """A judge that any change of captions moves: the number of letters, or with ``fewest`` of those missing to 100."""
+    """A judge that any change of captions moves: the number of letters, or with ``fewest`` of those
+    missing to 100.
+    """
 
     __name__ = signature = "letters"
     columns: frozenset[str] = frozenset()
@@ -56,7 +60,9 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Photos of one colour, a colour a caption, in the words of the tiny models: a few steps learn them."""
+    """Photos of one colour, a colour a caption, in the words of the tiny models: a few steps learn
+    them.
+    """
     folder = tmp_path_factory.mktemp("photos")
     records = []
     for number in range(12):
@@ -292,7 +298,9 @@ def asked(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dic
 
 @pytest.fixture(scope="module")
 def answering(asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Folders of a cross-entropy and a self-critical run of a vision-language model that is asked by messages."""
+    """Folders of a cross-entropy and a self-critical run of a vision-language model that is asked
+    by messages.
+    """
     folder = tmp_path_factory.mktemp("answering")
     start, xe, scst = folder / "start", folder / "xe", folder / "scst"
     save_model("qwen2_5_vl", start)

@@ -1,4 +1,6 @@
-"""A reward that pays for one word: the alarm goes off, says why, and ends the run where it is told to."""
+"""A reward that pays for one word: the alarm goes off, says why, and ends the run where it is told
+to.
+"""
 
 import json
 from pathlib import Path

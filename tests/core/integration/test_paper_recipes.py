@@ -1,4 +1,6 @@
-"""The recipes at the papers' scale, with models and data made small: each trains, and what it exports is of use."""
+"""The recipes at the papers' scale, with models and data made small: each trains, and what it
+exports is of use.
+"""
 
 import json
 from collections.abc import Callable
@@ -38,7 +40,9 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Drawings in the layouts of the published data: ShareGPT4V's JSON, and JSON lines of web pages."""
+    """Drawings in the layouts of the published data: ShareGPT4V's JSON, and JSON lines of web
+    pages.
+    """
     folder = tmp_path_factory.mktemp("world")
     rows = [
         *ScenesData(**DATA["kwargs"]).split("val"),
@@ -98,7 +102,9 @@ def guided(world: Path, folder: Path) -> dict[str, Any]:
 
 
 def shrunken(folder: Path, **changes_of: dict[str, Any]) -> Callable[[str], Path]:
-    """A function from the name of a recipe to its small copy in ``folder``, where its runs and its kin are, too."""
+    """A function from the name of a recipe to its small copy in ``folder``, where its runs and its
+    kin are, too.
+    """
 
     shipped = shipped_configs()
 
@@ -238,7 +244,9 @@ def test_semantic_guidance_on_recaptions_and_then_on_written_negatives(
 
 
 def in_parquet(folder: Path, world: Path) -> dict[str, Any]:
-    """The web pages as a Parquet file for each split, with images as bytes; the changes that read it."""
+    """The web pages as a Parquet file for each split, with images as bytes; the changes that read
+    it.
+    """
     datasets = pytest.importorskip("datasets")
     pages = [json.loads(line) for line in (world / "pages.jsonl").read_text().splitlines()]
     (folder / "data").mkdir()

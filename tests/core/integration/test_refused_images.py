@@ -1,4 +1,6 @@
-"""Images that a captioner's own processor refuses: found by size before anything is trained or written."""
+"""Images that a captioner's own processor refuses: found by size before anything is trained or
+written.
+"""
 
 import json
 import time

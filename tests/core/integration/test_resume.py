@@ -1,4 +1,6 @@
-"""A run that is killed at any moment and started again with the same command ends as the run that never was."""
+"""A run that is killed at any moment and started again with the same command ends as the run that
+never was.
+"""
 
 import json
 import os
@@ -32,8 +34,9 @@ from tests.training_for_tests import (
 
 pytestmark = pytest.mark.slow
 
-# Six steps; validation and checkpoint at 2, 4, 6; export/best is written at 2 (new) and at 4 (replaced). So the
-# renames are: 1 export, 2 checkpoint, 3 old export away, 4 export, 5 checkpoint, 6 checkpoint, 7 pruned checkpoint.
+# Six steps; validation and checkpoint at 2, 4, 6; export/best is written at 2 (new) and at 4
+# (replaced). So the renames are: 1 export, 2 checkpoint, 3 old export away, 4 export, 5 checkpoint,
+# 6 checkpoint, 7 pruned checkpoint.
 KILLS = {
     "before the first step": Kill("rl_caption.training.loop:Trainer._step", 1),
     "in a step between checkpoints": Kill("rl_caption.training.loop:Trainer._step", 4),
@@ -167,7 +170,9 @@ def test_self_critical_training_killed_and_started_again(whole_xe, whole_scst, t
 def test_killed_between_the_updates_of_a_rollout_and_started_again(
     whole_xe: Path, tmp_path: Path
 ) -> None:
-    """Updates 1 to 8 in steps 1 to 4, a checkpoint after step 2: step 3 is sampled again and taken from its start."""
+    """Updates 1 to 8 in steps 1 to 4, a checkpoint after step 2: step 3 is sampled again and taken
+    from its start.
+    """
     reuse = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
     whole, folder = tmp_path / "whole", tmp_path / "run"
     checked_run(scst_config(whole, whole_xe / "export/best", **reuse), whole, "scst")
@@ -197,7 +202,8 @@ def test_schedules_and_the_adapted_kl_coefficient_go_on_where_they_were(
     assert [line["schedule/weight/cider"] for line in steps] == [1.0, 0.75, 0.5, 0.25]
     assert [line["schedule/weight/rouge_l"] for line in steps] == [0.0, 0.25, 0.5, 0.75]
     assert [line["schedule/temperature"] for line in steps] == [1.0, 1.0, 0.5, 0.5]
-    # The start has no divergence, the others are far above the target: 16 captions of a horizon of 40, by a fifth.
+    # The start has no divergence, the others are far above the target: 16 captions of a horizon of
+    # 40, by a fifth.
     expected = [0.05 * factor for factor in (1, 0.92, 0.92 * 1.08, 0.92 * 1.08**2)]
     assert [line["train/kl_coef"] for line in steps] == pytest.approx(expected)
     signature = json.loads((whole / "env.json").read_text())["signature"]
@@ -246,7 +252,8 @@ def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(whole_xe, whole
         "reward_models": [str(tmp_path / "teacher.yaml")],
     }
     config = scst_config(tmp_path / "scst", tmp_path / "xe/export/best", **chain)
-    # Steps of each call of the command: 3 of 6; the other 3, and 1 of 2 of the teacher; the other one, and 2 of 4.
+    # Steps of each call of the command: 3 of 6; the other 3, and 1 of 2 of the teacher; the other
+    # one, and 2 of 4.
     for steps, newest in (
         (3, "xe/checkpoints/step-00000003"),
         (4, "teacher/checkpoints/step-00000001"),
@@ -339,8 +346,8 @@ def test_a_path_into_another_folder_exports_a_best_model_there(
     changes = {"run.resume": path, "train.max_steps": 8, "train.lr": 1e-12}
     ended = checked_run(xe_config(folder, **changes), folder)
     assert (
-        f"val/cider chooses the best model from here on, as {folder}/export/best is not that of {path}"
-        in ended.output
+        f"val/cider chooses the best model from here on, as {folder}/export/best is not that of "
+        f"{path}" in ended.output
     )
     assert json.loads((folder / "result.json").read_text())["best_step"] == 8
     best, last = weights(folder / "export/best"), weights(folder / "checkpoints/step-00000008")

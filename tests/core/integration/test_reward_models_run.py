@@ -1,4 +1,6 @@
-"""Reward models by the real command: one command trains the whole chain; killed and started again; wrong input."""
+"""Reward models by the real command: one command trains the whole chain; killed and started again;
+wrong input.
+"""
 
 import json
 import math
@@ -59,7 +61,9 @@ def refused(
 
 
 def alone(folder: Path, stage: str) -> dict[str, Any]:
-    """Changes of a tower's configuration: it learns from images alone, in random views, or from captions alone."""
+    """Changes of a tower's configuration: it learns from images alone, in random views, or from
+    captions alone.
+    """
     folder.mkdir(exist_ok=True)
     rows = ScenesData(**DATA["kwargs"]).split("train")
     if stage == "image":
@@ -297,7 +301,9 @@ def test_a_tower_learns_from_images_or_captions_alone(
 
 
 def photos_of(folder: Path, of_row: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A configuration of photos in JSON lines, six of them for validation, each with ``of_row``; and the rows."""
+    """A configuration of photos in JSON lines, six of them for validation, each with ``of_row``;
+    and the rows.
+    """
     alone(folder, "image")
     names = [file.name for file in sorted(folder.glob("*.png"))]
     rows = [
@@ -344,8 +350,8 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_
     changes = {"data": data | {"long_captions": True}, "loss": {"short": 1.0, "pca_rank": 2}}
     said = refused(config, tmp_path / "run", **changes, **{"train.short_captions": "references"})
     assert (
-        f"1 of {len(rows) - 6} training images have no references besides the long one (first: '{last}')"
-        in said
+        f"1 of {len(rows) - 6} training images have no references besides the long one (first: "
+        f"'{last}')" in said
     )
 
 
@@ -508,7 +514,9 @@ def test_blocks_that_are_open_are_trained(photos: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def positives(photos: Path) -> Path:
-    """Captions by a captioner, two samples an image, and drawings of references, by the real command."""
+    """Captions by a captioner, two samples an image, and drawings of references, by the real
+    command.
+    """
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, photos / "captioner")
     options = {
@@ -529,7 +537,9 @@ def positives(photos: Path) -> Path:
 def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
     photos: Path, positives: Path, tmp_path: Path
 ) -> None:
-    """Over features of images and cached states of captions, positive ones among them; the tuned model is a judge."""
+    """Over features of images and cached states of captions, positive ones among them; the tuned
+    model is a judge.
+    """
     dual = pretrained_chain(photos)["dual"]
     (photos / "dual.yaml").write_text(yaml.safe_dump(dual))
     config = dual | {
@@ -565,7 +575,9 @@ def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
 def test_positives_made_for_references_train_and_rows_without_them_are_named(
     trained, positives, tmp_path
 ):
-    """Of pixels, with images of references; the loss of validation needs positives in its split, too."""
+    """Of pixels, with images of references; the loss of validation needs positives in its split,
+    too.
+    """
     data = {"data": {"format": "jsonl", "path": str(positives)}}
     config = changed(chain(trained)["pac"], data | {"train.max_steps": 2})
     trained_run(config, tmp_path / "run")

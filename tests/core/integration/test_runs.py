@@ -1,4 +1,6 @@
-"""Both trainings as a whole: best model, patience, accumulation, a reward that rises; regions and subword tokens."""
+"""Both trainings as a whole: best model, patience, accumulation, a reward that rises; regions and
+subword tokens.
+"""
 
 import hashlib
 import json
@@ -90,7 +92,8 @@ def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(
     assert rate == 0.003 / 4
     before, after = weights(trained / "export/best"), weights(folder / "checkpoints/step-00000001")
     changes = torch.cat([(after[name] - before[name]).abs().flatten() for name in before])
-    # The first step of a fresh Adam moves every weight that has a gradient by the learning rate, and none by more.
+    # The first step of a fresh Adam moves every weight that has a gradient by the learning rate,
+    # and none by more.
     assert changes.max() <= rate * 1.01
     assert (changes > rate * 0.99).float().mean() > 0.3
     digest = hashlib.sha256((trained / "export/best/model.safetensors").read_bytes()).hexdigest()

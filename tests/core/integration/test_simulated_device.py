@@ -1,4 +1,6 @@
-"""On a device that is not the CPU, here a simulated one: losses and captions of a CPU, and no tensor left behind."""
+"""On a device that is not the CPU, here a simulated one: losses and captions of a CPU, and no
+tensor left behind.
+"""
 
 from pathlib import Path
 from typing import Any

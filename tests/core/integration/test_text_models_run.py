@@ -1,4 +1,6 @@
-"""Models of captions alone by the real command: a language model, a semantic bottleneck on it, a regression."""
+"""Models of captions alone by the real command: a language model, a semantic bottleneck on it, a
+regression.
+"""
 
 import json
 import shutil
@@ -268,7 +270,7 @@ def test_wrong_configurations_are_refused(trained, tmp_path, task, changes, mess
 def test_wrong_lines_of_targets_are_named(tmp_path: Path) -> None:
     path = tmp_path / "targets.jsonl"
     for line, message in (
-        ('{"caption": "a dog"}', "line 2: 'target' is None"),
+        ('{"caption": "a dog"}', "line 2 has no 'target'"),
         ('{"caption": "a dog", "target": true}', "'target' is True"),
         ('{"caption": "a dog", "target": NaN}', "line 2"),
         ('{"caption": " ", "target": 1}', "line 2: .*'caption'"),

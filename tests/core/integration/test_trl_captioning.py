@@ -1,4 +1,6 @@
-"""``grpo_vlm``: TRL's trainers on tiny vision-language models, from the configuration to the table of scores."""
+"""``grpo_vlm``: TRL's trainers on tiny vision-language models, from the configuration to the table
+of scores.
+"""
 
 import json
 import re
@@ -128,8 +130,8 @@ def test_grpo_with_lora_trains_exports_and_is_judged(
 
     logged = lines(run)
     assert [line["step"] for line in logged] == [1, 2, 3, 4]
-    # No settings are inherited: the model's own generation_config has top_k 1, with which samples would be equal, and
-    # bans most words.
+    # No settings are inherited: the model's own generation_config has top_k 1, with which samples
+    # would be equal, and bans most words.
     assert len(Recorder.calls) == 4
     assert set(BANNED) & {
         token for call in Recorder.calls for ids in call["completion_ids"] for token in ids
@@ -186,7 +188,8 @@ def test_grpo_with_lora_trains_exports_and_is_judged(
         row["caption"] for row in predictions
     ]
 
-    # Stopped in its second pass, it goes on to the same result; a checkpoint that was cut off is passed over.
+    # Stopped in its second pass, it goes on to the same result; a checkpoint that was cut off is
+    # passed over.
     order = [call["image_id"] for call in Recorder.calls]
     assert order[3] != order[1], "a pass has its own order"
     stopped = tmp_path / "stopped"

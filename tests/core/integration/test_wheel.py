@@ -1,7 +1,7 @@
 """The wheel, without the repository: built, installed and used from an empty folder.
 
-``RL_CAPTION_INSTALLED=BIN`` tests an environment in which a wheel is installed already (``make release``); BIN is its
-folder of programs.
+``RL_CAPTION_INSTALLED=BIN`` tests an environment in which a wheel is installed already (``make
+release``); BIN is its folder of programs.
 """
 
 import os
@@ -39,7 +39,9 @@ def call(*command: str | Path, folder: Path) -> str:
 
 
 def build_wheel(folder: Path) -> Path:
-    """The wheel of the source distribution of a copy: what an earlier build left in the repository is not packed."""
+    """The wheel of the source distribution of a copy: what an earlier build left in the repository
+    is not packed.
+    """
     for name in ("pyproject.toml", "README.md", "LICENSE", "docs/metrics.md"):
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / name, folder / name)
@@ -60,10 +62,13 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install(wheel: Path, environment: Path) -> Path:
-    """A new environment with the wheel and the packages of this one; returns its folder of programs."""
+    """A new environment with the wheel and the packages of this one; returns its folder of
+    programs.
+    """
     venv.create(environment, symlinks=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))
-    # Of folders that a .pth file names, .pth files are not read: an editable rl_caption is not there, nor the remedy.
+    # Of folders that a .pth file names, .pth files are not read: an editable rl_caption is not
+    # there, nor the remedy.
     packages = dict.fromkeys(sysconfig.get_path(key) for key in ("purelib", "platlib"))
     (site / "packages.pth").write_text("".join(f"{path}\n" for path in packages))
     for file in Path(sysconfig.get_path("purelib")).glob(
@@ -105,10 +110,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_what_is_imported_is_the_wheel(run: Run) -> None:
     code = (
-        "import importlib.metadata, sysconfig, rl_caption, rewards, rl_caption.programs.report as report\n"
+        "import importlib.metadata, sysconfig, rl_caption, rewards, rl_caption.programs.report as "
+        "report\n"
         "from pathlib import Path\n"
         "for package in (rl_caption, rewards):\n"
-        "    assert Path(package.__file__).is_relative_to(sysconfig.get_path('purelib')), package.__file__\n"
+        "    assert Path(package.__file__).is_relative_to(sysconfig.get_path('purelib')), "
+        "package.__file__\n"
         "    assert (Path(package.__file__).parent / 'py.typed').is_file()\n"
         "assert (Path(report.__file__).parent / 'metrics.md').is_file()\n"
         "assert (Path(rl_caption.__file__).parent / 'lab' / 'papers.yaml').is_file()\n"

@@ -277,14 +277,16 @@ def test_a_decoding_says_all_that_captions_depend_on():
         no_repeat_ngram_size=3,
     )
     assert beams.describe() == (
-        "beam search of width 6, length penalty 0, 2 groups with diversity penalty 0.5, no repeated 3-grams, "
+        "beam search of width 6, length penalty 0, 2 groups with diversity penalty 0.5, no "
+        "repeated 3-grams, "
         "at most 24 tokens"
     )
     samples = Decoding(
         5, False, 0.8, top_k=50, top_p=0.9, block_trigrams=2.0, remove_bad_endings=True
     )
     assert samples.describe() == (
-        "5 sampled at temperature 0.8, top_k 50, top_p 0.9, block_trigrams 2, no bad endings, at most 24 tokens"
+        "5 sampled at temperature 0.8, top_k 50, top_p 0.9, block_trigrams 2, no bad endings, at "
+        "most 24 tokens"
     )
     assert Decoding().describe() == "greedy, at most 24 tokens"
 

@@ -1,5 +1,6 @@
-"""Captions of an image that read one copy of it, captions that leave a decode, positions that are not scored; BLIP's
-fused attention."""
+"""Captions of an image that read one copy of it, captions that leave a decode, positions that are
+not scored; BLIP's fused attention.
+"""
 
 import copy
 from pathlib import Path
@@ -102,7 +103,9 @@ def mask() -> Tensor:
 
 
 def copied(policy: HuggingFacePolicy, pixels: Tensor, ids: Tensor) -> Tensor:
-    """Logits [B, K, L, V] by Transformers' decoder alone, with a copy of the image's states for every caption."""
+    """Logits [B, K, L, V] by Transformers' decoder alone, with a copy of the image's states for
+    every caption.
+    """
     states = policy.family.encode(policy.model, pixels).repeat_interleave(K, 0)
     whole = torch.cat([policy.start.expand(B * K, -1), ids.flatten(0, 1)[:, :-1]], 1)
     decoder = policy.model.get_submodule(policy.family.text_model)
@@ -158,7 +161,8 @@ def test_the_output_layer_computes_the_positions_that_are_asked_for(every, pixel
 def test_prefixes_that_part_leave_or_change_places_change_nothing(every, pixels, ids):
     first, state = every(pixel_values=pixels, max_tokens=L)
     known = [[image, []] for image in range(B)]
-    # Beginnings part; go on; change places within their image, as beams do; leave; one image and one caption are left.
+    # Beginnings part; go on; change places within their image, as beams do; leave; one image and
+    # one caption are left.
     for position, origins in enumerate(
         [[0, 0, 0, 1, 1, 2], None, [1, 1, 0, 4, 3, 5, 5], [0, 2, 3, 4, 4, 6], [2, 3, 3], [1]]
     ):

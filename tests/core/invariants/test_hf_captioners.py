@@ -1,4 +1,6 @@
-"""What must hold for every family of Transformers' captioners between sampling, scoring, decoding and saving."""
+"""What must hold for every family of Transformers' captioners between sampling, scoring, decoding
+and saving.
+"""
 
 import copy
 import itertools
@@ -58,7 +60,9 @@ def loaded(family, prompt, tmp_path_factory):
 
 
 def own_logits(captioner, pixel_values, ids):
-    """Transformers' own forward pass of one image and one whole sequence, without a cache: logits [T, V]."""
+    """Transformers' own forward pass of one image and one whole sequence, without a cache: logits
+    [T, V].
+    """
     model, name = captioner.policy.model, captioner.family.name
     ids = torch.tensor([ids])
     if name == "Florence-2":
@@ -118,7 +122,9 @@ OWN_PROMPTS = ("a dog", None, "two blue squares on a", "", "the red")
     scope="module", params=[family for family in FAMILIES if family not in ("instructblip", *SLOW)]
 )
 def prompted(request, tmp_path_factory):
-    """A captioner, rows of which some have prompts of their own, and for each row a captioner of its prompt alone."""
+    """A captioner, rows of which some have prompts of their own, and for each row a captioner of
+    its prompt alone.
+    """
     folder = tmp_path_factory.mktemp("model")
     captioner = tiny_hf_captioner(request.param, folder, PROMPT)
     rows = tiny_rows(len(OWN_PROMPTS))
@@ -341,7 +347,9 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
     )
 
     def measured(captioner):
-        """Captions, their scores, gradients, and the number of tensors that are kept for the backward pass."""
+        """Captions, their scores, gradients, and the number of tensors that are kept for the
+        backward pass.
+        """
         samples, kept = captioner.generate(captioner.policy, inputs, decoding, noise), []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x: kept.append(x.numel()) or x, lambda x: x

@@ -1,7 +1,8 @@
 """Decoding at fixed shapes: the same captions, and nothing that a CUDA graph could not record.
 
-No GPU is needed: tracing with fake tensors, which have shapes and no values, fails wherever recording would have to
-look at a value, and what was traced is kernels and addresses alone, as a graph is.
+No GPU is needed: tracing with fake tensors, which have shapes and no values, fails wherever
+recording would have to look at a value, and what was traced is kernels and addresses alone, as a
+graph is.
 """
 
 import copy
@@ -218,5 +219,6 @@ def test_a_cuda_graph_gives_the_same_captions(case):
                 assert torch.equal(found, fixed[..., : found.shape[-1]])
                 for parameter in captioner.policy.parameters():
                     parameter.mul_(1.02)
-                torch.clear_autocast_cache()  # casts of weights that have changed since, which a step's end clears
+                # casts of weights that have changed since, which a step's end clears
+                torch.clear_autocast_cache()
         assert len(generate.graphs) == 1

@@ -1,4 +1,6 @@
-"""One step of an embedding model: the gradient is that of the loss of the whole batch, however the batch is split."""
+"""One step of an embedding model: the gradient is that of the loss of the whole batch, however the
+batch is split.
+"""
 
 from operator import attrgetter
 from typing import Any
@@ -106,7 +108,9 @@ def gradient_of(network: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 
 def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    """Equal up to the rounding of float32, which goes with the size of a parameter's gradient (up to 20 here)."""
+    """Equal up to the rounding of float32, which goes with the size of a parameter's gradient (up
+    to 20 here).
+    """
     assert one.keys() == other.keys()
     assert torch.stack([value.norm() for value in one.values()]).norm() > 1e-2, (
         "a gradient of zero proves nothing"
@@ -147,7 +151,9 @@ def test_the_temperature_is_learnt_once_and_stays_within_its_limits() -> None:
 
 
 def test_random_numbers_of_the_second_pass_are_those_of_the_first() -> None:
-    """Patch dropout leaves out other patches at every pass; the gradient belongs to the embeddings that were taken."""
+    """Patch dropout leaves out other patches at every pass; the gradient belongs to the embeddings
+    that were taken.
+    """
     network, inputs = clip_towers(patch_dropout=0.5), pairs(8)
     torch.manual_seed(11)
     found, logged = step(network, "contrastive", split(inputs, 4))

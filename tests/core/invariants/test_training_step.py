@@ -46,7 +46,9 @@ def batches(captioner: TransformerCaptioner) -> list[CaptionBatch]:
 
 
 class Letters:
-    """Another such reward, on a scale of its own: letters of a caption times ``scale``, plus ``shift``."""
+    """Another such reward, on a scale of its own: letters of a caption times ``scale``, plus
+    ``shift``.
+    """
 
     __name__ = "letters"
     columns: frozenset[str] = frozenset()
@@ -102,7 +104,9 @@ def test_two_micro_batches_of_four_are_one_of_eight(captioner, reduction, terms)
 def trained(
     captioner: TransformerCaptioner, batches: list[CaptionBatch], steps: int, **options: Any
 ) -> list[Tensor]:
-    """Weights after some steps of plain gradient descent from those of ``captioner``, which stays as it is."""
+    """Weights after some steps of plain gradient descent from those of ``captioner``, which stays
+    as it is.
+    """
     captioner = copy.deepcopy(captioner)
     task = scst_task(captioner, **options)
     optimizer = torch.optim.SGD(captioner.policy.parameters(), lr=0.1)
@@ -139,7 +143,9 @@ def test_one_update_of_the_clipped_surrogate_is_reinforce_to_the_bit(captioner, 
 
 
 def test_a_second_update_weighs_the_same_samples_by_their_ratio(captioner, batches):
-    """By hand: samples and old log-probabilities of the first weights, then two gradients of the surrogate."""
+    """By hand: samples and old log-probabilities of the first weights, then two gradients of the
+    surrogate.
+    """
     found = trained(
         captioner,
         batches,
@@ -224,7 +230,9 @@ def test_groups_do_not_depend_on_how_a_step_is_split(captioner, advantage):
 
 
 def test_a_scheduled_step_is_that_of_the_values_at_its_step(captioner, batches):
-    """At step 3 of 0 to 4: weights 0.7 x 0.25 and 0.3, temperature 2 x 0.875, and the adapted KL coefficient."""
+    """At step 3 of 0 to 4: weights 0.7 x 0.25 and 0.3, temperature 2 x 0.875, and the adapted KL
+    coefficient.
+    """
     scheduled = normalised_task(captioner, Letters(), "leave_one_out", "none")
     scheduled.decoding = replace(scheduled.decoding, temperature=2.0)
     scheduled.weight_schedules = {"words": [(0, 1.0), (4, 0.0)]}
@@ -296,7 +304,9 @@ def test_samples_equal_to_the_greedy_caption_give_no_gradient(captioner):
 def naive_loss(
     captioner: TransformerCaptioner, task: SelfCriticalTask, batch: CaptionBatch, step: int
 ) -> Tensor:
-    """REINFORCE with a leave-one-out baseline, KL (k2) and cross-entropy, one caption and one token at a time."""
+    """REINFORCE with a leave-one-out baseline, KL (k2) and cross-entropy, one caption and one token
+    at a time.
+    """
     rollout = sample_captions(captioner, captioner.policy, batch, task.decoding, task.seed, step)
     reward, samples = WordCount(), task.decoding.num_samples
     policy, kl, tokens, captions = torch.zeros(()), torch.zeros(()), 0, 0
@@ -388,7 +398,9 @@ def test_loss_and_gradient_equal_the_slow_obvious_way(captioner, reduction, temp
 
 
 def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
-    """KL(policy, start) by k3 and the entropy are means over the sampled tokens, at the sampling temperature."""
+    """KL(policy, start) by k3 and the entropy are means over the sampled tokens, at the sampling
+    temperature.
+    """
     start = perturbed(captioner)
     for parameter in start.parameters():
         parameter.mul_(1.3)
@@ -426,7 +438,9 @@ def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
 
 
 def test_the_times_of_a_step_are_those_of_its_stages(captioner, batches, monkeypatch):
-    """The clock shows 1 at the start, 2 after sampling, 4 after scoring, 8 after the first update, then 16 and 32."""
+    """The clock shows 1 at the start, 2 after sampling, 4 after scoring, 8 after the first update,
+    then 16 and 32.
+    """
     clock = SimpleNamespace(perf_counter=iter([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]).__next__)
     monkeypatch.setattr("rl_caption.scst.step.time", clock)
     task = scst_task(captioner, updates_per_rollout=2)

@@ -42,7 +42,9 @@ K, L = 3, 6
 FAST = ("qwen2_5_vl", "paligemma")
 NAMES = ["image-0", "image-1", "image-2"]
 CAPTION_TYPES = {"paligemma": 1}
-"""``model_type`` -> ``token_type_ids`` of captions in a pass over prompt and caption, where they are not 0."""
+"""``model_type`` -> ``token_type_ids`` of captions in a pass over prompt and caption, where they
+are not 0.
+"""
 IDS = torch.tensor(
     [[[15, 16, 17, 18], [15, 16, 19, 19], [15, 16, 17, 18], [15, 16, 10, 10]]]
 ).repeat(3, 1, 1)
@@ -56,7 +58,9 @@ IDS = torch.tensor(
     ],
 )
 def case(request, tmp_path_factory):
-    """A captioner; inputs of images of different sizes, two of them with prompts of their own; and of each alone."""
+    """A captioner; inputs of images of different sizes, two of them with prompts of their own; and
+    of each alone.
+    """
     return loaded(request.param, tmp_path_factory)
 
 
@@ -76,7 +80,9 @@ def loaded(family, tmp_path_factory):
 
 
 def whole_logits(captioner, alone, ids, caption_type=None):
-    """Transformers' own forward pass over one prompt and a caption, without cache or positions: logits [1 + T, V]."""
+    """Transformers' own forward pass over one prompt and a caption, without cache or positions:
+    logits [1 + T, V].
+    """
     if caption_type is None:
         caption_type = CAPTION_TYPES.get(captioner.family.name, 0)
     length, caption = alone["input_ids"].shape[1], torch.tensor([ids], dtype=torch.long)
@@ -164,7 +170,8 @@ def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_gener
     ours = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L))[:, 0]
     assert torch.equal(ours, generated[:, : ours.shape[1]])
     assert len({tuple(ids) for ids in ours.tolist()}) > 1
-    # In a beam search Transformers keeps forbidden tokens out only after their share of the probability is counted.
+    # In a beam search Transformers keeps forbidden tokens out only after their share of the
+    # probability is counted.
     model.register_forward_hook(
         lambda _, args, output: setattr(output, "logits", forbid(output.logits, forbidden))
     )
@@ -245,7 +252,9 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
     noise, decoding = sampling_noise(1, 0, NAMES, 2, L), Decoding(2, True, max_new_tokens=L)
 
     def measured(captioner):
-        """Captions, their scores, gradients, and the number of tensors that are kept for the backward pass."""
+        """Captions, their scores, gradients, and the number of tensors that are kept for the
+        backward pass.
+        """
         samples, kept = captioner.generate(captioner.policy, inputs, decoding, noise), []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x: kept.append(x.numel()) or x, lambda x: x
@@ -630,7 +639,9 @@ def tower_of(captioner):
 
 
 def frozen_vlm(captioner, **options):
-    """The model of ``captioner`` with only its text trained, and a list to which every pass of its tower is added."""
+    """The model of ``captioner`` with only its text trained, and a list to which every pass of its
+    tower is added.
+    """
     frozen = load_captioner(
         captioner.name, **{"cache_bytes": 2**20, "prompt": "a photo of", **options}
     )
@@ -643,7 +654,9 @@ def frozen_vlm(captioner, **options):
 
 
 def scored(captioner, rows=None):
-    """Logits and gradients of a step on rows, through the passes of self-critical training and of cross-entropy."""
+    """Logits and gradients of a step on rows, through the passes of self-critical training and of
+    cross-entropy.
+    """
     rows = photo_rows() if rows is None else rows
     policy, ids = captioner.policy, IDS[: len(rows)]
     states = captioner.image_states(policy, captioner.preprocess(rows))

@@ -1,4 +1,6 @@
-"""The parts of an ablation: cells from a configuration, jobs in parallel, tables, and what is refused."""
+"""The parts of an ablation: cells from a configuration, jobs in parallel, tables, and what is
+refused.
+"""
 
 import csv
 import os
@@ -202,7 +204,8 @@ def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_s
         "reward: {terms: {rouge_l: {weight: 9.0}}}\ntrain: {lr: 0.5, seed: 7}\n"
     )
     (tmp_path / "grid.yaml").write_text(
-        f"base: {tmp_path}/base.yaml\nout: {tmp_path}/out\nreward_models: [{tmp_path}/teacher.yaml]\n"
+        f"base: {tmp_path}/base.yaml\nout: {tmp_path}/out\nreward_models: "
+        f"[{tmp_path}/teacher.yaml]\n"
         "seeds: [2]\n"
         "cells: {L: {terms: {cider: {weight: 0.5, kwargs: {n: 3}}},"
         " overrides: {train.lr: 1.0e-5, rollout.num_samples: 3}}}\n"

@@ -1,4 +1,6 @@
-"""Averaged weights: the sum that it should be, a captioner that all programs take, and what cannot be averaged."""
+"""Averaged weights: the sum that it should be, a captioner that all programs take, and what cannot
+be averaged.
+"""
 
 import json
 from pathlib import Path

@@ -192,7 +192,8 @@ def test_bytes_that_are_allocated_at_the_same_time() -> None:
 
 
 def test_the_step_of_the_package_needs_least_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As in large steps, log-probabilities are taken in blocks that are small compared with the logits.
+    # As in large steps, log-probabilities are taken in blocks that are small compared with the
+    # logits.
     sizes = {"words": 400, "images": 10, "samples": 3, "tokens": 4}
     monkeypatch.setattr(scst_step, "TINY", scst_step.TINY | sizes)
     monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", 4 * 400)

@@ -1,4 +1,6 @@
-"""BERTScore on tiny random models: the greedy matching by hand, the tokenisers, and what is refused."""
+"""BERTScore on tiny random models: the greedy matching by hand, the tokenisers, and what is
+refused.
+"""
 
 import importlib
 import re
@@ -37,7 +39,9 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_hand(folder: Path, layers: int, caption: str, reference: str) -> float:
-    """Zhang et al. 2020, section 3: each token's best cosine on the other side; [CLS] and [SEP] may be matched only."""
+    """Zhang et al. 2020, section 3: each token's best cosine on the other side; [CLS] and [SEP] may
+    be matched only.
+    """
     from transformers import BertModel
 
     model = BertModel.from_pretrained(folder).eval()

@@ -35,7 +35,9 @@ def test_weights_are_the_mean_over_all_choices_of_n() -> None:
 
 
 def brute_force(rewards: Floats, scores: Floats, n: int) -> float:
-    """Mean over images and all subsets of ``n`` samples of the score of the best by ``rewards``; ties are shared."""
+    """Mean over images and all subsets of ``n`` samples of the score of the best by ``rewards``;
+    ties are shared.
+    """
     means = []
     for reward, score in zip(rewards, scores, strict=True):
         for subset in combinations(range(len(reward)), n):

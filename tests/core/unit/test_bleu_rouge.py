@@ -1,4 +1,6 @@
-"""BLEU and ROUGE-L against recorded scores; ``test_evaluation_metrics.py`` compares with the live toolkit."""
+"""BLEU and ROUGE-L against recorded scores; ``test_evaluation_metrics.py`` compares with the live
+toolkit.
+"""
 
 import contextlib
 import json

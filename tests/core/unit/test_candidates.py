@@ -1,4 +1,6 @@
-"""Several captions of an image: the choice among them, ensembles, and what the programs write and refuse."""
+"""Several captions of an image: the choice among them, ensembles, and what the programs write and
+refuse.
+"""
 
 import json
 from pathlib import Path
@@ -108,7 +110,8 @@ def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
     assert captions == {
         line["image_id"]: samples[line["image_id"]][line["chosen"]] for line in lines
     }
-    # As ``evaluate_samples`` chooses: its document frequencies are those of the references, here equal in both splits.
+    # As ``evaluate_samples`` chooses: its document frequencies are those of the references, here
+    # equal in both splits.
     expected = evaluate_samples(
         samples, {f"test-image-{i}": texts for i, texts in enumerate(REFERENCES)}
     )

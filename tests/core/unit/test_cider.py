@@ -1,4 +1,6 @@
-"""CIDEr-D against recorded scores, the live toolkit and its definition written out; the reward around it."""
+"""CIDEr-D against recorded scores, the live toolkit and its definition written out; the reward
+around it.
+"""
 
 import json
 import math
@@ -32,7 +34,9 @@ frequencies = DocumentFrequencies.from_references
 def plain_cider_d(
     candidates: Any, references: Any, df: DocumentFrequencies, n: int = 4, sigma: float = 6.0
 ) -> list:
-    """CIDEr-D of one candidate after the other, from dicts, as its definition reads, in the toolkit's order of sums."""
+    """CIDEr-D of one candidate after the other, from dicts, as its definition reads, in the
+    toolkit's order of sums.
+    """
     return [
         _plain_score(candidate, own, df, n, sigma)
         for candidate, own in zip(candidates, references, strict=True)
@@ -103,7 +107,9 @@ def test_recorded_scores_of_four_images(name: str, eos: bool, document: Any, rto
 
 
 def test_squares_are_those_of_the_toolkit() -> None:
-    """(ln 46 - ln 8)² by C's power, which the toolkit takes, is another double than the product (glibc 2.36)."""
+    """(ln 46 - ln 8)² by C's power, which the toolkit takes, is another double than the product
+    (glibc 2.36).
+    """
     own = [
         [" ".join(["left"] * (image < 8) + ["right"] * (image < 9)) or "none"]
         for image in range(46)

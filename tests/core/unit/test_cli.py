@@ -287,7 +287,8 @@ CHAIN = {
     "teacher": "task: contrastive\ndata: {path: old, image_root: images}\nrun: {dir: D/teacher}",
     "other": "task: contrastive\ndata: {path: another, image_root: images}\nrun: {dir: D/other}",
     "model": "task: distill_image\nwarm_start: [D/teacher.yaml, D/other.yaml]\n"
-    "teacher: {name: D/teacher/export/best}\ndata: {path: old, image_root: images}\nrun: {dir: D/model}",
+    "teacher: {name: D/teacher/export/best}\ndata: {path: old, image_root: images}\nrun: {dir: "
+    "D/model}",
     "xe": "data: {path: old, image_root: pictures, kwargs: {max_images: {train: 9}}}\nrun: {dir: D/xe}",
     "scst": "warm_start: D/xe.yaml\nreward_models: [D/model.yaml]\nmodel: {init: D/xe/export/best}\n"
     "data: {path: old, image_root: images, kwargs: {max_images: {train: 9}}}",
@@ -296,7 +297,9 @@ CHAIN = {
 
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Configuration files that start from one another; program's folder -> configuration that it would train."""
+    """Configuration files that start from one another; program's folder -> configuration that it
+    would train.
+    """
     found: dict[str, Any] = {}
     for name, text in CHAIN.items():
         (tmp_path / f"{name}.yaml").write_text(text.replace("D/", f"{tmp_path}/"))

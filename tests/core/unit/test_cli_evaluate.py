@@ -1,4 +1,6 @@
-"""The evaluation program: which images it takes, rewards as metrics, what it imports, refuses and says."""
+"""The evaluation program: which images it takes, rewards as metrics, what it imports, refuses and
+says.
+"""
 
 import gzip
 import hashlib
@@ -266,7 +268,9 @@ OWN = {"image-0": "a red circle", "image-2": "a dog runs on the tracks", "image-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Four images of a test split, captions of three of them, a file of references, a captioner and a student."""
+    """Four images of a test split, captions of three of them, a file of references, a captioner and
+    a student.
+    """
     rows = tiny_rows()
     with (tmp_path / "data.jsonl").open("w") as file:
         for row in rows:
@@ -300,7 +304,9 @@ def with_judges(folder: Path, **changes: Any) -> EvaluateConfig:
 
 
 def changed(config: EvaluateConfig, **changes: Any) -> EvaluateConfig:
-    """The configuration with other values, of which None leaves a key out: of the class that they choose."""
+    """The configuration with other values, of which None leaves a key out: of the class that they
+    choose.
+    """
     options = {option.name: getattr(config, option.name) for option in fields(config)} | changes
     options = {key: value for key, value in options.items() if value is not None}
     chosen = EvaluateConfig.alternative(options)
@@ -390,7 +396,9 @@ OBJECTS = {"synonyms": ["dog", "circle", "square", "train", "track"]}
 
 
 def test_hallucinated_objects_are_metrics_of_the_whole_set(folder: Path) -> None:
-    """By hand: of four mentions the tracks are wrong, and of five objects a dog and a train are not mentioned."""
+    """By hand: of four mentions the tracks are wrong, and of five objects a dog and a train are not
+    mentioned.
+    """
     (folder / "objects.json").write_text(
         json.dumps({"image-0": ["dog"], "image-1": [], "image-2": ["train"]})
     )

@@ -74,7 +74,9 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
 
 
 def test_bad_files_are_explained(tmp_path: Path) -> None:
-    """Doubled ids, empty texts and unknown images; a key that stands twice in JSON; captions that are no list."""
+    """Doubled ids, empty texts and unknown images; a key that stands twice in JSON; captions that
+    are no list.
+    """
     for read, content, message in (
         (read_references, {"1": ["a dog", " "], "2": ["x"]}, "1 images .*first: '1'"),
         (

@@ -1,4 +1,6 @@
-"""Frozen dual encoders: loading, preprocessing, text cutting, fingerprints, and the cache of image embeddings."""
+"""Frozen dual encoders: loading, preprocessing, text cutting, fingerprints, and the cache of image
+embeddings.
+"""
 
 import json
 import logging

@@ -72,7 +72,9 @@ def test_a_stretched_tower_reads_long_captions_and_short_ones_as_before(custom: 
 
 
 def released(model: Any) -> dict[str, torch.Tensor]:
-    """The state that Long-CLIP's code would save: two tables, the unread rows of each full of other numbers."""
+    """The state that Long-CLIP's code would save: two tables, the unread rows of each full of other
+    numbers.
+    """
     state = {name: value.clone() for name, value in model.state_dict().items()}
     table = state["positional_embedding"]
     state["positional_embedding_res"] = torch.cat([torch.full_like(table[:20], 9.0), table[20:]])

@@ -1,4 +1,6 @@
-"""CLIPScore, RefCLIPScore and the same under a student: against a plain recomputation, and as rewards."""
+"""CLIPScore, RefCLIPScore and the same under a student: against a plain recomputation, and as
+rewards.
+"""
 
 import inspect
 import json
@@ -58,7 +60,9 @@ def columns(tmp_path: Path) -> dict[str, Any]:
 
 
 def recomputed(model: Any, prefix: str) -> tuple[list[float], list[float]]:
-    """Score CAPTIONS one by one with the model's own functions: CLIPScore, and RefCLIPScore as in the paper."""
+    """Score CAPTIONS one by one with the model's own functions: CLIPScore, and RefCLIPScore as in
+    the paper.
+    """
     transform = open_clip.image_transform(32, is_train=False)
     plain, with_references = [], []
     with torch.no_grad():
@@ -117,7 +121,8 @@ def test_formulas_by_hand() -> None:
         np.array([0.75, 0.0, 0.75, 0.0, 2.5, 0.5]),
         np.array([0.5, 0.5, 0.0, 0.0, 1.0, -0.5]),
     )
-    # 2 * 0.75 * 0.5 / 1.25; three zero cases; 10/7, the largest; a sum of 0, which only unclipped cosines can have.
+    # 2 * 0.75 * 0.5 / 1.25; three zero cases; 10/7, the largest; a sum of 0, which only unclipped
+    # cosines can have.
     assert harmonic_mean(scores, agreements) == pytest.approx([0.6, 0.0, 0.0, 0.0, 10 / 7, 0.0])
 
 
@@ -237,9 +242,11 @@ def test_bad_rows_and_arguments_are_named(
 def test_released_examples_under_released_weights(
     metric: str, file: str, plain: float, with_references: float
 ) -> None:
-    """Means in the READMEs of CLIPScore (half precision on a GPU; float32 gives .8585 first) and aimagelab/pacscore.
+    """Means in the READMEs of CLIPScore (half precision on a GPU; float32 gives .8585 first) and
+    aimagelab/pacscore.
 
-    The folders are the released ``example``: ``images/``, ``good_captions.json``, ``bad_captions.json``, ``refs.json``.
+    The folders are the released ``example``: ``images/``, ``good_captions.json``,
+    ``bad_captions.json``, ``refs.json``.
     """
     example, path = (
         os.environ.get(f"RL_CAPTION_{metric}_{name}") for name in ("EXAMPLE", "WEIGHTS")

@@ -1,4 +1,6 @@
-"""Sets of concreteness ratings, the released ICC scores on them, and the baselines on words and length."""
+"""Sets of concreteness ratings, the released ICC scores on them, and the baselines on words and
+length.
+"""
 
 import json
 import math

@@ -1,4 +1,6 @@
-"""Every configuration that is shipped is understood by its program, and none of them hides a misspelt key."""
+"""Every configuration that is shipped is understood by its program, and none of them hides a
+misspelt key.
+"""
 
 import inspect
 import math
@@ -236,7 +238,9 @@ def test_a_key_of_a_term_that_does_not_exist_is_answered_by_those_of_a_term(caps
 
 
 def test_coco_is_evaluated_as_in_the_literature() -> None:
-    """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of them and 20 words."""
+    """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of them and 20
+    words.
+    """
     config = parsed("configs/coco_evaluate.yaml")
     assert (
         config.decode.num_beams,
@@ -309,7 +313,9 @@ PROGRAMS = (*(kind for _, kind in KINDS if kind is not PositivesConfig), WebConf
 
 
 def options(kind: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and annotation of every option of a configuration, those of lists and dictionaries included."""
+    """Dotted key and annotation of every option of a configuration, those of lists and dictionaries
+    included.
+    """
     if is_dataclass(kind):
         for name, hint in get_type_hints(kind, include_extras=True).items():
             yield from options(hint, f"{key}.{name}" if key else name)

@@ -1,4 +1,6 @@
-"""Checks before training: every kind of problem, its count, its first offenders, and what is left without it."""
+"""Checks before training: every kind of problem, its count, its first offenders, and what is left
+without it.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Whether data are those that a program began with: each thing that may change, and a copy of the folder."""
+"""Whether data are those that a program began with: each thing that may change, and a copy of the
+folder.
+"""
 
 import os
 import shutil
@@ -14,7 +16,9 @@ from rl_caption.data.fingerprint import changes, fingerprint
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
-    """Two rows of images, features, generated images and a video, whose files are made where they are missing."""
+    """Two rows of images, features, generated images and a video, whose files are made where they
+    are missing.
+    """
     folder.mkdir(exist_ok=True)
     for name in ("a.png", "b.png", "a.npy", "b.npy", "p.png", "clip/0.png", "clip/1.png"):
         (folder / name).parent.mkdir(exist_ok=True)

@@ -62,7 +62,7 @@ def ids(data: KarpathyData | JsonLinesData, split: str = "train") -> list[str]:
     return [row["image_id"] for row in data.split(split)]
 
 
-# --- Karpathy JSON ----------------------------------------------------------------------------------------------------
+# --- Karpathy JSON ------------------------------------------------------------------------------
 
 
 def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_ucm_captions(shared_data: Path) -> None:
         check_data(KarpathyData(folder, image_root="images"), data.splits)
 
 
-# --- JSON lines -------------------------------------------------------------------------------------------------------
+# --- JSON lines ---------------------------------------------------------------------------------
 
 
 def test_defaults_and_options_of_json_lines(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
     assert check_data(JsonLinesData(path, image_root="photos"), ["train"]).ok
 
 
-# --- long captions ----------------------------------------------------------------------------------------------------
+# --- long captions ------------------------------------------------------------------------------
 
 
 def test_the_long_description_is_the_one_reference(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Data sets of the hub, Parquet files and published layouts, each made small here: rows, splits, errors."""
+"""Data sets of the hub, Parquet files and published layouts, each made small here: rows, splits,
+errors.
+"""
 
 import io
 import json
@@ -47,7 +49,7 @@ def rows_of(split: str = "train", **config: Any) -> list[Row]:
     return list(build_data(DataConfig(**config)).split(split))
 
 
-# --- published layouts ------------------------------------------------------------------------------------------------
+# --- published layouts --------------------------------------------------------------------------
 
 
 def nocaps(folder: Path) -> dict[str, Any]:
@@ -257,7 +259,7 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
         assert columns.keys() == {"image", "caption"} or str(path) in str(caught.value)
 
 
-# --- the hub and Parquet ----------------------------------------------------------------------------------------------
+# --- the hub and Parquet ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -510,7 +512,7 @@ def test_every_program_reads_stored_images(stored: Path, tmp_path: Path, kind: s
     assert all(Path(line["image"]).is_file() for line in lines), "written to files"
 
 
-# --- where the files come from ----------------------------------------------------------------------------------------
+# --- where the files come from ------------------------------------------------------------------
 
 
 def test_missing_data_are_told_with_what_they_take(tmp_path: Path) -> None:

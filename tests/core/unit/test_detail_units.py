@@ -1,4 +1,6 @@
-"""Detail units: what they concatenate to, where they may not be cut, and the grammar and rules case by case."""
+"""Detail units: what they concatenate to, where they may not be cut, and the grammar and rules case
+by case.
+"""
 
 import sys
 
@@ -128,7 +130,8 @@ def test_no_unit_ends_inside_a_word_a_number_or_an_abbreviation(caption: str) ->
 @pytest.mark.parametrize(
     "units",
     [
-        # NP; a VP takes the noun phrases after it, a CLAUSE is NP and VP; a conjunction goes with what follows
+        # NP; a VP takes the noun phrases after it, a CLAUSE is NP and VP; a conjunction goes with
+        # what follows
         ["a cat holds", " two fish"],
         ["a cat holds a fish"],
         ["a cat holds a fish", " and a ball"],

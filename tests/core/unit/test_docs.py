@@ -1,4 +1,5 @@
-"""The pages: their links lead somewhere, and their commands are understood by the programs that they name.
+"""The pages: their links lead somewhere, and their commands are understood by the programs that
+they name.
 
 Those that need nothing are run by ``tests/core/integration/test_docs_commands.py`` instead.
 """
@@ -39,7 +40,7 @@ STAND_INS = {
 TUTORIALS = sorted(DOCS.glob("tutorials/*.py"))
 
 
-# --- links ------------------------------------------------------------------------------------------------------------
+# --- links --------------------------------------------------------------------------------------
 
 
 def text_of(page: Path) -> str:
@@ -101,7 +102,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert found == Counter(str(path.relative_to(DOCS).with_suffix(".md")) for path in pages)
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------
+# --- commands -----------------------------------------------------------------------------------
 
 
 class Parsed(BaseException):
@@ -191,7 +192,8 @@ def test_commands_with_mistakes_are_not(understand: Callable[[list[str]], bool])
         "python scripts/nowhere.py --config configs/demo.yaml",
         "python -m rl_caption caption photos/",
         "python -m benchmarks --only steps",
-        "accelerate launch --config_file configs/accelerate/cpu9.yaml scripts/scst.py --config configs/demo.yaml",
+        "accelerate launch --config_file configs/accelerate/cpu9.yaml scripts/scst.py --config "
+        "configs/demo.yaml",
         "accelerate launch --num_proces 2 scripts/scst.py --config configs/demo.yaml --wrong",
     ):
         with pytest.raises(AssertionError):

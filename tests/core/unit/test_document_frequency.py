@@ -176,7 +176,8 @@ def test_fewer_images_than_an_ngram_is_in_are_refused(ref_len: float, tmp_path: 
 
 
 def test_python_2_strings_are_read(tmp_path: Path) -> None:
-    # {'document_frequency': {('caf\xc3\xa9',): 2.0}, 'ref_len': 100} as Python 2.7 writes it with protocol 0
+    # {'document_frequency': {('caf\xc3\xa9',): 2.0}, 'ref_len': 100} as Python 2.7 writes it with
+    # protocol 0
     written = b"(dp0\nS'ref_len'\np1\nI100\nsS'document_frequency'\np2\n(dp3\n(S'caf\\xc3\\xa9'\np4\ntp5\nF2.0\nss."
     (tmp_path / "py2.p").write_bytes(written)
     df = load_legacy_pickle(tmp_path / "py2.p")

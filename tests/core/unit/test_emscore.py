@@ -1,4 +1,6 @@
-"""EMScore: greedy matching by hand, token embeddings against the models', weights of tokens, references, errors."""
+"""EMScore: greedy matching by hand, token embeddings against the models', weights of tokens,
+references, errors.
+"""
 
 import math
 import pickle

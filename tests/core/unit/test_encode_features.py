@@ -1,4 +1,6 @@
-"""Features from a frozen encoder: equal to its output on each photo, resumed, refused, and read back by the data."""
+"""Features from a frozen encoder: equal to its output on each photo, resumed, refused, and read
+back by the data.
+"""
 
 import errno
 import json
@@ -31,7 +33,9 @@ COUNT = 5
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """A Karpathy JSON of five photos of several sizes and modes, in ``images``, with ids that are not their names."""
+    """A Karpathy JSON of five photos of several sizes and modes, in ``images``, with ids that are
+    not their names.
+    """
     folder = tmp_path / "data"
     (folder / "images").mkdir(parents=True)
     items = []

@@ -1,4 +1,6 @@
-"""Engines and precision: what is refused before anything starts, and what is filled in for DeepSpeed."""
+"""Engines and precision: what is refused before anything starts, and what is filled in for
+DeepSpeed.
+"""
 
 from contextlib import suppress
 from pathlib import Path

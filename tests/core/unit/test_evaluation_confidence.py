@@ -115,7 +115,8 @@ def test_bleu_is_resampled_by_its_counts() -> None:
 
 
 def test_meteor_is_resampled_by_its_statistics() -> None:
-    # What METEOR 1.5 printed for SCORE and EVAL: a set of four captions, the last two without a match.
+    # What METEOR 1.5 printed for SCORE and EVAL: a set of four captions, the last two without a
+    # match.
     lines = [
         "5 6 3 3 2 2 3 3 0 0 0 0 0 0 0 0 0 0 0 0 2 5 5",
         "4 4 1 2 0 0 1 1 0 0 0 0 0 0 0 0 0 0 0 0 1 1 1",

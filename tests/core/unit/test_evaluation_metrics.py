@@ -1,4 +1,6 @@
-"""Evaluation of captions: parity with the caption toolkit, what is left out and why, what is refused."""
+"""Evaluation of captions: parity with the caption toolkit, what is left out and why, what is
+refused.
+"""
 
 import contextlib
 import copy
@@ -29,7 +31,8 @@ from rl_caption.evaluation.toolkit import Java, Scores, UndefinedMetric
 from tests.captions_for_tests import CAPTIONS, REFERENCES, needs_java
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-# Golden vector of CIDEr-D: pycocoevalcap 1.2 Cider and pyciderevalcap CiderD on these captions, split at spaces.
+# Golden vector of CIDEr-D: pycocoevalcap 1.2 Cider and pyciderevalcap CiderD on these captions,
+# split at spaces.
 CIDER = {
     "1": 3.4911665004503494,
     "2": 4.637277509288021,
@@ -124,7 +127,9 @@ def test_scores_equal_the_toolkits_classes(images: list[tuple[str, list[str]]]) 
 
 
 def test_a_no_break_space_within_a_token_does_not_split_it() -> None:
-    """As in the toolkit, whose ROUGE-L splits at spaces: three of four tokens are shared, not four of five."""
+    """As in the toolkit, whose ROUGE-L splits at spaces: three of four tokens are shared, not four
+    of five.
+    """
     scores = metrics.rouge({"1": "a man at 10\xa01/2"}, {"1": ["a man at 10\xa0am"]})
     assert scores.values["ROUGE-L"] == (0.75, [0.75])
 

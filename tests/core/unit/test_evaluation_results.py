@@ -86,8 +86,8 @@ def test_table_names_the_systems_that_lack_a_value() -> None:
     assert "– METEOR (scst): no Java runtime" in table
     assert "SPICE (scst): not asked for" in table
     assert (
-        "signatures differ:\n  xe, long: COCO-captions+ids:2 of 2+java17\n  scst: COCO-captions+ids:2 of 2"
-        in table
+        "signatures differ:\n  xe, long: COCO-captions+ids:2 of 2+java17\n  scst: "
+        "COCO-captions+ids:2 of 2" in table
     )
     with pytest.raises(EvaluationError, match="no evaluations"):
         format_table({})

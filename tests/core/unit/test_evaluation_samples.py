@@ -26,7 +26,9 @@ def test_best_of_k_by_hand() -> None:
 
 
 def test_of_equally_similar_captions_the_first_is_the_choice_whatever_rounding_says() -> None:
-    """All captions are to the others 0.1, 0.2 and 0.3, in another order; what each is to itself does not count."""
+    """All captions are to the others 0.1, 0.2 and 0.3, in another order; what each is to itself
+    does not count.
+    """
     near = np.array(
         [[0.7, 0.1, 0.2, 0.3], [0.1, 0.9, 0.3, 0.2], [0.2, 0.3, 1e9, 0.1], [0.3, 0.2, 0.1, 0.3]]
     )

@@ -1,4 +1,6 @@
-"""Files are written whole or not at all, and a failed write says which file it was and what is free."""
+"""Files are written whole or not at all, and a failed write says which file it was and what is
+free.
+"""
 
 import errno
 import os

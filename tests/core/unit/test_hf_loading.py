@@ -182,7 +182,8 @@ def add_words(folder: Path) -> None:
     [
         ("processor_config.json", "image processor"),
         ("model.safetensors", r"model\.safetensors"),
-        # Without one of these, Transformers makes up a tokenizer, of special tokens alone or of default settings.
+        # Without one of these, Transformers makes up a tokenizer, of special tokens alone or of
+        # default settings.
         ("tokenizer.json", r"tokenizer\.json"),
         ("tokenizer_config.json", r"tokenizer_config\.json is missing"),
         (add_a_layer, r"text_decoder\.bert\.encoder\.layer\.2\."),

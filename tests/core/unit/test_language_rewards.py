@@ -253,7 +253,9 @@ def test_a_rating_is_the_expectation_of_its_digit(vision_model: str) -> None:
 def test_answers_about_images_do_not_depend_on_the_batch(
     tmp_path: Path, tiny_vlm: Callable[[Path], Path]
 ) -> None:
-    """Images of different sizes have prompts of different lengths; with Idefics3 one has several tiles."""
+    """Images of different sizes have prompts of different lengths; with Idefics3 one has several
+    tiles.
+    """
     model = str(answering_vlm(tmp_path, tiny_vlm))
     images = [
         noise_image(number, size)

@@ -1,4 +1,6 @@
-"""Captions in Chinese, Japanese, German, Hindi and Arabic: tokens, rewards, training and evaluation."""
+"""Captions in Chinese, Japanese, German, Hindi and Arabic: tokens, rewards, training and
+evaluation.
+"""
 
 import unicodedata
 from pathlib import Path

@@ -127,7 +127,8 @@ FOR_SOME_MODELS = {
     "pandas",
     "peft",
 }
-"""What Transformers' models and other packages bring; a run that is refused does not wait for them."""
+"""What Transformers' models and other packages bring; a run that is refused does not wait for them.
+"""
 RUN = """
 import sys
 from rl_caption.cli.main import main
@@ -195,7 +196,9 @@ LAYERS = [
     {"data"},
     {"runtime"},
 ]
-"""The parts of ``rl_caption`` from top to bottom (docs/design.md): a part imports from those below it only."""
+"""The parts of ``rl_caption`` from top to bottom (docs/design.md): a part imports from those below
+it only.
+"""
 
 
 REWARD_LAYERS = [
@@ -232,7 +235,9 @@ def for_type_checkers(tree: ast.AST) -> set[ast.AST]:
 
 
 def imports_of(files: dict[str, Path]) -> dict[str, dict[str, int]]:
-    """Module -> the modules of ``files`` that it imports, functions included, and the line; not for types alone."""
+    """Module -> the modules of ``files`` that it imports, functions included, and the line; not for
+    types alone.
+    """
     graph: dict[str, dict[str, int]] = {}
     for name, path in files.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -312,7 +317,9 @@ def test_every_file_of_rewards_has_its_layer() -> None:
 
 
 def test_rewards_are_built_by_their_builder_alone() -> None:
-    """No program calls ``registry.build`` or the class of a reward, but for CIDEr-D with the frequencies of one set."""
+    """No program calls ``registry.build`` or the class of a reward, but for CIDEr-D with the
+    frequencies of one set.
+    """
     classes = {target.partition(":")[2] for target in REWARDS.values()}
     builds = []
     for name, path in modules_of("rl_caption").items():

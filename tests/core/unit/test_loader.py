@@ -1,4 +1,6 @@
-"""The order of training images, their random views, references to target tokens, and batches in page-locked memory."""
+"""The order of training images, their random views, references to target tokens, and batches in
+page-locked memory.
+"""
 
 from itertools import islice
 from typing import Any

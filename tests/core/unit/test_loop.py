@@ -1,4 +1,6 @@
-"""The loop alone, around a task with one parameter: clipping, schedule, validation, patience, refusing NaN."""
+"""The loop alone, around a task with one parameter: clipping, schedule, validation, patience,
+refusing NaN.
+"""
 
 import json
 import math
@@ -57,7 +59,9 @@ def make_trainer(
     loss: float = 1.0,
     **options: Any,
 ) -> tuple[Trainer, Slope, list[Path]]:
-    """Plain SGD on four weights; validation returns ``scores`` in turn; ``factors`` are those of the learning rate."""
+    """Plain SGD on four weights; validation returns ``scores`` in turn; ``factors`` are those of
+    the learning rate.
+    """
     accelerator = Accelerator(cpu=True)
     model = nn.Linear(4, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -382,7 +386,9 @@ def test_the_schedule_is_followed_and_logged(tmp_path: Path) -> None:
 
 
 def test_a_step_may_have_several_updates(tmp_path: Path) -> None:
-    """The learning rate is the step's; what is logged is the mean over its updates; no gradient is left over."""
+    """The learning rate is the step's; what is logged is the mean over its updates; no gradient is
+    left over.
+    """
     trainer, task, _ = make_trainer(tmp_path, max_steps=2, grad_clip_norm=None, factors=[1.0, 10.0])
 
     def step(batches: Sequence[CaptionBatch], number: int) -> Iterator[Averages]:
@@ -560,7 +566,9 @@ def test_epochs_are_passes_over_all_images(
 
 
 def fp16_trainer(folder: Path, slopes: Sequence[float], **options: Any) -> tuple[Trainer, Slope]:
-    """``make_trainer`` with a loss scale of 8 at first; the gradient of step n, unscaled, is ``slopes[n]``."""
+    """``make_trainer`` with a loss scale of 8 at first; the gradient of step n, unscaled, is
+    ``slopes[n]``.
+    """
     trainer, task, _ = make_trainer(folder, grad_clip_norm=None, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     trainer.accelerator.scaler = scaler  # type: ignore[assignment]
@@ -584,7 +592,9 @@ def plain_again() -> Iterator[None]:
 
 
 def test_fp16_skips_a_step_that_overflows_and_goes_on(tmp_path: Path, plain_again: None) -> None:
-    """The step counts, in the schedule too; weights and the next logged norm are those of the unscaled gradient."""
+    """The step counts, in the schedule too; weights and the next logged norm are those of the
+    unscaled gradient.
+    """
     trainer, task = fp16_trainer(
         tmp_path, [1.0, math.inf, math.nan, 2.0], factors=[1.0, 10.0, 100.0, 1000.0]
     )

@@ -33,7 +33,9 @@ def test_parts_of_unequal_size_count_by_element() -> None:
 
 
 def test_what_is_logged_of_a_rollout_is_worked_by_hand() -> None:
-    """Two images, two samples each; one ends with EOS at the length limit of 4, one is cut off there."""
+    """Two images, two samples each; one ends with EOS at the length limit of 4, one is cut off
+    there.
+    """
     lengths = torch.tensor([[3, 1], [4, 4]])
     rollout = Rollout(
         token_ids=torch.zeros(2, 2, 4, dtype=torch.long),

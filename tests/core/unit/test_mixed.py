@@ -1,4 +1,6 @@
-"""Weighted sums of rewards and of their z-scores; what a configuration makes of them, with one network for all."""
+"""Weighted sums of rewards and of their z-scores; what a configuration makes of them, with one
+network for all.
+"""
 
 import logging
 import math
@@ -181,7 +183,8 @@ def test_per_group_standardises_every_term_within_the_samples_of_an_image() -> N
     first, second = score_rollouts(reward, rollouts, batches, Accelerator(cpu=True))
     # Of two different samples, one is a standard deviation above their mean and one below.
     assert first.samples.flatten().tolist() == pytest.approx([-0.5 + 2, 0.5 - 2, 0.5 + 2, -0.5 - 2])
-    # By the samples a and b, c is 6 - 1.5 over 0.5 and 0.3 - 0.15 over 0.05; by c and a, b is -1.5 / 2.5 and -3.
+    # By the samples a and b, c is 6 - 1.5 over 0.5 and 0.3 - 0.15 over 0.05; by c and a, b is -1.5
+    # / 2.5 and -3.
     assert first.greedy is not None
     assert first.greedy.tolist() == pytest.approx([0.5 * 9 + 2 * 3, -0.5 * 0.6 - 2 * 3], rel=1e-6)
     assert second.samples.tolist() == [[0.0, 0.0]], "nothing can be told apart"

@@ -1,4 +1,6 @@
-"""The rule of the alarm, its judges, and the monitor: each sign alone, none at the start, none for honest changes."""
+"""The rule of the alarm, its judges, and the monitor: each sign alone, none at the start, none for
+honest changes.
+"""
 
 import math
 import statistics
@@ -78,7 +80,8 @@ def test_a_judge_that_fell_on_most_images_is_named_with_numbers() -> None:
     )
     assert list(found) == ["judge/rouge_l"]
     (sentence,) = found.values()
-    # 75 of 100 differences are -0.06: mean -0.045, deviation 0.06 * sqrt(100 / 99 * 0.75 * 0.25), error a tenth of it.
+    # 75 of 100 differences are -0.06: mean -0.045, deviation 0.06 * sqrt(100 / 99 * 0.75 * 0.25),
+    # error a tenth of it.
     errors = 0.045 / (0.06 * math.sqrt(0.1875 * 100 / 99) / 10)
     assert "from 0.6 to 0.555" in sentence
     assert f"(-7.5%, {errors:.1f} standard errors)" in sentence
@@ -92,7 +95,8 @@ def test_a_small_or_noisy_fall_is_none() -> None:
 
 
 def test_with_few_images_more_standard_errors_are_asked_for() -> None:
-    # Quantiles of Student's t: the tables' t(0.95, 9) = 1.833 and t(0.95, 1) = 6.314 belong to 1.645 of the normal.
+    # Quantiles of Student's t: the tables' t(0.95, 9) = 1.833 and t(0.95, 1) = 6.314 belong to
+    # 1.645 of the normal.
     assert needed_errors(1.6449, 10) == pytest.approx(1.833, abs=1e-3)
     assert needed_errors(1.6449, 2) == pytest.approx(6.314, abs=1e-2)
     assert [needed_errors(3.0, images) for images in (100, 5000)] == [3.0, 3.0]
@@ -167,8 +171,8 @@ def test_captions_as_bad_as_the_references_or_the_start_are_no_evidence() -> Non
 
 
 def test_honest_training_on_cider_does_not_alarm() -> None:
-    # Greedy validation captions of make demo, after cross-entropy (about STATISTICS) and after SCST on CIDEr-D (this):
-    # BLEU-4, ROUGE-L and oracle F1 rise, the vocabulary is halved.
+    # Greedy validation captions of make demo, after cross-entropy (about STATISTICS) and after SCST
+    # on CIDEr-D (this): BLEU-4, ROUGE-L and oracle F1 rise, the vocabulary is halved.
     honest = {"vocabulary": 28.0, "length": 7.2, "diversity": 0.379, "duplicates": 0.19}
     assert alarm(honest, judge=[score + 0.05 for score in SCORES]) == {}
 
@@ -232,7 +236,9 @@ def test_a_judge_that_slipped_while_the_reward_stood_still_is_no_evidence_where_
 def test_exactly_the_threshold_is_no_evidence_and_anything_beyond_it_is(
     limits: dict[str, float], change: str, step: int
 ) -> None:
-    """Powers of two, so that nothing rounds: references and start have 0.5 (64 words, 8 of them in a caption)."""
+    """Powers of two, so that nothing rounds: references and start have 0.5 (64 words, 8 of them in
+    a caption).
+    """
     usual = dict.fromkeys(STATISTICS, 0.5) | {"length": 8.0, "vocabulary": 64.0}
     at = usual[change] + step * (
         limits[change] if usual[change] == 0.5 and step > 0 else usual[change] / 2

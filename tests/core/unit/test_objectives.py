@@ -82,7 +82,9 @@ def test_tokens_may_share_a_row_of_logits(monkeypatch):
 
 
 def test_k3_and_the_gradient_of_k2_are_unbiased():
-    """Summed over all outcomes by their probability, k3 is KL and the gradient of k2 is the gradient of KL."""
+    """Summed over all outcomes by their probability, k3 is KL and the gradient of k2 is the
+    gradient of KL.
+    """
     torch.manual_seed(1)
     logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
     parameter = torch.randn(6, dtype=torch.float64, requires_grad=True)
@@ -251,7 +253,9 @@ def gradient_of(objective, arguments):
 
 
 def test_dico_by_hand():
-    """Log-ratios 1, 0 and -1; the worse of the two others, 0.3 ln 3 below the better one, weighs 3/4."""
+    """Log-ratios 1, 0 and -1; the worse of the two others, 0.3 ln 3 below the better one, weighs
+    3/4.
+    """
     rewards = torch.tensor([[2.0, 2.0 - 0.1, 2.0 - 0.1 - 0.3 * math.log(3)]])
     logprobs = torch.tensor([[[-1.0, -1.0], [-2.0, 0.0], [-3.0, 0.0]]])
     reference = torch.tensor([[[-2.0, -1.0], [-2.0, 0.0], [-2.0, 0.0]]])

@@ -1,4 +1,6 @@
-"""Values are checked by their annotations, and classes are named by a table or ``package.module:Name``."""
+"""Values are checked by their annotations, and classes are named by a table or
+``package.module:Name``.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

@@ -1,4 +1,6 @@
-"""PAC-S and RefPAC-S, and checkpoints in the form of the released ones, against updates added by hand in open_clip."""
+"""PAC-S and RefPAC-S, and checkpoints in the form of the released ones, against updates added by
+hand in open_clip.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -62,7 +64,9 @@ def backbone_of(state: dict[str, Tensor], path: Path, tag: str = "openai", **mor
 
 
 class ByHand:
-    """open_clip's model in float64 with W + 0.25 B A in place of W wherever a state has factors A and B."""
+    """open_clip's model in float64 with W + 0.25 B A in place of W wherever a state has factors A
+    and B.
+    """
 
     def __init__(self, state: dict[str, Tensor], tag: str = "openai", mlp: str = "ignored") -> None:
         merged = {key: value.double() for key, value in state.items() if "lora_" not in key}
@@ -236,14 +240,17 @@ def test_released_files_are_known_by_name(folder: Path, monkeypatch: pytest.Monk
     )
     again = RefPacScore(pretrained=path, tuned_from="laion2b_s32b_b82k", truncate=False)
     assert again.signature.endswith(
-        "fp32,tuned from laion2b_s32b_b82k,no truncation,prefix='A photo depicts ',w2,clipped references]"
+        "fp32,tuned from laion2b_s32b_b82k,no truncation,prefix='A photo depicts ',w2,clipped "
+        "references]"
     )
 
 
 def test_a_released_file_is_known_to_every_score(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The architecture alone would run it with GELU and CLIP's mean: other numbers, and nothing would say so."""
+    """The architecture alone would run it with GELU and CLIP's mean: other numbers, and nothing
+    would say so.
+    """
     monkeypatch.setitem(RELEASED, "released.pth", (ARCHITECTURE, "laion2b_s32b_b82k"))
     path = saved(weights(), folder / "released.pth")
     expected = load_frozen_encoder(ARCHITECTURE, path, tuned_from="laion2b_s32b_b82k")

@@ -1,4 +1,6 @@
-"""The fluency reward under a tiny GPT-2: log-probabilities token by token, EOS, clamping, and what is refused."""
+"""The fluency reward under a tiny GPT-2: log-probabilities token by token, EOS, clamping, and what
+is refused.
+"""
 
 import math
 import pickle

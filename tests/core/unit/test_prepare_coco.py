@@ -110,14 +110,18 @@ def test_counts_captions_and_files_that_do_not_agree_are_reported_together(
     with pytest.raises(DataError) as caught:
         prepare(tmp_path / "coco", downloads)
     for part in (
-        "3 wrong counts: train has 9 images, expected 10; train has 45 captions, expected 50; test has 19 captions",
+        "3 wrong counts: train has 9 images, expected 10; train has 45 captions, expected 50; test "
+        "has 19 captions",
         "images that the official annotations do not have: cocoid 999",
-        "2 images whose captions differ: cocoid 100 (COCO_train2014_000000000100.jpg): ['a mouse'], officially ['A",
+        "2 images whose captions differ: cocoid 100 (COCO_train2014_000000000100.jpg): ['a "
+        "mouse'], officially ['A",
         "cocoid 115 (COCO_val2014_000000000115.jpg): [], officially ['a small bird']",
         "2 annotated images that the file does not have",
         "2 images whose files have other names",
-        "cocoid 109: val2014/COCO_val2014_000000000110.jpg, officially val2014/COCO_val2014_000000000109.jpg",
-        "cocoid 112: train2014/COCO_val2014_000000000112.jpg, officially val2014/COCO_val2014_000000000112.jpg",
+        "cocoid 109: val2014/COCO_val2014_000000000110.jpg, officially "
+        "val2014/COCO_val2014_000000000109.jpg",
+        "cocoid 112: train2014/COCO_val2014_000000000112.jpg, officially "
+        "val2014/COCO_val2014_000000000112.jpg",
     ):
         assert part in str(caught.value)
     assert not (tmp_path / "coco").exists()

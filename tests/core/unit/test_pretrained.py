@@ -1,4 +1,6 @@
-"""Encoders by name: their grids, pixels and states are those of their libraries; which weights are open."""
+"""Encoders by name: their grids, pixels and states are those of their libraries; which weights are
+open.
+"""
 
 import re
 import sys
@@ -358,7 +360,9 @@ def test_blocks_of_a_large_vocabulary_that_are_attributes_or_shared(tmp_path: Pa
 
 
 def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path: Path) -> None:
-    """DINOv2's mask token, and the norm of CLIP's pooled state: several processes would wait for their gradients."""
+    """DINOv2's mask token, and the norm of CLIP's pooled state: several processes would wait for
+    their gradients.
+    """
     vision = {key: value for key, value in VISION.items() if key != "intermediate_size"}
     Dinov2Model(Dinov2Config(**vision)).save_pretrained(tmp_path / "dino")
     ViTImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(tmp_path / "dino")

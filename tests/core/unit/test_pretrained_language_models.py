@@ -1,4 +1,6 @@
-"""Decoder language models as text encoders: what a token sees with some blocks bidirectional, pooling, gradients."""
+"""Decoder language models as text encoders: what a token sees with some blocks bidirectional,
+pooling, gradients.
+"""
 
 import re
 import shutil

@@ -1,4 +1,6 @@
-"""Reports: numbers are those of the files, whatever a user wrote is text, and what is missing is said."""
+"""Reports: numbers are those of the files, whatever a user wrote is text, and what is missing is
+said.
+"""
 
 import json
 import math
@@ -64,7 +66,9 @@ class Seen(HTMLParser):
 
 
 def card_of(card: str) -> dict[str, Any]:
-    """A card of the gallery: its id, picture, references, captions by system, and scores in the order of the page."""
+    """A card of the gallery: its id, picture, references, captions by system, and scores in the
+    order of the page.
+    """
 
     def texts(pattern: str) -> list[str]:
         found = re.findall(pattern, card, re.DOTALL)

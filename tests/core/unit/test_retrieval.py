@@ -1,4 +1,6 @@
-"""The self-retrieval reward: its scores by hand, which images are distractors, and what it does without one."""
+"""The self-retrieval reward: its scores by hand, which images are distractors, and what it does
+without one.
+"""
 
 import math
 import pickle
@@ -15,7 +17,9 @@ from rewards.clip.retrieval import Retrieval, retrieval_scores
 
 
 class Compass:
-    """Embeds in the plane: an image of one grey value, and a caption that is a number, by that angle in degrees."""
+    """Embeds in the plane: an image of one grey value, and a caption that is a number, by that
+    angle in degrees.
+    """
 
     fingerprint, signature, context_length = "compass", "compass", 77
 

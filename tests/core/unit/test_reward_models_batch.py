@@ -1,4 +1,6 @@
-"""What embedding models read: captions chosen, token ids, pixels, random views, triplets, generated positives."""
+"""What embedding models read: captions chosen, token ids, pixels, random views, triplets, generated
+positives.
+"""
 
 from functools import partial
 from itertools import pairwise
@@ -283,7 +285,8 @@ def test_rotate_turns_by_up_to_ten_degrees_either_way() -> None:
     angles = []
     for step in range(20):
         view = augment(ramp() / 255, ["rotate"], 0, step, "a")
-        # In the middle, values change along a row by the sine and along a column by the cosine of the angle.
+        # In the middle, values change along a row by the sine and along a column by the cosine of
+        # the angle.
         slope = (view[0, 8, 11] - view[0, 8, 4]).item() * 255 / 7
         angles.append(float(np.degrees(np.arcsin(slope))))
         picture = Image.fromarray(ramp()[2].numpy() / 255)
@@ -309,7 +312,8 @@ def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption()
         assert triplet.negative.startswith(triplet.base)
         unit = triplet.negative.removeprefix(triplet.base).strip()
         others = [detail_units(other) for other in CAPTIONS if other != caption]
-        # The unit at the same position, or the last one of a shorter caption; no comma follows a full stop.
+        # The unit at the same position, or the last one of a shorter caption; no comma follows a
+        # full stop.
         lead = ",;: " if triplet.base.endswith(".") else " "
         assert unit in {
             units[min(length + 1, len(units) - 1)].lstrip(lead).strip() for units in others
@@ -342,7 +346,8 @@ def test_shuffled_negatives_have_the_words_of_the_others_in_another_order(per: A
         plain, mixed = (make_triplets(CAPTIONS, IDS, seed, rate, per) for rate in (0.0, 0.5))
         found.append([one != other for one, other in zip(plain, mixed, strict=True)])
     ever_shuffled = float(np.any(found, axis=0).mean())
-    # A row is shuffled in every step or in none, a unit in half of them; and it may come out as it was.
+    # A row is shuffled in every step or in none, a unit in half of them; and it may come out as it
+    # was.
     assert 0.25 < ever_shuffled < 0.75 if per == "row" else ever_shuffled > 0.95
 
 

@@ -1,4 +1,6 @@
-"""L-CLIP's distillation: towers and models saved, loaded, joined, refused; the teacher's patches and embeddings."""
+"""L-CLIP's distillation: towers and models saved, loaded, joined, refused; the teacher's patches
+and embeddings.
+"""
 
 import json
 from pathlib import Path
@@ -68,7 +70,9 @@ def test_two_towers_are_one_model_that_is_a_reward(tmp_path: Path) -> None:
 
 
 def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> None:
-    """It runs on pixels and on the encoder's features alike, trains nothing of it, and is saved with its weights."""
+    """It runs on pixels and on the encoder's features alike, trains nothing of it, and is saved
+    with its weights.
+    """
     encoder = {
         "image_encoder": "tests.encoders_for_tests:TinyImageEncoder",
         "image_encoder_kwargs": {"seed": 3},

@@ -1,4 +1,6 @@
-"""open_clip models that are trained: built, loaded, stretched, tuned in parts, and exported as rewards."""
+"""open_clip models that are trained: built, loaded, stretched, tuned in parts, and exported as
+rewards.
+"""
 
 import copy
 import json
@@ -78,7 +80,9 @@ def test_a_contrastive_model_comes_back_as_a_reward(clip: tuple[Any, dict[str, A
 
 
 def as_archive(clip: Any, path: Path) -> str:
-    """Save the weights as OpenAI released theirs: a TorchScript archive, whose activation its loader knows."""
+    """Save the weights as OpenAI released theirs: a TorchScript archive, whose activation its
+    loader knows.
+    """
     holder = nn.Module()
     for name, value in clip.state_dict().items():
         *owners, last = name.split(".")
@@ -245,7 +249,8 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(
     assert changed == {f"{tower}.{name}" for tower in towers for name in blocks} | {
         "visual.conv1.weight"
     }
-    # The kernel of the patches as the released files have it: A [rank k, 3 k] and B [k D, rank k] (docs/pac.md).
+    # The kernel of the patches as the released files have it: A [rank k, 3 k] and B [k D, rank k]
+    # (docs/pac.md).
     shapes = [trained[f"visual.conv1.parametrizations.weight.0.lora_{part}"].shape for part in "ab"]
     assert shapes == [(2 * 16, 3 * 16), (16 * 32, 2 * 16)]
     save_clip(tuned, shape, tmp_path)

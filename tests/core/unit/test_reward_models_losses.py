@@ -39,8 +39,9 @@ def slow_nce(
     symmetric: bool = True,
     false: list[list[float]] | None = None,
 ) -> float:
-    """Mean cross-entropy of picking the diagonal of scaled [image][text] similarities, by loops; rows of ``false`` are
-    an image's similarities to texts of no image."""
+    """Mean cross-entropy of picking the diagonal of scaled [image][text] similarities, by loops;
+    rows of ``false`` are an image's similarities to texts of no image.
+    """
     count, total = len(similarities), 0.0
     for own in range(count):
         further = [] if false is None else false[own]
@@ -107,7 +108,9 @@ def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagon
 
 
 def test_false_negatives_are_left_out_of_the_softmax() -> None:
-    """In both terms, and among hard negatives, one of which is word for word the caption of rows 0 and 3."""
+    """In both terms, and among hard negatives, one of which is word for word the caption of rows 0
+    and 3.
+    """
     names = ("image", "text", "text_short", "text_false0")
     given = {name: rows(4, 5, seed) for seed, name in enumerate(names)} | {
         "scale": torch.tensor(10.0)
@@ -237,14 +240,18 @@ def directions(*degrees: float) -> Tensor:
 
 
 def test_the_loss_of_pac_s_by_hand() -> None:
-    """Three pairs at right angles or opposite, so that every cosine is 1, 0 or -1; scale ln 2, so that e^s is 2."""
+    """Three pairs at right angles or opposite, so that every cosine is 1, 0 or -1; scale ln 2, so
+    that e^s is 2.
+    """
     images = texts = directions(0, 90, 180)
-    # Rows 0 and 2 see cosines 1, 0, -1: 2 / (2 + 1 + 1/2) = 4/7. Row 1 sees 1, 0, 0: 2/4. Both directions alike.
+    # Rows 0 and 2 see cosines 1, 0, -1: 2 / (2 + 1 + 1/2) = 4/7. Row 1 sees 1, 0, 0: 2/4. Both
+    # directions alike.
     pairs = 2 * (2 * math.log(7 / 4) + math.log(2)) / 3
-    # V' of the three is where image 0 is: each text has the same cosine to all (columns: ln 3), each V' row has
-    # 1, 0, -1 with the matching text elsewhere each time: 4/7, 2/7, 1/7.
+    # V' of the three is where image 0 is: each text has the same cosine to all (columns: ln 3),
+    # each V' row has 1, 0, -1 with the matching text elsewhere each time: 4/7, 2/7, 1/7.
     generated = math.log(3) + (math.log(7 / 4) + math.log(7 / 2) + math.log(7)) / 3
-    # T' are opposite to their images: rows 0 and 2 give 1/2 of 7/2, row 1 (cosine -1 of -1, 0, 0) 1/2 of 5/2.
+    # T' are opposite to their images: rows 0 and 2 give 1/2 of 7/2, row 1 (cosine -1 of -1, 0, 0)
+    # 1/2 of 5/2.
     against = 2 * (2 * math.log(7) + math.log(5)) / 3
     given = {"image": images, "text": texts, "scale": torch.tensor(math.log(2))}
     given |= {"image_generated": directions(0, 0, 0), "text_generated": -texts}

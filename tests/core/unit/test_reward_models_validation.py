@@ -1,4 +1,6 @@
-"""Validation of embedding models: what is embedded, what is kept, triplets in order, embeddings that are not finite."""
+"""Validation of embedding models: what is embedded, what is kept, triplets in order, embeddings
+that are not finite.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -31,7 +33,9 @@ TOKENS = Texts(ClipText(SimpleTokenizer(), 8), 8, trims=False)
 
 
 class Network(nn.Module):
-    """Embeds an image by its colour and a caption by its ids, and counts what it embeds; with a ``scale`` if given."""
+    """Embeds an image by its colour and a caption by its ids, and counts what it embeds; with a
+    ``scale`` if given.
+    """
 
     def __init__(self, scale: float | None = None) -> None:
         super().__init__()
@@ -49,7 +53,9 @@ class Network(nn.Module):
 
 
 class Scripted(nn.Module):
-    """Embeds images at 0 degrees, and a caption at 10 degrees for each of its tokens, or 5 where it says "true"."""
+    """Embeds images at 0 degrees, and a caption at 10 degrees for each of its tokens, or 5 where it
+    says "true".
+    """
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         (true,) = SimpleTokenizer().encode("true")
@@ -139,7 +145,9 @@ def test_validation_counts_triplets_in_order() -> None:
 
 
 def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
-    """Five rows in batches of two: the loss of rows 0 and 1, and of 2 and 3, however the forward pass is split."""
+    """Five rows in batches of two: the loss of rows 0 and 1, and of 2 and 3, however the forward
+    pass is split.
+    """
 
     pixels = PixelCache(Preprocessing(32, (0.5,) * 3, (0.5,) * 3))
     some: list[Any] = [

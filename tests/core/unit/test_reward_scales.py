@@ -1,4 +1,6 @@
-"""Scales of reward terms: measured as defined, warned of where they differ, and nothing else is touched."""
+"""Scales of reward terms: measured as defined, warned of where they differ, and nothing else is
+touched.
+"""
 
 import random
 from functools import partial

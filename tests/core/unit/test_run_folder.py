@@ -1,4 +1,6 @@
-"""The run folder: where a run resumes, what counts as another configuration, and whole log lines, none twice."""
+"""The run folder: where a run resumes, what counts as another configuration, and whole log lines,
+none twice.
+"""
 
 import json
 import re

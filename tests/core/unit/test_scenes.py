@@ -47,7 +47,9 @@ def digest(values: object) -> str:
 
 
 def test_scenes_and_captions_stay_what_they_were() -> None:
-    """Pins the world itself: results recorded with one version must be about the scenes of the next."""
+    """Pins the world itself: results recorded with one version must be about the scenes of the
+    next.
+    """
     scenes = hashlib.sha256(json.dumps([asdict(scene) for scene in SCENES]).encode()).hexdigest()
     assert scenes[:16] == "3878db858f4df9da"
     assert digest([[*DATA.split(split)[:20]] for split in DATA.splits]) == "03bb8d859a404b0a"
@@ -123,7 +125,9 @@ def test_things_are_drawn_where_the_scene_says(size: int) -> None:
 
 
 def test_looks_can_be_told_from_each_other_at_64_pixels() -> None:
-    """Images of any two different looks at the same point differ clearly in a twelfth of the thing's square or more."""
+    """Images of any two different looks at the same point differ clearly in a twelfth of the
+    thing's square or more.
+    """
     looks = [
         Thing(shape, colour, size, texture, 500, 500)
         for shape, size, texture in itertools.product(SHAPES, SIZES, TEXTURES)

@@ -12,9 +12,10 @@ from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.oracle import ADJECTIVES, NOUNS, NUMBERS
 from rl_caption.data.scenes.world import COLOURS, Scene, Thing, facts, make_scene
 
-# A large striped red circle at the top left, two small plain blue stars at the bottom, a small dotted green circle at
-# the top right: 1 background, 3 x 4 attributes, 1 count, and relations. The circle at the left is above the stars and
-# left of the green circle, the green circle is above the stars: 3. So 17 facts.
+# A large striped red circle at the top left, two small plain blue stars at the bottom, a small
+# dotted green circle at the top right: 1 background, 3 x 4 attributes, 1 count, and relations. The
+# circle at the left is above the stars and left of the green circle, the green circle is above the
+# stars: 3. So 17 facts.
 HAND = Scene(
     "grey",
     (
@@ -111,7 +112,9 @@ def test_judged_by_hand(
 
 
 def test_relation_words_against_coordinates() -> None:
-    """Every relation between every two kinds of one thing each, told outright, is judged as the coordinates say."""
+    """Every relation between every two kinds of one thing each, told outright, is judged as the
+    coordinates say.
+    """
     judged = 0
     for scene in map(make_scene, range(80)):
         for one in scene.kinds:

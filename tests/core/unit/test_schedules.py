@@ -1,4 +1,6 @@
-"""Schedules are functions of the step; the KL coefficient follows the divergence; what cannot be meant is refused."""
+"""Schedules are functions of the step; the KL coefficient follows the divergence; what cannot be
+meant is refused.
+"""
 
 from pathlib import Path
 
@@ -43,7 +45,9 @@ def test_points_of_one_step_are_a_jump(
 def test_the_coefficient_follows_the_divergence_by_at_most_a_fifth_an_horizon(
     kl: float, expected: float
 ) -> None:
-    """Worked by hand for 128 of 10,000 captions and a target of 6: 0.2 (1 ± error x 0.0128), errors 5 % and 20 %."""
+    """Worked by hand for 128 of 10,000 captions and a target of 6: 0.2 (1 ± error x 0.0128), errors
+    5 % and 20 %.
+    """
     assert adapted_kl_coef(0.2, kl, target=6.0, horizon=10_000, captions=128) == pytest.approx(
         expected, rel=1e-12
     )
@@ -98,7 +102,8 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
             "rollout.cuda_graph and rollout.temp",
         ),
         (
-            "{rollout: {num_samples: 1}, reward: {normalize: per_group}, train: {advantage: greedy}}",
+            "{rollout: {num_samples: 1}, reward: {normalize: per_group}, train: {advantage: "
+            "greedy}}",
             "rollout.num_samples is 1: reward.normalize per_group",
         ),
         ("train: {kl_target: 0.1}", "train.kl_target is 0.1"),

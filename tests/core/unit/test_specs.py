@@ -21,7 +21,9 @@ from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 
 
 class Angles:
-    """An encoder whose images lie at 0 degrees and whose captions at the number that they begin with."""
+    """An encoder whose images lie at 0 degrees and whose captions at the number that they begin
+    with.
+    """
 
     fingerprint, signature, context_length = "angles", "angles", 8
 
@@ -50,7 +52,9 @@ def test_the_score_is_the_cosine_on_either_scale() -> None:
 
 
 def test_published_values_are_of_the_shifted_scale() -> None:
-    """The three scores that the released code prints for its example, whose cosines are below 0; and rounding."""
+    """The three scores that the released code prints for its example, whose cosines are below 0;
+    and rounding.
+    """
     published = np.array([0.4293, 0.4457, 0.4583])
     assert specs_score(2 * published - 1, "shifted") == pytest.approx(published)
     assert specs_score(2 * published - 1, "clipped").tolist() == [0, 0, 0]
@@ -59,7 +63,9 @@ def test_published_values_are_of_the_shifted_scale() -> None:
 
 
 def released_file(folder: Path) -> str:
-    """A small model in the layout of SPECS's released weights: OpenAI's keys and a second table of positions."""
+    """A small model in the layout of SPECS's released weights: OpenAI's keys and a second table of
+    positions.
+    """
     state = torch.load(tiny_checkpoint(folder), weights_only=True)
     table = torch.randn(248, 16, generator=torch.Generator().manual_seed(1))
     torch.save(

@@ -1,4 +1,6 @@
-"""The L-CLIP student: sizes, layers against a slow version in numpy, padding, the released keys, saving."""
+"""The L-CLIP student: sizes, layers against a slow version in numpy, padding, the released keys,
+saving.
+"""
 
 import json
 import math
@@ -44,7 +46,8 @@ def tiny(**changes: Any) -> LCLIP:
     return model
 
 
-# Slow versions in NumPy. They share no code with the package: only the weights, under the released keys.
+# Slow versions in NumPy. They share no code with the package: only the weights, under the released
+# keys.
 
 
 def slow_linear(x: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.ndarray:
@@ -229,7 +232,9 @@ def test_initial_values() -> None:
 
 
 def expected_released_keys(rank: bool) -> dict[str, tuple[int, ...]]:
-    """Keys and shapes of a released stage-2 student, written out from the description of its layout."""
+    """Keys and shapes of a released stage-2 student, written out from the description of its
+    layout.
+    """
     image, text = "student.image_encoder", "student.text_encoder"
     shapes: dict[str, tuple[int, ...]] = {
         f"{image}.patch_embed.proj.weight": (768, 3, 32, 32),

@@ -1,4 +1,6 @@
-"""CPU threads: the user's number, else that of the granted cores; set, with how they wait, before torch is loaded."""
+"""CPU threads: the user's number, else that of the granted cores; set, with how they wait, before
+torch is loaded.
+"""
 
 import os
 import re
@@ -82,8 +84,9 @@ SCORE = ["score", "--reward", "threads_probe:Probe", "--captions", "captions.jso
 
 
 def threads_of(command: list[str], folder: Path, **variables: str) -> tuple[list[str], set[str]]:
-    """Start a program that scores with a reward; OMP_NUM_THREADS and torch's number of threads in each of its
-    processes, and the spin counts that libgomp said it read."""
+    """Start a program that scores with a reward; OMP_NUM_THREADS and torch's number of threads in
+    each of its processes, and the spin counts that libgomp said it read.
+    """
     (folder / "threads_probe.py").write_text(PROBE)
     (folder / "captions.json").write_text('[{"image_id": "1", "caption": "a dog"}]')
     dropped = (

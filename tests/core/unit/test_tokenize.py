@@ -1,4 +1,6 @@
-"""The caption tokeniser against recorded and live output of the Java tokeniser that the COCO toolkit uses."""
+"""The caption tokeniser against recorded and live output of the Java tokeniser that the COCO
+toolkit uses.
+"""
 
 import json
 import random
@@ -58,7 +60,9 @@ GAPS = [" ", " ", " ", "", "", "\t", "\xa0", "-", "/", ", ", ". "]
 
 
 def odd_strings(count: int, seed: int = 0) -> list[str]:
-    """Strings of up to seven pieces: words, entities, abbreviations, numbers, clitics, addresses, signs."""
+    """Strings of up to seven pieces: words, entities, abbreviations, numbers, clitics, addresses,
+    signs.
+    """
     draw = random.Random(seed)
     heads = "dog it they I ca wo Y O d rock man is A B M AT R Q".split()  # noqa: SIM905
     tails = "s S m d re ve ll t T n em clock 80s M T B 90 til tis".split()  # noqa: SIM905
@@ -189,7 +193,9 @@ def test_ends_of_lines_equal_the_live_toolkit() -> None:
 
 @needs_java
 def test_odd_captions_equal_the_live_toolkit() -> None:
-    """Entities, abbreviations, numbers, currencies, clitics, quotes, addresses, markup, emoji, accents, nothing."""
+    """Entities, abbreviations, numbers, currencies, clitics, quotes, addresses, markup, emoji,
+    accents, nothing.
+    """
     captions = [caption for seed in range(2) for caption in odd_strings(5000, seed=seed)]
     tested = [caption for caption in captions if is_tested(caption)]
     assert len(tested) > 0.75 * len(captions)

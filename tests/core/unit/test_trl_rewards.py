@@ -1,4 +1,6 @@
-"""Every registered reward is a TRL reward function as it stands: a step of both trainers with all of them."""
+"""Every registered reward is a TRL reward function as it stands: a step of both trainers with all
+of them.
+"""
 
 from pathlib import Path
 from typing import Any

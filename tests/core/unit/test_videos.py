@@ -1,4 +1,6 @@
-"""Videos as data: folders of frames, animated images and video files; sampling, errors, checks, cache keys."""
+"""Videos as data: folders of frames, animated images and video files; sampling, errors, checks,
+cache keys.
+"""
 
 import json
 import pickle

@@ -1,4 +1,6 @@
-"""ablate_models: a grid of two tiny dual encoders, trained, measured, gone on with, and what it refuses."""
+"""ablate_models: a grid of two tiny dual encoders, trained, measured, gone on with, and what it
+refuses.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Videos by the real commands: a dual encoder over frames, a captioner over frames, SCST on EMScore, evaluation."""
+"""Videos by the real commands: a dual encoder over frames, a captioner over frames, SCST on
+EMScore, evaluation.
+"""
 
 import json
 from pathlib import Path

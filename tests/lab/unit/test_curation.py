@@ -1,4 +1,6 @@
-"""Curation: measures by hand, selection, runs that go on where they were stopped, kept rows that training reads."""
+"""Curation: measures by hand, selection, runs that go on where they were stopped, kept rows that
+training reads.
+"""
 
 import json
 import os
@@ -113,7 +115,8 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
     select = [Selection("length", top=2), Selection("length", max=40)]
     config = options(path, tmp_path / "out", rules=rules, duplicates="pair", select=select)
     table = curate(config)
-    # Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three left, and one of 45 characters.
+    # Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three left, and one of
+    # 45 characters.
     assert kept(tmp_path / "out") == [("b.png", ROWS[1][1]), ("c.png", ["x"])]
     check_data(JsonLinesData(tmp_path / "out/kept.jsonl"), ["train", "test"], check_pixels=False)
     counts = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines()[2:8]]

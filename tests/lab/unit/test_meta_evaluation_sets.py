@@ -1,4 +1,6 @@
-"""Sets of human judgements: files of the published formats, counts, and the real sets where they are."""
+"""Sets of human judgements: files of the published formats, counts, and the real sets where they
+are.
+"""
 
 import io
 import json
@@ -349,7 +351,9 @@ def test_polaris_and_nebula(
 
 @pytest.mark.parametrize("core", [b"numpy._core", b"numpy.core"])
 def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
-    """Of the release of EMScore (ShiYaya/emscore, 426e424); NumPy 1 wrote another name of its module."""
+    """Of the release of EMScore (ShiYaya/emscore, 426e424); NumPy 1 wrote another name of its
+    module.
+    """
     BUILDERS["vatex_eval"](tmp_path)
     for file in tmp_path.glob("*.pkl"):
         file.write_bytes(
@@ -382,7 +386,9 @@ def test_nothing_in_a_pickled_file_is_executed(
 
 
 def test_activitynet_foil(tmp_path: Path) -> None:
-    """Of the release of EMScore (ShiYaya/emscore, 426e424): segments, and references that overlap by over 0.4."""
+    """Of the release of EMScore (ShiYaya/emscore, 426e424): segments, and references that overlap
+    by over 0.4.
+    """
     BUILDERS["activitynet_foil"](tmp_path)
     (tmp_path / "videos").mkdir()
     found = read("activitynet_foil", tmp_path)

@@ -25,7 +25,8 @@ def test_rates_by_hand():
 
 
 def test_the_released_estimator_by_hand():
-    # First chain: stored .1 .2 .2, all above 0, n = 2: up 1/2, down 1/2. The second: n = -1, skipped.
+    # First chain: stored .1 .2 .2, all above 0, n = 2: up 1/2, down 1/2. The second: n = -1,
+    # skipped.
     assert released_specificity_rates(SCORES) == (1 / 2, 1 / 2, 1, 2)
     # A cosine below 0 leaves out a step: stored -.1 .1 .2 .3, n = 2, steps (-.1, .1) and (.1, .2).
     negative = ChainScores([-0.1, 0.1, 0.2, 0.3, 0.1], [0.0, 0.0, 0.0, 0.0])

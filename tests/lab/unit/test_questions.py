@@ -1,4 +1,6 @@
-"""The program that writes questions of images: by a language model, filtered by one, or those of the data."""
+"""The program that writes questions of images: by a language model, filtered by one, or those of
+the data.
+"""
 
 import json
 import re
@@ -68,7 +70,9 @@ def asked_photos(folder: Path, train: int) -> DataConfig:
 
 
 def answer(body: dict[str, Any]) -> tuple[int, Any]:
-    """Writes three questions and a wrong one of an image; knows what is in the caption, and that grass is green."""
+    """Writes three questions and a wrong one of an image; knows what is in the caption, and that
+    grass is green.
+    """
     text = prompt_of(body)
     if "multiple-choice questions" in text:
         return 200, writing(
@@ -118,7 +122,9 @@ def test_a_run_that_a_failing_endpoint_stopped_goes_on_with_the_next_part(
     photos: DataConfig, tmp_path: Path
 ) -> None:
     bodies: list[dict[str, Any]] = []
-    limit = 14  # the two images of the first part: two texts, two answers for each of six questions; then an error
+    # the two images of the first part: two texts, two answers for each of six questions; then an
+    # error
+    limit = 14
 
     def counted(body: dict[str, Any]) -> tuple[int, Any]:
         bodies.append(body)

@@ -1,4 +1,6 @@
-"""Recaptioning and positives: rows that keep what they had, parts that go on, descriptions, drawings, a tiny VLM."""
+"""Recaptioning and positives: rows that keep what they had, parts that go on, descriptions,
+drawings, a tiny VLM.
+"""
 
 import json
 from collections.abc import Sequence
@@ -320,7 +322,7 @@ def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_af
             make_positives(again())
 
 
-# --- negatives --------------------------------------------------------------------------------------------------------
+# --- negatives ----------------------------------------------------------------------------------
 
 
 class Swapping:

@@ -1,4 +1,6 @@
-"""reproduce: the published tables against the papers' own sums, and tables that are measured on tiny data."""
+"""reproduce: the published tables against the papers' own sums, and tables that are measured on
+tiny data.
+"""
 
 import json
 import re
@@ -82,7 +84,9 @@ def test_every_table_has_the_numbers_and_sums_of_the_paper() -> None:
 
 
 def test_printed_means_are_those_of_the_row() -> None:
-    """Values that changed places within a column, which no sum of columns would show, do not have their row's mean."""
+    """Values that changed places within a column, which no sum of columns would show, do not have
+    their row's mean.
+    """
     for name, (mean, names) in MEANS.items():
         table = TABLES[NAMES.index(name)]
         columns = [values_of(table, column) for column in (mean, *names)]
@@ -409,7 +413,8 @@ def test_specificity_rates_are_those_of_the_released_code(tmp_path: Path, studen
         (folder / name).mkdir(parents=True)
     captions = [
         "A man in a red coat walks a small dog. The dog carries a stick. A bus waits behind them.",
-        "Two children play with a yellow ball. A fence stands on the left. Clouds hang over the hill.",
+        "Two children play with a yellow ball. A fence stands on the left. Clouds hang over the "
+        "hill.",
         "A boat lies on a grey lake. A woman sits on the shore. Trees grow around the water.",
     ]
     for number, text in enumerate(captions):

@@ -28,7 +28,9 @@ INTERVALS = {
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A finished run that chose step 10 of 20 and had an alarm at 20, with a captioner from scratch."""
+    """A finished run that chose step 10 of 20 and had an alarm at 20, with a captioner from
+    scratch.
+    """
     reward = {"terms": {"cider": {"weight": 0.5}, "ref_clipscore": {"weight": 0.5}}}
     model = {"init": "/home/somebody/runs/start"}
     folder = write_run(tmp_path / "run", reward=reward, model=model)
@@ -78,7 +80,8 @@ def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -
         "| signature | `SIG+x` |",
         "| reward | 0.5 cider + 0.5 ref_clipscore |",
         "| CIDEr-D (x100) | 125 | 175 | 75 |",
-        f"an alarm at steps 20: the reward had risen and the captions had got worse.\n- step 20: {EVIDENCE}",
+        f"an alarm at steps 20: the reward had risen and the captions had got worse.\n- step 20: "
+        f"{EVIDENCE}",
         "Vedantam, Zitnick, Parikh",
         "Hessel et al.",
         "Rennie et al.",

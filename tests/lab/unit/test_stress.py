@@ -1,4 +1,6 @@
-"""stress: probes of a reward, from the pairs to the command line; best of n; a push, which is a run of scst."""
+"""stress: probes of a reward, from the pairs to the command line; best of n; a push, which is a run
+of scst.
+"""
 
 import json
 from collections.abc import Iterable, Sequence

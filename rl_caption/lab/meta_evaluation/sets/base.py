@@ -1,4 +1,5 @@
-"""What a set of judgements is, and readers of its files: JSON, JSON lines, tables, COCO annotations.
+"""What a set of judgements is, and readers of its files: JSON, JSON lines, tables, COCO
+annotations.
 
 What Python says about a wrong row is raised as a ``DataError`` that names the file and the row.
 """
@@ -25,7 +26,9 @@ Converted = TypeVar("Converted")
 
 @dataclass(frozen=True)
 class RatedCaptions:
-    """N judgements, each a rating of one caption of one image. Several ratings of a caption are several judgements."""
+    """N judgements, each a rating of one caption of one image. Several ratings of a caption are
+    several judgements.
+    """
 
     name: str
     captions: Sequence[str]
@@ -47,7 +50,9 @@ class RatedCaptions:
     within_images: bool = False
     """Whether the captions of one image are compared with each other, too."""
     text_alone: bool = False
-    """Whether captions are rated without an image: papers print Pearson, Spearman and Kendall's tau_b."""
+    """Whether captions are rated without an image: papers print Pearson, Spearman and Kendall's
+    tau_b.
+    """
     released: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Heading -> [N] scores that the files have, which are compared with people, too."""
 
@@ -60,20 +65,25 @@ class CaptionPairs:
     first: Sequence[str]
     second: Sequence[str]
     preference: Sequence[float]
-    """[P] 1 where the first is better, 0 where the second is, 0.5 where people are divided evenly."""
+    """[P] 1 where the first is better, 0 where the second is, 0.5 where people are divided evenly.
+    """
     kinds: Sequence[str]
     """[P] category of each pair."""
     image_ids: Sequence[str]
     images: Sequence[Image] | None
     references: Mapping[str, Sequence[Sequence[str]]]
-    """Condition, such as ``4 references`` or ``draw 1`` -> [P] lists. Empty where the set has no references."""
+    """Condition, such as ``4 references`` or ``draw 1`` -> [P] lists. Empty where the set has no
+    references.
+    """
     convention: str
     """What counts as right, in a line."""
     excluded: Mapping[str, int] = field(default_factory=dict)
     by_image: bool = False
     """Whether the pairs of one image are one comparison, of the sums of their scores."""
     averaged: bool = False
-    """Whether the conditions are draws of one experiment, whose accuracies are averaged; else each is reported."""
+    """Whether the conditions are draws of one experiment, whose accuracies are averaged; else each
+    is reported.
+    """
     ties: Literal["wrong", "half"] = "wrong"
     """What a pair with two equal scores counts."""
     shown_kinds: bool = True
@@ -100,8 +110,9 @@ class CaptionGroups:
     texts_above: Mapping[str, Sequence[tuple[tuple[int, int], tuple[int, int]]]] = field(
         default_factory=dict
     )
-    """Figure -> ((i, j), (k, l)): the cosine of captions i and j must be above that of k and l, for metrics with a text
-    encoder."""
+    """Figure -> ((i, j), (k, l)): the cosine of captions i and j must be above that of k and l, for
+    metrics with a text encoder.
+    """
     excluded: Mapping[str, int] = field(default_factory=dict)
     ties: Literal["wrong", "right", "random"] = "wrong"
     """What equal scores count as; ``random`` is the expectation in a random order."""
@@ -312,7 +323,8 @@ def other_captions(
         others = [text for text in captions if words(text) != words(caption)]
         if not others:
             raise DataError(
-                f"{path} judges captions of {image!r:.80}, of which {file.name} has no other caption"
+                f"{path} judges captions of {image!r:.80}, of which {file.name} has no other "
+                f"caption"
             )
         rows.append(others)
     return rows

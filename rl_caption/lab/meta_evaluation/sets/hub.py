@@ -74,7 +74,8 @@ def longcap_arena(
     aspect: Literal["desc", "rel", "flu"] = "desc",
     split: Literal["test", "dci_val", "dci_test"] = "test",
 ) -> list[RatedCaptions]:
-    """Read ``data/SPLIT.ASPECT-*.parquet`` of LongCap-Arena: long captions by models, rated by people.
+    """Read ``data/SPLIT.ASPECT-*.parquet`` of LongCap-Arena: long captions by models, rated by
+    people.
 
     ``aspect`` is descriptiveness, relevance or fluency; each has its own rows. Papers print
     ``dci_val`` as TestA and ``dci_test`` as TestB. The number of judgements of a split is not

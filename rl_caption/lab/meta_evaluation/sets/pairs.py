@@ -41,7 +41,8 @@ PASCAL_IMAGES = ["JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "imag
 
 FOIL_SOURCE = (
     "foilv1.0_test_2017.json from https://foilunitn.github.io/, or foil-it.json from VALSE "
-    "(https://github.com/Heidelberg-NLP/VALSE); captions_val2014.json and val2014 from https://cocodataset.org/"
+    "(https://github.com/Heidelberg-NLP/VALSE); captions_val2014.json and val2014 from "
+    "https://cocodataset.org/"
 )
 KARPATHY_SOURCE = "caption_datasets.zip of https://cs.stanford.edu/people/karpathy/deepimagesent"
 AGAINST_FOILS = "the caption scores higher than its foil; equal scores are wrong"
@@ -143,8 +144,10 @@ def abstract50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
 def _consensus(name: str, rows: list[Pair], references: list[list[str]], seed: int) -> CaptionPairs:
     """The set of P pairs; ``references`` are the 48 of each pair that people compared with."""
     convention = (
-        f"the caption with most of {VOTES} votes scores higher; metrics with references see {REFERENCES} of {VOTES}, "
-        f"mean of {DRAWS} draws; pairs with as many votes for both, and equal scores, count one half"
+        f"the caption with most of {VOTES} votes scores higher; metrics with references see "
+        f"{REFERENCES} of {VOTES}, "
+        f"mean of {DRAWS} draws; pairs with as many votes for both, and equal scores, count one "
+        f"half"
     )
     drawn: dict[str, list[list[str]]] = {}
     for draw in range(DRAWS):
@@ -376,7 +379,8 @@ def sugarcrepe_pp(release: Files) -> list[CaptionGroups]:
         rows += groups
         kinds += [kind] * len(groups)
     convention = (
-        "ITT: both captions score higher than the hard negative; TOT: the cosine of the two captions is above those of "
+        "ITT: both captions score higher than the hard negative; TOT: the cosine of the two "
+        "captions is above those of "
         "each with the negative, by the text encoder alone; equal scores are wrong"
     )
     figures = {"ITT": [(0, 2), (1, 2)]}, convention, {"TOT": [((0, 1), (0, 2)), ((0, 1), (1, 2))]}
@@ -451,4 +455,6 @@ next to, walking through, with, working in, working on, worn on, wrapped around,
 """
 
 ARO_LEFT_OUT = frozenset(name.strip() for name in _ARO_LEFT_OUT.replace("\n", " ").split(","))
-"""157 names. Source: the published evaluation of ARO (Yuksekgonul et al., ICLR 2023), which removes them."""
+"""157 names. Source: the published evaluation of ARO (Yuksekgonul et al., ICLR 2023), which removes
+them.
+"""

@@ -30,15 +30,18 @@ from rl_caption.lab.meta_evaluation.sets.hub import hub_files, hub_ratings
 from rl_caption.runtime.options import Range
 
 FLICKR8K = (
-    "Flickr8k_text.zip (captions and annotations) and Flickr8k_Dataset.zip (photos), University of Illinois, "
+    "Flickr8k_text.zip (captions and annotations) and Flickr8k_Dataset.zip (photos), University of "
+    "Illinois, "
     "https://hockenmaier.cs.illinois.edu/8k-pictures.html, or the copies that are named there"
 )
 FLICKR8K_TOKENS = "Flickr8k.token.txt"
 FLICKR8K_IMAGES = ("images", "Flickr8k_Dataset", "Flicker8k_Dataset")
 OWN_REFERENCE = "the caption is one of the image's references"
 AMT = (
-    "the AMT evaluation of 'From Images to Sentences through Scene Description Graphs' (Aditya et al., Arizona State "
-    "University and University of Maryland, https://imagesdg.wordpress.com/image-to-scene-description-graph/)"
+    "the AMT evaluation of 'From Images to Sentences through Scene Description Graphs' (Aditya et "
+    "al., Arizona State "
+    "University and University of Maryland, "
+    "https://imagesdg.wordpress.com/image-to-scene-description-graph/)"
 )
 COMPOSITE = {
     "8k": (997, FLICKR8K_TOKENS, "the captions of Flickr8k (Flickr8k_text.zip)"),
@@ -65,7 +68,8 @@ BRYSBAERT = "Concreteness_ratings_Brysbaert_et_al_BRM.txt of Brysbaert et al. 20
 
 
 def flickr8k_expert(release: Files) -> list[RatedCaptions]:
-    """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, ``flickr8k.json`` or Parquet files.
+    """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, ``flickr8k.json`` or Parquet
+    files.
 
     Hodosh, Young and Hockenmaier, JAIR 2013; protocol of CLIPScore (Hessel et al., EMNLP 2021):
     three experts rate a pair of image and caption from 1 to 4, each rating is a judgement, and
@@ -90,7 +94,8 @@ def flickr8k_crowdflower(release: Files) -> list[RatedCaptions]:
     files = ["CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json"]
     rows, path = _flickr8k(release, files, "crowdflower", ["first"])
     release.check_count(f"judgements in {path}", len(rows), 47_830)
-    # In the JSON file judged captions are out already, and such an image has fewer than five references.
+    # In the JSON file judged captions are out already, and such an image has fewer than five
+    # references.
     rows = _without_judged(rows, path, complete=5)
     convention = "the rating is the share of people who said yes; judged captions are not among the references"
     return [rated_captions(release.name, rows, "tau_b", convention)]

@@ -32,8 +32,9 @@ RATERS = 3
 RIGHT, FOILED = "final_right_video_sentences.json", "final_foil_video_sentences.json"
 SEGMENTS, REFERENCES = "anet_entities_test_1.json", "anet_entities_test_2.json"
 OVERLAP = 0.4
-"""A reference counts if more than this fraction of its seconds are its sentence's, too. From the released code, whose
-comment says one half."""
+"""A reference counts if more than this fraction of its seconds are its sentence's, too. From the
+released code, whose comment says one half.
+"""
 _VIDEOS = (".mp4", ".webm", ".mkv", ".avi", ".gif")
 _ARRAYS = {
     ("numpy", "ndarray"),
@@ -50,7 +51,9 @@ _ARRAYS = {
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads lists, texts, numbers and arrays of them; anything else in the file is an error, and is not executed."""
+    """Reads lists, texts, numbers and arrays of them; anything else in the file is an error, and is
+    not executed.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ARRAYS:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -103,12 +103,11 @@ class EmScore(ClipScore):
         check_values(Parts, parts=parts)
         captions = _read_captions(idf_captions) if parts != "coarse" else None
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
-        self.encoder: Any = self.backbone.encoder
+        self.encoder = cast(Any, self.backbone.encoder)
         if parts != "coarse" and not getattr(self.encoder, "has_tokens", False):
             raise ValueError(
                 f"{self.backbone.signature} gives no token embeddings: expected open_clip's CLIP, "
-                f"a student or a "
-                "dual encoder of pretrained parts"
+                "a student or a dual encoder of pretrained parts"
             )
         self.parts: Parts = parts
         self.bounds = {"both": (-0.5, 1.0), "coarse": (-1.0, 1.0), "fine": (0.0, 1.0)}[parts]

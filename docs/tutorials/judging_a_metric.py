@@ -1,6 +1,9 @@
-# %% [markdown] # Judging a metric  A metric is used to choose between captioners, and as a reward
-# it even trains them. Does it agree with what is true of a picture, and with people? This tutorial
-# asks both of a metric that you bring, next to those that everybody uses. Nothing is trained.
+# %% [markdown]
+# # Judging a metric
+#
+# A metric is used to choose between captioners, and as a reward it even trains them. Does it agree with what is true
+# of a picture, and with people? This tutorial asks both of a metric that you bring, next to those that everybody
+# uses. Nothing is trained.
 
 # %%
 IMAGES = 200  # whose captions are judged
@@ -19,9 +22,12 @@ def rl_caption(command: str) -> None:
     assert main(shlex.split(command)) == 0
 
 
-# %% [markdown] ## A metric  A metric has the form of a [reward](reward_of_your_own.py): captions
-# in, one number a caption out. This one is as simple as they come: the share of a caption's
-# different words that some reference has, too. It knows nothing of word order.
+# %% [markdown]
+# ## A metric
+#
+# A metric has the form of a [reward](reward_of_your_own.py): captions in, one number a caption out. This one is as
+# simple as they come: the share of a caption's different words that some reference has, too. It knows nothing of word
+# order.
 
 # %%
 Path("my_metrics.py").write_text('''
@@ -40,11 +46,13 @@ class SharedWords:
 ''')
 from my_metrics import SharedWords
 
-# %% [markdown] ## Against the truth  Of [generated pictures](../scenes.md) everything is known, so
-# that any caption can be judged exactly: the oracle's F1 counts what it says that is true, what it
-# says that is false, and what it leaves out. The set `scenes` has references, and false captions
-# made from them by one edit each (another colour, two words exchanged, ...), called hard negatives.
-# `length`, the number of words, is there as a control: a metric that is no better has measured how
+# %% [markdown]
+# ## Against the truth
+#
+# Of [generated pictures](../scenes.md) everything is known, so that any caption can be judged exactly: the oracle's
+# F1 counts what it says that is true, what it says that is false, and what it leaves out. The set `scenes` has
+# references, and false captions made from them by one edit each (another colour, two words exchanged, ...), called
+# hard negatives. `length`, the number of words, is there as a control: a metric that is no better has measured how
 # long a caption is.
 
 # %%
@@ -107,10 +115,13 @@ rl_caption(
     f" --judges.SharedWords.target my_metrics:SharedWords --bootstrap {RESAMPLES} --out people"
 )
 
-# %% [markdown] Papers print tau_b or tau_c, depending on the set; [the
-# conventions](../judging.md#conventions) say which. Values of different sets do not compare: they
-# depend on which captions were rated.  ## In Python  `rated_figures` takes any scores, also those
-# of a metric that is no reward of this package:
+# %% [markdown]
+# Papers print tau_b or tau_c, depending on the set; [the conventions](../judging.md#conventions) say which. Values of
+# different sets do not compare: they depend on which captions were rated.
+#
+# ## In Python
+#
+# `rated_figures` takes any scores, also those of a metric that is no reward of this package:
 
 # %%
 from rl_caption.lab.meta_evaluation.figures import further_figures, rated_figures

@@ -1,8 +1,12 @@
-# %% [markdown] # A reward of your own, and its ablation  A reward is a plain object: captions in,
-# one finite number a caption out. This tutorial writes one, gives it to self-critical training
-# (SCST), and finds out what it does to captions: alone, mixed with CIDEr-D, and against CIDEr-D
-# alone. The pictures are [generated](../scenes.md), so that the truth about each is known and
-# cannot be argued with.  The sizes are chosen for minutes on one CPU core.
+# %% [markdown]
+# # A reward of your own, and its ablation
+#
+# A reward is a plain object: captions in, one finite number a caption out. This tutorial writes one, gives it to
+# self-critical training (SCST), and finds out what it does to captions: alone, mixed with CIDEr-D, and against
+# CIDEr-D alone. The pictures are [generated](../scenes.md), so that the truth about each is known and cannot be
+# argued with.
+#
+# The sizes are chosen for minutes on one CPU core.
 
 # %%
 IMAGES = 1000  # to train on
@@ -24,13 +28,16 @@ def rl_caption(command: str) -> None:
     assert main(shlex.split(command)) == 0
 
 
-# %% [markdown] ## The reward  Suppose that captions name too few colours, and that colours matter
-# to you. The reward below pays for each colour that a caption names, up to two. It goes into a file
-# of its own, because training imports it by name: `my_rewards:Colours`.  Beside the call a reward
-# has four attributes: the name under which it is logged, the columns of the data that it reads
-# (none here; `references`, `image` and `image_id` are others), the bounds of its values, and a
-# signature that names everything its values depend on. A run does not resume under another
-# signature.
+# %% [markdown]
+# ## The reward
+#
+# Suppose that captions name too few colours, and that colours matter to you. The reward below pays for each colour
+# that a caption names, up to two. It goes into a file of its own, because training imports it by name:
+# `my_rewards:Colours`.
+#
+# Beside the call a reward has four attributes: the name under which it is logged, the columns of the data that it
+# reads (none here; `references`, `image` and `image_id` are others), the bounds of its values, and a signature that
+# names everything its values depend on. A run does not resume under another signature.
 
 # %%
 Path("my_rewards.py").write_text('''
@@ -54,9 +61,9 @@ from my_rewards import Colours
 
 reward = Colours()
 
-# %% [markdown] Try it before any training. `checked_scores` is what the training loop does with
-# every result: a wrong number of scores, or one that is not finite, is an error, because a policy
-# would learn from it.
+# %% [markdown]
+# Try it before any training. `checked_scores` is what the training loop does with every result: a wrong number of
+# scores, or one that is not finite, is an error, because a policy would learn from it.
 
 # %%
 from rewards import checked_scores
@@ -72,10 +79,13 @@ for caption, score in zip(
 ):
     print(f"{score:.1f}  {caption}")
 
-# %% [markdown] The last caption shows what will go wrong: nothing in this reward asks whether a
-# colour is in the picture, or whether the words are a sentence. It is cheaper to find that out here
-# than after a night of training.  ## A captioner to start from  All runs of an ablation start from
-# the same captioner, trained by cross-entropy as in [the first
+# %% [markdown]
+# The last caption shows what will go wrong: nothing in this reward asks whether a colour is in the picture, or
+# whether the words are a sentence. It is cheaper to find that out here than after a night of training.
+#
+# ## A captioner to start from
+#
+# All runs of an ablation start from the same captioner, trained by cross-entropy as in [the first
 # tutorial](own_photos.py#cross-entropy).
 
 # %%
@@ -104,11 +114,13 @@ run: {{dir: runs/xe, log_every: {XE_STEPS // 3}}}
 """)
 rl_caption("xe --config xe.yaml")
 
-# %% [markdown] ## The grid  `base` is what all runs share. A cell replaces the reward's terms; a
-# term of one's own has a `target`. `judges` are scores that become columns of the table, and the
-# reward itself is one of them. With `seeds: [0, 1, 2]` each cell is run three times and the table
-# has means and standard deviations. One seed, as here for the sake of time, shows the direction of
-# large effects and nothing about small ones.
+# %% [markdown]
+# ## The grid
+#
+# `base` is what all runs share. A cell replaces the reward's terms; a term of one's own has a `target`. `judges` are
+# scores that become columns of the table, and the reward itself is one of them. With `seeds: [0, 1, 2]` each cell is
+# run three times and the table has means and standard deviations. One seed, as here for the sake of time, shows the
+# direction of large effects and nothing about small ones.
 
 # %%
 Path("base.yaml").write_text(f"""

@@ -182,7 +182,7 @@ def with_term(plan: Plan, name: str, **term: Any) -> Plan:
 def test_a_wrong_reward_is_named_by_its_cell_or_judge(tmp_path: Path) -> None:
     plan = planned(grid(), tmp_path, captioner(tmp_path / "start"))
     for name, term, part in (
-        ("l_clipscore", {"kwargs": {"backbone": f"{tmp_path}/lclipp"}}, "student folder '.*lclipp"),
+        ("l_clipscore", {"kwargs": {"backbone": f"{tmp_path}/lclipp"}}, ".*lclipp"),
         ("l_clipscore", {"target": "blue"}, "'blue'"),
     ):
         with pytest.raises(ConfigError, match=f"^cell 'S_Mix': .*{part}"):

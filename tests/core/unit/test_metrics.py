@@ -118,10 +118,6 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         )
     for name, config in (chain(folder) | text_chain(folder)).items():
         config = changed(config, {"train.max_steps": 2, "warm_start": []})
-        if name == "text":
-            config = changed(
-                config, {"negatives": {"count": 2, "source": "scenes"}, "loss": {"hard": 0.5}}
-            )
         checked_run(config, folder / name, "reward_model")
         folders.append(folder / name)
     return {key for folder in folders for line in lines(folder) for key in line}

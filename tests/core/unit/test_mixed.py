@@ -2,7 +2,6 @@
 network for all.
 """
 
-import logging
 import math
 import pickle
 import sys
@@ -325,24 +324,6 @@ def test_only_terms_that_ask_for_the_same_network_and_cache_share_an_encoder() -
         changed = encoder_key("clipscore", given | {option.name: "another"})
         assert (changed == key) == (option.name == "cache_references"), option.name
     assert encoder_key("cider", {}) == ""
-
-
-def test_terms_that_share_an_encoder_say_once_what_the_embeddings_of_the_data_take(
-    tmp_path, caplog
-):
-    config, references = (
-        clip_terms(tiny_student(tmp_path / "student")),
-        [["a dog", "dogs"], ["a cat", "a dog"]],
-    )
-    with caplog.at_level(logging.INFO, "rewards"):
-        build_reward(config, references)
-        assert not caplog.records, "without a run's folder nothing will be kept"
-        build_reward(config, references, tmp_path)
-    told = [record.getMessage() for record in caplog.records if record.name.startswith("rewards")]
-    assert [("2 images" in line, "3 references" in line) for line in told] == [
-        (True, False),
-        (False, True),
-    ]
 
 
 class Returning(Table):

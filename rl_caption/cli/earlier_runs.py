@@ -40,7 +40,7 @@ def train_earlier_runs(config: Any, chain: Chain) -> bool:
 
 
 def _train_before_scst(config: ScstConfig, chain: Chain) -> bool:
-    from rl_caption.programs.train import check_weights_early, train_xe
+    from rl_caption.programs.train import check_images_early, check_weights_early, train_xe
     from rl_caption.training.run_folder import is_complete
 
     warm_start = (
@@ -50,6 +50,7 @@ def _train_before_scst(config: ScstConfig, chain: Chain) -> bool:
     _log_from_main_process(logging.INFO, chain.log_line())
     if warm_start is not None or models:
         check_weights_early(config, [model.run.dir for model in models])
+        check_images_early(config)
     if warm_start is not None:
         train_xe(warm_start)
         if not is_complete(Path(warm_start.run.dir)):

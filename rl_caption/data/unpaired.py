@@ -2,6 +2,7 @@
 docs/icc.md).
 """
 
+import math
 import os
 from array import array
 from collections import defaultdict
@@ -195,8 +196,10 @@ def _caption_row(index: int, text: str) -> Row:
 def _targets(file: Path) -> Iterator[tuple[str, str, str]]:
     for number, where, item in json_lines(file):
         check_type(item, _Target, where, DataError)
-        caption = single_spaced(item["caption"])
-        yield "train", caption, f"{file.name}:{number}\t{float(item['target'])!r}\t{caption}"
+        caption, target = single_spaced(item["caption"]), float(item["target"])
+        if not caption or not math.isfinite(target):
+            raise DataError(f"{where}: 'caption' is {caption!r}, 'target' is {target}")
+        yield "train", caption, f"{file.name}:{number}\t{target!r}\t{caption}"
 
 
 def _target_row(index: int, text: str) -> Row:

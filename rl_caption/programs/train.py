@@ -12,6 +12,7 @@ from torch import nn
 
 from rewards.base import Reward
 from rewards.mixed import MixedReward
+from rewards.registry import load as load_term
 from rewards.text.cider import CIDER_DIFFERENCES, CiderD
 from rewards.text.tokenize import untested_texts
 from rl_caption.captioners.base import Captioner
@@ -19,6 +20,7 @@ from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import (
     build_captioner,
+    build_data,
     build_decoding,
     build_reward,
     check_positions,
@@ -33,7 +35,7 @@ from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import few_images, reference_statistics
 from rl_caption.runtime.engines import engine_of, print_main, uses_deepspeed
-from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError, config_errors
 from rl_caption.runtime.types import TrainState
 from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
@@ -305,6 +307,27 @@ def _options(kwargs: Mapping[str, Any]) -> str:
     return (
         f"({','.join(f'{key}={value}' for key, value in sorted(kwargs.items()))})" if kwargs else ""
     )
+
+
+def check_images_early(config: ScstConfig) -> None:
+    """Check the image files that rewards look at, where the captioner reads features, before other
+    runs are trained.
+
+    Only for rewards whose class has ``columns``, and not if unusable rows are skipped: the run
+    itself checks all. Raises DataError where files are missing.
+    """
+    if config.data.features_root is None or config.data.on_bad == "skip":
+        return
+    names = []
+    for name, term in config.reward.terms.items():
+        with config_errors(f"reward.terms.{name}"):
+            columns = getattr(load_term(term.target or name), "columns", None)
+        if isinstance(columns, frozenset) and "image" in columns:
+            names.append(name)
+    if names:
+        data = build_data(config.data)
+        rows = [*data.split("train"), *data.split(config.eval.split)[: config.eval.max_images]]
+        check_row_images(rows, " and ".join(names), check_pixels=False)
 
 
 def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:

@@ -189,4 +189,4 @@ def test_distillation_of_videos_is_refused(
         "reward_model",
     )
     assert ended.code in (1, 2), ended.output
-    assert "reads images, the data are videos" in ended.output
+    assert "expected one image" in ended.output

@@ -93,7 +93,7 @@ rl_caption(
 # `reward/total` is the mean reward of the samples. Look at it together with two other things: `val/cider`, because
 # the reward of samples may rise while greedy captions of new pictures do not get better; and `policy/entropy`, which
 # falls as the policy becomes sure of what to say. The line `monitor:` names scores that are not in the reward and
-# that watch it: an alarm would be printed here ([Hacking of the reward](../hacking.md)).
+# that watch it: an alarm would be printed here ([Hacking of the reward](../scst.md#hacking-of-the-reward)).
 #
 # A run that was interrupted goes on when the same command is given again.
 #

@@ -155,7 +155,7 @@ rl_caption("ablate --config ablation.yaml")
 #   makes. In the row `colours` it falls, while repeated n-grams and length rise. The captions below show why: colour
 #   after colour, in the picture or not. That is reward hacking.
 # - CIDEr compares with what people, here the generated references, say. It falls with the reward that ignores them.
-# - The last table has the step at which the [monitor](../hacking.md) noticed, by scores that are not in the reward. It
+# - The last table has the step at which the [monitor](../scst.md#hacking-of-the-reward) noticed, by scores that are not in the reward. It
 #   does not see the truth either.
 # - The row `mixture` answers the question that one really has: does the term add colours at a price that one would
 #   pay? At weight 1 it hardly moves the column `colours`: CIDEr-D tells the samples of a picture apart more strongly,
@@ -177,4 +177,4 @@ for path in sorted(Path("ablation").glob("**/test*/predictions.json")):
 # - `rl-caption doctor --config base.yaml` prints the scale of each term, and `reward.normalize: per_term`
 #   makes weights comparable ([Normalisation](../rewards.md#normalisation)).
 # - The same object runs under TRL's `GRPOTrainer` and `RLOOTrainer`: [TRL](../trl.md).
-# - A grid over a mixture's weight is one line, `alpha`: [Ablations](../ablation.md).
+# - A grid over a mixture's weight is one line, `alpha`: [Ablations](../scst.md#grids-of-runs).

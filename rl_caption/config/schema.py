@@ -180,7 +180,7 @@ class RewardTerm:
         kwargs: options of the reward.
         schedule: points ``[step, factor]``: the weight is multiplied by the factor, which is linear
             between two points and constant before the first and after the last. Two points at one
-            step are a jump (docs/schedules.md). Null keeps the weight.
+            step are a jump (docs/scst.md). Null keeps the weight.
         length_ratio: ``[min, max]``, such as ``[0.5, 2]``: a caption scores 0 if its length,
             divided by the mean length of its references, is outside of this range. Null allows all
             lengths.

@@ -21,7 +21,7 @@ class JudgeConfig:
 
 @dataclass
 class MonitorConfig:
-    """Detection of reward hacking at every validation (docs/hacking.md).
+    """Detection of reward hacking at every validation (docs/scst.md).
 
     Args:
         judges: held-out rewards by name, none of them a term of the reward; null uses the n-gram

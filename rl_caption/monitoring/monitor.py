@@ -177,5 +177,5 @@ class HackingMonitor:
             f"the captions got "
             f"worse: {'; '.join(evidence.values())}"
         )
-        warnings = [f"WARNING, signs of reward hacking: {text}. See docs/hacking.md"] * changed
+        warnings = [f"WARNING, signs of reward hacking: {text}. See docs/scst.md"] * changed
         return warnings, f"monitor.stop: {text}" if self.stop else None

@@ -1,5 +1,5 @@
 """The rule that tells when a reward is being hacked: it rises while the captions get worse. See
-docs/hacking.md.
+docs/scst.md.
 """
 
 import math

@@ -124,12 +124,12 @@ rl_caption(
 # `rated_figures` takes any scores, also those of a metric that is no reward of this package:
 
 # %%
-from rl_caption.lab.meta_evaluation.figures import further_figures, rated_figures
+from rl_caption.lab.meta_evaluation.figures import rated_figures
 from rl_caption.lab.meta_evaluation.sets import load
 
 (rated,) = load("ratings", "ratings.jsonl")
 scores = SharedWords()(None, rated.captions, references=rated.references)
-for figure in rated_figures(rated, scores) + further_figures(rated, scores, lengths=[]):
+for figure in rated_figures(rated, scores, lengths=[]):
     print(f"{figure.name}: {figure.value}")
 
 # %% [markdown]

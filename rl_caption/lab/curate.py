@@ -1,11 +1,13 @@
 """The curation program: measures and scores the captions of a data set, and keeps the best."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,37 +15,79 @@ from numpy.typing import NDArray
 from rewards.base import Reward, score_captions
 from rewards.build import RewardBuilder
 from rewards.images import image_identity
+from rewards.text.degeneration import BAD_ENDINGS
+from rewards.text.detail_units import default_tagger, word_class
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError, Row, load_image, with_references
 from rl_caption.data.file_checks import in_parallel
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import CurateConfig, Selection
-from rl_caption.lab.curation import MEASURES, best, first_of_equals
-from rl_caption.lab.parts import Columns, Rows, make_parts, selected_rows, write_result
+from rl_caption.lab.parts import Columns, Report, Rows, add_columns, selected_rows
 from rl_caption.runtime.errors import ConfigError, config_errors
 
 UNREADABLE = "image cannot be read"
 """Reason of captions whose image cannot be decoded."""
-Steps = Sequence[tuple[str, NDArray[np.bool_]]]
-"""Steps of the selection: name, and which captions are left after it, [N]."""
-
-
-class Measurements(NamedTuple):
-    """What is known of the N captions of a data set, in the order of its rows."""
-
-    reasons: NDArray[Any]
-    """[N]: name of the first rule that the caption breaks, ``UNREADABLE``, or None."""
-    keys: NDArray[Any]
-    """[N]: a hash that is equal for duplicates."""
-    scores: Mapping[str, NDArray[np.float32]]
-    """Name of a score -> [N]; NaN where a caption was not scored."""
+STOP_WORDS = BAD_ENDINGS.union(
+    [
+        "i",
+        "you",
+        "he",
+        "she",
+        "it",
+        "we",
+        "they",
+        "him",
+        "her",
+        "them",
+        "us",
+        "me",
+        "there",
+        "here",
+        "by",
+        "not",
+        "no",
+        "so",
+        "such",
+        "when",
+        "how",
+        "what",
+        "all",
+        "any",
+        "both",
+        "each",
+        "more",
+        "most",
+        "other",
+        "only",
+        "own",
+        "too",
+        "up",
+        "down",
+        "out",
+        "off",
+        "over",
+        "under",
+        "then",
+        "once",
+        "about",
+        "after",
+        "before",
+        "above",
+        "below",
+        "can",
+    ]
+)
+"""English function words."""
+AUXILIARIES = frozenset(
+    ["is", "are", "was", "were", "be", "been", "being", "am", "has", "have", "had", "do", "does"]
+)
+Mask = NDArray[np.bool_]
+Steps = dict[str, Mask]
+"""Name of a step of the selection -> which captions are left after it, [N]."""
 
 
 def curate(config: CurateConfig) -> str:
-    """Write ``kept.jsonl`` and ``report.md`` to ``config.out``, and return the table of the report.
-
-    With ``config.worker`` only the parts of that worker are made, and a sentence is returned that
-    counts them.
+    """Write ``kept.jsonl``, the rows with the captions that are kept (``parts.add_columns``).
 
     Raises:
         ConfigError: a rule, a score or a step of the selection cannot be used, or ``out`` has parts
@@ -59,40 +103,37 @@ def curate(config: CurateConfig) -> str:
         if foreign := sorted(rewards[name].columns - {"image", "image_id"}):
             raise ConfigError(f"scores.{name} needs {', '.join(foreign)}: none are given to it")
     data, rows = selected_rows(config, ids_differ=False)
+    signatures = {name: reward.signature for name, reward in rewards.items()}
     made_by = {
         "rules": [list(rule) for rule in config.rules.items()],  # a list: their order matters
-        "scores": {name: reward.signature for name, reward in rewards.items()},
+        "scores": signatures,
         "duplicates": config.duplicates,
         "on_bad": config.data.on_bad,
     }
 
     def columns(batch: Rows) -> list[Columns]:
-        """Reasons, keys and scores of the captions of each row."""
-        return _measure(config, [row for _, row in batch], rewards)
+        return measure_rows(config, [row for _, row in batch], rewards)
 
-    summary, made = make_parts(config, rows, made_by, columns, "scoring")
-    if config.worker is not None:
-        return summary
-    measurements = Measurements(
-        np.array([reason for new in made for reason in new["reasons"]], dtype=object),
-        np.array([key for new in made for key in new["keys"]]),
-        {
-            name: np.array([value for new in made for value in new["scores"][name]], np.float32)
-            for name in rewards
-        },
-    )
-    steps = _select(config, measurements)
-    chosen = iter(steps[-1][1].tolist())
-    kept = []
-    for split, row in rows:
-        indices = [index for index, _ in enumerate(row["references"]) if next(chosen)]
-        if indices:
-            kept.append((split, with_references(row, indices), dict[str, Any]()))
-    notes = [f"{name}: {reward.signature}" for name, reward in rewards.items()]
-    captions = [caption for _, row in rows for caption in row["references"]]
-    examples = _examples(config.examples, captions, steps, measurements.scores)
-    table = _table(steps, measurements.scores)
-    return write_result(config, data, kept, "kept", table, notes, examples)
+    def report(made: list[dict[str, Any]]) -> Report:
+        reasons = np.array([reason for new in made for reason in new["reasons"]], dtype=object)
+        keys = [key for new in made for key in new["keys"]]
+        scores = {}
+        for name in rewards:
+            values = [value for new in made for value in new["scores"][name]]
+            scores[name] = np.array(values, np.float32)  # NaN where a caption was not scored
+        steps = select(config, reasons, keys, scores)
+        left = iter(steps[next(reversed(steps))].tolist())
+        kept = []
+        for split, row in rows:
+            indices = [index for index, _ in enumerate(row["references"]) if next(left)]
+            if indices:
+                kept.append((split, with_references(row, indices), dict[str, Any]()))
+        notes = [f"{name}: {signature}" for name, signature in signatures.items()]
+        captions = [caption for _, row in rows for caption in row["references"]]
+        examples = _examples(config.examples, captions, steps, scores)
+        return Report(_table(steps, scores), notes, kept, examples)
+
+    return add_columns(config, data, rows, "kept", made_by, columns, report)
 
 
 def _check_steps(config: CurateConfig) -> None:
@@ -107,37 +148,37 @@ def _check_steps(config: CurateConfig) -> None:
             raise ConfigError(f"select[{index}] is {step}: expected {expected}")
 
 
-def _measure(
+def measure_rows(
     config: CurateConfig, rows: Sequence[Row], rewards: Mapping[str, Reward]
 ) -> list[Columns]:
-    """Reasons, keys and scores of the captions of each row."""
-    unreadable = [False] * len(rows)
+    """The columns of each row, of its captions: ``reasons``, the first rule that each breaks,
+    ``UNREADABLE`` or None; ``keys``, which are equal for duplicates; ``scores``, None where a
+    caption was not scored.
+    """
+    errors: list[str | None] = [None] * len(rows)
     if any("image" in reward.columns for reward in rewards.values()):
         errors = list(in_parallel(_error_of, rows, config.data.num_workers, "checking images"))
-        unreadable = [error is not None for error in errors]
-        if any(unreadable) and config.data.on_bad == "fail":
-            count = f"{sum(unreadable)} of {len(rows)} images cannot be used"
-            first = next(filter(None, errors))
-            raise DataError(f"{count}: {first} (data.on_bad: skip drops their captions)")
+    unreadable = [error for error in errors if error is not None]
+    if unreadable and config.data.on_bad == "fail":
+        count = f"{len(unreadable)} of {len(rows)} images cannot be used"
+        raise DataError(f"{count}: {unreadable[0]} (data.on_bad: skip drops their captions)")
     columns: list[Columns] = []
-    good = []
-    for row, is_unreadable in zip(rows, unreadable, strict=True):
+    scored: list[tuple[Row, str, dict[str, list[float | None]], int]] = []
+    for row, error in zip(rows, errors, strict=True):
         captions = row["references"]
-        reasons = [UNREADABLE if is_unreadable else _broken_rule(config, text) for text in captions]
-        empty: dict[str, list[float | None]] = {name: [None] * len(captions) for name in rewards}
+        scores: dict[str, list[float | None]] = {name: [None] * len(captions) for name in rewards}
+        reasons = [UNREADABLE if error else _broken_rule(config, text) for text in captions]
         keys = [_key(config, row, caption) for caption in captions]
-        columns.append({"reasons": reasons, "keys": keys, "scores": empty})
-        good += [
-            (row, caption, empty, index)
-            for index, caption in enumerate(captions)
-            if reasons[index] is None
-        ]
-    texts = [caption for _, caption, _, _ in good]
-    inputs = {key: [row[key] for row, _, _, _ in good] for key in ("image", "image_id")}  # type: ignore[literal-required]
-    for name, reward in rewards.items() if good else ():
-        scores = score_captions(reward, f"scores.{name}", None, texts, inputs)
-        for (_, _, of_row, index), score in zip(good, scores, strict=True):
-            of_row[name][index] = score
+        columns.append({"reasons": reasons, "keys": keys, "scores": scores})
+        for index, (caption, reason) in enumerate(zip(captions, reasons, strict=True)):
+            if reason is None:
+                scored.append((row, caption, scores, index))
+    texts = [caption for _, caption, _, _ in scored]
+    inputs = {key: [row[key] for row, *_ in scored] for key in ("image", "image_id")}  # type: ignore[literal-required]
+    for name, reward in rewards.items() if scored else ():
+        values = score_captions(reward, f"scores.{name}", None, texts, inputs)
+        for (_, _, scores, index), value in zip(scored, values, strict=True):
+            scores[name][index] = value
     return columns
 
 
@@ -168,33 +209,40 @@ def _key(config: CurateConfig, row: Row, caption: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _select(config: CurateConfig, measurements: Measurements) -> Steps:
-    """The steps of the selection in their order."""
-    reasons = measurements.reasons
+def select(
+    config: CurateConfig,
+    reasons: NDArray[Any],
+    keys: Sequence[str],
+    scores: Mapping[str, NDArray[np.float32]],
+) -> Steps:
+    """The steps of the selection among N captions, in their order."""
     left = np.ones(len(reasons), dtype=bool)
-    steps = [("captions", left.copy())]
+    steps = {"captions": left}
     if (reasons == UNREADABLE).any():
-        left &= reasons != UNREADABLE
-        steps.append((UNREADABLE, left.copy()))
+        left = steps[UNREADABLE] = left & (reasons != UNREADABLE)
     for name, limits in config.rules.items():
-        left &= reasons != name
-        steps.append((f"{name} in {limits}".replace("None", "-"), left.copy()))
+        title = f"{name} in {limits}".replace("None", "-")
+        left = steps[title] = left & (reasons != name)
     if config.duplicates is not None:
         index = np.flatnonzero(left)
-        left[index[~first_of_equals(measurements.keys[index])]] = False
-        steps.append((f"duplicate {config.duplicates}", left.copy()))
+        first = np.unique([keys[at] for at in index], return_index=True)[1]
+        left = steps[f"duplicate {config.duplicates}"] = _mask(len(left), index[first])
     for step in config.select:
         index = np.flatnonzero(left)
-        left[index[~_is_selected(step, measurements.scores[step.score][index])]] = False
-        given = {name: value for name, value in asdict(step).items() if value is not None}
-        described = ", ".join(
-            f"{name} {value:.10g}" for name, value in given.items() if name != "score"
-        )
-        steps.append((f"{step.score}: {described}", left.copy()))
+        is_kept = _is_selected(step, scores[step.score][index])
+        given = [f"{k} {v:.10g}" for k, v in asdict(step).items() if k != "score" and v is not None]
+        title = f"{step.score}: {', '.join(given)}"
+        left = steps[title] = _mask(len(left), index[is_kept])
     return steps
 
 
-def _is_selected(step: Selection, scores: NDArray[np.float32]) -> NDArray[np.bool_]:
+def _mask(size: int, index: NDArray[np.int64]) -> Mask:
+    mask = np.zeros(size, dtype=bool)
+    mask[index] = True
+    return mask
+
+
+def _is_selected(step: Selection, scores: NDArray[np.float32]) -> Mask:
     keep = np.ones(len(scores), dtype=bool)
     if step.min is not None:
         keep &= scores >= step.min
@@ -203,20 +251,27 @@ def _is_selected(step: Selection, scores: NDArray[np.float32]) -> NDArray[np.boo
     count = step.top or step.bottom
     if count:
         among = np.flatnonzero(keep)
-        keep[among] &= best(scores[among] if step.top else -scores[among], count)
+        values = scores[among] if step.top else -scores[among]
+        keep = _mask(len(scores), among[best(values, count)])
     return keep
 
 
+def best(scores: NDArray[np.float32], count: float) -> NDArray[np.int64]:
+    """Places of the highest scores: ``count`` of them, or below 1 that fraction, rounded down.
+    Ties: the first.
+    """
+    # The decimal fraction as written: in binary, 0.29 * 100 is 28.999...
+    number = int(Fraction(str(count)) * len(scores) if count < 1 else count)
+    return np.argsort(-scores, kind="stable")[:number]
+
+
 def _examples(
-    count: int,
-    captions: Sequence[str],
-    steps: Steps,
-    scores: Mapping[str, NDArray[np.float32]],
+    count: int, captions: Sequence[str], steps: Steps, scores: Mapping[str, NDArray[np.float32]]
 ) -> list[str]:
     """Lines of the report: some captions that were kept, and some that each step dropped."""
     generator = np.random.default_rng(0)
-    masks = {"kept": steps[-1][1]}
-    for (_, before), (name, after) in pairwise(steps):
+    masks = {"kept": steps[next(reversed(steps))]}
+    for (_, before), (name, after) in pairwise(steps.items()):
         masks[f"dropped: {name}"] = before & ~after
     lines: list[str] = []
     for name, mask in masks.items():
@@ -224,17 +279,17 @@ def _examples(
         drawn = np.sort(generator.choice(index, min(count, len(index)), replace=False))
         lines += ["", f"## {name}", ""] if len(drawn) else []
         for at in drawn:
-            told = [f"{score} {values[at]:.4f}" for score, values in scores.items()]
+            told = ", ".join(f"{score} {values[at]:.4f}" for score, values in scores.items())
             caption = " ".join(captions[at].split())
-            lines.append(f"- {caption}" + (f" ({', '.join(told)})" if told else ""))
+            lines.append(f"- {caption}" + (f" ({told})" if told else ""))
     return lines
 
 
 def _table(steps: Steps, scores: Mapping[str, NDArray[np.float32]]) -> str:
     """A Markdown table: the number of captions after each step, and their mean scores."""
     lines = []
-    before = int(steps[0][1].sum())
-    for name, left in steps:
+    before = len(steps["captions"])
+    for name, left in steps.items():
         count = int(left.sum())
         means = []
         for values in scores.values():
@@ -243,3 +298,32 @@ def _table(steps: Steps, scores: Mapping[str, NDArray[np.float32]]) -> str:
         lines.append([name, f"{before - count:,}", f"{count:,}", *means])
         before = count
     return markdown(["step", "dropped", "left", *(f"mean {name}" for name in scores)], lines)
+
+
+def _capitalised(caption: str) -> float:
+    words = [word for word in caption.split() if word[0].isalpha()]
+    return sum(word[0].isupper() for word in words) / len(words) if words else 0.0
+
+
+def _stop_words(caption: str) -> float:
+    return sum(word in STOP_WORDS for word in tokenize(caption))
+
+
+@lru_cache(maxsize=1)
+def _classes(caption: str) -> list[str]:
+    """The ``word_class`` of each word of a caption but auxiliary verbs."""
+    words = tokenize(caption)
+    tagged = zip(words, default_tagger()([words])[0], strict=True)
+    return [word_class(tag) for word, tag in tagged if word not in AUXILIARIES]
+
+
+MEASURES: dict[str, Callable[[str], float]] = {
+    "characters": len,
+    "words": lambda caption: len(tokenize(caption)),
+    "capitalised": _capitalised,
+    "stop_words": _stop_words,
+    "stop_word_fraction": lambda caption: _stop_words(caption) / max(1, len(tokenize(caption))),
+    "actions": lambda caption: _classes(caption).count("V"),
+    "complexity": lambda caption: sum(kind in "JVI" for kind in _classes(caption)),
+}
+"""Measure of a caption by its name (docs/curation.md)."""

@@ -5,13 +5,12 @@ the parts that are missing. The rows are written with their new columns when all
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from rewards.files import atomic_write
@@ -32,6 +31,17 @@ Rows = Sequence[tuple[str, Row]]
 """Rows, each with the name of its split."""
 Columns = Mapping[str, Any]
 """New columns of a row."""
+
+
+class Report(NamedTuple):
+    """What a program writes of its new columns."""
+
+    table: str
+    notes: Sequence[str]
+    rows: Iterable[tuple[str, Row, Columns]] | None = None
+    """Rows with their new columns, where these are not all."""
+    examples: Sequence[str] = ()
+    """Further lines."""
 
 
 def selected_rows(
@@ -63,23 +73,30 @@ def selected_rows(
     return data, selected
 
 
-def make_parts(
+def add_columns(
     config: PartsConfig,
+    data: DataModule,
     rows: Rows,
+    name: str,
     made_by: Mapping[str, Any],
     columns: Callable[[Rows], Sequence[Columns]],
-    what: str,
-) -> tuple[str, list[dict[str, Any]]]:
-    """Write the worker's missing parts of ``rows``.
+    report: Callable[[list[dict[str, Any]]], Report],
+) -> str:
+    """Make the missing parts, and write ``NAME.jsonl`` and ``report.md`` when all are there; return
+    the table, or of a worker a sentence that counts its parts.
 
-    Returns a sentence that counts them and, without ``worker``, the new columns of all rows.
+    ``NAME.jsonl`` is a data set of ``data.format: jsonl``: ``rows`` with their new columns, and
+    those of the other splits as they are. Images that are not files are written to
+    ``OUT/images/SPLIT``.
 
     Args:
         config: the program's configuration.
-        rows: all rows that are worked on.
+        data: all data.
+        rows: those that are worked on.
+        name: of the file.
         made_by: what the new columns depend on, beside the data.
         columns: makes the new columns of each of some rows.
-        what: title of the progress bar.
+        report: what is written of the new columns of all rows.
 
     Raises:
         ConfigError: ``out`` has parts that were made by others, or of other settings or data.
@@ -89,29 +106,20 @@ def make_parts(
     batches = [rows[start : start + size] for start in range(0, len(rows), size)]
     files = [out / "parts" / f"{number:06d}.jsonl" for number in range(len(batches))]
     by_split = {split: [row for _, row in group] for split, group in groupby(rows, itemgetter(0))}
-    settings: dict[str, Any] = {"rows": len(rows), "captions_before": _fingerprint(rows)}
-    settings |= {"part_rows": size, "data": fingerprint(by_split)}
+    settings: dict[str, Any] = {"rows": len(rows), "part_rows": size, "data": fingerprint(by_split)}
     missing, summary = missing_parts(out, files, config.worker, {**settings, **made_by})
-    for number in progress(missing, what, "part"):
+    for number in progress(missing, name, "part"):
         write_json_lines(files[number], columns(batches[number]))
+    if config.worker is not None:
+        return summary
     made: list[dict[str, Any]] = []
-    if config.worker is None:
-        for file, batch in zip(files, batches, strict=True):
-            lines = [line for _, _, line in json_lines(file)]
-            if len(lines) != len(batch):
-                count = f"{len(lines)} of {len(batch)} rows"
-                raise DataError(f"{file} has {count}: delete it and run again to recreate it")
-            made += lines
-    return summary, made
-
-
-def _fingerprint(rows: Rows) -> str:
-    """A hash of the images' ids and texts in their order."""
-    digest = hashlib.blake2b(digest_size=8)
-    for split, row in rows:
-        texts = [row.get(key) for key in ("references", *TEXTS) if key != "questions" or key in row]
-        digest.update(json.dumps([split, row["image_id"], *texts]).encode())
-    return digest.hexdigest()
+    for file, batch in zip(files, batches, strict=True):
+        lines = [line for _, _, line in json_lines(file)]
+        if len(lines) != len(batch):
+            count = f"{len(lines)} of {len(batch)} rows"
+            raise DataError(f"{file} has {count}: delete it and run again to recreate it")
+        made += lines
+    return _write(config, data, name, with_columns(rows, made), report(made))
 
 
 def with_columns(rows: Rows, made: Sequence[Columns]) -> list[tuple[str, Row, Columns]]:
@@ -119,31 +127,26 @@ def with_columns(rows: Rows, made: Sequence[Columns]) -> list[tuple[str, Row, Co
     return [(split, row, new) for (split, row), new in zip(rows, made, strict=True)]
 
 
-def write_result(
+def _write(
     config: PartsConfig,
     data: DataModule,
-    rows: Iterable[tuple[str, Row, Columns]],
     name: str,
-    table: str,
-    notes: Sequence[str],
-    examples: Sequence[str] = (),
+    rows: Iterable[tuple[str, Row, Columns]],
+    report: Report,
 ) -> str:
-    """Write ``NAME.jsonl`` and ``report.md``; return the table and what was written.
-
-    ``rows`` are those that were worked on, each with its split and its new columns; rows of other
-    splits follow as they are. ``examples`` are further lines of the report.
-    """
     out = Path(config.out)
-    written = [_line(split, row, out) | dict(new) for split, row, new in rows]
+    kept = rows if report.rows is None else report.rows
+    written = [_line(split, row, out) | dict(new) for split, row, new in kept]
     for split in data.splits:
         if config.splits and split not in config.splits:
             written += [_line(split, row, out) for row in data.split(split)]
-    file, report = out / f"{name}.jsonl", out / "report.md"
+    file, page = out / f"{name}.jsonl", out / "report.md"
     write_json_lines(file, written)
-    listed = [f"- {note}" for note in (*notes, f"`{file.name}`: {len(written):,} rows")]
-    text = "\n".join([f"# {name.capitalize()}", "", table, "", *listed, *examples])
-    write_text(report, text + "\n")
-    return f"{table}\n\nwrote {file} ({len(written):,} rows) and {report}"
+    count = f"{len(written):,} rows"
+    notes = [f"- {note}" for note in (*report.notes, f"`{file.name}`: {count}")]
+    lines = [f"# {name.capitalize()}", "", report.table, "", *notes, *report.examples, ""]
+    write_text(page, "\n".join(lines))
+    return f"{report.table}\n\nwrote {file} ({count}) and {page}"
 
 
 def _line(split: str, row: Row, out: Path) -> dict[str, Any]:

@@ -5,9 +5,10 @@ too: one that is answered without the image is refused. Prompts are our own.
 """
 
 import hashlib
+import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import LanguageModelConfig, QuestionsConfig
-from rl_caption.lab.parts import Rows, make_parts, selected_rows, with_columns, write_result
+from rl_caption.lab.parts import Report, Rows, add_columns, selected_rows, with_columns
 from rl_caption.runtime.errors import config_errors
 
 PROMPT = (
@@ -61,12 +62,8 @@ Written = tuple[list[ImageQuestion], Counter[str]]
 
 
 def write_questions(config: QuestionsConfig) -> str:
-    """Write ``questions.jsonl`` and ``report.md`` to ``config.out``; return the report's table.
-
-    ``questions.jsonl`` is a data set of ``data.format: jsonl`` whose rows have ``questions``, and
-    ``refused``, a number for each reason. Rows without a question that is kept are left out and
-    counted. With ``config.worker`` only the parts of that worker are made, and a sentence is
-    returned that counts them.
+    """Write ``questions.jsonl``, whose rows have ``questions``, and ``refused``, a number for each
+    reason (``parts.add_columns``). Rows without a question that is kept are left out and counted.
 
     Raises:
         ConfigError: a model cannot be made, or ``out`` has parts of other settings.
@@ -77,48 +74,60 @@ def write_questions(config: QuestionsConfig) -> str:
     start = time.perf_counter()
     data, rows = selected_rows(config)
     writer, reader = _models(config)
-    _check_rows(rows, writer)
+    for split, row in rows:  # before any work
+        where = f"{split} image {row['image_id']!r}"
+        if writer is None and "questions" not in row:
+            raise DataError(f"{where} has no questions: set writer.model or writer.endpoint")
+        if writer is not None and not _descriptions(row):
+            raise DataError(f"{where} has no references, from which questions are written")
     refused_answers: list[str] = []
 
     def columns(batch: Rows) -> list[dict[str, object]]:
-        """Questions of each row, and what was refused."""
         written = _write(writer, config, batch, refused_answers)
         if reader is not None:
             written = _filter(reader, config.seed, batch, written, refused_answers)
         return [
-            {"questions": questions, "refused": dict(refused)} for questions, refused in written
+            {"questions": questions, "refused": dict(reasons)} for questions, reasons in written
         ]
 
-    prompts = hashlib.blake2b(f"{PROMPT}{GUESS_PROMPT}".encode(), digest_size=4).hexdigest()
+    given = [row.get("questions") for _, row in rows] if writer is None else []
+    texts = json.dumps([PROMPT, GUESS_PROMPT, given]).encode()
     made_by: dict[str, str | None] = {"writer": "the data", "reader": None}
     if writer is not None:
         tokens = config.max_new_tokens
         made_by["writer"] = f"{writer.signature}, tokens {tokens}, {config.count} an image"
     if reader is not None:
         made_by["reader"] = f"{reader.signature}, seed {config.seed}"
-    settings = made_by | {"prompts": prompts}
-    summary, made = make_parts(config, rows, settings, columns, "questions")
-    costs = _costs(writer, reader)
-    costs.append(f"{time.perf_counter() - start:,.1f} seconds, in this call")
-    if config.worker is not None:
-        return "; ".join([summary, *costs])
-    kept = [line for line in with_columns(rows, made) if line[2]["questions"]]
-    counts = _counts(made)
-    if not kept:
-        sample = refused_answers[-1] if refused_answers else "none in this call"
-        raise DataError(
-            f"{config.out}/questions.jsonl would have none of {len(made)} rows: {counts}; "
-            f"the last that was refused: {sample}"
-        )
-    notes = [f"{name}: {signature}" for name, signature in made_by.items() if signature]
-    bare = len(made) - len(kept)
-    notes += [f"{bare:,} of {len(made):,} images have no question and are left out", *costs]
-    total = sum(counts.values())
-    table = markdown(
-        ["questions", "number", "%"],
-        [[name, f"{n:,}", f"{100 * n / total:.1f}"] for name, n in counts.items()],
-    )
-    return write_result(config, data, kept, "questions", table, notes)
+    settings = made_by | {"prompts": hashlib.blake2b(texts, digest_size=4).hexdigest()}
+
+    def report(made: list[dict[str, Any]]) -> Report:
+        kept = [line for line in with_columns(rows, made) if line[2]["questions"]]
+        counts = {"kept": sum(len(new["questions"]) for new in made)}
+        for reason, text in REFUSALS.items():
+            counts[text] = sum(new["refused"].get(reason, 0) for new in made)
+        if not kept:
+            sample = refused_answers[-1] if refused_answers else "none in this call"
+            raise DataError(
+                f"{config.out}/questions.jsonl would have none of {len(made)} rows: {counts}; "
+                f"the last that was refused: {sample}"
+            )
+        notes = [f"{name}: {signature}" for name, signature in made_by.items() if signature]
+        bare = len(made) - len(kept)
+        notes.append(f"{bare:,} of {len(made):,} images have no question and are left out")
+        notes += [f"{name}: {_cost(model)}" for name, model in models.items()]
+        total = sum(counts.values())
+        lines = [[name, f"{n:,}", f"{100 * n / total:.1f}"] for name, n in counts.items()]
+        return Report(markdown(["questions", "number", "%"], lines), notes, kept)
+
+    models = {"writer": writer, "reader": reader}
+    if writer is reader:
+        models = {"writer and reader": writer}
+    models = {name: model for name, model in models.items() if model is not None}
+    summary = add_columns(config, data, rows, "questions", settings, columns, report)
+    if config.worker is None:
+        return summary
+    costs = [f"{name}: {_cost(model)}" for name, model in models.items()]
+    return "; ".join([summary, *costs, f"{time.perf_counter() - start:,.1f} seconds"])
 
 
 def _models(config: QuestionsConfig) -> tuple[LanguageModel | None, LanguageModel | None]:
@@ -126,38 +135,18 @@ def _models(config: QuestionsConfig) -> tuple[LanguageModel | None, LanguageMode
     models: list[LanguageModel | None] = []
     for name in ("writer", "reader"):
         options: LanguageModelConfig = getattr(config, name)
+        model = models[0] if models else None
         if options.is_set:
             with config_errors(name):
-                models.append(
-                    build_model("questions", cache_dir=config.cache_dir, **asdict(options))
-                )
-        else:
-            models.append(models[0] if models else None)
+                model = build_model("questions", cache_dir=config.cache_dir, **asdict(options))
+        models.append(model)
     return models[0], models[1]
 
 
-def _costs(writer: LanguageModel | None, reader: LanguageModel | None) -> list[str]:
-    """A sentence for each model."""
-    models = {"writer": writer, "reader": reader}
-    if writer is reader:
-        models = {"writer and reader": writer}
-    costs = []
-    for name, model in models.items():
-        if model is not None:
-            calls = calls_of(model)
-            tokens = "an unknown number of" if calls.tokens is None else f"{calls.tokens:,}"
-            costs.append(f"{name}, in this call: {calls.requests:,} requests, {tokens} tokens")
-    return costs
-
-
-def _check_rows(rows: Rows, writer: LanguageModel | None) -> None:
-    """Refuse, before any work, a row of which nothing can be asked."""
-    for split, row in rows:
-        where = f"{split} image {row['image_id']!r}"
-        if writer is None and "questions" not in row:
-            raise DataError(f"{where} has no questions: set writer.model or writer.endpoint")
-        if writer is not None and not _descriptions(row):
-            raise DataError(f"{where} has no references, from which questions are written")
+def _cost(model: LanguageModel | None) -> str:
+    calls = calls_of(model)
+    tokens = "an unknown number of" if calls.tokens is None else f"{calls.tokens:,}"
+    return f"{calls.requests:,} requests, {tokens} tokens, in this call"
 
 
 def _descriptions(row: Row) -> list[str]:
@@ -229,8 +218,8 @@ def _filter(
     answers = zip(choose(reader, asked), right, strict=True)
     marks = iter([is_found(masses, place) for masses, place in answers])
     kept: list[Written] = []
-    for questions, refused in written:
-        left, refused = list[ImageQuestion](), Counter(refused)
+    for questions, before in written:
+        left, refused = list[ImageQuestion](), Counter(before)
         for item in questions:
             guessed, said = next(marks), next(marks)
             if said and not guessed:
@@ -241,12 +230,3 @@ def _filter(
                 refused_answers.append(f"{reason}: {item}")
         kept.append((left, refused))
     return kept
-
-
-def _counts(lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Number of questions that were kept, and for each reason that were refused."""
-    refused = Counter[str]()
-    for line in lines:
-        refused.update(line["refused"])
-    kept = sum(len(line["questions"]) for line in lines)
-    return {"kept": kept} | {text: refused[reason] for reason, text in REFUSALS.items()}

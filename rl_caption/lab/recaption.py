@@ -29,14 +29,7 @@ from rl_caption.lab.config import (
     WriteNegativesConfig,
 )
 from rl_caption.lab.negative_writers import WRITERS, NegativeWriter
-from rl_caption.lab.parts import (
-    Rows,
-    file_name,
-    make_parts,
-    selected_rows,
-    with_columns,
-    write_result,
-)
+from rl_caption.lab.parts import Report, Rows, add_columns, file_name, selected_rows
 from rl_caption.lab.recaptioners import RECAPTIONERS, Recaptioner
 from rl_caption.lab.visual_bottleneck import TextToImage, images_of, load_text_to_image
 from rl_caption.runtime.errors import config_errors, errors_of_user_code
@@ -46,13 +39,8 @@ QUANTILES = (0.05, 0.5, 0.95)
 
 
 def recaption(config: RecaptionConfig) -> str:
-    """Write ``captions.jsonl`` and ``report.md`` to ``config.out``, and return the table of the
-    report.
-
-    ``captions.jsonl`` is a data set of ``data.format: jsonl``. Each row keeps its ``references``
-    and gets the new caption as ``long_reference``. Images that are not files, such as generated
-    scenes, are written to ``OUT/images/SPLIT``. With ``config.worker`` only the parts of that
-    worker are made, and a sentence is returned that counts them.
+    """Write ``captions.jsonl``, whose rows have the new caption as ``long_reference``
+    (``parts.add_columns``).
 
     Raises:
         ConfigError: the recaptioner or the language model cannot be made, or ``out`` has parts of
@@ -64,97 +52,82 @@ def recaption(config: RecaptionConfig) -> str:
     with config_errors("language_model"):
         language_model: Any = None
         if config.language_model is not None:
-            language_model = RewardBuilder().build(
-                "perplexity", {"model": config.language_model, "floor": -100.0}
-            )
+            options = {"model": config.language_model, "floor": -100.0}
+            language_model = RewardBuilder().build("perplexity", options)
     recaptioner = load_recaptioner(config.recaptioner, "recaptioner")
 
     def columns(batch: Rows) -> list[dict[str, Any]]:
-        """The new caption of each row."""
         written = captions_of(recaptioner, batch, f"recaptioner.target {config.recaptioner.target}")
         if any(len(captions) > 1 for captions in written):
             raise DataError(f"{recaptioner.signature} wrote 2 captions or more of one image")
         return [{"long_reference": caption} for (caption,) in written]
 
+    def report(made: Sequence[Mapping[str, Any]]) -> Report:
+        captions = {
+            "before": [caption for _, row in rows for caption in row["references"]],
+            "after": [new["long_reference"] for new in made],
+        }
+        notes = [f"by {recaptioner.signature}"]
+        if language_model is not None:
+            unit = "nats a token with EOS, mean over captions"
+            notes.append(f"log-probability: {language_model.signature}, {unit}")
+        return Report(statistics_table(captions, language_model), notes)
+
     made_by = {"recaptioner": recaptioner.signature}
-    summary, made = make_parts(config, rows, made_by, columns, "recaptioning")
-    if config.worker is not None:
-        return summary
-    captions = {
-        "before": [caption for _, row in rows for caption in row["references"]],
-        "after": [new["long_reference"] for new in made],
-    }
-    table = statistics_table(captions, language_model)
-    notes = [f"by {recaptioner.signature}"]
-    if language_model is not None:
-        unit = "nats a token with EOS, mean over captions"
-        notes.append(f"log-probability: {language_model.signature}, {unit}")
-    return write_result(config, data, with_columns(rows, made), "captions", table, notes)
+    return add_columns(config, data, rows, "captions", made_by, columns, report)
 
 
 def make_positives(config: PositivesConfig) -> str:
-    """Write ``positives.jsonl`` and ``report.md`` to ``config.out``, and return the table of the
-    report.
-
-    ``positives.jsonl`` is a data set of ``data.format: jsonl`` whose rows have
-    ``positive_captions`` of the image, ``positive_images`` (PNG files in
-    ``OUT/positive_images/SPLIT``, one for each reference in order), or both. Files that exist
-    already are kept. With ``config.worker`` only the parts of that worker are made, and a sentence
-    is returned that counts them.
+    """Write ``positives.jsonl``, whose rows have ``positive_captions`` of the image,
+    ``positive_images`` (PNG files in ``OUT/positive_images/SPLIT``, one for each reference in
+    order), or both (``parts.add_columns``). Files that exist already are kept.
 
     Raises:
         ConfigError: what makes them cannot be loaded, or ``out`` has parts of other settings.
         DataError: the data cannot be read, or too few captions or images were made.
     """
     data, rows = selected_rows(config)
-    captioner = (
-        None if config.captions.target is None else load_recaptioner(config.captions, "captions")
-    )
-    with config_errors("images"):
-        asked = config.images
-        painter = None if asked.target is None else load_text_to_image(asked.target, asked.kwargs)
-    made_by = {
-        "captions": None if captioner is None else captioner.signature,
-        "images": None
-        if painter is None
-        else f"{painter.signature} of {config.images.captions} references",
-    }
+    captioner = painter = None
+    made_by: dict[str, str | None] = {"captions": None, "images": None}
+    if config.captions.target is not None:
+        captioner = load_recaptioner(config.captions, "captions")
+        made_by["captions"] = captioner.signature
+    if config.images.target is not None:
+        with config_errors("images"):
+            painter = load_text_to_image(config.images.target, config.images.kwargs)
+        made_by["images"] = f"{painter.signature} of {config.images.captions} references"
 
     def columns(batch: Rows) -> list[dict[str, Any]]:
-        """The new columns of each row."""
-        new_columns: list[dict[str, Any]] = [{} for _ in batch]
+        new: list[dict[str, Any]] = [{} for _ in batch]
         if captioner is not None:
-            texts_of_rows = captions_of(
-                captioner, batch, f"captions.target {config.captions.target}"
-            )
-            for line, texts in zip(new_columns, texts_of_rows, strict=True):
+            written = captions_of(captioner, batch, f"captions.target {config.captions.target}")
+            for line, texts in zip(new, written, strict=True):
                 line["positive_captions"] = texts
         if painter is not None:
-            for line, files in zip(new_columns, _images(painter, batch, config), strict=True):
+            for line, files in zip(new, _images(painter, batch, config), strict=True):
                 line["positive_images"] = files
-        return new_columns
+        return new
 
-    summary, made = make_parts(config, rows, made_by, columns, "positives")
-    if config.worker is not None:
-        return summary
-    captions = {
-        "references": [text for _, row in rows for text in row["references"]],
-        "positive_captions": [text for new in made for text in new.get("positive_captions", [])],
-    }
-    notes = [f"{name} by {signature}" for name, signature in made_by.items() if signature]
-    notes.append(f"{sum(len(new.get('positive_images', [])) for new in made):,} images")
-    table = statistics_table(captions)
-    return write_result(config, data, with_columns(rows, made), "positives", table, notes)
+    def report(made: Sequence[Mapping[str, Any]]) -> Report:
+        captions = {
+            "references": [text for _, row in rows for text in row["references"]],
+            "positive_captions": [
+                text for new in made for text in new.get("positive_captions", [])
+            ],
+        }
+        notes = [f"{name} by {signature}" for name, signature in made_by.items() if signature]
+        notes.append(f"{sum(len(new.get('positive_images', [])) for new in made):,} images")
+        return Report(statistics_table(captions), notes)
+
+    return add_columns(config, data, rows, "positives", made_by, columns, report)
 
 
 def write_negatives(config: WriteNegativesConfig) -> str:
-    """Write ``negatives.jsonl`` and ``report.md`` to ``config.out``, and return the table of the
-    report.
+    """Write ``negatives.jsonl``, whose rows have ``negatives``, a list for each of the
+    ``references``, which may be empty (``parts.add_columns``).
 
-    ``negatives.jsonl`` is a data set of ``data.format: jsonl`` whose rows have ``negatives``, a
-    list for each of the ``references``, which may be empty: false captions that equal one of the
-    image's references, in any case, are left out, and so are blank ones. With ``config.worker``
-    only the parts of that worker are made, and a sentence is returned that counts them.
+    False captions that equal one of the image's references, in any case, are left out, and so are
+    blank ones.
 
     Raises:
         ConfigError: the writer cannot be made, or ``out`` has parts of other settings.
@@ -165,16 +138,14 @@ def write_negatives(config: WriteNegativesConfig) -> str:
     writer: NegativeWriter = load_recaptioner(config.writer, "writer", WRITERS)
 
     def columns(batch: Rows) -> list[dict[str, Any]]:
-        """The false captions of each row's references."""
         captions = [caption for _, row in batch for caption in row["references"]]
         where = f"writer.target {config.writer.target}"
         with errors_of_user_code(where, error=DataError):
             answers: Any = list(writer(captions))
         check_type(answers, list[list[str]], f"{where}: what it returned", DataError)
         if len(answers) != len(captions):
-            raise DataError(
-                f"{writer.signature} answered {len(answers)} of {len(captions)} captions"
-            )
+            count = f"{len(answers)} of {len(captions)} captions"
+            raise DataError(f"{writer.signature} answered {count}")
         rest = iter(answers)
         new = []
         for _, row in batch:
@@ -186,47 +157,36 @@ def write_negatives(config: WriteNegativesConfig) -> str:
             new.append({"negatives": negatives})
         return new
 
+    def report(made: Sequence[Mapping[str, Any]]) -> Report:
+        negatives = [texts for new in made for texts in new["negatives"]]
+        captions = {
+            "references": [caption for _, row in rows for caption in row["references"]],
+            "negatives": [text for texts in negatives for text in texts],
+        }
+        bare = f"{sum(not texts for texts in negatives):,} of {len(negatives):,} references"
+        notes = [f"by {writer.signature}", f"{bare} have no negative"]
+        return Report(statistics_table(captions), notes)
+
     made_by = {"writer": writer.signature}
-    summary, made = make_parts(config, rows, made_by, columns, "negatives")
-    if config.worker is not None:
-        return summary
-    negatives = [texts for new in made for texts in new["negatives"]]
-    captions = {
-        "references": [caption for _, row in rows for caption in row["references"]],
-        "negatives": [text for texts in negatives for text in texts],
-    }
-    bare = sum(not texts for texts in negatives)
-    notes = [
-        f"by {writer.signature}",
-        f"{bare:,} of {len(negatives):,} references have no negative",
-    ]
-    table = statistics_table(captions)
-    return write_result(config, data, with_columns(rows, made), "negatives", table, notes)
+    return add_columns(config, data, rows, "negatives", made_by, columns, report)
 
 
 def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[list[str]]:
     """The image files for the captions of each row; those that do not exist are made."""
-    folder, number = (
-        Path(config.out) / "positive_images",
-        1 if config.images.captions == "first" else None,
-    )
+    folder = Path(config.out) / "positive_images"
+    number = 1 if config.images.captions == "first" else None
     files: list[list[str]] = []
     missing: list[tuple[Path, str]] = []
     for split, row in rows:
-        stem, captions = file_name(row["image_id"]), row["references"][:number]
-        row_files = [
-            folder / file_name(split) / f"{stem}_{index}.png" for index in range(len(captions))
-        ]
-        missing += [
-            (file, text)
-            for file, text in zip(row_files, captions, strict=True)
-            if not file.exists()
-        ]
-        files.append([os.path.abspath(file) for file in row_files])
+        files.append([])
+        for index, caption in enumerate(row["references"][:number]):
+            file = folder / file_name(split) / f"{file_name(row['image_id'])}_{index}.png"
+            files[-1].append(os.path.abspath(file))
+            if not file.exists():
+                missing.append((file, caption))
+    where = f"images.target {config.images.target}"
     for batch in chunks(missing, config.images.batch_size, "images of captions"):
-        generated = images_of(
-            painter, [caption for _, caption in batch], f"images.target {config.images.target}"
-        )
+        generated = images_of(painter, [caption for _, caption in batch], where)
         for (file, _), image in zip(batch, generated, strict=True):
             opened = load_image(image)
             with atomic_write(file) as written:
@@ -238,7 +198,7 @@ def load_recaptioner(
     config: RecaptionerConfig, key: str, targets: Mapping[str, str] = RECAPTIONERS
 ) -> Any:
     """Build what the section ``key`` of a configuration names: a ``Recaptioner``, or another of
-    ``known``.
+    ``targets``.
 
     Raises ``ConfigError`` where that fails.
     """
@@ -254,24 +214,24 @@ def captions_of(recaptioner: Recaptioner, rows: Rows, where: str) -> list[list[s
     Raises ``DataError`` where it fails, returns something else than captions, or has none for a
     row.
     """
-    answers_of_rows: list[Any] = []
+    answers: list[Any] = []
     for _, group in groupby(rows, itemgetter(0)):  # another split may have the same image ids
         with errors_of_user_code(where, error=DataError):
-            answers: Any = recaptioner([row for _, row in group])
-            if isinstance(answers, Iterable) and not isinstance(answers, str):
-                answers = list(answers)
-        check_type(answers, list[str | list[str]], f"{where}: what it returned", DataError)
-        answers_of_rows += [[answer] if isinstance(answer, str) else answer for answer in answers]
-    if len(answers_of_rows) != len(rows):
-        raise DataError(
-            f"{recaptioner.signature} wrote {len(answers_of_rows)} captions of {len(rows)} images"
-        )
-    kept = [[caption for caption in texts if caption.strip()] for texts in answers_of_rows]
-    for (split, row), texts in zip(rows, kept, strict=True):
-        if not texts:
-            raise DataError(
-                f"{recaptioner.signature} wrote no caption of {split} image {row['image_id']!r}"
-            )
+            written: Any = recaptioner([row for _, row in group])
+            if isinstance(written, Iterable) and not isinstance(written, str):
+                written = list(written)
+        check_type(written, list[str | list[str]], f"{where}: what it returned", DataError)
+        answers += written
+    if len(answers) != len(rows):
+        count = f"{len(answers)} captions of {len(rows)} images"
+        raise DataError(f"{recaptioner.signature} wrote {count}")
+    kept = []
+    for (split, row), answer in zip(rows, answers, strict=True):
+        texts = [answer] if isinstance(answer, str) else answer
+        kept.append([caption for caption in texts if caption.strip()])
+        if not kept[-1]:
+            image = f"{split} image {row['image_id']!r}"
+            raise DataError(f"{recaptioner.signature} wrote no caption of {image}")
     return kept
 
 

@@ -4,14 +4,13 @@ short training.
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from accelerate import Accelerator
 
-from rewards.base import Reward
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 from rl_caption.captioners.config import Decoding, SavedModelConfig
 from rl_caption.config.build import (
@@ -61,40 +60,38 @@ from rl_caption.training.validation import decode_candidates
 
 SCENE_GOLD = "oracle"
 REFERENCE_GOLD = "CIDEr-D, references held out"
-Outcome = Literal["better", "worse", "open", "constant"]
 Table = tuple[list[str], list[list[str]]]
 """Head and lines."""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the strongest evidence says: training on the reward, else the choice among samples, else
     pairs.
-
-    Args:
-        outcome: ``better``, ``worse``, or ``open`` where the interval does not tell; ``constant``
-            for a reward that gave all captions one score.
-        measure: what was measured.
-        value: of it, and its 95 % bootstrap interval over images.
     """
 
-    outcome: Outcome
+    outcome: str
+    """``better``, ``worse``, or ``open`` where the interval does not tell; ``constant`` for a
+    reward that gave all captions one score.
+    """
     measure: str
+    """What was measured."""
     value: float
     interval: Interval
+    """95 %, by bootstrap over images."""
 
     def __str__(self) -> str:
         low, high = self.interval
-        return f"{self.outcome}: {self.measure} {self.value:.3f} (95 % interval {low:.3f} to {high:.3f})"
+        return (
+            f"{self.outcome}: {self.measure} {self.value:.3f} (95 % interval {low:.3f} to "
+            f"{high:.3f})"
+        )
 
 
-@dataclass(frozen=True)
-class Bench:
+class Bench(NamedTuple):
     """R rows with the references that the reward sees, [R] captions of people, the reward's and the
     gold scores.
     """
 
-    config: StressConfig
     data: DataModule
     references: Sequence[list[str]]
     """Of the training images."""
@@ -102,12 +99,6 @@ class Bench:
     captions: Sequence[str]
     scorer: Scorer
     gold: Mapping[str, Score]
-
-    def drawn(self, rows: Sequence[Row]) -> Floats:
-        """[S, N] how often each image is in a bootstrap resample."""
-        images = [row["image_id"] for row in rows]
-        draws = drawn_weights(images, self.config.bootstrap, self.config.seed)
-        return np.array(list(draws), np.float64)
 
 
 def stress(config: StressConfig, parse: Parse) -> str | int:
@@ -124,24 +115,27 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
     quiet_libraries()
     folder = check_writable(config.out)
     bench = set_up(config)
-    scored = _scored_pairs(bench)
-    probes = {name: probe_result(*of_probe) for name, of_probe in scored.items()}
+    pairs = _pairs(config, bench)
+    scores = score_pairs(bench.scorer, pairs)
+    probes = {name: probe_result(own, scores[name]) for name, own in pairs.items()}
     found: dict[str, Any] = {"probes": {name: asdict(result) for name, result in probes.items()}}
-    tables, verdict = {"Probes": _probe_table(probes)}, _verdict_of_probes(bench, scored)
+    tables = {"Probes": _probe_table(probes)}
+    verdict = _verdict_of_pairs(config, bench, pairs, scores)
     if config.model is not None:
-        curves = _curves(bench, config.model)
+        curves = _curves(config, bench, config.model)
         found["best_of_n"] = {name: asdict(curve) for name, curve in curves.items()}
-        tables["Best of n"], verdict = _best_of_n_table(curves), _verdict_of_choice(curves)
+        tables["Best of n"] = _best_of_n_table(curves)
+        verdict = _verdict_of_choice(curves)
     if len(set(bench.scorer.scores.values())) == 1:
         verdict = Verdict("constant", "all captions have one score; differences are", 0, (0, 0))
     elif config.push is not None:
-        run = _trained(bench, config.push, parse)
+        run = _trained(config, config.push, parse)
         if run is None:
             return 1
-        tables["Push"], verdict = _judged_run(bench, run)
+        tables["Push"], verdict = _judged_run(config, bench, run)
     signature = bench.scorer.reward.signature
     found |= {"signature": signature, "images": len(bench.rows), "config": asdict(config)}
-    write_json(folder / "stress.json", {"verdict": asdict(verdict), "tables": tables} | found)
+    write_json(folder / "stress.json", {"verdict": verdict._asdict(), "tables": tables} | found)
     box = macros().note(str(verdict))
     if verdict.outcome != "open":  # green for better alone
         box = macros().verdict(str(verdict), verdict.outcome != "better")
@@ -158,29 +152,31 @@ def set_up(config: StressConfig) -> Bench:
     if config.reward.normalize != "none":
         raise ConfigError(
             f"reward.normalize is {config.reward.normalize!r}: expected none, as scores of "
-            f"different calls are compared"
+            "different calls are compared"
         )
+    tokenizer = config.data.tokenizer
     data = build_data(config.data)
     references = references_of(data.split(usable_split(data, config.train_split)))
-    reward = build_reward(config.reward, references, tokenizer=config.data.tokenizer)
-    rows, judged = [], []
+    reward = build_reward(config.reward, references, tokenizer=tokenizer)
+    rows: list[Any] = []
+    judged: list[Any] = []
     for row in data.split(usable_split(data, config.split))[: config.max_images]:
-        held_out, seen = split_references(row, config.data.tokenizer)
+        held_out, seen = split_references(row, tokenizer)
         if not held_out or ("references" in reward.columns and not seen):
             raise DataError(
                 f"image {row['image_id']!r} has too few references: one is judged, the reward "
-                f"needs another one"
+                "needs another one"
             )
-        rows.append(cast("Row", {**row, "references": seen}))
-        judged.append(cast("Row", {**row, "references": held_out}))
+        rows.append({**row, "references": seen})
+        judged.append({**row, "references": held_out})
     if not rows:
         raise DataError(f"split {config.split!r} has no images: expected at least one")
-    gold = gold_scores(judged, references, config.data.tokenizer)
-    judges = build_judges(config.judges, reward, references, "judges", config.data.tokenizer)
+    gold = gold_scores(judged, references, tokenizer)
+    judges = build_judges(config.judges, reward, references, "judges", tokenizer)
     for name, judge in judges.items():
         gold[name] = Scorer(judge, rows, f"judges.{name}")
     captions = [row["references"][0] for row in judged]
-    return Bench(config, data, references, rows, captions, Scorer(reward, rows), gold)
+    return Bench(data, references, rows, captions, Scorer(reward, rows), gold)
 
 
 def split_references(row: Row, tokenizer: str = TOKENIZER) -> tuple[list[str], list[str]]:
@@ -207,9 +203,8 @@ def gold_scores(
     """
     if all(row.get("scene") is not None for row in rows):
         return {SCENE_GOLD: SceneOracle(rows)}
-    cider = {"cider": JudgeConfig()}
-    judge: Reward = build_judges(cider, None, references, tokenizer=tokenizer)["cider"]
-    return {REFERENCE_GOLD: Scorer(judge, rows, REFERENCE_GOLD)}
+    judges = build_judges({"cider": JudgeConfig()}, None, references, tokenizer=tokenizer)
+    return {REFERENCE_GOLD: Scorer(judges["cider"], rows, REFERENCE_GOLD)}
 
 
 class SceneOracle:
@@ -228,33 +223,43 @@ class SceneOracle:
         return np.array([score.f1 * (1 - score.unparsed) for score in judged], np.float64)
 
 
-def _scored_pairs(bench: Bench) -> dict[str, tuple[list[Pair], Floats]]:
-    """The pairs of each probe that applies, and their scores, [N, 2]."""
+def _drawn(config: StressConfig, rows: Sequence[Row]) -> Floats:
+    """[S, N] how often each image is in a bootstrap resample."""
+    images = [row["image_id"] for row in rows]
+    return np.array(list(drawn_weights(images, config.bootstrap, config.seed)), np.float64)
+
+
+def _pairs(config: StressConfig, bench: Bench) -> dict[str, list[Pair]]:
+    """The pairs of each probe that applies."""
     negatives: SceneNegatives | RuleNegatives
     if SCENE_GOLD in bench.gold:
         negatives = SceneNegatives([kind for kind in NEGATIVE_KINDS if kind in EDITS])
     else:
         kinds = [kind for kind in RULES if kind in EDITS or kind.startswith("add_")]
         negatives = RuleNegatives(bench.captions, kinds)
-    english = bench.config.data.tokenizer == TOKENIZER
-    made = probe_pairs(
-        bench.rows, bench.captions, negatives, english=english, seed=bench.config.seed
-    )
-    scores = score_pairs(bench.scorer, made)
-    return {name: (pairs, scores[name]) for name, pairs in made.items() if pairs}
+    english = config.data.tokenizer == TOKENIZER
+    options: dict[str, Any] = {"english": english, "seed": config.seed}
+    made = probe_pairs(bench.rows, bench.captions, negatives, **options)
+    return {name: pairs for name, pairs in made.items() if pairs}
 
 
-def _verdict_of_probes(bench: Bench, scored: Mapping[str, tuple[list[Pair], Floats]]) -> Verdict:
+def _verdict_of_pairs(
+    config: StressConfig,
+    bench: Bench,
+    pairs: Mapping[str, Sequence[Pair]],
+    scores: Mapping[str, Floats],
+) -> Verdict:
     """Whether most pairs are in the right order, or most in the wrong one; equal scores are
     neither.
     """
-    rows = [pair.row for pairs, _ in scored.values() for pair in pairs]
-    order, size = orders(np.concatenate([scores for _, scores in scored.values()])), len(bench.rows)
-    draws = bench.drawn(bench.rows)
+    rows = [pair.row for own in pairs.values() for pair in own]
+    order = orders(np.concatenate([scores[name] for name in pairs]))
+    size = len(bench.rows)
+    draws = _drawn(config, bench.rows)
     count = draws @ np.bincount(rows, minlength=size)
     right = interval(draws @ np.bincount(rows, order > 0, size) / count)
     wrong = interval(draws @ np.bincount(rows, order < 0, size) / count)
-    outcome: Outcome = "better" if right[0] > 0.5 else "worse" if wrong[0] > 0.5 else "open"
+    outcome = "better" if right[0] > 0.5 else "worse" if wrong[0] > 0.5 else "open"
     measure = "share of pairs that the reward puts in the right order:"
     return Verdict(outcome, measure, float((order > 0).mean()), right)
 
@@ -268,30 +273,27 @@ def _probe_table(probes: Mapping[str, ProbeResult]) -> Table:
     return ["probe", "the worse caption", "pairs", "right, %", "95 % interval", "equal, %"], lines
 
 
-def _curves(bench: Bench, model: str) -> dict[str, Curve]:
+def _curves(config: StressConfig, bench: Bench, model: str) -> dict[str, Curve]:
     """Reward and gold of the best of n samples by the reward.
 
     Samples have temperature 1, and depend on the seed and the image ids only.
     """
-    config, rows = bench.config, bench.rows
-    data, count, tokens = config.data, config.num_samples, config.max_new_tokens
+    count, tokens, data = config.num_samples, config.max_new_tokens, config.data
     start = SavedModelConfig(init=model)
     captioner = build_captioner(start, bench.references, data.cache_mb, data.tokenizer)
-    check_positions(captioner, "max_new_tokens", tokens, rows)
+    check_positions(captioner, "max_new_tokens", tokens, bench.rows)
     accelerator = Accelerator(**accelerator_kwargs())
     policy = captioner.policy.to(accelerator.device)
     decoding = Decoding(num_samples=count, max_new_tokens=tokens, batch_size=8)
-    candidates = decode_candidates(
-        captioner, policy, rows, decoding, accelerator, "samples", config.seed
-    )
-    captions = [
-        RowCaption(number, candidate.caption, candidate.finished)
-        for number, row in enumerate(rows)
-        for candidate in candidates[row["image_id"]]
-    ]
+    options = decoding, accelerator, "samples", config.seed
+    candidates = decode_candidates(captioner, policy, bench.rows, *options)
+    captions = []
+    for number, row in enumerate(bench.rows):
+        for candidate in candidates[row["image_id"]]:
+            captions.append(RowCaption(number, candidate.caption, candidate.finished))
     scorers: dict[str, Score] = {"reward": bench.scorer, **bench.gold}
     scores = {name: score(captions).reshape(-1, count) for name, score in scorers.items()}
-    images = [row["image_id"] for row in rows]
+    images = [row["image_id"] for row in bench.rows]
     return best_of_n(scores["reward"], scores, images, config.bootstrap, config.seed)
 
 
@@ -300,35 +302,36 @@ def _verdict_of_choice(curves: Mapping[str, Curve]) -> Verdict:
     name, curve = list(curves.items())[1]
     start, change, ends = 1, curve.change, curve.change_interval
     if curve.turns:
-        start, change, ends = (
-            curve.peak,
-            -curve.fall,
-            (-curve.fall_interval[1], -curve.fall_interval[0]),
-        )
-    measure = f"from the best of {start} samples by the reward to that of {curve.n[-1]}, {name} changes by"
+        low, high = curve.fall_interval
+        start, change, ends = curve.peak, -curve.fall, (-high, -low)
+    measure = (
+        f"from the best of {start} samples by the reward to that of {curve.n[-1]}, {name} changes "
+        "by"
+    )
     return _verdict(measure, change, ends)
 
 
 def _verdict(measure: str, change: float, ends: Interval) -> Verdict:
     """The verdict on a change of a gold score."""
-    outcome: Outcome = "better" if ends[0] > 0 else "worse" if ends[1] < 0 else "open"
+    outcome = "better" if ends[0] > 0 else "worse" if ends[1] < 0 else "open"
     return Verdict(outcome, measure, change, ends)
 
 
 def _best_of_n_table(curves: Mapping[str, Curve]) -> Table:
     lines = []
     for at, n in enumerate(curves["reward"].n):
-        spans = [(curve.mean[at], curve.low[at], curve.high[at]) for curve in curves.values()]
-        cells = [f"{mean:.4g} ({low:.4g} to {high:.4g})" for mean, low, high in spans]
-        lines.append([str(n), f"{kl_of_best_of_n(n):.2f}", *cells])
+        lines.append([str(n), f"{kl_of_best_of_n(n):.2f}"])
+        for curve in curves.values():
+            ends = f"{curve.low[at]:.4g} to {curve.high[at]:.4g}"
+            lines[-1].append(f"{curve.mean[at]:.4g} ({ends})")
     return ["n", "KL, nats", *curves], lines
 
 
-def _trained(bench: Bench, recipe: str, parse: Parse) -> RunFolder | None:
+def _trained(config: StressConfig, recipe: str, parse: Parse) -> RunFolder | None:
     """A run of ``scst`` on the reward, whose other options are those of ``recipe``; None where a
     signal ended it.
     """
-    config, folder = bench.config, Path(bench.config.out) / "push"
+    folder = Path(config.out) / "push"
     run: ScstConfig = parse(ScstConfig, ["--config", recipe], "rl-caption stress --push")
     run = replace(run, reward=config.reward, data=config.data)
     run = replace(run, run=replace(run.run, dir=str(folder)))
@@ -339,11 +342,11 @@ def _trained(bench: Bench, recipe: str, parse: Parse) -> RunFolder | None:
     return read_run(folder) if is_complete(folder) else None
 
 
-def _judged_run(bench: Bench, run: RunFolder) -> tuple[Table, Verdict]:
+def _judged_run(config: StressConfig, bench: Bench, run: RunFolder) -> tuple[Table, Verdict]:
     """Gold of the greedy captions of every validation, and its change from the first to the last."""
     rewards, gold, lines = dict(run.series("val/reward")), [], []
     rows = [row for row in bench.data.split("val") if row["image_id"] in run.predictions(0)]
-    ((name, score),) = gold_scores(rows, bench.references, bench.config.data.tokenizer).items()
+    ((name, score),) = gold_scores(rows, bench.references, config.data.tokenizer).items()
     for step, reward in rewards.items():
         captions = run.predictions(step)
         texts = [RowCaption(at, captions[row["image_id"]]) for at, row in enumerate(rows)]
@@ -351,7 +354,7 @@ def _judged_run(bench: Bench, run: RunFolder) -> tuple[Table, Verdict]:
         alarm = "alarm" if step in run.alarms else ""
         lines.append([str(step), f"{reward:.4g}", f"{gold[-1].mean():.4g}", alarm])
     changes = gold[-1] - gold[0]
-    ends = interval(bench.drawn(rows) @ changes / len(rows))
+    ends = interval(_drawn(config, rows) @ changes / len(rows))
     measure = f"{max(rewards)} steps of training on the reward change {name} by"
     table = ["step", "reward", name, "monitor"], lines
     return table, _verdict(measure, float(changes.mean()), ends)

@@ -6,15 +6,15 @@ its judgements (Efron, "Bootstrap Methods: Another Look at the Jackknife", Annal
 1979).
 """
 
+import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from itertools import chain, permutations, zip_longest
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
 from rewards.text.tokenize import tokenize
@@ -24,7 +24,6 @@ from rl_caption.evaluation.results import LEFT_OUT as UNDEFINED
 from rl_caption.evaluation.results import csv_text, markdown
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.correlation import (
-    UndefinedCorrelation,
     group_numbers,
     grouped_tau_b,
     inverse_r_squared,
@@ -35,20 +34,14 @@ from rl_caption.lab.meta_evaluation.correlation import (
     tau_of_table,
     unexplained_variance,
 )
-from rl_caption.lab.meta_evaluation.sets import (
-    CaptionGroups,
-    CaptionPairs,
-    JudgementSet,
-    RatedCaptions,
-)
+from rl_caption.lab.meta_evaluation.sets import JudgementSet
 
 Floats = NDArray[np.float64]
+Weights = NDArray[np.int64]
 Interval = tuple[float, float]
-Table = Literal["main", "correlations", "lengths"]
 NO_REFERENCES = ""
 """The condition of metrics that see no references."""
-CHANCE = "blind: chance"
-BLIND = {CHANCE: 0, "blind: longer": 1, "blind: shorter": -1}
+BLIND = {"blind: chance": 0, "blind: longer": 1, "blind: shorter": -1}
 """Heading of a baseline that sees neither image nor references -> factor of the length of the
 caption, its score.
 """
@@ -56,10 +49,18 @@ COST_HEADINGS = ("captions/s", "calls", "tokens", "seconds")
 """Columns of the table of costs (``costs.cost_cells``)."""
 LENGTHS = (10, 20, 40, 60, 100)
 """Largest numbers of words of all classes of captions by length but the last."""
-INVERSE_R_SQUARED = "1 / r^2"
-"""What the SPECS paper prints as "1 - R^2" in its own rows."""
-PLAIN = (INVERSE_R_SQUARED, "1 - R^2")
+CORRELATIONS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
+    "tau_b": kendall_tau_b,
+    "tau_c": kendall_tau_c,
+    "pearson": pearson,
+    "spearman": spearman,
+    "1 / r^2": inverse_r_squared,
+    "1 - R^2 of ratings": lambda scores, ratings: unexplained_variance(ratings, scores),
+    "1 - R^2 of scores": unexplained_variance,
+}
+PLAIN = ("1 / r^2", "1 - R^2")
 """Beginnings of the names of figures that are printed as they are, all others times 100."""
+WITHIN = "tau_b within images"
 MAX_CELLS = 5_000_000
 """Largest table of ratings by scores: 40 MB. Where nearly all ratings differ, resamples are
 correlated item by item.
@@ -83,7 +84,7 @@ class Figure:
     published: bool = False
     """Whether papers print this one for the set."""
     note: str = ""
-    table: Table = "main"
+    table: Literal["main", "correlations", "lengths"] = "main"
     """The table that it stands in."""
 
 
@@ -109,90 +110,107 @@ class SetResult:
     """Heading of a metric -> its cells of the table of costs, where that was asked for."""
 
 
-Measured = tuple[Sequence[float | None], Sequence[Interval | None], str]
-"""Values, their intervals (none where they were not asked for), and a note."""
-
-
 def rated_figures(
-    judgements: RatedCaptions, scores: Sequence[float], resamples: int = 0, seed: int = 0
+    judged: JudgementSet,
+    scores: Sequence[float],
+    resamples: int = 0,
+    seed: int = 0,
+    lengths: Sequence[int] = LENGTHS,
 ) -> list[Figure]:
-    """Correlate [N] scores with the ratings of a set.
+    """Correlate [N] scores with the ratings of a set, in three tables.
 
-    Returns ``tau_b`` and ``tau_c``; ``pearson`` or ``spearman`` where papers print that for the
-    set, and both for captions without images; and ``tau_b within images`` where the set asks for
-    it. Published figures come first. Intervals are of ``resamples`` draws of images; 0 computes
-    none.
+    ``main``: tau_b and tau_c; for captions without images Pearson's and Spearman's r; tau_b within
+    images where the set asks for it. Published figures come first, with intervals of ``resamples``
+    draws of images. ``correlations``: the other ones of ``CORRELATIONS``. ``lengths``: Pearson's r
+    and tau_b of the captions of each class by number of words. Source of the latter two: Chen et
+    al., "SPECS", EMNLP 2025, table 2 and figure 3.
     """
-    published: set[str | None] = {judgements.published}
-    if judgements.text_alone:
+    ratings, image_ids = judged.ratings, judged.image_ids
+    published: set[str | None] = {judged.published}
+    names = ["tau_b", "tau_c"]
+    if judged.text_alone:
         published = {"pearson", "spearman", "tau_b"}
-    statistics: dict[tuple[str, ...], Callable[..., Measured]] = {("tau_b", "tau_c"): _taus}
-    if judgements.published == "pearson":
-        statistics["pearson",] = partial(_correlation, False)
-    if judgements.text_alone:
-        statistics["spearman",] = partial(_correlation, True)
-    if judgements.within_images:
-        statistics["tau_b within images",] = _within_images
-    figures: list[Figure] = []
-    count = len(judgements.captions)
-    for names, compute in statistics.items():
-        try:
-            values, bounds, note = compute(judgements, scores, resamples, seed)
-        except UndefinedCorrelation as error:
-            values, bounds, note = [None] * len(names), [], str(error)
-        for name, value, ends in zip_longest(names, values, bounds):
-            low, high = ends or (None, None)
-            figures.append(Figure(name, value, count, low, high, name in published, note))
-    return sorted(figures, key=lambda figure: not figure.published)
-
-
-def further_figures(
-    judgements: RatedCaptions, scores: Sequence[float], lengths: Sequence[int] = LENGTHS
-) -> list[Figure]:
-    """Compute what ``rated_figures`` leaves out, without intervals: two further tables.
-
-    Pearson's and Spearman's r, 1 / r^2, 1 - R^2 without a fit in both directions, and tau_b within
-    images; then Pearson's r and tau_b of the captions of each class by number of words
-    (``rows_by_length``). Source: Chen et al., "SPECS", EMNLP 2025, table 2 and figure 3.
-    """
-    statistics: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
-        "pearson": pearson,
-        "spearman": spearman,
-        INVERSE_R_SQUARED: inverse_r_squared,
-        "1 - R^2 of ratings": lambda values, ratings: unexplained_variance(ratings, values),
-        "1 - R^2 of scores": unexplained_variance,
-    }
-    images = judgements.image_ids
-    if judgements.published == "pearson":
-        del statistics["pearson"]
-    if judgements.text_alone:
-        del statistics["spearman"]
-    if not judgements.within_images and len(set(images)) < len(images):
-        statistics["tau_b within images"] = lambda values, rated: (
-            grouped_tau_b(values, rated, images).mean
+        names += ["pearson", "spearman"]
+    resample = _resampled(scores, ratings, judged.text_alone)
+    bounds = intervals(resample, image_ids, resamples, seed) or [None] * len(names)
+    figures = []
+    for name, ends in zip(names, bounds, strict=True):
+        figure = _correlation(name, scores, ratings, "main")
+        low, high = ends or (None, None)
+        figures.append(replace(figure, low=low, high=high, published=name in published))
+    figures.sort(key=lambda figure: not figure.published)
+    others = [_correlation(name, scores, ratings) for name in CORRELATIONS if name not in names]
+    if judged.within_images:
+        figures.append(_within_images(scores, ratings, image_ids))
+    elif not judged.text_alone and len(set(image_ids)) < len(image_ids):
+        others.append(
+            replace(_within_images(scores, ratings, image_ids), table="correlations", note="")
         )
-    ratings = judgements.ratings
-    figures = [_statistic(name, statistics[name], scores, ratings) for name in statistics]
-    for title, rows in rows_by_length(judgements.captions, lengths).items():
+    figures += others
+    for title, rows in rows_by_length(judged.captions, lengths).items():
         columns = [scores[row] for row in rows], [ratings[row] for row in rows]
-        for name, correlation in (("pearson", pearson), ("tau_b", kendall_tau_b)):
-            figures.append(_statistic(f"{name}, {title}", correlation, *columns, table="lengths"))
+        for name in ("pearson", "tau_b"):
+            figure = _correlation(name, *columns, "lengths")
+            figures.append(replace(figure, name=f"{name}, {title}"))
     return figures
 
 
-def _statistic(
-    name: str,
-    compute: Callable[[Sequence[float], Sequence[float]], float],
-    scores: Sequence[float],
-    ratings: Sequence[float],
-    table: Table = "correlations",
+def _correlation(
+    name: str, scores: Sequence[float], ratings: Sequence[float], table: Any = "correlations"
 ) -> Figure:
-    value, note = None, ""
-    try:
-        value = compute(scores, ratings)
-    except UndefinedCorrelation as error:
-        note = str(error)
-    return Figure(name, value, len(scores), note=note, table=table)
+    """One of ``CORRELATIONS``; with a note in place of a value where it is not defined."""
+    note, value = "", math.nan
+    for what, values in (("scores", scores), ("ratings", ratings)):
+        if len(set(values)) == 1:
+            note = f"all {len(values)} {what} are {values[0]:g}: {name} is not defined"
+    if not note or name.startswith("1 - R^2"):
+        value = CORRELATIONS[name](scores, ratings)
+    if math.isfinite(value):
+        return Figure(name, value, len(scores), table=table)
+    return Figure(name, None, len(scores), note=note, table=table)
+
+
+def _within_images(
+    scores: Sequence[float], ratings: Sequence[float], image_ids: Sequence[str]
+) -> Figure:
+    grouped = grouped_tau_b(scores, ratings, image_ids)
+    if not grouped.groups:
+        return Figure(WITHIN, None, len(scores), note="no image has different ratings")
+    note = (
+        f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, "
+        "count 0"
+    )
+    return Figure(WITHIN, grouped.mean, len(scores), note=note)
+
+
+def _resampled(
+    scores: Sequence[float], ratings: Sequence[float], with_r: bool
+) -> Callable[[Weights], list[float]]:
+    """How often each caption is drawn, [N] -> tau_b and tau_c, and ``with_r`` Pearson's and
+    Spearman's r; NaN where they are not defined.
+    """
+    both = np.array([scores, ratings], np.float64)
+    levels, score_ranks = np.unique(both[0], return_inverse=True)
+    rated, rating_ranks = np.unique(both[1], return_inverse=True)
+    cells = rating_ranks * len(levels) + score_ranks
+    size = len(rated) * len(levels)
+
+    def resample(weights: Weights) -> list[float]:
+        drawn = np.repeat(both, weights, axis=1)
+        if size > MAX_CELLS:
+            values = [kendall_tau_b(*drawn), kendall_tau_c(*drawn)]
+        else:
+            table = np.bincount(cells, weights, size).reshape(len(rated), len(levels))
+            values = [*tau_of_table(table)]
+        if with_r:
+            with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
+                values += [
+                    float(np.corrcoef(columns)[0, 1])
+                    for columns in (drawn, rankdata(drawn, axis=1))
+                ]
+        return values
+
+    return resample
 
 
 def rows_by_length(
@@ -205,148 +223,71 @@ def rows_by_length(
     """
     classes = np.digitize([len(tokenize(caption)) for caption in captions], lengths, right=True)
     starts = [0, *(length + 1 for length in lengths)]
-    spans = [f"{start} to {end}" for start, end in zip(starts, lengths, strict=False)]
-    members = {
-        f"{span} words": np.flatnonzero(classes == number).tolist()
-        for number, span in enumerate(spans)
+    titles = [f"{start} to {end} words" for start, end in zip(starts, lengths, strict=False)]
+    titles.append(f"{starts[-1]} or more words")
+    rows = {
+        title: np.flatnonzero(classes == number).tolist() for number, title in enumerate(titles)
     }
-    members[f"{starts[-1]} or more words"] = np.flatnonzero(classes == len(lengths)).tolist()
-    return {title: rows for title, rows in members.items() if 2 <= len(rows) < len(captions)}
+    return {title: own for title, own in rows.items() if 2 <= len(own) < len(captions)}
 
 
-def _taus(
-    judgements: RatedCaptions, scores: Sequence[float], resamples: int, seed: int
-) -> Measured:
-    values = kendall_tau_b(scores, judgements.ratings), kendall_tau_c(scores, judgements.ratings)
-    levels, score_ranks = np.unique(np.asarray(scores, np.float64), return_inverse=True)
-    rated, rating_ranks = np.unique(np.asarray(judgements.ratings, np.float64), return_inverse=True)
-    cells = rating_ranks * len(levels) + score_ranks
-
-    def resample(weights: NDArray[np.int64]) -> Sequence[float]:
-        """tau_b and tau_c of a resample that has caption n ``weights[n]`` times; NaN where they are
-        undefined.
-        """
-        try:
-            if len(rated) * len(levels) > MAX_CELLS:
-                items = np.repeat(np.arange(len(cells)), weights)
-                drawn = score_ranks[items].tolist(), rating_ranks[items].tolist()
-                return kendall_tau_b(*drawn), kendall_tau_c(*drawn)
-            table = np.bincount(cells, weights, len(rated) * len(levels))
-            return tau_of_table(table.reshape(len(rated), len(levels)))
-        except UndefinedCorrelation:
-            return np.nan, np.nan
-
-    return values, intervals(resample, judgements.image_ids, resamples, seed), ""
-
-
-def _correlation(
-    ranked: bool, judgements: RatedCaptions, scores: Sequence[float], resamples: int, seed: int
-) -> Measured:
-    """Pearson's correlation over all, or with ``ranked`` Spearman's."""
-    both = np.array([scores, judgements.ratings], np.float64)
-
-    def resample(weights: NDArray[np.int64]) -> Floats:
-        drawn = np.repeat(both, weights, axis=1)
-        with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
-            return np.asarray(np.corrcoef(rankdata(drawn, axis=1) if ranked else drawn))[:1, 1]
-
-    value = (spearman if ranked else pearson)(scores, judgements.ratings)
-    return [value], intervals(resample, judgements.image_ids, resamples, seed), ""
-
-
-def _within_images(
-    judgements: RatedCaptions, scores: Sequence[float], resamples: int, seed: int
-) -> Measured:
-    grouped = grouped_tau_b(scores, judgements.ratings, judgements.image_ids)
-    note = f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, count 0"
-    return [grouped.mean], [], note
-
-
-def pair_figures(
-    judgements: CaptionPairs,
-    first: Mapping[str, Sequence[float] | Floats],
-    second: Mapping[str, Sequence[float] | Floats],
-    resamples: int = 0,
-    seed: int = 0,
-) -> list[Figure]:
-    """Compute how often scores prefer the better caption of a pair.
-
-    ``first`` and ``second`` are condition of the references -> [P] scores of the first and of the
-    second captions; a metric without references has the one condition ``NO_REFERENCES``. Returns,
-    for each condition or for the average over conditions that are draws, a figure for each kind,
-    where the set shows them, and a summary: ``all pairs`` or ``mean of kinds``. Pairs of a set that
-    is judged ``by_image`` are put together first.
-    """
-    if judgements.by_image:
-        judgements, (first, second) = _by_image(judgements, [first, second])
-    won = {
-        name: wins(first[name], second[name], judgements.preference, judgements.ties)
-        for name in first
-    }
-    if judgements.averaged:
-        won = {NO_REFERENCES: np.mean(list(won.values()), axis=0)}
-    figures = []
-    for name, values in won.items():
-        prefix = f"{name}, " if name else ""
-        tied = np.mean(np.equal(first[name], second[name])) if name in first else 0.0
-        note = f"{prefix}{100 * tied:.1f} % of pairs" if tied else ""
-        title = f"{prefix}all pairs"
-        figures += _accuracies(judgements, values, prefix, title, note, resamples, seed)
-    return figures
-
-
-def _by_image(
-    judgements: CaptionPairs, scores: Sequence[Mapping[str, Sequence[float] | Floats]]
-) -> tuple[CaptionPairs, list[dict[str, Any]]]:
-    """One pair for each image, and its scores: the sums over the pairs of the image."""
-    numbers = group_numbers(judgements.image_ids)
-    places = np.unique(numbers, return_index=True)[1].tolist()
-    summed = [
-        {name: np.bincount(numbers, values) for name, values in side.items()} for side in scores
-    ]
-    columns: dict[str, Any] = {}
-    for name in ("first", "second", "preference", "kinds", "image_ids"):
-        column = getattr(judgements, name)
-        columns[name] = [column[place] for place in places]
-    return replace(judgements, images=None, references={}, by_image=False, **columns), summed
-
-
-def group_figures(
-    judgements: CaptionGroups,
-    scores: Sequence[float],
+def order_figures(
+    judged: JudgementSet,
+    scores: Mapping[str, Floats],
     cosines: Floats | None = None,
     resamples: int = 0,
     seed: int = 0,
 ) -> list[Figure]:
-    """Compute the share of G groups whose scores are in order: for each figure of a set, its kinds,
-    then the summary.
+    """Share of N rows whose captions' scores are in order, by condition and figure of the set.
 
-    ``scores`` is [G * K]. ``cosines``, [G, K, K], are between the captions of a group; without them
-    the figures of texts alone are left out.
+    ``scores`` is condition of the references -> [N, K]; a metric without references has the one
+    condition ``NO_REFERENCES``. ``cosines``, [N, K, K], are between the captions of a row; without
+    them the figures of texts alone are left out. Each has a figure for each kind, where the set
+    shows them, and a summary. Rows of a set that is judged ``by_image`` are put together first.
     """
-    count = len(judgements.kinds)
-    values = np.asarray(scores, np.float64).reshape(count, -1)
-    orders = {
-        name: [(values[:, i], values[:, j]) for i, j in comparisons]
-        for name, comparisons in judgements.above.items()
-    }
-    if cosines is not None:
-        for name, comparisons in judgements.texts_above.items():
-            orders[name] = [(cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in comparisons]
+    if judged.by_image:
+        judged, scores = _by_image(judged, scores)
+    better = [row.better for row in judged.rows]
+    won: dict[str, Floats] = {}
+    tied: dict[str, float] = {}
+    for condition, values in scores.items():
+        orders = {
+            name: [(values[:, i], values[:, j]) for i, j in pairs]
+            for name, pairs in judged.above.items()
+        }
+        for name, pairs in judged.texts_above.items() if cosines is not None else ():
+            orders[name] = [(cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in pairs]
+        for name, order in orders.items():
+            title = ", ".join(filter(None, [condition, name]))
+            if judged.ties == "random":
+                won[title] = in_random_order(values, judged.above[name])
+            else:
+                won[title] = np.min([wins(*one, better, judged.ties) for one in order], axis=0)
+            tied[title] = float(np.any([high == low for high, low in order], axis=0).mean())
+    if judged.averaged and len(won) > 1:
+        won, tied = {"": np.mean(list(won.values()), axis=0)}, {"": 0.0}
     figures = []
-    for name, order in orders.items():
-        if judgements.ties == "random":
-            won = in_random_order(values, judgements.above[name])
-        else:
-            won = np.min([wins(*pair, np.ones(count), judgements.ties) for pair in order], axis=0)
-        tied = np.any([high == low for high, low in order], axis=0).mean()
-        note = f"{name}: {100 * tied:.1f} % of groups" if tied else ""
-        figures += _accuracies(judgements, won, f"{name}, ", name, note, resamples, seed)
+    for title, values in won.items():
+        figures += _accuracies(judged, title, values, tied[title], resamples, seed)
     return figures
 
 
+def _by_image(
+    judged: JudgementSet, scores: Mapping[str, Floats]
+) -> tuple[JudgementSet, dict[str, Floats]]:
+    """A row for each image, and its scores: the sums over the rows of the image."""
+    numbers = group_numbers(judged.image_ids)
+    places = np.unique(numbers, return_index=True)[1]
+    rows = [judged.rows[place] for place in places]
+    summed = {
+        name: np.stack([np.bincount(numbers, column) for column in np.transpose(values)], axis=1)
+        for name, values in scores.items()
+    }
+    return replace(judged, rows=rows, by_image=False), summed
+
+
 def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
-    """Probability [G] that i is ahead of j in all pairs (i, j) of ``above``, by the [G, K] values
+    """Probability [N] that i is ahead of j in all pairs (i, j) of ``above``, by the [N, K] values
     of K captions.
 
     Equal values are in random order, for which all K! orders are tried.
@@ -363,115 +304,93 @@ def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
 
 
 def blind_figures(
-    judgements: JudgementSet, resamples: int = 0, seed: int = 0
+    judged: JudgementSet, resamples: int = 0, seed: int = 0
 ) -> dict[str, list[Figure]]:
-    """Compute the figures of the ``BLIND`` baselines, by their headings: chance, the longer and the
-    shorter caption.
+    """Figures of the ``BLIND`` baselines: chance, the longer and the shorter caption.
 
     Lengths are in characters, and equal ones count by their expectation in a random order, whatever
-    ties count in the
-    set. The baselines are for sets of hard negatives: groups, and pairs of which the first caption
-    is always the better one. For other sets the result is empty.
+    ties count in the set. The baselines are for sets of hard negatives: captions in order, of which
+    the first is always the better one. For other sets the result is empty.
     """
+    if judged.is_rated or {row.better for row in judged.rows} != {1.0}:
+        return {}
+    random = replace(judged, ties="random", texts_above={})
+    lengths = np.array([[len(text) for text in row.captions] for row in judged.rows], np.float64)
     figures = {}
     for heading, factor in BLIND.items():
-        if isinstance(judgements, CaptionGroups):
-            random = replace(judgements, ties="random")
-            scores = _lengths(judgements.captions, factor)
-            found = group_figures(random, scores, None, resamples, seed)
-        elif isinstance(judgements, CaptionPairs) and set(judgements.preference) == {1.0}:
-            half = replace(judgements, ties="half")
-            first = {NO_REFERENCES: _lengths(judgements.first, factor)}
-            second = {NO_REFERENCES: _lengths(judgements.second, factor)}
-            found = pair_figures(half, first, second, resamples, seed)
-        else:
-            return {}
+        scores = {NO_REFERENCES: factor * lengths}
+        found = order_figures(random, scores, None, resamples, seed)
         figures[heading] = [replace(figure, note="") for figure in found]
     return figures
 
 
-def _lengths(texts: Sequence[str], factor: int) -> list[float]:
-    return [factor * float(len(text)) for text in texts]
+def wins(first: ArrayLike, second: ArrayLike, better: ArrayLike, ties: str = "wrong") -> Floats:
+    """What each of N pairs of scores counts, [N]: 1 if they prefer the better caption, 0 if not.
 
-
-def wins(
-    first: Sequence[float] | Floats,
-    second: Sequence[float] | Floats,
-    preference: Sequence[float] | Floats,
-    ties: str = "wrong",
-) -> Floats:
-    """Return what each of P pairs counts, [P]: 1 if scores prefer the better caption, 0 if not.
-
-    Pairs on which people are divided evenly (preference 0.5) count 0.5. Equal scores count 0 with
-    ``ties`` ``wrong``, 0.5 with ``half`` and 1 with ``right``.
+    ``better`` is 1 where the first caption is better and 0 where the second is; pairs on which
+    people are divided evenly (0.5) count 0.5. Equal scores count 0 with ``ties`` ``wrong``, 0.5
+    with ``half`` and 1 with ``right``.
     """
-    left, right, better = (np.asarray(values, np.float64) for values in (first, second, preference))
+    left, right, preference = (np.asarray(values, np.float64) for values in (first, second, better))
     if not np.isfinite([left, right]).all():
         raise ValueError("a score is not finite")
-    won = np.where(better == 1, left > right, right > left).astype(np.float64)
+    won = np.where(preference == 1, left > right, right > left).astype(np.float64)
     won[left == right] = {"wrong": 0.0, "half": 0.5, "right": 1.0}[ties]
-    won[better == 0.5] = 0.5
+    won[preference == 0.5] = 0.5
     return won
 
 
 def _accuracies(
-    judgements: CaptionPairs | CaptionGroups,
-    won: Floats,
-    prefix: str,
-    title: str,
-    note: str,
-    resamples: int,
-    seed: int,
+    judged: JudgementSet, title: str, won: Floats, tied: float, resamples: int, seed: int
 ) -> list[Figure]:
-    image_ids = judgements.image_ids[:: len(judgements.image_ids) // len(won)]
-    kinds, kind_indices = list(dict.fromkeys(judgements.kinds)), group_numbers(judgements.kinds)
+    """The accuracy of each kind, then the summary; ``tied``: share of rows with equal scores."""
+    kinds = [row.kind for row in judged.rows]
+    names, numbers = list(dict.fromkeys(kinds)), group_numbers(kinds)
 
-    def rates(weights: NDArray[np.int64]) -> Floats:
-        """The accuracy of each kind, then the summary."""
-        counts = np.bincount(kind_indices, weights, len(kinds))
-        with np.errstate(
-            invalid="ignore"
-        ):  # a resample may lack a kind: NaN, which its mean leaves out
-            accuracies = np.bincount(kind_indices, weights * won, len(kinds)) / counts
-        summary = (
-            (weights * won).sum() / weights.sum()
-            if judgements.summary == "pairs"
-            else np.nanmean(accuracies)
-        )
+    def rates(weights: Weights) -> Floats:
+        counts = np.bincount(numbers, weights, len(names))
+        with np.errstate(invalid="ignore"):  # a resample may lack a kind, which its mean leaves out
+            accuracies = np.bincount(numbers, weights * won, len(names)) / counts
+        summary = (weights * won).sum() / weights.sum()
+        if judged.summary == "kinds":
+            summary = np.nanmean(accuracies)
         return np.append(accuracies, summary)
 
-    if note:
-        note += f" have equal scores, which count as {judgements.ties}"
-    values = rates(np.ones(len(won), np.int64))
-    if judgements.summary == "kinds" and len(kinds) > 1:
-        title = f"{prefix}mean of kinds"
-    names = [*(prefix + kind for kind in kinds), title]
-    counts = [*np.bincount(kind_indices).tolist(), len(won)]
-    bounds = intervals(rates, image_ids, resamples, seed)
+    is_pair = len(judged.rows[0].captions) == 2
+    note = ""
+    if tied:
+        unit = "pairs" if is_pair else "groups"
+        share = f"{100 * tied:.1f} % of {unit} have equal scores, which count as {judged.ties}"
+        note = ", ".join(filter(None, [title, share]))
+    summary = "all pairs" if is_pair else ""
+    if judged.summary == "kinds" and len(names) > 1:
+        summary = "mean of kinds"
+    counts = [*np.bincount(numbers).tolist(), len(won)]
+    values = rates(np.ones(len(won), np.int64)).tolist()
+    bounds = intervals(rates, judged.image_ids, resamples, seed) or [None] * len(values)
     figures = []
-    for name, value, count, ends in zip_longest(names, values.tolist(), counts, bounds):
+    for name, value, count, ends in zip([*names, summary], values, counts, bounds, strict=True):
         low, high = ends or (None, None)
-        figures.append(Figure(name, value, count, low, high, True, note))
-    return figures if judgements.shown_kinds else figures[-1:]
+        heading = ", ".join(filter(None, [title, name]))
+        figures.append(Figure(heading, value, count, low, high, True, note))
+    return figures if judged.shown_kinds else figures[-1:]
 
 
 def intervals(
-    statistic: Callable[[NDArray[np.int64]], Sequence[float] | Floats],
+    statistic: Callable[[Weights], Sequence[float] | Floats],
     groups: Sequence[Hashable],
     resamples: int = 1000,
     seed: int = 0,
 ) -> list[Interval | None]:
-    """Return the 95 % percentile intervals of K statistics; empty with 0 resamples.
+    """The 95 % percentile intervals of K statistics; empty with 0 resamples.
 
     ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where one is ever
     NaN (not defined), its interval is None. ``groups`` is [N], the image (or another group) of each
     item, by which items are drawn.
     """
-    statistics = np.array(
-        [statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64
-    )
+    draws = [statistic(weights) for weights in drawn_weights(groups, resamples, seed)]
     bounds: list[Interval | None] = []
-    for column in statistics.T:
+    for column in np.array(draws, np.float64).T:
         low, high = np.quantile(column, ENDS).tolist()
         bounds.append((low, high) if np.isfinite(column).all() else None)
     return bounds
@@ -496,37 +415,30 @@ def as_markdown(result: SetResult, resamples: int) -> str:
     published = {figure.name for figure in figures if figure.published}
     if published == {figure.name for figure in figures if figure.table == "main"}:
         published = set()  # all of them: nothing is marked
-    notes = [f"- Convention: {result.convention}"]
-    notes += [
-        f"- Excluded: {count}, {reason}" for reason, count in result.excluded.items() if count
-    ]
+    tables = [_table(result, "main", published)]
+    for name in ("correlations", "lengths"):
+        if any(figure.table == name for figure in figures):
+            tables.append(_table(result, name))
+    if result.costs:
+        rows = [[name, *cells] for name, cells in result.costs.items()]
+        tables.append(markdown(["metric", *COST_HEADINGS], rows))
+    notes = [f"Convention: {result.convention}"]
+    for reason, count in result.excluded.items():
+        notes += [f"Excluded: {count}, {reason}"] if count else []
     if resamples:
         notes.append(
-            f"- In brackets: 95 % bootstrap interval, {resamples} resamples of {result.drawn}"
+            f"In brackets: 95 % bootstrap interval, {resamples} resamples of {result.drawn}"
         )
     if published:
-        notes.append(f"- Bold: what papers print for {result.name}")
+        notes.append(f"Bold: what papers print for {result.name}")
     if result.blind:
-        notes.append(f"- See neither image nor references: {', '.join(result.blind)}")
+        notes.append(f"See neither image nor references: {', '.join(result.blind)}")
     for metric, column in result.figures.items():
-        notes += dict.fromkeys(f"- {metric}: {figure.note}" for figure in column if figure.note)
-    notes += [f"- {UNDEFINED} {metric}: {reason}" for metric, reason in result.left_out.items()]
-    notes += [f"- {metric}: `{signature}`" for metric, signature in result.signatures.items()]
-    tables = [_table(result, "main", published)]
-    tables += [
-        _table(result, name)
-        for name in ("correlations", "lengths")
-        if any(f.table == name for f in figures)
-    ]
-    if result.costs:
-        tables.append(
-            markdown(
-                ["metric", *COST_HEADINGS], [[name, *cells] for name, cells in result.costs.items()]
-            )
-        )
-    return (
-        "\n\n".join([f"## {result.name}: {result.description}", *tables, "\n".join(notes)]) + "\n"
-    )
+        notes += dict.fromkeys(f"{metric}: {figure.note}" for figure in column if figure.note)
+    notes += [f"{UNDEFINED} {metric}: {reason}" for metric, reason in result.left_out.items()]
+    notes += [f"{metric}: `{signature}`" for metric, signature in result.signatures.items()]
+    title = f"## {result.name}: {result.description}"
+    return "\n\n".join([title, *tables, "\n".join(f"- {note}" for note in notes)]) + "\n"
 
 
 def _table(result: SetResult, name: str, bold: Collection[str] = ()) -> str:
@@ -534,11 +446,11 @@ def _table(result: SetResult, name: str, bold: Collection[str] = ()) -> str:
         metric: {figure.name: figure for figure in figures if figure.table == name}
         for metric, figures in result.figures.items()
     }
-    names = list(dict.fromkeys(chain.from_iterable(columns.values())))
+    names = list(dict.fromkeys(figure for column in columns.values() for figure in column))
     head = ["metric"]
     for figure in names:
         unit = ", x100" if figure.startswith(("tau", "pearson", "spearman")) else ", % right"
-        title = figure + ("" if figure.startswith(PLAIN) else unit)
+        title = figure if figure.startswith(PLAIN) else figure + unit
         head.append(f"**{title}**" if figure in bold else title)
     lines = [
         [metric, *(_cell(figures.get(figure)) for figure in names)]

@@ -8,7 +8,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,15 @@ from rl_caption.lab.meta_evaluation.costs import cost_cells, metric_calls
 from rl_caption.lab.meta_evaluation.figures import (
     NO_REFERENCES,
     Figure,
+    Floats,
     SetResult,
     blind_figures,
-    further_figures,
-    group_figures,
-    pair_figures,
+    order_figures,
     rated_figures,
     write_results,
 )
 from rl_caption.lab.meta_evaluation.scenes import scenes_sets
-from rl_caption.lab.meta_evaluation.sets import CaptionGroups, JudgementSet, RatedCaptions
+from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.lab.meta_evaluation.sets.base import READING
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
@@ -50,9 +48,10 @@ from rl_caption.runtime.errors import config_errors
 
 logger = logging.getLogger(__name__)
 
+_BLEU = {f"BLEU-{n}": ("bleu", {"n": n}) for n in (1, 2, 3, 4)}
 NAMES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
-    "bleu": {f"BLEU-{n}": ("bleu", {"n": n}) for n in (1, 2, 3, 4)},
-    **{f"bleu{n}": {f"BLEU-{n}": ("bleu", {"n": n})} for n in (1, 2, 3, 4)},
+    "bleu": _BLEU,
+    **{f"bleu{n}": {f"BLEU-{n}": _BLEU[f"BLEU-{n}"]} for n in (1, 2, 3, 4)},
     "rouge": {"ROUGE-L": ("rouge_l", {})},
     "rouge_l": {"ROUGE-L": ("rouge_l", {})},
     "cider": {"CIDEr": ("cider", {})},
@@ -93,16 +92,14 @@ class ToolkitMetric:
     ) -> list[float]:
         """Score N captions by the column ``references`` (N lists of captions)."""
         texts = as_texts(completions)
-        rows = enumerate(reference_lists(columns, self.__name__, len(texts)))
-        candidates = {str(number): " ".join(tokenize(text)) for number, text in enumerate(texts)}
-        references = {
-            str(number): [" ".join(tokenize(text)) for text in row_texts]
-            for number, row_texts in rows
-        }
-        try:
-            _, scores = SCORERS[self.__name__](candidates, references).values[self.__name__.upper()]
-        except ValueError as error:
-            raise RewardError(f"metric {self.__name__!r}: {error}") from error
+        candidates, references = {}, {}
+        lists = reference_lists(columns, self.__name__, len(texts))
+        for number, (text, own) in enumerate(zip(texts, lists, strict=True)):
+            candidates[str(number)] = " ".join(tokenize(text))
+            references[str(number)] = [" ".join(tokenize(reference)) for reference in own]
+        with naming(f"metric {self.__name__!r}", (ValueError,), RewardError):
+            scored = SCORERS[self.__name__](candidates, references)
+        _, scores = scored.values[self.__name__.upper()]
         return checked_scores(self, scores, len(texts))
 
 
@@ -141,10 +138,8 @@ class FileScores:
     @property
     def signature(self) -> str:
         """Name of the file and a fingerprint of its scores."""
-        digest = hashlib.sha256(
-            repr(sorted(self._scores.items())).encode(errors="surrogatepass")
-        ).hexdigest()
-        return f"{self.file.name}[{digest[:12]}]"
+        scores = repr(sorted(self._scores.items())).encode(errors="surrogatepass")
+        return f"{self.file.name}[{hashlib.sha256(scores).hexdigest()[:12]}]"
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -229,20 +224,17 @@ def check_columns(
     """Refuse a metric that needs columns or images which the sets do not have."""
     other = columns - {"references", "image", "image_id"}
     lacking = [f"the columns {sorted(other)}"] if other else []
-    for judgements in judgement_sets:
-        name = judgements.name
-        if "references" in columns and not getattr(judgements, "references", None):
+    for judged in judgement_sets:
+        name, images = judged.name, judged.images
+        if "references" in columns and not judged.has_references:
             lacking.append(f"references, which {name} has none of")
-        if "image" in columns and judgements.images is None:
+        if "image" in columns and images is None:
             lacking.append(f"images, which were not found for {name} (--images, if it has any)")
         elif "image" in columns:
-            images = {
-                image.path if isinstance(image, Region) else image
-                for image in judgements.images or ()
-            }
-            lost = sorted(missing_files(images))
+            files = {image.path if isinstance(image, Region) else image for image in images or ()}
+            lost = sorted(missing_files(files))
             if lost:
-                count = f"{len(lost)} of {len(images)} of {name}"
+                count = f"{len(lost)} of {len(files)} of {name}"
                 lacking.append(f"images, and {count} are not there, such as {lost[0]!r} (--images)")
     if lacking:
         raise ConfigError(f"{heading} needs {lacking[0]}; see docs/judging.md")
@@ -264,29 +256,25 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     folder = check_writable(config.out)
     judgement_sets = _read(config)
     metrics = build_metrics(config.metrics, config.judges, judgement_sets, config.scores)
-    left_out = {
-        name: metric if isinstance(metric, str) else NOT_REACHED for name, metric in metrics.items()
-    }
     results = []
-    for part in judgement_sets:
-        count = len(part.kinds if isinstance(part, CaptionGroups) else part.image_ids)
-        result = SetResult(part.name, _describe(part), part.convention, count, dict(part.excluded))
-        result.left_out = dict(left_out)
-        if isinstance(part, RatedCaptions) and part.text_alone:
-            result.drawn = "captions"
-        results.append(result)
-    for judgements, result in zip(judgement_sets, results, strict=True):
-        if isinstance(judgements, RatedCaptions):
-            for heading, scores in judgements.released.items():
-                result.figures[heading] = rated_figures(
-                    judgements, scores, config.bootstrap, config.seed
-                ) + further_figures(judgements, scores)
-                result.signatures[heading] = "as released with the set"
+    for judged in judgement_sets:
+        excluded = dict(judged.excluded)
+        results.append(
+            SetResult(judged.name, _describe(judged), judged.convention, len(judged.rows), excluded)
+        )
+        for heading, metric in metrics.items():
+            results[-1].left_out[heading] = metric if isinstance(metric, str) else NOT_REACHED
+    for judged, result in zip(judgement_sets, results, strict=True):
+        result.drawn = "captions" if judged.text_alone else "images"
+        draws = config.bootstrap, config.seed
+        for heading, scores in judged.released.items():
+            result.figures[heading] = rated_figures(judged, scores, *draws)
+            result.signatures[heading] = "as released with the set"
         for heading, metric in metrics.items():
             if not isinstance(metric, str):
-                _add_metric(result, judgements, heading, metric, config)
+                _add_metric(result, judged, heading, metric, config)
                 write_results(folder, config, results)
-        for heading, figures in blind_figures(judgements, config.bootstrap, config.seed).items():
+        for heading, figures in blind_figures(judged, *draws).items():
             result.figures[heading] = figures
             result.signatures[heading] = "number of characters; equal ones in random order"
             result.blind.append(heading)
@@ -306,60 +294,52 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
 
 
 def _add_metric(
-    result: SetResult,
-    judgements: JudgementSet,
-    heading: str,
-    metric: Reward,
-    config: JudgeSetConfig,
+    result: SetResult, judged: JudgementSet, heading: str, metric: Reward, config: JudgeSetConfig
 ) -> None:
     """Add the figures of a metric to a result."""
-    logger.info("%s: scoring by %s", judgements.name, heading)
+    logger.info("%s: scoring by %s", judged.name, heading)
     timings: list[tuple[int, float]] = []
     calls = metric_calls(metric)
     try:
-        with naming(f"{heading} on {judgements.name}", (RewardError,), RewardError, (JavaError,)):
-            result.figures[heading] = score_set(
-                judgements, metric, config.bootstrap, config.seed, timings
-            )
+        with naming(f"{heading} on {judged.name}", (RewardError,), RewardError, (JavaError,)):
+            figures = score_set(judged, metric, config.bootstrap, config.seed, timings)
     except JavaError as error:
         result.left_out[heading] = str(error)
         return
+    del result.left_out[heading]
+    result.figures[heading] = figures
     signature = metric.signature
     if isinstance(metric, CiderD) and metric.df is None:
         signature += "+df[one document for each judgement]"
-    result.signatures[heading] = signature + untested_texts(metric, _texts(judgements))
+    result.signatures[heading] = signature + untested_texts(metric, _texts(judged))
     if not metric.columns:
         result.blind.append(heading)
     if config.costs:
         result.costs[heading] = cost_cells(metric, timings, calls)
-    del result.left_out[heading]
 
 
-def _describe(judgements: JudgementSet) -> str:
-    images = f" of {len(set(judgements.image_ids))} images"
-    if isinstance(judgements, RatedCaptions):
-        images = "" if judgements.text_alone else images
-        different = f"{len(set(judgements.ratings))} different ratings"
-        return f"{len(judgements.captions)} judgements of captions{images}, {different}"
-    groups, count = "pairs of", len(judgements.kinds)
-    if isinstance(judgements, CaptionGroups):
-        groups = f"groups of {len(judgements.captions) // count}"
-    kinds = len(set(judgements.kinds))
+def _describe(judged: JudgementSet) -> str:
+    count, images = len(judged.rows), f" of {len(set(judged.image_ids))} images"
+    if judged.is_rated:
+        images = "" if judged.text_alone else images
+        different = f"{len(set(judged.ratings))} different ratings"
+        return f"{count} judgements of captions{images}, {different}"
+    size = len(judged.rows[0].captions)
+    groups = "pairs of" if size == 2 else f"groups of {size}"
+    kinds = len({row.kind for row in judged.rows})
     return f"{count} {groups} captions{images}" + (f", {kinds} kinds" if kinds > 1 else "")
 
 
-def _texts(judgements: JudgementSet) -> Iterator[str]:
+def _texts(judged: JudgementSet) -> Iterator[str]:
     """All captions and references of a set."""
-    if isinstance(judgements, CaptionGroups):
-        return iter(judgements.captions)
-    if isinstance(judgements, RatedCaptions):
-        return chain(judgements.captions, *(judgements.references or ()))
-    references = chain.from_iterable(judgements.references.values())
-    return chain(judgements.first, judgements.second, *references)
+    for row in judged.rows:
+        yield from row.captions
+        for references in row.references:
+            yield from references
 
 
 def score_set(
-    judgements: JudgementSet,
+    judged: JudgementSet,
     metric: Reward,
     resamples: int = 0,
     seed: int = 0,
@@ -373,79 +353,64 @@ def score_set(
     as the published figures do (pycocoevalcap on all judgements in one call).
     """
     timings = [] if timings is None else timings
-    if isinstance(judgements, RatedCaptions):
-        (scores,) = _scores(
-            judgements, metric, [(judgements.captions, judgements.references)], timings
-        )
-        figures = rated_figures(judgements, scores, resamples, seed)
-        return figures + further_figures(judgements, scores)
-    if isinstance(judgements, CaptionGroups):
-        (scores,) = _scores(judgements, metric, [(judgements.captions, None)], timings)
-        cosines = None
-        if judgements.texts_above and isinstance(metric, ClipScore):
-            embeddings = metric.embed_texts(judgements.captions).astype(np.float64)
-            rows = embeddings.reshape(len(judgements.kinds), -1, embeddings.shape[1])
-            cosines = rows @ rows.transpose(0, 2, 1)  # [G, K, K]
-        return group_figures(judgements, scores, cosines, resamples, seed)
-    conditions: Mapping[str, Any] = {NO_REFERENCES: None}
-    if "references" in metric.columns:
-        conditions = judgements.references
-    batches: list[Batch] = []
-    for references in conditions.values():
-        batches += [(judgements.first, references), (judgements.second, references)]
-    scored = _scores(judgements, metric, batches, timings)
-    first = dict(zip(conditions, scored[::2], strict=True))
-    second = dict(zip(conditions, scored[1::2], strict=True))
-    return pair_figures(judgements, first, second, resamples, seed)
-
-
-Batch = tuple[Sequence[str], Sequence[Sequence[str]] | None]
-"""[N] captions of the N images of a set, and [N] lists of references."""
-
-
-def _scores(
-    judgements: JudgementSet,
-    metric: Reward,
-    batches: Sequence[Batch],
-    timings: list[tuple[int, float]],
-) -> list[list[float]]:
-    """Score all batches in one call, with equal rows scored once; returns [N] scores of each batch.
-
-    CIDEr-D without document frequencies of its own takes them from its batch, and is called for
-    each.
-    """
-    scorer: Any = metric
+    names = list(judged.conditions) if "references" in metric.columns else [NO_REFERENCES]
     if isinstance(metric, CiderD) and metric.df is None:
-        if len(batches) > 1:
-            separate = [_scores(judgements, metric, [batch], timings) for batch in batches]
-            return [scores for (scores,) in separate]
-        rows = [tuple(row) for row in batches[0][1] or ()]
-        split = tokenizer_of(metric.tokenizer)
-        tokens = {row: [split(text) for text in row] for row in set(rows)}
-        how: dict[str, Any] = {"eos": metric.eos, "n": metric.n, "tokenizer": metric.tokenizer}
-        df = DocumentFrequencies.from_references((tokens[row] for row in rows), **how)
-        scorer = CiderD(df, sigma=metric.sigma, **how)
-    seen = judgements.images if "image" in metric.columns else None
-    images: list[Any] = [None] * len(judgements.image_ids) if seen is None else list(seen)
-    # Two regions of one file are two images.
-    identities = [
-        image if isinstance(image, str | Path | Region) else id(image) for image in images
-    ]
+        scores = {}
+        for number, name in enumerate(names):
+            references = [row.references[number] for row in judged.rows]
+            scores[name] = _score(judged, _with_df(metric, references), [number], timings)[0]
+    else:
+        numbers = range(len(names)) if "references" in metric.columns else [None]
+        scores = dict(zip(names, _score(judged, metric, numbers, timings), strict=True))
+    if judged.is_rated:
+        (values,) = scores.values()
+        return rated_figures(judged, values[:, 0].tolist(), resamples, seed)
+    cosines = None
+    if judged.texts_above and isinstance(metric, ClipScore):
+        embeddings = metric.embed_texts(judged.captions).astype(np.float64)
+        rows = embeddings.reshape(len(judged.rows), -1, embeddings.shape[1])
+        cosines = rows @ rows.transpose(0, 2, 1)  # [N, K, K]
+    return order_figures(judged, scores, cosines, resamples, seed)
+
+
+def _with_df(metric: CiderD, references: Sequence[Sequence[str]]) -> CiderD:
+    """CIDEr-D with the document frequencies of a set, one document for each judgement."""
+    split = tokenizer_of(metric.tokenizer)
+    tokens = {row: [split(text) for text in row] for row in set(map(tuple, references))}
+    how: dict[str, Any] = {"eos": metric.eos, "n": metric.n, "tokenizer": metric.tokenizer}
+    df = DocumentFrequencies.from_references((tokens[tuple(row)] for row in references), **how)
+    return CiderD(df, sigma=metric.sigma, **how)
+
+
+def _score(
+    judged: JudgementSet,
+    metric: Reward,
+    conditions: Sequence[int | None],
+    timings: list[tuple[int, float]],
+) -> list[Floats]:
+    """Score all captions in one call, equal ones once: [N, K] scores for each of some conditions.
+
+    A condition is the number of the list of references that the metric sees; None shows none.
+    """
+    sees = "image" in metric.columns
     keys = []
-    for texts, references in batches:
-        seen_texts = map(tuple, references or [()] * len(texts))
-        keys.append(list(zip(judgements.image_ids, identities, texts, seen_texts, strict=True)))
-    # Different rows: one of each.
-    numbers = {key: number for batch_keys in keys for number, key in enumerate(batch_keys)}
-    columns: dict[str, Any] = {"image_id": [key[0] for key in numbers]}
-    if batches[0][1] is not None:
-        columns["references"] = [list(key[3]) for key in numbers]
-    if seen is not None:
-        columns["image"] = [images[number] for number in numbers.values()]
+    columns: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for condition in conditions:
+        for row in judged.rows:
+            references = () if condition is None else tuple(row.references[condition])
+            image = row.image if sees else None
+            # Two regions of one file are two images.
+            identity = image if isinstance(image, str | Path | Region) else id(image)
+            values = {"image_id": row.image_id, "image": image, "references": list(references)}
+            for caption in row.captions:
+                keys.append((row.image_id, identity, caption, references))
+                columns.setdefault(keys[-1], values)
+    names = ["image_id"] + ["image"] * sees + ["references"] * (conditions[0] is not None)
+    seen = {name: [values[name] for values in columns.values()] for name in names}
     start = time.perf_counter()
-    scores = checked_scores(
-        metric, scorer(None, [key[2] for key in numbers], **columns), len(numbers)
-    )
-    timings.append((len(numbers), time.perf_counter() - start))
-    by_key = dict(zip(numbers, scores, strict=True))
-    return [[by_key[key] for key in batch] for batch in keys]
+    found = metric(None, [caption for _, _, caption, _ in columns], **seen)
+    scores = checked_scores(metric, found, len(columns))
+    timings.append((len(columns), time.perf_counter() - start))
+    by_key = dict(zip(columns, scores, strict=True))
+    values = np.array([by_key[key] for key in keys], np.float64)
+    return list(values.reshape(len(conditions), len(judged.rows), -1))

@@ -15,8 +15,7 @@ from rl_caption.config.build import build_data, usable_split
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.lab.meta_evaluation.config import ScenesConfig
-from rl_caption.lab.meta_evaluation.sets import JudgementSet
-from rl_caption.lab.meta_evaluation.sets.base import Pair, Rating, caption_pairs, rated_captions
+from rl_caption.lab.meta_evaluation.sets import Judged, JudgementSet
 from rl_caption.runtime.engines import dropout_off
 from rl_caption.runtime.errors import config_errors
 from rl_caption.runtime.types import CaptionBatch
@@ -40,42 +39,38 @@ def rate_captions(
     Raises:
         DataError: a row has no scene, or fewer than two different references.
     """
-    rated: list[Rating] = []
-    pairs: list[Pair] = []
-    references: list[list[str]] = []
+    rated: list[Judged] = []
+    pairs: list[Judged] = []
     for number, row in enumerate(
         tqdm(list(rows), desc="judging captions", unit="scene", delay=2, disable=None)
     ):
-        if row.get("scene") is None:
-            raise DataError(
-                f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth"
-            )
+        image_id, image, scene = row["image_id"], row["image"], row.get("scene")
+        if scene is None:
+            raise DataError(f"image {image_id!r} has no scene: only data.format scenes knows it")
         true, *rest = row["references"] or [""]
         others = [text for text in rest if _plain(text) != _plain(true)]
         if not others:
             raise DataError(
-                f"references of image {row['image_id']!r}: {len(row['references'])}, of which the "
-                f"first is judged: "
-                "none is left for the metrics; raise data.kwargs.captions_per_image"
+                f"references of image {image_id!r}: {len(row['references'])}, of which the first "
+                "is judged: none is left for the metrics; raise data.kwargs.captions_per_image"
             )
-        negatives = hard_negatives(row["scene"], true, seed)
-        written = [text for texts in samples.values() for text in texts[number]]
-        image_id, image = row["image_id"], row["image"]
-        for text in dict.fromkeys(map(_plain, (true, *written, *(text for _, text in negatives)))):
-            rated.append(Rating(image_id, text, oracle(text, row["scene"]).f1, others, image))
+        negatives = hard_negatives(scene, true, seed)
+        texts = [true, *(text for own in samples.values() for text in own[number])]
+        texts += [text for _, text in negatives]
+        for text in dict.fromkeys(map(_plain, texts)):
+            rating = oracle(text, scene).f1
+            rated.append(Judged(image_id, [text], rating, references=[others], image=image))
         for error, false in negatives:
-            pairs.append(Pair(image_id, _plain(true), _plain(false), error, image=image))
-            references.append(others)
+            captions = _plain(true), _plain(false)
+            pairs.append(Judged(image_id, captions, kind=error, references=[others], image=image))
     convention = "the rating is the F1 of the facts of a caption against the scene"
-    oracle_ratings = rated_captions(
-        "scenes, oracle F1", rated, None, convention, within_images=True
-    )
-    judgement_sets: list[JudgementSet] = [oracle_ratings]
+    judgement_sets = [JudgementSet("scenes, oracle F1", rated, convention, within_images=True)]
     if pairs:
-        convention = "the reference scores higher than the hard negative made from it; equal scores are wrong"
-        judgement_sets.append(
-            caption_pairs("scenes, hard negatives", pairs, {"": references}, convention)
+        convention = (
+            "the reference scores higher than the hard negative made from it; equal scores are "
+            "wrong"
         )
+        judgement_sets.append(JudgementSet("scenes, hard negatives", pairs, convention))
     return judgement_sets
 
 

@@ -31,6 +31,44 @@ from rl_caption.lab.reproduce.tables import (
 from rl_caption.runtime.errors import ConfigError, UserError
 from rl_caption.runtime.options import add_trust
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--list": {"action": "store_true", "help": "what each table needs, and which rows can be made"},
+    "--data": {
+        "nargs": "+",
+        "default": [],
+        "metavar": "FOLDER",
+        "help": "folders of data sets, or NAME=FOLDER of one (--list)",
+    },
+    "--rows": {"nargs": "+", "metavar": "ROW", "help": "make only these rows"},
+    "--images": {
+        "metavar": "FOLDER",
+        "help": "folder of the images; else looked for beside the data",
+    },
+    "--model": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=BACKBONE",
+        "help": "weights of a model of the table, as for clipscore; also NAME=BACKBONE@PRETRAINED",
+    },
+    "--captions": {
+        "action": "append",
+        "default": [],
+        "metavar": "ROW=FILE",
+        "help": "captions by the system of a row, in COCO's result format",
+    },
+    "--scores": {
+        "action": "append",
+        "default": [],
+        "metavar": "ROW=FILE",
+        "help": "scores of the metric of a row: JSON lines with image, caption and score",
+    },
+    "--partial": {
+        "action": "store_true",
+        "help": "accept data with another number of judgements",
+    },
+    "--out": {"metavar": "FOLDER", "help": "where reproduce.md and reproduce.json are written"},
+}
+
 
 @dataclass
 class Cell:
@@ -63,56 +101,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``reproduce PAPER TABLE --data FOLDER ...``, or ``reproduce [PAPER] --list``."""
     parser = argparse.ArgumentParser(prog="rl-caption reproduce", description=__doc__)
     parser.add_argument("paper", nargs="?", metavar="PAPER", help=f"one of {', '.join(PAPERS)}")
-    parser.add_argument(
-        "table", nargs="?", metavar="TABLE", help="its number, as the paper writes it"
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="what each table needs, and which rows can be made"
-    )
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        default=[],
-        metavar="FOLDER",
-        help="folders of data sets, or NAME=FOLDER of one (--list)",
-    )
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="make only these rows")
-    parser.add_argument(
-        "--images", metavar="FOLDER", help="folder of the images; else looked for beside the data"
-    )
-    for option, what in (
-        (
-            "--model",
-            "NAME=BACKBONE or NAME=BACKBONE@PRETRAINED: weights of a model of the table, as for "
-            "clipscore",
-        ),
-        ("--captions", "ROW=FILE: captions by the system of a row, in COCO's result format"),
-        (
-            "--scores",
-            "ROW=FILE: scores of the metric of a row: JSON lines with image, caption and score",
-        ),
-    ):
-        parser.add_argument(option, action="append", default=[], metavar="NAME=VALUE", help=what)
-    parser.add_argument(
-        "--partial", action="store_true", help="accept data with another number of judgements"
-    )
-    parser.add_argument(
-        "--out", metavar="FOLDER", help="where reproduce.md and reproduce.json are written"
-    )
+    parser.add_argument("table", nargs="?", metavar="TABLE", help="its number in the paper")
+    for option, settings in OPTIONS.items():
+        parser.add_argument(option, **settings)
     add_trust(parser)
     options = parser.parse_args(argv)
     if options.list:
         papers = [options.paper] if options.paper else PAPERS
-        unknown = [name for name in papers if name not in PAPERS]
-        if unknown:
-            raise ConfigError(f"paper is {unknown[0]!r}: expected one of {', '.join(PAPERS)}")
         print("\n".join(line for name in papers for line in list_tables(load_paper(name))))
         return 0
     if options.table is None:
         raise ConfigError(
             "name a paper and a table, such as: reproduce pac_s 1 --data FOLDER; --list says which"
         )
-    table = find_table(options.paper, options.table).with_rows(options.rows)
+    table = find_table(options.paper, options.table, options.rows)
     print(reproduce(table, read_inputs(table, options), options.out))
     return 0
 
@@ -125,43 +127,27 @@ def read_inputs(table: Table, options: argparse.Namespace) -> Inputs:
             it does not have.
     """
     rows = [row.name for row in table.rows]
-    pairs = {}
+    pairs: dict[str, dict[str, str]] = {}
     for option, names in (("model", list(table.models)), ("captions", rows), ("scores", rows)):
-        pairs[option] = dict(
-            _parse_pair(f"--{option}", text, names) for text in getattr(options, option)
-        )
-    models = {}
-    for name, value in pairs["model"].items():
-        backbone, _, pretrained = value.partition("@")
-        models[name] = backbone, pretrained or None
-    files = {
-        option: {name: Path(path) for name, path in pairs[option].items()}
-        for option in ("captions", "scores")
-    }
-    for option, by_row in files.items():
-        for row, file in by_row.items():
-            if not file.exists():
-                raise ConfigError(f"--{option} {row!r}: {str(file)!r} is not there")
+        pairs[option] = {}
+        for text in getattr(options, option):
+            name, _, value = text.partition("=")
+            if not value or name not in names:
+                expected = f"NAME=VALUE with a name of {', '.join(names) or 'none'}"
+                raise ConfigError(f"--{option} is {text!r}: expected {expected}")
+            if option != "model" and not Path(value).exists():
+                raise ConfigError(f"--{option} {name!r}: {value!r} is not there")
+            pairs[option][name] = value
     if options.images is not None and not Path(options.images).is_dir():
         raise ConfigError(f"--images {options.images!r} is not a folder")
-    images = None if options.images is None else Path(options.images)
     return Inputs(
         find_data(table, options.data),
-        models,
-        files["captions"],
-        files["scores"],
-        images,
+        pairs["model"],
+        {name: Path(file) for name, file in pairs["captions"].items()},
+        {name: Path(file) for name, file in pairs["scores"].items()},
+        None if options.images is None else Path(options.images),
         options.partial,
     )
-
-
-def _parse_pair(option: str, text: str, names: Sequence[str]) -> tuple[str, str]:
-    name, mark, value = text.partition("=")
-    if not mark or not value or name not in names:
-        raise ConfigError(
-            f"{option} is {text!r}: expected NAME=VALUE with a name of {', '.join(names) or 'none'}"
-        )
-    return name, value
 
 
 def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
@@ -194,15 +180,11 @@ def _data_below(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     found: dict[str, Path] = {}
     for name in names:
-        files = data_sets()[name].get("files", ())
-        place = next((place for place in candidates if _has_files(place, files)), None)
-        if place is not None:
-            found[name] = place
+        for place in candidates:
+            for files in data_sets()[name].get("files", ()):
+                if all((place / file).exists() for file in files):
+                    found.setdefault(name, place)
     return found
-
-
-def _has_files(folder: Path, alternatives: Sequence[Sequence[str]]) -> bool:
-    return any(all((folder / name).exists() for name in names) for names in alternatives)
 
 
 def reproduce(table: Table, inputs: Inputs, out: str | None = None) -> str:
@@ -217,28 +199,25 @@ def reproduce(table: Table, inputs: Inputs, out: str | None = None) -> str:
     """
     quiet_libraries()
     folder = None if out is None else check_writable(out)
-    rows = {row.name: row for row in table.rows}
-    cells = [
-        Cell(row.name, column, published)
-        for row in table.rows
-        for column, published in zip(table.columns, row.values, strict=True)
-        if published is not None or row.extra
-    ]
-    measures = Measures(table, inputs)
-    for cell in cells:
-        if "mean" not in table.columns[cell.column]:
-            cell.reason = inputs.obstacle(table, rows[cell.row], table.columns[cell.column])
-    measurable = [
-        cell for cell in cells if cell.reason is None and "mean" not in table.columns[cell.column]
-    ]
+    cells: list[Cell] = []
+    measurable: list[tuple[Cell, Row]] = []
+    for row in table.rows:
+        for name, published in zip(table.columns, row.values, strict=True):
+            if published is None and not row.extra:
+                continue
+            cells.append(Cell(row.name, name, published))
+            if "mean" not in table.columns[name]:
+                cells[-1].reason = inputs.obstacle(table, row, table.columns[name])
+                measurable += [] if cells[-1].reason else [(cells[-1], row)]
     if not measurable:
         reasons = "\n".join(f"  {line}" for line in _reasons(cells))
         raise ConfigError(
             f"no row of {table.paper} {table.key} ({table.title}) can be made:\n{reasons}"
         )
-    for cell in tqdm(measurable, desc="cells", unit="cell", delay=2, disable=None):
+    measures = Measures(inputs)
+    for cell, row in tqdm(measurable, desc="cells", unit="cell", delay=2, disable=None):
         try:
-            cell.measured = measures.measure(rows[cell.row], table.columns[cell.column])
+            cell.measured = measures.measure(row, table.columns[cell.column])
         except (UserError, RewardError, ModuleNotFoundError) as error:
             cell.reason = str(error)
     _fill_means(table, cells)
@@ -254,21 +233,20 @@ def _fill_means(table: Table, cells: Sequence[Cell]) -> None:
     """Columns that are means of others, in the rows in which all of these are measured."""
     for cell in cells:
         names = table.columns[cell.column].get("mean")
-        if names is not None:
-            others = [
-                other
-                for other in cells
-                if other.row == cell.row
-                and other.column != cell.column
-                and (names == "all" or other.column in names)
-            ]
-            values = [other.measured for other in others if other.measured is not None]
-            if others and len(values) == len(others):
-                cell.measured = sum(values) / len(values)
-            else:
-                cell.reason = next(
-                    (other.reason for other in others if other.reason), "not all of its columns are"
-                )
+        if names is None:
+            continue
+        others = [
+            other
+            for other in cells
+            if other.row == cell.row
+            and (other.column in names or (names == "all" and other != cell))
+        ]
+        values = [other.measured for other in others if other.measured is not None]
+        if others and len(values) == len(others):
+            cell.measured = sum(values) / len(values)
+        else:
+            reasons = [other.reason for other in others if other.reason]
+            cell.reason = next(iter(reasons), "not all of its columns are")
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
@@ -347,23 +325,15 @@ def list_tables(paper: Paper) -> Iterator[str]:
     yield f"# {paper.name}: {paper.title}"
     for table in paper.tables.values():
         yield f"\n## rl-caption reproduce {paper.name} {table.key}: {table.title}\n"
-        data = dict.fromkeys(filter(None, map(data_of, table.columns.values())))
-        yield from (f"- data: {describe_data(name)}" for name in data)
-        yield from _list_rows(table)
-
-
-def _list_rows(table: Table) -> Iterator[str]:
-    kinds: dict[str, list[str]] = {}
-    for row in table.rows:
-        kinds.setdefault(_requirement(table, row), []).append(row.name)
-    for requirement, names in kinds.items():
-        yield f"- {'; '.join(names)}: {requirement}"
-    models = {
-        column["model"]
-        for column in table.columns.values()
-        if "captions" in column and "model" in column
-    }
-    yield from (f"- --model {name}: {table.models[name]}" for name in sorted(models))
+        columns = table.columns.values()
+        for name in dict.fromkeys(filter(None, map(data_of, columns))):
+            yield f"- data: {describe_data(name)}"
+        kinds: dict[str, list[str]] = {}
+        for row in table.rows:
+            kinds.setdefault(_requirement(table, row), []).append(row.name)
+        yield from (f"- {'; '.join(names)}: {text}" for text, names in kinds.items())
+        models = {column.get("model") for column in columns if "captions" in column}
+        yield from (f"- --model {name}: {table.models[name]}" for name in sorted(models - {None}))
 
 
 def _requirement(table: Table, row: Row) -> str:
@@ -373,10 +343,7 @@ def _requirement(table: Table, row: Row) -> str:
     if row.source.get("captions"):
         return f"--captions, {row.source['how']}"
     if row.model is not None:
-        released = (
-            "; without it, the scores that are released with the data"
-            if "released" in row.source
-            else ""
-        )
-        return f"--model '{row.model}', {table.models[row.model]}{released}"
+        released = "; without it, the scores that are released with the data"
+        given = released if "released" in row.source else ""
+        return f"--model '{row.model}', {table.models[row.model]}{given}"
     return "from the data alone" + (" (not in the paper)" if row.extra else "")

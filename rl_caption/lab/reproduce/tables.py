@@ -16,14 +16,11 @@ negatives), ``retrieval``, ``zero_shot``, ``specificity``, ``captions`` (a metri
 ``size`` (the cost of a model), or ``mean`` (of other columns).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -33,10 +30,10 @@ FOLDER = Path(__file__).parent
 PAPERS = ("l_clipscore", "pac_s", "specs", "icc", "semantic_guidance")
 ROW = "row"
 """In place of a model's name: the name of the row."""
+Column = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A published row."""
 
     name: str
@@ -55,35 +52,21 @@ class Row:
         return self.name if model == ROW else model
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table of a paper: C columns, each with what measures it, and R rows."""
 
     paper: str
     key: str
     """Its number, as the paper writes it."""
     title: str
-    columns: Mapping[str, Mapping[str, Any]]
+    columns: Mapping[str, Column]
     rows: Sequence[Row]
     models: Mapping[str, str]
     """Name of a model -> which weights it is, where they are from and what they cost."""
     notes: Sequence[str]
 
-    def with_rows(self, names: Sequence[str] | None) -> Table:
-        """The table with some of its rows only; None is all. ``ConfigError`` for a row that it does
-        not have.
-        """
-        rows = {row.name: row for row in self.rows}
-        unknown = [name for name in names or () if name not in rows]
-        if unknown:
-            raise ConfigError(
-                f"--rows {unknown[0]!r}: {self.paper} {self.key} has {'; '.join(rows)}"
-            )
-        return self if names is None else replace(self, rows=[rows[name] for name in names])
 
-
-@dataclass(frozen=True)
-class Paper:
+class Paper(NamedTuple):
     """A paper's tables by their numbers."""
 
     name: str
@@ -94,39 +77,42 @@ class Paper:
 @cache
 def load_paper(name: str) -> Paper:
     """Read the tables of one of ``PAPERS``."""
+    if name not in PAPERS:
+        raise ConfigError(f"paper is {name!r}: expected one of {', '.join(PAPERS)}")
     text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text)
     as_printed = yaml.load(text, yaml.BaseLoader)["tables"]  # makes texts only
-    tables = {
-        key: _table(name, key, content, values, as_printed[key]["rows"])
-        for key, values in content["tables"].items()
-    }
-    papers = yaml.safe_load((FOLDER.parent / "papers.yaml").read_text(encoding="utf-8"))
-    cited = papers[name]
+    tables = {key: _table(name, key, content, as_printed[key]["rows"]) for key in as_printed}
+    cited = yaml.safe_load((FOLDER.parent / "papers.yaml").read_text(encoding="utf-8"))[name]
     title = f"{cited['authors']}, {cited['title']}, {cited.get('venue', '')} {cited['year']}"
     return Paper(name, " ".join(title.split()), tables)
 
 
-def find_table(paper: str, key: str) -> Table:
-    """A table by its paper and number. ``ConfigError`` says what there is."""
-    if paper not in PAPERS:
-        raise ConfigError(f"paper is {paper!r}: expected one of {', '.join(PAPERS)}")
+def find_table(paper: str, key: str, rows: Sequence[str] | None = None) -> Table:
+    """A table by its paper and number, with all or some of its rows. ``ConfigError`` says what
+    there is.
+    """
     tables = load_paper(paper).tables
     if key.upper() not in tables:
         raise ConfigError(f"table is {key!r}: {paper} has {', '.join(tables)}")
-    return tables[key.upper()]
+    table = tables[key.upper()]
+    if rows is None:
+        return table
+    names = [row.name for row in table.rows]
+    unknown = [name for name in rows if name not in names]
+    if unknown:
+        raise ConfigError(f"--rows {unknown[0]!r}: {paper} {table.key} has {'; '.join(names)}")
+    return table._replace(rows=[table.rows[names.index(name)] for name in rows])
 
 
 @cache
 def data_sets() -> Mapping[str, Mapping[str, Any]]:
     """Name of a data set -> its entry in ``data.yaml``."""
-    content: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
-        (FOLDER / "data.yaml").read_text(encoding="utf-8")
-    )
-    return content
+    content: Any = yaml.safe_load((FOLDER / "data.yaml").read_text(encoding="utf-8"))
+    return dict(content)
 
 
-def data_of(column: Mapping[str, Any]) -> str | None:
+def data_of(column: Column) -> str | None:
     """The data set that a column is measured on, if any."""
     if "captions" in column:
         return str(column.get("data", "coco_test"))
@@ -134,33 +120,21 @@ def data_of(column: Mapping[str, Any]) -> str | None:
 
 
 def _table(
-    paper: str,
-    key: str,
-    content: Mapping[str, Any],
-    values: Mapping[str, Any],
-    printed: Mapping[str, Sequence[str]],
+    paper: str, key: str, content: Mapping[str, Any], printed: Mapping[str, Sequence[str]]
 ) -> Table:
-    columns, shared = values["columns"], content["metrics"]
-
-    def source(name: str) -> Mapping[str, Any]:
-        """A table's own sources come before those of the paper."""
-        candidates = (
-            values.get("metrics", {}).get(name),
-            values.get("default"),
-            shared.get(name),
-            content.get("default"),
-        )
-        return next(candidate for candidate in candidates if candidate is not None)
-
-    rows = [
-        Row(name, [None if text == "null" else Decimal(text) for text in texts], source(name))
-        for name, texts in printed.items()
-    ]
-    rows += [
-        Row(name, [None] * len(columns), shared[name], extra=True)
-        for name in values.get("extra", ())
-    ]
-    models = content["models"] | {
-        row.name: row.source["how"] for row in rows if row.source.get("model") == ROW
-    }
-    return Table(paper, key, values["title"], columns, rows, models, values.get("notes", ()))
+    values, shared = content["tables"][key], content["metrics"]
+    # A table's own sources come before those of the paper.
+    own = {"default": values.get("default")} | values.get("metrics", {})
+    rows = []
+    for name, texts in printed.items():
+        source = own.get(name) or own["default"] or shared.get(name) or content.get("default")
+        numbers = [None if text == "null" else Decimal(text) for text in texts]
+        rows.append(Row(name, numbers, source))
+    for name in values.get("extra", ()):
+        rows.append(Row(name, [None] * len(values["columns"]), shared[name], extra=True))
+    models = dict(content["models"])
+    for row in rows:
+        if row.source.get("model") == ROW:
+            models[row.name] = row.source["how"]
+    notes = values.get("notes", ())
+    return Table(paper, key, values["title"], values["columns"], rows, models, notes)

@@ -16,7 +16,7 @@ from rl_caption.data.base import DataError
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.figures import rated_figures
 from rl_caption.lab.meta_evaluation.program import compare_with_people
-from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load
+from rl_caption.lab.meta_evaluation.sets import load
 from rl_caption.runtime.errors import ConfigError
 from tests.judgement_sets_for_tests import BUILDERS
 
@@ -32,12 +32,10 @@ def words(folder: Path, **options: Any) -> Any:
 def test_captions_and_their_released_scores(tmp_path: Path) -> None:
     BUILDERS["icc_captions"](tmp_path)
     (found,) = load("icc_captions", tmp_path, partial=True)
-    assert isinstance(found, RatedCaptions)
     assert found.captions[0] == "A dog, on a couch"
-    assert (found.ratings, found.images, found.references) == ([3, 0, 2, 1], None, None)
+    assert (found.ratings, found.images, found.references) == ([3, 0, 2, 1], None, [])
     assert list(found.released.values()) == [[0.9, 0.1, 1.02, 0.05]]
     (part,) = load("icc_captions", tmp_path, partial=True, kwargs={"first": 2})
-    assert isinstance(part, RatedCaptions)
     assert (part.ratings, list(part.released.values())) == ([3, 0], [[0.9, 0.1]])
     for first in (1, "2"):
         with pytest.raises(DataError, match=f"first is {first!r}: expected"):
@@ -47,7 +45,6 @@ def test_captions_and_their_released_scores(tmp_path: Path) -> None:
 def test_words_by_their_part_of_speech(tmp_path: Path) -> None:
     BUILDERS["icc_words"](tmp_path)
     (nouns,) = load("icc_words", tmp_path, partial=True)
-    assert isinstance(nouns, RatedCaptions)
     assert (nouns.captions, nouns.ratings) == (
         ["dog", "cat", "day", "meaning"],
         [4.85, 4.86, 4.04, 1.93],
@@ -61,7 +58,6 @@ def test_words_by_their_part_of_speech(tmp_path: Path) -> None:
 def test_released_scores_agree_with_people_as_the_paper_says(shared_data, first, expected):
     """Yanuka et al. 2024 print 0.69, 0.67, 0.54 for 200 captions: the first of the 500 in the file."""
     (part,) = load("icc_captions", shared_data / "concreteness", kwargs={"first": first})
-    assert isinstance(part, RatedCaptions)
     (scores,) = part.released.values()
     found = {
         figure.name: figure.value for figure in rated_figures(part, scores) if figure.published
@@ -70,7 +66,9 @@ def test_released_scores_agree_with_people_as_the_paper_says(shared_data, first,
         expected, abs=5e-4
     )
     shifted = rated_figures(part, [*scores[1:], scores[0]])
-    assert all(abs(figure.value or 0) < 0.2 for figure in shifted), "the scores of other captions"
+    assert all(abs(figure.value or 0) < 0.2 for figure in shifted if figure.published), (
+        "the scores of other captions"
+    )
 
 
 def test_the_published_ratings_of_words(shared_data: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from rl_caption.lab.meta_evaluation.correlation import (
-    UndefinedCorrelation,
     grouped_tau_b,
     inverse_r_squared,
     kendall_tau_b,
@@ -16,21 +15,6 @@ from rl_caption.lab.meta_evaluation.correlation import (
     tau_of_table,
     unexplained_variance,
 )
-
-
-def test_what_has_no_correlation_is_an_error_and_no_number() -> None:
-    for scores, ratings, message in (
-        ([0.5, 0.5, 0.5], [1, 2, 3], r"all 3.*0\.5"),
-        ([0.5, 0.6], [2, 2], r"all 2.*2"),
-        ([1, 2], [1, 2, 3], r"2.*3 ratings"),
-        ([1, math.nan], [1, 2], "finite"),
-        ([1, 2], [math.inf, 2], "finite"),
-    ):
-        for correlation in (kendall_tau_b, kendall_tau_c, pearson):
-            with pytest.raises(
-                UndefinedCorrelation if "all" in message else ValueError, match=message
-            ):
-                correlation(scores, ratings)
 
 
 @pytest.mark.parametrize(("scores", "ratings"), [(5, 4), (40, 3), (2, 2)])
@@ -46,8 +30,7 @@ def test_tau_of_a_table_is_that_of_its_items(scores: int, ratings: int) -> None:
     assert tau_of_table(padded) == pytest.approx(expected, rel=1e-12), (
         "scores that do not occur are no values"
     )
-    with pytest.raises(UndefinedCorrelation):
-        tau_of_table(np.array([[0, 2, 0], [0, 3, 0]]))
+    assert np.isnan(tau_of_table(np.array([[0, 2, 0], [0, 3, 0]]))).all()
 
 
 def test_tau_within_groups() -> None:
@@ -64,11 +47,8 @@ def test_tau_within_groups() -> None:
         "rated alike",
     ]
     found = grouped_tau_b(scores, ratings, groups)
-    assert found == (pytest.approx((1 - 1 + 0) / 3), 3, 1, 1)
-    with pytest.raises(UndefinedCorrelation, match="2 groups"):
-        grouped_tau_b([1, 2, 3], [1, 1, 2], ["a", "a", "b"])
-    with pytest.raises(ValueError):
-        grouped_tau_b([1, 2, 3], [1, 1, 2], ["a", "a"])
+    assert found == (pytest.approx((1 - 1 + 0) / 3), 3, 1)
+    assert math.isnan(grouped_tau_b([1, 2, 3], [1, 1, 2], ["a", "a", "b"]).mean)
 
 
 SCORES, RATINGS = [0.0, 1.0, 2.0, 1.0], [1.0, 2.0, 4.0, 5.0]
@@ -87,13 +67,10 @@ def test_correlations_by_hand() -> None:
     assert kendall_tau_c(SCORES, RATINGS) == pytest.approx(2 * 3 / (16 * 2 / 3))
     # Within each image the order is right, between the images it is not.
     columns = [5, 6, 1, 2], [1, 2, 3, 4]
-    assert grouped_tau_b(*columns, ["a", "a", "b", "b"]) == (1, 2, 0, 0)
+    assert grouped_tau_b(*columns, ["a", "a", "b", "b"]) == (1, 2, 0)
     assert kendall_tau_b(*columns) == pytest.approx((2 - 4) / 6)
 
 
-def test_what_is_not_defined_is_an_error_with_its_reason() -> None:
-    for compute in (inverse_r_squared, unexplained_variance):
-        with pytest.raises(UndefinedCorrelation, match=r"all 2 .* are 1"):
-            compute([1.0, 1.0], [1.0, 2.0])
-    with pytest.raises(UndefinedCorrelation, match="r is 0"):
-        inverse_r_squared([1, 2, 1, 2], [1, 1, 2, 2])
+def test_what_is_not_defined_is_no_number() -> None:
+    assert math.isnan(inverse_r_squared([1, 2, 1, 2], [1, 1, 2, 2]))
+    assert math.isnan(unexplained_variance([1.0, 1.0], [1.0, 2.0]))

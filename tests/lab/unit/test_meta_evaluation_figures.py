@@ -1,6 +1,7 @@
 """Figures of agreement by hand and against scipy, their intervals, and what ties count."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,46 @@ from scipy.stats import kendalltau
 from rl_caption.lab.meta_evaluation import figures as figures_module
 from rl_caption.lab.meta_evaluation.correlation import unexplained_variance
 from rl_caption.lab.meta_evaluation.figures import (
-    NO_REFERENCES,
+    Figure,
     blind_figures,
-    further_figures,
     in_random_order,
     intervals,
-    pair_figures,
+    order_figures,
     rated_figures,
     wins,
 )
-from rl_caption.lab.meta_evaluation.sets import CaptionGroups, CaptionPairs, RatedCaptions
+from rl_caption.lab.meta_evaluation.sets import Judged, JudgementSet
+
+
+def rated_set(
+    ratings: Sequence[float], images: Sequence[Any], captions: Sequence[str] = (), **options: Any
+) -> JudgementSet:
+    texts = captions or ["a"] * len(ratings)
+    rows = [
+        Judged(str(image), [text], float(rating))
+        for image, text, rating in zip(images, texts, ratings, strict=True)
+    ]
+    return JudgementSet("set", rows, "", **options)
+
+
+RATED: Any = {"ratings": [1, 2, 2, 3], "images": "xxyy", "captions": "abcd"}
+
+
+def pair_set(kinds: Sequence[str] = "uuv", better: Sequence[float] = (), **options: Any) -> Any:
+    preferences = better or [1.0] * len(kinds)
+    rows = [
+        Judged(str(number), (f"a{number}", f"b{number}"), better=value, kind=kind)
+        for number, (kind, value) in enumerate(zip(kinds, preferences, strict=True))
+    ]
+    return JudgementSet("set", rows, "", **options)
+
+
+def pairs(first: Sequence[float], second: Sequence[float]) -> np.ndarray:
+    return np.stack([first, second], axis=1).astype(float)
+
+
+def main_figures(part: JudgementSet, scores: Sequence[float], *draws: int) -> list[Figure]:
+    return [figure for figure in rated_figures(part, scores, *draws) if figure.table == "main"]
 
 
 def test_intervals_have_the_known_width() -> None:
@@ -43,37 +74,19 @@ def test_ratings_that_nearly_all_differ_have_the_same_intervals(
     generator = np.random.default_rng(0)
     ratings = generator.normal(size=60).round(1)
     scores = (ratings + generator.normal(size=60)).tolist()
-    part = rated_set(
-        captions=["a"] * 60, ratings=ratings.tolist(), image_ids=(np.arange(60) // 2).tolist()
-    )
-    expected = rated_figures(part, scores, 30)
+    part = rated_set(ratings.tolist(), (np.arange(60) // 2).tolist())
+    expected = main_figures(part, scores, 30)
     monkeypatch.setattr(figures_module, "MAX_CELLS", 100)
-    for found, wanted in zip(rated_figures(part, scores, 30), expected, strict=True):
+    for found, wanted in zip(main_figures(part, scores, 30), expected, strict=True):
         assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
-    part = rated_set(captions=["a"] * 2, ratings=[1, 2], image_ids=["x", "y"])
-    for figure in rated_figures(part, [1, 2], 20):
+    part = rated_set([1, 2], "xy")
+    for figure in main_figures(part, [1, 2], 20):
         assert (figure.value, figure.low) == (1, None), "some resamples have one image only"
-
-
-def rated_set(**changes: Any) -> RatedCaptions:
-    values: dict[str, Any] = {
-        "captions": list("abcd"),
-        "ratings": [1, 2, 2, 3],
-        "image_ids": ["x", "x", "y", "y"],
-    }
-    values |= {
-        "name": "set",
-        "images": None,
-        "references": None,
-        "published": "tau_b",
-        "convention": "",
-    }
-    return RatedCaptions(**(values | changes))
 
 
 def test_figures_of_rated_captions() -> None:
     scores = [0.1, 0.4, 0.2, 0.3]
-    first, second = rated_figures(rated_set(), scores)
+    first, second = main_figures(rated_set(**RATED, published="tau_b"), scores)
     assert (first.name, first.published, second.name, second.published) == (
         "tau_b",
         True,
@@ -85,9 +98,9 @@ def test_figures_of_rated_captions() -> None:
             kendalltau(scores, [1, 2, 2, 3], variant=variant).statistic
         )
         assert (figure.count, figure.low) == (4, None)
-    within = rated_figures(rated_set(within_images=True), scores)[2]
+    within = main_figures(rated_set(**RATED, within_images=True), scores)[2]
     assert (within.name, within.value) == ("tau_b within images", 1.0)
-    flat = rated_figures(rated_set(published="tau_c"), [1.0] * 4)
+    flat = main_figures(rated_set(**RATED, published="tau_c"), [1.0] * 4)
     assert [figure.value for figure in flat] == [None, None]
     assert "all 4 scores are 1" in flat[0].note
     assert flat[0].name == "tau_c"
@@ -101,54 +114,39 @@ def test_what_a_pair_counts() -> None:
         wins([math.nan], [1], [1])
 
 
-def pair_set(**changes: Any) -> CaptionPairs:
-    values: dict[str, Any] = {
-        "first": list("abc"),
-        "second": list("def"),
-        "preference": [1.0, 1.0, 1.0],
-    }
-    values |= {
-        "kinds": ["u", "u", "v"],
-        "image_ids": ["1", "2", "3"],
-        "images": None,
-        "references": {},
-    }
-    return CaptionPairs(**({"name": "set", "convention": ""} | values | changes))
-
-
 def test_accuracy_is_strict() -> None:
-    first, second = [2.0, 1.0, 1.0], [1.0, 1.0, 0.0]
-    found = pair_figures(pair_set(), {NO_REFERENCES: first}, {NO_REFERENCES: second})
+    scores = {"": pairs([2.0, 1.0, 1.0], [1.0, 1.0, 0.0])}
+    found = order_figures(pair_set(), scores)
     assert [(figure.name, figure.value, figure.count) for figure in found] == [
         ("u", 0.5, 2), ("v", 1, 1), ("all pairs", pytest.approx(2 / 3), 3),
     ]  # fmt: skip
     assert "33.3 % of pairs have equal scores, which count as wrong" in found[0].note
-    kinds = pair_figures(pair_set(summary="kinds"), {NO_REFERENCES: first}, {NO_REFERENCES: second})
+    kinds = order_figures(pair_set(summary="kinds"), scores)
     assert (kinds[-1].name, kinds[-1].value) == ("mean of kinds", 0.75)
 
 
 def test_conditions_are_shown_or_averaged() -> None:
-    first = {"1 reference": [2.0, 1.0, 1.0], "4 references": [2.0, 2.0, 1.0]}
-    second = {name: [1.0, 1.5, 0.0] for name in first}
-    shown = pair_figures(pair_set(shown_kinds=False), first, second)
+    second = [1.0, 1.5, 0.0]
+    scores = {
+        "1 reference": pairs([2.0, 1.0, 1.0], second),
+        "4 references": pairs([2.0, 2.0, 1.0], second),
+    }
+    shown = order_figures(pair_set(shown_kinds=False), scores)
     assert {figure.name: figure.value for figure in shown} == {
         "1 reference, all pairs": pytest.approx(2 / 3),
         "4 references, all pairs": 1.0,
     }
-    (_, tied) = pair_figures(pair_set(shown_kinds=False), first, first)
+    (tied,) = order_figures(pair_set(shown_kinds=False), {"4 references": pairs(second, second)})
     assert tied.note == "4 references, 100.0 % of pairs have equal scores, which count as wrong"
-    (averaged,) = pair_figures(pair_set(shown_kinds=False, averaged=True), first, second)
+    (averaged,) = order_figures(pair_set(shown_kinds=False, averaged=True), scores)
     assert (averaged.name, averaged.value) == ("all pairs", pytest.approx(5 / 6))
 
 
 def test_pairs_have_intervals() -> None:
     generator = np.random.default_rng(0)
     count = 200
-    first, second = generator.normal(1, 1, count).tolist(), generator.normal(0, 1, count).tolist()
-    part = pair_set(
-        preference=[1.0] * count, kinds=["u", "v"] * 100, image_ids=[str(n) for n in range(count)],
-    )  # fmt: skip
-    found = pair_figures(part, {"": first}, {"": second}, resamples=500)
+    scores = pairs(generator.normal(1, 1, count), generator.normal(0, 1, count))
+    found = order_figures(pair_set("uv" * 100), {"": scores}, resamples=500)
     for figure in found:  # both kinds, and all pairs
         assert figure.low < figure.value < figure.high
         width = 2 * 1.96 * math.sqrt(figure.value * (1 - figure.value) / figure.count)
@@ -173,36 +171,28 @@ def test_ties_of_groups_by_their_expectation() -> None:
 
 
 def test_what_is_right_without_a_look() -> None:
-    texts = ["a cat", "a dog on it", "two"], ["a big cat", "a dog", "six"]
-    pairs = CaptionPairs(
-        "s", *texts, [1.0] * 3, ["add", "drop", "drop"], ["1", "2", "3"], None, {}, ""
-    )
-    found = blind_figures(pairs)
+    captions = [("a cat", "a big cat"), ("a dog on it", "a dog"), ("two", "six")]
+    rows = [
+        Judged(str(number), own, kind=kind)
+        for number, (own, kind) in enumerate(zip(captions, ["add", "drop", "drop"], strict=True))
+    ]
+    found = blind_figures(JudgementSet("s", rows, ""))
     assert {name: [figure.value for figure in own] for name, own in found.items()} == {
         "blind: chance": [0.5, 0.5, 0.5],
         "blind: longer": [0.0, 0.75, 0.5],
         "blind: shorter": [1.0, 0.25, 0.5],
     }
-    divided = CaptionPairs("s", *texts, [1.0, 0.0, 0.5], ["add"] * 3, ["1", "2", "3"], None, {}, "")
-    assert blind_figures(divided) == {}, "no set of hard negatives"
-    order = CaptionGroups(
-        "s",
-        ["a b", "b a", "a cat", "cat"],
-        ["1"] * 4,
-        None,
-        ["k", "k"],
-        {"top": [(0, 1)]},
-        "",
-        ties="right",
-    )
+    assert blind_figures(pair_set(better=[1.0, 0.0, 0.5])) == {}, "no set of hard negatives"
+    groups = [Judged("1", own) for own in (("a b", "b a"), ("a cat", "cat"))]
+    order = JudgementSet("s", groups, "", above={"top": [(0, 1)]}, ties="right")
     assert [own[-1].value for own in blind_figures(order).values()] == [0.5, 0.75, 0.25]
 
 
 def test_further_figures_of_rated_captions() -> None:
     captions = ["a dog"] * 2 + ["a dog runs on green grass"] * 3 + ["one"]
     scores, ratings = [0.1, 0.4, 0.3, 0.9, 0.7, 0.2], [1, 3, 2, 4, 5, 3]
-    part = rated_set(captions=captions, ratings=ratings, image_ids=["x", "x", "x", "y", "y", "y"])
-    found = {figure.name: figure for figure in further_figures(part, scores, lengths=[2, 6, 9])}
+    part = rated_set(ratings, "xxxyyy", captions)
+    found = {figure.name: figure for figure in rated_figures(part, scores, lengths=[2, 6, 9])}
     r = stats.pearsonr(scores, ratings).statistic
     assert found["pearson"].value == pytest.approx(r)
     assert found["1 / r^2"].value == pytest.approx(1 / r**2)
@@ -220,8 +210,9 @@ def test_further_figures_of_rated_captions() -> None:
         kendalltau([0.3, 0.9, 0.7], [2, 4, 5]).statistic
     )
     assert not [name for name in found if "7 to 9" in name or "10 or more" in name], "no captions"
-    assert {figure.table for figure in further_figures(part, scores, lengths=[])} == {
-        "correlations"
+    assert {figure.table for figure in rated_figures(part, scores, lengths=[])} == {
+        "main",
+        "correlations",
     }
 
 
@@ -229,13 +220,7 @@ def test_intervals_do_not_depend_on_the_order_of_rows() -> None:
     scores, ratings = [0.1, 0.4, 0.3, 0.9, 0.7, 0.2], [1, 3, 2, 4, 5, 3]
     images = ["x", "z", "y", "y", "w", "v"]
     order = [3, 0, 5, 1, 4, 2]
-    first = rated_figures(
-        rated_set(captions=["a"] * 6, ratings=ratings, image_ids=images), scores, 50
-    )
-    again = rated_set(
-        captions=["a"] * 6,
-        ratings=[ratings[n] for n in order],
-        image_ids=[images[n] for n in order],
-    )
+    first = rated_figures(rated_set(ratings, images), scores, 50)
+    again = rated_set([ratings[n] for n in order], [images[n] for n in order])
     second = rated_figures(again, [scores[n] for n in order], 50)
     assert [(one.low, one.high) for one in first] == [(one.low, one.high) for one in second]

@@ -28,7 +28,7 @@ from rl_caption.lab.meta_evaluation.program import (
     compare_with_people,
     score_set,
 )
-from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load
+from rl_caption.lab.meta_evaluation.sets import Judged, JudgementSet, load
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
@@ -115,7 +115,7 @@ def test_the_command_line_writes_three_tables(
         "- Excluded: 3, the caption is one of the image's references",
         "- Convention: each of the three experts' ratings",
         "+df[one document for each judgement]`",
-        "Kendall's tau is not defined",
+        "tau_b is not defined",
     ):
         assert text in shown
     assert shown.strip() == (tmp_path / "out" / "agreement.md").read_text().strip()
@@ -166,7 +166,13 @@ def test_cider_of_a_set_splits_captions_as_it_was_asked_to() -> None:
     references = [["一只狗在跑步"], ["两只白猫"], ["猫在床上睡觉"], ["马在吃草"]]
     metric = CiderD(eos=False, tokenizer="char")
     ratings = metric(None, captions, references=references)
-    part = RatedCaptions("chinese", captions, ratings, [*"abcd"], None, references, None, "")
+    rows = [
+        Judged(str(number), [caption], rating, references=[own])
+        for number, (caption, rating, own) in enumerate(
+            zip(captions, ratings, references, strict=True)
+        )
+    ]
+    part = JudgementSet("chinese", rows, "")
     assert len(set(ratings)) == 4
     assert [figure.value for figure in score_set(part, metric)[:2]] == pytest.approx([1, 1])
 
@@ -240,7 +246,7 @@ def test_scores_of_images_on_every_set_with_images(
         for reward in ("l_clipscore", "ref_l_clipscore")
     }
     settings = config(tmp_path, name, metrics="", judges=judges, images=str(photos))
-    if not all(getattr(part, "references", None) for part in parts):
+    if not all(part.has_references for part in parts):
         with pytest.raises(ConfigError, match="ref_l_clipscore"):
             compare_with_people(settings)
         del judges["ref_l_clipscore"]

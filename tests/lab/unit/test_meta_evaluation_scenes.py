@@ -65,10 +65,7 @@ def test_pairs_are_hard_negatives_of_the_judged_reference():
         for row in rows
         for kind, negative in hard_negatives(row["scene"], row["references"][0], 3)
     ]
-    assert (
-        list(zip(judged.image_ids, judged.first, judged.second, judged.kinds, strict=True))
-        == expected
-    )
+    assert [(row.image_id, *row.captions, row.kind) for row in judged.rows] == expected
 
 
 def test_unusable_rows_are_named():

@@ -15,7 +15,7 @@ from PIL import Image
 from rewards.base import RewardError
 from rewards.videos import video_frames
 from rl_caption.data.base import DataError
-from rl_caption.lab.meta_evaluation.figures import group_figures, pair_figures
+from rl_caption.lab.meta_evaluation.figures import order_figures
 from rl_caption.lab.meta_evaluation.sets import SETS, load
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.lab.meta_evaluation.sets.rated import OWN_REFERENCE
@@ -27,6 +27,15 @@ def read(name: str, folder: Path, **kwargs: Any) -> Any:
     """The first part of a set, or the only one."""
     part, *_ = load(name, folder, partial=True, kwargs=kwargs)
     return part
+
+
+def column(found: Any, name: str) -> list[Any]:
+    """A field of all rows of a set."""
+    return [getattr(row, name) for row in found.rows]
+
+
+def sides(found: Any) -> list[tuple[str, ...]]:
+    return [tuple(row.captions) for row in found.rows]
 
 
 def test_flickr8k(tmp_path: Path) -> None:
@@ -92,49 +101,47 @@ def test_pascal50s(tmp_path: Path) -> None:
     BUILDERS["pascal50s"](tmp_path)
     (tmp_path / "JPEGImages").mkdir()
     found = read("pascal50s", tmp_path)
-    assert (found.kinds, found.preference) == (["HC", "HI", "HM", "MM"], [1, 0, 0.5, 1])
-    assert found.first[1] == "two dogs", "the votes are of the triplets' order"
+    assert column(found, "kind") == ["HC", "HI", "HM", "MM"]
+    assert column(found, "better") == [1, 0, 0.5, 1]
+    assert sides(found)[1][0] == "two dogs", "the votes are of the triplets' order"
     assert (found.image_ids[3], found.images[0]) == (
         "2008_3.jpg",
         tmp_path / "JPEGImages" / "2008_0.jpg",
     )
-    assert list(found.references) == [f"draw {n}" for n in range(1, 6)]
-    assert all(len(set(texts)) == 5 for own in found.references.values() for texts in own)
-    assert all(
-        text.startswith("reference") and " of 1" in text for text in found.references["draw 1"][1]
-    )
-    assert found.references["draw 1"] != found.references["draw 2"]
+    assert found.conditions == [f"draw {n}" for n in range(1, 6)]
+    drawn = column(found, "references")
+    assert all(len(set(texts)) == 5 for own in drawn for texts in own)
+    assert all(text.startswith("reference") and " of 1" in text for text in drawn[1][0])
+    assert drawn[0][0] != drawn[0][1]
     assert (found.averaged, found.ties) == (True, "half")
 
 
 def test_abstract50s(tmp_path: Path) -> None:
     BUILDERS["abstract50s"](tmp_path)
     found = read("abstract50s", tmp_path)
-    assert (found.preference, found.image_ids) == ([1, 0], ["Scene0_0.png", "Scene1_0.png"])
+    assert column(found, "better") == [1, 0]
+    assert found.image_ids == ["Scene0_0.png", "Scene1_0.png"]
     assert not found.shown_kinds
 
 
 def test_foil(tmp_path: Path) -> None:
     BUILDERS["foil"](tmp_path)
     found = read("foil", tmp_path)
-    assert list(zip(found.first, found.second, strict=True)) == [
+    assert sides(found) == [
         ("a dog runs.", "a cat runs."),
         ("a dog runs.", "a cow runs."),
         ("a bus stops", "a car stops"),
     ]
-    assert found.references["1 reference"] == [
-        ["a dog is running"],
-        ["a dog is running"],
-        ["a bus"],
-    ]
-    assert found.references["4 references"][0] == [
+    assert found.conditions == ["1 reference", "4 references"]
+    assert found.references == [["a dog is running"], ["a dog is running"], ["a bus"]]
+    assert column(found, "references")[0][1] == [
         "a dog is running",
         "the dog runs",
         "dog",
         "dogs run",
         "one dog",
     ]
-    assert set(found.preference) == {1}
+    assert set(column(found, "better")) == {1}
     once = read("foil", tmp_path, one_per_image=True)
     assert once.image_ids == ["COCO_val2014_000000000007.jpg", "COCO_val2014_000000000008.jpg"]
     assert sum(once.excluded.values()) == 1
@@ -147,9 +154,9 @@ def test_foil(tmp_path: Path) -> None:
     ]
     (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": images}))
     kept = read("foil", tmp_path, held_out=True)
-    assert (kept.first, sum(kept.excluded.values())) == (["a bus stops"], 2)
+    assert (sides(kept)[0][0], sum(kept.excluded.values())) == ("a bus stops", 2)
     (tmp_path / "captions_val2014.json").unlink()
-    assert read("foil", tmp_path).references == {}
+    assert not read("foil", tmp_path).has_references
 
 
 def test_aro(tmp_path: Path) -> None:
@@ -157,7 +164,9 @@ def test_aro(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     noise_image(0).save(tmp_path / "images" / "5.jpg")
     relations, attributes = load("aro", tmp_path, partial=True)
-    assert relations.kinds == ["on", "on", "in"], "near and of are left out"
+    assert column(relations, "kind") == ["on", "on", "in"], "near and of are left out"
+    assert not relations.shown_kinds
+    assert load("aro", tmp_path, partial=True, kwargs={"by_relation": True})[0].shown_kinds
     assert sum(relations.excluded.values()) == 2
     assert attributes.excluded == {"pairs of attributes that occur less than 25 times": 24}
     region = relations.images[0]
@@ -170,12 +179,13 @@ def test_sugarcrepe_pp(tmp_path: Path) -> None:
     BUILDERS["sugarcrepe_pp"](tmp_path)
     found = read("sugarcrepe_pp", tmp_path)
     assert found.captions[:3] == ["a dog swap_obj", "one dog", "a cat"]
-    assert found.image_ids[2:4] == ["000000000001.jpg", "000000000002.jpg"]
+    assert found.image_ids[:2] == ["000000000001.jpg", "000000000002.jpg"]
     near = np.array([[1, 0.9, 0.8], [0.9, 1, 0.7], [0.8, 0.7, 1]])
     far = np.array(
         [[1, 0.8, 0.7], [0.8, 1, 0.8], [0.7, 0.8, 1]]
     )  # the second caption is as near to the negative
-    figures = group_figures(found, [2.0, 3, 1, 2, 1, 1] * 5, np.array([near, far] * 5))
+    scores = {"": np.array([[2.0, 3, 1], [2, 1, 1]] * 5)}
+    figures = order_figures(found, scores, np.array([near, far] * 5))
     values = {figure.name: (figure.value, figure.count) for figure in figures}
     assert list(values)[::5] == ["ITT, swap_obj", "ITT, mean of kinds", "TOT, replace_rel"]
     assert (values["ITT, swap_att"], values["TOT, mean of kinds"]) == ((0.5, 2), (0.5, 10))
@@ -191,7 +201,7 @@ def test_aro_order(tmp_path: Path) -> None:
         "aro_order flickr30k",
         None,
     )
-    assert coco.images[9] == tmp_path / "val2014" / "COCO_val2014_000000000007.jpg"
+    assert coco.images[1] == tmp_path / "val2014" / "COCO_val2014_000000000007.jpg"
     true, *shuffled = coco.captions[:5]
     assert true == "a brown dog, with a red ball, runs on the green grass"
     words = sorted(true.replace(",", "").split())
@@ -203,7 +213,7 @@ def test_aro_order(tmp_path: Path) -> None:
         == read("aro_order", tmp_path).captions
         != read("aro_order", tmp_path, seed=1).captions
     )
-    (figure,) = group_figures(coco, [2.0, 1, 1, 1, 3, 1, 1, 1, 1, 1])
+    (figure,) = order_figures(coco, {"": np.array([[2.0, 1, 1, 1, 3], [1, 1, 1, 1, 1]])})
     assert (figure.name, figure.value) == ("precision at 1", 0.5), (
         "one shuffle scores higher; equal scores are right"
     )
@@ -392,21 +402,18 @@ def test_activitynet_foil(tmp_path: Path) -> None:
     BUILDERS["activitynet_foil"](tmp_path)
     (tmp_path / "videos").mkdir()
     found = read("activitynet_foil", tmp_path)
-    assert (found.first, found.second) == (
-        ["A man runs.", "A dog barks."],
-        ["A woman runs.", "A cat barks."],
-    )
+    assert sides(found) == [("A man runs.", "A woman runs."), ("A dog barks.", "A cat barks.")]
     assert found.excluded == {"the sentence is the same in both paragraphs": 1}
     # Seconds 0 to 10 have all of 0 to 4, and 8 of the 28 of 3 to 30; 15 to 40 have 16 of those 28.
-    assert found.references == {"overlapping references": [["A runner."], ["A long run."]]}
+    assert found.conditions == ["overlapping references"]
+    assert found.references == [["A runner."], ["A long run."]]
     video = tmp_path / "videos" / "v_1.mp4"
     assert found.images == [
         video_frames(video, 10, (0.0, 10.4 / 40)),
         video_frames(video, 10, (15 / 40, 1.0)),
     ]
     # One sentence is right and the other wrong: of the paragraph, the sum counts.
-    scores = {"": [0.9, 0.4]}, {"": [0.2, 0.5]}
-    (figure,) = pair_figures(found, *scores)
+    (figure,) = order_figures(found, {"": np.array([[0.9, 0.2], [0.4, 0.5]])})
     assert (figure.value, figure.count) == (1.0, 1)
 
 
@@ -430,12 +437,8 @@ def test_any_file_of_ratings(tmp_path: Path) -> None:
         [3.0, 4.5],
         ["a.jpg", "7"],
     )
-    assert (found.within_images, found.published, found.references, found.images) == (
-        True,
-        None,
-        None,
-        None,
-    )
+    assert (found.within_images, found.published, found.images) == (True, None, None)
+    assert not found.has_references
     (tmp_path / "a.jpg").write_bytes(b"x")
     odd = {**LINE, "caption": "A dog.\u2028It\u0085runs.", "references": ["a dog", "dogs"]}
     lines(tmp_path, json.dumps(odd, ensure_ascii=False))
@@ -489,7 +492,7 @@ def test_missing_files_and_another_number_than_the_published_one_are_refused(
 @pytest.mark.parametrize(
     ("name", "file", "old", "new", "message"),
     [
-        ("flickr8k_expert", "ExpertAnnotations.txt", "\t4\t4\t4", "\t4\t4", "line 1: expected 5 fields"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "\t4\t4\t4", "\t4\t4", "row 1: .*float"),
         ("flickr8k_expert", "ExpertAnnotations.txt", "2_b.jpg#1", "2_b.jpg#9", "row 2: '2_b.jpg#9'"),
         ("composite", "8k_correctness.csv", "Input.image_url", "url", "'Input.image_url'"),
         ("pascal50s", "pair_pascal.mat", None, "text", "MATLAB file"),
@@ -547,7 +550,7 @@ def test_both_forms_of_flickr8k_expert_are_the_same(shared_data: Path, tmp_path:
                 part.image_ids,
                 part.captions,
                 part.ratings,
-                map(tuple, part.references or ()),
+                map(tuple, part.references),
                 strict=True,
             )
         )

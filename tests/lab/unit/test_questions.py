@@ -115,7 +115,7 @@ def test_what_is_written_is_a_data_set_with_counts_of_what_was_refused(
     line = json.loads((tmp_path / "out/questions.jsonl").read_text().splitlines()[0])
     assert line["refused"] == {"unreadable": 1, "guessed": 1, "unsaid": 1}
     report = (tmp_path / "out/report.md").read_text()
-    assert "writer and reader, in this call: 21 requests, 1,050 tokens" in report
+    assert "writer and reader: 21 requests, 1,050 tokens, in this call" in report
 
 
 def test_a_run_that_a_failing_endpoint_stopped_goes_on_with_the_next_part(

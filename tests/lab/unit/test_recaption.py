@@ -318,7 +318,7 @@ def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_af
         ("A long caption", "A short caption"),
     ):  # a reference, a positive caption
         file.write_text(whole.replace(old, new))
-        with pytest.raises(ConfigError, match="captions_before was"):
+        with pytest.raises(ConfigError, match="train texts"):
             make_positives(again())
 
 

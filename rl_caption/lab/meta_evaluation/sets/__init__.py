@@ -10,23 +10,10 @@ from typing import Any
 
 from rl_caption.data.base import DataError
 from rl_caption.lab.meta_evaluation.sets import hub, pairs, rated, videos
-from rl_caption.lab.meta_evaluation.sets.base import (
-    CaptionGroups,
-    CaptionPairs,
-    Files,
-    JudgementSet,
-    RatedCaptions,
-)
+from rl_caption.lab.meta_evaluation.sets.base import Files, Judged, JudgementSet
 from rl_caption.runtime.options import wrong_arguments
 
-__all__ = [
-    "SETS",
-    "CaptionGroups",
-    "CaptionPairs",
-    "JudgementSet",
-    "RatedCaptions",
-    "load",
-]
+__all__ = ["SETS", "Judged", "JudgementSet", "load"]
 
 SETS: dict[str, Callable[..., Sequence[JudgementSet]]] = {
     "flickr8k_expert": rated.flickr8k_expert,

@@ -1,11 +1,10 @@
-"""What a set of judgements is, and readers of its files: JSON, JSON lines, tables, COCO
-annotations.
+"""What a set of judgements is, and readers of its files: JSON, tables, COCO annotations.
 
 What Python says about a wrong row is raised as a ``DataError`` that names the file and the row.
 """
 
-import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,152 +21,107 @@ READING = (LookupError, TypeError, ValueError, AttributeError)
 """What Python raises for a row that is not as expected."""
 Image = ImageSource | Frames
 Converted = TypeVar("Converted")
+Order = Sequence[tuple[int, int]]
+"""Pairs (i, j) of captions of a row: the i-th must score above the j-th."""
+PAIR: Mapping[str, Order] = {"": [(0, 1)]}
+
+
+class Judged(NamedTuple):
+    """Captions of one image and what people say of them: a row of a set of judgements.
+
+    A rated set has one caption a row, with its ``rating``. Other sets have K captions a row, whose
+    scores must be in order.
+    """
+
+    image_id: str
+    captions: Sequence[str]
+    """[K] as written."""
+    rating: float | None = None
+    """Of the only caption; higher is better."""
+    better: float = 1.0
+    """Of a pair: 1 where the first caption is better, 0 the second, 0.5 where people are divided."""
+    kind: str = ""
+    """Category of the captions."""
+    references: Sequence[Sequence[str]] = ()
+    """A list for each of the set's ``conditions``; empty where the set has no references."""
+    image: Image | None = None
+    """Not opened; None where the set was found without its images."""
 
 
 @dataclass(frozen=True)
-class RatedCaptions:
-    """N judgements, each a rating of one caption of one image. Several ratings of a caption are
-    several judgements.
-    """
+class JudgementSet:
+    """N rows with as many captions each, and how scores are compared with them."""
 
     name: str
-    captions: Sequence[str]
-    """[N] as written."""
-    ratings: Sequence[float]
-    """[N], higher is better."""
-    image_ids: Sequence[str]
-    """[N]"""
-    images: Sequence[Image] | None
-    """[N], not opened; None where the set was found without its images."""
-    references: Sequence[Sequence[str]] | None
-    """[N] lists, or None where the set has none."""
-    published: Literal["tau_b", "tau_c", "pearson"] | None
-    """Which correlation papers print for this set; None where nobody does."""
+    rows: Sequence[Judged]
     convention: str
     """What is compared with what, in a line."""
     excluded: Mapping[str, int] = field(default_factory=dict)
     """Why judgements of the files are not among the N -> how many."""
+    conditions: Sequence[str] = ("",)
+    """Names of the lists of references of a row, such as ``4 references`` or ``draw 1``."""
+    published: Literal["tau_b", "tau_c"] | None = None
+    """Which correlation papers print for a rated set; None where nobody does."""
     within_images: bool = False
-    """Whether the captions of one image are compared with each other, too."""
+    """Whether the rated captions of one image are compared with each other, too."""
     text_alone: bool = False
-    """Whether captions are rated without an image: papers print Pearson, Spearman and Kendall's
-    tau_b.
-    """
+    """Whether captions are rated without an image: papers print Pearson, Spearman and tau_b."""
     released: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Heading -> [N] scores that the files have, which are compared with people, too."""
-
-
-@dataclass(frozen=True)
-class CaptionPairs:
-    """P pairs of captions of one image each, and which of the two is better."""
-
-    name: str
-    first: Sequence[str]
-    second: Sequence[str]
-    preference: Sequence[float]
-    """[P] 1 where the first is better, 0 where the second is, 0.5 where people are divided evenly.
-    """
-    kinds: Sequence[str]
-    """[P] category of each pair."""
-    image_ids: Sequence[str]
-    images: Sequence[Image] | None
-    references: Mapping[str, Sequence[Sequence[str]]]
-    """Condition, such as ``4 references`` or ``draw 1`` -> [P] lists. Empty where the set has no
-    references.
-    """
-    convention: str
-    """What counts as right, in a line."""
-    excluded: Mapping[str, int] = field(default_factory=dict)
-    by_image: bool = False
-    """Whether the pairs of one image are one comparison, of the sums of their scores."""
-    averaged: bool = False
-    """Whether the conditions are draws of one experiment, whose accuracies are averaged; else each
-    is reported.
-    """
-    ties: Literal["wrong", "half"] = "wrong"
-    """What a pair with two equal scores counts."""
-    shown_kinds: bool = True
-    """Whether each kind is a figure; without, only the summary is."""
-    summary: Literal["pairs", "kinds"] = "pairs"
-    """What the summary averages over: all pairs alike, or the accuracies of the kinds."""
-
-
-@dataclass(frozen=True)
-class CaptionGroups:
-    """G groups of K captions, each with an image; right is a group whose scores are in order."""
-
-    name: str
-    captions: Sequence[str]
-    """[G * K], one group after the other."""
-    image_ids: Sequence[str]
-    """[G * K]"""
-    images: Sequence[Image] | None
-    kinds: Sequence[str]
-    """[G] category of each group."""
-    above: Mapping[str, Sequence[tuple[int, int]]]
-    """Figure -> pairs (i, j), in all of which the i-th score of a group must be above the j-th."""
-    convention: str
+    above: Mapping[str, Order] = field(default_factory=lambda: PAIR)
+    """Figure -> pairs of captions, all of which must be in order in a row that is right."""
     texts_above: Mapping[str, Sequence[tuple[tuple[int, int], tuple[int, int]]]] = field(
         default_factory=dict
     )
     """Figure -> ((i, j), (k, l)): the cosine of captions i and j must be above that of k and l, for
     metrics with a text encoder.
     """
-    excluded: Mapping[str, int] = field(default_factory=dict)
-    ties: Literal["wrong", "right", "random"] = "wrong"
+    ties: Literal["wrong", "half", "right", "random"] = "wrong"
     """What equal scores count as; ``random`` is the expectation in a random order."""
+    by_image: bool = False
+    """Whether the rows of one image are one comparison, of the sums of their scores."""
+    averaged: bool = False
+    """Whether conditions are draws of one experiment, whose accuracies are averaged."""
     shown_kinds: bool = True
-    summary: Literal["pairs", "kinds"] = "pairs"
-    """As for ``CaptionPairs``."""
+    """Whether each kind is a figure; without, only the summary is."""
+    summary: Literal["all", "kinds"] = "all"
+    """What the summary averages over: all rows alike, or the accuracies of the kinds."""
 
+    def __post_init__(self) -> None:
+        if len({bool(row.references) for row in self.rows}) > 1:
+            raise DataError(f"{self.name}: some rows have no references: expected all or none")
 
-JudgementSet = RatedCaptions | CaptionPairs | CaptionGroups
+    @property
+    def is_rated(self) -> bool:
+        return self.rows[0].rating is not None
 
+    @property
+    def has_references(self) -> bool:
+        return bool(self.rows[0].references)
 
-class Rating(NamedTuple):
-    """One judgement of ``RatedCaptions``."""
+    @property
+    def image_ids(self) -> list[str]:
+        return [row.image_id for row in self.rows]
 
-    image_id: str
-    caption: str
-    rating: float
-    references: Sequence[str] | None = None
-    image: Image | None = None
+    @property
+    def images(self) -> list[Image] | None:
+        """[N], or None where one is not there."""
+        images = [row.image for row in self.rows if row.image is not None]
+        return images if len(images) == len(self.rows) else None
 
+    @property
+    def captions(self) -> list[str]:
+        """[N * K], one row after the other."""
+        return [caption for row in self.rows for caption in row.captions]
 
-class Pair(NamedTuple):
-    """One pair of ``CaptionPairs``."""
+    @property
+    def references(self) -> list[Sequence[str]]:
+        """[N] lists of the first condition."""
+        return [row.references[0] for row in self.rows if row.references]
 
-    image_id: str
-    first: str
-    second: str
-    kind: str = "all pairs"
-    preference: float = 1.0
-    image: Image | None = None
-
-
-def rated_captions(name: str, rows: Sequence[Rating], *more: Any, **options: Any) -> RatedCaptions:
-    """``RatedCaptions`` of N >= 1 rows; ``more`` are the fields after ``references``."""
-    ids, captions, ratings, references, images = map(list, zip(*rows, strict=True))
-    with_references = [texts is not None for texts in references]
-    if any(with_references) != all(with_references):
-        raise DataError(f"{name}: some rows have no references: expected them in all or in none")
-    return RatedCaptions(
-        name,
-        captions,
-        ratings,
-        ids,
-        None if None in images else images,
-        references if all(with_references) else None,
-        *more,
-        **options,
-    )
-
-
-def caption_pairs(name: str, rows: Sequence[Pair], *more: Any, **options: Any) -> CaptionPairs:
-    """``CaptionPairs`` of P >= 1 rows; ``more`` are the fields from ``references`` on."""
-    ids, first, second, kinds, preference, images = map(list, zip(*rows, strict=True))
-    found = None if None in images else images
-    return CaptionPairs(name, first, second, preference, kinds, ids, found, *more, **options)
+    @property
+    def ratings(self) -> list[float]:
+        return [row.rating for row in self.rows if row.rating is not None]
 
 
 def convert(
@@ -179,6 +133,17 @@ def convert(
         with naming(f"{path}, row {number}", READING, DataError):
             converted.append(function(row))
     return converted
+
+
+def rated(
+    image: str, caption: str, rating: Any, references: Sequence[str] | None, photo: Any = None
+) -> Judged:
+    """A row of a rated set; ``ValueError`` for a blank caption or a rating that is no number."""
+    lists = () if references is None else (references,)
+    row = Judged(image, [caption_of(caption)], float(rating), references=lists, image=photo)
+    if not math.isfinite(float(rating)):
+        raise ValueError(f"the rating is {rating}")
+    return row
 
 
 def caption_of(text: str) -> str:
@@ -215,8 +180,8 @@ class Files:
         raise DataError(f"{needed}, which is not there. Get it: {source}")
 
     def read_counted(
-        self, source: str, published: Mapping[str, int], function: Callable[[Any], Converted]
-    ) -> Iterator[tuple[str, list[Converted]]]:
+        self, source: str, published: Mapping[str, int], function: Callable[[Any], Judged]
+    ) -> Iterator[tuple[str, list[Judged]]]:
         """Yield name and converted rows of each ``NAME.json``; ``published``: name -> number."""
         for name, count in published.items():
             path = self.require(source, f"{name}.json")
@@ -228,6 +193,11 @@ class Files:
         """The folder of images that the user named, else the first of ``names`` that is there."""
         below = (self.folder / name for name in names)
         return self.images or next((folder for folder in below if folder.is_dir()), None)
+
+    def with_images(self, rows: Iterable[Judged], *names: str) -> list[Judged]:
+        """The rows with the file ``image_id`` of the folder of images as their image."""
+        folder = self.image_folder(*names)
+        return [row._replace(image=folder and folder / row.image_id) for row in rows]
 
     def check_count(self, what: str, count: int, published: int | None = None) -> None:
         """Refuse 0 and, unless ``partial``, another number than the published one."""
@@ -249,39 +219,27 @@ def json_rows(path: Path, key: str | None = None) -> list[Any]:
         return list(rows.values() if isinstance(rows, dict) else rows)
 
 
-def table_rows(
-    path: Path,
-    delimiter: str = ",",
-    columns: Sequence[str] | None = None,
-    spreadsheet: bool = False,
-) -> list[dict[str, str]]:
-    """Read the rows of a table; with tabs, quotation marks are plain characters.
+def table_rows(path: Path, sep: str = ",", columns: Sequence[str] | None = None) -> list[Any]:
+    """The rows of a table as dictionaries of texts, "" where a row has too few fields.
 
-    ``columns`` are those of a file whose first line does not name them. ``spreadsheet`` accepts
-    Latin-1 where a file is not UTF-8, and rows with fewer fields (missing ones are empty).
+    ``columns`` are those of a file whose first line does not name them. With tabs quotation marks
+    are plain characters. A file that is not UTF-8 is Latin-1.
     """
+    import pandas
+
+    options: dict[str, Any] = {"sep": sep, "quoting": 3 if sep == "\t" else 0}
+    if columns is not None:
+        options |= {"names": columns, "header": None}
     content = path.read_bytes()
-    with naming(str(path), (UnicodeError, csv.Error), DataError):
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            if not spreadsheet:
-                raise
-            text = content.decode("latin-1")
-        rows: Any = csv.DictReader(
-            io.StringIO(text, newline=""),
-            columns,
-            restval="" if spreadsheet else None,
-            delimiter=delimiter,
-            quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL,
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        options["encoding"] = "latin-1"
+    with naming(str(path), (ValueError,), DataError):
+        table = pandas.read_csv(
+            io.BytesIO(content), dtype=str, index_col=False, keep_default_na=False, **options
         )
-        table = []
-        for row in rows:
-            if not spreadsheet and (None in row or None in row.values()):
-                fields = len(rows.fieldnames)
-                raise DataError(f"{path}, line {rows.line_num}: expected {fields} fields")
-            table.append(row)
-    return table
+    return table.fillna("").to_dict("records")
 
 
 def coco_id(name: str) -> str:
@@ -293,23 +251,19 @@ def coco_id(name: str) -> str:
 def coco_references(path: Path) -> dict[str, list[str]]:
     """Read COCO annotations: id of an image -> its captions, in order."""
     captions: dict[str, list[str]] = {}
-    for image, caption in convert(
-        path,
-        json_rows(path, "annotations"),
-        lambda row: (str(row["image_id"]), caption_of(row["caption"])),
-    ):
-        captions.setdefault(image, []).append(caption)
+
+    def add(row: dict[str, Any]) -> None:
+        captions.setdefault(str(row["image_id"]), []).append(caption_of(row["caption"]))
+
+    convert(path, json_rows(path, "annotations"), add)
     return captions
 
 
-def other_captions(
-    file: Path, judged: Iterable[tuple[str, str]], path: Path
-) -> list[list[str]] | None:
-    """The other captions of N images with a judged caption, in COCO's annotations ``file``.
+def other_captions(file: Path, rows: Sequence[Judged], path: Path) -> list[list[str]] | None:
+    """The other captions of the images of N rows in COCO's annotations; None without the file.
 
-    Case, punctuation and spaces differ between the copies of COCO. Returns [N] lists, or None where
-    ``file`` is not there. An image without another caption is a ``DataError`` that names ``path``,
-    the file of the judgements, too.
+    Case, punctuation and spaces differ between the copies of COCO. An image without another caption
+    than the row's first is a ``DataError`` that names ``path``, the file of the judgements, too.
     """
     if not file.is_file():
         return None
@@ -317,14 +271,13 @@ def other_captions(
     def words(text: str) -> str:
         return single_spaced(re.sub(r"[^\w ]", " ", text.lower()))
 
-    references, rows = coco_references(file), []
-    for image, caption in judged:
-        captions = references.get(coco_id(image), [])
-        others = [text for text in captions if words(text) != words(caption)]
-        if not others:
+    references, others = coco_references(file), []
+    for row in rows:
+        captions = references.get(coco_id(row.image_id), [])
+        others.append([text for text in captions if words(text) != words(row.captions[0])])
+        if not others[-1]:
             raise DataError(
-                f"{path} judges captions of {image!r:.80}, of which {file.name} has no other "
-                f"caption"
+                f"{path} judges captions of {row.image_id!r:.80}, of which {file.name} has no "
+                "other caption"
             )
-        rows.append(others)
-    return rows
+    return others

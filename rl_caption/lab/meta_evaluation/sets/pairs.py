@@ -1,11 +1,10 @@
-"""Sets of pairs of captions of one image, of which one is better, and of groups in order.
+"""Sets of captions of one image of which one is better, or whose scores must be in order.
 
 One function for each set, named as in ``SETS``.
 """
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,20 +21,20 @@ from rl_caption.data.negatives import EDITS, tag_words
 from rl_caption.lab.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
     READING,
-    CaptionGroups,
-    CaptionPairs,
     Files,
-    Pair,
-    caption_pairs,
+    Judged,
+    JudgementSet,
     captions_of,
     convert,
     json_rows,
     other_captions,
 )
 
-CONSENSUS = "the PASCAL-50S and ABSTRACT-50S datasets and the consensus annotations, https://vrama91.github.io/cider/"
+CONSENSUS = (
+    "the PASCAL-50S and ABSTRACT-50S datasets and the consensus annotations, "
+    "https://vrama91.github.io/cider/"
+)
 VOTES, REFERENCES, DRAWS = 48, 5, 5
-BY_CONSENSUS = {"averaged": True, "ties": "half", "summary": "kinds"}
 KINDS = {1: "HC", 2: "HI", 3: "HM", 4: "MM"}
 PASCAL_IMAGES = ["JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "images"]
 
@@ -47,7 +46,10 @@ FOIL_SOURCE = (
 KARPATHY_SOURCE = "caption_datasets.zip of https://cs.stanford.edu/people/karpathy/deepimagesent"
 AGAINST_FOILS = "the caption scores higher than its foil; equal scores are wrong"
 FOIL_PAIRS = {"foilv1.0_test_2017.json": 99_480, "foil-it.json": 1_000}
-SUGARCREPE_SOURCE = "the folder data of https://github.com/RAIVNLab/sugar-crepe, and val2017 from https://cocodataset.org/"
+SUGARCREPE_SOURCE = (
+    "the folder data of https://github.com/RAIVNLab/sugar-crepe, and val2017 from "
+    "https://cocodataset.org/"
+)
 COCO_VAL2017 = "captions_val2017.json"
 SUGARCREPE = {
     "add_att": 692,
@@ -59,10 +61,16 @@ SUGARCREPE = {
     "swap_obj": 245,
 }
 """File -> published number of pairs."""
-ARO_SOURCE = "the files that https://github.com/mertyg/vision-language-models-are-bows downloads, with their images"
+ARO_SOURCE = (
+    "the files that https://github.com/mertyg/vision-language-models-are-bows downloads, with "
+    "their images"
+)
 ARO = {"visual_genome_relation": 23_937, "visual_genome_attribution": 28_748}
 MIN_ATTRIBUTE_PAIRS = 25
-SUGARCREPE_PP_SOURCE = "the folder data of https://github.com/Sri-Harsha/scpp, and val2017 from https://cocodataset.org/"
+SUGARCREPE_PP_SOURCE = (
+    "the folder data of https://github.com/Sri-Harsha/scpp, and val2017 from "
+    "https://cocodataset.org/"
+)
 SUGARCREPE_PP = {
     "swap_obj": 245,
     "swap_att": 666,
@@ -71,17 +79,22 @@ SUGARCREPE_PP = {
     "replace_rel": 1406,
 }
 """File -> published number of triplets."""
-ORDER_SOURCE = "https://storage.googleapis.com/sfr-vision-language-research/datasets/, to which add the name of the file"
+ORDER_SOURCE = (
+    "https://storage.googleapis.com/sfr-vision-language-research/datasets/, to which add the name "
+    "of the file"
+)
 ORDER = {"coco_karpathy_test.json": 25_010, "flickr30k_test.json": 5_000}
 """File -> published number of captions."""
 ORDER_EDITS = (
-    *("shuffle_nouns_adjectives", "shuffle_all_but_nouns_adjectives"),
-    *("shuffle_within_trigrams", "shuffle_trigrams"),
+    "shuffle_nouns_adjectives",
+    "shuffle_all_but_nouns_adjectives",
+    "shuffle_within_trigrams",
+    "shuffle_trigrams",
 )
 MAX_WORDS = 30
 
 
-def pascal50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
+def pascal50s(release: Files, seed: int = 0) -> list[JudgementSet]:
     """Read ``consensus_pascal.mat`` (votes) with ``pair_pascal.mat`` (images and kinds).
 
     Vedantam, Zitnick and Parikh, "CIDEr", CVPR 2015: 48 people said which of two captions is more
@@ -92,71 +105,65 @@ def pascal50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
     pair counts one half, which is its expectation, and so does a pair with equal scores.
     """
     file = _annotations(release, "consensus_pascal.mat")
-    photos = release.image_folder(*PASCAL_IMAGES)
-    pairs, references = _voted_pairs(file)
+    rows = _voted_pairs(file, seed)
     path = _annotations(release, "pair_pascal.mat")
     content = _mat(path)
-    rows = convert(path, content["new_input"], lambda row: list(row.values())[:3])
+    written = convert(path, content["new_input"], lambda row: list(row.values())[:3])
     kinds = convert(path, content["category"], lambda category: KINDS[int(category)])
-    written = [{text.strip() for text in captions} for _, *captions in rows]  # in either order
-    if len(kinds) != len(rows) or written != [{pair.first, pair.second} for pair in pairs]:
+    texts = [{text.strip() for text in captions} for _, *captions in written]  # in either order
+    if len(kinds) != len(texts) or texts != [set(row.captions) for row in rows]:
         raise DataError(
-            f"{path} has {len(rows)} pairs that are not those of the {len(pairs)} of {file.name}, "
+            f"{path} has {len(texts)} pairs that are not those of the {len(rows)} of {file.name}, "
             "in order"
         )
-    release.check_count("pairs", len(pairs), 4000)
-    judged = []
-    for pair, row, kind in zip(pairs, rows, kinds, strict=True):
-        name = row[0].strip()
-        judged.append(pair._replace(image_id=name, kind=kind, image=photos and photos / name))
-    return [_consensus("pascal50s", judged, references, seed)]
+    release.check_count("pairs", len(rows), 4000)
+    names = [name.strip() for name, *_ in written]
+    rows = [
+        row._replace(image_id=name, kind=kind)
+        for row, name, kind in zip(rows, names, kinds, strict=True)
+    ]
+    return [_consensus("pascal50s", release.with_images(rows, *PASCAL_IMAGES))]
 
 
-def abstract50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
+def abstract50s(release: Files, seed: int = 0) -> list[JudgementSet]:
     """Read ``consensus_abstract.mat``, and ``abstract_candsB.json`` for the names of the images.
 
     Protocol as for ``pascal50s``, but the public files do not say which pairs are HC and which are
     HI. Without the second file there are no images.
     """
     file = _annotations(release, "consensus_abstract.mat")
-    pairs, references = _voted_pairs(file)
-    release.check_count("pairs", len(pairs), 400)
-    photos, names = None, [f"pair {number}" for number in range(len(pairs))]
+    rows = _voted_pairs(file, seed)
+    release.check_count("pairs", len(rows), 400)
     path = file.with_name("abstract_candsB.json")
-    if path.is_file():
-        rows = convert(path, json_rows(path), lambda row: (row["image_id"], row["caption"].strip()))
-        if len(rows) != len(pairs) or not all(
-            caption in (pair.first, pair.second)
-            for (_, caption), pair in zip(rows, pairs, strict=True)
-        ):
-            raise DataError(
-                f"{path}: expected a caption of each of the {len(pairs)} pairs, in order"
-            )
-        names = [name for name, _ in rows]
-        photos = release.image_folder("images", "AbstractScenes", "RenderedScenes")
-    pairs = [
-        pair._replace(image_id=name, image=photos and photos / name)
-        for pair, name in zip(pairs, names, strict=True)
-    ]
-    return [_consensus("abstract50s", pairs, references, seed)]
+    if not path.is_file():
+        numbered = [row._replace(image_id=f"pair {n}") for n, row in enumerate(rows)]
+        return [_consensus("abstract50s", numbered)]
+    named = convert(path, json_rows(path), lambda row: (row["image_id"], row["caption"].strip()))
+    if len(named) != len(rows) or not all(
+        caption in row.captions for (_, caption), row in zip(named, rows, strict=True)
+    ):
+        raise DataError(f"{path}: expected a caption of each of the {len(rows)} pairs, in order")
+    rows = [row._replace(image_id=name) for row, (name, _) in zip(rows, named, strict=True)]
+    rows = release.with_images(rows, "images", "AbstractScenes", "RenderedScenes")
+    return [_consensus("abstract50s", rows)]
 
 
-def _consensus(name: str, rows: list[Pair], references: list[list[str]], seed: int) -> CaptionPairs:
-    """The set of P pairs; ``references`` are the 48 of each pair that people compared with."""
+def _consensus(name: str, rows: list[Judged]) -> JudgementSet:
     convention = (
         f"the caption with most of {VOTES} votes scores higher; metrics with references see "
-        f"{REFERENCES} of {VOTES}, "
-        f"mean of {DRAWS} draws; pairs with as many votes for both, and equal scores, count one "
-        f"half"
+        f"{REFERENCES} of {VOTES}, mean of {DRAWS} draws; pairs with as many votes for both, and "
+        "equal scores, count one half"
     )
-    drawn: dict[str, list[list[str]]] = {}
-    for draw in range(DRAWS):
-        references_of_draw = drawn.setdefault(f"draw {draw + 1}", [])
-        for number, texts in enumerate(references):
-            order = np.random.default_rng((seed, draw, number)).permutation(len(texts))
-            references_of_draw.append([texts[index] for index in order[:REFERENCES]])
-    several = len({row.kind for row in rows}) > 1
-    return caption_pairs(name, rows, drawn, convention, shown_kinds=several, **BY_CONSENSUS)
+    return JudgementSet(
+        name,
+        rows,
+        convention,
+        conditions=[f"draw {draw + 1}" for draw in range(DRAWS)],
+        averaged=True,
+        ties="half",
+        summary="kinds",
+        shown_kinds=len({row.kind for row in rows}) > 1,
+    )
 
 
 def _annotations(release: Files, name: str) -> Path:
@@ -174,10 +181,10 @@ def _mat(path: Path) -> dict[str, Any]:
     return content
 
 
-def _voted_pairs(path: Path) -> tuple[list[Pair], list[list[str]]]:
+def _voted_pairs(path: Path, seed: int) -> list[Judged]:
     """Read triplets (reference A, captions B and C, vote 1 or -1), 48 of each pair.
 
-    Returns pairs without image, and their references.
+    The rows have no images; their references are ``DRAWS`` draws of 5 of the 48.
     """
 
     def triplet(row: dict[str, Any]) -> tuple[str, str, str, int]:
@@ -185,21 +192,27 @@ def _voted_pairs(path: Path) -> tuple[list[Pair], list[list[str]]]:
         return row["A"].strip(), row["B"].strip(), row["C"].strip(), {1: 1, -1: -1}[vote]
 
     triplets = convert(path, _mat(path)["triplets"], triplet)
-    pairs, references = [], []
-    for start in range(0, len(triplets), VOTES):
-        compared, first, second, votes = zip(*triplets[start : start + VOTES], strict=True)
+    rows = []
+    for number in range(-(-len(triplets) // VOTES)):
+        own = triplets[number * VOTES : (number + 1) * VOTES]
+        compared, first, second, votes = zip(*own, strict=True)
         if len(votes) < VOTES or len(set(first)) > 1 or len(set(second)) > 1:
+            start = number * VOTES
             raise DataError(
                 f"{path}: the {VOTES} triplets from {start} are not of one pair of captions"
             )
-        pairs.append(Pair("", first[0], second[0], preference=float(1 + np.sign(sum(votes))) / 2))
-        references.append(list(compared))
-    return pairs, references
+        drawn = []
+        for draw in range(DRAWS):
+            order = np.random.default_rng((seed, draw, number)).permutation(VOTES)
+            drawn.append([compared[index] for index in order[:REFERENCES]])
+        better = float(1 + np.sign(sum(votes))) / 2
+        rows.append(Judged("", (first[0], second[0]), better=better, references=drawn))
+    return rows
 
 
 def foil(
     release: Files, one_per_image: bool = False, held_out: bool = False, seed: int = 0
-) -> list[CaptionPairs]:
+) -> list[JudgementSet]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json``.
 
     FOIL 1.0 (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. Of
@@ -214,53 +227,57 @@ def foil(
     """
     path = release.require(FOIL_SOURCE, *FOIL_PAIRS)
     excluded: dict[str, int] = {}
-    if path.name == "foil-it.json":
-        voted = convert(
-            path,
-            json_rows(path),
-            lambda row: (
-                Pair(row["image_file"], row["caption"], row["foil"]),
-                row["mturk"]["caption"],
-            ),
-        )
-        release.check_count(f"pairs in {path}", len(voted), FOIL_PAIRS[path.name])
-        pairs = [pair for pair, votes in voted if votes >= 2]
-        left_out = len(voted) - len(pairs)
-        if left_out:
-            excluded["fewer than 2 of 3 people found the caption right"] = left_out
-    else:
-        pairs = _released_foil(path)
-        release.check_count(f"pairs in {path}", len(pairs), FOIL_PAIRS[path.name])
+    rows = _valse_foil(path) if path.name == "foil-it.json" else _released_foil(path)
+    release.check_count(f"pairs in {path}", len(rows), FOIL_PAIRS[path.name])
+
+    def keep(kept: list[Judged], reason: str) -> list[Judged]:
+        excluded[reason] = len(rows) - len(kept)
+        return kept
+
+    agreed = [row for row in rows if row.better == 1]
+    rows = keep(agreed, "fewer than 2 of 3 people found the caption right")
     if held_out:
         records = read_records(release.require(KARPATHY_SOURCE, "dataset_coco.json"))
         seen = {record.filename for record in records if record.split in ("train", "restval")}
-        kept = [pair for pair in pairs if pair.image_id not in seen]
-        excluded["the image is in Karpathy's training split"] = len(pairs) - len(kept)
-        pairs = kept
+        unseen = [row for row in rows if row.image_id not in seen]
+        rows = keep(unseen, "the image is in Karpathy's training split")
     if one_per_image:
-        pairs_of_image: dict[str, list[Pair]] = {}
-        for pair in pairs:
-            pairs_of_image.setdefault(pair.image_id, []).append(pair)
+        rows_of_image: dict[str, list[Judged]] = {}
+        for row in rows:
+            rows_of_image.setdefault(row.image_id, []).append(row)
         generator = np.random.default_rng(seed)
-        excluded["another pair of the image was drawn"] = len(pairs) - len(pairs_of_image)
-        pairs = [
-            members[int(generator.integers(len(members)))] for members in pairs_of_image.values()
+        drawn = [own[int(generator.integers(len(own)))] for own in rows_of_image.values()]
+        rows = keep(drawn, "another pair of the image was drawn")
+    release.check_count(f"judged pairs in {path}", len(rows))
+    others = other_captions(release.folder / COCO_CAPTIONS, rows, path)
+    if others is not None:
+        rows = [
+            row._replace(references=(texts[:1], texts))
+            for row, texts in zip(rows, others, strict=True)
         ]
-    release.check_count(f"judged pairs in {path}", len(pairs))
-    judged = [(pair.image_id, pair.first) for pair in pairs]
-    others = other_captions(release.folder / COCO_CAPTIONS, judged, path)
-    references = {}
-    if others:
-        references = {"1 reference": [texts[:1] for texts in others], "4 references": others}
-    pairs = _with_images(pairs, release.image_folder("val2014", "images"))
-    return [caption_pairs("foil", pairs, references, AGAINST_FOILS, excluded, shown_kinds=False)]
+    return [
+        JudgementSet(
+            "foil",
+            release.with_images(rows, "val2014", "images"),
+            AGAINST_FOILS,
+            {reason: count for reason, count in excluded.items() if count},
+            conditions=["1 reference", "4 references"],
+            shown_kinds=False,
+        )
+    ]
 
 
-def _with_images(pairs: Sequence[Pair], folder: Path | None) -> list[Pair]:
-    return [pair._replace(image=folder and folder / pair.image_id) for pair in pairs]
+def _valse_foil(path: Path) -> list[Judged]:
+    """Pairs; 0 as ``better`` where fewer than two people found the caption right."""
+
+    def read(row: dict[str, Any]) -> Judged:
+        agreed = row["mturk"]["caption"] >= 2
+        return Judged(row["image_file"], (row["caption"], row["foil"]), better=float(agreed))
+
+    return convert(path, json_rows(path), read)
 
 
-def _released_foil(path: Path) -> list[Pair]:
+def _released_foil(path: Path) -> list[Judged]:
     images = convert(path, json_rows(path, "images"), lambda row: (row["id"], row["file_name"]))
     names = dict(images)
     true: dict[Any, str] = {}
@@ -274,10 +291,10 @@ def _released_foil(path: Path) -> list[Pair]:
             true[row["id"]] = row["caption"]
 
     convert(path, json_rows(path, "annotations"), read)
-    return convert(path, wrong, lambda foil: Pair(foil[1], true[foil[0]], foil[2]))
+    return convert(path, wrong, lambda foil: Judged(foil[1], (true[foil[0]], foil[2])))
 
 
-def sugarcrepe(release: Files) -> list[CaptionPairs]:
+def sugarcrepe(release: Files) -> list[JudgementSet]:
     """Read SugarCrepe's seven files (Hsieh et al., NeurIPS 2023).
 
     The summary is the mean of their accuracies. The set has no references. Where
@@ -285,19 +302,24 @@ def sugarcrepe(release: Files) -> list[CaptionPairs]:
     metrics of text alone can be judged, too.
     """
 
+    def read(row: dict[str, str]) -> Judged:
+        return Judged(row["filename"], (row["caption"], row["negative_caption"]))
+
     rows = []
-    for kind, pairs in release.read_counted(
-        SUGARCREPE_SOURCE,
-        SUGARCREPE,
-        lambda row: Pair(row["filename"], row["caption"], row["negative_caption"]),
-    ):
+    for kind, pairs in release.read_counted(SUGARCREPE_SOURCE, SUGARCREPE, read):
         rows += [pair._replace(kind=kind) for pair in pairs]
-    judged = [(row.image_id, row.first) for row in rows]
-    others = other_captions(release.folder / COCO_VAL2017, judged, release.folder)
-    references = {"other captions": others} if others else {}
-    rows = _with_images(rows, release.image_folder("val2017", "images"))
-    convention = "the caption scores higher than its hard negative; equal scores are wrong"
-    return [caption_pairs("sugarcrepe", rows, references, convention, summary="kinds")]
+    others = other_captions(release.folder / COCO_VAL2017, rows, release.folder)
+    if others is not None:
+        rows = [row._replace(references=(o,)) for row, o in zip(rows, others, strict=True)]
+    return [
+        JudgementSet(
+            "sugarcrepe",
+            release.with_images(rows, "val2017", "images"),
+            "the caption scores higher than its hard negative; equal scores are wrong",
+            conditions=["other captions"],
+            summary="kinds",
+        )
+    ]
 
 
 @dataclass(frozen=True)
@@ -313,24 +335,24 @@ class Region:
         return open_image(self.path).crop(self.box)
 
 
-def aro(release: Files) -> list[CaptionPairs]:
+def aro(release: Files, by_relation: bool = False) -> list[JudgementSet]:
     """Read the relations and the attributes of ARO, two sets without references.
 
     Yuksekgonul et al., ICLR 2023. The image is cut to the box around the two things. Accuracies are
     averaged over relations, without those of ``ARO_LEFT_OUT``, and over pairs of attributes that
-    occur at least 25 times.
+    occur at least 25 times. ``by_relation`` shows the accuracy of each, too.
     """
     photos = release.image_folder("images", "VG_100K")
 
-    def pair_of(row: dict[str, Any]) -> Pair:
+    def read(row: dict[str, Any]) -> Judged:
         name, left, top = row["image_path"], row["bbox_x"], row["bbox_y"]
         box = left, top, left + row["bbox_w"], top + row["bbox_h"]
-        image = Region(photos / name, box) if photos else None
         kind = row["relation_name"] if "relation_name" in row else "_".join(row["attributes"])
-        return Pair(name, row["true_caption"], row["false_caption"], kind, image=image)
+        captions = row["true_caption"], row["false_caption"]
+        return Judged(name, captions, kind=kind, image=photos and Region(photos / name, box))
 
     judgement_sets = []
-    for file, pairs in release.read_counted(ARO_SOURCE, ARO, pair_of):
+    for file, pairs in release.read_counted(ARO_SOURCE, ARO, read):
         title = file.removeprefix("visual_genome_")
         if title == "relation":
             left_out, reason = ARO_LEFT_OUT, "relations that the released evaluation leaves out"
@@ -340,30 +362,17 @@ def aro(release: Files) -> list[CaptionPairs]:
             reason = f"pairs of attributes that occur less than {MIN_ATTRIBUTE_PAIRS} times"
         rows = [pair for pair in pairs if pair.kind not in left_out]
         release.check_count(f"pairs in {file}.json besides {reason}", len(rows))
-        convention = f"the true caption scores higher than the false one; equal scores are wrong; mean over {title}s"
-        more: Any = {}, convention, {reason: len(pairs) - len(rows)}
-        judgement_sets.append(
-            caption_pairs(f"aro {title}", rows, *more, shown_kinds=False, summary="kinds")
+        convention = (
+            "the true caption scores higher than the false one; equal scores are wrong; mean over "
+            f"{title}s"
         )
+        excluded = {reason: len(pairs) - len(rows)}
+        options: dict[str, Any] = {"shown_kinds": by_relation, "summary": "kinds"}
+        judgement_sets.append(JudgementSet(f"aro {title}", rows, convention, excluded, **options))
     return judgement_sets
 
 
-def _caption_groups(
-    name: str,
-    folder: Path | None,
-    rows: Sequence[Sequence[str]],
-    kinds: Sequence[str],
-    *more: Any,
-    **options: Any,
-) -> CaptionGroups:
-    """``CaptionGroups`` of G rows (file of the image, K captions); ``more``: from ``above`` on."""
-    captions = [text for _, *texts in rows for text in texts]
-    files = [file for file, *texts in rows for _ in texts]
-    images = [folder / file for file in files] if folder else None
-    return CaptionGroups(name, captions, files, images, kinds, *more, **options)
-
-
-def sugarcrepe_pp(release: Files) -> list[CaptionGroups]:
+def sugarcrepe_pp(release: Files) -> list[JudgementSet]:
     """Read SugarCrepe++'s five files: two captions that are right and a hard negative.
 
     Dumpala et al., NeurIPS 2024. ITT: both captions score higher than the negative. TOT, for
@@ -371,24 +380,31 @@ def sugarcrepe_pp(release: Files) -> list[CaptionGroups]:
     with the negative. The summaries are means over the files.
     """
 
-    rows, kinds = [], []
-    keys = ("filename", "caption", "caption2", "negative_caption")
-    for kind, groups in release.read_counted(
-        SUGARCREPE_PP_SOURCE, SUGARCREPE_PP, lambda row: [row[key] for key in keys]
-    ):
-        rows += groups
-        kinds += [kind] * len(groups)
+    def read(row: dict[str, str]) -> Judged:
+        captions = row["caption"], row["caption2"], row["negative_caption"]
+        return Judged(row["filename"], captions)
+
+    rows = []
+    for kind, groups in release.read_counted(SUGARCREPE_PP_SOURCE, SUGARCREPE_PP, read):
+        rows += [group._replace(kind=kind) for group in groups]
     convention = (
         "ITT: both captions score higher than the hard negative; TOT: the cosine of the two "
-        "captions is above those of "
-        "each with the negative, by the text encoder alone; equal scores are wrong"
+        "captions is above those of each with the negative, by the text encoder alone; equal "
+        "scores are wrong"
     )
-    figures = {"ITT": [(0, 2), (1, 2)]}, convention, {"TOT": [((0, 1), (0, 2)), ((0, 1), (1, 2))]}
-    folder = release.image_folder("val2017", "images")
-    return [_caption_groups("sugarcrepe_pp", folder, rows, kinds, *figures, summary="kinds")]
+    return [
+        JudgementSet(
+            "sugarcrepe_pp",
+            release.with_images(rows, "val2017", "images"),
+            convention,
+            above={"ITT": [(0, 2), (1, 2)]},
+            texts_above={"TOT": [((0, 1), (0, 2)), ((0, 1), (1, 2))]},
+            summary="kinds",
+        )
+    ]
 
 
-def aro_order(release: Files, seed: int = 0) -> list[CaptionGroups]:
+def aro_order(release: Files, seed: int = 0) -> list[JudgementSet]:
     """Read COCO and Flickr30k captions for ARO's COCO-Order and Flickr30k-Order, if they are there.
 
     Yuksekgonul et al., ICLR 2023: a caption against four shuffles of its words. They have no
@@ -407,25 +423,28 @@ def aro_order(release: Files, seed: int = 0) -> list[CaptionGroups]:
         path = release.folder / file
         if not path.is_file():
             continue
-        written = convert(
+        listed = convert(
             path,
             json_rows(path),
             lambda row: [(row["image"], text) for text in captions_of(row["caption"])],
         )
+        written = list(chain.from_iterable(listed))
+        release.check_count(f"captions in {path}", len(written), published)
+        below = release.folder if (release.folder / written[0][0]).parent.is_dir() else None
+        folder = release.images or below
         rows = []
-        for number, (image, text) in enumerate(chain.from_iterable(written)):
+        for number, (image, text) in enumerate(written):
             words, generator = tag_words(text), np.random.default_rng((seed, number))
             shuffled = [EDITS[edit](words, {}, generator) or text for edit in ORDER_EDITS]
-            rows.append([image, *map(_as_released, (text, *shuffled))])
-        release.check_count(f"captions in {path}", len(rows), published)
-        below = release.folder if (release.folder / rows[0][0]).parent.is_dir() else None
-        above = {"precision at 1": [(0, other) for other in range(1, 5)]}
-        convention = f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores are right"
-        more = ["all"] * len(rows), above, convention
-        name, folder = f"aro_order {file.split('_')[0]}", release.images or below
-        judgement_sets.append(
-            _caption_groups(name, folder, rows, *more, ties="right", shown_kinds=False)
+            captions = [_as_released(caption) for caption in (text, *shuffled)]
+            rows.append(Judged(image, captions, image=folder and folder / image))
+        convention = (
+            f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores "
+            "are right"
         )
+        above = {"precision at 1": [(0, other) for other in range(1, 5)]}
+        name, options = f"aro_order {file.split('_')[0]}", {"ties": "right", "shown_kinds": False}
+        judgement_sets.append(JudgementSet(name, rows, convention, above=above, **options))  # type: ignore[arg-type]
     return judgement_sets
 
 

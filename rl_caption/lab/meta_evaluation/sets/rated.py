@@ -5,9 +5,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from rewards.base import naming
 from rl_caption.data.base import DataError
@@ -16,31 +15,30 @@ from rl_caption.lab.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
     READING,
     Files,
-    RatedCaptions,
-    Rating,
+    Judged,
+    JudgementSet,
     caption_of,
     captions_of,
     coco_id,
     coco_references,
     convert,
-    rated_captions,
+    rated,
     table_rows,
 )
-from rl_caption.lab.meta_evaluation.sets.hub import hub_files, hub_ratings
+from rl_caption.lab.meta_evaluation.sets.hub import hub_files, hub_rows
 from rl_caption.runtime.options import Range
 
 FLICKR8K = (
     "Flickr8k_text.zip (captions and annotations) and Flickr8k_Dataset.zip (photos), University of "
-    "Illinois, "
-    "https://hockenmaier.cs.illinois.edu/8k-pictures.html, or the copies that are named there"
+    "Illinois, https://hockenmaier.cs.illinois.edu/8k-pictures.html, or the copies that are named "
+    "there"
 )
 FLICKR8K_TOKENS = "Flickr8k.token.txt"
 FLICKR8K_IMAGES = ("images", "Flickr8k_Dataset", "Flicker8k_Dataset")
 OWN_REFERENCE = "the caption is one of the image's references"
 AMT = (
     "the AMT evaluation of 'From Images to Sentences through Scene Description Graphs' (Aditya et "
-    "al., Arizona State "
-    "University and University of Maryland, "
+    "al., Arizona State University and University of Maryland, "
     "https://imagesdg.wordpress.com/image-to-scene-description-graph/)"
 )
 COMPOSITE = {
@@ -64,10 +62,13 @@ COMPOSITE_IMAGES = {
 TRAIN_REFERENCES = "captions_train2014.json"
 """Read, too, where it is there: captions of COCO's training images."""
 ICC_CAPTIONS = "https://github.com/moranyanuka/icc, the captions that people rated"
-BRYSBAERT = "Concreteness_ratings_Brysbaert_et_al_BRM.txt of Brysbaert et al. 2014, http://crr.ugent.be/archives/1330"
+BRYSBAERT = (
+    "Concreteness_ratings_Brysbaert_et_al_BRM.txt of Brysbaert et al. 2014, "
+    "http://crr.ugent.be/archives/1330"
+)
 
 
-def flickr8k_expert(release: Files) -> list[RatedCaptions]:
+def flickr8k_expert(release: Files) -> list[JudgementSet]:
     """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, ``flickr8k.json`` or Parquet
     files.
 
@@ -77,14 +78,14 @@ def flickr8k_expert(release: Files) -> list[RatedCaptions]:
     """
     files = ["ExpertAnnotations.txt", "flickr8k.json"]
     rows, path = _flickr8k(release, files, "expert", ["first", "second", "third"])
-    kept = [row for row in rows if row.caption not in (row.references or ())]
+    kept = [row for row in rows if row.captions[0] not in row.references[0]]
     release.check_count(f"judgements in {path}", len(kept), 16_992)
     convention = "each of the three experts' ratings of a caption is a judgement; 5 references"
     excluded = {OWN_REFERENCE: len(rows) - len(kept)}
-    return [rated_captions(release.name, kept, "tau_c", convention, excluded)]
+    return [JudgementSet(release.name, kept, convention, excluded, published="tau_c")]
 
 
-def flickr8k_crowdflower(release: Files) -> list[RatedCaptions]:
+def flickr8k_crowdflower(release: Files) -> list[JudgementSet]:
     """Read ``CrowdFlowerAnnotations.txt``, ``crowdflower_flickr8k.json`` or Parquet files.
 
     The latter are ``crowdflower/test-*.parquet``. Source as for ``flickr8k_expert``. The rating is
@@ -94,42 +95,39 @@ def flickr8k_crowdflower(release: Files) -> list[RatedCaptions]:
     files = ["CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json"]
     rows, path = _flickr8k(release, files, "crowdflower", ["first"])
     release.check_count(f"judgements in {path}", len(rows), 47_830)
-    # In the JSON file judged captions are out already, and such an image has fewer than five
-    # references.
+    # In the JSON file judged captions are out already: such an image has fewer than five.
     rows = _without_judged(rows, path, complete=5)
-    convention = "the rating is the share of people who said yes; judged captions are not among the references"
-    return [rated_captions(release.name, rows, "tau_b", convention)]
+    convention = (
+        "the rating is the share of people who said yes; judged captions are not among the "
+        "references"
+    )
+    return [JudgementSet(release.name, rows, convention, published="tau_b")]
 
 
 def _flickr8k(
-    release: Files, files: list[str], configuration: str, rated: list[str]
-) -> tuple[list[Rating], Path]:
-    """Judgements with all captions of their image, and their file; ``rated``: columns of ratings."""
+    release: Files, files: list[str], configuration: str, ratings: list[str]
+) -> tuple[list[Judged], Path]:
+    """Judgements with all captions of their image, and their file."""
     stored = hub_files(release, "test", configuration)
     if stored and not any((release.folder / file).is_file() for file in files):
-        return hub_ratings(stored), stored[0]
+        return hub_rows(stored), stored[0]
     path = release.require(FLICKR8K, *files)
-    folder = release.image_folder(*FLICKR8K_IMAGES)
     if path.suffix == ".json":
-        rows = []
-        for row in _flickr8k_json(path):
-            name = Path(str(row.image)).name
-            rows.append(row._replace(image_id=name, image=folder and folder / name))
-        return rows, path
+        rows = _flickr8k_json(path)
+        rows = [row._replace(image_id=Path(str(row.image)).name) for row in rows]
+        return release.with_images(rows, *FLICKR8K_IMAGES), path
     tokens = release.require(FLICKR8K, FLICKR8K_TOKENS)
     captions, references = _read_tokens(tokens)
     release.check_count(f"captions in {tokens}", len(captions), 40_460)
+    rows = []
 
-    def ratings_of(row: dict[str, str]) -> list[Rating]:
+    def read(row: dict[str, str]) -> None:
         name, caption = row["image"], captions[row["caption"]]
-        image = folder and folder / name
-        return [
-            Rating(name, caption, float(row[column]), references[name], image) for column in rated
-        ]
+        rows.extend(rated(name, caption, row[column], references[name]) for column in ratings)
 
     columns = ["image", "caption", "first", "second", "third"]
-    table = table_rows(path, "\t", columns)
-    return list(chain.from_iterable(convert(path, table, ratings_of))), path
+    convert(path, table_rows(path, "\t", columns), read)
+    return release.with_images(rows, *FLICKR8K_IMAGES), path
 
 
 def _read_tokens(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -143,55 +141,63 @@ def _read_tokens(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
     return captions, references
 
 
-def _without_judged(rows: Sequence[Rating], path: Path, complete: int = 1) -> list[Rating]:
+def _without_judged(rows: Sequence[Judged], path: Path, complete: int = 1) -> list[Judged]:
     """Take judged captions out of the references of their image; each removes one equal reference.
 
     Images with fewer than ``complete`` references keep all of them.
     """
-    others = {row.image_id: list(row.references or ()) for row in rows}
+    others = {row.image_id: list(row.references[0]) for row in rows}
     full = {image for image, texts in others.items() if len(texts) >= complete}
     for row in rows:
-        if row.image_id in full and row.caption in others[row.image_id]:
-            others[row.image_id].remove(row.caption)
+        (caption,) = row.captions
+        if row.image_id in full and caption in others[row.image_id]:
+            others[row.image_id].remove(caption)
     bare = [image for image, texts in others.items() if not texts]
     if bare:
         raise DataError(
             f"{path}: all references of {len(bare)} images are judged, such as {bare[0]!r:.80}"
         )
-    return [row._replace(references=others[row.image_id]) for row in rows]
+    return [row._replace(references=(others[row.image_id],)) for row in rows]
 
 
-def composite(release: Files) -> list[RatedCaptions]:
-    """Read ``8k_correctness.csv``, ``30k_correctness.csv`` and ``coco_correctness.csv``.
+def composite(
+    release: Files,
+    aspect: Literal["correctness", "throughness"] = "correctness",
+    photos: Literal["all", "8k", "30k", "coco"] = "all",
+) -> list[JudgementSet]:
+    """Read ``8k_ASPECT.csv``, ``30k_ASPECT.csv`` and ``coco_ASPECT.csv``.
 
     With ``partial``, those that are there. Where none is there, ``test-*.parquet`` of the hub; how
     many judgements that has is not published.
 
     Aditya et al., "From Images to Sentences through Scene Description Graphs", 2015: captions of
-    Flickr8k, Flickr30k and COCO by people and by two systems, rated 1 to 5. Papers differ in how
-    many captions they count: here all with a rating.
+    Flickr8k, Flickr30k and COCO by people and by two systems, rated 1 to 5. Papers print
+    ``correctness``; ``throughness`` (so in the names of the files) is the other aspect. Papers
+    differ in how many captions they count: here all with a rating. ``photos`` judges those of one
+    data set alone.
     """
-    there = [part for part in COMPOSITE if (release.folder / f"{part}_correctness.csv").is_file()]
+    parts = list(COMPOSITE) if photos == "all" else [photos]
+    there = [part for part in parts if (release.folder / f"{part}_{aspect}.csv").is_file()]
     stored = hub_files(release, "test")
-    if stored and not there:
+    if stored and not there and (aspect, photos) == ("correctness", "all"):
         convention = "each row of split test is a judgement"
-        rows = hub_ratings(stored)
+        rows = hub_rows(stored)
         release.check_count("judgements", len(rows))
-        return [rated_captions("composite", rows, "tau_c", convention)]
+        return [JudgementSet("composite", rows, convention, published="tau_c")]
     rows = []
     skipped: Counter[str] = Counter()
-    for part in there if release.partial else COMPOSITE:
-        rows += _composite_part(release, part, skipped)
+    for part in there if release.partial else parts:
+        rows += _composite_part(release, part, aspect, skipped)
     release.check_count("judgements", len(rows))
     convention = "each rated caption is a judgement; judged captions are not among the references"
     rows = _without_judged(rows, release.folder)
-    excluded = dict(skipped)
-    return [rated_captions("composite", rows, "tau_c", convention, excluded)]
+    name = "composite" if photos == "all" else f"composite {photos}"
+    return [JudgementSet(name, rows, convention, dict(skipped), published="tau_c")]
 
 
-def _composite_part(release: Files, part: str, skipped: Counter[str]) -> list[Rating]:
+def _composite_part(release: Files, part: str, aspect: str, skipped: Counter[str]) -> list[Judged]:
     published, file, source = COMPOSITE[part]
-    path = release.require(AMT, f"{part}_correctness.csv")
+    path = release.require(AMT, f"{part}_{aspect}.csv")
     judgements = list(_turk_judgements(path, skipped))
     release.check_count(f"images in {path}", len({image for image, *_ in judgements}), published)
     references_file = release.require(source, file)
@@ -209,20 +215,20 @@ def _composite_part(release: Files, part: str, skipped: Counter[str]) -> list[Ra
             names = COMPOSITE_IMAGES.get(part, coco_folder.groups() if coco_folder else ())
             folder = release.image_folder(*names)
             own = references[coco_id(name) if part == "coco" else name]
-            rows.append(Rating(name, caption, rating, own, folder and folder / name))
+            rows.append(rated(name, caption, rating, own, folder and folder / name))
     return rows
 
 
 def _turk_judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, float]]:
     """Image, caption and rating from a file of Mechanical Turk: a row an image."""
-    for row in table_rows(path, ";", spreadsheet=True):
+    for row in table_rows(path, ";"):
         with naming(str(path), (KeyError,), DataError):
             url = row["Input.image_url"].strip()
         if not url:
             skipped["rows without an image"] += 1
             continue
         for column in row:
-            if not re.fullmatch(r"Input\.text\d+", str(column)):
+            if not re.fullmatch(r"Input\.text\d+", column):
                 continue
             answer = row.get(column.replace("Input.text", "Answer.Q") + "Answer", "").strip()
             caption = single_spaced(row[column])
@@ -232,7 +238,7 @@ def _turk_judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, s
                 skipped["captions without a rating"] += 1
 
 
-def ratings(release: Files, within_images: bool = True) -> list[RatedCaptions]:
+def ratings(release: Files, within_images: bool = True) -> list[JudgementSet]:
     """Read any file of ratings, given by its path or as the only ``.jsonl`` file of a folder.
 
     - JSON lines, one rated caption each: ``image``, ``caption``, ``rating`` (a number), and
@@ -261,24 +267,23 @@ def ratings(release: Files, within_images: bool = True) -> list[RatedCaptions]:
     folder = release.images or path.parent
     there = os.path.isfile(folder / str(rows[0].image))
     rows = [row._replace(image=folder / str(row.image) if there else None) for row in rows]
-    convention = "each line is a judgement"
-    return [rated_captions(path.stem, rows, None, convention, within_images=within_images)]
+    return [JudgementSet(path.stem, rows, "each line is a judgement", within_images=within_images)]
 
 
-def _rating_lines(path: Path) -> list[Rating]:
+def _rating_lines(path: Path) -> list[Judged]:
     rows = []
     for _, where, row in json_lines(path):
         with naming(where, READING, DataError):
-            references = captions_of(row["references"]) if "references" in row else None
-            image_id = str(row.get("group", row["image"]))
-            caption = row["caption"]
-            rows.append(Rating(image_id, caption, float(row["rating"]), references, row["image"]))
+            references = (captions_of(row["references"]),) if "references" in row else ()
+            image_id, rating = str(row.get("group", row["image"])), float(row["rating"])
+            captions, image = [row["caption"]], row["image"]
+            rows.append(Judged(image_id, captions, rating, references=references, image=image))
     return rows
 
 
-def _flickr8k_json(path: Path) -> list[Rating]:
+def _flickr8k_json(path: Path) -> list[Judged]:
     """Judgements, with the path that the file has for the image as ``image``."""
-    rows: list[Rating] = []
+    rows: list[Judged] = []
 
     def read(item: tuple[str, Any]) -> None:
         image_id, content = item
@@ -286,7 +291,7 @@ def _flickr8k_json(path: Path) -> list[Rating]:
         for judgement in content["human_judgement"]:
             caption, rating = caption_of(judgement["caption"]), float(judgement["rating"])
             if not math.isnan(rating):
-                rows.append(Rating(image_id, caption, rating, references, content["image_path"]))
+                rows.append(rated(image_id, caption, rating, references, content["image_path"]))
 
     convert(path, parse_json(path.read_bytes(), path).items(), read)
     return rows
@@ -294,7 +299,7 @@ def _flickr8k_json(path: Path) -> list[Rating]:
 
 def icc_captions(
     release: Files, first: Annotated[int, Range(min=2, max=500)] | None = None
-) -> list[RatedCaptions]:
+) -> list[JudgementSet]:
     """Read ``caption_concreteness_annotations.csv``: captions of LAION that people rated 0 to 3.
 
     Yanuka et al., "ICC", Findings of ACL 2024 (docs/icc.md). ``first`` takes the first so many
@@ -302,17 +307,25 @@ def icc_captions(
     that the authors released. ``images`` is of no effect.
     """
     path = release.require(ICC_CAPTIONS, "caption_concreteness_annotations.csv")
-    rows = table_rows(path)
-    release.check_count(f"captions in {path}", len(rows), 500)
-    rows, name = rows[:first], "icc_captions" + (f", first {first}" if first else "")
-    scores = convert(path, rows, lambda row: float(row["icc_score"]))
-    judged = convert(path, rows, lambda row: (row["caption"], row["concreteness_annotation"]))
-    convention = "each caption is a judgement; there is no image"
-    released = {"ICC (released scores)": scores}
-    return [_texts_alone(name, path, judged, convention, released=released)]
+    table = table_rows(path)
+    release.check_count(f"captions in {path}", len(table), 500)
+    table = table[:first]
+    scores = convert(path, table, lambda row: float(row["icc_score"]))
+    rows = convert(
+        path, table, lambda row: rated("", row["caption"], row["concreteness_annotation"], None)
+    )
+    return [
+        JudgementSet(
+            "icc_captions" + (f", first {first}" if first else ""),
+            [row._replace(image_id=str(number)) for number, row in enumerate(rows)],
+            "each caption is a judgement; there is no image",
+            text_alone=True,
+            released={"ICC (released scores)": scores},
+        )
+    ]
 
 
-def icc_words(release: Files) -> list[RatedCaptions]:
+def icc_words(release: Files) -> list[JudgementSet]:
     """Read the concreteness ratings (1 to 5, means over people) of 39,954 words and expressions.
 
     Brysbaert, Warriner and Kuperman, "Concreteness ratings for 40 thousand generally known English
@@ -321,22 +334,18 @@ def icc_words(release: Files) -> list[RatedCaptions]:
     effect.
     """
     path = release.require(BRYSBAERT, "Concreteness_ratings_Brysbaert_et_al_BRM.txt")
-    rows = table_rows(path, "\t")
-    release.check_count(f"words in {path}", len(rows), 39_954)
-    words = convert(path, rows, lambda row: (row["Dom_Pos"], row["Word"], row["Conc.M"]))
-    nouns = [judged for kind, *judged in words if kind == "Noun"]
+    table = table_rows(path, "\t")
+    release.check_count(f"words in {path}", len(table), 39_954)
+    kinds = convert(path, table, lambda row: row["Dom_Pos"])
+    nouns = [row for row, kind in zip(table, kinds, strict=True) if kind == "Noun"]
     release.check_count(f"nouns in {path}", len(nouns))
-    excluded = {"Dom_Pos is not Noun": len(rows) - len(nouns)}
-    convention = "each word is a judgement, its mean rating; there is no image"
-    return [_texts_alone("icc_words, Noun", path, nouns, convention, excluded)]
-
-
-def _texts_alone(
-    name: str, path: Path, judged: Sequence[Sequence[str]], *args: Any, **kwargs: Any
-) -> RatedCaptions:
-    rows = convert(
-        path,
-        enumerate(judged),
-        lambda row: Rating(str(row[0]), caption_of(row[1][0]), float(row[1][1])),
-    )
-    return rated_captions(name, rows, "pearson", *args, text_alone=True, **kwargs)
+    rows = convert(path, nouns, lambda row: rated("", row["Word"], row["Conc.M"], None))
+    return [
+        JudgementSet(
+            "icc_words, Noun",
+            [row._replace(image_id=str(number)) for number, row in enumerate(rows)],
+            "each word is a judgement, its mean rating; there is no image",
+            {"Dom_Pos is not Noun": len(table) - len(nouns)},
+            text_alone=True,
+        )
+    ]

@@ -14,16 +14,13 @@ from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import parse_json
 from rl_caption.lab.meta_evaluation.sets.base import (
     READING,
-    CaptionPairs,
     Files,
-    Pair,
-    RatedCaptions,
-    Rating,
+    Judged,
+    JudgementSet,
     caption_of,
-    caption_pairs,
     captions_of,
     convert,
-    rated_captions,
+    rated,
 )
 
 EMSCORE = "the data of https://github.com/ShiYaya/emscore, whose README links to them"
@@ -37,15 +34,12 @@ released code, whose comment says one half.
 """
 _VIDEOS = (".mp4", ".webm", ".mkv", ".avi", ".gif")
 _ARRAYS = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    *(
-        (f"numpy.{core}.multiarray", name)
-        for core in ("core", "_core")
-        for name in ("_reconstruct", "scalar")
-    ),
-    *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
-    ("_codecs", "encode"),
+    "numpy.ndarray",
+    "numpy.dtype",
+    "numpy.core.multiarray._reconstruct",
+    "numpy.core.multiarray.scalar",
+    "numpy.core.numeric._frombuffer",
+    "_codecs.encode",
 }
 """All that the pickled arrays of VATEX-EVAL are made of; nothing else is called."""
 
@@ -56,14 +50,14 @@ class _Arrays(pickle.Unpickler):
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ARRAYS:
+        if f"{module}.{name}".replace("numpy._core", "numpy.core") not in _ARRAYS:
             raise pickle.UnpicklingError(f"it holds {module}.{name}: expected an array or a list")
         return super().find_class(module, name)
 
 
 def vatex_eval(
     release: Files, references: int | None = None, num_frames: int = 10
-) -> list[RatedCaptions]:
+) -> list[JudgementSet]:
     """Read the four files of EMScore's release in ``VATEX_FILES``.
 
     Shi et al., CVPR 2022: 6 captions of each of 3,000 videos of VATEX, which 3 people rated from 1
@@ -79,39 +73,35 @@ def vatex_eval(
     release.check_count("captions", count, 18_000)
     texts = convert(paths[1], written, lambda row: captions_of(list(row)))
     most = min(map(len, texts))
-    if references is None:
-        references = most
+    references = most if references is None else references
     if not 1 <= references <= most:
         raise DataError(
             f"references is {references}: expected 1 to {most}, the number of those in the files"
         )
     folder = release.image_folder("videos", "images")
-    videos: dict[str, Frames | None] = {
-        name: _frames(folder, name, num_frames) for name in map(str, ids)
-    }
-    how = f"ratings of one of {RATERS} people, over whom papers print the mean; {references} references"
+    names = [str(name) for name in ids]
+    videos = {name: _frames(folder, name, num_frames) for name in names}
+    convention = (
+        f"ratings of one of {RATERS} people, over whom papers print the mean; {references} "
+        "references"
+    )
     with naming(f"{release.folder}: numbers of captions and ratings", (ValueError,), DataError):
         people = scores.reshape(RATERS, count)
-        columns = [list(zip(ids, captions, person, texts, strict=True)) for person in people]
+        columns = [list(zip(names, captions, person, texts, strict=True)) for person in people]
 
-    def rating_of(row: tuple[str, str, float, list[str]]) -> Rating:
+    def read(row: tuple[str, str, float, list[str]]) -> Judged:
         name, caption, rating, own = row
-        seen = own[:references]
-        return Rating(str(name), caption_of(caption), float(rating), seen, videos[str(name)])
+        return rated(name, caption, rating, own[:references], videos[name])
 
-    return [
-        rated_captions(
-            f"{release.name}, person {number}",
-            convert(release.folder, rows, rating_of),
-            "tau_b",
-            how,
-            within_images=True,
-        )
-        for number, rows in enumerate(columns, start=1)
-    ]
+    parts = []
+    for number, column in enumerate(columns, start=1):
+        rows = convert(release.folder, column, read)
+        name = f"{release.name}, person {number}"
+        parts.append(JudgementSet(name, rows, convention, published="tau_b", within_images=True))
+    return parts
 
 
-def activitynet_foil(release: Files, num_frames: int = 10) -> list[CaptionPairs]:
+def activitynet_foil(release: Files, num_frames: int = 10) -> list[JudgementSet]:
     """Read the four files of EMScore's release: sentences, foils, segments and references.
 
     Shi et al., CVPR 2022: paragraphs of 1,900 videos of ActivityNet Entities, and the same with a
@@ -124,38 +114,44 @@ def activitynet_foil(release: Files, num_frames: int = 10) -> list[CaptionPairs]
     files = [release.require(EMSCORE, name) for name in (RIGHT, FOILED, SEGMENTS, REFERENCES)]
     right, foiled, first, second = (parse_json(file.read_bytes(), file) for file in files)
     folder = release.image_folder("videos", "images")
-    references: list[list[str]] = []
+    rows: list[Judged] = []
+    equal = "the sentence is the same in both paragraphs"
+    excluded = {equal: 0}
 
-    def pairs_of(video: str) -> list[Pair | None]:
-        """The sentences of a video; None for those that are equal in both paragraphs."""
-        sides = [
+    def read(video: str) -> None:
+        true, false = (
             [caption_of(row["sentence"]) for row in content["results"][video]]
             for content in (right, foiled)
-        ]
+        )
         times, length = _times(first[video]), float(first[video]["duration"])
-        pairs: list[Pair | None] = []
-        for true, false, (start, end) in zip(*sides, times[: len(sides[0])], strict=True):
-            if true == false:
-                pairs.append(None)
+        for *captions, (start, end) in zip(true, false, times[: len(true)], strict=True):
+            if captions[0] == captions[1]:
+                excluded[equal] += 1
                 continue
             span = min(start / length, 1.0), min(end / length, 1.0)
-            references.append(_overlapping(second[video], (start, end)))
-            pairs.append(Pair(video, true, false, image=_frames(folder, video, num_frames, span)))
-        return pairs
+            references = (_overlapping(second[video], (start, end)),)
+            image = _frames(folder, video, num_frames, span)
+            rows.append(Judged(video, captions, references=references, image=image))
 
     with naming(str(files[0]), READING, DataError):
         names = list(right["results"])
     release.check_count("videos", len(names), 1900)
-    sentences = [pair for pairs in convert(files[0], names, pairs_of) for pair in pairs]
-    rows = [pair for pair in sentences if pair is not None]
+    convert(files[0], names, read)
     release.check_count("pairs", len(rows))
-    excluded = {"the sentence is the same in both paragraphs": len(sentences) - len(rows)}
-    further = {"overlapping references": references}
     convention = (
         "the paragraph has a higher mean over its sentences than its foil; equal ones are wrong"
     )
-    options = {"shown_kinds": False, "by_image": True}
-    return [caption_pairs(release.name, rows, further, convention, excluded, **options)]
+    return [
+        JudgementSet(
+            release.name,
+            rows,
+            convention,
+            excluded,
+            conditions=["overlapping references"],
+            shown_kinds=False,
+            by_image=True,
+        )
+    ]
 
 
 def _load_pickle(path: Path) -> Any:

@@ -114,21 +114,17 @@ def work(rank: int, processes: int, engine: str, port: int) -> tuple[int, dict[s
         os.environ.update(environment(engine) | launched(rank, processes, port))
     from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
     from rl_caption.config.schema import RunConfig, TrainConfig
-    from rl_caption.runtime.engines import (
-        backward_all,
-        build_accelerator,
+    from rl_caption.runtime.engines import backward_all, build_accelerator, prepare
+    from rl_caption.runtime.zero import (
         deepspeed_step,
         engine_of,
         fill_deepspeed_config,
         gathered_parameters,
-        prepare,
     )
 
     accelerator = build_accelerator(TrainConfig(threads=1), RunConfig())
     if engine.startswith("zero"):
-        fill_deepspeed_config(
-            accelerator.state.deepspeed_plugin.deepspeed_config, 2 * processes, 1, processes, 1.0
-        )
+        fill_deepspeed_config(accelerator, 2 * processes, 1, 1.0)
     shape = CaptionTransformerConfig(
         vocab_size=64,
         d_model=512,

@@ -345,17 +345,19 @@ def _break_weights(step: int, after: bool) -> None:
     """Make a weight NaN before step ``step`` is taken, or after it; of a sharded one this process's
     shard.
     """
-    from rl_caption.training.loop import Trainer
+    from rl_caption.training.run import Run
 
-    original = Trainer._step
+    name = "end_step" if after else "begin_step"
+    original = getattr(Run, name)
 
-    def broken(self: Any, batches: Any) -> Any:
-        metrics = original(self, batches) if after else None
+    def broken(self: Any, *arguments: Any) -> Any:
+        result = original(self, *arguments)
         if self.state.global_step + (not after) == step:
-            getattr(self.parameters[-1], "ds_tensor", self.parameters[-1]).detach().fill_(math.nan)
-        return metrics if after else original(self, batches)
+            *_, last = (value for value in self.model.parameters() if value.requires_grad)
+            getattr(last, "ds_tensor", last).detach().fill_(math.nan)
+        return result
 
-    Trainer._step = broken  # type: ignore[method-assign]
+    setattr(Run, name, broken)
 
 
 def lines(folder: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:

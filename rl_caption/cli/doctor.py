@@ -311,6 +311,7 @@ def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captione
 
     from rl_caption.config import build
     from rl_caption.config.schema import ScstConfig
+    from rl_caption.scst.advantages import build_advantage
     from rl_caption.scst.objectives import build_objective
 
     images = config.train.micro_batch_size or config.train.batch_size
@@ -322,7 +323,8 @@ def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captione
             options.objective, options.objective_kwargs, options.loss_reduction, options.kl_coef
         )
         compares = getattr(objective, "needs_reference", False) or config.monitor.kl
-        captions = build.build_decoding(config).captions_per_image
+        advantage = build_advantage(options.advantage, options.advantage_kwargs)
+        captions = build.build_decoding(config.rollout, advantage).captions_per_image
     else:
         captions = config.train.captions_per_image or max(
             len(row["references"]) for row in first_rows
@@ -369,6 +371,7 @@ def _reward_finding(
     from rewards.base import RewardError
     from rl_caption.config import build
     from rl_caption.runtime.engines import accelerator_kwargs, usable_precision
+    from rl_caption.scst.advantages import build_advantage
     from rl_caption.scst.reward_scales import sample_scores, scale_report
 
     size = config.train.micro_batch_size or 16
@@ -376,7 +379,9 @@ def _reward_finding(
         reward = build.build_reward(
             config.reward, build.references_of(rows), tokenizer=config.data.tokenizer
         )
-        decoding = build.build_decoding(config)
+        train = config.train
+        advantage = build_advantage(train.advantage, train.advantage_kwargs)
+        decoding = build.build_decoding(config.rollout, advantage)
         precision = usable_precision(config.train.mixed_precision)
         accelerator = Accelerator(mixed_precision=precision, **accelerator_kwargs())
         sample = None

@@ -83,8 +83,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
             result = INTERRUPTED
         if isinstance(result, str) and result:
             print(result)
-        if "rl_caption.training.setup" in sys.modules:  # not every program trains, or needs torch
-            sys.modules["rl_caption.training.setup"].leave_process_group()
+        if "rl_caption.training.run" in sys.modules:  # not every program trains, or needs torch
+            sys.modules["rl_caption.training.run"].leave_process_group()
         return result if isinstance(result, int) else 0
 
 

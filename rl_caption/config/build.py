@@ -17,7 +17,7 @@ from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner, CaptionerError
 from rl_caption.captioners.config import Decoding, NewModelConfig, SavedModelConfig
 from rl_caption.captioners.loading import load_captioner, new_captioner
-from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, ScstConfig
+from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, RolloutConfig
 from rl_caption.data.base import DataError, DataModule, Row
 from rl_caption.data.checks import MISSING, check_data
 from rl_caption.data.formats import build_data as build_data
@@ -25,7 +25,7 @@ from rl_caption.data.formats import where_from
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError as ConfigError
 from rl_caption.runtime.errors import config_errors, naming
-from rl_caption.scst.advantages import build_advantage, needs_greedy
+from rl_caption.scst.advantages import AdvantageFn, needs_greedy
 
 
 def quiet_libraries() -> None:
@@ -185,11 +185,10 @@ def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[
             )
 
 
-def build_decoding(config: ScstConfig) -> Decoding:
+def build_decoding(rollout: RolloutConfig, advantage: AdvantageFn) -> Decoding:
     """How a self-critical step decodes: the samples, and the greedy caption where the baseline
     needs it.
     """
-    rollout, train = config.rollout, config.train
     if rollout.beam_search:
         width = rollout.num_samples
         return Decoding(
@@ -197,7 +196,7 @@ def build_decoding(config: ScstConfig) -> Decoding:
         )
     return Decoding(
         num_samples=rollout.num_samples,
-        with_greedy=needs_greedy(build_advantage(train.advantage, train.advantage_kwargs)),
+        with_greedy=needs_greedy(advantage),
         temperature=rollout.temperature,
         max_new_tokens=rollout.max_new_tokens,
     )

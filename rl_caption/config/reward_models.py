@@ -25,8 +25,8 @@ from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import BatchSize, Mebibytes, Range, load_target
 
 if TYPE_CHECKING:
-    from rl_caption.training.fit import Recipe
-    from rl_caption.training.setup import Context
+    from rl_caption.runtime.types import TrainState
+    from rl_caption.training.run import Run
 
 TASKS = {
     "contrastive": "rl_caption.reward_models.contrastive:ContrastiveConfig",
@@ -201,13 +201,12 @@ class RewardModelConfig(TrustConfig):
         """Configuration key -> the local folder that the run starts from."""
         return {}
 
-    def recipe(self, context: Context) -> Recipe:
-        """What a run trains, and how. Raises ``ConfigError`` or ``DataError`` where it cannot be
-        built.
+    def fit(self, run: Run) -> TrainState:
+        """Build what is trained, and train it. Raises ``ConfigError`` or ``DataError`` where it
+        cannot be built.
         """
         raise ConfigError(
-            f"task is {self.task!r}, whose class does not say what it trains: expected a method "
-            f"recipe"
+            f"task is {self.task!r}, whose class does not say what it trains: expected a method fit"
         )
 
 

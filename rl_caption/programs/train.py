@@ -3,11 +3,11 @@
 import copy
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
 from torch import nn
 
 from rewards.base import Reward
@@ -16,6 +16,7 @@ from rewards.registry import load as load_term
 from rewards.text.cider import CIDER_DIFFERENCES, CiderD
 from rewards.text.tokenize import untested_texts
 from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import (
@@ -26,7 +27,7 @@ from rl_caption.config.build import (
     check_positions,
     references_of,
 )
-from rl_caption.config.schema import ModelConfig, ScstConfig, XeConfig, check_best_by
+from rl_caption.config.schema import ScstConfig, XeConfig, check_best_by
 from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
@@ -34,18 +35,19 @@ from rl_caption.monitoring.config import MonitorConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import few_images, reference_statistics
-from rl_caption.runtime.engines import engine_of, print_main, uses_deepspeed
+from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError, config_errors
 from rl_caption.runtime.types import TrainState
+from rl_caption.runtime.zero import engine_of, uses_deepspeed
 from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
 from rl_caption.scst.objectives import Objective, build_objective
 from rl_caption.scst.reward_scales import sample_scores, scale_report
 from rl_caption.scst.schedules import AdaptiveKl
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.training.fit import Recipe, fit
+from rl_caption.training.loop import Metric, train
+from rl_caption.training.run import CHECKED_IMAGES, Run, open_run
 from rl_caption.training.run_folder import is_complete
-from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
 from rl_caption.training.validation import CaptionValidator
 
 CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
@@ -66,32 +68,19 @@ def train_xe(config: XeConfig) -> TrainState:
         CaptionerError: ``model.init`` is no captioner.
         NonFiniteError: a loss or gradient is not finite; the weights are not changed by it.
     """
-    train = config.train
-    with setup(config) as context:
-        captioner = _captioner(
-            context, config.model, "train.max_target_tokens", train.max_target_tokens
-        )
-        context = context.readable(captioner)
-        return fit(
-            context,
-            Recipe(
-                captioner.policy,
-                lambda model: CrossEntropyTask(
-                    context.accelerator, captioner, model, train.label_smoothing
-                ),
-                Collate(
-                    captioner,
-                    train.max_target_tokens,
-                    train.captions_per_image,
-                    config.data.augment,
-                    train.seed,
-                ),
-                CaptionValidator(context, captioner, train.max_target_tokens),
-                partial(captioner.save_pretrained, captioner.policy),
-                validate_first=config.model.init is not None,
-                measured=f"{train.max_target_tokens} tokens, tokenizer {config.data.tokenizer}",
-                vocabulary=captioner.vocabulary(),
-            ),
+    options, tokens, data = config.train, config.train.max_target_tokens, config.data
+    with open_run(config) as run:
+        captioner = make_captioner(run, config, "train.max_target_tokens", tokens)
+        model = run.restore(captioner.policy, vocabulary=captioner.vocabulary())
+        collate = Collate(captioner, tokens, options.captions_per_image, data.augment, options.seed)
+        return train(
+            run,
+            CrossEntropyTask(run.accelerator, captioner, model, options.label_smoothing),
+            collate,
+            make_validator(run, config, captioner, tokens),
+            partial(captioner.save_pretrained, captioner.policy),
+            Metric(measured=f"{tokens} tokens, tokenizer {data.tokenizer}"),
+            validate_first=config.model.init is not None,
         )
 
 
@@ -110,58 +99,84 @@ def train_scst(config: ScstConfig) -> TrainState:
         raise ConfigError(
             "model.init is not set: name a captioner that was trained by cross-entropy"
         )
-    rollout, targets = (
-        config.rollout,
-        config.rollout.max_new_tokens if config.train.xe_weight else None,
-    )
-    with setup(config) as context:
-        if rollout.cuda_graph and engine_of(context.accelerator) == "zero3":
-            raise ConfigError(
-                "rollout.cuda_graph is on: ZeRO-3 gathers the weights anew at every step; turn it "
-                "off"
-            )
-        captioner = _captioner(
-            context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens
-        )
-        context = context.readable(captioner)
-        reward, monitor = _reward_and_monitor(config, context)
+    options, tokens, data = config.train, config.rollout.max_new_tokens, config.data
+    with open_run(config) as run:
+        captioner = make_captioner(run, config, "rollout.max_new_tokens", tokens)
+        reward, monitor = make_reward(run, config)
         metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
-        task = _self_critical_task(config, context, captioner, reward, monitor.notes)
-        if (
-            context.checkpoint is None
-            and len(reward.rewards) > 1
-            and context.accelerator.is_main_process
-        ):
-            _print_scales(context, task)
-        elif context.checkpoint is None and any(
-            isinstance(term, CiderD) for term in reward.rewards.values()
-        ):
-            print_main(context.accelerator, CIDER_DIFFERENCES)
-        scorer = _scorer(metric, monitor)
-        by = f"tokenizer {config.data.tokenizer}" if scorer is None else scorer.signature
-        recipe = Recipe(
-            captioner.policy,
-            lambda model: replace(task, model=model),
-            Collate(captioner, targets, augmentations=config.data.augment, seed=config.train.seed),
-            CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
+        task = make_task(run, config, captioner, reward, monitor.notes)
+        if run.checkpoint is None:
+            describe_reward(run, task)
+        signature = scst_signature(reward, run.train_rows, config, task.objective)
+        vocabulary = captioner.vocabulary()
+        task.model = run.restore(captioner.policy, signature, vocabulary, monitor.notes)
+        targets = tokens if options.xe_weight else None
+        collate = Collate(captioner, targets, None, data.augment, options.seed)
+        scorer = selecting_scorer(metric, monitor)
+        by = f"tokenizer {data.tokenizer}" if scorer is None else scorer.signature
+        bounds = "{:g} to {:g}".format(*(CiderD if scorer is None else scorer).bounds)
+        if scorer is None:
+            bounds += "; papers print it times 100"
+        state = train(
+            run,
+            task,
+            collate,
+            make_validator(run, config, captioner, tokens, monitor),
             partial(captioner.save_pretrained, captioner.policy),
-            metric,
-            "{:g} to {:g}".format(*(CiderD if scorer is None else scorer).bounds)
-            + "; papers print it times 100" * (scorer is None),
-            signature=scst_signature(reward, context.train_rows, config, task.objective),
-            measured=f"{rollout.max_new_tokens} tokens, {by}",
-            vocabulary=captioner.vocabulary(),
-            notes=monitor.notes,
+            Metric(metric, bounds, f"{tokens} tokens, {by}"),
         )
-        state = fit(context, recipe)
         if config.report:
-            _write_report(context)
+            _write_report(run)
         return state
 
 
-def _self_critical_task(
+def make_captioner(run: Run, config: XeConfig | ScstConfig, key: str, max_tokens: int) -> Captioner:
+    """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of
+    ``key``; ``run`` keeps the images that it can read.
+    """
+    data, references = config.data, references_of(run.train_rows)
+    captioner = build_captioner(config.model, references, data.cache_mb, data.tokenizer)
+    if data.features_root is not None and captioner.input_kind == "pixels":
+        raise ConfigError(
+            f"data.features_root is {data.features_root!r}, but the captioner reads images: leave "
+            "it out, or train one from scratch with model.kwargs.input_kind regions"
+        )
+    rows = itertools.chain(run.train_rows, run.val_rows)
+    check_positions(captioner, key, max_tokens, rows)
+    run.keep_readable(captioner)
+    return captioner
+
+
+def make_validator(
+    run: Run,
+    config: XeConfig | ScstConfig,
+    captioner: Captioner,
+    max_new_tokens: int,
+    monitor: HackingMonitor | None = None,
+) -> CaptionValidator:
+    """What captions and scores the validation images as ``eval`` says."""
+    options = config.eval
+    decoding = Decoding(
+        max_new_tokens=max_new_tokens,
+        num_beams=options.num_beams or 1,
+        length_penalty=options.length_penalty or 0.0,
+        batch_size=options.batch_size,
+    )
+    return CaptionValidator(
+        run.accelerator,
+        captioner,
+        run.val_rows,
+        decoding,
+        run.folder,
+        config.data.tokenizer,
+        config.run.log_captions,
+        monitor,
+    )
+
+
+def make_task(
+    run: Run,
     config: ScstConfig,
-    context: Context,
     captioner: Captioner,
     reward: MixedReward,
     notes: dict[str, Any],
@@ -171,49 +186,51 @@ def _self_critical_task(
     Called before the weights of a checkpoint are loaded, so that a reference policy is the one the
     run started from.
     """
-    train, rollout = config.train, config.rollout
-    objective_of = partial(
-        build_objective, train.objective, train.objective_kwargs, train.loss_reduction
-    )
-    objective = objective_of(train.kl_coef)
-    adaptive_kl: AdaptiveKl | None = None
-    if train.kl_target is not None:
-        adaptive_kl = AdaptiveKl(
-            objective_of, train.kl_coef, train.kl_target, train.kl_horizon, notes
+    options, rollout = config.train, config.rollout
+    if rollout.cuda_graph and engine_of(run.accelerator) == "zero3":
+        raise ConfigError(
+            "rollout.cuda_graph is on: ZeRO-3 gathers the weights anew at every step; turn it off"
         )
-    compares = (
-        getattr(objective, "needs_reference", False) or adaptive_kl is not None or config.monitor.kl
+    objective_of = partial(
+        build_objective, options.objective, options.objective_kwargs, options.loss_reduction
     )
+    objective, adaptive_kl = objective_of(options.kl_coef), None
+    if options.kl_target is not None:
+        adaptive_kl = AdaptiveKl(
+            objective_of, options.kl_coef, options.kl_target, options.kl_horizon, notes
+        )
+    needs_reference = getattr(objective, "needs_reference", False)
+    compares = needs_reference or adaptive_kl is not None or config.monitor.kl
+    advantage = build_advantage(options.advantage, options.advantage_kwargs)
+    schedules = {name: term.schedule for name, term in config.reward.terms.items()}
     return SelfCriticalTask(
-        context.accelerator,
+        run.accelerator,
         captioner,
         captioner.policy,
         reward,
-        build_advantage(train.advantage, train.advantage_kwargs),
-        build_decoding(config),
+        advantage,
+        build_decoding(rollout, advantage),
         objective,
-        seed=train.seed,
+        seed=options.seed,
         dropout=rollout.dropout,
-        ref_policy=_frozen_copy(captioner, context) if compares else None,
-        xe_weight=train.xe_weight,
-        label_smoothing=train.label_smoothing,
+        ref_policy=_frozen_copy(captioner.policy, run.accelerator) if compares else None,
+        xe_weight=options.xe_weight,
+        label_smoothing=options.label_smoothing,
         generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
-        updates_per_rollout=train.updates_per_rollout,
-        weight_schedules={
-            name: term.schedule for name, term in config.reward.terms.items() if term.schedule
-        },
+        updates_per_rollout=options.updates_per_rollout,
+        weight_schedules={name: points for name, points in schedules.items() if points},
         temperature_schedule=rollout.temperature_schedule or (),
         adaptive_kl=adaptive_kl,
     )
 
 
-def _reward_and_monitor(config: ScstConfig, context: Context) -> tuple[MixedReward, HackingMonitor]:
+def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonitor]:
     """The reward and the monitor of reward hacking; the images that either reads are checked."""
-    accelerator, data, tokenizer = context.accelerator, config.data, config.data.tokenizer
-    references = references_of(context.val_rows)
+    accelerator, data, tokenizer = run.accelerator, config.data, config.data.tokenizer
+    references = references_of(run.val_rows)
     with accelerator.main_process_first():
-        texts = references_of(context.train_rows)
-        reward = build_reward(config.reward, texts, context.folder, tokenizer)
+        texts = references_of(run.train_rows)
+        reward = build_reward(config.reward, texts, run.folder, tokenizer)
     with accelerator.main_process_first():
         judges = build_judges(config.monitor.judges, reward, references, tokenizer=tokenizer)
     monitor = HackingMonitor(
@@ -222,7 +239,7 @@ def _reward_and_monitor(config: ScstConfig, context: Context) -> tuple[MixedRewa
         reference_statistics(references, tokenizer),
         config.monitor.thresholds,
         config.monitor.stop,
-        f"{context.validation}, {config.rollout.max_new_tokens} tokens",
+        f"{run.validation}, {config.rollout.max_new_tokens} tokens",
     )
     print_main(accelerator, monitor.description)
     warning = few_images(len(references), config.monitor.thresholds) if judges else None
@@ -231,37 +248,39 @@ def _reward_and_monitor(config: ScstConfig, context: Context) -> tuple[MixedRewa
     scores = {reward.__name__: reward} | dict(monitor.judges)
     names = [name for name, score in scores.items() if "image" in score.columns]
     if data.features_root is not None and names:
-        rows, cache = [*context.train_rows, *context.val_rows], context.folder / CHECKED_IMAGES
+        rows, cache = [*run.train_rows, *run.val_rows], run.folder / CHECKED_IMAGES
         with accelerator.main_process_first():  # the others then find the verdicts in the cache
             check_row_images(rows, " and ".join(names), data.check_images, cache)
     return reward, monitor
 
 
-def _write_report(context: Context) -> None:
-    """Write ``report.html`` if the run is complete."""
-    if context.accelerator.is_main_process and is_complete(context.folder):
-        from rl_caption.programs.report.program import write_report
-
-        page = write_report(context.folder, context.val_rows)
-        print_main(context.accelerator, f"report: {page}" if page else "no report")
-
-
-def _print_scales(context: Context, task: SelfCriticalTask) -> None:
+def describe_reward(run: Run, task: SelfCriticalTask) -> None:
     """Print the scales of the reward terms; before the model is prepared, so that one process can
     sample alone.
     """
-    captions = partial(
-        sample_scores,
-        task.captioner,
-        task.decoding,
-        task.seed,
-        context.accelerator,
-        context.micro_batch_size,
-    )
-    print_main(
-        context.accelerator,
-        "reward: " + "\n".join(scale_report(task.reward, context.train_rows, captions)),
-    )
+    rewards, accelerator = task.reward.rewards, run.accelerator
+    if len(rewards) > 1 and accelerator.is_main_process:
+        captions = partial(
+            sample_scores,
+            task.captioner,
+            task.decoding,
+            task.seed,
+            accelerator,
+            run.micro_batch_size,
+        )
+        scales = scale_report(task.reward, run.train_rows, captions)
+        print_main(accelerator, "reward: " + "\n".join(scales))
+    elif any(isinstance(term, CiderD) for term in rewards.values()):
+        print_main(accelerator, CIDER_DIFFERENCES)
+
+
+def _write_report(run: Run) -> None:
+    """Write ``report.html`` if the run is complete."""
+    if run.accelerator.is_main_process and is_complete(run.folder):
+        from rl_caption.programs.report.program import write_report
+
+        page = write_report(run.folder, run.val_rows)
+        print_main(run.accelerator, f"report: {page}" if page else "no report")
 
 
 def scst_signature(
@@ -275,38 +294,37 @@ def scst_signature(
     of its weights or by its name on the hub; schedules; and how many references in ``rows`` may be
     tokenised differently from the toolkit.
     """
-    train, rollout = config.train, config.rollout
-    base = {"greedy": "greedy", "leave_one_out": "average"}.get(train.advantage, train.advantage)
+    options, rollout = config.train, config.rollout
+    names = {"leave_one_out": "average"}
+    base = names.get(options.advantage, options.advantage) + _kwargs(options.advantage_kwargs)
     texts = (text for row in rows for text in row["references"])
-    scored = reward.signature + untested_texts(reward, texts)
-    signature = f"{scored}+{base}{_options(train.advantage_kwargs)}[nspi{rollout.num_samples}{',beam' * rollout.beam_search}]"
-    if train.objective != "reinforce":
-        signature += f"+{train.objective}{_options(train.objective_kwargs)}"
+    parts = [
+        reward.signature + untested_texts(reward, texts),
+        f"{base}[nspi{rollout.num_samples}{',beam' * rollout.beam_search}]",
+    ]
+    if options.objective != "reinforce":
+        parts.append(options.objective + _kwargs(options.objective_kwargs))
     if getattr(objective, "needs_reference", False):
         start = config.model.init or ""
         weights = weights_hash(start)
-        named = start if weights == start else weights[:8]
-        adapted = (
-            ""
-            if train.kl_target is None
-            else f",target{train.kl_target:g},horizon{train.kl_horizon}"
-        )
-        signature += (
-            f"+kl[{train.kl_coef:g},{named}{adapted}]" if train.kl_coef > 0 else f"+ref[{named}]"
-        )
-    schedules = [(name, term.schedule) for name, term in config.reward.terms.items()]
-    for name, points in [*schedules, ("rollout.temperature", rollout.temperature_schedule)]:
+        start = start if weights == start else weights[:8]
+        adapted = ""
+        if options.kl_target is not None:
+            adapted = f",target{options.kl_target:g},horizon{options.kl_horizon}"
+        kl = f"kl[{options.kl_coef:g},{start}{adapted}]"
+        parts.append(kl if options.kl_coef > 0 else f"ref[{start}]")
+    schedules = {name: term.schedule for name, term in config.reward.terms.items()}
+    schedules["rollout.temperature"] = rollout.temperature_schedule
+    for name, points in schedules.items():
         if points:
-            signature += (
-                f"+schedule[{name},{','.join(f'{step}:{factor:g}' for step, factor in points)}]"
-            )
-    return signature
+            said = ",".join(f"{step}:{factor:g}" for step, factor in points)
+            parts.append(f"schedule[{name},{said}]")
+    return "+".join(parts)
 
 
-def _options(kwargs: Mapping[str, Any]) -> str:
-    return (
-        f"({','.join(f'{key}={value}' for key, value in sorted(kwargs.items()))})" if kwargs else ""
-    )
+def _kwargs(kwargs: Mapping[str, Any]) -> str:
+    said = ",".join(f"{key}={value}" for key, value in sorted(kwargs.items()))
+    return f"({said})" if said else ""
 
 
 def check_images_early(config: ScstConfig) -> None:
@@ -355,26 +373,6 @@ def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
             raise ConfigError(f"{key}.pretrained is {str(file)!r}: there is no such file")
 
 
-def _captioner(context: Context, model: ModelConfig, key: str, max_tokens: int) -> Captioner:
-    """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of
-    ``key``.
-    """
-    data = context.config.data
-    captioner = build_captioner(
-        model, references_of(context.train_rows), data.cache_mb, data.tokenizer
-    )
-    if data.features_root is not None and captioner.input_kind == "pixels":
-        raise ConfigError(
-            f"data.features_root is {data.features_root!r}, but the captioner reads images: leave "
-            f"it out, or train one "
-            "from scratch with model.kwargs.input_kind regions"
-        )
-    check_positions(
-        captioner, key, max_tokens, rows=itertools.chain(context.train_rows, context.val_rows)
-    )
-    return captioner
-
-
 def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Collection[str]) -> str:
     """Key of the validation metric that chooses ``export/best`` (docs/metrics.md); higher is
     better.
@@ -389,27 +387,25 @@ def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Coll
     return f"val/judge/{name}" if name in judges else name
 
 
-def _scorer(metric: str, monitor: HackingMonitor) -> Reward | MixedReward | None:
-    """The reward or judge whose mean is the metric of ``selecting_metric``; None for ``val/cider``."""
+def selecting_scorer(metric: str, monitor: HackingMonitor) -> Reward | MixedReward | None:
+    """The reward or judge whose mean is the metric of ``selecting_metric``; None for
+    ``val/cider``.
+    """
     origin, _, name = metric.removeprefix("val/").partition("/")
     if origin == "cider":
         return None
-    return (
-        monitor.judges[name]
-        if origin == "judge"
-        else monitor.reward.rewards[name]
-        if name
-        else monitor.reward
-    )
+    if origin == "judge":
+        return monitor.judges[name]
+    return monitor.reward.rewards[name] if name else monitor.reward
 
 
-def _frozen_copy(captioner: Captioner, context: Context) -> nn.Module:
-    """A frozen copy of the policy; without DeepSpeed, it shares the weights that are not trained."""
-    policy = captioner.policy
-    frozen = (
-        []
-        if uses_deepspeed(context.accelerator)
-        else [p for p in policy.parameters() if not p.requires_grad]
-    )
-    memo: dict[int, object] = {id(value): value for value in frozen}
-    return copy.deepcopy(policy, memo).eval().requires_grad_(False).to(context.accelerator.device)
+def _frozen_copy(policy: nn.Module, accelerator: Accelerator) -> nn.Module:
+    """A frozen copy of the policy; without DeepSpeed, it shares the weights that are not
+    trained.
+    """
+    shared = [value for value in policy.parameters() if not value.requires_grad]
+    if uses_deepspeed(accelerator):
+        shared = []
+    memo: dict[int, object] = {id(value): value for value in shared}
+    copied = copy.deepcopy(policy, memo)
+    return copied.eval().requires_grad_(False).to(accelerator.device)

@@ -20,7 +20,7 @@ from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache
 from rl_caption.reward_models.embedding import (
     RETRIEVAL,
     EmbeddingModel,
-    embedding_recipe,
+    train_embeddings,
 )
 from rl_caption.reward_models.encoders import (
     TrainedClip,
@@ -36,9 +36,8 @@ from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
 from rl_caption.runtime.errors import ConfigError, naming
 from rl_caption.runtime.options import Fraction, Positions, Range
-from rl_caption.runtime.types import LOSS
-from rl_caption.training.fit import Recipe
-from rl_caption.training.setup import Context
+from rl_caption.runtime.types import LOSS, TrainState
+from rl_caption.training.run import Run
 
 MaxScale = Annotated[float, Range(min=1, max=10**6)]
 """Largest logit scale (inverse temperature)."""
@@ -154,9 +153,9 @@ class ClipConfig(RewardModelConfig):
         """See ``RewardModelConfig.folders``."""
         return {"model.init": self.model.init if self.model.name is None else None}
 
-    def pair_recipe(
+    def train_pairs(
         self,
-        context: Context,
+        run: Run,
         model: EmbeddingModel,
         pixels: PixelCache | FeatureCache,
         tokens: Texts,
@@ -167,8 +166,8 @@ class ClipConfig(RewardModelConfig):
         best_by: str | None = None,
         metric: str = RETRIEVAL,
         **validated: Any,
-    ) -> Recipe:
-        """The recipe of a task on pairs of images and captions.
+    ) -> TrainState:
+        """Train a task on pairs of images and captions.
 
         Args:
             wordings, additions, groups: as for ``PairCollate``.
@@ -188,10 +187,10 @@ class ClipConfig(RewardModelConfig):
             additions=additions,
         )
         validate = EmbeddingValidator(
-            context.accelerator,
+            run.accelerator,
             model.network,
             ("image", "text"),
-            context.val_rows,
+            run.val_rows,
             pixels,
             tokens,
             self.eval.batch_size,
@@ -203,8 +202,8 @@ class ClipConfig(RewardModelConfig):
             options = asdict(self)
             sections = {key: options[key] for key in ("loss", "negatives") if key in options}
             measured = f"train.batch_size {train.batch_size}, {sections}"
-        return embedding_recipe(
-            context,
+        return train_embeddings(
+            run,
             model,
             self.task,
             objective,

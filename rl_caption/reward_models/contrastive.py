@@ -41,8 +41,8 @@ from rl_caption.reward_models.negatives import (
 )
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Probability, Range, Rank, Weight
-from rl_caption.training.fit import Recipe
-from rl_caption.training.setup import Context
+from rl_caption.runtime.types import TrainState
+from rl_caption.training.run import Run
 
 ShortSource = Literal["first_sentence", "references"]
 
@@ -149,14 +149,14 @@ class ContrastiveConfig(ClipConfig):
             pca_rank=loss.pca_rank,
         )
 
-    def recipe(self, context: Context) -> Recipe:
-        """See ``RewardModelConfig.recipe``."""
+    def fit(self, run: Run) -> TrainState:
+        """See ``RewardModelConfig.fit``."""
         loss, train, negatives = self.loss, self.train, self.negatives
-        model = self.build_model(context.accelerator.num_processes)
+        model = self.build_model(run.accelerator.num_processes)
         pixels = image_inputs(self.data, model)
         stored = not (loss.short or negatives.count or train.sentences)
-        tokens = text_inputs(context, model, stored=stored, plain_captions=train.plain_captions)
-        rows = context.train_rows
+        tokens = text_inputs(run, model, stored=stored, plain_captions=train.plain_captions)
+        rows = run.train_rows
         bare = [row["image_id"] for row in rows if not row.get("short_references")]
         if loss.short and train.short_captions == "references" and bare:
             raise DataError(
@@ -168,8 +168,8 @@ class ContrastiveConfig(ClipConfig):
         short = [partial(add_short_captions, source=train.short_captions, seed=train.seed)]
         hard = build_negatives(negatives, rows, train.seed)
         sentences = [] if train.sentences is None else [Sentences(train.sentences, train.seed)]
-        return self.pair_recipe(
-            context,
+        return self.train_pairs(
+            run,
             model,
             pixels,
             tokens,
@@ -178,7 +178,7 @@ class ContrastiveConfig(ClipConfig):
             additions=[*(short if loss.short else []), *([] if hard is None else [hard])],
             groups=loss.false_negatives == "mask",
             best_by=self.eval.best_by,
-            negatives=validation_negatives(hard, context.val_rows, self.eval.best_by),
+            negatives=validation_negatives(hard, run.val_rows, self.eval.best_by),
         )
 
 

@@ -25,9 +25,9 @@ from rl_caption.reward_models.batch import Captions, PairCollate
 from rl_caption.reward_models.embedding import (
     RETRIEVAL,
     EmbeddingModel,
-    embedding_recipe,
     image_inputs,
     text_inputs,
+    train_embeddings,
 )
 from rl_caption.reward_models.encoders import (
     TOKENS,
@@ -48,8 +48,8 @@ from rl_caption.reward_models.validation import EmbeddingValidator
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Weight
-from rl_caption.training.fit import Recipe
-from rl_caption.training.setup import CHECKED_IMAGES, Context
+from rl_caption.runtime.types import TrainState
+from rl_caption.training.run import CHECKED_IMAGES, Run
 
 TOWER_WEIGHT = {1: 1 / 2, 2: 1 / 6}
 """Number of towers -> weight of the L1 and of the cosine distance of each tower, as in the
@@ -197,19 +197,19 @@ class DistillImageConfig(DistillConfig):
     needs = frozenset({"image"})
     unpaired = frozenset({"images"})
 
-    def recipe(self, context: Context) -> Recipe:
-        """See ``RewardModelConfig.recipe``."""
+    def fit(self, run: Run) -> TrainState:
+        """See ``RewardModelConfig.fit``."""
 
         def build(teacher: Teacher) -> EmbeddingModel:
             tower: Any = build_tower("image", self.model.init, self.model.kwargs, teacher.width)
             if self.train.freeze_patch_embed:
                 frozen = copy_patch_embedding(tower, teacher.backbone.model)
                 print_main(
-                    context.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}"
+                    run.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}"
                 )
             return _tower_model(tower, "image", teacher, self.model)
 
-        return distil(self, context, build, "val/teacher_cosine_image")
+        return distil(self, run, build, "val/teacher_cosine_image")
 
 
 @dataclass
@@ -222,14 +222,14 @@ class DistillTextConfig(DistillConfig):
     needs = frozenset({"text"})
     unpaired = frozenset({"captions"})
 
-    def recipe(self, context: Context) -> Recipe:
-        """See ``RewardModelConfig.recipe``."""
+    def fit(self, run: Run) -> TrainState:
+        """See ``RewardModelConfig.fit``."""
 
         def build(teacher: Teacher) -> EmbeddingModel:
             tower = build_tower("text", self.model.init, self.model.kwargs, teacher.width)
             return _tower_model(tower, "text", teacher, self.model)
 
-        return distil(self, context, build, "val/teacher_cosine_text", self.train.captions)
+        return distil(self, run, build, "val/teacher_cosine_text", self.train.captions)
 
 
 @dataclass
@@ -255,8 +255,8 @@ class DistillDualConfig(DistillConfig):
         regulator = REGULATOR_WEIGHT if weight is None else weight
         return super().objective(regulator=regulator, reduction=reduction, **further)
 
-    def recipe(self, context: Context) -> Recipe:
-        """See ``RewardModelConfig.recipe``."""
+    def fit(self, run: Run) -> TrainState:
+        """See ``RewardModelConfig.fit``."""
         model = self.model
 
         def build(teacher: Teacher) -> EmbeddingModel:
@@ -276,31 +276,31 @@ class DistillDualConfig(DistillConfig):
                 is_trained,
             )
 
-        return distil(self, context, build, RETRIEVAL, self.train.captions)
+        return distil(self, run, build, RETRIEVAL, self.train.captions)
 
 
 def distil(
     config: DistillConfig,
-    context: Context,
+    run: Run,
     build: Callable[[Teacher], EmbeddingModel],
     metric: str,
     captions: Captions = "random",
-) -> Recipe:
-    """The recipe of a student, which ``build`` makes for a teacher; ``metric`` chooses its best
+) -> TrainState:
+    """Train a student, which ``build`` makes for a teacher; ``metric`` chooses its best
     weights.
 
     ``captions`` is which reference a step learns. Raises ``ConfigError`` where teacher or student
     cannot be loaded or made, or do not fit each other or the data.
     """
-    train, data, rows, towers = config.train, config.data, context.train_rows, config.towers
-    teacher = load_teacher(context.accelerator, config.teacher, data, towers)
+    train, data, rows, towers = config.train, config.data, run.train_rows, config.towers
+    teacher = load_teacher(run.accelerator, config.teacher, data, towers)
     model = build(teacher)
     _check_views(config, model, teacher)
-    check_batch_norm(model.network, train, context.accelerator.num_processes)
-    _check_images(config, context, teacher)
+    check_batch_norm(model.network, train, run.accelerator.num_processes)
+    _check_images(config, run, teacher)
     pixels, tokens = (
         image_inputs(data, model),
-        text_inputs(context, model, needs_text="text" in towers),
+        text_inputs(run, model, needs_text="text" in towers),
     )
     collate = PairCollate(
         pixels if "image" in towers else None,
@@ -310,18 +310,18 @@ def distil(
         train.seed,
     )
     validate = EmbeddingValidator(
-        context.accelerator,
+        run.accelerator,
         model.network,
         towers,
-        context.val_rows,
+        run.val_rows,
         pixels,
         tokens,
         config.eval.batch_size,
         teacher,
     )
     teacher.prepare(rows, captions, config.teacher.cache_mb * 2**20)
-    return embedding_recipe(
-        context,
+    return train_embeddings(
+        run,
         model,
         config.task,
         config.objective(),
@@ -348,13 +348,11 @@ def _check_views(config: DistillConfig, model: EmbeddingModel, teacher: Teacher)
         )
 
 
-def _check_images(config: DistillConfig, context: Context, teacher: Teacher) -> None:
+def _check_images(config: DistillConfig, run: Run, teacher: Teacher) -> None:
     """Check that the teacher can read the images, also where the student reads features of them."""
     if config.data.features_root is not None and not teacher.reads_features:
-        rows = [*context.train_rows, *context.val_rows]  # whose images are not checked yet
-        check_row_images(
-            rows, "the teacher", config.data.check_images, context.folder / CHECKED_IMAGES
-        )
+        rows = [*run.train_rows, *run.val_rows]  # whose images are not checked yet
+        check_row_images(rows, "the teacher", config.data.check_images, run.folder / CHECKED_IMAGES)
 
 
 def _student_model(

@@ -1,5 +1,5 @@
 """What tasks that train embeddings share: what the network reads of images and captions, and the
-recipe of a run.
+training.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rl_caption.reward_models.teacher import embed_distributed
 from rl_caption.reward_models.validation import EmbeddingValidator
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.types import LOSS
-from rl_caption.training.fit import Recipe
-from rl_caption.training.setup import Context
+from rl_caption.runtime.types import LOSS, TrainState
+from rl_caption.training.loop import Metric, train
+from rl_caption.training.run import Run
 
 TEXTS = 4096
 """Captions that a frozen text encoder embeds at a time, sorted by length."""
@@ -91,7 +91,7 @@ def image_inputs(data: DataConfig, model: EmbeddingModel) -> PixelCache | Featur
 
 
 def text_inputs(
-    context: Context,
+    run: Run,
     model: EmbeddingModel,
     needs_text: bool = True,
     stored: bool = False,
@@ -100,19 +100,19 @@ def text_inputs(
     """Token ids; or the features of a frozen text encoder, where they fit ``data.cache_mb``.
 
     Args:
-        context: of the run.
+        run: has the captions.
         model: has the tokenizer, and the text encoder.
         needs_text: whether the task learns from captions.
         stored: the task learns no texts but those of the rows, so that features can be computed
             before.
         plain_captions: fraction of the texts that are in plain form.
     """
-    dual, accelerator, length = model.dual, context.accelerator, model.context_length
+    dual, accelerator, length = model.dual, run.accelerator, model.context_length
     if dual is None:
         tokens = Texts(ClipText(clip_tokenizer(), length), length, model.trims)
     else:
         tokens = Texts(dual.text_encoder, length)
-    references = [caption for row in context.val_rows for caption in row["references"]]
+    references = [caption for row in run.val_rows for caption in row["references"]]
     cut = tokens.too_long(references) if needs_text else 0
     if cut:
         print_main(
@@ -123,30 +123,27 @@ def text_inputs(
         )
     if dual is None:
         return tokens
-    rows = [*context.train_rows, *context.val_rows]
+    rows = [*run.train_rows, *run.val_rows]
     texts = [
         text for row in rows for text in (*row["references"], *row.get("positive_captions", ()))
     ]
     if plain_captions:
         texts += [plain_form(text) for text in texts]
     distinct = list(dict.fromkeys(texts))
-    fits = (
-        len(distinct) * 4 * dual.text_head.norm.normalized_shape[0]
-        <= context.config.data.cache_mb * 2**20
-    )
+    fits = len(distinct) * 4 * dual.text_head.norm.normalized_shape[0] <= run.cache_bytes
     if not (stored and fits and is_frozen(dual.text_encoder)):
         return tokens
-    features = embed_distributed(accelerator, distinct, partial(_frozen_features, context, dual))
+    features = embed_distributed(accelerator, distinct, partial(_frozen_features, run, dual))
     index = {text: number for number, text in enumerate(distinct)}
     return Texts(dual.text_encoder, length, features=features, index=index)
 
 
 @torch.no_grad()
-def _frozen_features(context: Context, dual: PretrainedDual, captions: list[str]) -> Tensor:
+def _frozen_features(run: Run, dual: PretrainedDual, captions: list[str]) -> Tensor:
     """Features of captions by the frozen text encoder, computed sorted by length."""
-    device = context.accelerator.device
+    device = run.accelerator.device
     dual.to(device).text_encoder.eval()
-    most = context.config.eval.batch_size * dual.context_length
+    most = run.eval_batch_size * dual.context_length
     features = []
     for texts in chunks(captions, TEXTS, "features of captions by the frozen text encoder"):
         ids = dual.tokenize(texts)
@@ -155,8 +152,8 @@ def _frozen_features(context: Context, dual: PretrainedDual, captions: list[str]
     return torch.cat(features)
 
 
-def embedding_recipe(
-    context: Context,
+def train_embeddings(
+    run: Run,
     model: EmbeddingModel,
     name: str,
     loss: Objective,
@@ -168,21 +165,16 @@ def embedding_recipe(
     signature: str = "",
     measured: str | None = None,
     decays: Callable[[str, Tensor], bool] | None = None,
-) -> Recipe:
-    """The recipe of a task on embeddings, whose ``name`` log lines begin with.
+) -> TrainState:
+    """Train a task on embeddings, whose ``name`` log lines begin with.
 
     ``measured`` is what ``metric`` depends on besides the data; None: on the ``signature``.
     """
-    return Recipe(
-        model.network,
-        lambda network: EmbeddingTask(context.accelerator, network, loss, target, name),
-        collate,
-        validate,
-        model.export,
+    network = run.restore(model.network, signature, decays=decays)
+    task = EmbeddingTask(run.accelerator, network, loss, target, name)
+    by = Metric(
         metric,
         "nats" if metric == LOSS else metric_range,
-        model.is_trained,
-        decays,
-        signature,
         signature if measured is None else measured,
     )
+    return train(run, task, collate, validate, model.export, by, model.is_trained)

@@ -28,9 +28,8 @@ from rl_caption.reward_models.encoders import train_only
 from rl_caption.reward_models.losses import Embeddings, Objective, contrastive_metrics, info_nce
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Positive, Range, Rank, Weight
-from rl_caption.runtime.types import LOSS
-from rl_caption.training.fit import Recipe
-from rl_caption.training.setup import CHECKED_IMAGES, Context
+from rl_caption.runtime.types import LOSS, TrainState
+from rl_caption.training.run import CHECKED_IMAGES, Run
 
 
 @dataclass
@@ -106,33 +105,31 @@ class PositiveAugmentedConfig(ClipConfig):
         images, captions = self.loss.positive_images, self.loss.positive_captions
         return partial(positive_augmented, positive_images=images, positive_captions=captions)
 
-    def recipe(self, context: Context) -> Recipe:
-        """See ``RewardModelConfig.recipe``."""
+    def fit(self, run: Run) -> TrainState:
+        """See ``RewardModelConfig.fit``."""
         train, best_by = self.train, self.eval.best_by
 
         tune = partial(
             train_only, what=train.trainable, rank=train.lora_rank, alpha=train.lora_alpha
         )
-        model = self.build_model(context.accelerator.num_processes, tune)
+        model = self.build_model(run.accelerator.num_processes, tune)
         weights = {"image": self.loss.positive_images, "text": self.loss.positive_captions}
         positives = [name for name, weight in weights.items() if weight]
-        splits = {"train": context.train_rows} | (
-            {self.eval.split: context.val_rows} if best_by == LOSS else {}
+        splits = {"train": run.train_rows} | (
+            {self.eval.split: run.val_rows} if best_by == LOSS else {}
         )
-        with (
-            context.accelerator.main_process_first()
-        ):  # the others then find the verdicts in the cache
+        with run.accelerator.main_process_first():  # the others then find the verdicts in the cache
             for split, rows in splits.items():
-                cache = context.folder / CHECKED_IMAGES
+                cache = run.folder / CHECKED_IMAGES
                 check_positives(
                     rows, positives, train.captions, self.data.check_images, cache, split
                 )
         pixels = image_inputs(self.data, model)
         tokens = text_inputs(
-            context, model, stored=not train.sentences, plain_captions=train.plain_captions
+            run, model, stored=not train.sentences, plain_captions=train.plain_captions
         )
-        return self.pair_recipe(
-            context,
+        return self.train_pairs(
+            run,
             model,
             pixels,
             tokens,

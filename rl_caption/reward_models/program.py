@@ -7,8 +7,7 @@ from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.data.formats import check_path
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import TrainState
-from rl_caption.training.fit import fit
-from rl_caption.training.setup import setup
+from rl_caption.training.run import open_run
 
 
 def train_reward_model(config: RewardModelConfig) -> TrainState:
@@ -21,8 +20,8 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             installed.
     """
     config.check()
-    with setup(config, config.needs, signature_of="teacher", deepspeed=False) as context:
-        return fit(context, config.recipe(context))
+    with open_run(config, config.needs, trained_on="teacher", deepspeed=False) as run:
+        return config.fit(run)
 
 
 def check_inputs(

@@ -30,8 +30,8 @@ from rl_caption.reward_models.losses import (
 )
 from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets, triplet_texts
 from rl_caption.runtime.options import Fraction, Weight
-from rl_caption.training.fit import Recipe
-from rl_caption.training.setup import Context
+from rl_caption.runtime.types import TrainState
+from rl_caption.training.run import Run
 
 LARGEST_MARGIN = {"logit": 1.5, "cosine": 0.015}
 """Largest dynamic margin: SPECS's code has 1.5 logits, which are a cosine of 0.015 at CLIP's
@@ -98,12 +98,12 @@ class SpecificityConfig(ClipConfig):
         options = {key: value for key, value in vars(self.loss).items() if key != "max_scale"}
         return partial(specificity, **options)
 
-    def recipe(self, context: Context) -> Recipe:
-        """See ``RewardModelConfig.recipe``."""
-        train, rows = self.train, context.train_rows
-        model = self.build_model(context.accelerator.num_processes)
+    def fit(self, run: Run) -> TrainState:
+        """See ``RewardModelConfig.fit``."""
+        train, rows = self.train, run.train_rows
+        model = self.build_model(run.accelerator.num_processes)
         pixels = image_inputs(self.data, model)
-        tokens = text_inputs(context, model, plain_captions=train.plain_captions)
+        tokens = text_inputs(run, model, plain_captions=train.plain_captions)
         donors = donors_of(rows) if train.negatives == "data" else None
         triplets = StepTriplets(
             rows,
@@ -115,12 +115,12 @@ class SpecificityConfig(ClipConfig):
             train.shuffle_per,
             donors,
         )
-        captions = [row["references"][0] for row in context.val_rows]  # always the same
+        captions = [row["references"][0] for row in run.val_rows]  # always the same
         fixed = make_triplets(
-            captions, [row["image_id"] for row in context.val_rows], train.seed, shuffle_rate=0.0
+            captions, [row["image_id"] for row in run.val_rows], train.seed, shuffle_rate=0.0
         )
-        return self.pair_recipe(
-            context,
+        return self.train_pairs(
+            run,
             model,
             pixels,
             tokens,

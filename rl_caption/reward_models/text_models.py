@@ -30,9 +30,9 @@ from rl_caption.reward_models.encoders import check_shape
 from rl_caption.reward_models.teacher import Teacher, check_teacher, load_teacher
 from rl_caption.runtime.engines import Averages, autocast, backward_all, dropout_off, global_count
 from rl_caption.runtime.errors import ConfigError, naming
-from rl_caption.runtime.types import Validation
-from rl_caption.training.fit import Recipe
-from rl_caption.training.setup import Context
+from rl_caption.runtime.types import TrainState, Validation
+from rl_caption.training.loop import Metric, train
+from rl_caption.training.run import Run
 
 TOKENIZER = "tokenizer"
 """Folder in the run's folder: the tokenizer that was trained on the captions; a resumed run reads
@@ -100,9 +100,9 @@ class LanguageModelConfig(TextConfig):
     model: TextModelConfig = field(default_factory=TextModelConfig)
     train: CaptionTrainConfig = field(default_factory=CaptionTrainConfig)
 
-    def recipe(self, context: Context) -> Recipe:
-        """See ``RewardModelConfig.recipe``."""
-        return text_recipe(context, self, _language_model(context, self.model), self.train.captions)
+    def fit(self, run: Run) -> TrainState:
+        """See ``RewardModelConfig.fit``."""
+        return train_text_model(run, self, _language_model(run, self.model), self.train.captions)
 
 
 @dataclass
@@ -133,9 +133,9 @@ class SemanticBottleneckConfig(TextConfig):
         """See ``RewardModelConfig.folders``."""
         return {"teacher.name": self.teacher.folder}
 
-    def recipe(self, context: Context) -> Recipe:
-        """See ``RewardModelConfig.recipe``."""
-        return text_recipe(context, self, _bottleneck(context, self), self.train.captions)
+    def fit(self, run: Run) -> TrainState:
+        """See ``RewardModelConfig.fit``."""
+        return train_text_model(run, self, _bottleneck(run, self), self.train.captions)
 
 
 @dataclass
@@ -158,9 +158,9 @@ class TextRegressionConfig(TextConfig):
                 f"data.format is {self.data.format!r}: text_regression learns from caption_targets"
             )
 
-    def recipe(self, context: Context) -> Recipe:
-        """See ``RewardModelConfig.recipe``."""
-        return text_recipe(context, self, _regression(context, self.model))
+    def fit(self, run: Run) -> TrainState:
+        """See ``RewardModelConfig.fit``."""
+        return train_text_model(run, self, _regression(run, self.model))
 
 
 @dataclass(frozen=True)
@@ -189,27 +189,28 @@ class TextModel:
     """
 
 
-def text_recipe(
-    context: Context, config: RewardModelConfig, model: TextModel, captions: Captions = "random"
-) -> Recipe:
-    """The recipe of a model of captions; ``captions`` is which reference a step learns."""
+def train_text_model(
+    run: Run, config: RewardModelConfig, model: TextModel, captions: Captions = "random"
+) -> TrainState:
+    """Train a model of captions; ``captions`` is which reference a step learns."""
     collate = TextCollate(
         model.encode, captions, config.train.seed, model.counted_from, model.padding
     )
     (metric, *_) = model.metrics(1.0)
-    return Recipe(
+    network = run.restore(
         model.network,
-        lambda network: SummedLossTask(context.accelerator, network, model.target, config.task),
-        collate,
-        _validator(context, model, collate),
-        model.export,
-        metric,
-        model.metric_range,
-        model.starts_trained,
-        lambda name, parameter: parameter.ndim > 1,
-        model.signature,
         model.signature,
         model.vocabulary,
+        decays=lambda name, parameter: parameter.ndim > 1,
+    )
+    return train(
+        run,
+        SummedLossTask(run.accelerator, network, model.target, config.task),
+        collate,
+        _validator(run, model, collate),
+        model.export,
+        Metric(metric, model.metric_range, model.signature),
+        model.starts_trained,
     )
 
 
@@ -287,13 +288,13 @@ class SummedLossTask:
 
 
 def _validator(
-    context: Context, model: TextModel, collate: TextCollate
+    run: Run, model: TextModel, collate: TextCollate
 ) -> Callable[[int, Mapping[str, float]], Validation]:
     """A function of the step that validates the model by its mean loss over all captions of the
     validation split.
     """
-    accelerator, size = context.accelerator, context.config.eval.batch_size
-    pairs = [(row, caption) for row in context.val_rows for caption in row["references"]]
+    accelerator, size = run.accelerator, run.eval_batch_size
+    pairs = [(row, caption) for row in run.val_rows for caption in row["references"]]
     share = pairs[accelerator.process_index :: accelerator.num_processes]
 
     def validate(step: int, logged: Mapping[str, float]) -> Validation:
@@ -347,11 +348,11 @@ def _token_metrics(loss: float) -> dict[str, float]:
     return {"val/token_logprob": -loss}
 
 
-def _language_model(context: Context, config: TextModelConfig) -> TextModel:
+def _language_model(run: Run, config: TextModelConfig) -> TextModel:
     """A causal language model: from a folder, or GPT-2 with random weights."""
     from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-    tokenizer, kwargs = _tokenizer(context, config, "<|endoftext|>", "<|endoftext|>")
+    tokenizer, kwargs = _tokenizer(run, config, "<|endoftext|>", "<|endoftext|>")
     start, end = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     start = end if start is None else start
     if config.init is not None:
@@ -395,11 +396,11 @@ class BottleneckLikelihood(nn.Module):
         )
 
 
-def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel:
+def _bottleneck(run: Run, config: SemanticBottleneckConfig) -> TextModel:
     """A linear layer between the pooled text feature of ``teacher`` and ``model.language_model``,
     both frozen.
     """
-    accelerator, options, precision = context.accelerator, config.model, config.teacher.precision
+    accelerator, options, precision = run.accelerator, config.model, config.teacher.precision
     assert options.language_model is not None  # __post_init__
     teacher: Teacher = load_teacher(accelerator, config.teacher, config.data, ("text",))
     with naming("semantic_bottleneck"):
@@ -437,7 +438,7 @@ def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel
                 BottleneckConfig(teacher.width, hidden, **options.kwargs, **names)
             )
         writer = CaptionWriter(frozen, bottleneck.config.ending, bottleneck.config.soft_tokens)
-    teacher.prepare(context.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
+    teacher.prepare(run.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
     return TextModel(
         BottleneckLikelihood(bottleneck, writer),
         writer.token_ids,
@@ -450,7 +451,7 @@ def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel
     )
 
 
-def _regression(context: Context, config: TextModelConfig) -> TextModel:
+def _regression(run: Run, config: TextModelConfig) -> TextModel:
     """A text encoder with a head of one unit, in the format of the released ICC; ``icc`` loads what
     is exported.
     """
@@ -460,7 +461,7 @@ def _regression(context: Context, config: TextModelConfig) -> TextModel:
         RobertaForSequenceClassification,
     )
 
-    tokenizer, kwargs = _tokenizer(context, config, "<s>", "</s>", "<pad>")
+    tokenizer, kwargs = _tokenizer(run, config, "<s>", "</s>", "<pad>")
     if tokenizer.pad_token_id is None:
         raise ConfigError(
             f"the tokenizer of {config.init or kwargs} has no padding token, which icc needs"
@@ -476,7 +477,7 @@ def _regression(context: Context, config: TextModelConfig) -> TextModel:
         ids = {"vocab_size": len(tokenizer)} | {name: getattr(tokenizer, name) for name in names}
         model = RobertaForSequenceClassification(_shape(RobertaConfig, kwargs, ids | head))
     longest = most_tokens(model.config, tokenizer)
-    targets = torch.tensor([row["target"] for row in context.val_rows], dtype=torch.float64)
+    targets = torch.tensor([row["target"] for row in run.val_rows], dtype=torch.float64)
     spread = float(targets.var(correction=0))
     if not spread > 0:
         raise ConfigError(
@@ -528,7 +529,7 @@ def _save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def _tokenizer(
-    context: Context, config: TextModelConfig, bos: str, eos: str, pad: str | None = None
+    run: Run, config: TextModelConfig, bos: str, eos: str, pad: str | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """The tokenizer of ``model.init``, of ``model.kwargs.tokenizer``, or a byte-level BPE of the
     training captions.
@@ -542,14 +543,12 @@ def _tokenizer(
         config.init or kwargs.pop("tokenizer", None),
         kwargs.pop("vocab_size", VOCABULARY),
     )
-    with context.accelerator.main_process_first():
+    with run.accelerator.main_process_first():
         if source is None:
-            folder = context.folder / TOKENIZER
-            if context.accelerator.is_main_process and (
-                context.checkpoint is None or not folder.is_dir()
-            ):
+            folder = run.folder / TOKENIZER
+            if run.accelerator.is_main_process and (run.checkpoint is None or not folder.is_dir()):
                 shutil.rmtree(folder, ignore_errors=True)
-                captions = [caption for row in context.train_rows for caption in row["references"]]
+                captions = [caption for row in run.train_rows for caption in row["references"]]
                 caption_tokenizer(captions, size, bos, eos, pad).save_pretrained(folder)
             source = str(folder)
         with naming(f"the tokenizer {source!r} cannot be loaded"):

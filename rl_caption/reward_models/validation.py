@@ -22,7 +22,7 @@ from rl_caption.reward_models.triplets import Triplet, triplet_texts
 from rl_caption.runtime.engines import autocast, dropout_off
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import LOSS, Validation
-from rl_caption.training.loop import NonFiniteError
+from rl_caption.training.run import NonFiniteError
 
 DRAWN_AT = -1
 """The step by which the loss of validation draws captions and positives; no step of training has

@@ -1,19 +1,17 @@
 """Devices, processes, and the engine that trains: plain Accelerate (one process, or DDP) or
-DeepSpeed ZeRO-1, 2, 3.
+DeepSpeed (``zero.py``).
 
 Functions take the accelerator and the model as it prepared it; those that exchange tensors are
-called by every process. Attributes of Accelerate and DeepSpeed without a public name are read in
-this file alone, which was tested with Accelerate 1.15 and DeepSpeed 0.19.8.
+called by every process.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -21,19 +19,16 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
-    DistributedType,
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     parse_flag_from_env,
     set_seed,
 )
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.hooks import RemovableHandle
 from tqdm.auto import tqdm
 
 from rewards.base import naming
-from rl_caption.runtime.errors import ConfigError, UserError
+from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.launch import (
     LaunchError,
     check_environment,
@@ -41,25 +36,15 @@ from rl_caption.runtime.launch import (
     keep_freed_memory,
 )
 from rl_caption.runtime.threads import cpu_threads
+from rl_caption.runtime.zero import (
+    configure_deepspeed,
+    deepspeed_plugin,
+    prepare_deepspeed,
+    uses_deepspeed,
+)
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import RunConfig, TrainConfig
-
-Engine = Literal["plain", "zero0", "zero1", "zero2", "zero3"]
-OWNED_BY_TRAIN = ("optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast")
-"""Sections of a DeepSpeed configuration that follow from ``train``."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
-Moments = Mapping[str, Mapping[str, Tensor]]
-"""Parameter name -> ``step`` (a scalar), ``exp_avg`` and ``exp_avg_sq`` (of the parameter's shape).
-"""
-BUCKET_SIZE = 50_000_000
-"""Elements of a gradient bucket: 200 MB of float32."""
-
-
-class EngineError(UserError, ValueError):
-    """An engine cannot do what the configuration asks for; the message names both and says what
-    would be right.
-    """
 
 
 def print_main(accelerator: Any, text: str) -> None:
@@ -180,25 +165,6 @@ def usable_precision(precision: str) -> str:
     return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "no"
 
 
-def engine_of(accelerator: Accelerator) -> Engine:
-    """The engine that trains."""
-    if accelerator.distributed_type != DistributedType.DEEPSPEED:
-        return "plain"
-    return f"zero{deepspeed_plugin(accelerator).zero_stage}"  # type: ignore[return-value]
-
-
-def uses_deepspeed(accelerator: Accelerator) -> bool:
-    """Whether DeepSpeed trains."""
-    return engine_of(accelerator) != "plain"
-
-
-def deepspeed_plugin(accelerator: Accelerator) -> Any:
-    """Accelerate's settings of DeepSpeed; its ``deepspeed_config`` is DeepSpeed's own
-    configuration.
-    """
-    return accelerator.state.deepspeed_plugin
-
-
 def accelerator_kwargs() -> dict[str, Any]:
     """Arguments for ``Accelerator``, by which a launcher's processes form a group without a GPU,
     too (Accelerate alone then ignores launchers, unless ``ACCELERATE_USE_CPU=true``), and DDP's
@@ -225,114 +191,12 @@ def accelerator_kwargs() -> dict[str, Any]:
     return {"kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")]}
 
 
-def configure_deepspeed(
-    accelerator: Accelerator, precision: str, grad_clip_value: float | None
-) -> None:
-    """Set DeepSpeed's precision: autocast over float32 weights. Raises EngineError for what it
-    cannot do.
-    """
-    engine = engine_of(accelerator)
-    if engine == "plain":
-        wrong = "DeepSpeed was asked for, but plain Accelerate runs: unset ACCELERATE_USE_CPU, which turns it off"
-    elif engine == "zero0":
-        wrong = (
-            "zero_stage is 0, which shards nothing: take configs/accelerate/multi_gpu.yaml instead"
-        )
-    elif precision == "fp16":
-        wrong = f"train.mixed_precision is fp16 under {engine}, which has no loss scaling here: use bf16"
-    elif grad_clip_value is not None:
-        wrong = f"train.grad_clip_value is {grad_clip_value} under {engine}, which clips by norm only: set it to null"
-    else:
-        wrong = ""
-    if wrong:
-        raise EngineError(wrong)
-    from transformers.integrations import unset_hf_deepspeed_config
-
-    # or Transformers would shard a teacher, a judge, the reference policy as it loads them
-    unset_hf_deepspeed_config()
-    config: dict[str, Any] = deepspeed_plugin(accelerator).deepspeed_config
-    for section in OWNED_BY_TRAIN:
-        value = config.get(section)
-        if value and (not isinstance(value, dict) or value.get("enabled", True)):
-            raise EngineError(
-                f"the DeepSpeed configuration has a section {section!r}: leave it out, train.* "
-                f"sets it"
-            )
-    for section in ("offload_optimizer", "offload_param"):
-        device = (config.get("zero_optimization", {}).get(section) or {}).get("device")
-        if device not in (None, "none"):
-            raise EngineError(
-                f"the DeepSpeed configuration offloads to {device!r} ({section}): this is not "
-                f"supported"
-            )
-    if precision == "bf16":
-        # No module exchanges gradients in bf16: they are added up in float32, as DDP does.
-        config["torch_autocast"] = {
-            "enabled": True,
-            "dtype": "bfloat16",
-            "lower_precision_safe_modules": [],
-        }
-
-
-def fill_deepspeed_config(
-    config: dict[str, Any],
-    batch_size: int,
-    micro_batch_size: int,
-    processes: int,
-    grad_clip_norm: float | None,
-) -> None:
-    """Set batch sizes and clipping of a DeepSpeed configuration to those of ``train``.
-
-    Raises EngineError if the configuration has others.
-    """
-    settings = (
-        ("train_batch_size", "train.batch_size", batch_size),
-        ("train_micro_batch_size_per_gpu", "train.micro_batch_size", micro_batch_size),
-        ("gradient_clipping", "train.grad_clip_norm", grad_clip_norm or 0.0),
-    )
-    for key, name, value in settings:
-        setting = config.get(key, "auto")
-        if setting not in ("auto", value):
-            raise EngineError(
-                f"the DeepSpeed configuration sets {key} to {setting}, {name} needs {value}: leave "
-                f"it out, or use auto"
-            )
-        config[key] = value
-    config["gradient_accumulation_steps"] = batch_size // (micro_batch_size * processes)
-
-
 def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
-    """Accelerate's ``prepare``, and what DeepSpeed needs in addition. Called by every process.
-
-    Raises EngineError if DeepSpeed would have to shard a 0-dimensional parameter.
-    """
+    """Accelerate's ``prepare``, and what DeepSpeed needs in addition. Called by every process."""
     if uses_deepspeed(accelerator):
-        scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
-        if scalars:
-            raise EngineError(
-                f"{scalars[0]} is a parameter without dimensions, which {engine_of(accelerator)} "
-                f"cannot shard: give "
-                "it the shape [1], or take configs/accelerate/multi_gpu.yaml"
-            )
-        config = deepspeed_plugin(accelerator).deepspeed_config
-        accelerator.gradient_accumulation_steps = config["gradient_accumulation_steps"]
-        size_buckets(config, model)
-        # DeepSpeed calls functions of torch by deprecated names.
-        warnings.filterwarnings(
-            "ignore", message="`torch.distributed.* is deprecated", category=FutureWarning
-        )
+        prepare_deepspeed(accelerator, model)
     model, optimizer = accelerator.prepare(model, optimizer)
     return model, optimizer
-
-
-def size_buckets(config: dict[str, Any], model: nn.Module) -> None:
-    """Limit DeepSpeed's gradient buckets, by default 5e8 elements, to the model's size and to
-    ``BUCKET_SIZE``.
-    """
-    zero = config.setdefault("zero_optimization", {})
-    if zero.get("reduce_bucket_size", "auto") == "auto":
-        sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
-        zero["reduce_bucket_size"] = min(sum(sizes), max(BUCKET_SIZE, *sizes))
 
 
 def autocast(accelerator: Accelerator) -> AbstractContextManager[Any]:
@@ -370,61 +234,6 @@ def backward_all(
     return total
 
 
-def deepspeed_step(model: nn.Module) -> float:
-    """Clip gradients and update weights; return the gradient's norm before clipping, NaN if it is
-    not finite.
-    """
-    engine: Any = model
-    engine.step()
-    norm = float(engine.get_global_grad_norm())
-    return norm if norm >= 0 else float("nan")  # DeepSpeed reports an overflow as -1
-
-
-@contextmanager
-def gathered_parameters(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """Under ZeRO-3, give every process the full weights inside the ``with``; elsewhere, do nothing.
-
-    The model behind ``model`` is then an ordinary module. No process waits for another inside, so
-    their captions may end at different lengths. Weights must not be changed. All-gathers: every
-    process enters and leaves.
-
-    DeepSpeed's ``unwrap_model_for_generation`` leaves a hook on the root module, which communicates
-    at every forward pass, and discards the recorded order of modules; here all hooks are removed
-    and restored.
-    """
-    if engine_of(accelerator) != "zero3":
-        yield
-        return
-    import deepspeed
-
-    engine: Any = model
-    offload = engine.optimizer.parameter_offload
-    hooks = [*offload.forward_hooks, *offload.backward_hooks, offload.fwd_pre_hook]
-    with deepspeed.zero.GatheredParameters(model.parameters()), without_hooks(hooks):
-        yield
-
-
-@contextmanager
-def without_hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Inside, the hooks of ``handles`` are not called; afterwards they are called again, in their
-    old order.
-    """
-    tables = {
-        id(table): table
-        for table in (handle.hooks_dict_ref() for handle in handles)
-        if table is not None
-    }
-    before = {key: dict(table) for key, table in tables.items()}
-    for handle in handles:
-        handle.remove()
-    try:
-        yield
-    finally:
-        for key, table in tables.items():
-            table.clear()
-            table.update(before[key])
-
-
 def numel(parameter: Tensor) -> int:
     """Number of elements of a whole parameter, sharded or not."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
@@ -443,54 +252,6 @@ def first_non_finite(accelerator: Accelerator, model: nn.Module) -> str | None:
     first = torch.where(bad.any(), bad.argmax(), len(names)).view(1)
     index = int(accelerator.gather(first).min())
     return names[index] if index < len(names) else None
-
-
-def full_parameter(accelerator: Accelerator, parameter: Tensor) -> Tensor:
-    """The full values of a parameter. All-gathers under ZeRO-3."""
-    if engine_of(accelerator) != "zero3":
-        return parameter.data
-    import deepspeed
-
-    with deepspeed.zero.GatheredParameters([parameter]):
-        return parameter.data.clone()
-
-
-def load_deepspeed_moments(
-    model: nn.Module, trained: Mapping[str, nn.Parameter], moments: Moments
-) -> None:
-    """Set DeepSpeed's moments of the trained parameters, which are created first: before its first
-    step it has none.
-    """
-    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
-
-    engine: Any = model
-    zero = engine.optimizer
-    state, step = torch_optimizer(zero).state, moments[next(iter(trained))]["step"].float().cpu()
-    stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
-    for flat in (
-        zero.fp32_partitioned_groups_flat if stage3 else zero.single_partition_of_fp32_groups
-    ):
-        state[flat] = {"step": step.clone(), **{key: torch.zeros_like(flat) for key in MOMENTS}}
-    if not stage3:
-        zero._lazy_init_hp_params_optimizer_state()
-    for name, parameter in trained.items():
-        for key in MOMENTS:
-            value = moments[name][key].to(engine.device, torch.float32)
-            if stage3:
-                size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()  # type: ignore[attr-defined]
-                padded = functional.pad(
-                    value.flatten(), (0, size * engine.world_size - value.numel())
-                )
-                safe_set_local_optimizer_state(parameter, padded.narrow(0, size * rank, size), key)
-            else:
-                safe_set_full_optimizer_state(parameter, value, key)
-
-
-def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """The torch optimizer below Accelerate's and DeepSpeed's."""
-    while not isinstance(optimizer, torch.optim.AdamW):
-        optimizer = optimizer.optimizer
-    return optimizer
 
 
 def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:

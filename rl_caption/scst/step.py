@@ -13,16 +13,9 @@ from torch import Tensor, nn
 from rewards.mixed import MixedReward
 from rl_caption.captioners.base import Captioner, Generate
 from rl_caption.captioners.config import Decoding
-from rl_caption.runtime.engines import (
-    Averages,
-    autocast,
-    backward_all,
-    dropout_off,
-    engine_of,
-    gathered_parameters,
-    global_count,
-)
+from rl_caption.runtime.engines import Averages, autocast, backward_all, dropout_off, global_count
 from rl_caption.runtime.types import CaptionBatch, Rollout, Scores
+from rl_caption.runtime.zero import engine_of, gathered_parameters
 from rl_caption.scst.advantages import AdvantageFn, step_advantages
 from rl_caption.scst.cross_entropy import target_count, xe_loss
 from rl_caption.scst.objectives import (

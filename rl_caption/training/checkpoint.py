@@ -15,7 +15,7 @@ import logging
 import os
 import pickle
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from accelerate import Accelerator
 from accelerate.checkpointing import load_accelerator_state, save_accelerator_state
 from accelerate.utils import load as load_tensors
 from accelerate.utils.constants import SCALER_NAME
-from accelerate.utils.other import clean_state_dict_for_safetensors
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
@@ -34,23 +33,30 @@ from rewards.base import naming
 from rewards.model_files import MANIFEST, damage, manifest_of
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
-from rl_caption.runtime.engines import (
-    MOMENTS,
-    Moments,
-    full_parameter,
-    load_deepspeed_moments,
-    torch_optimizer,
-    uses_deepspeed,
-)
 from rl_caption.runtime.errors import UserError
 from rl_caption.runtime.types import TrainState
+from rl_caption.runtime.zero import (
+    Moments,
+    full_state,
+    load_deepspeed_moments,
+    torch_optimizer,
+    trained_parameters,
+    uses_deepspeed,
+)
 
 logger = logging.getLogger(__name__)
 
 STATE = "trainer_state.json"
 MODEL, OPTIMIZER, PLAIN_OPTIMIZER = "model.safetensors", "optimizer.safetensors", "optimizer.bin"
-WRITE_FAILURES = ("file", "write", "inline_container", "iostream")
-"""Words in the RuntimeErrors by which ``torch.save`` reports that it could not write."""
+WRITE_FAILURES = (OSError, RuntimeError, SafetensorError)  # torch.save raises RuntimeErrors
+READ_FAILURES = (
+    *WRITE_FAILURES,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    pickle.UnpicklingError,
+)
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -83,10 +89,12 @@ def save_checkpoint(
         if model is None or not uses_deepspeed(accelerator):
             accelerator.save_state(str(partial), safe_serialization=True)
         else:
-            _write_full_state(accelerator, model, optimizer, partial)
-            save_accelerator_state(
-                str(partial), [], [], [], [], accelerator.process_index, 0
-            )  # random states
+            weights, moments = full_state(accelerator, model, optimizer)
+            if accelerator.is_main_process:
+                save_file(weights, partial / MODEL, metadata={"format": "pt"})
+                save_file(moments, partial / OPTIMIZER, metadata={"format": "pt"})
+            # What is left are the random states.
+            save_accelerator_state(str(partial), [], [], [], [], accelerator.process_index, 0)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             # It keeps logged values, and a log may hold an infinite one.
@@ -106,106 +114,80 @@ def read_state(path: Path) -> TrainState:
         return TrainState(**read_json(path / STATE, CheckpointError))
 
 
-def load_full_state(
-    accelerator: Accelerator, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> Moments | None:
-    """Load the weights of a checkpoint into a model that is not prepared yet, and return Adam's
-    moments.
+def load_weights(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Moments:
+    """Load the weights of a checkpoint of any engine into a model that is not prepared yet, and
+    return Adam's moments, for ``load_moments``.
 
-    Returns None and loads nothing if neither this run nor the one that wrote the checkpoint uses
-    DeepSpeed: Accelerate then loads weights and moments into the prepared model.
+    Raises CheckpointError where the checkpoint is of another model, holds anything but tensors and
+    plain containers, or other parameters were trained than ``optimizer`` has.
     """
-    if not uses_deepspeed(accelerator) and not (path / OPTIMIZER).is_file():
-        return None
     with read_errors(path):
         moments = _read_moments(path)
         load_model(model, path / MODEL)
-    check_trained(
-        path, moments, [name for group in optimizer.param_groups for name in group["param_names"]]
-    )
+    expected = {name for group in optimizer.param_groups for name in group["param_names"]}
+    if odd := sorted({*moments} ^ expected):
+        raise CheckpointError(
+            f"checkpoint {path} cannot be loaded into this model and optimizer: {len(odd)} "
+            "parameters are trained in the checkpoint or in this run only, such as "
+            f"{odd[0]!r}. To train others, start from its export/best (model.init) in another "
+            "run.dir"
+        )
     return moments
 
 
-def load_checkpoint(
-    accelerator: Accelerator,
-    path: Path,
-    model: Any = None,
-    optimizer: Any = None,
-    moments: Moments | None = None,
-) -> TrainState:
-    """Restore model, optimizer and random states, and return the counters. Called by every process.
-
-    If ``load_full_state`` returned ``moments``, the model has its weights already and the moments
-    go to ``optimizer`` (as prepared). Raises CheckpointError if ``path`` is not an intact
-    checkpoint, belongs to another model, holds anything but tensors and plain containers, or its
-    random states cannot be restored.
+def load_moments(
+    accelerator: Accelerator, path: Path, model: nn.Module, optimizer: Any, moments: Moments
+) -> None:
+    """Give the prepared optimizer its moments back, and the loss scale of fp16. Called by every
+    process.
     """
-    state = read_state(path)
+    trained = trained_parameters(accelerator, model)
     with read_errors(path):
-        if moments is None or model is None:
-            with _scaler_of(accelerator, path):
-                # Tensors and plain containers only: a checkpoint is not trusted to run code.
-                accelerator.load_state(str(path), load_kwargs={"weights_only": True})
-        else:
-            _load_moments(accelerator, model, optimizer, moments)
-            load_accelerator_state(
-                str(path), [], [], [], [], accelerator.process_index
-            )  # random states
-    if state.processes == accelerator.num_processes:
-        _check_random_states(
-            path / f"random_states_{accelerator.process_index}.pkl", accelerator.device
-        )
-    elif accelerator.is_main_process:
-        counts = (
-            f"of another number of processes, {state.processes} (now {accelerator.num_processes})"
-        )
-        logger.warning(
-            "%s was written by a run %s: dropout masks change, samples and data order do not",
-            path,
-            counts,
-        )
-    return state
+        if uses_deepspeed(accelerator):
+            load_deepspeed_moments(model, trained, moments)
+            return
+        for name, values in moments.items():
+            parameter = trained[name]
+            torch_optimizer(optimizer).state[parameter] = {
+                key: value.float().cpu() if key == "step" else value.to(parameter, copy=True)
+                for key, value in values.items()
+            }
+        # There is none after another precision: fp16 then starts with a fresh one.
+        if accelerator.scaler is not None and (path / SCALER_NAME).is_file():
+            scale = torch.load(path / SCALER_NAME, weights_only=True)
+            accelerator.scaler.load_state_dict(scale)
 
 
-@contextlib.contextmanager
-def _scaler_of(accelerator: Accelerator, path: Path) -> Iterator[None]:
-    """Inside, no loss scale is loaded if ``path`` has none (after another precision): fp16 starts
-    with a fresh one.
+def load_random_states(accelerator: Accelerator, path: Path, processes: int) -> None:
+    """Restore the random states of this process. Called by every process.
+
+    A run of another number of processes than the ``processes`` that wrote the checkpoint goes on
+    with other dropout masks. Raises CheckpointError where its own states cannot be restored:
+    Accelerate alone would go on silently.
     """
-    scaler = accelerator.scaler
-    if not (path / SCALER_NAME).is_file():
-        accelerator.scaler = None
-    try:
-        yield
-    finally:
-        accelerator.scaler = scaler
-
-
-def _check_random_states(file: Path, device: torch.device) -> None:
-    """Compare the generators with ``file``: Accelerate goes on silently where it could not restore
-    them.
-    """
-    try:
+    if processes != accelerator.num_processes:
+        if accelerator.is_main_process:
+            logger.warning(
+                "%s was written by a run of another number of processes, %d (now %d): dropout "
+                "masks change, samples and data order do not",
+                path,
+                processes,
+                accelerator.num_processes,
+            )
+        return
+    file = path / f"random_states_{accelerator.process_index}.pkl"
+    with read_errors(file):
+        load_accelerator_state(str(path), [], [], [], [], accelerator.process_index)
         states = load_tensors(file)
         pairs = [(torch.get_rng_state(), states["torch_manual_seed"])]
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            pairs.append(
-                (torch.cuda.get_rng_state(index), states["torch_cuda_manual_seed"][index].cpu())
-            )
-    except (
-        OSError,
-        RuntimeError,
-        LookupError,
-        TypeError,
-        EOFError,
-        pickle.UnpicklingError,
-    ) as error:
-        raise CheckpointError(f"the random states in {file} cannot be read: {error}") from error
+        if accelerator.device.type == "cuda":
+            index = torch.cuda.current_device()
+            saved = states["torch_cuda_manual_seed"][index].cpu()
+            pairs.append((torch.cuda.get_rng_state(index), saved))
     if not all(torch.equal(current, saved) for current, saved in pairs):
         raise CheckpointError(
             f"the random states in {file} could not be restored: the run would not continue as "
-            f"before"
+            "before"
         )
 
 
@@ -218,31 +200,15 @@ def save_or_discard(what: str, partial: Path, checkpoints: Path | None = None) -
     """
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RuntimeError) and not any(
-            word in str(error).lower() for word in WRITE_FAILURES
-        ):
-            raise
-        place = next(folder for folder in partial.absolute().parents if folder.is_dir())
+    except WRITE_FAILURES as error:
         with contextlib.suppress(OSError):
             remove_tree(partial)
+        place = next(folder for folder in partial.absolute().parents if folder.is_dir())
+        free = f"{shutil.disk_usage(place).free / 1e6:.1f} MB are free on its disk"
         advice = "free some space, or name another folder"
         if checkpoints is not None:
-            newest = newest_checkpoint(checkpoints) or "none"
-            advice = f"free some space, or choose another run.dir; the newest good checkpoint is {newest}"
-        free = f"{shutil.disk_usage(place).free / 1e6:.1f} MB are free on its disk"
-        raise CheckpointError(
-            f"{what} could not be written: {_reason(error)} ({free}): {advice}"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    """Why a write failed, in words: of ``torch.save`` only the place in its source is known."""
-    if isinstance(error, shutil.Error):  # of several files
-        return str(error.args[0][0][-1])
-    if isinstance(error, OSError | SafetensorError):
-        return str(error)
-    return f"the disk may be full, or a quota or limit of sizes reached; torch says {str(error).splitlines()[0]!r}"
+            advice += f"; the newest good checkpoint is {newest_checkpoint(checkpoints) or 'none'}"
+        raise CheckpointError(f"{what} could not be written: {error} ({free}): {advice}") from error
 
 
 @contextlib.contextmanager
@@ -272,15 +238,7 @@ def read_errors(path: Path) -> Iterator[None]:
     """Turn a failed read of a checkpoint into a ``CheckpointError`` that names it."""
     try:
         yield
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        EOFError,
-        pickle.UnpicklingError,
-        SafetensorError,
-    ) as error:
+    except READ_FAILURES as error:
         raise CheckpointError(
             f"checkpoint {path} cannot be loaded into this model and optimizer: {error}"
         ) from error
@@ -383,100 +341,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_full_state(
-    accelerator: Accelerator, model: nn.Module, optimizer: Any, folder: Path
-) -> None:
-    """Write full state dicts of model and optimizer. All-gathers one parameter at a time to the
-    main process.
-    """
-    from deepspeed.utils import safe_get_full_optimizer_state
-
-    weights = _full_state_dict(accelerator, model)
-    step = next(iter(torch_optimizer(optimizer).state.values()))["step"]
-    moments: dict[str, Tensor] = {}
-    for name, parameter in _trained(accelerator, model).items():
-        values = {"step": step} | {
-            key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS
-        }
-        if accelerator.is_main_process:
-            moments |= {
-                f"{name}/{key}": value.detach().float().cpu().clone()
-                for key, value in values.items()
-            }
-    if accelerator.is_main_process:
-        save_file(weights, folder / MODEL, metadata={"format": "pt"})
-        save_file(moments, folder / OPTIMIZER, metadata={"format": "pt"})
-
-
-def _full_state_dict(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor]:
-    """Full state dict on the CPU of the main process, each tied weight once; empty on other
-    processes.
-    """
-    module = accelerator.unwrap_model(model)
-    tensors: dict[int, Tensor] = {}
-    for parameter in module.parameters():
-        value = full_parameter(accelerator, parameter)
-        if accelerator.is_main_process:
-            tensors[id(parameter)] = value.detach().cpu().clone()
-    if not accelerator.is_main_process:
-        return {}
-    named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
-    state = {
-        name: tensors.get(id(named[name]), named[name].detach().cpu())
-        for name in module.state_dict()
-    }
-    return clean_state_dict_for_safetensors(state)
-
-
-def check_trained(path: Path, stored: Iterable[str], expected: Iterable[str]) -> None:
-    """Raise CheckpointError unless the parameters trained in a checkpoint (``stored``) are those
-    trained here.
-    """
-    if odd := sorted({*stored} ^ {*expected}):
-        raise CheckpointError(
-            f"checkpoint {path} cannot be loaded into this model and optimizer: {len(odd)} "
-            f"parameters are trained in "
-            f"the checkpoint or in this run only, such as {odd[0]!r}. To train others, start from "
-            f"its export/best "
-            "(model.init) in another run.dir"
-        )
-
-
 def _read_moments(folder: Path) -> Moments:
-    """Adam's moments in a checkpoint of any engine."""
+    """Adam's moments of each trained parameter in a checkpoint of any engine."""
     moments: dict[str, dict[str, Tensor]] = {}
     if (folder / OPTIMIZER).is_file():
         for path, value in load_file(folder / OPTIMIZER).items():
             name, _, key = path.rpartition("/")
             moments.setdefault(name, {})[key] = value
-    else:
-        saved = torch.load(folder / PLAIN_OPTIMIZER, map_location="cpu", weights_only=True)
-        names = [name for group in saved["param_groups"] for name in group["param_names"]]
-        moments = {names[index]: state for index, state in saved["state"].items()}
-    return moments
-
-
-def _load_moments(
-    accelerator: Accelerator, model: nn.Module, optimizer: Any, moments: Moments
-) -> None:
-    """Give the prepared optimizer its moments back. Called by every process."""
-    trained = _trained(accelerator, model)
-    if uses_deepspeed(accelerator):
-        load_deepspeed_moments(model, trained, moments)
-        return
-    for name, parameter in trained.items():
-        state = {
-            key: moments[name][key].to(parameter.device, torch.float32).clone() for key in MOMENTS
-        }
-        torch_optimizer(optimizer).state[parameter] = {
-            "step": moments[name]["step"].float().cpu(),
-            **state,
-        }
-
-
-def _trained(accelerator: Accelerator, model: nn.Module) -> dict[str, nn.Parameter]:
-    return {
-        name: value
-        for name, value in accelerator.unwrap_model(model).named_parameters()
-        if value.requires_grad
-    }
+        return moments
+    saved = torch.load(folder / PLAIN_OPTIMIZER, map_location="cpu", weights_only=True)
+    names = [name for group in saved["param_groups"] for name in group["param_names"]]
+    return {name: saved["state"].get(index, {}) for index, name in enumerate(names)}

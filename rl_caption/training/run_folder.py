@@ -7,8 +7,9 @@ import platform
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from rl_caption.runtime.launch import recorded_environment
 from rl_caption.training.checkpoint import (
     CheckpointError,
     clear_leftovers,
-    is_intact,
     newest_checkpoint,
     read_state,
 )
@@ -69,87 +69,89 @@ SUMMARY_KEYS = (
     "val/teacher_cosine_text",
 )
 """Keys of the one-line summary, where present; all keys are in ``metrics.jsonl``."""
+RECORDED_VERSIONS = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "tokenizers",
+    "numpy",
+    "open_clip_torch",
+    "deepspeed",
+    "rl-caption",
+)
 RECENT_STEPS = 100
 """Steps that the speed and the time left are estimated from."""
+
+
+def resume_mode(resume: bool | str) -> str:
+    """``auto``, ``true``, ``false``, or the path of a checkpoint: what ``run.resume`` asks for."""
+    return str(resume).lower() if isinstance(resume, bool) else resume
 
 
 def find_checkpoint(config: TrainingConfig) -> Path | None:
     """The checkpoint to resume from, or None to start.
 
     Raises:
-        CheckpointError: the folder holds another run (``refuse_other_run``); ``run.resume`` is the
-            path of something else than an intact checkpoint; or all checkpoints are damaged, unless
-            ``run.resume`` is false.
+        CheckpointError: the folder holds a run and ``run.resume`` is false, or a run of another
+            configuration and it is ``auto``; it is the path of something else than an intact
+            checkpoint; or all checkpoints are damaged, unless it is false.
     """
-    folder, resume = Path(config.run.dir), config.run.resume
+    folder, resume = Path(config.run.dir), resume_mode(config.run.resume)
     checkpoints = folder / "checkpoints"
     clear_leftovers(checkpoints)
     clear_leftovers(folder / "export")
-    if isinstance(resume, str) and resume not in ("auto", "true", "false"):
+    if resume not in ("auto", "true", "false"):
         read_state(Path(resume))
         return Path(resume)
     newest = newest_checkpoint(checkpoints)
-    if newest is not None:
-        refuse_other_run(folder, newest.name, config)
-        return newest
-    damaged = [
-        f"{path.name} ({damage(path)})" for path in sorted(checkpoints.glob("step-*"), reverse=True)
-    ]
-    if damaged and resume not in (False, "false"):
-        best = folder / "export" / "best"
-        left = (
-            f"the best model is left in {best}" if is_intact(best) else "no exported model is left"
-        )
+    if newest is None:
+        damaged = [f"{path.name} ({damage(path)})" for path in sorted(checkpoints.glob("step-*"))]
+        if damaged and resume != "false":
+            raise CheckpointError(
+                f"all checkpoints in {checkpoints} are damaged: {'; '.join(damaged)}. Put a whole "
+                "one back, choose another run.dir, or set run.resume to false to start over"
+            )
+        return None
+    if resume == "false":
         raise CheckpointError(
-            f"all checkpoints in {checkpoints} are damaged: {'; '.join(damaged)}; {left}. Put a "
-            f"whole one "
-            "back, choose another run.dir, or set run.resume to false to start over at step 0"
+            f"{folder} already holds a run ({newest.name}) and run.resume is false: choose another "
+            "run.dir, remove the folder, or set run.resume to auto"
         )
-    return None
-
-
-def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:
-    """Raise CheckpointError if ``run.resume`` is false, or if it is ``auto`` and the run had
-    another configuration.
-
-    ``newest`` is the name of the newest checkpoint in ``folder``.
-    """
-    if config.run.resume in (False, "false"):
-        raise CheckpointError(
-            f"{folder} already holds a run ({newest}) and run.resume is false: choose another "
-            f"run.dir, remove the "
-            "folder, or set run.resume to auto"
-        )
-    changed = changed_keys(folder / "config.yaml", config) if config.run.resume == "auto" else []
+    before = read_state(newest).configuration
+    changed = changed_settings(before, plain(config)) if resume == "auto" else []
     if changed:
         raise CheckpointError(
-            f"{folder} holds a run ({newest}) of another configuration: {'; '.join(changed)}. "
-            f"Choose another "
-            "run.dir, or set run.resume to true to continue with the changed configuration"
+            f"{folder} holds a run ({newest.name}) of another configuration: {'; '.join(changed)}. "
+            "Choose another run.dir, or set run.resume to true to continue with this one"
         )
+    return newest
 
 
 def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
     """Differences between a saved configuration and ``config`` that change what is computed, as
     ``key: old -> new``.
     """
-    return (
-        changed_settings(read_config(saved), config) if saved.is_file() else [f"{saved} is missing"]
-    )
+    if not saved.is_file():
+        return [f"{saved} is missing"]
+    return changed_settings(read_config(saved), plain(config))
 
 
-def settings_of(config: TrainingConfig) -> dict[str, Any]:
-    """The sections of a configuration that may change what is computed, as JSON would store them."""
+def plain(config: Any) -> dict[str, Any]:
+    """A configuration as JSON would store it (tuples as lists)."""
+    settings: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return settings
+
+
+def computed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a configuration that may change what is computed."""
     return {
-        key: value
-        for key, value in _plain(config).items()
-        if not f"{key}.".startswith(FREE_TO_CHANGE)
+        key: value for key, value in settings.items() if not f"{key}.".startswith(FREE_TO_CHANGE)
     }
 
 
-def changed_settings(old: Mapping[str, Any], config: TrainingConfig) -> list[str]:
-    """``changed_keys`` of a saved configuration that was read already."""
-    old, new = _flat(dict(old)), _flat(_plain(config))
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """``changed_keys`` of two plain configurations."""
+    old, new = flatten_dict(dict(old)), flatten_dict(dict(new))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
@@ -157,42 +159,22 @@ def changed_settings(old: Mapping[str, Any], config: TrainingConfig) -> list[str
     ]
 
 
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested values by dotted keys, as JSON would store them (tuples as lists, a dataclass by its
-    options).
+def write_run_files(folder: Path, settings: Mapping[str, Any], extra: dict[str, Any]) -> None:
+    """Write ``config.yaml`` (resolved ``settings``) and ``env.json`` (versions, platform, command,
+    kernels, ``extra``).
     """
-    flat: dict[str, Any] = flatten_dict(json.loads(json.dumps(values, default=asdict)))
-    return flat
-
-
-def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
-    """Write ``config.yaml`` (resolved) and ``env.json`` (versions, platform, command, kernels,
-    ``extra``).
-    """
-    kernels = {
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-    }
-    names = (
-        "torch",
-        "transformers",
-        "accelerate",
-        "tokenizers",
-        "numpy",
-        "open_clip_torch",
-        "deepspeed",
-        "rl-caption",
-    )
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: installed_version(name) for name in names},
+        "versions": {name: installed_version(name) for name in RECORDED_VERSIONS},
         "command": sys.argv,
-        "kernels": kernels,
+        "kernels": {
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        },
         "environment": recorded_environment(),
     }
-    folder = Path(config.run.dir)
-    write_text(folder / "config.yaml", yaml.safe_dump(_plain(config), sort_keys=False))
+    write_text(folder / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
     write_json(folder / "env.json", environment | extra)
 
 
@@ -232,36 +214,34 @@ class RunLog:
         self.accelerator, self.folder, self.name = accelerator, folder, name
         self.max_steps = max_steps
         self.opened, self.step_ends = time.monotonic(), deque[float](maxlen=RECENT_STEPS + 1)
-        self.bar: tqdm | None = None
         if accelerator.is_main_process:
             for file in ("metrics.jsonl", "samples.jsonl"):
                 # A run that starts anew validates before step 1 again, so a line of step 0 goes
                 # too.
                 drop_after(folder / file, start_step if start_step else -1)
-            self.bar = tqdm(
-                total=max_steps,
-                initial=start_step,
-                desc=name,
-                unit="step",
-                dynamic_ncols=True,
-                disable=None,
-            )
+        self.bar = tqdm(
+            total=max_steps,
+            initial=start_step,
+            desc=name,
+            unit="step",
+            dynamic_ncols=True,
+            disable=None if accelerator.is_main_process else True,  # None: off a terminal
+        )
 
     def message(self, text: str) -> None:
         """Print a line."""
         print_main(self.accelerator, f"[{self.name}] {text}")
 
     def advance(self) -> None:
-        """One step is done."""
+        """Count a step that is done."""
         self.step_ends.append(time.monotonic())
-        if self.bar is not None:
-            self.bar.update(1)
+        self.bar.update(1)
 
-    def metrics(self, step: int, values: dict[str, float]) -> None:
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append one line to ``metrics.jsonl``, print the summary, pass the values to Accelerate's
         trackers.
         """
-        self.accelerator.log(values, step=step)
+        self.accelerator.log(dict(values), step=step)
         if not self.accelerator.is_main_process:
             return
         append_line(self.folder / "metrics.jsonl", {"step": step, **values})
@@ -274,7 +254,7 @@ class RunLog:
             f"step {step}/{self.max_steps}  {summary}  {rate:.2f} steps/s  {clock(left)} left"
         )
 
-    def samples(self, step: int, records: list[dict[str, Any]]) -> None:
+    def samples(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Append sampled captions with their rewards to ``samples.jsonl``."""
         if self.accelerator.is_main_process:
             for record in records:
@@ -282,16 +262,17 @@ class RunLog:
 
     def close(self) -> None:
         """End the progress bar."""
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
+
+    def end_trackers(self) -> None:
+        """Tell the trackers that the run ended as it should."""
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
 
 
 def clock(seconds: float) -> str:
     """Seconds as h:mm:ss."""
-    if not seconds < 1e8:
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    return str(timedelta(seconds=round(seconds))) if seconds < 1e8 else "?"
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
@@ -315,9 +296,3 @@ def drop_after(path: Path, step: int) -> None:
 
 def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def _plain(config: TrainingConfig) -> dict[str, Any]:
-    """The configuration as JSON would store it (tuples as lists)."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return plain

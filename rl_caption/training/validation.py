@@ -3,7 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -15,7 +17,6 @@ from rewards.base import RewardError
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
-from rl_caption.config.schema import CaptionEvalConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.evaluation import validation_cider
@@ -24,7 +25,6 @@ from rl_caption.runtime.engines import autocast, dropout_off
 from rl_caption.runtime.types import Validation
 from rl_caption.scst.rollout import sampling_noise
 from rl_caption.training.caption_tables import log_caption_table, read_first_captions
-from rl_caption.training.setup import Context
 
 
 class Candidate(NamedTuple):
@@ -54,115 +54,109 @@ def decode_candidates(
     bar, which is shown on a terminal or in a notebook. Samples depend on ``seed`` and the image id
     only.
     """
-    share = range(accelerator.process_index, len(rows), accelerator.num_processes)
-    hidden = (
-        None if progress is not None and accelerator.is_main_process else True
-    )  # None: off a terminal
+    is_main, device = accelerator.is_main_process, accelerator.device
+    share = rows[accelerator.process_index :: accelerator.num_processes]
+    starts = tqdm(
+        range(0, len(share), decoding.batch_size),
+        desc=progress,
+        unit="batch",
+        disable=None if progress is not None and is_main else True,  # None: off a terminal
+    )
     decoded: list[tuple[str, list[Candidate]]] = []
     with torch.no_grad(), dropout_off(policy), autocast(accelerator):
-        for start in tqdm(
-            range(0, len(share), decoding.batch_size), desc=progress, unit="batch", disable=hidden
-        ):
-            batch = [rows[index] for index in share[start : start + decoding.batch_size]]
+        for start in starts:
+            batch = share[start : start + decoding.batch_size]
             ids = [row["image_id"] for row in batch]
-            inputs = {
-                key: value.to(accelerator.device)
-                for key, value in captioner.preprocess(batch).items()
-            }
-            noise = None
+            inputs = {key: value.to(device) for key, value in captioner.preprocess(batch).items()}
+            noise, scores = None, None
             if decoding.num_samples:
                 noise = sampling_noise(seed, 0, ids, decoding.num_samples, decoding.max_new_tokens)
-                noise = noise.to(accelerator.device)
+                noise = noise.to(device)
             if decoding.num_return_sequences > 1:
                 token_ids, scores = captioner.generate_with_scores(policy, inputs, decoding, noise)
             else:
-                token_ids, scores = captioner.generate(policy, inputs, decoding, noise), None
+                token_ids = captioner.generate(policy, inputs, decoding, noise)
             decoded += zip(ids, _candidates(captioner, token_ids, scores), strict=True)
     gathered = dict(gather_object(decoded) if accelerator.num_processes > 1 else decoded)
-    return {key: gathered[key] for key in (rows[index]["image_id"] for index in range(len(rows)))}
+    return {row["image_id"]: gathered[row["image_id"]] for row in rows}
 
 
 def _candidates(
     captioner: Captioner, token_ids: Tensor, scores: Tensor | None
 ) -> list[list[Candidate]]:
     """Captions of ``token_ids`` [B, R, T] by image. Beams that found no caption (score -inf) are
-    left out.
+    left out, but for the first of an image.
     """
-    per_image = token_ids.shape[1]
     texts = captioner.decode(token_ids.flatten(0, 1))
     finished = (token_ids == captioner.eos_token_id).any(-1).flatten().tolist()
-    values: list[float | None] = (
-        [None] * len(texts) if scores is None else scores.flatten().tolist()
-    )
-    flat = [Candidate(*candidate) for candidate in zip(texts, finished, values, strict=True)]
-    groups = [flat[start : start + per_image] for start in range(0, len(flat), per_image)]
-    return [
-        [group[0], *(candidate for candidate in group[1:] if candidate.score != -math.inf)]
-        for group in groups
-    ]
+    values = [None] * len(texts) if scores is None else scores.flatten().tolist()
+    per_image = token_ids.shape[1]
+    groups: list[list[Candidate]] = []
+    for index, candidate in enumerate(map(Candidate, texts, finished, values)):
+        if index % per_image == 0:
+            groups.append([candidate])
+        elif candidate.score != -math.inf:
+            groups[-1].append(candidate)
+    return groups
 
 
 class CaptionValidator:
-    """Captions the validation images as ``config.eval`` says and scores the captions. Called by
-    every process.
+    """Captions the validation images and scores the captions. Called by every process.
 
     Captions are written to ``eval/step-N/predictions.json`` in COCO result format. With a monitor
     of reward hacking, its judges' scores of every image are written to ``eval/step-N/judges.json``.
+
+    Args:
+        accelerator: of the run.
+        captioner: whose policy is validated.
+        rows: the validation images.
+        decoding: how they are captioned.
+        folder: of the run.
+        tokenizer: name of the tokenizer of CIDEr-D and of lengths.
+        log_captions: number of images whose captions trackers show.
+        monitor: of reward hacking; it may end the run.
     """
 
     def __init__(
         self,
-        context: Context,
+        accelerator: Accelerator,
         captioner: Captioner,
-        max_new_tokens: int,
+        rows: Sequence[Row],
+        decoding: Decoding,
+        folder: Path,
+        tokenizer: str = TOKENIZER,
+        log_captions: int = 0,
         monitor: HackingMonitor | None = None,
     ) -> None:
-        settings = context.config.eval
-        assert isinstance(settings, CaptionEvalConfig), "of a captioner"
-        self.context, self.captioner, self.monitor = context, captioner, monitor
-        self.decoding = Decoding(
-            max_new_tokens=max_new_tokens,
-            num_beams=settings.num_beams or 1,
-            length_penalty=settings.length_penalty or 0.0,
-            batch_size=settings.batch_size,
-        )
-        self.references = {row["image_id"]: row["references"] for row in context.val_rows}
+        self.accelerator, self.captioner, self.rows = accelerator, captioner, rows
+        self.decoding, self.folder, self.tokenizer = decoding, folder, tokenizer
+        self.log_captions, self.monitor = log_captions, monitor
+        self.references = {row["image_id"]: row["references"] for row in rows}
 
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Validate the policy as it is at ``step``; ``logged`` is what the newest step logged."""
-        rows, accelerator, captioner = (
-            self.context.val_rows,
-            self.context.accelerator,
-            self.captioner,
+        accelerator, policy = self.accelerator, self.captioner.policy
+        candidates = decode_candidates(
+            self.captioner, policy, self.rows, self.decoding, accelerator
         )
-        candidates_of = decode_candidates(
-            captioner, captioner.policy, rows, self.decoding, accelerator
-        )
-        decoded = {image_id: candidates[0] for image_id, candidates in candidates_of.items()}
+        decoded = {image_id: found[0] for image_id, found in candidates.items()}
         captions = {image_id: candidate.caption for image_id, candidate in decoded.items()}
         if accelerator.is_main_process:
-            records = [
-                {"image_id": image_id, "caption": caption} for image_id, caption in captions.items()
-            ]
+            records = [{"image_id": key, "caption": text} for key, text in captions.items()]
             self._write(step, "predictions.json", records)
-        tokenizer = self.context.config.data.tokenizer
-        split = str.split if tokenizer == TOKENIZER else tokenizer_of(tokenizer)
-        words = [len(split(caption)) for caption in captions.values()]
-        cider = validation_cider(captions, self.references, tokenizer)
-        metrics = {"val/cider": cider, "val/length": sum(words) / len(words)}
-        verdict = (
-            Validation({})
-            if self.monitor is None
-            else self._inspect(self.monitor, step, decoded, logged)
-        )
-        if (
-            accelerator.is_main_process
-            and accelerator.trackers
-            and (count := self.context.config.run.log_captions)
-        ):
+        split = str.split if self.tokenizer == TOKENIZER else tokenizer_of(self.tokenizer)
+        metrics = {
+            "val/cider": validation_cider(captions, self.references, self.tokenizer),
+            "val/length": fmean(len(split(caption)) for caption in captions.values()),
+        }
+        verdict = Validation({})
+        if self.monitor is not None:
+            verdict = self._inspect(self.monitor, step, decoded, logged)
+        if accelerator.is_main_process and accelerator.trackers and self.log_captions:
             scores = {} if self.monitor is None else self.monitor.caption_scores
-            first_captions = read_first_captions(self.context.folder)
-            log_caption_table(accelerator, step, rows[:count], captions, first_captions, scores)
+            first = read_first_captions(self.folder)
+            shown = self.rows[: self.log_captions]
+            log_caption_table(accelerator, step, shown, captions, first, scores)
         return replace(verdict, metrics=metrics | verdict.metrics)
 
     def _inspect(
@@ -173,14 +167,11 @@ class CaptionValidator:
         logged: Mapping[str, float],
     ) -> Validation:
         """The main process's verdict, broadcast, so that scores that differ in a last bit cannot
-        divide the processes.
-
-        A RewardError of the main process is raised on every process.
+        divide the processes; so is its RewardError.
         """
-        accelerator, rows = self.context.accelerator, self.context.val_rows
-        outcome: list[Validation | str | None] = [None]
-        if accelerator.is_main_process:
-            images = [rows[index] for index in range(len(rows))]
+        outcome: list[Any] = [None]
+        if self.accelerator.is_main_process:
+            images = [self.rows[index] for index in range(len(self.rows))]
             texts, finished, _ = zip(*(decoded[row["image_id"]] for row in images), strict=True)
             policy = {
                 key: logged[f"policy/{key}"]
@@ -188,23 +179,18 @@ class CaptionValidator:
                 if f"policy/{key}" in logged
             }
             try:
-                verdict, findings = monitor.inspect(step, images, texts, finished, policy)
+                outcome[0], findings = monitor.inspect(step, images, texts, finished, policy)
             except RewardError as error:
-                if accelerator.num_processes == 1:
-                    raise
-                outcome = [str(error)]
+                outcome[0] = error
             else:
-                outcome = [verdict]
-                self._write(
-                    step,
-                    "judges.json",
-                    {"image_id": list(decoded), "judges": dict(findings.judges)},
-                )
-        if accelerator.num_processes > 1:
+                scores = {"image_id": list(decoded), "judges": dict(findings.judges)}
+                self._write(step, "judges.json", scores)
+        if self.accelerator.num_processes > 1:
             broadcast_object_list(outcome)
-        if not isinstance(outcome[0], Validation):
-            raise RewardError(str(outcome[0]))
-        return outcome[0]
+        if isinstance(outcome[0], RewardError):
+            raise outcome[0]
+        verdict: Validation = outcome[0]
+        return verdict
 
     def _write(self, step: int, name: str, content: object) -> None:
-        write_json(self.context.folder / "eval" / f"step-{step:08d}" / name, content)
+        write_json(self.folder / "eval" / f"step-{step:08d}" / name, content)

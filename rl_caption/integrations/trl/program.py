@@ -2,7 +2,6 @@
 evaluation.
 """
 
-import json
 import math
 import sys
 import warnings
@@ -65,27 +64,22 @@ from rl_caption.integrations.trl.model import (
 )
 from rl_caption.integrations.trl.rows import FinishedAware, trl_dataset
 from rl_caption.monitoring.judges import build_judges
-from rl_caption.runtime.engines import (
-    accelerator_kwargs,
-    gathered_parameters,
-    print_main,
-    usable_precision,
-    use_cpu,
-)
+from rl_caption.runtime.engines import accelerator_kwargs, print_main, usable_precision, use_cpu
 from rl_caption.runtime.errors import ConfigError, UserError, config_errors, naming
 from rl_caption.runtime.launch import check_environment, check_processes, run_lock
+from rl_caption.runtime.zero import gathered_parameters
 from rl_caption.training.checkpoint import CheckpointError, remove_tree, replace_folder
-from rl_caption.training.loop import NonFiniteError
+from rl_caption.training.run import CHECKED_IMAGES, NonFiniteError
 from rl_caption.training.run_folder import (
     FREE_TO_CHANGE,
     append_line,
     drop_after,
     is_complete,
+    plain,
     remove_result,
     write_result,
     write_run_files,
 )
-from rl_caption.training.setup import CHECKED_IMAGES
 from rl_caption.training.validation import decode_candidates
 
 INPUTS = "inputs.json"
@@ -222,8 +216,8 @@ def fine_tune(config: GrpoVlmConfig) -> str:
 
 def inputs_of(config: GrpoVlmConfig, reward: MixedReward, rows: Sequence[Row]) -> dict[str, Any]:
     """What a run that goes on must have as before, as JSON has it."""
-    plain = flatten_dict(json.loads(json.dumps(asdict(config))))
-    inputs = {key: value for key, value in plain.items() if not key.startswith(FREE_TO_CHANGE)}
+    settings = flatten_dict(plain(config))
+    inputs = {key: value for key, value in settings.items() if not key.startswith(FREE_TO_CHANGE)}
     inputs |= {"reward": reward.signature, "weights": weights_hash(str(config.model.init))}
     data = fingerprint({"train": rows})
     return inputs | {name: value for name, value in data.items() if not name.endswith(TIMES)}
@@ -307,7 +301,7 @@ class Run:
         if self.state.is_main_process:
             remove_result(self.folder)
             extra = {"reward": self.reward.signature, "num_processes": self.state.num_processes}
-            write_run_files(cast(Any, self.config), extra)
+            write_run_files(self.folder, plain(self.config), extra)
             drop_after(self.folder / "metrics.jsonl", start if checkpoint else -1)
         step = self._train(start, checkpoint)
         export = self.folder / "export" / "last"

@@ -66,7 +66,7 @@ def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory):
     def killed_run(engine: str, count: int) -> Path:
         if (engine, count) not in made:
             folder = tmp_path_factory.mktemp("killed") / f"{engine}-{count}"
-            kill = Kill("rl_caption.training.loop:Trainer._step", 4)
+            kill = Kill("rl_caption.training.run:Run.begin_step", 4)
             config = scst_config(folder, trained, **OPTIONS)
             first = run_together(count, config, folder, "scst", kill, ENGINES[engine])[0]
             assert first.code == -signal.SIGKILL, first.output
@@ -167,18 +167,13 @@ def _decode_alone(
     from rl_caption.captioners.config import Decoding
     from rl_caption.captioners.transformer import TransformerCaptioner
     from rl_caption.config.schema import RunConfig, TrainConfig
-    from rl_caption.runtime.engines import (
-        backward_all,
-        build_accelerator,
-        fill_deepspeed_config,
-        gathered_parameters,
-        prepare,
-    )
+    from rl_caption.runtime.engines import backward_all, build_accelerator, prepare
+    from rl_caption.runtime.zero import fill_deepspeed_config, gathered_parameters
 
     accelerator = build_accelerator(TrainConfig(threads=1), RunConfig())
     if engine == "zero3":
         config = accelerator.state.deepspeed_plugin.deepspeed_config
-        fill_deepspeed_config(config, 2, 1, 2, None)
+        fill_deepspeed_config(accelerator, 2, 1, None)
         config["zero_optimization"]["stage3_param_persistence_threshold"] = (
             0  # spread the small ones too
         )

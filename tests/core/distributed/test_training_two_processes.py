@@ -95,7 +95,7 @@ def test_self_critical_training_takes_the_same_steps(one_xe, tmp_path, advantage
 @pytest.mark.parametrize(
     "kill",
     [
-        Kill("rl_caption.training.loop:Trainer._step", 4),
+        Kill("rl_caption.training.run:Run.begin_step", 4),
         Kill("accelerate:Accelerator.save_state", 2, "after"),
         Kill("rl_caption.training.checkpoint:seal", 4, "after"),
         Kill("rl_caption.training.checkpoint:os.rename", 3, "after"),

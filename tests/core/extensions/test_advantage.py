@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_caption.config.build import build_decoding
-from rl_caption.config.schema import ScstConfig
+from rl_caption.config.schema import RolloutConfig
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Range
 from rl_caption.scst.advantages import build_advantage
@@ -89,12 +89,10 @@ def test_it_sees_the_whole_step_however_it_is_split() -> None:
 
 
 def test_greedy_captions_are_decoded_where_it_asks_for_them() -> None:
-    config = ScstConfig()
-    assert not build_decoding(config).with_greedy
-    config.train.advantage = "tests.core.extensions.test_advantage:Halfway"
-    config.train.advantage_kwargs = {"share": 0.5}
-    assert build_decoding(config).with_greedy
-    advantage = build_advantage(config.train.advantage, config.train.advantage_kwargs)
+    rollout, name = RolloutConfig(), "tests.core.extensions.test_advantage:Halfway"
+    assert not build_decoding(rollout, build_advantage("leave_one_out", {})).with_greedy
+    advantage = build_advantage(name, {"share": 0.5})
+    assert build_decoding(rollout, advantage).with_greedy
     assert advantage(torch.ones(2, 3), torch.full((2,), 4.0)).tolist() == [[-1.0] * 3] * 2
 
 

@@ -17,13 +17,13 @@ from rl_caption.cli.configuration import parse
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.reward_models.batch import PairCollate
 from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig
-from rl_caption.reward_models.embedding import embedding_recipe, image_inputs, text_inputs
+from rl_caption.reward_models.embedding import image_inputs, text_inputs, train_embeddings
 from rl_caption.reward_models.losses import Embeddings, contrastive_metrics, cosine_matrix
 from rl_caption.reward_models.validation import EmbeddingValidator
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Range
-from rl_caption.training.fit import Recipe
-from rl_caption.training.setup import Context
+from rl_caption.runtime.types import TrainState
+from rl_caption.training.run import Run
 from tests.reward_models_for_tests import CLIP, reward_model_config
 from tests.training_for_tests import Kill, checked_run, lines, run
 
@@ -47,15 +47,15 @@ class SigmoidConfig(ClipConfig):
 
     loss: SigmoidLossConfig = field(default_factory=SigmoidLossConfig)
 
-    def recipe(self, context: Context) -> Recipe:
-        model = self.build_model(context.accelerator.num_processes)
-        pixels, tokens = image_inputs(self.data, model), text_inputs(context, model, stored=True)
+    def fit(self, run: Run) -> TrainState:
+        model = self.build_model(run.accelerator.num_processes)
+        pixels, tokens = image_inputs(self.data, model), text_inputs(run, model, stored=True)
         size = self.eval.batch_size
         validate = EmbeddingValidator(
-            context.accelerator,
+            run.accelerator,
             model.network,
             ("image", "text"),
-            context.val_rows,
+            run.val_rows,
             pixels,
             tokens,
             size,
@@ -64,9 +64,7 @@ class SigmoidConfig(ClipConfig):
             pixels, tokens, self.train.captions, self.data.augment, self.train.seed
         )
         loss = partial(sigmoid, bias=self.loss.bias)
-        return embedding_recipe(
-            context, model, "sigmoid", loss, collate, validate, decays=self.decays
-        )
+        return train_embeddings(run, model, "sigmoid", loss, collate, validate, decays=self.decays)
 
 
 def sigmoid(

@@ -169,7 +169,7 @@ def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(
     options = {"model": model, "data": data, "train.lr": 0.05, "monitor": monitor}
     checked_run(scst_config(whole, start, **options), whole, "scst")
     killed = tmp_path / "killed"
-    for kill in (Kill("rl_caption.training.loop:Trainer._step", call=3), None):
+    for kill in (Kill("rl_caption.training.run:Run.begin_step", call=3), None):
         checked_run(scst_config(killed, start, **options), killed, "scst", kill=kill)
     assert_same_run(killed, whole)
     before, after = weights(start), weights(whole / "export/best")
@@ -211,7 +211,7 @@ def test_a_whole_vision_language_model_is_resumed_bit_for_bit(family, data, tmp_
     for program in ("xe", "scst"):
         whole, killed = tmp_path / program, tmp_path / f"{program}_killed"
         checked_run(config(program, whole), whole, program)
-        for kill in (Kill("rl_caption.training.loop:Trainer._step", call=3), None):
+        for kill in (Kill("rl_caption.training.run:Run.begin_step", call=3), None):
             checked_run(config(program, killed), killed, program, kill=kill)
         assert_same_run(killed, whole)
     before, after = weights(start), weights(tmp_path / "scst" / "export/last")

@@ -233,10 +233,10 @@ def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validation
 @pytest.mark.parametrize(
     ("stage", "kill"),
     [
-        ("teacher", Kill("rl_caption.training.loop:Trainer._step", 4)),
+        ("teacher", Kill("rl_caption.training.run:Run.begin_step", 4)),
         ("image", Kill("accelerate:Accelerator.save_state", 2, "after")),
         ("dual", Kill("rl_caption.training.checkpoint:os.rename", 4, "after")),
-        ("pac", Kill("rl_caption.training.loop:Trainer._step", 4)),
+        ("pac", Kill("rl_caption.training.run:Run.begin_step", 4)),
     ],
 )
 def test_killed_and_started_again(trained: Path, tmp_path: Path, stage: str, kill: Kill) -> None:
@@ -294,7 +294,7 @@ def test_a_tower_learns_from_images_or_captions_alone(
     folder = tmp_path / "killed"
     config = changed(config, {"run.dir": str(folder)})
     checked_run(
-        config, folder, "reward_model", kill=Kill("rl_caption.training.loop:Trainer._step", 4)
+        config, folder, "reward_model", kill=Kill("rl_caption.training.run:Run.begin_step", 4)
     )
     checked_run(config, folder, "reward_model")
     assert_same_run(folder, tmp_path / "whole")
@@ -385,7 +385,7 @@ def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> Non
         changed(chain(trained)["image"], {"run.dir": str(folder)} | resumed), folder, "reward_model"
     )
     assert ended.code == 1
-    assert "was trained on the teacher 'distill_image[best," in ended.output
+    assert "teacher 'distill_image[best," in ended.output
 
 
 @pytest.fixture(scope="module")

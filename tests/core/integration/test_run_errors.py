@@ -61,7 +61,6 @@ def test_nan_in_the_weights_stops_before_the_update(tmp_path: Path) -> None:
     assert_one_message(
         ended,
         "loss/total is nan and grad/norm is nan at step 3",
-        "The weights were not changed",
         f"checkpoint: {good}",
     )
     (message,) = (line for line in ended.output.splitlines() if "images of the step: " in line)

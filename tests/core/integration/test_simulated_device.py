@@ -63,7 +63,7 @@ def scst(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
 def test_cross_entropy_and_its_resumption(folder: Path) -> None:
     checked_run(xe_config(folder / "xe_cpu"), folder / "xe_cpu")
     assert_close_runs(folder / "xe", folder / "xe_cpu")
-    for kill in (Kill("rl_caption.training.loop:Trainer._step", 4), None):
+    for kill in (Kill("rl_caption.training.run:Run.begin_step", 4), None):
         checked_run(xe_config(folder / "resumed"), folder / "resumed", simulated=True, kill=kill)
     assert_close_runs(folder / "resumed", folder / "xe_cpu")
 

@@ -214,7 +214,7 @@ def test_killed_and_started_again(trained: Path, tmp_path: Path, task: str) -> N
     folder = tmp_path / task
     config = changed(text_chain(trained)[task], {"run.dir": str(folder)})
     checked_run(
-        config, folder, "reward_model", kill=Kill("rl_caption.training.loop:Trainer._step", 4)
+        config, folder, "reward_model", kill=Kill("rl_caption.training.run:Run.begin_step", 4)
     )
     checked_run(config, folder, "reward_model")
     assert_same_run(folder, trained / task)

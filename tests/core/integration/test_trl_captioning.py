@@ -46,7 +46,7 @@ from rl_caption.lab.share import share
 from rl_caption.programs.report.read import read_run
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.training.checkpoint import CheckpointError
-from rl_caption.training.loop import NonFiniteError
+from rl_caption.training.run import NonFiniteError
 from tests.conftest import REPOSITORY
 from tests.training_for_tests import lines
 from tests.vlm_families_for_tests import save_vlm

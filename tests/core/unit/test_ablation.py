@@ -45,7 +45,7 @@ from rl_caption.programs.report.pages import render, score_notes
 from rl_caption.programs.report.read import EvaluationFolder, RunFolder
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.launch import stop_requests
-from rl_caption.training.run_folder import write_run_files
+from rl_caption.training.run_folder import plain, write_run_files
 
 TERM: dict[str, dict[str, Any]] = {"cider": {}}
 ALPHA = AlphaConfig([0, 0.3, 1], {"rouge_l": RewardTerm()}, {"cider": RewardTerm()})
@@ -242,7 +242,7 @@ def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(
     (cell,), start = plan.cells, plan.start
     check_start(cell, start, {"bleu": "of a grid that was interrupted before this cell"})
     check_start(cell, start, {"cider": "now"})
-    write_run_files(cell.config, {})
+    write_run_files(Path(cell.config.run.dir), plain(cell.config), {})
     check_start(cell, start, {"cider": "now"})
     with pytest.raises(ConfigError, match="S_Mix seed 0"):
         check_start(cell, start, {"cider": "later"})

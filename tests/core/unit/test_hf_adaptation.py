@@ -2,7 +2,6 @@
 
 import copy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,8 +238,7 @@ def test_the_reference_policy_shares_what_is_not_trained(folders):
     captioner = loaded(folders["blip2"])
     captioner.adapt(frozen=None, lora=lora(), checkpointed=True)
     before = logits(captioner)
-    stage: Any = SimpleNamespace(accelerator=Accelerator(cpu=True))
-    copied: Any = _frozen_copy(captioner, stage)
+    copied: Any = _frozen_copy(captioner.policy, Accelerator(cpu=True))
     assert not any(value.requires_grad for value in copied.parameters())
     for (name, value), (_, other) in zip(
         captioner.policy.named_parameters(), copied.named_parameters(), strict=True

@@ -23,12 +23,14 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.cli.configuration import parse
 from rl_caption.config.schema import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
 from rl_caption.evaluation import validation_cider
+from rl_caption.programs.train import make_validator
 from rl_caption.runtime.engines import Averages, dropout_off
 from rl_caption.runtime.types import CaptionBatch, TrainState, Validation
 from rl_caption.training import validation
-from rl_caption.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from rl_caption.training.loop import NonFiniteError, Trainer, schedule_factor
-from rl_caption.training.setup import Context, parameter_groups
+from rl_caption.training.checkpoint import CheckpointError, load_moments
+from rl_caption.training.loop import Metric, train
+from rl_caption.training.optimizer import parameter_groups, schedule_factor
+from rl_caption.training.run import NonFiniteError, Run
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import noise_image
@@ -38,6 +40,7 @@ class Slope:
     """A task whose gradient is ``slope`` for every element of the weights."""
 
     name = "slope"
+    model: nn.Module
 
     def __init__(self, weights: nn.Parameter, slope: float, loss: float) -> None:
         self.weights, self.slope, self.loss = weights, slope, loss
@@ -52,68 +55,108 @@ class Slope:
         yield log
 
 
-def make_trainer(
-    folder: Path,
-    scores: Sequence[float] = (),
-    slope: float = 1.0,
-    loss: float = 1.0,
-    **options: Any,
-) -> tuple[Trainer, Slope, list[Path]]:
+ROWS: Any = [{"image_id": "1", "references": ["a dog"]}]
+
+
+class Training:
     """Plain SGD on four weights; validation returns ``scores`` in turn; ``factors`` are those of
     the learning rate.
     """
-    accelerator = Accelerator(cpu=True)
-    model = nn.Linear(4, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
-    task, exported, remaining = Slope(model.weight, slope, loss), [], list(scores)
 
-    def export(path: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        scores: Sequence[float] = (),
+        slope: float = 1.0,
+        loss: float = 1.0,
+        **options: Any,
+    ) -> None:
+        accelerator = Accelerator(cpu=True)
+        model = nn.Linear(4, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        rows: Any = [
+            {"image_id": f"i{index}", "image": "", "references": []} for index in range(100)
+        ]
+        given = {"lr": 1.0, "max_steps": 4, "schedule": "constant"} | options
+        state = given.pop("state", None) or TrainState(metric="val/cider")
+        self.validate_first = given.pop("validate_first", False)
+        factors = given.pop("factors", None)
+        keys = ("save_every", "log_every", "log_samples")
+        options = {"log_every": 1, "save_every": 100}
+        options |= {key: given.pop(key) for key in keys if key in given}
+        every, patience = given.pop("eval_every", 100), given.pop("patience", None)
+        config = XeConfig(
+            eval=CaptionEvalConfig(every=every, patience=patience),
+            run=RunConfig(dir=str(folder), **options),
+            train=XeTrainConfig(batch_size=2, micro_batch_size=1, **given),
+        )
+        self.run = run = Run(config, accelerator, rows, rows)
+        run.count_steps()
+        run.model, run.optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+        run.state = state
+        pairs = range(0, 100, 2)
+        batches = [
+            [CaptionBatch(rows[i : i + 1], {}) for i in (first, first + 1)] for first in pairs
+        ]
+        run.loader = lambda collate: nullcontext(iter(batches))  # type: ignore[method-assign, assignment]
+        if factors is not None:
+            run.learning_rate = lambda step: run.lr * factors[step]  # type: ignore[method-assign]
+        self.task, self.exported = Slope(model.weight, slope, loss), list[Path]()
+        self.task.model = model
+        self.scores, self.metric = iter(scores), Metric(state.metric)
+
+    def validate(self, step: int, logged: Any) -> Validation:
+        return Validation({self.metric.name: next(self.scores, 0.0)})
+
+    def export(self, path: Path) -> None:
         path.mkdir(parents=True)
-        (path / "score").write_text(str(len(exported)))
-        exported.append(path)
+        (path / "score").write_text(str(len(self.exported)))
+        self.exported.append(path)
 
-    rows: Any = [{"image_id": f"i{index}", "image": "", "references": []} for index in range(100)]
-    given = {"lr": 1.0, "max_steps": 4, "schedule": "constant"} | options
-    state, validate_first = given.pop("state", None), given.pop("validate_first", False)
-    factors: Sequence[float] | None = given.pop("factors", None)
-    run = {"log_every": 1, "save_every": 100} | {
-        key: given.pop(key) for key in ("save_every", "log_every", "log_samples") if key in given
-    }
-    config = XeConfig(
-        eval=CaptionEvalConfig(
-            every=given.pop("eval_every", 100), patience=given.pop("patience", None)
-        ),
-        run=RunConfig(dir=str(folder), **run),
-        train=XeTrainConfig(batch_size=2, micro_batch_size=1, **given),
-    )
-    trainer = Trainer(
-        Context(config, accelerator, rows, rows, micro_batch_size=1),
-        task,
-        model,
-        optimizer,
-        collate=list,
-        state=state or TrainState(metric="val/cider"),
-        validate=lambda step, logged: Validation(
-            {"val/cider": remaining.pop(0) if remaining else 0.0}
-        ),
-        export=export,
-        validate_first=validate_first,
-    )
-    trainer.loader = nullcontext(CaptionBatch(rows[index : index + 1], {}) for index in range(100))
-    if factors is not None:
-        trainer.schedule = factors.__getitem__
-    return trainer, task, exported
+    def fit(self) -> TrainState:
+        return train(
+            self.run,
+            self.task,
+            list,
+            self.validate,
+            self.export,
+            self.metric,
+            self.validate_first,
+        )
+
+
+def run_of(
+    folder: Path,
+    checkpoint: Path | None = None,
+    rows: Any = ROWS,
+    val_rows: Any = None,
+    **train: Any,
+) -> Run:
+    """A run whose model is still to be restored."""
+    options = XeTrainConfig(**{"batch_size": 1} | train)
+    config = XeConfig(run=RunConfig(dir=str(folder)), train=options)
+    return Run(config, Accelerator(cpu=True), rows, val_rows or rows, checkpoint)
+
+
+def restored(run: Run, **about: Any) -> TrainState:
+    """The counters with which a run of a tiny model begins."""
+    run.restore(nn.Linear(2, 2), **about)
+    return run.state
+
+
+def checkpoint_of(run: Run, **counters: Any) -> Path:
+    run.state = replace(run.state, **counters)
+    run.save()
+    return run.checkpoints / f"step-{run.state.global_step:08d}"
 
 
 @pytest.mark.parametrize("changes", [{"image_id": "2"}, {"references": ["a cat"]}])
 def test_what_validations_depend_on_are_images_and_references_not_their_number_alone(
-    changes: Any,
+    tmp_path: Path, changes: Any
 ) -> None:
-    row: Any = {"image_id": "1", "references": ["a dog"]}
+    row: Any = ROWS[0]
     first, same, other = (
-        Context(XeConfig(), Accelerator(cpu=True), [], [found], 1).validation
-        for found in (row, {**row}, row | changes)
+        run_of(tmp_path, rows=[found]).validation for found in (row, {**row}, row | changes)
     )
     assert first == same != other
 
@@ -131,41 +174,36 @@ def test_what_validations_depend_on_are_images_and_references_not_their_number_a
 def test_what_a_metric_chose_and_how_long_it_was_patient_are_forgotten_with_it(
     tmp_path: Path, changes: dict[str, Any], kept: bool
 ) -> None:
-    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
-    config = XeConfig(
-        run=RunConfig(dir=str(tmp_path)), train=XeTrainConfig(max_steps=changes.pop("max_steps", 9))
-    )
-    context, started = Context(config, Accelerator(cpu=True), rows, rows, 1), list[str]()
-    context.accelerator.init_trackers = lambda name, config: started.append(name)  # type: ignore[method-assign]
-    fresh = context.start(measured="12 tokens")
-    assert started == [tmp_path.name]
+    steps = changes.pop("max_steps", 9)
+    run = run_of(tmp_path, max_steps=steps)
+    fresh, by = restored(run), {"metric": "val/cider", "measured": "12 tokens"}
+    run.choose_best_by(**by)
     assert (fresh.metric, fresh.best_metric, fresh.evaluations_without_gain) == (
         "val/cider",
         None,
         0,
     )
     best = {"best_metric": 0.5, "best_step": 1, "evaluations_without_gain": 2}
-    saved = save_checkpoint(context.accelerator, tmp_path, replace(fresh, global_step=3, **best), 1)
-    state = replace(context, checkpoint=saved).start(**{"measured": "12 tokens"} | changes)
+    run = run_of(tmp_path, checkpoint_of(run, global_step=3, **best), max_steps=steps)
+    state = restored(run)
+    run.choose_best_by(**by | changes)
     found = {key: getattr(state, key) for key in best}
-    assert found == (
-        best if kept else {"best_metric": None, "best_step": None, "evaluations_without_gain": 0}
-    )
+    forgotten = {"best_metric": None, "best_step": None, "evaluations_without_gain": 0}
+    assert found == (best if kept else forgotten)
 
 
 def test_checkpoints_follow_validations_and_a_resumed_run_does_not_validate_first(
     tmp_path: Path,
 ) -> None:
-    trainer, _, _ = make_trainer(
+    training = Training(
         tmp_path, [0.1, 0.2], max_steps=4, eval_every=2, save_every=None, log_every=9
     )
     saved: list[int] = []
-    trainer._save = lambda: saved.append(trainer.state.global_step)  # type: ignore[method-assign]
-    trainer.fit()
+    training.run.save = lambda: saved.append(training.run.state.global_step)  # type: ignore[method-assign]
+    training.fit()
     assert saved == [2, 4]
     resumed = {"state": TrainState(global_step=4, metric="val/cider"), "validate_first": True}
-    trainer, _, _ = make_trainer(tmp_path, [0.3], max_steps=6, eval_every=2, **resumed)
-    trainer.fit()
+    Training(tmp_path, [0.3], max_steps=6, eval_every=2, **resumed).fit()
     assert logged(tmp_path, "val/cider") == {2: 0.1, 4: 0.2, 6: 0.3}
 
 
@@ -182,11 +220,8 @@ def test_checkpoints_follow_validations_and_a_resumed_run_does_not_validate_firs
 def test_a_metric_is_another_where_an_option_of_validation_changes_its_value(
     option: str, value: Any, same: bool
 ) -> None:
-    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
     one, other = (
-        Context(
-            XeConfig(eval=CaptionEvalConfig(**own)), Accelerator(cpu=True), [], rows, 1
-        ).validation
+        Run(XeConfig(eval=CaptionEvalConfig(**own)), Accelerator(cpu=True), [], ROWS).validation
         for own in ({}, {option: value})
     )
     assert (one == other) == same
@@ -195,34 +230,35 @@ def test_a_metric_is_another_where_an_option_of_validation_changes_its_value(
 def test_another_reward_or_vocabulary_is_refused_and_only_auto_keeps_the_end_of_a_run(
     tmp_path: Path,
 ) -> None:
-    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
-    config = XeConfig(run=RunConfig(dir=str(tmp_path)), train=XeTrainConfig(max_steps=9))
-    context = Context(config, Accelerator(cpu=True), rows, rows, 1)
-    state = context.start("cider", vocabulary={"a": 0, "dog": 1})
-    state.stopped = "an alarm"
-    path = save_checkpoint(context.accelerator, tmp_path, state, 1)
-    resumed = replace(context, checkpoint=path)
-    assert resumed.start("cider", vocabulary={"dog": 1, "a": 0}).stopped == "an alarm"
-    for signature, vocabulary in (("cider", {"a": 1, "dog": 0}), ("rouge", {"a": 0, "dog": 1})):
+    run = run_of(tmp_path)
+    restored(run, signature="cider", vocabulary={"a": 0, "dog": 1})
+    path = checkpoint_of(run, stopped="an alarm", global_step=1)
+
+    def resumed(resume: str, signature: str, vocabulary: dict[str, int]) -> TrainState:
+        run = run_of(tmp_path, path)
+        run.resume = resume
+        return restored(run, signature=signature, vocabulary=vocabulary)
+
+    assert resumed("auto", "cider", {"dog": 1, "a": 0}).stopped == "an alarm"
+    for resume, signature, vocabulary in (
+        ("auto", "cider", {"a": 1, "dog": 0}),
+        ("auto", "rouge", {"a": 0, "dog": 1}),
+        (str(path), "rouge", {"a": 0, "dog": 1}),
+        ("true", "rouge", {"a": 0, "cat": 1}),
+    ):
         with pytest.raises(CheckpointError):
-            resumed.start(signature, vocabulary=vocabulary)
-    config.run.resume = True
-    state = resumed.start("rouge", vocabulary={"a": 0, "dog": 1})
+            resumed(resume, signature, vocabulary)
+    state = resumed("true", "rouge", {"a": 0, "dog": 1})
     assert (state.stopped, state.signature) == (None, "rouge")
-    with pytest.raises(CheckpointError):
-        resumed.start("rouge", vocabulary={"a": 0, "cat": 1})
 
 
 def test_the_optimizer_is_that_of_the_configuration(tmp_path: Path) -> None:
-    train = XeTrainConfig(lr=0.5, betas=(0.8, 0.7), weight_decay=0.25)
-    context = Context(
-        XeConfig(run=RunConfig(dir=str(tmp_path)), train=train), Accelerator(cpu=True), [], [], 1
-    )
+    run = run_of(tmp_path, lr=0.5, betas=(0.8, 0.7), weight_decay=0.25)
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
-    optimizer = context.prepare(model)[1]
-    (group,) = optimizer.param_groups
-    assert (group["lr"], group["betas"], group["weight_decay"], group["param_names"]) == (
+    run.restore(model)
+    (group,) = run.optimizer.param_groups
+    assert (group["lr"], tuple(group["betas"]), group["weight_decay"], group["param_names"]) == (
         0.5,
         (0.8, 0.7),
         0.25,
@@ -238,52 +274,45 @@ def test_the_optimizer_is_that_of_the_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
-        ({"train_rows": [{"image_id": "1", "references": ["a cat"]}]}, "train texts"),
+        ({"rows": [{"image_id": "1", "references": ["a cat"]}], "val_rows": ROWS}, "train texts"),
         ({"val_rows": [{"image_id": "2", "references": ["a dog"]}]}, "val ids"),
-        ({"config": XeConfig(train=XeTrainConfig(seed=7))}, "train.seed: 0 -> 7"),
     ],
-    ids=["captions", "validation images", "another run"],
+    ids=["captions", "validation images"],
 )
-def test_a_checkpoint_of_other_data_or_of_another_run_is_refused(
+def test_a_checkpoint_of_other_data_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], name: str
 ) -> None:
-    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
-    context = Context(XeConfig(run=RunConfig(resume="auto")), Accelerator(cpu=True), rows, rows, 1)
-    saved = save_checkpoint(context.accelerator, tmp_path, context.start(), 1)
-    again = replace(context, checkpoint=saved)
-    assert again.start().data
-    other = replace(again, **changed)
+    run = run_of(tmp_path)
+    restored(run)
+    saved = checkpoint_of(run, global_step=1)
+    assert restored(run_of(tmp_path, saved)).data
+    other = run_of(tmp_path, saved, **changed)
     with pytest.raises(CheckpointError, match=name):
-        other.start()
-    other.config.run.resume = True
-    assert other.start().data
-    assert ("WARNING" in capsys.readouterr().err) == ("config" not in changed), (
-        "the configuration is told elsewhere"
-    )
+        restored(other)
+    other.resume = "true"
+    assert restored(other).data
+    assert "WARNING" in capsys.readouterr().err
 
 
 def test_an_export_that_is_not_the_checkpoints_is_not_its_best(tmp_path: Path) -> None:
-    trainer, _, _ = make_trainer(tmp_path, [0.5, 0.1], eval_every=1, max_steps=2)
-    trainer.fit()
-    context = replace(trainer.context, checkpoint=tmp_path / "checkpoints/step-00000002")
-    context.config.train.max_steps, context.config.run.resume = 4, True
-    assert context.start().best_metric == 0.5
+    training = Training(tmp_path, [0.5, 0.1], eval_every=1, max_steps=2)
+    training.fit()
+    longer = Training(tmp_path, max_steps=4, state=training.run.state).run
+    longer.choose_best_by("val/cider", "")
+    assert longer.state.best_metric == 0.5
     (tmp_path / "export/best/score").write_text("7")
-    state = context.start()
+    longer.choose_best_by("val/cider", "")
+    state = longer.state
     assert (state.best_metric, state.best_step, state.evaluations_without_gain) == (None, None, 0)
 
 
 def test_ranks_draw_other_dropout_masks_from_equal_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
-    context = Context(
-        XeConfig(run=RunConfig(dir=str(tmp_path))), Accelerator(cpu=True), rows, rows, 1
-    )
-    masks = []
+    run, masks = run_of(tmp_path), []
     for rank in (0, 1, 0):
         monkeypatch.setitem(PartialState._shared_state, "process_index", rank)
-        context.prepare(nn.Linear(2, 2))
+        restored(run)
         masks.append(nn.functional.dropout(torch.ones(64), training=True))
     assert torch.equal(masks[0], masks[2])
     assert not torch.equal(masks[0], masks[1])
@@ -335,9 +364,9 @@ def test_clipping_and_the_norm_before_it(
     tmp_path: Path, options: dict[str, Any], update: float
 ) -> None:
     """Four gradients of 3 have the norm 6."""
-    trainer, task, _ = make_trainer(tmp_path, slope=3.0, max_steps=1, **options)
-    trainer.fit()
-    assert torch.allclose(task.weights, torch.full((1, 4), -update), atol=1e-5)
+    training = Training(tmp_path, slope=3.0, max_steps=1, **options)
+    training.fit()
+    assert torch.allclose(training.task.weights, torch.full((1, 4), -update), atol=1e-5)
     assert logged(tmp_path, "grad/norm") == {1: pytest.approx(6.0)}
 
 
@@ -351,12 +380,12 @@ def test_clipping_and_the_norm_before_it(
     ],
 )
 def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(tmp_path, options):
-    trainer, task, _ = make_trainer(tmp_path, **options)
+    training = Training(tmp_path, **options)
     with pytest.raises(NonFiniteError, match=r'step 1.*\["i0", "i1"\]') as error:
-        trainer.fit()
+        training.fit()
     assert "Last good checkpoint: none yet" in str(error.value)
-    assert torch.equal(task.weights, torch.zeros(1, 4))
-    assert trainer.state.global_step == 0
+    assert torch.equal(training.task.weights, torch.zeros(1, 4))
+    assert training.run.state.global_step == 0
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -365,42 +394,45 @@ def test_weights_that_are_not_finite_are_neither_judged_nor_written(
     tmp_path: Path, interval: str
 ) -> None:
     factors = [1.0, 1.0, math.inf, 1.0]
-    trainer, task, _ = make_trainer(tmp_path, factors=factors, **{"save_every": 2, interval: 1})
+    training = Training(tmp_path, factors=factors, **{"save_every": 2, interval: 1})
     with pytest.raises(NonFiniteError, match=r"step 3.*good checkpoint.*step-00000002"):
-        trainer.fit()
-    assert not task.weights.isfinite().all(), "the gradient was finite, the step was not"
+        training.fit()
+    assert not training.task.weights.isfinite().all(), "the gradient was finite, the step was not"
     assert (tmp_path / "checkpoints/step-00000002").is_dir()
     assert not (tmp_path / "checkpoints/step-00000003").exists()
     assert 3 not in (logged(tmp_path, "val/cider") if interval == "eval_every" else {})
 
 
 def test_the_schedule_is_followed_and_logged(tmp_path: Path) -> None:
-    trainer, task, _ = make_trainer(
-        tmp_path, factors=[0.5, 1.0, 0.25, 0.0], lr=2.0, grad_clip_norm=None
-    )
-    trainer.fit()
+    training = Training(tmp_path, factors=[0.5, 1.0, 0.25, 0.0], lr=2.0, grad_clip_norm=None)
+    training.fit()
     assert logged(tmp_path, "train/lr") == {1: 1.0, 2: 2.0, 3: 0.5, 4: 0.0}
-    assert torch.allclose(task.weights, torch.full((1, 4), -3.5))
-    assert [ids for _, ids in task.seen] == [["i0", "i1"], ["i2", "i3"], ["i4", "i5"], ["i6", "i7"]]
-    assert [step for step, _ in task.seen] == [0, 1, 2, 3]
+    assert torch.allclose(training.task.weights, torch.full((1, 4), -3.5))
+    assert [ids for _, ids in training.task.seen] == [
+        ["i0", "i1"],
+        ["i2", "i3"],
+        ["i4", "i5"],
+        ["i6", "i7"],
+    ]
+    assert [step for step, _ in training.task.seen] == [0, 1, 2, 3]
 
 
 def test_a_step_may_have_several_updates(tmp_path: Path) -> None:
     """The learning rate is the step's; what is logged is the mean over its updates; no gradient is
     left over.
     """
-    trainer, task, _ = make_trainer(tmp_path, max_steps=2, grad_clip_norm=None, factors=[1.0, 10.0])
+    training = Training(tmp_path, max_steps=2, grad_clip_norm=None, factors=[1.0, 10.0])
 
     def step(batches: Sequence[CaptionBatch], number: int) -> Iterator[Averages]:
         for slope in (1.0, 3.0):
-            assert task.weights.grad is None
-            task.slope = task.loss = slope
-            yield from Slope.training_step(task, batches, number)
+            assert training.task.weights.grad is None
+            training.task.slope = training.task.loss = slope
+            yield from Slope.training_step(training.task, batches, number)
 
-    task.training_step = step  # type: ignore[method-assign]
-    state = trainer.fit()
+    training.task.training_step = step  # type: ignore[method-assign]
+    state = training.fit()
     assert state.global_step == 2
-    assert torch.allclose(task.weights, torch.full((1, 4), -4.0 - 40.0))
+    assert torch.allclose(training.task.weights, torch.full((1, 4), -4.0 - 40.0))
     assert logged(tmp_path, "loss/total") == {1: 2.0, 2: 2.0}
     assert logged(tmp_path, "grad/norm") == {1: pytest.approx(4.0), 2: pytest.approx(4.0)}
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
@@ -410,16 +442,17 @@ def test_times_are_those_of_the_whole_step_and_of_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step from 1 whose updates end at 3 and 7, then a validation from 20 to 25."""
-    trainer, task, _ = make_trainer(tmp_path, [0.1], max_steps=1)
+    training = Training(tmp_path, [0.1], max_steps=1)
 
     def step(batches: Sequence[CaptionBatch], number: int) -> Iterator[Averages]:
         for _ in range(2):
-            yield from Slope.training_step(task, batches, number)
+            yield from Slope.training_step(training.task, batches, number)
 
-    task.training_step = step  # type: ignore[method-assign]
+    training.task.training_step = step  # type: ignore[method-assign]
     clock = SimpleNamespace(perf_counter=iter([1.0, 3.0, 7.0, 20.0, 25.0]).__next__)
-    monkeypatch.setattr("rl_caption.training.loop.time", clock)
-    trainer.fit()
+    for module in ("run", "loop"):
+        monkeypatch.setattr(f"rl_caption.training.{module}.time", clock)
+    training.fit()
     for key, value in {
         "time/step": 6.0,
         "train/images_per_second": 2 / 6,
@@ -429,59 +462,38 @@ def test_times_are_those_of_the_whole_step_and_of_validation(
 
 
 def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path: Path) -> None:
-    trainer, _, exported = make_trainer(
-        tmp_path, [0.1, 0.5, 0.5, 0.3, 0.4], eval_every=1, validate_first=True
-    )
-    state = trainer.fit()
+    training = Training(tmp_path, [0.1, 0.5, 0.5, 0.3, 0.4], eval_every=1, validate_first=True)
+    state = training.fit()
     assert (state.best_metric, state.best_step) == (0.5, 1)
-    assert len(exported) == 3  # the last model, too
+    assert len(training.exported) == 3  # the last model, too
     assert (tmp_path / "export/best/score").read_text() == "1"
     assert logged(tmp_path, "val/cider") == {0: 0.1, 1: 0.5, 2: 0.5, 3: 0.3, 4: 0.4}
     assert json.loads((tmp_path / "result.json").read_text())["best_metric"] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("scores", "untouched", "best", "last"),
-    [
-        ([0.5, 0.1, 0.2], True, "(step 0) val/cider +0.0000", "(step 2) val/cider -0.3000"),
-        ([0.1, 0.5, 0.2], False, "(step 1) val/cider +0.4000", "(step 2) val/cider +0.1000"),
-    ],
-)
-def test_the_last_line_says_what_the_best_and_the_last_model_gained(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    scores: list[float],
-    untouched: bool,
-    best: str,
-    last: str,
-) -> None:
-    make_trainer(tmp_path, scores, max_steps=2, eval_every=1, validate_first=True)[0].fit()
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert ("started from" in line) == untouched
-    assert f"export/best {best}" in line
-    assert f"export/last {last}" in line
 
 
 def test_of_a_loss_the_lowest_is_the_best_and_patience_waits_for_a_lower_one(
     tmp_path: Path,
 ) -> None:
     state = TrainState(metric="val/loss")
-    trainer, _, exported = make_trainer(
-        tmp_path, max_steps=9, eval_every=1, patience=2, state=state
-    )
+    training = Training(tmp_path, max_steps=9, eval_every=1, patience=2, state=state)
     losses = iter([0.9, 0.4, 0.4, 0.5, 0.1])
-    trainer.validate = lambda step, logged: Validation({"val/loss": next(losses)})
-    state = trainer.fit()
-    assert (state.best_metric, state.best_step, state.global_step, len(exported)) == (0.4, 2, 4, 3)
+    training.scores = losses
+    state = training.fit()
+    assert (state.best_metric, state.best_step, state.global_step, len(training.exported)) == (
+        0.4,
+        2,
+        4,
+        3,
+    )
     assert (tmp_path / "checkpoints/step-00000004").is_dir(), (
         "the end is saved, whatever the interval"
     )
-    assert exported[-1].name == ".partial-last"
+    assert training.exported[-1].name == ".partial-last"
 
 
 def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(tmp_path: Path) -> None:
-    trainer, _, _ = make_trainer(tmp_path, [0.1], max_steps=3, log_every=10, log_samples=1)
-    trainer.fit()
+    training = Training(tmp_path, [0.1], max_steps=3, log_every=10, log_samples=1)
+    training.fit()
     assert set(logged(tmp_path, "loss/total")) == {1, 3}
     assert set(logged(tmp_path, "val/cider")) == {3}
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
@@ -490,18 +502,18 @@ def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(tmp_
 
 
 def test_a_complete_run_that_goes_on_is_not_complete_until_its_new_end(tmp_path: Path) -> None:
-    trainer, _, _ = make_trainer(tmp_path, max_steps=2)
-    state = trainer.fit()
+    training = Training(tmp_path, max_steps=2)
+    state = training.fit()
     assert (tmp_path / "result.json").is_file()
-    longer, _, _ = make_trainer(tmp_path, max_steps=4, state=state, loss=math.nan)
+    longer = Training(tmp_path, max_steps=4, state=state, loss=math.nan)
     with pytest.raises(NonFiniteError):
         longer.fit()
     assert not (tmp_path / "result.json").exists()
 
 
 def test_an_export_that_cannot_be_written_keeps_the_one_before(tmp_path: Path) -> None:
-    trainer, _, _ = make_trainer(tmp_path, [0.1, 0.2], eval_every=1)
-    working, calls = trainer.export, []
+    training = Training(tmp_path, [0.1, 0.2], eval_every=1)
+    working, calls = training.export, []
 
     def fails_the_second_time(path: Path) -> None:
         calls.append(path)
@@ -509,9 +521,9 @@ def test_an_export_that_cannot_be_written_keeps_the_one_before(tmp_path: Path) -
         if len(calls) == 2:
             raise OSError(28, "No space left on device")
 
-    trainer.export = fails_the_second_time
+    training.export = fails_the_second_time
     with pytest.raises(CheckpointError, match=r"model.*export/best.*No"):
-        trainer.fit()
+        training.fit()
     assert (tmp_path / "export/best/score").read_text() == "0"
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["best"]
 
@@ -546,43 +558,44 @@ def test_epochs_between_decays_become_steps(
     tmp_path: Path, options: dict[str, Any], steps: int
 ) -> None:
     """An epoch of 100 images has 50 steps."""
-    trainer, _, _ = make_trainer(tmp_path, decay=0.5, schedule="step", **options)
-    assert [trainer.schedule(step) for step in (steps - 1, steps)] == [1.0, 0.5]
+    training = Training(tmp_path, decay=0.5, schedule="step", **options)
+    assert [training.run.learning_rate(step) for step in (steps - 1, steps)] == [1.0, 0.5]
 
 
 @pytest.mark.parametrize(
-    ("images", "steps", "validated"), [(100, [50, 25], 50), (3, [2, 1], 2), (1, [1, 1], 1)]
+    ("images", "steps", "half", "validated"), [(100, 500, 25, 50), (3, 15, 1, 2), (1, 10, 1, 1)]
 )
 def test_epochs_are_passes_over_all_images(
-    tmp_path: Path, images: int, steps: list[int], validated: int
+    tmp_path: Path, images: int, steps: int, half: int, validated: int
 ) -> None:
     """In batches of 2, which may span two epochs: of 3 images, 10 epochs are 15 steps."""
-    trainer, _, _ = make_trainer(tmp_path, eval_every=None)
-    context = replace(trainer.context, train_rows=trainer.context.train_rows[:images])
-    assert [context.steps_of(1), context.steps_of(0.5)] == steps
-    context.config.train.max_steps, context.config.train.epochs = None, 10
-    assert context.max_steps == 5 * images
-    assert replace(trainer, context=context).eval_every == validated
+    run = run_of(tmp_path, rows=ROWS * images, batch_size=min(2, images), epochs=10)
+    run.count_steps()
+    assert (run.max_steps, run.eval_every, run.save_every) == (steps, validated, validated)
+    short = run_of(tmp_path, rows=ROWS * images, batch_size=min(2, images), epochs=0.5)
+    short.count_steps()
+    assert short.max_steps == half
 
 
-def fp16_trainer(folder: Path, slopes: Sequence[float], **options: Any) -> tuple[Trainer, Slope]:
-    """``make_trainer`` with a loss scale of 8 at first; the gradient of step n, unscaled, is
+def fp16_training(folder: Path, slopes: Sequence[float], **options: Any) -> Training:
+    """``Training`` with a loss scale of 8 at first; the gradient of step n, unscaled, is
     ``slopes[n]``.
     """
-    trainer, task, _ = make_trainer(folder, grad_clip_norm=None, **options)
+    training = Training(folder, grad_clip_norm=None, **options)
+    task, accelerator = training.task, training.run.accelerator
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    trainer.accelerator.scaler = scaler  # type: ignore[assignment]
-    trainer.accelerator.native_amp = True
+    accelerator.scaler = scaler  # type: ignore[assignment]
+    accelerator.native_amp = True
     AcceleratorState._shared_state["_mixed_precision"] = "fp16"
-    trainer.optimizer = trainer.accelerator.prepare_optimizer(torch.optim.SGD([task.weights]))
-    trainer.accelerator._optimizers = [trainer.optimizer]  # type: ignore[list-item]
+    training.run.optimizer = accelerator.prepare_optimizer(torch.optim.SGD([task.weights]))
+    accelerator._optimizers = [training.run.optimizer]
 
     def step(batches: Sequence[CaptionBatch], number: int) -> Iterator[Averages]:
         task.slope = slopes[number] * scaler.scale(torch.ones(())).item()
         return Slope.training_step(task, batches, number)
 
     task.training_step = step  # type: ignore[method-assign]
-    return trainer, task
+    return training
 
 
 @pytest.fixture
@@ -595,37 +608,38 @@ def test_fp16_skips_a_step_that_overflows_and_goes_on(tmp_path: Path, plain_agai
     """The step counts, in the schedule too; weights and the next logged norm are those of the
     unscaled gradient.
     """
-    trainer, task = fp16_trainer(
+    training = fp16_training(
         tmp_path, [1.0, math.inf, math.nan, 2.0], factors=[1.0, 10.0, 100.0, 1000.0]
     )
-    state = trainer.fit()
+    state = training.fit()
     assert (state.global_step, state.skipped) == (4, 2)
-    assert torch.allclose(task.weights, torch.full((1, 4), -1.0 - 2000.0))
+    assert torch.allclose(training.task.weights, torch.full((1, 4), -1.0 - 2000.0))
     assert logged(tmp_path, "train/skipped") == {1: 0, 2: 1, 3: 2, 4: 2}
     assert logged(tmp_path, "train/loss_scale") == {1: 8.0, 2: 4.0, 3: 2.0, 4: 2.0}
     assert logged(tmp_path, "grad/norm") == {1: pytest.approx(2.0), 4: pytest.approx(4.0)}
     assert logged(tmp_path, "loss/total") == dict.fromkeys(range(1, 5), 1.0)
     saved = tmp_path / "checkpoints/step-00000004"
     assert json.loads((saved / "trainer_state.json").read_text())["skipped"] == 2
-    trainer.accelerator.scaler.update(64.0)  # type: ignore[union-attr]
-    load_checkpoint(trainer.accelerator, saved)
-    assert trainer.accelerator.scaler.get_scale() == 2.0  # type: ignore[union-attr]
+    training.run.accelerator.scaler.update(64.0)  # type: ignore[union-attr]
+    load_moments(training.run.accelerator, saved, training.run.model, training.run.optimizer, {})
+    assert training.run.accelerator.scaler.get_scale() == 2.0  # type: ignore[union-attr]
 
 
 def test_fp16_gives_up_where_no_loss_scale_helps(tmp_path: Path, plain_again: None) -> None:
     """After 25 steps in a row: a step between them starts the count anew."""
-    trainer, task = fp16_trainer(tmp_path, [math.inf] * 24 + [1.0] + [math.inf] * 40, max_steps=65)
+    training = fp16_training(tmp_path, [math.inf] * 24 + [1.0] + [math.inf] * 40, max_steps=65)
     with pytest.raises(NonFiniteError, match="overflowed fp16 in 25"):
-        trainer.fit()
-    assert trainer.state.skipped == 24 + 25
-    assert torch.equal(task.weights, torch.full((1, 4), -1.0))
+        training.fit()
+    assert training.run.state.skipped == 24 + 25
+    assert torch.equal(training.task.weights, torch.full((1, 4), -1.0))
 
 
 def test_fp16_goes_on_from_another_precision(tmp_path: Path, plain_again: None) -> None:
-    make_trainer(tmp_path, max_steps=1)[0].fit()
-    trainer, _ = fp16_trainer(tmp_path / "fp16", [1.0])
-    load_checkpoint(trainer.accelerator, tmp_path / "checkpoints/step-00000001")
-    assert trainer.accelerator.scaler.get_scale() == 8.0  # type: ignore[union-attr]
+    Training(tmp_path, max_steps=1).fit()
+    training = fp16_training(tmp_path / "fp16", [1.0])
+    saved, run = tmp_path / "checkpoints/step-00000001", training.run
+    load_moments(run.accelerator, saved, run.model, run.optimizer, {})
+    assert training.run.accelerator.scaler.get_scale() == 8.0  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -640,14 +654,13 @@ def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch
         return {key: [validation.Candidate(text, True, None)] for key, text in CAPTIONS.items()}
 
     monkeypatch.setattr(validation, "decode_candidates", decoded)
-    context: Any = SimpleNamespace(
-        config=parse(XeConfig, words, "test"),
+    run: Any = SimpleNamespace(
         val_rows=[{"image_id": key, "references": texts} for key, texts in REFERENCES.items()],
         accelerator=SimpleNamespace(is_main_process=True, trackers=[]),
         folder=tmp_path,
     )
     captioner: Any = SimpleNamespace(policy=None)
-    found = validation.CaptionValidator(context, captioner, 20)(0, {})
+    found = make_validator(run, parse(XeConfig, words, "test"), captioner, 20)(0, {})
     assert found.metrics["val/cider"] == validation_cider(CAPTIONS, REFERENCES)
     assert found.metrics["val/length"] == (5 + 8 + 5 + 12) / 4
     (decoding,) = seen
@@ -656,14 +669,10 @@ def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("library", ["wandb", "trackio", "tensorboard"])
 def test_trackers_show_captions_now_and_first_with_their_scores(library, tmp_path, monkeypatch):
-    context: Any = SimpleNamespace(
-        config=parse(XeConfig, ["--run.log_captions", "2"], "test"),
-        val_rows=[
-            {"image_id": key, "image": noise_image(number), "references": texts}
-            for number, (key, texts) in enumerate(REFERENCES.items())
-        ],
-        folder=tmp_path,
-    )
+    rows: Any = [
+        {"image_id": key, "image": noise_image(number), "references": texts}
+        for number, (key, texts) in enumerate(REFERENCES.items())
+    ]
     captions = dict(CAPTIONS)
     monkeypatch.setattr(
         validation,
@@ -689,8 +698,11 @@ def test_trackers_show_captions_now_and_first_with_their_scores(library, tmp_pat
     if library == "tensorboard":
         tracker = TensorBoardTracker("run", tmp_path / "board")
         tracker.start()
-    context.accelerator = SimpleNamespace(is_main_process=True, num_processes=1, trackers=[tracker])
-    validate = validation.CaptionValidator(context, SimpleNamespace(policy=None), 20, monitor)  # type: ignore[arg-type]
+    accelerator: Any = SimpleNamespace(is_main_process=True, num_processes=1, trackers=[tracker])
+    captioner: Any = SimpleNamespace(policy=None)
+    validate = validation.CaptionValidator(
+        accelerator, captioner, rows, Decoding(), tmp_path, log_captions=2, monitor=monitor
+    )
     validate(0, {})
     first, second = list(captions)[:2]
     captions[first] = "now | another"
@@ -730,11 +742,10 @@ def test_no_captions_are_shown_where_that_is_switched_off(tmp_path, monkeypatch)
             key: [validation.Candidate(text, True, None)] for key, text in CAPTIONS.items()
         },
     )
-    context: Any = SimpleNamespace(
-        config=parse(XeConfig, ["--run.log_captions", "0"], "test"),
-        val_rows=[{"image_id": key, "references": texts} for key, texts in REFERENCES.items()],
-        accelerator=SimpleNamespace(is_main_process=True, trackers=[SimpleNamespace(name="wandb")]),
-        folder=tmp_path,
+    rows: Any = [{"image_id": key, "references": texts} for key, texts in REFERENCES.items()]
+    accelerator: Any = SimpleNamespace(
+        is_main_process=True, trackers=[SimpleNamespace(name="wandb")]
     )
     captioner: Any = SimpleNamespace(policy=None)
-    assert "val/cider" in validation.CaptionValidator(context, captioner, 20)(0, {}).metrics
+    validate = validation.CaptionValidator(accelerator, captioner, rows, Decoding(), tmp_path)
+    assert "val/cider" in validate(0, {}).metrics

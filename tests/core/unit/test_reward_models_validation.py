@@ -26,7 +26,7 @@ from rl_caption.reward_models.positive_augmented import GeneratedPositives, posi
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.training.loop import NonFiniteError
+from rl_caption.training.run import NonFiniteError
 from tests.clip_for_tests import Drawn
 
 TOKENS = Texts(ClipText(SimpleTokenizer(), 8), 8, trims=False)

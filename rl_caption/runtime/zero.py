@@ -1,0 +1,304 @@
+"""DeepSpeed ZeRO-1, 2, 3: what only this engine needs.
+
+Attributes of Accelerate and DeepSpeed without a public name are read in this file alone, which was
+tested with Accelerate 1.15 and DeepSpeed 0.19.8.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from accelerate.utils.other import clean_state_dict_for_safetensors
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
+
+from rl_caption.runtime.errors import UserError
+
+Engine = Literal["plain", "zero0", "zero1", "zero2", "zero3"]
+OWNED_BY_TRAIN = ("optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast")
+"""Sections of a DeepSpeed configuration that follow from ``train``."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+Moments = Mapping[str, Mapping[str, Tensor]]
+"""Parameter name -> ``step`` (a scalar), ``exp_avg`` and ``exp_avg_sq`` (of the parameter's shape).
+"""
+BUCKET_SIZE = 50_000_000
+"""Elements of a gradient bucket: 200 MB of float32."""
+
+
+class EngineError(UserError, ValueError):
+    """An engine cannot do what the configuration asks for; the message names both and says what
+    would be right.
+    """
+
+
+def engine_of(accelerator: Accelerator) -> Engine:
+    """The engine that trains."""
+    if accelerator.distributed_type != DistributedType.DEEPSPEED:
+        return "plain"
+    return f"zero{deepspeed_plugin(accelerator).zero_stage}"  # type: ignore[return-value]
+
+
+def uses_deepspeed(accelerator: Accelerator) -> bool:
+    """Whether DeepSpeed trains."""
+    return engine_of(accelerator) != "plain"
+
+
+def deepspeed_plugin(accelerator: Accelerator) -> Any:
+    """Accelerate's settings of DeepSpeed; its ``deepspeed_config`` is DeepSpeed's own
+    configuration.
+    """
+    return accelerator.state.deepspeed_plugin
+
+
+def configure_deepspeed(
+    accelerator: Accelerator, precision: str, grad_clip_value: float | None
+) -> None:
+    """Set DeepSpeed's precision: autocast over float32 weights. Raises EngineError for what it
+    cannot do.
+    """
+    engine, plugin = engine_of(accelerator), deepspeed_plugin(accelerator)
+    if engine == "plain":
+        raise EngineError(
+            "DeepSpeed was asked for, but plain Accelerate runs: unset ACCELERATE_USE_CPU, which "
+            "turns it off"
+        )
+    config: dict[str, Any] = plugin.deepspeed_config
+    sections = {key: config.get(key) for key in OWNED_BY_TRAIN}
+    owned = [
+        key
+        for key, value in sections.items()
+        if value and (not isinstance(value, dict) or value.get("enabled", True))
+    ]
+    zero = config.get("zero_optimization", {})
+    devices = [
+        (zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param")
+    ]
+    offloaded = [device for device in devices if device not in (None, "none")]
+    refused = {
+        "zero_stage is 0, which shards nothing: take configs/accelerate/multi_gpu.yaml instead": (
+            engine == "zero0"
+        ),
+        f"train.mixed_precision is fp16 under {engine}, which has no loss scaling here: use bf16": (
+            precision == "fp16"
+        ),
+        f"train.grad_clip_value is {grad_clip_value} under {engine}, which clips by norm only: set "
+        "it to null": grad_clip_value is not None,
+        f"the DeepSpeed configuration has sections {owned}: leave them out, train.* sets them": (
+            bool(owned)
+        ),
+        f"the DeepSpeed configuration offloads to {offloaded}: this is not supported": (
+            bool(offloaded)
+        ),
+    }
+    for reason, applies in refused.items():
+        if applies:
+            raise EngineError(reason)
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    # or Transformers would shard a teacher, a judge, the reference policy as it loads them
+    unset_hf_deepspeed_config()
+    if precision == "bf16":
+        # No module exchanges gradients in bf16: they are added up in float32, as DDP does.
+        config["torch_autocast"] = {
+            "enabled": True,
+            "dtype": "bfloat16",
+            "lower_precision_safe_modules": [],
+        }
+
+
+def fill_deepspeed_config(
+    accelerator: Accelerator, batch_size: int, micro_batch_size: int, grad_clip_norm: float | None
+) -> None:
+    """Set batch sizes and clipping of DeepSpeed's configuration to those of ``train``.
+
+    Raises EngineError if it has others.
+    """
+    config = deepspeed_plugin(accelerator).deepspeed_config
+    settings = (
+        ("train_batch_size", "train.batch_size", batch_size),
+        ("train_micro_batch_size_per_gpu", "train.micro_batch_size", micro_batch_size),
+        ("gradient_clipping", "train.grad_clip_norm", grad_clip_norm or 0.0),
+    )
+    for key, name, value in settings:
+        setting = config.get(key, "auto")
+        if setting not in ("auto", value):
+            raise EngineError(
+                f"the DeepSpeed configuration sets {key} to {setting}, {name} needs {value}: leave "
+                f"it out, or use auto"
+            )
+        config[key] = value
+    images = micro_batch_size * accelerator.num_processes
+    config["gradient_accumulation_steps"] = batch_size // images
+
+
+def prepare_deepspeed(accelerator: Accelerator, model: nn.Module) -> None:
+    """What DeepSpeed needs before Accelerate's ``prepare``. Raises EngineError where it would have
+    to shard a 0-dimensional parameter.
+    """
+    scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    if scalars:
+        raise EngineError(
+            f"{scalars[0]} is a parameter without dimensions, which {engine_of(accelerator)} "
+            "cannot shard: give it the shape [1], or take configs/accelerate/multi_gpu.yaml"
+        )
+    config = deepspeed_plugin(accelerator).deepspeed_config
+    accelerator.gradient_accumulation_steps = config["gradient_accumulation_steps"]
+    size_buckets(config, model)
+    # DeepSpeed calls functions of torch by deprecated names.
+    message = "`torch.distributed.* is deprecated"
+    warnings.filterwarnings("ignore", message=message, category=FutureWarning)
+
+
+def size_buckets(config: dict[str, Any], model: nn.Module) -> None:
+    """Limit DeepSpeed's gradient buckets, by default 5e8 elements, to the model's size and to
+    ``BUCKET_SIZE``.
+    """
+    zero = config.setdefault("zero_optimization", {})
+    if zero.get("reduce_bucket_size", "auto") == "auto":
+        sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+        zero["reduce_bucket_size"] = min(sum(sizes), max(BUCKET_SIZE, *sizes))
+
+
+def deepspeed_step(model: nn.Module) -> float:
+    """Clip gradients and update weights; return the gradient's norm before clipping, NaN if it is
+    not finite.
+    """
+    engine: Any = model
+    engine.step()
+    norm = float(engine.get_global_grad_norm())
+    return norm if norm >= 0 else float("nan")  # DeepSpeed reports an overflow as -1
+
+
+@contextmanager
+def gathered_parameters(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
+    """Under ZeRO-3, give every process the full weights inside the ``with``; elsewhere, do nothing.
+
+    The model behind ``model`` is then an ordinary module. No process waits for another inside, so
+    their captions may end at different lengths. Weights must not be changed. All-gathers: every
+    process enters and leaves.
+
+    DeepSpeed's ``unwrap_model_for_generation`` leaves a hook on the root module, which communicates
+    at every forward pass, and discards the recorded order of modules; here all hooks are removed
+    and restored.
+    """
+    if engine_of(accelerator) != "zero3":
+        yield
+        return
+    import deepspeed
+
+    engine: Any = model
+    offload = engine.optimizer.parameter_offload
+    hooks = [*offload.forward_hooks, *offload.backward_hooks, offload.fwd_pre_hook]
+    with deepspeed.zero.GatheredParameters(model.parameters()), without_hooks(hooks):
+        yield
+
+
+@contextmanager
+def without_hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Inside, the hooks of ``handles`` are not called; afterwards they are called again, in their
+    old order.
+    """
+    tables = {
+        id(table): table
+        for table in (handle.hooks_dict_ref() for handle in handles)
+        if table is not None
+    }
+    before = {key: dict(table) for key, table in tables.items()}
+    for handle in handles:
+        handle.remove()
+    try:
+        yield
+    finally:
+        for key, table in tables.items():
+            table.clear()
+            table.update(before[key])
+
+
+def trained_parameters(accelerator: Accelerator, model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name -> parameter with a gradient, of a prepared model."""
+    named = accelerator.unwrap_model(model).named_parameters()
+    return {name: value for name, value in named if value.requires_grad}
+
+
+def full_state(
+    accelerator: Accelerator, model: nn.Module, optimizer: Any
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Full state dicts on the CPU of the main process, empty on others: weights, each tied one
+    once, and Adam's moments as ``PARAMETER/MOMENT``. All-gathers one parameter at a time.
+    """
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    is_main, module = accelerator.is_main_process, accelerator.unwrap_model(model)
+    tensors: dict[int, Tensor] = {}
+    for parameter in module.parameters():
+        value = full_parameter(accelerator, parameter)
+        if is_main:
+            tensors[id(parameter)] = value.detach().cpu().clone()
+    step = next(iter(torch_optimizer(optimizer).state.values()))["step"]
+    moments: dict[str, Tensor] = {}
+    for name, parameter in trained_parameters(accelerator, model).items():
+        values = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
+        if is_main:
+            for key, value in {"step": step, **values}.items():
+                moments[f"{name}/{key}"] = value.detach().float().cpu().clone()
+    if not is_main:
+        return {}, {}
+    named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+    weights = {
+        name: tensors.get(id(named[name]), named[name].detach().cpu())
+        for name in module.state_dict()
+    }
+    return clean_state_dict_for_safetensors(weights), moments
+
+
+def full_parameter(accelerator: Accelerator, parameter: Tensor) -> Tensor:
+    """The full values of a parameter. All-gathers under ZeRO-3."""
+    if engine_of(accelerator) != "zero3":
+        return parameter.data
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.data.clone()
+
+
+def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer below Accelerate's and DeepSpeed's."""
+    while not isinstance(optimizer, torch.optim.AdamW):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def load_deepspeed_moments(
+    model: nn.Module, trained: Mapping[str, nn.Parameter], moments: Moments
+) -> None:
+    """Set DeepSpeed's moments of the trained parameters, which are created first: before its first
+    step it has none.
+    """
+    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+    engine: Any = model
+    zero = engine.optimizer
+    state, step = torch_optimizer(zero).state, moments[next(iter(trained))]["step"].float().cpu()
+    stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
+    for flat in (
+        zero.fp32_partitioned_groups_flat if stage3 else zero.single_partition_of_fp32_groups
+    ):
+        state[flat] = {"step": step.clone(), **{key: torch.zeros_like(flat) for key in MOMENTS}}
+    if not stage3:
+        zero._lazy_init_hp_params_optimizer_state()
+    for name, parameter in trained.items():
+        for key in MOMENTS:
+            value = moments[name][key].to(engine.device, torch.float32)
+            if stage3:
+                size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()  # type: ignore[attr-defined]
+                padded = functional.pad(
+                    value.flatten(), (0, size * engine.world_size - value.numel())
+                )
+                safe_set_local_optimizer_state(parameter, padded.narrow(0, size * rank, size), key)
+            else:
+                safe_set_full_optimizer_state(parameter, value, key)

@@ -1,0 +1,71 @@
+"""The learning rate's schedule, groups of parameters, and clipping of gradients."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+
+def schedule_factor(
+    step: int,
+    schedule: str,
+    warmup_steps: int,
+    max_steps: int,
+    decay: float = 0.8,
+    decay_every: int = 1000,
+) -> float:
+    """Factor of the peak learning rate at optimizer step ``step`` (from 0), in [0, 1].
+
+    Linear warm-up over ``warmup_steps``, then: ``constant``; ``linear`` or ``cosine`` to 0 at
+    ``max_steps``; ``step``, times ``decay`` every ``decay_every`` steps; ``noam``, the inverse
+    square root (Vaswani et al. 2017), 1 at the end of the warm-up.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = min((step - warmup_steps) / max(max_steps - warmup_steps, 1), 1.0)
+    factors = {
+        "constant": 1.0,
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+        "step": decay ** ((step - warmup_steps) // decay_every),
+        "noam": math.sqrt(max(warmup_steps, 1) / (step + 1)),
+    }
+    return factors[schedule]
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, decays: Callable[[str, Tensor], bool] | None
+) -> list[dict[str, Any]]:
+    """Optimizer groups of (name, parameter), with and without weight decay; an empty group is left
+    out. ``decays`` tells by name and parameter whether it has decay; None: all have.
+    """
+    groups: list[dict[str, Any]] = [
+        {"params": [], "weight_decay": weight_decay},
+        {"params": [], "weight_decay": 0.0},
+    ]
+    for name, value in model.named_parameters():
+        if value.requires_grad:
+            group = groups[0 if decays is None or decays(name, value) else 1]
+            group["params"].append((name, value))
+    return [group for group in groups if group["params"]]
+
+
+def clip_gradients(
+    accelerator: Accelerator, model: nn.Module, max_norm: float | None, max_value: float | None
+) -> float:
+    """Clip gradients, by value first where both are asked for; return their norm before clipping.
+
+    The norm is taken first: clipped by value, an infinite gradient would look like a finite one.
+    """
+    parameters = [value for value in model.parameters() if value.requires_grad]
+    limit = math.inf if max_norm is None else max_norm
+    if max_value is None:
+        return float(accelerator.clip_grad_norm_(parameters, limit))
+    norm = float(accelerator.clip_grad_norm_(parameters, math.inf))
+    torch.nn.utils.clip_grad_value_(parameters, max_value)
+    if max_norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, limit)
+    return norm

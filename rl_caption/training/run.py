@@ -1,0 +1,524 @@
+"""A run: its processes, folder, rows, options and counters, and the update of its weights."""
+
+import gc
+import hashlib
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NoReturn
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, set_seed
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from rewards.files import remove_leftovers
+from rl_caption.config.build import build_data, checked_splits, quiet_libraries, usable_split
+from rl_caption.config.reward_models import RewardModelConfig, TrainingConfig
+from rl_caption.data.base import Row
+from rl_caption.data.fingerprint import changes, fingerprint
+from rl_caption.data.loader import micro_batch_size, micro_batches, row_loader
+from rl_caption.data.plain_files import hash_text
+from rl_caption.data.refused import Prepares, usable_rows
+from rl_caption.runtime.engines import (
+    Averages,
+    build_accelerator,
+    first_non_finite,
+    prepare,
+    print_main,
+)
+from rl_caption.runtime.errors import ConfigError, UserError
+from rl_caption.runtime.launch import run_lock
+from rl_caption.runtime.types import Batch, TrainState, is_better
+from rl_caption.runtime.zero import (
+    EngineError,
+    deepspeed_step,
+    engine_of,
+    fill_deepspeed_config,
+    gathered_parameters,
+    uses_deepspeed,
+)
+from rl_caption.training.checkpoint import (
+    CheckpointError,
+    hash_of,
+    load_moments,
+    load_random_states,
+    load_weights,
+    newest_checkpoint,
+    read_state,
+    remove_tree,
+    replace_folder,
+    save_checkpoint,
+    save_or_discard,
+)
+from rl_caption.training.optimizer import clip_gradients, parameter_groups, schedule_factor
+from rl_caption.training.run_folder import (
+    computed_settings,
+    find_checkpoint,
+    plain,
+    resume_mode,
+)
+
+CHECKED_IMAGES = ".checked_images.json"
+"""File in the run's folder that lists the image files that were found good."""
+NOT_MEASURED = ("every", "max_images", "batch_size", "patience", "best_by")
+"""Options of validation that do not change the value of a metric on given images."""
+MOST_SKIPPED = 24
+"""Updates in a row that fp16 may skip: its loss scale starts at 2^16 and is halved by each."""
+NEWEST = ("time/step", "train/skipped", "train/loss_scale")
+"""Keys of which a step of several updates logs the last value; of all others it logs the mean."""
+
+
+class NonFiniteError(UserError, RuntimeError):
+    """Loss, gradient or a weight is NaN or infinite; the message names the step and the last good
+    checkpoint.
+    """
+
+
+class Run:
+    """What a training holds besides its task, as plain values.
+
+    Attributes:
+        accelerator: devices and processes.
+        folder: of the run, locked.
+        train_rows, val_rows: usable images.
+        checkpoint: where the run goes on from; None at its start.
+        state: counters; ``restore`` sets them, the model and the optimizer.
+    """
+
+    model: nn.Module
+    optimizer: Any
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        accelerator: Accelerator,
+        train_rows: Sequence[Row],
+        val_rows: Sequence[Row],
+        checkpoint: Path | None = None,
+        trained_on: str = "reward",
+    ) -> None:
+        train, run = config.train, config.run
+        self.accelerator, self.checkpoint, self.trained_on = accelerator, checkpoint, trained_on
+        self.train_rows, self.val_rows = train_rows, val_rows
+        self.folder, self.resume = Path(run.dir), resume_mode(run.resume)
+        self.checkpoints = self.folder / "checkpoints"
+        self.settings, self.state = plain(config), TrainState()
+        self.batch_size, self.seed = train.batch_size, train.seed
+        self.micro_batch_size = micro_batch_size(
+            train.batch_size, train.micro_batch_size, accelerator.num_processes
+        )
+        self.num_workers = config.data.num_workers
+        self.cache_bytes = config.data.cache_mb * 2**20
+        self.eval_batch_size, self.patience = config.eval.batch_size, config.eval.patience
+        self.lr, self.schedule, self.warmup_steps = train.lr, train.schedule, train.warmup_steps
+        self.decay, self.decay_every = train.decay, train.decay_every
+        self.decay_epochs, self.epochs = train.decay_epochs, train.epochs
+        self.betas, self.weight_decay = train.betas, train.weight_decay
+        self.clip_norm, self.clip_value = train.grad_clip_norm, train.grad_clip_value
+        self.max_steps, self.eval_every = train.max_steps or 0, config.eval.every or 0
+        self.save_every, self.keep_checkpoints = run.save_every or 0, run.keep_checkpoints
+        self.log_every, self.log_samples = run.log_every, run.log_samples
+        self.started, self.skipped_in_a_row = 0.0, 0
+
+    def keep_readable(self, captioner: Prepares) -> None:
+        """Keep the images that a captioner can read, checked as ``data.on_bad`` says."""
+        splits = {"train": self.train_rows, "validation": self.val_rows}
+        on_bad = self.settings["data"]["on_bad"]
+        rows = usable_rows(splits, captioner, on_bad, self.accelerator)
+        self.train_rows, self.val_rows = rows["train"], rows["validation"]
+
+    def count_steps(self) -> None:
+        """Turn epochs into steps: a pass over the training images has at least one, and a batch may
+        span two passes.
+
+        Raises ConfigError where a batch is larger than the training split.
+        """
+        images = len(self.train_rows)
+        if self.batch_size > images:
+            raise ConfigError(
+                f"train.batch_size is {self.batch_size}: the training split has {images} usable "
+                "images, and a batch must not repeat images. Lower it"
+            )
+
+        def steps_of(epochs: float) -> int:
+            return max(round(epochs * images / self.batch_size), 1)
+
+        self.max_steps = self.max_steps or steps_of(self.epochs)
+        self.eval_every = self.eval_every or steps_of(1)
+        self.save_every = self.save_every or self.eval_every
+        if self.decay_epochs is not None:
+            self.decay_every = steps_of(self.decay_epochs)
+
+    @property
+    def validation(self) -> str:
+        """What the validation metrics depend on besides the model: ``eval`` options, and a hash of
+        image ids and references. The length limit of captions is not in it.
+        """
+        rows = [[row["image_id"], *row["references"]] for row in self.val_rows]
+        options = [
+            f"{key} {value}"
+            for key, value in self.settings["eval"].items()
+            if key not in NOT_MEASURED
+        ]
+        images = f"{len(rows)} images ({hash_text(json.dumps(rows)):016x})"
+        return ", ".join([images, *options])
+
+    def restore(
+        self,
+        network: nn.Module,
+        signature: str = "",
+        vocabulary: Mapping[str, int] | None = None,
+        notes: dict[str, Any] | None = None,
+        decays: Callable[[str, Tensor], bool] | None = None,
+    ) -> nn.Module:
+        """The network as prepared for all processes, in the state of the checkpoint if there is
+        one; so is its optimizer, AdamW.
+
+        Args:
+            network: what is trained; its parameters that require a gradient.
+            signature: what the numbers of the reward or teacher depend on.
+            vocabulary: the model's tokens and their ids.
+            notes: values that outlive a restart; those of the checkpoint are put into it.
+            decays: whether the weight decay applies to a parameter, by its name; None: to all.
+
+        Raises:
+            ConfigError: a batch is larger than the training split.
+            CheckpointError: signature, vocabulary, data or configuration are not those of the
+                checkpoint.
+        """
+        self.count_steps()
+        splits = {"train": self.train_rows, self.settings["eval"]["split"]: self.val_rows}
+        tokens = json.dumps(sorted((vocabulary or {}).items())).encode()
+        now = TrainState(
+            signature=signature,
+            vocabulary=hashlib.blake2b(tokens, digest_size=8).hexdigest() if vocabulary else "",
+            data=fingerprint(splits),
+            configuration=computed_settings(self.settings),
+            notes={} if notes is None else notes,
+        )
+        self.state = now if self.checkpoint is None else self._go_on(self.checkpoint, now)
+        self.accelerator.init_trackers(self.folder.name, config={"signature": signature})
+        groups = parameter_groups(network, self.weight_decay, decays)
+        optimizer = AdamW(groups, lr=self.lr, betas=self.betas)
+        moments = load_weights(self.checkpoint, network, optimizer) if self.checkpoint else None
+        self.model, self.optimizer = prepare(self.accelerator, network, optimizer)
+        self.model.train()
+        # Weights are equal everywhere by now; dropout is to differ.
+        set_seed(self.seed, device_specific=True)
+        if self.checkpoint is not None and moments is not None:
+            load_moments(self.accelerator, self.checkpoint, self.model, self.optimizer, moments)
+            load_random_states(self.accelerator, self.checkpoint, self.state.processes)
+        return self.model
+
+    def _go_on(self, checkpoint: Path, now: TrainState) -> TrainState:
+        """The counters of the checkpoint, with what describes this run (``now``).
+
+        Raises CheckpointError for a checkpoint of another run, unless ``run.resume`` is ``true``.
+        """
+        state = read_state(checkpoint)
+        data, copied = changes(state.data, now.data)
+        other = []
+        if state.signature != now.signature:
+            other = [f"{self.trained_on} {state.signature!r} -> {now.signature!r}"]
+        differences = "; ".join(other + data)
+        if (differences and self.resume == "auto") or (other and self.resume != "true"):
+            raise CheckpointError(
+                f"{checkpoint} is of another run: {differences}. Undo that change, choose another "
+                "run.dir, or set run.resume to true to continue anyway"
+            )
+        if state.vocabulary not in ("", now.vocabulary):
+            raise CheckpointError(
+                f"{checkpoint} and this run have different vocabularies: continue with the data "
+                "that it was trained on, or train its export/best (model.init) in another run.dir"
+            )
+        if differences:
+            print_main(self.accelerator, f"WARNING: {checkpoint} had other inputs: {differences}")
+        elif copied:
+            print_main(
+                self.accelerator,
+                f"WARNING: files of the data have changed: {'; '.join(copied)}; names and sizes "
+                "are the same, as in a copy",
+            )
+        now.notes.update(state.notes)
+        inputs = ("signature", "vocabulary", "data", "configuration", "notes")
+        state = replace(state, **{name: getattr(now, name) for name in inputs})
+        if self.resume != "auto":  # an unchanged rule stops the run again at the next validation
+            state.stopped = None
+        return state
+
+    def choose_best_by(self, metric: str, measured: str) -> None:
+        """Choose ``export/best`` by a validation metric, and forget the best model where another
+        metric, or another measurement of it, chose it. The choice of a finished run stays.
+        """
+        if self.is_finished():
+            return
+        state, measured = self.state, ", ".join(filter(None, (self.validation, measured)))
+        before, now = f"{state.metric} on {state.measured}", f"{metric} on {measured}"
+        best = self.folder / "export" / "best"
+        reason = ""
+        if state.metric and before != now:
+            reason = f"before it was {before}"
+        elif state.best_model not in ("", hash_of(best)):
+            reason = f"as {best} is not that of {self.checkpoint}"
+        if reason:
+            print_main(self.accelerator, f"{now} chooses the best model from here on, {reason}")
+            state.best_metric, state.best_step, state.evaluations_without_gain = None, None, 0
+        state.metric, state.measured = metric, measured
+
+    @contextmanager
+    def loader(self, collate: Callable[[Any], Any]) -> Iterator[Iterator[list[Batch]]]:
+        """Inside, an iterator over the micro-batches of each step of this process, which workers
+        may prepare.
+        """
+        accelerator = self.accelerator
+        order = micro_batches(
+            len(self.train_rows),
+            self.batch_size,
+            self.micro_batch_size,
+            accelerator.process_index,
+            accelerator.num_processes,
+            self.seed,
+            self.state.global_step,
+        )
+        micros = self.batch_size // (self.micro_batch_size * accelerator.num_processes)
+        with row_loader(self.train_rows, collate, order, self.num_workers) as batches:
+            yield (
+                [next(batches).to(accelerator.device) for _ in range(micros)]
+                for _ in itertools.count()
+            )
+
+    def begin_step(self) -> None:
+        """Set the learning rate of the next step."""
+        self.started = time.perf_counter()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(self.state.global_step)
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of a step (from 0)."""
+        return self.lr * schedule_factor(
+            step,
+            self.schedule,
+            self.warmup_steps,
+            self.max_steps,
+            self.decay,
+            self.decay_every,
+        )
+
+    def update(self, log: Averages, batches: Sequence[Batch]) -> dict[str, float]:
+        """Clip the gradient, update the weights, and return what is logged of it.
+
+        One seam for float32 and bf16, for fp16, whose scaler skips an update that overflowed, and
+        for DeepSpeed, which clips and knows the norm in its own step.
+
+        Raises NonFiniteError before a loss or gradient that is not finite changes the weights
+        (under DeepSpeed: before such weights are validated or saved).
+        """
+        sharded = uses_deepspeed(self.accelerator)
+        if not sharded:
+            norm = clip_gradients(self.accelerator, self.model, self.clip_norm, self.clip_value)
+            log.add("grad/norm", norm)
+        log.add("time/step", time.perf_counter() - self.started)
+        metrics = log.reduce(self.accelerator)
+        self._check_finite(metrics, batches)
+        if sharded:
+            metrics["grad/norm"] = deepspeed_step(self.model)
+            self._check_finite(metrics, batches)
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return metrics if self.accelerator.scaler is None else self._with_loss_scale(metrics)
+
+    def end_step(
+        self, updates: Sequence[Mapping[str, float]], batches: Sequence[Batch]
+    ) -> dict[str, float]:
+        """Count the step; return the means of what its updates logged."""
+        metrics: dict[str, float] = {}
+        for name in dict.fromkeys(name for update in updates for name in update):
+            values = [update[name] for update in updates if name in update]
+            metrics[name] = updates[-1][name] if name in NEWEST else fmean(values)
+        images = sum(len(batch.rows) for batch in batches) * self.accelerator.num_processes
+        metrics["train/lr"] = self.learning_rate(self.state.global_step)
+        metrics["train/images_per_second"] = images / metrics["time/step"]
+        self.state.global_step += 1
+        return metrics
+
+    def _with_loss_scale(self, metrics: dict[str, float]) -> dict[str, float]:
+        """What fp16 logs besides. An update whose gradient overflowed leaves weights and moments as
+        they were.
+
+        It counts as a step all the same: its images have been seen, and the schedule is a function
+        of the step.
+        """
+        if self.accelerator.optimizer_step_was_skipped:
+            self.skipped_in_a_row += 1
+            self.state.skipped += 1
+            metrics.pop("grad/norm")  # it is not finite
+        else:
+            self.skipped_in_a_row = 0
+        if self.skipped_in_a_row > MOST_SKIPPED:
+            raise NonFiniteError(
+                f"the gradient overflowed fp16 in {self.skipped_in_a_row} steps in a row: no loss "
+                "scale helps. train.mixed_precision bf16 or no is the usual remedy"
+            )
+        metrics["train/skipped"] = float(self.state.skipped)
+        metrics["train/loss_scale"] = float(self.accelerator.scaler.get_scale())
+        return metrics
+
+    def _check_finite(self, metrics: Mapping[str, float], batches: Sequence[Batch]) -> None:
+        watched = ["loss/total"]
+        if self.accelerator.scaler is None:  # fp16 overflows now and then
+            watched.append("grad/norm")
+        bad = [
+            f"{name} is {metrics[name]}"
+            for name in watched
+            if not math.isfinite(metrics.get(name, 0.0))
+        ]
+        if not bad:
+            return
+        ids = [row["image_id"] for batch in batches for row in batch.rows]
+        if self.accelerator.num_processes > 1:
+            ids = gather_object(ids)
+        said = f"{' and '.join(bad)} at step {self.state.global_step + 1}"
+        self._give_up(f"{said}; images of the step: {json.dumps(ids)}")
+
+    def check_weights(self) -> None:
+        """Raise NonFiniteError where a weight is not finite: it is neither validated nor saved."""
+        name = first_non_finite(self.accelerator, self.model)
+        if name is not None:
+            self._give_up(f"{name} is NaN or infinite after step {self.state.global_step}")
+
+    def _give_up(self, what: str) -> NoReturn:
+        good = newest_checkpoint(self.checkpoints) or "none yet"
+        raise NonFiniteError(
+            f"{what}. Last good checkpoint: {good}. A lower train.lr, or train.grad_clip_norm 1.0, "
+            "is the usual remedy"
+        )
+
+    def note_validation(self, value: float) -> bool:
+        """Count a validation by its metric; returns whether the model is the best so far."""
+        state = self.state
+        if not is_better(state.metric, value, state.best_metric):
+            state.evaluations_without_gain += 1
+            return False
+        state.best_metric, state.best_step = value, state.global_step
+        state.evaluations_without_gain = 0
+        return True
+
+    def is_out_of_patience(self) -> bool:
+        """Whether as many validations as ``eval.patience`` brought no gain."""
+        return self.patience is not None and (self.state.evaluations_without_gain >= self.patience)
+
+    def is_finished(self) -> bool:
+        """Whether all steps are taken, a validation ended the run, or patience did."""
+        done = self.state.global_step >= self.max_steps
+        return done or self.state.stopped is not None or self.is_out_of_patience()
+
+    def any_process(self, asked_to_stop: bool) -> bool:
+        """Whether any process was asked to stop; all of them must leave the loop at the same
+        step.
+        """
+        if self.accelerator.num_processes == 1:
+            return asked_to_stop
+        votes = torch.tensor(float(asked_to_stop), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(votes, reduction="sum").item() > 0)
+
+    def export(self, write: Callable[[Path], None], name: str) -> None:
+        """Write the model to ``export/NAME``, whole or not at all."""
+        final = self.folder / "export" / name
+        partial = final.with_name(f".partial-{name}")
+        with gathered_parameters(self.accelerator, self.model):
+            if self.accelerator.is_main_process:
+                with save_or_discard(f"model {final}", partial, self.checkpoints):
+                    remove_tree(partial)
+                    write(partial)
+                    replace_folder(partial, final)
+        self.accelerator.wait_for_everyone()
+        if name == "best" and self.accelerator.is_main_process:
+            self.state.best_model = hash_of(final)
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self.check_weights()
+        self.state.processes = self.accelerator.num_processes
+        save_checkpoint(
+            self.accelerator,
+            self.checkpoints,
+            self.state,
+            self.keep_checkpoints,
+            self.model,
+            self.optimizer,
+        )
+
+
+@contextmanager
+def open_run(
+    config: TrainingConfig,
+    needs: Collection[str] = ("image", "text"),
+    trained_on: str = "reward",
+    deepspeed: bool = True,
+) -> Iterator[Run]:
+    """Check all that can be checked before long work starts; inside the ``with``, the run folder is
+    locked.
+
+    Args:
+        config: as resolved.
+        needs: what every row must have: ``image``, ``text`` (a reference), or both.
+        trained_on: what the signature describes, a ``reward`` or a ``teacher``, for messages.
+        deepspeed: whether this training can run under DeepSpeed.
+
+    Raises:
+        ConfigError, DataError: the configuration or the data cannot be used.
+        CheckpointError: the folder holds another run.
+        EngineError: the launcher asks for DeepSpeed, and this training cannot use it.
+    """
+    train, folder, split = config.train, Path(config.run.dir), config.eval.split
+    accelerator = build_accelerator(train, config.run)
+    quiet_libraries()
+    if uses_deepspeed(accelerator):
+        if not deepspeed:
+            raise EngineError(
+                f"reward models do not train under {engine_of(accelerator)}: take "
+                "configs/accelerate/multi_gpu.yaml"
+            )
+        processes = accelerator.num_processes
+        micro = micro_batch_size(train.batch_size, train.micro_batch_size, processes)
+        fill_deepspeed_config(accelerator, train.batch_size, micro, train.grad_clip_norm)
+    with run_lock(folder) if accelerator.is_main_process else nullcontext():
+        # The main process clears what a killed save left before the others look.
+        with accelerator.main_process_first():
+            if accelerator.is_main_process:
+                for place in (folder, *folder.glob("eval/*")):
+                    remove_leftovers(place, older_than=0)
+            checkpoint = find_checkpoint(config)
+        data, cache = build_data(config.data), folder / CHECKED_IMAGES
+        splits = ("train", usable_split(data, split))
+        scored = not isinstance(config, RewardModelConfig)
+        rows = checked_splits(config.data, data, splits, accelerator, cache, needs, scored)
+        val_rows = rows[split]
+        if config.eval.max_images is not None:
+            val_rows = val_rows[: config.eval.max_images]
+        if len(val_rows) < 2:
+            raise ConfigError(
+                f"eval.split {split!r} has {len(val_rows)} usable image(s): at least 2 are needed"
+            )
+        yield Run(config, accelerator, rows["train"], val_rows, checkpoint, trained_on)
+
+
+def leave_process_group() -> None:
+    """Leave the process group after the last training of this program; it cannot be entered again.
+
+    The caller must hold no model any more. A model that is prepared for several processes keeps the
+    group's threads alive, and a thread of gloo that frees a tensor while the interpreter ends
+    aborts the process.
+    """
+    if torch.distributed.is_initialized():
+        gc.collect()
+        torch.distributed.destroy_process_group()

@@ -1,15 +1,17 @@
 """The ``Reward`` protocol, its error, and checks of what goes into a reward and comes out of it."""
 
 import importlib
+import inspect
 import linecache
 import math
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 PACKAGES = ("rewards", "rl_caption")
 TARGETS: dict[str, str] = {}
 """Module outside ``PACKAGES`` -> what names something in it, and how: a key of a configuration, a
@@ -157,6 +159,31 @@ def optional(module: str, what: str, install: str, error: type[Exception] = Valu
     except ModuleNotFoundError as missing:
         package = module.partition(".")[0].replace("_", "-")
         raise error(f"{what} the package {package} ({missing}): pip install {install}") from missing
+
+
+def passes_on(
+    *targets: Callable[..., Any], without: Collection[str] = ()
+) -> Callable[[Function], Function]:
+    """Decorator for a function that passes its ``**keywords`` on to ``targets``: lists their
+    parameters as its own, but for those of ``without``.
+
+    So a score does not have to repeat the options of its encoder, and ``rewards.registry`` still
+    sees their names.
+    """
+
+    def with_signature(function: Function) -> Function:
+        """Put the options of ``targets`` into the function's signature."""
+        signature = inspect.signature(function)
+        own = signature.parameters.values()
+        options = {option.name: option for option in own if option.kind is not option.VAR_KEYWORD}
+        for target in targets:
+            for option in inspect.signature(target).parameters.values():
+                if option.name not in without:
+                    options.setdefault(option.name, option.replace(kind=option.KEYWORD_ONLY))
+        function.__signature__ = signature.replace(parameters=[*options.values()])  # type: ignore[attr-defined]
+        return function
+
+    return with_signature
 
 
 def as_texts(completions: Sequence[Any]) -> list[str]:

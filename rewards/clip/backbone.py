@@ -53,16 +53,14 @@ SORTED_BATCHES = 16
 batches of as many tokens as ``batch_size`` captions of full length have.
 """
 _UNLOADABLE = (
-    *(
-        OSError,
-        EOFError,
-        ValueError,
-        RuntimeError,
-        KeyError,
-        AttributeError,
-        TypeError,
-        AssertionError,
-    ),
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    AttributeError,
+    TypeError,
+    AssertionError,
     pickle.UnpicklingError,
 )
 """What loading raises: a failed download, an unknown name, weights of another shape, a damaged
@@ -125,13 +123,15 @@ class FrozenEncoder:
         self.long_layout = self._loaded.long_layout
         """Whether the file has the layout of Long-CLIP's and SPECS's released weights."""
         self.fingerprint = _fingerprint(self._loaded, options.precision)
-        source = Path(self.name).name if Path(self.name).is_dir() else self.name
-        label = f"{source}/{Path(self.pretrained).name}" if self.pretrained else source
-        notes = [self._loaded.note, "" if options.truncate else "no truncation"]
-        notes.append("" if options.context_length is None else f"{options.context_length} tokens")
-        self.signature = ",".join(
-            [label, self.fingerprint[:12], options.precision, *filter(None, notes)]
-        )
+        label = Path(self.name).name if Path(self.name).is_dir() else self.name
+        if self.pretrained:
+            label += f"/{Path(self.pretrained).name}"
+        parts = [label, self.fingerprint[:12], options.precision, self._loaded.note]
+        if not options.truncate:
+            parts.append("no truncation")
+        if options.context_length is not None:
+            parts.append(f"{options.context_length} tokens")
+        self.signature = ",".join(filter(None, parts))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network, and with what the user trusts: it is loaded again in another
@@ -157,10 +157,7 @@ class FrozenEncoder:
             except (ValueError, OSError) as error:
                 raise RewardError(str(error)) from error
             if _fingerprint(loaded, self._options.precision) != self.fingerprint:
-                raise RewardError(
-                    f"the weights of {self.signature} have changed since it was pickled: scores "
-                    f"would not be comparable"
-                )
+                raise RewardError(f"the weights of {self.signature} changed since it was pickled")
             self._loaded = loaded
         return self._loaded
 
@@ -183,10 +180,8 @@ class FrozenEncoder:
     def encode_pixels(self, pixels: Tensor, normalize: bool = True) -> Tensor:
         """Embed pixels [N, 3, S, S] as [N, D], float32, on the model's device."""
         encode: Any = self._network().model.encode_image
-        return _features(
-            encode(pixels.to(self.device, getattr(torch, DTYPES[self._options.precision]))),
-            normalize,
-        )
+        dtype = getattr(torch, DTYPES[self._options.precision])
+        return _features(encode(pixels.to(self.device, dtype)), normalize)
 
     @_in_own_precision
     def encode_texts(self, texts: Sequence[str], normalize: bool = True) -> Tensor:
@@ -200,9 +195,9 @@ class FrozenEncoder:
         network, groups, batch_size = self._network(), [], self._options.batch_size
         for group in chunks(texts, SORTED_BATCHES * batch_size, "embedding captions"):
             ids = self.token_ids(list(group))
-            lengths = (
-                network.lengths(ids) if network.trims else torch.full((len(ids),), ids.shape[1])
-            )
+            lengths = torch.full((len(ids),), ids.shape[1])
+            if network.trims:
+                lengths = network.lengths(ids)
             features = embed_by_length(
                 network.encode_text, ids, lengths, batch_size * ids.shape[1], self.device
             )
@@ -241,10 +236,8 @@ class FrozenEncoder:
             if network.trims:
                 ids = ids[:, : int(lengths.max())]
             rows = _features(network.encode_tokens(ids.to(self.device)), True).cpu()
-            ends = lengths.tolist()
-            embedded += [
-                (tokens[:end], row[:end]) for tokens, row, end in zip(ids, rows, ends, strict=True)
-            ]
+            for tokens, row, end in zip(ids, rows, lengths.tolist(), strict=True):
+                embedded.append((tokens[:end], row[:end]))
         return embedded
 
     def token_lengths(self, ids: Tensor) -> Tensor:
@@ -262,8 +255,7 @@ class FrozenEncoder:
                 if count > self.context_length:
                     raise RewardError(
                         f"caption {text!r:.80} has {count} tokens, {self.name} reads "
-                        f"{self.context_length}: "
-                        "shorten it, or score with truncate=True"
+                        f"{self.context_length}: shorten it, or score with truncate=True"
                     )
         return network.tokenize(texts)
 
@@ -297,26 +289,10 @@ def _load(options: EncoderOptions) -> _Network:
     name, pretrained = str(options.backbone), options.pretrained
     label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
     try:
-        if not Path(name).is_dir():
-            loaded = _load_open_clip(name, options)
-        elif (Path(name) / "open_clip_config.json").is_file():
-            check_folder(Path(name))
-            loaded = _load_open_clip(f"local-dir:{name}", options)
-        elif has_model_type(name, "clip"):
-            raise ValueError(
-                f"it is a CLIP of Transformers: name the architecture in open_clip "
-                f"(ViT-B-32-quickgelu for OpenAI's), "
-                f"and set 'pretrained' to {str(Path(name) / 'model.safetensors')!r}"
-            )
+        if Path(name).is_dir() and not Path(name, "open_clip_config.json").is_file():
+            loaded = _load_folder(name, options)
         else:
-            is_dual = has_model_type(name, MODEL_TYPE)
-            is_stretched = is_dual and options.context_length is not None
-            if pretrained is not None or options.tuned_from is not None or is_stretched:
-                raise ValueError(
-                    "a folder has its own weights, and a dual encoder its own positions: "
-                    "leave 'pretrained', 'tuned_from' and 'context_length' out"
-                )
-            loaded = _load_dual(name) if is_dual else _load_student(name, options)
+            loaded = _load_open_clip(name, options)
         dtype = getattr(torch, DTYPES[options.precision])
         loaded.model.requires_grad_(False).eval().to(device=options.device, dtype=dtype)
     except ModuleNotFoundError as error:
@@ -326,8 +302,30 @@ def _load(options: EncoderOptions) -> _Network:
     return loaded
 
 
-def _load_dual(folder: str) -> _Network:
-    model = PretrainedDual.from_pretrained(folder)
+def _load_folder(folder: str, options: EncoderOptions) -> _Network:
+    """A model of this package: a dual of pretrained encoders, or a student."""
+    if has_model_type(folder, "clip"):
+        raise ValueError(
+            f"it is a CLIP of Transformers: name the architecture in open_clip "
+            f"(ViT-B-32-quickgelu for OpenAI's), "
+            f"and set 'pretrained' to {str(Path(folder) / 'model.safetensors')!r}"
+        )
+    is_dual = has_model_type(folder, MODEL_TYPE)
+    length = options.context_length
+    if options.pretrained or options.tuned_from or (is_dual and length is not None):
+        raise ValueError(
+            "a folder has its own weights, and a dual encoder its own positions: "
+            "leave 'pretrained', 'tuned_from' and 'context_length' out"
+        )
+    if is_dual:
+        return _dual_network(PretrainedDual.from_pretrained(folder))
+    model = LCLIP.from_pretrained(folder)
+    if length is not None:
+        stretch_student(model, length)
+    return _student_network(model)
+
+
+def _dual_network(model: PretrainedDual) -> _Network:
     return _Network(
         model=model,
         tokenize=model.tokenize,
@@ -342,10 +340,7 @@ def _load_dual(folder: str) -> _Network:
     )
 
 
-def _load_student(folder: str, options: EncoderOptions) -> _Network:
-    model = LCLIP.from_pretrained(folder)
-    if options.context_length is not None:
-        stretch_student(model, options.context_length)
+def _student_network(model: LCLIP) -> _Network:
     config = model.config
     tokenize, count_tokens = _tokenizer(clip_tokenizer(), config.context_length)
     return _Network(
@@ -364,56 +359,26 @@ def _load_student(folder: str, options: EncoderOptions) -> _Network:
 def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
     import open_clip
 
-    pretrained, tuned_from = options.pretrained, options.tuned_from
-    has_weights = name.startswith(("hf-hub:", "local-dir:"))
-    if has_weights == (pretrained is not None):
-        raise ValueError(
-            "it has its own weights: leave 'pretrained' out"
-            if has_weights
-            else "an architecture needs 'pretrained': a tag of open_clip (see open_clip.list_pretrained()) or a file"
-        )
-    if name.startswith("hf-hub:"):
-        ask_hub(name.removeprefix("hf-hub:"), "open_clip_config.json")
-    if has_weights:
-        check_open_clip(open_clip.get_model_config(name) or {}, f"open_clip_config.json of {name}")
-    tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
-    # The tag tells the activation; the architecture ViT-B-32 alone would run OpenAI's weights with
-    # another one.
-    quick_gelu, note, layout = bool(tag and tag.get("quick_gelu")), "", None
-    released = RELEASED.get(Path(pretrained or "").name)
-    if (
-        tuned_from is None
-        and released is not None
-        and released[0] == name
-        and Path(str(pretrained)).is_file()
-    ):
-        tuned_from = released[
-            1
-        ]  # for any score: the architecture alone may have another activation and mean
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="QuickGELU mismatch")
-        if pretrained is not None and tuned_from is not None:
-            model, note = load_tuned(name, Path(pretrained), tuned_from, options.mlp_deltas)
-        elif pretrained is not None and Path(pretrained).is_file():
-            model, layout = load_file(name, Path(pretrained), quick_gelu)
-        else:
-            model = open_clip.create_model(
-                name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True
-            )
+    if Path(name).is_dir():
+        check_folder(Path(name))
+        name = f"local-dir:{name}"
+    model, note, layout = _open_clip_model(name, options)
     preprocessing = preprocessing_of(model.visual)
+    config = open_clip.get_model_config(name) or {}
     if layout == "plain" and is_main_process():
         logger.info(
             "%s does not record activation and preprocessing. Those of %s are used: %s and mean "
-            "%s. OpenAI's weights "
-            "need QuickGELU (ViT-B-32-quickgelu)",
-            pretrained, name, "QuickGELU" if (open_clip.get_model_config(name) or {}).get("quick_gelu") else "GELU",
+            "%s. OpenAI's weights need QuickGELU (ViT-B-32-quickgelu)",
+            options.pretrained,
+            name,
+            "QuickGELU" if config.get("quick_gelu") else "GELU",
             preprocessing.mean,
-        )  # fmt: skip
+        )
     if options.context_length is not None:
         stretch_text_tower(model, options.context_length)
-    native = isinstance(model, open_clip.CLIP)
-    causal = native and model.attn_mask is not None and model.text_pool_type == "argmax"
-    config, tokenizer = open_clip.get_model_config(name) or {}, open_clip_tokenizer(name)
+    is_native = isinstance(model, open_clip.CLIP)
+    causal = is_native and model.attn_mask is not None and model.text_pool_type == "argmax"
+    tokenizer = open_clip_tokenizer(name)
     # A text tower of Transformers was trained on fewer tokens than it has positions, and may not
     # say how many it has.
     limited = tokenizer if config.get("text_cfg", {}).get("hf_model_name") else model
@@ -427,23 +392,61 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
         context_length=context_length,
         architecture=repr(model) + json.dumps(config, sort_keys=True),
         trims=causal,
-        encode_text=(lambda ids: causal_text_features(model, ids)) if causal else model.encode_text,
-        encode_tokens=(lambda ids: causal_token_features(model, ids)) if causal else None,
+        encode_text=partial(causal_text_features, model) if causal else model.encode_text,
+        encode_tokens=partial(causal_token_features, model) if causal else None,
         note=note,
         long_layout=layout == "long",
     )
+
+
+def _open_clip_model(name: str, options: EncoderOptions) -> tuple[Any, str, str | None]:
+    """A model of open_clip; a note for signatures; the layout of a file that is no tuned one."""
+    import open_clip
+
+    pretrained, tuned_from = options.pretrained, options.tuned_from
+    has_weights = name.startswith(("hf-hub:", "local-dir:"))
+    if has_weights == (pretrained is not None):
+        raise ValueError(
+            "it has its own weights: leave 'pretrained' out"
+            if has_weights
+            else "an architecture needs 'pretrained': a tag of open_clip or a file"
+        )
+    if name.startswith("hf-hub:"):
+        ask_hub(name.removeprefix("hf-hub:"), "open_clip_config.json")
+    if has_weights:
+        check_open_clip(open_clip.get_model_config(name) or {}, f"open_clip_config.json of {name}")
+    tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
+    # The tag tells the activation; the architecture ViT-B-32 alone would run OpenAI's weights with
+    # another one.
+    quick_gelu = bool(tag and tag.get("quick_gelu"))
+    file = Path(pretrained or "")
+    architecture, start = RELEASED.get(file.name, (None, None))
+    if tuned_from is None and architecture == name and file.is_file():
+        tuned_from = start  # for any score: the architecture may have another activation and mean
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="QuickGELU mismatch")
+        if pretrained is not None and tuned_from is not None:
+            return *load_tuned(name, file, tuned_from, options.mlp_deltas), None
+        if pretrained is not None and file.is_file():
+            model, layout = load_file(name, file, quick_gelu)
+            return model, "", layout
+        model = open_clip.create_model(
+            name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True
+        )
+    return model, "", None
 
 
 def _tokenizer(
     tokenizer: Any, context_length: int
 ) -> tuple[Callable[[list[str]], Tensor], Callable[[str], int]]:
     """``tokenize`` and ``count_tokens`` of an open_clip tokenizer."""
-    tokenize = partial(tokenizer, context_length=context_length)
-    if hasattr(tokenizer, "encode"):
-        return tokenize, lambda text: len(tokenizer.encode(text)) + 2  # start and end
-    return tokenize, lambda text: len(
-        tokenizer.tokenizer(tokenizer.clean_fn(text))["input_ids"]
-    )  # one of Transformers
+
+    def count(text: str) -> int:
+        if hasattr(tokenizer, "encode"):
+            return len(tokenizer.encode(text)) + 2  # start and end
+        return len(tokenizer.tokenizer(tokenizer.clean_fn(text))["input_ids"])  # of Transformers
+
+    return partial(tokenizer, context_length=context_length), count
 
 
 def _fingerprint(loaded: _Network, precision: str) -> str:

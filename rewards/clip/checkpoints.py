@@ -13,6 +13,7 @@ Positions count tokens of CLIP's BPE, start and end included.
 
 from __future__ import annotations
 
+import math
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,8 @@ ALPHA = 1.0
 """Numerator of the scale alpha / r of low-rank updates in PAC-S++, which files do not tell; its r
 is 4.
 """
+_ARCHIVE_KEYS = ("input_resolution", "context_length", "vocab_size")
+"""Keys of OpenAI's archives that are no weights."""
 _FACTOR = re.compile(r"(?P<owner>.+)(?P<joint>_|\.)lora_(?P<factor>[AB])")
 _MLP = re.compile(r".+\.mlp\.c_(fc|proj)\.weight")
 _FROM_TRANSFORMERS = (
@@ -68,8 +71,6 @@ _FROM_TRANSFORMERS = (
 """Pattern of a key of Transformers' ``CLIPModel`` -> what stands in its place in
 ``open_clip.CLIP``.
 """
-_ARCHIVE_KEYS = ("input_resolution", "context_length", "vocab_size")
-"""Keys of OpenAI's archives that are no weights."""
 
 
 def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> Tensor:
@@ -96,21 +97,17 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
     is none of open_clip's own, has a class token, or cannot get that number of positions.
     """
     tower: Any = model if hasattr(model, POSITIONS) else getattr(model, "text", None)
-    has_class_token = getattr(tower, "cls_emb", None) is not None
-    has_positions = isinstance(getattr(tower, POSITIONS, None), nn.Parameter)
-    if not has_positions or not hasattr(tower, "attn_mask") or has_class_token:
+    is_native = isinstance(getattr(tower, POSITIONS, None), nn.Parameter)
+    if not is_native or getattr(tower, "cls_emb", None) is not None:
         raise ValueError(
             f"{type(model).__name__} cannot be stretched: it has no text tower of open_clip with "
-            f"{POSITIONS} "
-            "and without a class token"
+            f"{POSITIONS} and without a class token"
         )
     tower.positional_embedding = _stretch(tower.positional_embedding, context_length, keep)
     if tower.attn_mask is not None:
         mask = tower.attn_mask.new_full((context_length, context_length), float("-inf")).triu_(1)
         tower.register_buffer("attn_mask", mask, persistent=False)
-    tower.context_length = model.context_length = context_length
-    if hasattr(tower, "num_pos"):
-        tower.num_pos = context_length
+    tower.context_length = model.context_length = tower.num_pos = context_length
 
 
 def stretch_student(model: LCLIP, context_length: int) -> None:
@@ -118,30 +115,23 @@ def stretch_student(model: LCLIP, context_length: int) -> None:
     ``stretch_text_tower``.
 
     Raises ``ValueError`` also for a student that attends to padding, of which longer inputs have
-    more.
+    more, so that every score would change.
     """
     if model.config.pad_attention != "masked":
-        raise ValueError(
-            f"a student with pad_attention {model.config.pad_attention!r} cannot be stretched: it "
-            f"attends to padding, "
-            "so every score would change with context_length"
-        )
+        raise ValueError("a student with pad_attention full cannot be stretched")
     model.text.pos_embed = _stretch(model.text.pos_embed, context_length, KEEP)
-    model.config = model.text.config = model.image.config = replace(
-        model.config, context_length=context_length
-    )
+    config = replace(model.config, context_length=context_length)
+    model.config = model.text.config = model.image.config = config
 
 
 def _stretch(positions: nn.Parameter, context_length: int, keep: int) -> nn.Parameter:
-    count = len(positions)
-    factor, rest = divmod(context_length - keep, max(count - keep, 1))
-    if keep >= count or factor < 1 or rest:
-        fitting = ", ".join(str(keep + times * (count - keep)) for times in (1, 2, 3, 4))
+    rest = len(positions) - keep
+    if rest < 1 or context_length < len(positions) or (context_length - keep) % rest:
         raise ValueError(
-            f"context_length = {context_length}: a text tower of {count} positions, of which the "
-            f"first {keep} are "
-            f"kept, can be stretched to {fitting}, ..."
+            f"context_length = {context_length}: {len(positions)} positions, of which the first "
+            f"{keep} are kept, can be stretched to {keep} plus a multiple of {rest}"
         )
+    factor = (context_length - keep) // rest
     stretched = stretch_positions(positions.detach().float(), keep, factor).to(positions.dtype)
     return nn.Parameter(stretched, requires_grad=positions.requires_grad)
 
@@ -150,23 +140,14 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
     """Build the architecture ``name`` with the weights of a file and its number of positions; also
     return its layout.
 
-    (open_clip by itself would silently resize the table of positions.) An archive that OpenAI
-    released (TorchScript) has its own architecture and activation. Raises as ``read_state``, and
-    ``RuntimeError`` for weights that do not fit.
+    (open_clip by itself would silently resize the table of positions.) Raises as ``read_state``,
+    and ``RuntimeError`` for weights that do not fit.
     """
     import open_clip
 
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            is_torchscript = any(entry.endswith("/constants.pkl") for entry in archive.namelist())
-            code = [entry for entry in archive.namelist() if entry.endswith(".py")]
-            if is_torchscript and any(b"__setstate__" in archive.read(entry) for entry in code):
-                raise ValueError(
-                    f"{path} is a TorchScript archive that runs code of its own when it is read"
-                )
-        if is_torchscript:
-            return open_clip.load_openai_model(str(path), precision="fp32", device="cpu"), "archive"
-    context_length = None
+    if _is_torchscript(path):  # OpenAI's, with its own architecture and activation
+        return open_clip.load_openai_model(str(path), precision="fp32", device="cpu"), "archive"
+    options: dict[str, Any] = {"force_quick_gelu": quick_gelu}
     if path.suffix not in (".npz", ".npy"):  # big_vision's, which open_clip converts
         stored = read_state(path)
         state = from_transformers(stored)
@@ -175,28 +156,33 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
         text: dict[str, Any] = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
         table = state.get(POSITIONS, state.get(f"text.{POSITIONS}"))
         if table is not None and not text.get("embed_cls"):  # a class token has a row of its own
-            context_length = len(table)
-        options: dict[str, Any] = {
-            "force_quick_gelu": quick_gelu,
-            "force_context_length": context_length,
-        }
+            options["force_context_length"] = len(table)
         model: Any = open_clip.create_model(name, pretrained_image=False, **options)
         if state_shapes(model) == {key: tuple(value.shape) for key, value in state.items()}:
             model.load_state_dict(state)
             return model, "plain"
         if state.keys() != stored.keys():
-            check_state(
-                state, state_shapes(model), f"weights in Transformers' layout in {str(path)!r}"
-            )
+            what = f"weights in Transformers' layout in {str(path)!r}"
+            check_state(state, state_shapes(model), what)
     # Other layouts, and images of another size.
-    model = open_clip.create_model(
-        name,
-        str(path),
-        force_quick_gelu=quick_gelu,
-        force_context_length=context_length,
-        require_pretrained=True,
-    )
-    return model, "plain"
+    return open_clip.create_model(name, str(path), require_pretrained=True, **options), "plain"
+
+
+def _is_torchscript(path: Path) -> bool:
+    """Whether a file is a TorchScript archive. Raises ``ValueError`` for one that would run code
+    when it is read.
+    """
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        if not any(name.endswith("/constants.pkl") for name in names):
+            return False
+        if any(name.endswith(".py") and b"__setstate__" in archive.read(name) for name in names):
+            raise ValueError(
+                f"{path} is a TorchScript archive that runs code of its own when it is read"
+            )
+    return True
 
 
 def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -212,57 +198,44 @@ def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         key = original
         for pattern, name in _FROM_TRANSFORMERS:
             key = re.sub(pattern, name, key)
-        if "_proj." in key and "c_proj." not in key and "out_proj." not in key:  # of attention
-            if "q_proj." not in key:
-                continue
-            names = [
-                original.replace("q_proj", projection)
-                for projection in ("q_proj", "k_proj", "v_proj")
-            ]
+        if key in ("visual.proj", "text_projection"):
+            renamed[key] = value.T.contiguous()
+        elif ".q_proj." in key:
+            names = [original.replace("q_proj", name) for name in ("q_proj", "k_proj", "v_proj")]
             renamed[key.replace("q_proj.", "in_proj_")] = torch.cat([state[name] for name in names])
-        elif not key.endswith("position_ids"):
-            renamed[key] = (
-                value.T.contiguous() if key in ("visual.proj", "text_projection") else value
-            )
+        elif not re.search(r"\.[kv]_proj\.|position_ids$", key):
+            renamed[key] = value
     return renamed
 
 
-def _load_long(name: str, state: Mapping[str, Tensor]) -> Any:
+def _load_long(name: str, state: dict[str, Tensor]) -> Any:
     """Build the architecture with QuickGELU and the weights of a released long checkpoint.
 
     The released model reads rows 0 to ``KEEP`` - 1 of ``positional_embedding`` and the others of
-    ``positional_embedding_res``. Raises ``ValueError`` if a table is missing or they have different
-    shapes.
-
-    As in Long-CLIP's code, weights of convolutions, linear layers, attention and projections are
-    first rounded to half precision, which changes nothing in files of halves.
+    ``positional_embedding_res``. As in Long-CLIP's code, weights of convolutions, linear layers,
+    attention and projections are first rounded to half precision, which changes nothing in files of
+    halves.
     """
     import open_clip
     from open_clip.model import convert_weights_to_lp
 
-    shapes = {
-        key: tuple(state[key].shape) if key in state else None
-        for key in (POSITIONS, POSITIONS_FROM_KEEP)
-    }
-    if shapes[POSITIONS] is None or shapes[POSITIONS] != shapes[POSITIONS_FROM_KEEP]:
-        raise ValueError(
-            f"position tables of a Long-CLIP checkpoint are {shapes}: expected two of the same "
-            f"shape"
-        )
-    merged = torch.cat([state[POSITIONS][:KEEP], state[POSITIONS_FROM_KEEP][KEEP:]])
-    weights = {**state, POSITIONS: merged}
-    del weights[POSITIONS_FROM_KEEP]
-    for key, value in weights.items():
-        weights[key] = value.float() if value.is_floating_point() else value
+    later = state.pop(POSITIONS_FROM_KEEP)
+    if POSITIONS not in state or state[POSITIONS].shape != later.shape:
+        raise ValueError("position tables of a Long-CLIP checkpoint: expected two of one shape")
+    state[POSITIONS] = torch.cat([state[POSITIONS][:KEEP], later[KEEP:]])
     model: Any = open_clip.create_model(
-        name,
-        force_quick_gelu=True,
-        force_context_length=len(weights[POSITIONS]),
-        pretrained_image=False,
+        name, force_quick_gelu=True, force_context_length=len(later), pretrained_image=False
     )
-    model.load_state_dict(weights)
+    model.load_state_dict(_floats(state))
     convert_weights_to_lp(model, torch.float16)
     return model.float()
+
+
+def _floats(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict whose floating-point tensors are float32."""
+    return {
+        key: value.float() if value.is_floating_point() else value for key, value in state.items()
+    }
 
 
 def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
@@ -274,21 +247,10 @@ def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
     the three shapes do not fit.
     """
     side = shape[-1] if len(shape) == 4 else 1
-    rows = a.shape[0] if a.ndim else 0
-    columns, outputs = (shape[1] if len(shape) > 1 else 0) * side, shape[0] * side
-    if (
-        len(shape) not in (2, 4)
-        or tuple(a.shape) != (rows, columns)
-        or tuple(b.shape) != (outputs, rows)
-        or rows == 0
-        or rows % side
-    ):
-        raise ValueError(
-            f"A is {list(a.shape)} and B {list(b.shape)}: for a weight {list(shape)} expected [n, "
-            f"{columns}] and "
-            f"[{outputs}, n]" + (f", n a multiple of {side}" if side > 1 else "")
-        )
-    return (b.float() @ a.float()).reshape(tuple(shape)) * (ALPHA * side / rows)
+    expected = [[len(a), math.prod(shape[1:]) // side], [shape[0] * side, len(a)]]
+    if [list(a.shape), list(b.shape)] != expected or not len(a) or len(a) % side:
+        raise ValueError(f"A is {list(a.shape)} and B {list(b.shape)} for a weight {list(shape)}")
+    return (b.float() @ a.float()).reshape(tuple(shape)) * (ALPHA * side / len(a))
 
 
 def merge_low_rank(
@@ -306,17 +268,16 @@ def merge_low_rank(
     check_values(MlpDeltas, mlp_deltas=mlp_deltas)
     merged: dict[str, Tensor] = {}
     factors: dict[str, dict[str, Tensor]] = {}
-    for key, value in state.items():
+    for key, value in _floats(state).items():
         match = _FACTOR.fullmatch(key)
         if match is None:
-            merged[key] = value.float() if value.is_floating_point() else value
+            merged[key] = value
         else:
             weight = match["owner"] + (".weight" if match["joint"] == "." else "")
             factors.setdefault(weight, {})[match["factor"]] = value
     for weight, pair in factors.items():
         if weight not in merged or len(pair) != 2:
-            missing = f"lora_{'A' if 'B' in pair else 'B'}" if len(pair) != 2 else "weight"
-            raise ValueError(f"low-rank update of {weight}: its {missing} is missing")
+            raise ValueError(f"low-rank update of {weight}: a factor or the weight is missing")
         with naming(f"low-rank update of {weight}"):
             delta = low_rank_delta(pair["A"], pair["B"], merged[weight].shape)
         if mlp_deltas == "added" or not _MLP.fullmatch(weight):
@@ -347,27 +308,22 @@ def load_tuned(
 
     tag, shape = open_clip.get_pretrained_cfg(name, tuned_from), open_clip.get_model_config(name)
     if not tag or shape is None:
-        tags = (
-            ", ".join(open_clip.list_pretrained_tags_by_model(name))
-            or "none; see open_clip.list_models()"
-        )
-        raise ValueError(
-            f"tuned_from is {tuned_from!r}: expected a pretrained tag of {name!r} ({tags})"
-        )
+        tags = ", ".join(open_clip.list_pretrained_tags_by_model(name))
+        raise ValueError(f"tuned_from is {tuned_from!r}: expected a tag of {name!r} ({tags})")
     shape.pop("custom_text", None)
     state = from_transformers(read_state(path))
+    merged = merge_low_rank(state, mlp_deltas)
     weights = {
         key.removeprefix("text."): value
-        for key, value in merge_low_rank(state, mlp_deltas).items()
+        for key, value in merged.items()
         if key not in _ARCHIVE_KEYS
     }
     with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten
         model: Any = open_clip.CLIP(**shape | {"quick_gelu": bool(tag.get("quick_gelu"))})
     check_state(weights, state_shapes(model), "weights")
     model.load_state_dict(weights)
-    preprocessing = merge_preprocess_dict(asdict(PreprocessCfg()), tag) | {
-        "size": model.visual.image_size
-    }
+    size = {"size": model.visual.image_size}
+    preprocessing = merge_preprocess_dict(asdict(PreprocessCfg()), tag) | size
     set_model_preprocess_cfg(model, preprocessing)
     has_deltas = any(_FACTOR.fullmatch(key) for key in state)
     return model, f"tuned from {tuned_from}" + (f",MLP deltas {mlp_deltas}" if has_deltas else "")

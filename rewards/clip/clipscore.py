@@ -14,13 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import as_texts, checked_scores, reference_lists, required_column
-from rewards.clip.encoder import (
-    EmbeddingCache,
-    EncoderOptions,
-    EncoderSource,
-    passes_on,
-)
+from rewards.base import as_texts, checked_scores, passes_on, reference_lists, required_column
+from rewards.clip.encoder import EmbeddingCache, EncoderOptions, EncoderSource
 from rewards.devices import is_main_process
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,6 @@ MODEL_TYPE = "pretrained_dual"
 TEMPERATURE = 0.07
 """At the start, as in CLIP (Radford et al. 2021)."""
 Pool = Literal["mean", "first", "last"]
-ImagePool = Literal["mean", "max"]
 
 
 @dataclass(frozen=True)
@@ -64,16 +63,6 @@ class DualConfig:
 
     The first token of a decoder language model says something of a caption only where blocks are
     bidirectional.
-    """
-    cell_width: Annotated[int, Range(min=0, max=2**24)] = 0
-    """Output and hidden width of a ``Head`` on every cell of the image grid before it is pooled; 0
-    leaves it out.
-    """
-    image_pool: ImagePool = "mean"
-    """The image head reads the mean over the cells of the grid, or the maximum of every feature
-    over them.
-
-    The maximum keeps what one cell alone shows, such as a small object.
     """
     context_length: Annotated[int, Range(min=3, max=2**24)] = 77
     """Most tokens of a caption, special ones included; fewer where the text encoder has fewer
@@ -125,21 +114,13 @@ class PretrainedDual(nn.Module):
         self.config = config
         image, text = (config.image, config.image_kwargs), (config.text, config.text_kwargs)
         if folder is not None:
-            image, text = (
-                local_encoder(*image, folder / "image_encoder"),
-                local_encoder(*text, folder / "text_encoder"),
-            )
+            image = local_encoder(*image, folder / "image_encoder")
+            text = local_encoder(*text, folder / "text_encoder")
             pretrained = ()
         self.image_encoder: Any = load_image_encoder(*image, "image" in pretrained)
         self.text_encoder: Any = load_text_encoder(*text, "text" in pretrained)
         shape = (config.embed_dim, config.hidden, config.dropout)
-        width = grid_shape(self.image_encoder)[-1]
-        self.cell_head = (
-            Head(width, config.cell_width, config.cell_width, 0.0)
-            if config.cell_width
-            else nn.Identity()
-        )
-        self.image_head = Head(config.cell_width or width, *shape)
+        self.image_head = Head(grid_shape(self.image_encoder)[-1], *shape)
         self.text_head = Head(grid_shape(self.text_encoder)[-1], *shape)
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / TEMPERATURE)))
 
@@ -171,18 +152,11 @@ class PretrainedDual(nn.Module):
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         return (states * mask[..., None]).sum(dim=1) / lengths[:, None].to(states.dtype)
 
-    def pool_image(self, cells: Tensor) -> Tensor:
-        """The mean or the maximum [B, D] over the cells of a grid [B, R, D], as ``image_pool``
-        says.
-        """
-        return cells.amax(dim=1) if self.config.image_pool == "max" else cells.mean(dim=1)
-
     def project_image(self, features: Tensor) -> Tensor:
-        """Embeddings [B, E] of the image encoder's features [B, R, D].
-
-        Without ``cell_width`` they may have been pooled to R = 1.
+        """Embeddings [B, E] of the image encoder's features [B, R, D], pooled here, or [B, 1, D],
+        pooled before.
         """
-        return self.image_head(self.pool_image(self.cell_head(features)))
+        return self.image_head(features.mean(dim=1))
 
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Embed pixels [B, 3, S, S] as [B, E]."""

@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from rewards.base import RewardError, naming
+from rewards.base import RewardError, naming, passes_on
 from rewards.clip.clipscore import ClipScore, Floats, harmonic_mean
-from rewards.clip.encoder import EncoderOptions, EncoderSource, mean_embedding, passes_on
+from rewards.clip.encoder import EncoderOptions, EncoderSource, mean_embedding
 from rewards.images import frames_of
 from rewards.options import check_values
 

@@ -6,14 +6,13 @@ Nothing here imports torch or loads a model: ``rewards.clip.backbone`` does.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import io
 import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import psutil
@@ -46,7 +45,6 @@ fine-tuned.
 _ENTRY_BYTES = 250  # key, array object and dictionary slot of one embedding in memory
 _CHUNK = 1024
 Embeddings: TypeAlias = NDArray[np.float32]
-Function = TypeVar("Function", bound=Callable[..., Any])
 MlpDeltas = Literal["ignored", "added"]
 EncoderSource: TypeAlias = "str | Path | DualEncoder | CachedEncoder"
 """The ``backbone`` of a score: the name or folder of a model, or a loaded encoder."""
@@ -141,31 +139,6 @@ class EncoderOptions:
         check_values(
             Count | None, cache_images=self.cache_images, cache_references=self.cache_references
         )
-
-
-def passes_on(*targets: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Decorator for a function that passes its ``**keywords`` on to ``targets``: lists their
-    parameters as its own.
-
-    So a score does not have to repeat the options of its encoder, and ``rewards.registry`` still
-    sees their names.
-    """
-
-    def with_signature(function: Function) -> Function:
-        """Put the options of ``targets`` into the function's signature."""
-        signature = inspect.signature(function)
-        options = {
-            option.name: option
-            for option in signature.parameters.values()
-            if option.kind is not option.VAR_KEYWORD
-        }
-        for target in targets:
-            for option in inspect.signature(target).parameters.values():
-                options.setdefault(option.name, option.replace(kind=option.KEYWORD_ONLY))
-        function.__signature__ = signature.replace(parameters=[*options.values()])  # type: ignore[attr-defined]
-        return function
-
-    return with_signature
 
 
 class EmbeddingCache:

@@ -11,8 +11,9 @@ well.
 from pathlib import Path
 from typing import Any
 
+from rewards.base import passes_on
 from rewards.clip.clipscore import ClipScore, RefClipScore
-from rewards.clip.encoder import EncoderSource, passes_on
+from rewards.clip.encoder import EncoderSource
 
 
 class LClipScore(ClipScore):

@@ -12,9 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rewards.base import passes_on
 from rewards.clip.clipscore import ClipScore, RefClipScore
 from rewards.clip.emscore import EmScore, RefEmScore
-from rewards.clip.encoder import RELEASED, EncoderSource, passes_on
+from rewards.clip.encoder import RELEASED, EncoderSource
 
 
 class PacScore(ClipScore):

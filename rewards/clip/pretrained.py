@@ -1,5 +1,5 @@
-"""Image and text encoders with their pretrained weights: of Transformers, open_clip and timm, or a
-class of one's own.
+"""Image and text encoders with their pretrained weights: of Transformers and open_clip, or a class
+of one's own.
 
 An encoder is named by a library and a model of it, or by a class:
 
@@ -8,7 +8,6 @@ An encoder is named by a library and a model of it, or by a class:
   a language model all but its output layer.
 - ``open_clip:ARCHITECTURE/TAG``, such as ``open_clip:ViT-B-32/openai``; the tag may be a checkpoint
   file.
-- ``timm:NAME``: an image model of timm.
 - ``package.module:Class``: constructed as ``Class(**kwargs)``; it has to satisfy ``ImageEncoder``
   or ``TextEncoder``. A class that needs files has an attribute ``built_from`` and arguments
   ``model`` and ``pretrained`` (``local_encoder``).
@@ -16,7 +15,6 @@ An encoder is named by a library and a model of it, or by a class:
 Shapes: B batch, S pixels of a side, H x W cells of a grid, L tokens, D width of the encoder.
 """
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -87,16 +85,10 @@ class TransformersImage(nn.Module):
         options = transformers_options(name)
         self.model = _transformers(name, "image", pretrained, options)
         if self.model.config.model_type == "vit_mae":
-            raise ValueError(
-                "a ViTMAEModel masks patches at random, also in evaluation: take its weights as a "
-                "ViT's, such as "
-                "timm:vit_base_patch16_224.mae"
-            )
+            raise ValueError("a ViTMAEModel masks patches at random, also in evaluation")
         processor = AutoImageProcessor.from_pretrained(name, backend="pil", **options)
-        self.preprocessing, self.built_from = (
-            preprocessing_from(processor.to_dict()),
-            (self.model.config, processor),
-        )
+        self.preprocessing = preprocessing_from(processor.to_dict())
+        self.built_from = (self.model.config, processor)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, H, W, D]."""
@@ -133,43 +125,6 @@ class OpenClipImage(nn.Module):
         return as_grid(features["image_intermediates"][-1])
 
 
-class TimmImage(nn.Module):
-    """An image model of timm: ``forward_features`` as a grid, without class and register tokens."""
-
-    def __init__(self, name: str, pretrained: bool) -> None:
-        import timm
-
-        super().__init__()
-        self.model: Any = timm.create_model(name, pretrained=pretrained, num_classes=0)
-        used = timm.data.resolve_data_config({}, model=self.model)
-        (_, height, width), mode, interpolation = (
-            used["input_size"],
-            used["crop_mode"],
-            used["interpolation"],
-        )
-        shorter = math.floor(height / used["crop_pct"])
-        squash = mode == "squash" and shorter == height
-        if (
-            height != width
-            or not (squash or mode == "center")
-            or interpolation not in ("bilinear", "bicubic")
-        ):
-            raise ValueError(
-                f"its images are prepared by {used}: expected a resize to a square, or a centre "
-                f"crop after it"
-            )
-        resize = "squash" if squash else shorter
-        self.preprocessing = Preprocessing(
-            height, tuple(used["mean"]), tuple(used["std"]), interpolation, resize
-        )
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, S, S] -> [B, H, W, D]."""
-        features = self.model.forward_features(pixels)
-        # timm's channels-last models (Swin, MaxViT) say so.
-        return features if getattr(self.model, "output_fmt", None) == "NHWC" else as_grid(features)
-
-
 class TransformersText(nn.Module):
     """A text encoder or decoder language model of Transformers with its tokenizer.
 
@@ -204,32 +159,26 @@ class TransformersText(nn.Module):
         if not tokenizer("")["input_ids"]:
             tokenizer.add_eos_token = True
         if not tokenizer("")["input_ids"]:
-            raise ValueError(
-                "its tokenizer adds no special token to a caption, not even an end of text: "
-                "expected one"
-            )
+            raise ValueError("its tokenizer adds no special token to a caption: expected one")
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         self.context_length = most_tokens(model.config, tokenizer)
         # CLIP pads with its end of text, which stands after every caption.
         self.ends_with_padding = int(tokenizer("a")["input_ids"][-1] == tokenizer.pad_token_id)
         if bidirectional_blocks:
             _attend_both_ways(model, bidirectional_blocks)
-            windows = (
-                getattr(model.config, key, None)
-                for key in ("sliding_window", "attention_chunk_size")
-            )
-            self.context_length = min(
-                self.context_length, *(window or self.context_length for window in windows)
-            )
+            for key in ("sliding_window", "attention_chunk_size"):
+                window = getattr(model.config, key, None) or self.context_length
+                self.context_length = min(self.context_length, window)
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
-        options = {
-            "padding": True,
-            "padding_side": "right",
-            "truncation": True,
-            "max_length": context_length,
-        }
-        return self.tokenizer(list(texts), **options, return_tensors="pt")["input_ids"]
+        return self.tokenizer(
+            list(texts),
+            padding=True,
+            padding_side="right",
+            truncation=True,
+            max_length=context_length,
+            return_tensors="pt",
+        )["input_ids"]
 
     def count_tokens(self, text: str) -> int:
         return len(self.tokenizer(text)["input_ids"])
@@ -273,10 +222,8 @@ class OpenClipText(ClipText):
     def __init__(self, name: str, pretrained: bool) -> None:
         clip, architecture = _open_clip(name, pretrained)
         super().__init__(open_clip_tokenizer(architecture), int(clip.context_length))
-        self.token_embedding, self.positional_embedding = (
-            clip.token_embedding,
-            clip.positional_embedding,
-        )
+        self.token_embedding = clip.token_embedding
+        self.positional_embedding = clip.positional_embedding
         self.transformer, self.ln_final = clip.transformer, clip.ln_final
         self.mask: Tensor
         self.register_buffer("mask", clip.attn_mask, persistent=False)
@@ -465,32 +412,18 @@ def _open_clip(
 
     architecture, _, tag = name.partition("/")
     tag_config = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
-    architecture_config = (open_clip.get_model_config(architecture) or {}) if vision_cfg else {}
-    # Not open_clip's line about random weights, which are asked for.
-    is_shown = lambda record: "initialized randomly" not in record.getMessage()  # noqa: E731
-    logging.getLogger().addFilter(is_shown)
-    try:
-        model = open_clip.create_model(
-            architecture,
-            tag if pretrained else None,
-            force_quick_gelu=bool(tag_config and tag_config.get("quick_gelu")),
-            require_pretrained=pretrained,
-            **(
-                {"vision_cfg": {**architecture_config.get("vision_cfg", {}), **vision_cfg}}
-                if vision_cfg
-                else {}
-            ),
-        )
-    finally:
-        logging.getLogger().removeFilter(is_shown)
+    options: dict[str, Any] = {"force_quick_gelu": bool(tag_config and tag_config.get("quick_gelu"))}
+    if vision_cfg:
+        shape = (open_clip.get_model_config(architecture) or {}).get("vision_cfg", {})
+        options["vision_cfg"] = {**shape, **vision_cfg}
+    model = open_clip.create_model(
+        architecture, tag if pretrained else None, require_pretrained=pretrained, **options
+    )
     return model, architecture
 
 
 _MODALITIES: dict[Modality, tuple[type, dict[str, Callable[..., nn.Module]]]] = {
-    "image": (
-        ImageEncoder,
-        {"transformers": TransformersImage, "open_clip": OpenClipImage, "timm": TimmImage},
-    ),
+    "image": (ImageEncoder, {"transformers": TransformersImage, "open_clip": OpenClipImage}),
     "text": (TextEncoder, {"transformers": TransformersText, "open_clip": OpenClipText}),
 }
 LIBRARIES = tuple(_MODALITIES["image"][1])
@@ -504,54 +437,32 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     Raises:
         ValueError: there is none, because the processor pads, say, or its output is not square.
     """
-    size, crop, methods = (
-        values.get("size") or {},
-        values.get("crop_size") or {},
-        {2: "bilinear", 3: "bicubic"},
-    )
-    side = crop if values.get("do_center_crop") else size
-    method = int(2 if values.get("resample") is None else values["resample"])
-    factor = float(values.get("rescale_factor") or 1 / 255)
+    size, crop = values.get("size") or {}, values.get("crop_size") or {}
+    shortest, crops = size.get("shortest_edge"), values.get("do_center_crop")
+    height, width = size.get("height"), size.get("width")
     resize: str | int | None = None
-    if (
-        values.get("crop_pct") is not None and size.get("shortest_edge") is not None
-    ):  # ConvNeXt and ResNet
-        side = dict.fromkeys(("height", "width"), size["shortest_edge"])
-        resize = (
-            int(size["shortest_edge"] / values["crop_pct"])
-            if size["shortest_edge"] < 384
-            else "squash"
-        )
-    elif size.get("shortest_edge") is not None and values.get("do_center_crop"):
-        resize = int(size["shortest_edge"])
-    elif "height" in size and size["height"] == size.get("width") == side.get("height"):
+    if values.get("crop_pct") is not None and shortest is not None:  # ConvNeXt and ResNet
+        height = width = shortest
+        resize = int(shortest / values["crop_pct"]) if shortest < 384 else "squash"
+    elif crops and shortest is not None:
+        height, width = crop.get("height"), crop.get("width")
+        resize = int(shortest)
+    elif height == width and (not crops or crop.get("height") == height):
         resize = "squash"
-    plain = (
-        values.get("do_resize", True)
-        and values.get("do_rescale", True)
-        and not values.get("do_pad")
-    )
-    is_supported = (
-        method in methods
-        and math.isclose(factor, 1 / 255)
-        and side.get("height") == side.get("width")
-    )
-    if resize is None or not plain or not is_supported:
-        sizes = {
-            name: values.get(name)
-            for name in ("size", "crop_size", "resample", "rescale_factor", "do_pad")
-        }
+    method = {None: "bilinear", 2: "bilinear", 3: "bicubic"}.get(values.get("resample"))
+    scaled = math.isclose(values.get("rescale_factor") or 1 / 255, 1 / 255)
+    does_both = values.get("do_resize", True) and values.get("do_rescale", True)
+    is_plain = does_both and scaled and not values.get("do_pad")
+    if resize is None or height is None or height != width or method is None or not is_plain:
+        named = ("size", "crop_size", "resample", "rescale_factor", "do_pad")
         raise ValueError(
-            f"its image processor has {sizes}: expected a resize to a square, or a centre crop "
-            f"after it"
+            f"its image processor has { {name: values.get(name) for name in named} }: expected a "
+            f"resize to a square, or a centre crop after it"
         )
-    normalises = values.get("do_normalize", True)
-    mean, std = (
-        (values["image_mean"], values["image_std"]) if normalises else ([0.0] * 3, [1.0] * 3)
-    )
-    return Preprocessing(
-        int(side["height"]), tuple(mean), tuple(std), methods[method], resize, floor_crop=True
-    )
+    mean, std = [0.0] * 3, [1.0] * 3
+    if values.get("do_normalize", True):
+        mean, std = values["image_mean"], values["image_std"]
+    return Preprocessing(int(height), tuple(mean), tuple(std), method, resize, floor_crop=True)
 
 
 def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
@@ -572,23 +483,24 @@ def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
         prefixes = _blocks(encoder)
         if len(prefixes) < blocks:
             raise ValueError(f"it has {len(prefixes)} blocks: {blocks} cannot be trained")
-        names = [name for name, _ in encoder.named_parameters()]
-        first = next(
-            index for index, name in enumerate(names) if name.startswith(prefixes[-blocks])
-        )
-        for parameter in list(encoder.parameters())[first:]:
-            parameter.requires_grad_(True)
-    opened = {
-        name: parameter for name, parameter in encoder.named_parameters() if parameter.requires_grad
-    }
-    if opened:
-        with torch.enable_grad():
-            gradients = torch.autograd.grad(
-                _example(encoder).sum(), [*opened.values()], allow_unused=True
-            )
-        for parameter, gradient in zip(opened.values(), gradients, strict=True):
-            parameter.requires_grad_(gradient is not None)
-    return [name for name, parameter in opened.items() if parameter.requires_grad]
+        is_open = False
+        for name, parameter in encoder.named_parameters():
+            is_open |= name.startswith(prefixes[-blocks])
+            parameter.requires_grad_(is_open)
+    names, opened = [], []
+    for name, parameter in encoder.named_parameters():
+        if parameter.requires_grad:
+            names.append(name)
+            opened.append(parameter)
+    if not opened:
+        return []
+    with torch.enable_grad():
+        total = _example(encoder).sum()
+        gradients = torch.autograd.grad(total, opened, allow_unused=True)
+    for parameter, gradient in zip(opened, gradients, strict=True):
+        parameter.requires_grad_(gradient is not None)
+    pairs = zip(names, gradients, strict=True)
+    return [name for name, gradient in pairs if gradient is not None]
 
 
 def _is_pooler(name: str) -> bool:
@@ -604,36 +516,20 @@ def _blocks(encoder: nn.Module) -> list[str]:
     def size(module: nn.Module) -> int:
         # Without vocabularies, which outweigh all layers.
         layers = (layer for layer in module.modules() if not isinstance(layer, nn.Embedding))
-        return sum(
-            parameter.numel() for layer in layers for parameter in layer.parameters(recurse=False)
-        )
+        return sum(own.numel() for layer in layers for own in layer.parameters(recurse=False))
 
-    parents = [
-        (name, module)
-        for name, module in encoder.named_modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential)
-        and len(module) > 1
-        and 4 * size(module) > size(encoder)
-    ]
-    if (
-        not parents
-    ):  # stages that are attributes, as in timm's ResNets: of the first module that has several
-        parents = [
-            (name, module)
-            for name, module in encoder.named_modules()
-            if len(list(module.children())) > 1
-        ]
-    if not parents:
+    lists = {}
+    for name, module in encoder.named_modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential) and 4 * size(module) > size(encoder):
+            lists[name] = module
+    if not lists:
         return []
-    parent, module = max(parents, key=lambda entry: size(entry[1]))
-    return [
-        ".".join(filter(None, (parent, name))) + "."
-        for name, child in module.named_children()
-        if any(
-            not _is_pooler(f"{name}.{parameter_name}")
-            for parameter_name, _ in child.named_parameters()
-        )
-    ]
+    parent = max(lists, key=lambda name: size(lists[name]))
+    blocks = []
+    for name, child in lists[parent].named_children():
+        if not all(_is_pooler(f"{name}.{own}") for own, _ in child.named_parameters()):
+            blocks.append(f"{parent}.{name}.")
+    return blocks
 
 
 def _example(encoder: Any) -> Tensor:

@@ -1,10 +1,10 @@
 """Self-retrieval: a caption is good if it finds its image among others in a joint embedding space.
 
-Sources: Luo et al., "Discriminability objective for training descriptive captions", CVPR 2018
-(``margin``, the sum of both directions); Liu et al., "Show, Tell and Discriminate: Image Captioning
-by Self-retrieval with Partially Labeled Data", ECCV 2018 (``margin``, the caption finds its image);
-Dessì et al., "Cross-Domain Image Captioning with Discriminative Finetuning", CVPR 2023
-(``log_softmax``, and distractors that are near).
+Sources: Luo et al., "Discriminability objective for training descriptive captions", CVPR 2018, and
+Liu et al., "Show, Tell and Discriminate: Image Captioning by Self-retrieval with Partially Labeled
+Data", ECCV 2018 (``margin``, the caption finds its image); Dessì et al., "Cross-Domain Image
+Captioning with Discriminative Finetuning", CVPR 2023 (``log_softmax``, and distractors that are
+near).
 """
 
 import hashlib
@@ -17,15 +17,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import RewardError
+from rewards.base import RewardError, passes_on
 from rewards.clip.clipscore import ClipScore, Floats
-from rewards.clip.encoder import Embeddings, EncoderOptions, EncoderSource, passes_on
+from rewards.clip.encoder import Embeddings, EncoderOptions, EncoderSource
 from rewards.devices import is_main_process
-from rewards.images import IMAGE_SUFFIXES, list_images
+from rewards.images import list_images
 from rewards.options import Count, check_values
 
 logger = logging.getLogger(__name__)
-Score = Literal["log_softmax", "reciprocal_rank", "recall", "margin"]
+Score = Literal["log_softmax", "recall", "margin"]
 TIE = 1e-6
 """Cosines nearer than this are tied; images whose cosine is nearer to 1 are one image."""
 _CHUNK = 16
@@ -46,12 +46,11 @@ def retrieval_scores(
     no distractor):
 
         log_softmax       scale · s - ln(exp(scale · s) + Σ_j exp(scale · s_j))
-        reciprocal_rank   1 / rank of the target
-        recall            1 where the rank is at most k, else 0 (R@k)
+        recall            1 where the rank of the target is at most k, else 0 (R@k)
         margin            -max(0, margin - s + max_j s_j)
 
-    For ties (cosines within ``TIE``), the rank is its expectation and recall is the probability of
-    a hit, both over random orders. Without any distractor, the four scores are 0, 1, 1 and 0.
+    For ties (cosines within ``TIE``), recall is the probability of a hit over random orders.
+    Without any distractor, the three scores are 0, 1 and 0.
     """
     gaps = others - targets[:, None]
     hardest = gaps.max(axis=1, initial=-np.inf)
@@ -60,12 +59,9 @@ def retrieval_scores(
         return -(top + np.log(np.exp(-top) + np.exp(scale * gaps - top[:, None]).sum(axis=1)))
     if score == "margin":
         return -np.maximum(0.0, margin + hardest)
-    better, tied = (gaps > TIE).sum(axis=1), (np.abs(gaps) <= TIE).sum(axis=1)
-    return (
-        1 / (1 + better + tied / 2)
-        if score == "reciprocal_rank"
-        else np.clip((k - better) / (1 + tied), 0.0, 1.0)
-    )
+    better = (gaps > TIE).sum(axis=1)
+    tied = (np.abs(gaps) <= TIE).sum(axis=1)
+    return np.clip((k - better) / (1 + tied), 0.0, 1.0)
 
 
 class Retrieval(ClipScore):
@@ -86,9 +82,6 @@ class Retrieval(ClipScore):
         k: of ``recall``, at least 1.
         distractors: use only this many nearest images, at least 1; None uses all. Ties are in the
             order of the pool.
-        both: average this score with that of the opposite direction, in which the image has to find
-            its caption among the captions of the distractors. Not with ``pool``, whose images have
-            no captions.
         pool: folder of images, without subfolders; embedded at the first call.
         prefix: put before captions.
 
@@ -112,7 +105,6 @@ class Retrieval(ClipScore):
         margin: float = 0.2,
         k: int = 1,
         distractors: int | None = None,
-        both: bool = False,
         pool: str | Path | None = None,
         prefix: str = "",
         **encoder: Any,
@@ -125,46 +117,30 @@ class Retrieval(ClipScore):
                 f"scale = {scale}, margin = {margin}: expected a scale in (0, 300] and a margin of "
                 f"0 or more"
             )
-        if both and pool is not None:
-            raise ValueError(
-                "both and pool are set, but both needs captions of the distractors, and a pool has "
-                "only images: set one"
-            )
         self.pool = None
         others = "call"
         if pool is not None:
             self.pool = list(list_images(Path(pool), recursive=False))
             if not self.pool:
-                suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
-                raise ValueError(f"pool {str(pool)!r} has no image ({suffixes})")
+                raise ValueError(f"pool {str(pool)!r} has no image")
             sizes = "\n".join(f"{file.name} {file.stat().st_size}" for file in self.pool)
             digest = hashlib.blake2b(sizes.encode(), digest_size=4).hexdigest()
             others = f"{Path(pool).name}:{len(self.pool)}:{digest}"
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
         self.score, self.scale, self.margin, self.k = score, float(scale), float(margin), k
-        self.distractors, self.both = distractors, both
+        self.distractors = distractors
         self._pool_embeddings: Embeddings | None = None
-        self.bounds = self._bounds()
-        option = {
-            "log_softmax": f",scale{self.scale:g}",
-            "margin": f"{self.margin:g}",
-            "recall": f"@{k}",
-        }.get(score, "")
+        least = -math.inf
+        if distractors is not None:
+            least = -float(np.logaddexp(0, math.log(distractors) + 2 * self.scale))
+        self.bounds, option = {
+            "log_softmax": ((least, 0.0), f",scale{self.scale:g}"),
+            "margin": ((-(2 + self.margin), 0.0), f"{self.margin:g}"),
+            "recall": ((0.0, 1.0), f"@{k}"),
+        }[score]
         nearest = f"{'all' if distractors is None else f'nearest {distractors}'} of {others}"
-        which = f"{score}{option},{nearest}{',both directions' if both else ''}"
-        self.signature = (
-            f"{self.__name__}[{self.backbone.signature},{which},prefix={self.prefix!r}]"
-        )
-
-    def _bounds(self) -> tuple[float, float]:
-        most = None if self.both else self.distractors  # an image has any number of captions
-        if self.score == "log_softmax":
-            return -math.inf if most is None else -float(
-                np.logaddexp(0, math.log(most) + 2 * self.scale)
-            ), 0.0
-        if self.score == "margin":
-            return -(2 + self.margin), 0.0
-        return 1 / (1 + most) if most is not None and self.score == "reciprocal_rank" else 0.0, 1.0
+        which = f"{score}{option},{nearest},prefix={self.prefix!r}"
+        self.signature = f"{self.__name__}[{self.backbone.signature},{which}]"
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the embeddings of the pool."""
@@ -181,10 +157,7 @@ class Retrieval(ClipScore):
         for row, image_id in enumerate(ids):
             first_row = first.setdefault(image_id, row)
             if images[row] is not images[first_row] and images[row] != images[first_row]:
-                raise RewardError(
-                    f"{self.__name__}: two images have the image_id {image_id!r}: expected "
-                    f"different ones"
-                )
+                raise RewardError(f"{self.__name__}: two images have the image_id {image_id!r}")
         number = dict(zip(first, range(len(first)), strict=True))
         owners = np.array([number[image_id] for image_id in ids])
         captions = self.embed_texts(texts)
@@ -194,39 +167,32 @@ class Retrieval(ClipScore):
         pool = embedded if self._pool_embeddings is None else self._pool_embeddings
         scores = np.empty(len(texts))
         alone = 0
-        for rows, indices, is_distractor in self._distractors(embedded, pool, owners):
-            targets = np.clip(
-                (captions[rows].astype(np.float64) * embedded[owners[rows]]).sum(axis=1), -1.0, 1.0
+        for rows, is_distractor in self._distractors(embedded, pool, owners):
+            alone += len(np.unique(owners[rows[~is_distractor.any(axis=1)]]))
+            own = embedded[owners[rows]]
+            targets = np.clip((captions[rows].astype(np.float64) * own).sum(axis=1), -1.0, 1.0)
+            cosines = np.clip((captions[rows] @ pool.T).astype(np.float64), -1.0, 1.0)
+            others = np.where(is_distractor, cosines, -np.inf)
+            scores[rows] = retrieval_scores(
+                targets, others, self.score, self.scale, self.margin, self.k
             )
-            alone += int((~is_distractor.any(axis=1)).sum())
-            values = self._values(targets, captions[rows] @ pool.T, is_distractor[indices])
-            if self.both:
-                cosines = embedded[owners[rows]] @ captions.T
-                values = (
-                    values + self._values(targets, cosines, is_distractor[indices][:, owners])
-                ) / 2
-            scores[rows] = values
         if alone and not self._warned:
             self._warned = True
             if is_main_process():
                 logger.warning(
                     "%s: %d of %d images of a call have no distractor, so their captions get the "
-                    "highest score: "
-                    "raise train.micro_batch_size, or set pool",
-                    self.__name__, alone, len(first),
-                )  # fmt: skip
+                    "highest score: raise train.micro_batch_size, or set pool",
+                    self.__name__,
+                    alone,
+                    len(first),
+                )
         return scores.tolist()
-
-    def _values(self, targets: Floats, cosines: Floats, is_distractor: NDArray[np.bool_]) -> Floats:
-        others = np.where(is_distractor, np.clip(cosines.astype(np.float64), -1.0, 1.0), -np.inf)
-        return retrieval_scores(targets, others, self.score, self.scale, self.margin, self.k)
 
     def _distractors(
         self, embedded: Embeddings, pool: Embeddings, owners: NDArray[np.int64]
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]]:
-        """For the B images by chunks of C: the rows [R] of their captions, for each its image's
-        index in the chunk [R], and which of the P images of the pool are the distractors of an
-        image [C, P].
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        """For the B images by chunks: the rows [R] of their captions, and for each which of the P
+        images of the pool are its distractors [R, P].
         """
         for start in range(0, len(embedded), _CHUNK):
             near = embedded[start : start + _CHUNK] @ pool.T
@@ -234,11 +200,9 @@ class Retrieval(ClipScore):
             if self.pool is None:
                 others[np.arange(len(near)), start + np.arange(len(near))] = False
             if self.distractors is not None and self.distractors < len(pool):
-                nearest = np.argsort(np.where(others, -near, np.inf), axis=1, kind="stable")[
-                    :, : self.distractors
-                ]
+                order = np.argsort(np.where(others, -near, np.inf), axis=1, kind="stable")
                 kept = np.zeros_like(others)
-                np.put_along_axis(kept, nearest, True, axis=1)
+                np.put_along_axis(kept, order[:, : self.distractors], True, axis=1)
                 others &= kept
             (rows,) = np.nonzero((owners >= start) & (owners < start + _CHUNK))
-            yield rows, owners[rows] - start, others
+            yield rows, others[owners[rows] - start]

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rewards.base import RewardError, as_texts
+from rewards.base import RewardError, as_texts, passes_on
 from rewards.clip.clipscore import ClipScore, Floats
-from rewards.clip.encoder import EncoderOptions, EncoderSource, passes_on
+from rewards.clip.encoder import EncoderOptions, EncoderSource
 from rewards.devices import is_main_process
 from rewards.options import check_values
 

@@ -13,7 +13,6 @@ block N tokens, H heads, D head width, W tower width.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,12 +30,10 @@ from rewards.clip.pretrained import (
     save_encoder_config,
 )
 from rewards.model_files import (
-    check_state,
     float_state,
     load_weights,
     read_config,
     save_model,
-    state_shapes,
 )
 from rewards.options import Size, check_fields
 
@@ -48,15 +45,6 @@ INIT_STD = 0.02
 """Standard deviation of the truncated normal that initialises linear layers, head mixers, positions
 and class token.
 """
-_RELEASED_KEYS = (
-    (r"^image\.patch_embed\.", "image.patch_embed.proj."),
-    (r"^text\.token_embed\.", "text.patch_embed."),
-    (r"\.attn\.mix_before\.", ".attn.conv_l.instances."),
-    (r"\.attn\.mix_after\.", ".attn.conv_w.instances."),
-    (r"\.(norm[12])\.", r".\1.instances."),
-    (r"\.(blocks\.\d+)\.", r".\1.block."),
-)
-_STAGE_2 = {"image": "student.image_encoder.", "text": "student.text_encoder."}
 
 
 @dataclass(frozen=True)
@@ -169,12 +157,9 @@ class SharedAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
-        self.mix_before = nn.ModuleList(
-            nn.Conv2d(heads, heads, 1, bias=False) for _ in range(repeats)
-        )
-        self.mix_after = nn.ModuleList(
-            nn.Conv2d(heads, heads, 1, bias=False) for _ in range(repeats)
-        )
+        mixers = [nn.Conv2d(heads, heads, 1, bias=False) for _ in range(2 * repeats)]
+        self.mix_before = nn.ModuleList(mixers[:repeats])
+        self.mix_after = nn.ModuleList(mixers[repeats:])
         self.proj = nn.Linear(width, width)
         for weight in (*self.mix_before.parameters(), *self.mix_after.parameters()):
             nn.init.trunc_normal_(weight, std=INIT_STD)
@@ -436,53 +421,3 @@ def load_student(
         pretrained=False,
     )
     return load_weights(model_class(config, encoder), folder)  # type: ignore[call-arg]
-
-
-def released_key(name: str, stage: Literal[1, 2] = 2) -> str:
-    """The key in a released training checkpoint of the tensor ``name`` of an ``LCLIP`` state dict.
-
-    A checkpoint of stage 1 has one tower, under ``student.``; one of stage 2 both, under
-    ``student.image_encoder.`` and ``student.text_encoder.``.
-    """
-    for pattern, replacement in _RELEASED_KEYS:
-        name = re.sub(pattern, replacement, name)
-    tower, _, rest = name.partition(".")
-    return (_STAGE_2[tower] if stage == 2 else "student.") + rest
-
-
-def from_released(
-    state_dict: Mapping[str, Tensor], config: LCLIPConfig | None = None
-) -> dict[str, Tensor]:
-    """Rename the keys of a released checkpoint's state dict to those of ``LCLIP``; ``teacher.*`` is
-    left out.
-
-    Args:
-        state_dict: the entry ``state_dict`` of a released file (a Lightning checkpoint) of stage 1,
-            which has one tower, or of stage 2. The results of the two stage-1 checkpoints together
-            are one ``LCLIP`` state dict.
-        config: shape of the model; None is the default. Released models attend padding:
-            ``pad_attention="full"``.
-
-    Raises:
-        ValueError: there is no student, or a key (named as in the checkpoint) is missing,
-            unexpected or of another shape.
-    """
-    student = {key: tensor for key, tensor in state_dict.items() if not key.startswith("teacher.")}
-    if not any(key.startswith("student.") for key in student):
-        raise ValueError(
-            f"no key starts with 'student.': the first keys are {sorted(state_dict)[:3]}"
-        )
-    config = config or LCLIPConfig()
-    with torch.device("meta"):
-        shapes = state_shapes(LCLIP(config))
-    if any(key.startswith(tuple(_STAGE_2.values())) for key in student):
-        names = {released_key(name): name for name in shapes}
-    else:
-        is_image = any(
-            key.startswith(("student.cls_token", "student.patch_embed.proj.")) for key in student
-        )
-        tower = "image." if is_image else "text."
-        names = {released_key(name, stage=1): name for name in shapes if name.startswith(tower)}
-    released_shapes = {key: shapes[name] for key, name in names.items()}
-    check_state(student, released_shapes, "released weights")
-    return {names[key]: tensor for key, tensor in student.items()}

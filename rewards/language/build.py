@@ -13,8 +13,8 @@ from rewards.options import Count, check_values
 
 def build_model(
     reward: str,
-    model: str | LanguageModel | None,
-    endpoint: dict[str, Any] | None,
+    model: str | LanguageModel | None = None,
+    endpoint: dict[str, Any] | None = None,
     cache_dir: str | Path | None = None,
     device: str | None = None,
     precision: Precision = "fp32",
@@ -22,16 +22,17 @@ def build_model(
     chat_template_kwargs: dict[str, Any] | None = None,
     vision: bool = False,
 ) -> LanguageModel:
-    """Make the language model of a reward.
+    """Make the language model of a reward, whose options these are.
 
     Args:
         reward: its name, for messages.
         model: a local model of Transformers (a folder with safetensors weights, or a name on the
-            hub), or a ``LanguageModel`` of a user's own.
-        endpoint: arguments of ``Endpoint``, in place of ``model``.
+            hub), or a ``LanguageModel`` of a user's own. An answer is one forward pass.
+        endpoint: arguments of ``Endpoint``, an OpenAI-compatible one, in place of ``model``.
         cache_dir: folder where answers are kept.
-        device, precision, batch_size: of the local model.
-        chat_template_kwargs: variables of the chat template.
+        device, precision, batch_size: of the local model, as for ``Icc``.
+        chat_template_kwargs: variables of the chat template, local or behind the endpoint. By
+            default thinking is turned off; ``{}`` sends none to the endpoint.
         vision: whether the questions have images.
 
     Raises:
@@ -43,13 +44,11 @@ def build_model(
             f"{reward}: set either model (a local model) or endpoint: {{url: ..., model: ...}}"
         )
     check_values(Count, batch_size=batch_size)
-    built: LanguageModel
+    built: Any = model
     if endpoint is not None:
         built = EndpointModel(endpoint, reward, chat_template_kwargs)
     elif isinstance(model, str | Path):
         built = LocalModel(
             str(model), reward, vision, device, precision, batch_size, chat_template_kwargs
         )
-    else:
-        built = model  # type: ignore[assignment]
     return built if cache_dir is None else CachedModel(built, Path(cache_dir))

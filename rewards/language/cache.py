@@ -1,15 +1,14 @@
-"""Answers of a language model in a file that several processes may share."""
+"""Answers of a language model in files that several processes may share."""
 
-import contextlib
 import hashlib
 import json
-import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rewards.base import RewardError, naming
 from rewards.devices import chunks
+from rewards.files import CheckedFiles
 from rewards.images import image_identity
 from rewards.language.models import Calls, LanguageModel, Question, calls_of
 
@@ -18,22 +17,19 @@ SAVED_TOGETHER = 256
 
 
 class CachedModel:
-    """Another model whose answers are kept in ``answers.sqlite`` of a folder.
+    """Another model whose answers are kept in a folder (``CheckedFiles``).
 
     The key of an answer has the model's signature, the prompt, labels, and content of the image.
     """
 
     def __init__(self, model: LanguageModel, folder: Path) -> None:
         self.model, self.signature = model, model.signature
-        self.path = folder / "answers.sqlite"
         with naming("cache_dir"):
-            folder.mkdir(parents=True, exist_ok=True)
-        with self._open() as database:
-            database.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, json TEXT)")
+            self._files = CheckedFiles(folder, "answer", ".json")
 
     @property
     def calls(self) -> Calls:
-        """Calls of the model; answers from the file are none."""
+        """Calls of the model; answers from files are none."""
         return calls_of(self.model)
 
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
@@ -42,39 +38,32 @@ class CachedModel:
 
     def write(self, questions: Sequence[Question], max_new_tokens: int) -> list[str]:
         """As the model; only questions without an answer are asked, each once."""
-        return self._answers(
-            questions, lambda some: self.model.write(some, max_new_tokens), max_new_tokens
-        )
+
+        def ask(some: Sequence[Question]) -> list[str]:
+            return self.model.write(some, max_new_tokens)
+
+        return self._answers(questions, ask, max_new_tokens)
 
     def _answers(
         self, questions: Sequence[Question], ask: Callable[[Any], list[Any]], *options: Any
     ) -> list[Any]:
         keys = [self._key(question, *options) for question in questions]
-        query, kept = "SELECT json FROM answers WHERE key = ?", {}
-        with self._open() as database:
-            for key in keys:
-                for (text,) in database.execute(query, (key,)):
-                    kept[key] = json.loads(text)
         asked = dict(zip(keys, questions, strict=True))
-        missing = [(key, question) for key, question in asked.items() if key not in kept]
+        kept = {}
+        for key in asked:
+            content = self._files.read(key)
+            if content is not None:
+                kept[key] = json.loads(content)
+        missing = [key for key in asked if key not in kept]
         for batch in chunks(missing, SAVED_TOGETHER, "answers, saved"):
-            answers = ask([question for _, question in batch])
-            new = {key: answer for (key, _), answer in zip(batch, answers, strict=True)}
-            rows = [(key, json.dumps(answer)) for key, answer in new.items()]
-            with self._open() as database:
-                database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
-            kept |= new
+            answers = ask([asked[key] for key in batch])
+            for key, answer in zip(batch, answers, strict=True):
+                self._files.write(key, json.dumps(answer).encode())
+                kept[key] = answer
         return [kept[key] for key in keys]
 
-    def _key(self, question: Question, *options: Any) -> bytes:
+    def _key(self, question: Question, *options: Any) -> str:
         with naming(question.where, (RewardError,), RewardError):
             image = None if question.image is None else image_identity(question.image)
         parts = [self.signature, question.text, question.labels, image, *options]
-        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """A connection that commits at the end; other processes may write meanwhile."""
-        named = naming(f"cache_dir: {str(self.path)!r}", (sqlite3.Error,), RewardError)
-        with named, contextlib.closing(sqlite3.connect(self.path, timeout=60)) as file, file:
-            yield file
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

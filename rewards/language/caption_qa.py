@@ -8,20 +8,12 @@ that the caption does not say. The prompt is our own.
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from string import ascii_uppercase
 from typing import Annotated, Any, Literal, TypedDict
 
-from rewards.base import RewardError, as_texts, checked_scores, required_column
-from rewards.devices import Precision
+from rewards.base import RewardError, as_texts, checked_scores, passes_on, required_column
 from rewards.language.build import build_model
-from rewards.language.models import (
-    Calls,
-    LanguageModel,
-    Question,
-    calls_of,
-    choose,
-)
+from rewards.language.models import Calls, Question, calls_of, choose
 from rewards.options import Range, check_type, check_values
 
 Score = Literal["expected", "accuracy"]
@@ -55,16 +47,10 @@ class CaptionQA:
     default.
 
     Args:
-        model: local causal language model of Transformers (a folder with safetensors weights, or a
-            name on the hub); an answer is one forward pass.
-        endpoint: an OpenAI-compatible one in its place, as arguments of ``Endpoint``.
         score: ``expected`` or ``accuracy``.
         words: length in words from which longer captions are scaled down; None never does.
         seed: of the order of the choices.
-        cache_dir: folder where answers are kept.
-        device, precision, batch_size: of the local model, as for ``Icc``.
-        chat_template_kwargs: variables of the chat template, local or behind the endpoint. By
-            default thinking is turned off; ``{}`` sends none to the endpoint.
+        **options: the language model, local or behind an endpoint, as for ``build_model``.
 
     Raises:
         ValueError: an argument is wrong, or the model cannot be loaded.
@@ -74,25 +60,19 @@ class CaptionQA:
     columns = frozenset({"questions", "image_id"})
     bounds = (0.0, 1.0)
 
+    @passes_on(build_model, without=("reward", "vision"))
     def __init__(
         self,
-        model: str | LanguageModel | None = None,
-        endpoint: dict[str, Any] | None = None,
+        *,
         score: Score = "expected",
         words: Annotated[int, Range(min=1)] | None = 80,
         seed: int = 0,
-        cache_dir: str | Path | None = None,
-        device: str | None = None,
-        precision: Precision = "fp32",
-        batch_size: int = 16,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         check_values(Score, score=score)
         check_values(Annotated[int, Range(min=1)] | None, words=words)
         name = self.__name__
-        self.language_model = build_model(
-            name, model, endpoint, cache_dir, device, precision, batch_size, chat_template_kwargs
-        )
+        self.language_model = build_model(name, **options)
         self.score, self.words, self.seed = score, words, seed
         self.signature = f"{name}[{self.language_model.signature},{score},words{words},seed{seed}]"
 

@@ -9,11 +9,16 @@ recall of the references', their F. Claims are the detail units of SPECS
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-from rewards.base import as_texts, checked_scores, naming, reference_lists, required_column
-from rewards.devices import Precision
+from rewards.base import (
+    as_texts,
+    checked_scores,
+    naming,
+    passes_on,
+    reference_lists,
+    required_column,
+)
 from rewards.language.build import build_model
 from rewards.language.models import (
     Calls,
@@ -67,19 +72,14 @@ class Claims:
     repeating a true claim would raise the precision.
 
     Args:
-        model: local model of Transformers (a folder with safetensors weights, or a name on the
-            hub): a vision-language model with ``source: image``, else a causal language model.
-        endpoint: an OpenAI-compatible one in its place, as arguments of ``Endpoint``.
         source: what the caption's claims are verified against.
         score: ``precision``, ``recall`` or ``f``. Recall needs references; precision alone favours
             captions that say little.
         cut: language model that cuts captions into claims, as ``{model: ...}`` or
             ``{endpoint: {url, model, ...}}``, with further arguments of ``build_model`` and
             ``max_new_tokens``; None cuts by rules.
-        cache_dir: folder where answers are kept.
-        device, precision, batch_size: of the local model, as for ``Icc``.
-        chat_template_kwargs: variables of the chat template, local or behind the endpoint. By
-            default thinking is turned off; ``{}`` sends none to the endpoint.
+        **options: the language model, local or behind an endpoint, as for ``build_model``: a
+            vision-language model with ``source: image``.
 
     Raises:
         ValueError: an argument is wrong, or the model cannot be loaded.
@@ -89,18 +89,14 @@ class Claims:
     __name__ = "claims"
     bounds = (0.0, 1.0)
 
+    @passes_on(build_model, without=("reward", "vision"))
     def __init__(
         self,
-        model: str | LanguageModel | None = None,
-        endpoint: dict[str, Any] | None = None,
+        *,
         source: Source = "references",
         score: Score = "f",
         cut: dict[str, Any] | None = None,
-        cache_dir: str | Path | None = None,
-        device: str | None = None,
-        precision: Precision = "fp32",
-        batch_size: int = 16,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         check_values(Source, source=source)
         check_values(Score, score=score)
@@ -111,23 +107,13 @@ class Claims:
         if cut is None:
             default_tagger()
         else:
-            options = {"model": None, "endpoint": None, "cache_dir": cache_dir, **cut}
-            options = {"device": device, "precision": precision, **options}
-            self.cut_tokens = options.pop("max_new_tokens", CUT_TOKENS)
+            shared = ("cache_dir", "device", "precision")
+            cutting = {key: options[key] for key in shared if key in options} | cut
+            self.cut_tokens = cutting.pop("max_new_tokens", CUT_TOKENS)
             check_values(Count, max_new_tokens=self.cut_tokens)
             with naming(f"{name}: cut", (TypeError,), ValueError):
-                self.cutter = build_model(f"{name}: cut", **options)
-        self.language_model = build_model(
-            name,
-            model,
-            endpoint,
-            cache_dir,
-            device,
-            precision,
-            batch_size,
-            chat_template_kwargs,
-            vision,
-        )
+                self.cutter = build_model(f"{name}: cut", **cutting)
+        self.language_model = build_model(name, vision=vision, **options)
         self.source, self.score = source, score
         columns = set()
         if vision and score != "recall":

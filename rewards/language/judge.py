@@ -8,20 +8,12 @@ one digit from 0 to 9 is, by one forward pass.
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from rewards.base import as_texts, checked_scores, reference_lists, required_column
-from rewards.devices import Precision
+from rewards.base import as_texts, checked_scores, passes_on, reference_lists, required_column
 from rewards.language.build import build_model
-from rewards.language.models import (
-    Calls,
-    LanguageModel,
-    Question,
-    calls_of,
-    choose,
-)
+from rewards.language.models import Calls, Question, calls_of, choose
 
 DIGITS = tuple("0123456789")
 PROMPT = (
@@ -43,16 +35,10 @@ class VlmJudge:
     beside it.
 
     Args:
-        model: local vision-language model of Transformers (a folder with safetensors weights, or a
-            name on the hub).
-        endpoint: an OpenAI-compatible one in its place, as arguments of ``Endpoint``.
         references: show the references to the model (RefFLEUR).
         prompt: with ``{caption}``, and ``{references}`` where they are shown; None is the
             package's. It has to ask for one digit.
-        cache_dir: folder where answers are kept.
-        device, precision, batch_size: of the local model, as for ``Icc``.
-        chat_template_kwargs: variables of the chat template, local or behind the endpoint. By
-            default thinking is turned off; ``{}`` sends none to the endpoint.
+        **options: the vision-language model, local or behind an endpoint, as for ``build_model``.
 
     Raises:
         ValueError: an argument is wrong, or the model cannot be loaded.
@@ -61,17 +47,9 @@ class VlmJudge:
     __name__ = "vlm_judge"
     bounds = (0.0, 1.0)
 
+    @passes_on(build_model, without=("reward", "vision"))
     def __init__(
-        self,
-        model: str | LanguageModel | None = None,
-        endpoint: dict[str, Any] | None = None,
-        references: bool = False,
-        prompt: str | None = None,
-        cache_dir: str | Path | None = None,
-        device: str | None = None,
-        precision: Precision = "fp32",
-        batch_size: int = 16,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        self, *, references: bool = False, prompt: str | None = None, **options: Any
     ) -> None:
         self.prompt = prompt or (REFERENCE_PROMPT if references else PROMPT)
         expected = {"caption", "references"} if references else {"caption"}
@@ -81,17 +59,7 @@ class VlmJudge:
                 f"prompt has the fields {sorted(fields)}: expected {sorted(expected)}, in braces"
             )
         name = self.__name__
-        self.language_model = build_model(
-            name,
-            model,
-            endpoint,
-            cache_dir,
-            device,
-            precision,
-            batch_size,
-            chat_template_kwargs,
-            vision=True,
-        )
+        self.language_model = build_model(name, vision=True, **options)
         self.references = references
         self.columns = frozenset({"image", "references"} if references else {"image"})
         self.signature = f"{name}[{self.language_model.signature},{self.prompt!r}]"

@@ -10,82 +10,21 @@ from typing import Any
 from rewards.base import as_texts
 from rewards.options import Count, check_values
 from rewards.text.ngrams import Tokens, ngram_counts
+from rewards.text.ptb_rules import names
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 BAD_ENDINGS = frozenset(
-    [
-        # articles and determiners
-        *[
-            "a",
-            "an",
-            "the",
-            "this",
-            "these",
-            "those",
-            "its",
-            "their",
-            "his",
-            "my",
-            "your",
-            "our",
-            "some",
-            "every",
-        ],
-        # prepositions
-        *[
-            "against",
-            "among",
-            "at",
-            "atop",
-            "between",
-            "during",
-            "for",
-            "from",
-            "in",
-            "into",
-            "like",
-            "near",
-            "of",
-        ],
-        *["on", "onto", "to", "toward", "towards", "upon", "with", "within", "without", "next"],
-        # conjunctions and relative words
-        *[
-            "and",
-            "or",
-            "but",
-            "nor",
-            "while",
-            "as",
-            "that",
-            "which",
-            "who",
-            "whose",
-            "where",
-            "than",
-            "because",
-            "if",
-        ],
-        # auxiliaries, and words that need another after them
-        *[
-            "is",
-            "are",
-            "was",
-            "were",
-            "be",
-            "been",
-            "being",
-            "am",
-            "has",
-            "have",
-            "had",
-            "does",
-            "do",
-            "did",
-        ],
-        *["will", "would", "could", "may", "might", "should", "'s", "n't", "very", "several"],
-    ]
+    names("""
+    a an the this these those its their his my your our some every
+    against among at atop between during for from in into like near of on onto to toward towards
+    upon with within without next
+    and or but nor while as that which who whose where than because if
+    is are was were be been being am has have had does do did will would could may might should
+    's n't very several
+    """)
 )
-"""Words at which a finished English caption hardly ever ends. Words that often end one as an
+"""Words at which a finished English caption hardly ever ends: articles and determiners,
+prepositions, conjunctions and relative words, auxiliaries, and words that need another after them. Words that often end one as an
 adverb, noun or pronoun (``behind``, ``inside``, ``by``, ``off``, ``can``, ``other``, ``her``) are
 left out. ``on`` and ``in`` are included, because captions that break off end there; 0.6 % of the
 captions that people wrote for COCO val2017 do, too.

@@ -17,18 +17,19 @@ from functools import cache
 from typing import TypeAlias
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
+    """The words of a text, a list that is read more easily so."""
     return tuple(text.split())
 
 
-TITLES = _names("""
+TITLES = names("""
     adj adm adv alex assoc asst atty attys ave brig capt cf cie cmdr col comdr cpl dept det dr drs elec ens ft gen
     gov govs hon insp invt jos lieut lt maj messrs mfg mlle mme mr mrs ms msgr mt mtg natl pfc ph pres prof profs
     pvt rep reps rev sen sens sfc sgt spc st ste supt supts treas vs wm
     """)
 """Words that stand before a name and keep a following full stop, whatever their case."""
 
-CLOSING_ABBREVIATIONS = _names("""
+CLOSING_ABBREVIATIONS = names("""
     al ala apr ariz assn aug bancorp bhd bldg blvd bros calif co colo conn corp cos ct dak dec esq est etc ext feb
     fla fri ga inc ind intl jan jr jul jun kan kans ky ltd mar md mich minn mo mon mont neb nev nov oct okla penn
     plc ppte pptes ppty pptys pte ptes pty ptys rd rt sep sept seq sq sr sys tel tenn thu thurs tue tues univ va vt
@@ -38,13 +39,13 @@ CLOSING_ABBREVIATIONS = _names("""
 
 ABBREVIATIONS = frozenset([*TITLES, *CLOSING_ABBREVIATIONS])
 
-CAPITALISED_ABBREVIATIONS = _names("Ark Az Del Ill La Mass Miss Ore Pa Tex Wash")
+CAPITALISED_ABBREVIATIONS = names("Ark Az Del Ill La Mass Miss Ore Pa Tex Wash")
 """Words that keep it only when they begin with a capital: ``Miss. Jones``, but ``a near miss.``"""
 
-NUMBERED_ABBREVIATIONS = _names("art ca fig figs no nos op pp prop")
+NUMBERED_ABBREVIATIONS = names("art ca fig figs no nos op pp prop")
 """Words that keep it only before a number: ``No. 5``, but ``no. it``."""
 
-SENTENCE_OPENERS = _names("""
+SENTENCE_OPENERS = names("""
     a about according additionally after an as at but he her here however if in it last many more now once one other
     our she since so some such that the their then there these they this we what when while yet you
     """)
@@ -54,7 +55,7 @@ SENTENCE_OPENERS = _names("""
 SPLIT_WORDS = frozenset(["cannot", "gonna", "gotta", "lemme", "gimme", "wanna"])
 """Words written as one and counted as two; the first is three letters long."""
 
-FILE_ENDINGS = _names("""
+FILE_ENDINGS = names("""
     bat bmp c cgi class cpp dll doc docx exe gif gz h htm html jar java jpeg jpg mov mp3 pdf php pl png ppt ps py sql
     tar txt wav x xml zip
     """)

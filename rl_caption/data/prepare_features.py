@@ -124,7 +124,7 @@ def read_options(argv: list[str] | None) -> dict[str, Any]:
         (
             "encoder",
             "NAME",
-            "transformers:NAME, open_clip:ARCHITECTURE/TAG, timm:NAME or package.module:Class",
+            "transformers:NAME, open_clip:ARCHITECTURE/TAG or package.module:Class",
         ),
         ("kwargs", "JSON", "keyword arguments of the encoder, as a JSON object"),
         (

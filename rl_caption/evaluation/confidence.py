@@ -9,7 +9,7 @@ Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine 
 Evaluation") for the bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for the permutation test.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypedDict
@@ -77,26 +77,24 @@ def drawn_weights(
         yield np.bincount(generator.integers(count, size=count), minlength=count)[owners]
 
 
-def statistics_of(evaluation: Evaluation) -> list[Statistic]:
-    """Return the metrics that can be resampled: those of summed counts, and means of scores that
-    every image has.
+def statistics_of(evaluation: Evaluation, keys: Collection[str]) -> list[Statistic]:
+    """Return those of the metrics ``keys`` that can be resampled: functions of summed counts, and
+    means of scores that every image has. Images are sorted by id: draws do not depend on the rows
+    of files.
     """
+    order = sorted(evaluation.per_image)
+    position = {image_id: number for number, image_id in enumerate(evaluation.per_image)}
+    means = [key for key in keys if all(key in row for row in evaluation.per_image.values())]
     statistics = []
     for name, counts in evaluation.counts.items():
-        keys, of_sums = OF_SUMS[name]
-        if all(key in evaluation.metrics for key in keys):
-            statistics.append(Statistic(keys, counts, of_sums))
-    counted = {key for statistic in statistics for key in statistic.keys}
-    rows = list(evaluation.per_image.values())
-    keys = tuple(
-        key
-        for key in evaluation.metrics
-        if key not in counted and rows and all(key in row for row in rows)
-    )
-    if keys:
-        statistics.append(
-            Statistic(keys, np.array([[row[key] for key in keys] for row in rows]), means_of_sums)
-        )
+        counted, of_sums = OF_SUMS[name]
+        if all(key in keys for key in counted):
+            of_images = counts[[position[image_id] for image_id in order]]
+            statistics.append(Statistic(counted, of_images, of_sums))
+            means = [key for key in means if key not in counted]
+    if means and order:
+        rows = [[evaluation.per_image[image_id][key] for key in means] for image_id in order]
+        statistics.append(Statistic(tuple(means), np.array(rows), means_of_sums))
     return statistics
 
 
@@ -109,12 +107,10 @@ def with_intervals(
     """
     if resamples == 0 or evaluation.n < 2:
         return evaluation
-    ordered = _in_order(evaluation, sorted(evaluation.per_image))
     intervals: dict[str, tuple[float, float]] = {}
-    for statistic in statistics_of(ordered):
-        metrics = partial(_metrics_of_draws, statistic)
-        low, high = _interval(metrics, evaluation.n, resamples, seed)
-        intervals |= zip(statistic.keys, zip(low, high, strict=True), strict=True)
+    for statistic in statistics_of(evaluation, evaluation.metrics):
+        found = _intervals(partial(_metrics, statistic), evaluation.n, resamples, seed)
+        intervals |= zip(statistic.keys, found, strict=True)
     how = f"95 % percentile bootstrap over images, {resamples} resamples, seed {seed}"
     return replace(evaluation, intervals=intervals, interval=how)
 
@@ -132,39 +128,62 @@ def compare(
     Raises:
         EvaluationError: the systems have other images.
     """
-    _check_images(first, second)
-    order, count = sorted(first.per_image), first.n
-    one, other = statistics_of(_in_order(first, order)), statistics_of(_in_order(second, order))
+    check_same_images(first.per_image, second.per_image, ("the first", "the second"))
+    shared = [key for key in first.metrics if key in _resampled(first) & _resampled(second)]
+    pairs = zip(statistics_of(first, shared), statistics_of(second, shared), strict=True)
     differences: dict[str, Difference] = {}
-    for a, b in _pair_statistics(one, other):
-        low, high = _interval(partial(_differences_of_draws, a, b), count, resamples, seed)
-        p_values = _p_values(a, b, count, resamples, seed)
-        for key, *interval, p in zip(a.keys, low, high, p_values, strict=True):
-            values = first.metrics[key], second.metrics[key]
+    for a, b in pairs:
+        intervals = _intervals(partial(_differences, a, b), first.n, resamples, seed)
+        p_values = _p_values(a, b, first.n, resamples, seed)
+        for key, interval, p in zip(a.keys, intervals, p_values, strict=True):
             differences[key] = Difference(
-                first=values[0],
-                second=values[1],
-                difference=values[1] - values[0],
-                interval=(interval[0], interval[1]),
+                first=first.metrics[key],
+                second=second.metrics[key],
+                difference=second.metrics[key] - first.metrics[key],
+                interval=interval,
                 p=p,
             )
-    return {key: differences[key] for key in first.metrics if key in differences}
+    return {key: differences[key] for key in shared}
 
 
-def _metrics_of_draws(statistic: Statistic, drawn: Floats) -> Floats:
+def check_same_images(
+    first: Collection[str], second: Collection[str], names: Sequence[str]
+) -> None:
+    """Raise ``EvaluationError``, with counts and examples, where two systems have captions of
+    different images.
+    """
+    for captions, others, (name, other) in (
+        (first, set(second), names),
+        (second, set(first), names[::-1]),
+    ):
+        lost = [image_id for image_id in captions if image_id not in others]
+        if lost:
+            raise EvaluationError(
+                f"{len(lost)} of {len(captions)} images of {name} have no caption in {other}, such "
+                f"as {lost[:3]}: systems are compared on the same images"
+            )
+
+
+def _resampled(evaluation: Evaluation) -> set[str]:
+    """The metrics that can be resampled."""
+    statistics = statistics_of(evaluation, evaluation.metrics)
+    return {key for statistic in statistics for key in statistic.keys}
+
+
+def _metrics(statistic: Statistic, drawn: Floats) -> Floats:
     """[S, K] metrics of S resamples; ``drawn`` [S, N] is how often each image is in one."""
     return statistic.of_sums(drawn @ statistic.per_image, drawn.shape[1])
 
 
-def _differences_of_draws(a: Statistic, b: Statistic, drawn: Floats) -> Floats:
+def _differences(a: Statistic, b: Statistic, drawn: Floats) -> Floats:
     """[S, K] metrics of system B less those of system A, both of the same drawn images."""
-    return _metrics_of_draws(b, drawn) - _metrics_of_draws(a, drawn)
+    return _metrics(b, drawn) - _metrics(a, drawn)
 
 
-def _interval(
+def _intervals(
     statistic: Callable[[Floats], Floats], count: int, resamples: int, seed: int
-) -> tuple[list[float], list[float]]:
-    """Low and high ends of K metrics; ``statistic`` maps how often images were drawn to metrics.
+) -> list[tuple[float, float]]:
+    """Intervals of K metrics; ``statistic`` maps how often images were drawn to metrics.
 
     The draws depend on ``count`` and ``seed`` alone: they are the same for all statistics.
     """
@@ -186,7 +205,7 @@ def _interval(
         method="percentile",
         rng=seed,
     ).confidence_interval
-    return found.low.tolist(), found.high.tolist()
+    return list(zip(found.low.tolist(), found.high.tolist(), strict=True))
 
 
 def _p_values(a: Statistic, b: Statistic, count: int, resamples: int, seed: int) -> list[float]:
@@ -211,46 +230,6 @@ def _p_values(a: Statistic, b: Statistic, count: int, resamples: int, seed: int)
         rng=seed,
     )
     return [float(p) for p in found.pvalue]
-
-
-def _check_images(first: Evaluation, second: Evaluation) -> None:
-    if first.per_image.keys() != second.per_image.keys():
-        here = len(first.per_image.keys() - second.per_image.keys())
-        there = len(second.per_image.keys() - first.per_image.keys())
-        raise EvaluationError(
-            f"systems must be compared on the same images: {here} of {first.n} images of the first "
-            f"are not among those of the second, and {there} of {second.n} the other way round"
-        )
-
-
-def _in_order(evaluation: Evaluation, order: Sequence[str]) -> Evaluation:
-    """The evaluation with its images in the ``order`` of ids: draws do not depend on files' rows."""
-    positions = {image_id: position for position, image_id in enumerate(evaluation.per_image)}
-    rows = [positions[image_id] for image_id in order]
-    return replace(
-        evaluation,
-        per_image={image_id: evaluation.per_image[image_id] for image_id in order},
-        counts={name: counts[rows] for name, counts in evaluation.counts.items()},
-    )
-
-
-def _pair_statistics(
-    first: Sequence[Statistic], second: Sequence[Statistic]
-) -> Iterator[tuple[Statistic, Statistic]]:
-    """Pairs of the statistics that both systems have, with the keys that both have."""
-    for a in first:
-        for b in second:
-            keys = tuple(key for key in a.keys if key in b.keys)
-            if a.of_sums is b.of_sums and keys:
-                yield _only(a, keys), _only(b, keys)
-
-
-def _only(statistic: Statistic, keys: tuple[str, ...]) -> Statistic:
-    """The statistic of some of its keys; those of counts have all or none in common."""
-    if statistic.of_sums is not means_of_sums:
-        return statistic
-    columns = [statistic.keys.index(key) for key in keys]
-    return Statistic(keys, statistic.per_image[:, columns], statistic.of_sums)
 
 
 def means_of_sums(sums: Floats, count: int) -> Floats:

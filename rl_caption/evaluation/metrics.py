@@ -72,8 +72,6 @@ ENGLISH = ("meteor", "spice")
 """Metrics whose stems, synonyms, paraphrases or parser are English, in the toolkit's programs."""
 OTHER_LANGUAGES = ("unicode", "char")
 """Tokenizers of captions that are not English."""
-SIZES = (100, 1_000, 10_000)
-"""Numbers of captions whose vocabulary is reported, besides that of all."""
 JUDGE = "judge/"
 """Prefix of the keys of rewards that serve as metrics (``add_judges``)."""
 
@@ -104,10 +102,6 @@ class Evaluation:
     interval: str = ""
     """How the intervals were made, such as ``95 % percentile bootstrap over images, 1000 resamples,
     seed 0``.
-    """
-    vocabulary_growth: dict[str, dict[int, float]] = field(default_factory=dict)
-    """``captions``, ``references`` -> number of captions -> expected number of different words in
-    so many of them.
     """
     decoding: str = ""
     """How the captions were decoded, where they were decoded for this evaluation."""
@@ -175,15 +169,12 @@ def evaluate_captions(
         "" if words == TOKENIZER else f"for English only, but the tokenizer is {tokenizer!r}"
     )
     scored, left_out = _score_all(metrics, candidates, tokens, not_english)
-    values = {key: total for scores in scored.values() for key, (total, _) in scores.values.items()}
-    per_image: dict[str, dict[str, float]] = {
-        image_id: {
-            key: of_images[number]
-            for scores in scored.values()
-            for key, (_, of_images) in scores.values.items()
-        }
-        for number, image_id in enumerate(captions)
-    }
+    values: dict[str, float] = {}
+    per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in captions}
+    for scores in scored.values():
+        for key, (values[key], of_images) in scores.values.items():
+            for row, score in zip(per_image.values(), of_images, strict=True):
+                row[key] = score
     counts = {name: scores.counts for name, scores in scored.items() if scores.counts is not None}
     values |= _degeneration(captions, training_captions, words)
     if not_english:
@@ -192,29 +183,13 @@ def evaluate_captions(
         left_out["captions/novel"] = "no training captions were given"
     if scenes is not None:
         values |= _oracle_scores(captions, scenes, per_image)
-    if infinite := {key: value for key, value in values.items() if not math.isfinite(value)}:
+    infinite = {key: value for key, value in values.items() if not math.isfinite(value)}
+    if infinite:
         raise EvaluationError(f"metrics came out as {infinite}: every metric must be finite")
     signature = _signature(
         captions, references, tokens_name, "METEOR" in values or "SPICE" in values
     )
-    sizes = sorted({*SIZES, len(captions)})
-    written = {
-        "captions": captions.values(),
-        "references": [text for key in captions for text in references[key]],
-    }
-    growth = {
-        name: vocabulary_growth(list(map(tokenizer_of(words), of_images)), sizes)
-        for name, of_images in written.items()
-    }
-    return Evaluation(
-        values,
-        signature,
-        len(captions),
-        left_out,
-        per_image,
-        vocabulary_growth=growth,
-        counts=counts,
-    )
+    return Evaluation(values, signature, len(captions), left_out, per_image, counts=counts)
 
 
 def warn_of_forms(
@@ -287,30 +262,31 @@ def evaluate_rows(
         metrics=metrics,
         tokenizer=tokenizer,
         training_captions=training_captions,
-        scenes={row["image_id"]: row["scene"] for row in rows}
-        if rows and all("scene" in r for r in rows)
-        else None,
+        scenes=scenes_of(rows),
     )
+
+
+def scenes_of(rows: Sequence[Row]) -> dict[str, Scene] | None:
+    """Image id -> generated scene; None where a row has none."""
+    has_scenes = bool(rows) and all("scene" in row for row in rows)
+    return {row["image_id"]: row["scene"] for row in rows} if has_scenes else None
 
 
 def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
     """Raise ``EvaluationError`` unless image ids, by which references are looked up, are strings
     and unique.
     """
-    if others := [row["image_id"] for row in rows if not isinstance(row["image_id"], str)]:
+    others = [row["image_id"] for row in rows if not isinstance(row["image_id"], str)]
+    if others:
         raise EvaluationError(
             f"{len(others)} image ids of {source} are not strings, such as {others[:3]}: quote them"
         )
-    repeated = [
-        image_id
-        for image_id, count in Counter(row["image_id"] for row in rows).items()
-        if count > 1
-    ]
+    counts = Counter(row["image_id"] for row in rows)
+    repeated = [image_id for image_id, count in counts.items() if count > 1]
     if repeated:
         raise EvaluationError(
             f"{len(repeated)} image ids are in more than one row of {source}, such as "
-            f"{repeated[:3]}: write one row "
-            "per image, with all its references"
+            f"{repeated[:3]}: write one row per image, with all its references"
         )
 
 
@@ -385,29 +361,25 @@ def _check_ids(
                 f"the references of image {image_id!r} are the string {texts!r:.80}: expected a "
                 f"list"
             )
-    if unknown := [image_id for image_id in captions if image_id not in references]:
+    unknown = [image_id for image_id in captions if image_id not in references]
+    if unknown:
         raise EvaluationError(
             f"{len(unknown)} of {len(captions)} captions are of images that are not in the "
-            f"references, such as "
-            f"{unknown[:3]}; the references have {len(references)} images, such as "
-            f"{list(references)[:3]}"
+            f"references, such as {unknown[:3]}; the references have {len(references)} images, "
+            f"such as {list(references)[:3]}"
         )
     check_referenced(captions, references)
-    if (
-        lost := []
-        if scenes is None
-        else [image_id for image_id in captions if image_id not in scenes]
-    ):
-        raise EvaluationError(
-            f"{len(lost)} of {len(captions)} captions have no scene, such as images {lost[:3]}"
-        )
+    if scenes is not None and not captions.keys() <= scenes.keys():
+        lost = [image_id for image_id in captions if image_id not in scenes]
+        raise EvaluationError(f"{len(lost)} captions have no scene, such as images {lost[:3]}")
 
 
 def check_asked(metrics: Sequence[str], tokenizer: str) -> None:
     """Raise ``EvaluationError`` for an unknown metric or tokenizer, or where there is no Java for
     it.
     """
-    if unknown := sorted(set(metrics) - set(METRIC_KEYS)):
+    unknown = sorted(set(metrics) - set(METRIC_KEYS))
+    if unknown:
         raise EvaluationError(f"unknown metrics {unknown}: known are {list(METRIC_KEYS)}")
     if tokenizer not in get_args(Tokenizer):
         raise EvaluationError(
@@ -422,7 +394,8 @@ def check_asked(metrics: Sequence[str], tokenizer: str) -> None:
 
 def check_referenced(captioned: Collection[str], references: Mapping[str, Sequence[str]]) -> None:
     """Raise ``EvaluationError`` where images whose captions are evaluated have no reference."""
-    if bare := [image_id for image_id in captioned if not references[image_id]]:
+    bare = [image_id for image_id in captioned if not references[image_id]]
+    if bare:
         raise EvaluationError(
             f"{len(bare)} of {len(captioned)} images have no reference caption, such as {bare[:3]}"
         )
@@ -475,12 +448,9 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
     logger.info(
         "tokenising %d of %d texts with Java, the others in Python", len(others), len(texts)
     )
-    # Each with its next line, which the tokenizer looks at.
-    lines = [
-        line
-        for row in others
-        for line in (texts[row], texts[row + 1] if row + 1 < len(texts) else "")
-    ]
+    lines: list[str] = []
+    for row in others:  # each with its next line, which the tokenizer looks at
+        lines += [texts[row], texts[row + 1] if row + 1 < len(texts) else ""]
     for row, words in zip(others, ptb_tokenize(lines)[::2], strict=True):
         tokens[row] = words
     return tokens, 0
@@ -492,17 +462,12 @@ def bleu(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]])
 
     The counts are [N, 10], ``rewards.text.bleu.bleu_counts`` of each image.
     """
-    counts = np.array(
-        [bleu_counts(*tokens) for tokens in zip(*_split(candidates, references), strict=True)]
-    )
-    total, per_image = (
-        bleu_of_counts(counts.sum(axis=0).tolist()),
-        [bleu_of_counts(row) for row in counts.tolist()],
-    )
-    values = {
-        key: (total[n], [scores[n] for scores in per_image])
-        for n, key in enumerate(METRIC_KEYS["bleu"])
-    }
+    pairs = zip(*_split(candidates, references), strict=True)
+    counts = np.array([bleu_counts(*tokens) for tokens in pairs])
+    total = bleu_of_counts(counts.sum(axis=0).tolist())
+    columns = zip(*map(bleu_of_counts, counts.tolist()), strict=True)
+    scores = zip(total, map(list, columns), strict=True)
+    values = dict(zip(METRIC_KEYS["bleu"], scores, strict=True))
     return Scores(values, counts.astype(np.float64))
 
 
@@ -558,39 +523,6 @@ SCORERS: dict[str, Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Sc
 """Name of a metric -> function of tokenised captions and references."""
 
 
-def vocabulary_growth(
-    captions: Sequence[Sequence[str]], sizes: Sequence[int] = SIZES
-) -> dict[int, float]:
-    """Expected number of different words in m of N tokenised captions drawn without replacement, by
-    m.
-
-    sum_w (1 - C(N - f_w, m) / C(N, m)), where f_w of the captions have the word w: rarefaction
-    (Hurlbert, "The nonconcept of species diversity", Ecology 52(4), 1971). It depends neither on
-    the order of the captions nor on a seed, and at m = N it is the number of different words.
-    ``sizes`` are values of m; those of N and more are left out, and N comes last.
-    """
-    total = len(captions)
-    frequencies = Counter(Counter(word for tokens in captions for word in set(tokens)).values())
-    growth = {}
-    for size in [*(size for size in sizes if size < total), total]:
-        absent = (
-            (count, _absent(total, frequency, size)) for frequency, count in frequencies.items()
-        )
-        growth[size] = math.fsum(count * (1 - chance) for count, chance in absent)
-    return growth
-
-
-def _absent(total: int, frequency: int, size: int) -> float:
-    """Probability that none of ``frequency`` captions is among ``size`` of ``total``: C(N - f, m) /
-    C(N, m).
-    """
-    if frequency > total - size:
-        return 0.0
-    terms = (total - frequency, total - size, total - frequency - size, total)
-    first, second, third, fourth = (math.lgamma(term + 1) for term in terms)
-    return math.exp(first + second - third - fourth)
-
-
 def _degeneration(
     captions: Mapping[str, str], training_captions: Iterable[str] | None, tokenizer: str
 ) -> dict[str, float]:
@@ -600,10 +532,7 @@ def _degeneration(
     statistics = degeneration_statistics(
         [split(text) for text in captions.values()], seen, tokenizer
     )
-    values = {
-        key: statistics[name] for key, name in DEGENERATION_KEYS.items() if name in statistics
-    }
-    return values | {"captions/unique": 1 - statistics["duplicates"]}
+    return {key: statistics[name] for key, name in DEGENERATION_KEYS.items() if name in statistics}
 
 
 def _oracle_scores(

@@ -3,15 +3,14 @@
 import csv
 import hashlib
 import io
-import math
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from rewards.base import Reward
+from rewards.base import Reward, naming
 from rl_caption.data.files import PREDICTIONS, write_json
 from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation.confidence import Difference
@@ -63,19 +62,15 @@ RETRIEVAL_COLUMNS: dict[str, Column] = {
     **{f"{REFERENCES}R@{k}": Column(f"references' R@{k}, %", decimals=1) for k in KS},
     f"{REFERENCES}median_rank": Column("references' median rank", 1.0, 1),
 }
+GROUPS = (CAPTION_COLUMNS, TEXT_COLUMNS, ORACLE_COLUMNS, CHAIR_COLUMNS, RETRIEVAL_COLUMNS)
+"""Columns of the tables of an evaluation, before those of judges."""
 COLUMNS: dict[str, Column] = {
-    **CAPTION_COLUMNS,
-    **TEXT_COLUMNS,
-    "captions/unique": Column("unique, %", decimals=1),
     "captions/duplicates": Column("duplicates, %", decimals=1),
     "captions/empty": Column("empty, %", decimals=1),
-    **ORACLE_COLUMNS,
-    **CHAIR_COLUMNS,
-    **RETRIEVAL_COLUMNS,
 }
-"""Every metric key but those of judges; the tables show all but unique, duplicate and empty
-captions.
-"""
+"""Every metric key but those of judges; the tables show all but duplicate and empty captions."""
+for _group in GROUPS:
+    COLUMNS |= _group
 
 
 def factor_of(key: str) -> float:
@@ -91,10 +86,9 @@ def column_of(key: str) -> Column:
     """
     name, factor = key.removeprefix(JUDGE), factor_of(key)
     column = COLUMNS.get(key, Column(name, factor, 4 if factor == 1 else 2))
-    in_percent = column.factor == 100 and "%" not in column.heading
-    return (
-        Column(f"{column.heading} (x100)", column.factor, column.decimals) if in_percent else column
-    )
+    if column.factor == 100 and "%" not in column.heading:
+        return replace(column, heading=f"{column.heading} (x100)")
+    return column
 
 
 def format_table(rows: Mapping[str, Evaluation]) -> str:
@@ -110,45 +104,31 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
         raise EvaluationError("there are no evaluations to print")
     judges = _judge_columns(rows)
     present = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
-    groups = [
-        {key: column for key, column in group.items() if key in present}
-        for group in (
-            CAPTION_COLUMNS,
-            TEXT_COLUMNS,
-            ORACLE_COLUMNS,
-            CHAIR_COLUMNS,
-            RETRIEVAL_COLUMNS,
-            judges,
-        )
-    ]
+    groups = []
+    for columns in (*GROUPS, judges):
+        groups.append({key: column for key, column in columns.items() if key in present})
     blocks = ["\n".join(_block(rows, group)) for group in groups if group]
     notes = _reasons(rows, [key for group in groups for key in group])
     for name, row in rows.items():
-        if empty := round(row.metrics.get("captions/empty", 0) * row.n):
-            notes.append(
-                f"{name}: {empty} of {row.n} captions have no word and score as empty ones"
-            )
+        empty = round(row.metrics.get("captions/empty", 0) * row.n)
+        if empty:
+            notes.append(f"{name}: {empty} of {row.n} captions have no word")
     if any(factor_of(key) != 1 for key in judges):
         notes.append(
             f"{JUDGE}cider and CIDEr may differ in document frequencies and in EOS: see the "
             f"signature"
         )
-    notes += [
-        f"intervals: {how}"
-        for how in dict.fromkeys(row.interval for row in rows.values() if row.intervals)
-    ]
-    notes += [
-        f"decoding: {how}"
-        for how in dict.fromkeys(row.decoding for row in rows.values() if row.decoding)
-    ]
+    for title, values in (
+        ("intervals", [row.interval for row in rows.values() if row.intervals]),
+        ("decoding", [row.decoding for row in rows.values() if row.decoding]),
+    ):
+        notes += [f"{title}: {value}" for value in dict.fromkeys(values)]
     signatures = {name: row.signature for name, row in rows.items()}
     if len(set(signatures.values())) == 1:
         notes.append(f"signature: {next(iter(signatures.values()))}")
     else:
-        notes += [
-            "signatures differ:",
-            *(f"  {name}: {signature}" for name, signature in signatures.items()),
-        ]
+        notes.append("signatures differ:")
+        notes += [f"  {name}: {signature}" for name, signature in signatures.items()]
     line = " ".join(groups[0])
     title = [f"x100: {line} (CIDEr of 1.0 is printed as 100.00)"] if line else []
     return "\n\n".join([*title, *blocks, "\n".join(notes)])
@@ -156,24 +136,16 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
 
 def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
     """A column for each judge, with its range in the heading, as in ``L-CLIPS, 0 to 2.5``."""
-    keys = dict.fromkeys(
-        key for row in rows.values() for key in row.metrics if key.startswith(JUDGE)
-    )
+    bounds = {key: ends for row in rows.values() for key, ends in row.bounds.items()}
     columns = {}
-    for key in keys:
-        column = column_of(key)
-        bounds = [row.bounds[key] for row in rows.values() if key in row.bounds]
-        ranges = {_range(*(column.factor * end for end in ends)) for ends in bounds}
-        ending = f", {ranges.pop() if len(ranges) == 1 else 'ranges differ'}" if ranges else ""
-        columns[key] = Column(column.heading + ending, column.factor, column.decimals)
+    for key in dict.fromkeys(key for row in rows.values() for key in row.metrics):
+        if not key.startswith(JUDGE):
+            continue
+        columns[key] = column = column_of(key)
+        if key in bounds:
+            low, high = (f"{column.factor * end:.4g}" for end in bounds[key])
+            columns[key] = replace(column, heading=f"{column.heading}, {low} to {high}")
     return columns
-
-
-def _range(low: float, high: float) -> str:
-    if math.isinf(low):
-        return "no bounds" if math.isinf(high) else f"up to {high:.3g}"
-    digits = 3 if max(abs(low), abs(high)) < 1000 else 4
-    return f"from {low:.3g}" if math.isinf(high) else f"{low:.{digits}g} to {high:.{digits}g}"
 
 
 def format_value(value: float, column: Column, sign: str = "") -> str:
@@ -185,50 +157,41 @@ def _block(rows: Mapping[str, Evaluation], columns: Mapping[str, Column]) -> lis
     """The lines of one table: values of each system and, below, their intervals."""
     lines = [["system", "n", *(column.heading for column in columns.values())]]
     for name, row in rows.items():
-        values = [
-            format_value(row.metrics[key], c) if key in row.metrics else LEFT_OUT
-            for key, c in columns.items()
-        ]
+        values, intervals = [], []
+        for key, column in columns.items():
+            value = row.metrics.get(key)
+            values.append(LEFT_OUT if value is None else format_value(value, column))
+            ends = row.intervals.get(key, ())
+            intervals.append(" to ".join(format_value(end, column) for end in ends))
         lines.append([name, str(row.n), *values])
-        if row.intervals.keys() & columns.keys():
-            ends = [
-                [format_value(end, column) for end in row.intervals.get(key, ())]
-                for key, column in columns.items()
-            ]
-            lines.append(["", "", *(" to ".join(interval) for interval in ends)])
+        if any(intervals):
+            lines.append(["", "", *intervals])
     return _align_columns(lines)
 
 
 def _align_columns(lines: Sequence[Sequence[str]]) -> list[str]:
     """Pad the cells of a table, the first column to the left, and rule off its head."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])  # equally long
-        for line in lines
-    ]
+    padded = []
+    for first, *others in lines:
+        cells = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
+        padded.append("  ".join(cells))
     return [padded[0], "-" * len(padded[0]), *padded[1:]]
 
 
 def _reasons(rows: Mapping[str, Evaluation], keys: Sequence[str]) -> list[str]:
-    """A note for each reason: the metrics that lack a value and, where not all systems lack it,
-    which ones do.
-    """
-    reasons: dict[str, dict[str, list[str]]] = {}
+    """A note for each reason why metrics lack a value, and of which systems if not of all."""
+    reasons: dict[str, list[str]] = {}
     for key in keys:
+        missing: dict[str, list[str]] = {}
         for name, row in rows.items():
             if key not in row.metrics:
-                reasons.setdefault(row.left_out.get(key, "not asked for"), {}).setdefault(
-                    key, []
-                ).append(name)
-    notes = []
-    for reason, missing in reasons.items():
-        named = [
-            (COLUMNS[key].heading.split(",")[0] if key in COLUMNS else key.removeprefix(JUDGE))
-            + (f" ({', '.join(names)})" if len(names) < len(rows) else "")
-            for key, names in missing.items()
-        ]
-        notes.append(f"{LEFT_OUT} {', '.join(named)}: {reason}")
-    return notes
+                missing.setdefault(row.left_out.get(key, "not asked for"), []).append(name)
+        heading = COLUMNS[key].heading.split(",")[0] if key in COLUMNS else key
+        for reason, names in missing.items():
+            systems = f" ({', '.join(names)})" if len(names) < len(rows) else ""
+            reasons.setdefault(reason, []).append(heading.removeprefix(JUDGE) + systems)
+    return [f"{LEFT_OUT} {', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -251,15 +214,12 @@ def format_differences(
     metric.
     """
     first, second = names
-    lines = [
-        ["metric", first, second, "difference", "95 % interval", "p"],
-        *difference_rows(differences),
-    ]
+    head = ["metric", first, second, "difference", "95 % interval", "p"]
     note = (
         f"difference: {second} minus {first}; interval: paired bootstrap over images; p: two-sided "
         f"permutation test; {resamples} resamples each; not corrected for the number of metrics"
     )
-    return "\n".join([*_align_columns(lines), "", note])
+    return "\n".join([*_align_columns([head, *difference_rows(differences)]), "", note])
 
 
 def difference_rows(differences: Mapping[str, Difference]) -> Iterator[list[str]]:
@@ -268,13 +228,15 @@ def difference_rows(differences: Mapping[str, Difference]) -> Iterator[list[str]
     """
     for key, gain in differences.items():
         column = column_of(key)
-        values = [
+        interval = " to ".join(format_value(end, column, "+") for end in gain["interval"])
+        yield [
+            column.heading,
             format_value(gain["first"], column),
             format_value(gain["second"], column),
             format_value(gain["difference"], column, "+"),
+            interval,
+            f"{gain['p']:.4f}",
         ]
-        interval = " to ".join(format_value(end, column, "+") for end in gain["interval"])
-        yield [column.heading, *values, interval, f"{gain['p']:.4f}"]
 
 
 def folder_of(name: str) -> str:
@@ -286,31 +248,12 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     """A short name for each path: its last part or, if two are equal, the fewest last parts that
     differ.
     """
-    folders = [path.resolve().parts for path in paths]
-    for depth in range(1, max(map(len, folders)) + 1):
-        names = ["/".join(names_of_folders[-depth:]) for names_of_folders in folders]
+    parts = [path.resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(folders[-depth:]) for folders in parts]
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in paths]
-
-
-def check_same_images(
-    first: Collection[str], second: Collection[str], sources: Sequence[str]
-) -> None:
-    """Raise ``EvaluationError``, with counts and examples, where two files have captions of
-    different images.
-    """
-    for captions, others, (name, other) in (
-        (first, second, sources),
-        (second, first, sources[::-1]),
-    ):
-        other_ids = set(others)
-        if lost := [image_id for image_id in captions if image_id not in other_ids]:
-            raise EvaluationError(
-                f"{len(lost)} of {len(captions)} images of {name} have no caption in {other}, such "
-                f"as {lost[:3]}: "
-                "systems are compared on the same images"
-            )
 
 
 def check_writable(out_dir: str | Path) -> Path:
@@ -323,19 +266,14 @@ def check_writable(out_dir: str | Path) -> Path:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\n")
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise EvaluationError(
-            f"results cannot be written to {str(folder)!r}: {reason}; give another folder"
-        ) from error
+        raise EvaluationError(f"results cannot be written to {str(folder)!r}: {error}") from error
     return folder
 
 
 def check_writable_file(path: str | Path) -> None:
     """Check that a file can be written, as ``check_writable`` does for a folder."""
     if Path(path).is_dir():
-        raise EvaluationError(
-            f"results cannot be written to {str(path)!r}: it is a folder; name a file"
-        )
+        raise EvaluationError(f"results cannot be written to {str(path)!r}: it is a folder")
     check_writable(Path(path).parent)
 
 
@@ -349,12 +287,11 @@ def write_evaluation(
     read by ``image_name`` are written with it instead. Ids are integers where all of them are
     decimal numbers of up to 18 digits without leading zeros, as in COCO, else strings.
     ``scores.json`` has ``metrics``, ``signature``, ``n``, ``left_out`` and, where they are known,
-    ``vocabulary_growth``, ``intervals`` (key -> [low, high]), ``interval`` (how these were made)
-    and ``decoding``. Raises ``EvaluationError`` where the folder cannot be written to.
+    ``intervals`` (key -> [low, high]), ``interval`` (how these were made) and ``decoding``. Raises ``EvaluationError`` where the folder cannot be written to.
     """
     path = write_predictions(captions, out_dir)
     content = {key: getattr(evaluation, key) for key in ("metrics", "signature", "n", "left_out")}
-    further = ("vocabulary_growth", "intervals", "interval", "decoding")
+    further = ("intervals", "interval", "decoding")
     content |= {key: value for key in further if (value := getattr(evaluation, key))}
     return path, _write_results(path.with_name("scores.json"), content)
 
@@ -433,10 +370,6 @@ def write_comparison(
 
 
 def _write_results(path: Path, content: Any) -> Path:
-    try:
+    with naming(f"results cannot be written to {path.parent}", (OSError,), EvaluationError):
         write_json(path, content)
-    except OSError as error:
-        raise EvaluationError(
-            f"results cannot be written to {str(path.parent)!r}: {error}"
-        ) from error
     return path

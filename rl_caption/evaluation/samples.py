@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from rewards.clip.encoder import DualEncoder
 from rewards.text.bleu import bleu_counts, bleu_of_counts
 from rewards.text.cider import cider_d
 from rewards.text.diversity import distinct_ngrams, self_cider, similarities
@@ -37,9 +36,7 @@ class SampleEvaluation(NamedTuple):
     """Result of ``evaluate_samples``."""
 
     metrics: dict[str, float]
-    """``self-CIDEr``, ``mBLEU-4``, ``Div-1`` and ``Div-2``, each in [0, 1]; ``CLIP-diversity``, in
-    [0, 2].
-    """
+    """``self-CIDEr``, ``mBLEU-4``, ``Div-1`` and ``Div-2``, each in [0, 1]."""
     best_of: list[BestOf]
     """For k = 1 to K."""
 
@@ -47,7 +44,6 @@ class SampleEvaluation(NamedTuple):
 def evaluate_samples(
     samples: Mapping[str, Sequence[str]],
     references: Mapping[str, Sequence[str]],
-    encoder: DualEncoder | None = None,
     tokenizer: str = TOKENIZER,
 ) -> SampleEvaluation:
     """Evaluate K >= 2 captions of each image.
@@ -56,8 +52,6 @@ def evaluate_samples(
     diverse.
     - ``mBLEU-4``: corpus BLEU-4 of the i-th captions with the others of their images as references,
       mean over i (Shetty et al. 2017). Lower is more diverse.
-    - ``CLIP-diversity`` (``embedding_diversity``), by ``encoder``, if any: mean over images. Higher
-      is more diverse.
     - ``best_of``: the choice by consensus is that of Devlin et al., "Exploring Nearest Neighbor
       Approaches for Image Captioning", 2015, among the samples themselves.
 
@@ -78,36 +72,20 @@ def evaluate_samples(
     )
     by_image = np.array(scores).reshape(len(captions), count)
     diversity, matches, matrices = [], [], []
-    for of_image in tqdm(
-        captions.values(), "diversity", unit="image", leave=False, delay=2, disable=None
-    ):
-        matrices.append(similarities(of_image, df))
-        diversity.append(
-            (self_cider(matrices[-1]), distinct_ngrams(of_image, 1), distinct_ngrams(of_image, 2))
-        )
-        matches.append(
-            [bleu_counts(of_image[i], of_image[:i] + of_image[i + 1 :]) for i in range(count)]
-        )
+    images = captions.values()
+    for of_image in tqdm(images, "diversity", unit="image", leave=False, delay=2, disable=None):
+        matrix = similarities(of_image, df)
+        matrices.append(matrix)
+        distinct = distinct_ngrams(of_image, 1), distinct_ngrams(of_image, 2)
+        diversity.append((self_cider(matrix), *distinct))
+        others = [of_image[:i] + of_image[i + 1 :] for i in range(count)]
+        matches.append(list(map(bleu_counts, of_image, others)))
     bleu = [bleu_of_counts(row)[-1] for row in np.array(matches).sum(axis=0).tolist()]
     metrics = dict(
         zip(("self-CIDEr", "Div-1", "Div-2"), np.mean(diversity, axis=0).tolist(), strict=True)
     )
     metrics["mBLEU-4"] = math.fsum(bleu) / count
-    if encoder is not None:
-        texts = dict.fromkeys(text for of_image in samples.values() for text in of_image)
-        distinct = {text: row for row, text in enumerate(texts)}
-        embedded = encoder.encode_texts(list(distinct)).numpy().astype(np.float64)
-        rows = np.array([[distinct[text] for text in of_image] for of_image in samples.values()])
-        metrics["CLIP-diversity"] = float(embedding_diversity(embedded[rows]).mean())
     return SampleEvaluation(metrics, best_of(by_image, np.stack(matrices)))
-
-
-def embedding_diversity(embeddings: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 - mean cosine of two of K >= 2 samples, [N], of [N, K, D] embeddings of length 1; 0 where
-    all are equal.
-    """
-    count, sums = embeddings.shape[1], embeddings.sum(axis=1)
-    return 1 - ((sums**2).sum(axis=1) - (embeddings**2).sum(axis=(1, 2))) / (count * (count - 1))
 
 
 def best_of(scores: NDArray[np.float64], similarity: NDArray[np.float64]) -> list[BestOf]:
@@ -121,13 +99,8 @@ def best_of(scores: NDArray[np.float64], similarity: NDArray[np.float64]) -> lis
         # similar.
         agreement = np.sort(np.where(np.eye(k, dtype=bool), 0.0, near), axis=2).sum(axis=2)
         chosen = np.take_along_axis(first_scores, agreement.argmax(axis=1)[:, None], axis=1)
-        means.append(
-            BestOf(
-                float(first_scores.mean()),
-                float(first_scores.max(axis=1).mean()),
-                float(chosen.mean()),
-            )
-        )
+        of_k = (first_scores, first_scores.max(axis=1), chosen)
+        means.append(BestOf(*(float(scores_of.mean()) for scores_of in of_k)))
     return means
 
 
@@ -142,8 +115,7 @@ def _captions_per_image(
         if isinstance(texts, str) or len(texts) != count or count < 2:
             raise EvaluationError(
                 f"the samples of image {image_id!r} are {texts!r:.80}: expected a list of at least "
-                f"two captions, as "
-                f"many for every image ({count} for the first)"
+                f"two captions, as many for every image ({count} for the first)"
             )
         if not references.get(image_id):
             raise EvaluationError(f"image {image_id!r} has no reference caption")

@@ -47,7 +47,7 @@ from rl_caption.evaluation import (
     format_table,
     write_evaluation,
 )
-from rl_caption.evaluation.confidence import compare, with_intervals
+from rl_caption.evaluation.confidence import check_same_images, compare, with_intervals
 from rl_caption.evaluation.hallucination import add_chair
 from rl_caption.evaluation.metrics import (
     EvaluationError,
@@ -58,12 +58,12 @@ from rl_caption.evaluation.metrics import (
     check_one_row_each,
     check_referenced,
     metrics_tokenizer,
+    scenes_of,
     words_tokenizer,
 )
 from rl_caption.evaluation.results import (
     COMPARISON,
     SETTINGS,
-    check_same_images,
     folder_of,
     format_differences,
     result_ids,
@@ -480,9 +480,7 @@ class _Scorer:
             training_captions=None
             if train is None
             else {caption for row in train for caption in row["references"]},
-            scenes={row["image_id"]: row["scene"] for row in rows}
-            if all("scene" in row for row in rows)
-            else None,
+            scenes=scenes_of(rows),
         )
         evaluations = {name: replace(evaluation, decoding=decoding)}
         captioned = [row for row in rows if row["image_id"] in captions]
@@ -542,7 +540,7 @@ def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images
     if len(samples) < 2 or min(map(len, samples.values())) < 2:
         return
     evaluation = evaluate_samples(
-        samples, images.references, None, words_tokenizer(config.tokenizer, config.data.tokenizer)
+        samples, images.references, words_tokenizer(config.tokenizer, config.data.tokenizer)
     )
     scores = {
         "metrics": evaluation.metrics,

@@ -68,8 +68,7 @@ def image_inputs(data: DataConfig, model: EmbeddingModel) -> PixelCache | Featur
     pool = None
     if isinstance(network, TrainedDual):
         encoder = network.dual.image_encoder
-        if not network.dual.config.cell_width:
-            pool = network.dual.pool_image  # nothing trained comes before it, so once is enough
+        pool = partial(torch.mean, dim=1)  # nothing trained comes before it, so once is enough
     else:
         tower: Any = network.get_submodule("towers.image")
         encoder = tower.encoder

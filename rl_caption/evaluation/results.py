@@ -136,15 +136,17 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
 
 def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
     """A column for each judge, with its range in the heading, as in ``L-CLIPS, 0 to 2.5``."""
-    bounds = {key: ends for row in rows.values() for key, ends in row.bounds.items()}
     columns = {}
     for key in dict.fromkeys(key for row in rows.values() for key in row.metrics):
         if not key.startswith(JUDGE):
             continue
-        columns[key] = column = column_of(key)
-        if key in bounds:
-            low, high = (f"{column.factor * end:.4g}" for end in bounds[key])
-            columns[key] = replace(column, heading=f"{column.heading}, {low} to {high}")
+        column, ranges = column_of(key), {}
+        for row in rows.values():
+            if key in row.bounds:
+                low, high = (f"{column.factor * end:.4g}" for end in row.bounds[key])
+                ranges[f"{low} to {high}"] = key
+        heading = f"{column.heading}, {' or '.join(ranges)}" if ranges else column.heading
+        columns[key] = replace(column, heading=heading)
     return columns
 
 

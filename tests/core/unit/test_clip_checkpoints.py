@@ -46,12 +46,12 @@ def test_77_positions_become_the_248_of_long_clip() -> None:
 
 def test_impossible_stretches_are_refused(tmp_path: Path) -> None:
     for model, length, message in (
-        (tiny_clip(16), 32, "context_length = 32: .* 16 positions.*20"),
-        (tiny_clip(), 100, r"context_length = 100: .* 77, 134, 191, 248"),
+        (tiny_clip(16), 32, "context_length = 32: 16 positions"),
+        (tiny_clip(), 100, "context_length = 100: 77 positions.* 20 plus a multiple of 57"),
     ):
         with pytest.raises(ValueError, match=message):
             stretch_text_tower(model, length)
-    with pytest.raises(ValueError, match="pad_attention 'full'"):
+    with pytest.raises(ValueError, match="pad_attention full"):
         LClipScore(tiny_student(tmp_path / "full", "full"), context_length=248)
 
 
@@ -113,7 +113,7 @@ def test_released_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({"positional_embedding_res": Path("x")}, r"long\.pt"),  # which would have to be unpickled
         (
             {"positional_embedding_res": torch.zeros(100, 16)},
-            r"long\.pt.*positional_embedding_res': \(100, 16\)",
+            r"long\.pt.*position tables",
         ),
     ]
     for change, message in changes:

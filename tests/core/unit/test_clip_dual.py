@@ -73,21 +73,13 @@ def test_the_context_is_the_shorter_of_what_is_asked_for_and_what_the_encoder_ha
     assert made(text_encoder, context_length=longest - 1).context_length == longest - 1
 
 
-@pytest.mark.parametrize(("pool", "cell_width"), [("mean", 0), ("max", 0), ("mean", 6), ("max", 6)])
-def test_image_embeddings_are_of_the_pooled_grid(
-    text_encoder: str, pool: Any, cell_width: int
-) -> None:
-    dual = made(text_encoder, image_pool=pool, cell_width=cell_width)
+def test_image_embeddings_are_of_the_mean_over_the_grid(text_encoder: str) -> None:
+    dual = made(text_encoder)
     pixels = torch.randn(2, 3, 32, 32)
     features = dual.image_features(pixels)
     assert features.shape == (2, 16, 12)
     assert torch.equal(features[:, 5], dual.image_encoder(pixels)[:, 1, 1])
-    one_by_one = [
-        dual.cell_head(features[:, cell]) if cell_width else features[:, cell] for cell in range(16)
-    ]
-    cells = torch.stack(one_by_one, dim=1)
-    assert cells.shape == (2, 16, cell_width or 12)
-    pooled = cells.mean(dim=1) if pool == "mean" else cells.max(dim=1).values
+    pooled = features.mean(dim=1)
     assert torch.allclose(dual.encode_image(pixels), dual.image_head(pooled), atol=1e-6)
 
 
@@ -96,8 +88,7 @@ def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(
     tmp_path: Path, encoder: str | None
 ) -> None:
     image = image_of_captioner(tmp_path / "source/captioner", encoder) if encoder else {}
-    grid: dict[str, Any] = {"image_pool": "max", "cell_width": 6} if encoder == OF_CAPTIONER else {}
-    dual, folder = made(save_text_encoder(tmp_path / "source"), **image, **grid), tmp_path / "dual"
+    dual, folder = made(save_text_encoder(tmp_path / "source"), **image), tmp_path / "dual"
     dual.save_pretrained(folder)
     shutil.rmtree(tmp_path / "source")
     trust([IMAGE])
@@ -144,8 +135,7 @@ def test_a_wrong_folder_is_refused(tmp_path: Path, text_encoder: str) -> None:
         ({"hidden": "x"}, "hidden"),
         ({"embed_dim": 9}, "fit"),
         ({"pool": "max"}, "max"),
-        ({"image_pool": "first"}, "first"),
-        ({"cell_width": -1}, "cell_width"),
+        ({"dropout": -1}, "dropout"),
         ({"text_kwargs": {"bidirectional_blocks": 257}}, "bidirectional_blocks"),
         ({"image": "tests.encoders_for_tests:Missing"}, "Missing"),
     ):

@@ -12,9 +12,15 @@ from rewards.text.bleu import bleu_of_counts
 from rewards.text.chair import Chair
 from rl_caption.cli.main import run_program
 from rl_caption.evaluation import Evaluation, EvaluationError, evaluate_captions
-from rl_caption.evaluation.confidence import bleu_of_sums, compare, meteor_of_sums, with_intervals
+from rl_caption.evaluation.confidence import (
+    bleu_of_sums,
+    check_same_images,
+    compare,
+    meteor_of_sums,
+    with_intervals,
+)
 from rl_caption.evaluation.hallucination import add_chair
-from rl_caption.evaluation.results import check_same_images, format_differences
+from rl_caption.evaluation.results import format_differences
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 
 
@@ -148,7 +154,7 @@ def test_intervals_are_drawn_anew_from_their_seed() -> None:
 
 
 def test_systems_of_other_images_are_refused() -> None:
-    with pytest.raises(EvaluationError, match=r"2 of 4.*and 0"):
+    with pytest.raises(EvaluationError, match="2 of 4"):
         compare(of_means(np.arange(4.0)), of_means(np.arange(2.0)), 10)
     with pytest.raises(EvaluationError, match=r"1 of 2.*a.json.*b.json.*\['2'\]"):
         check_same_images({"1": "", "2": ""}, {"1": ""}, ["a.json", "b.json"])

@@ -1,10 +1,7 @@
 """Several captions for each image: diversity, and the best of k."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
 
 from rl_caption.evaluation.metrics import EvaluationError, validation_cider
 from rl_caption.evaluation.samples import best_of, evaluate_samples
@@ -68,28 +65,6 @@ def test_diversity_of_copies_and_of_different_captions() -> None:
     assert other["self-CIDEr"] == pytest.approx(1.0)
     assert other["mBLEU-4"] < 1e-3
     assert (other["Div-1"], other["Div-2"]) == (1.0, 6 / 8)
-
-
-def test_clip_diversity_by_hand() -> None:
-    plane = {"a dog": (1.0, 0.0), "a hound": (0.6, 0.8), "rain": (0.0, 1.0), "no": (-1.0, 0.0)}
-
-    class Plane:
-        fingerprint, signature, context_length = "plane", "plane", 77
-
-        def encode_texts(self, texts: Any) -> torch.Tensor:
-            return torch.tensor([plane[text] for text in texts])
-
-        encode_images = encode_texts
-
-    samples = {
-        "1": ["a dog", "a hound", "rain"],
-        "2": ["rain", "rain", "rain"],
-        "3": ["a dog", "no", "a dog"],
-    }
-    found = evaluate_samples(samples, REFERENCES, Plane()).metrics["CLIP-diversity"]
-    cosines = ((0.6 + 0.0 + 0.8) / 3, 1.0, (-1 + 1 - 1) / 3)
-    assert found == pytest.approx(1 - sum(cosines) / 3)
-    assert "CLIP-diversity" not in evaluate_samples(samples, REFERENCES).metrics
 
 
 def test_mbleu_is_the_mean_of_the_toolkits_corpus_scores() -> None:

@@ -196,7 +196,7 @@ def test_evaluation_says_what_is_english() -> None:
     assert [found.metrics[key] for key in same] == [plain.metrics[key] for key in same]
     assert set(found.left_out) == {"METEOR", "SPICE", "captions/bad_endings"}
     assert found.metrics["captions/novel"] == pytest.approx(2 / 3)
-    assert found.vocabulary_growth["captions"][3] == len(
+    assert found.metrics["vocabulary/size"] == len(
         {c for text in SPACED_CAPTIONS.values() for c in text.split()}
     )
     other = evaluate_captions(CAPTIONS, CHINESE, metrics=("rouge",), tokenizer="unicode")

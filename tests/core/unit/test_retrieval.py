@@ -61,13 +61,11 @@ def test_scores_by_hand() -> None:
     ]
     assert found == pytest.approx(expected)
     assert retrieval_scores(own, others, "margin", margin=0.3) == pytest.approx([-0.1, -0.5])
-    assert retrieval_scores(own, others, "reciprocal_rank").tolist() == [1.0, 0.5]
     assert retrieval_scores(own, others, "recall", k=1).tolist() == [1.0, 0.0]
     tied = np.array([[0.5, 0.7]] * 2)  # ranks 2 and 3 are as likely
-    assert retrieval_scores(own, tied, "reciprocal_rank") == pytest.approx([1 / 2.5] * 2)
     assert [retrieval_scores(own, tied, "recall", k=k)[0] for k in (1, 2, 3)] == [0.0, 0.5, 1.0]
     none = np.full((2, 1), -np.inf)
-    for score, best in (("log_softmax", 0), ("margin", 0), ("reciprocal_rank", 1), ("recall", 1)):
+    for score, best in (("log_softmax", 0), ("margin", 0), ("recall", 1)):
         assert retrieval_scores(own, none, score).tolist() == [best, best]  # type: ignore[arg-type]
 
 
@@ -75,7 +73,6 @@ def test_bounds_are_reached() -> None:
     bounds: dict[Any, tuple[float, float]] = {
         "log_softmax": (-math.log1p(math.exp(20)), -math.log1p(math.exp(-20))),
         "margin": (-2.2, 0.0),
-        "reciprocal_rank": (0.5, 1.0),
         "recall": (0.0, 1.0),
     }
     for score, (low, high) in bounds.items():
@@ -97,27 +94,15 @@ def test_captions_of_one_image_are_not_each_others_distractors() -> None:
         -math.log1p(math.exp(3 * (cosine(c, other) - cosine(c, own)))) for c, own, other in rows
     ]
     assert found == pytest.approx(expected, abs=1e-6)
-    both = Retrieval(Compass(), score="margin", margin=0.9, both=True)(
-        None, captions, **columns(0, 0, 90)
-    )
-    # Image 90 has caption 95, and those of image 0, of which 20 is nearer, are its distractors.
-    nearest = (95, 95, 20)
-    to_image = [max(0.0, 0.9 - cosine(c, own) + cosine(c, other)) for c, own, other in rows]
-    to_text = [
-        max(0.0, 0.9 - cosine(c, own) + cosine(near, own))
-        for (c, own, _), near in zip(rows, nearest, strict=True)
-    ]
-    assert both == pytest.approx(
-        [-(a + b) / 2 for a, b in zip(to_image, to_text, strict=True)], abs=1e-6
-    )
 
 
 def test_the_nearest_images_are_the_distractors() -> None:
     """Caption 50 of image 0 is nearer to 60 and to 90; images with equal embeddings are one."""
     rows, captions = columns(0, 90, 60, 170), ["50", "90", "60", "170"]
     for distractors, rank in ((1, 2), (2, 3), (9, 3)):
-        reward = Retrieval(Compass(), score="reciprocal_rank", distractors=distractors)
-        assert reward(None, captions, **rows)[0] == 1 / rank
+        for k in (1, 2, 3):
+            reward = Retrieval(Compass(), score="recall", k=k, distractors=distractors)
+            assert reward(None, captions, **rows)[0] == float(rank <= k)
     twice = columns(0, 0, 90) | {"image_id": ["a", "b", "c"]}
     assert Retrieval(Compass(), score="recall")(None, ["10", "10", "80"], **twice) == [
         1.0,
@@ -132,9 +117,9 @@ def test_scores_against_a_pool_do_not_depend_on_the_batch(tmp_path: Path) -> Non
     (tmp_path / "notes.txt").write_text("no image")
     files = [tmp_path / "0.png", tmp_path / "90.png", grey(45)]
     rows = {"image": files, "image_id": ["0", "90", "45"]}
-    reward = Retrieval(Compass(), score="reciprocal_rank", pool=tmp_path)
+    reward = Retrieval(Compass(), score="recall", pool=tmp_path)
     together = reward(None, ["20", "100", "44"], **rows)
-    assert together == [1 / 2, 1.0, 1.0], (
+    assert together == [0.0, 1.0, 1.0], (
         "image 0 is no distractor of itself, 30 is nearer; 45 is not in the pool"
     )
     for row, caption in enumerate(["20", "100", "44"]):
@@ -142,7 +127,7 @@ def test_scores_against_a_pool_do_not_depend_on_the_batch(tmp_path: Path) -> Non
         assert reward(None, [caption], **one) == [together[row]]
         assert pickle.loads(pickle.dumps(reward))(None, [caption], **one) == [together[row]]
     assert "4:" in reward.signature
-    assert reward.signature != Retrieval(Compass(), score="reciprocal_rank").signature
+    assert reward.signature != Retrieval(Compass(), score="recall").signature
 
 
 def test_two_images_of_one_id_are_refused_and_hidden_files_are_not_in_the_pool(
@@ -163,9 +148,9 @@ def test_two_images_of_one_id_are_refused_and_hidden_files_are_not_in_the_pool(
 def test_an_image_without_a_distractor_scores_the_upper_bound(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    scores: Any = ("log_softmax", "margin", "reciprocal_rank", "recall")
+    scores: Any = ("log_softmax", "margin", "recall")
     for number, score in enumerate(scores, start=1):
-        reward = Retrieval(Compass(), score=score, distractors=2, both=True)
+        reward = Retrieval(Compass(), score=score, distractors=2)
         for _ in range(2):
             assert reward(None, ["170", "3"], **columns(0, 0)) == [reward.bounds[1]] * 2
         assert len(caplog.records) == number, "it warns once"
@@ -194,7 +179,6 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
         ({"margin": -1.0}, "margin = -1.0"),
         ({"distractors": 0}, "distractors is 0"),
         ({"pool": tmp_path}, "has no image"),
-        ({"pool": tmp_path, "both": True}, "both .*pool"),
     ]
     for arguments, message in wrong:
         with pytest.raises(ValueError, match=message):
@@ -210,9 +194,7 @@ def test_the_signature_names_every_option_and_the_images_of_the_pool(tmp_path: P
         {"score": "margin", "margin": 0.3},
         {"score": "recall"},
         {"score": "recall", "k": 2},
-        {"score": "reciprocal_rank"},
         {"distractors": 3},
-        {"both": True},
         {"prefix": "a "},
         {"pool": tmp_path},
     ]

@@ -412,7 +412,9 @@ def _open_clip(
 
     architecture, _, tag = name.partition("/")
     tag_config = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
-    options: dict[str, Any] = {"force_quick_gelu": bool(tag_config and tag_config.get("quick_gelu"))}
+    options: dict[str, Any] = {
+        "force_quick_gelu": bool(tag_config and tag_config.get("quick_gelu"))
+    }
     if vision_cfg:
         shape = (open_clip.get_model_config(architecture) or {}).get("vision_cfg", {})
         options["vision_cfg"] = {**shape, **vision_cfg}

@@ -136,7 +136,7 @@ for figure in rated_figures(rated, scores, lengths=[]):
 # ## What next
 #
 # - Metrics that look at the picture are judged by the same commands: `--judges.CLIPS.target clipscore
-#   --judges.CLIPS.kwargs.backbone MODEL` ([CLIPScore](../clipscore.md)).
+#   --judges.CLIPS.kwargs.backbone MODEL` ([CLIPScore](../rewards.md#clipscore-and-l-clipscore)).
 # - A metric that agrees with people may still be a bad reward: training finds what it overlooks. [A reward of your
 #   own](reward_of_your_own.py) shows how to see that, [Hacking of the reward](../scst.md#hacking-of-the-reward) how it is watched.
 # - [Meta-evaluation](../judging.md) has the published sets, how each figure is defined, and what was reproduced.

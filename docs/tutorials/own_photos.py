@@ -248,5 +248,5 @@ rl_caption(
 #   ([Flickr8k](../flickr8k.md)).
 # - CIDEr-D rewards what the references mention. [Rewards](../rewards.md) lists what else can be rewarded, and [A
 #   reward of your own](reward_of_your_own.py) adds one. `rl-caption scst --config own_scst_mix --all.data.path
-#   mine.jsonl` distils a CLIP-based reward of your data first ([L-CLIP](../l_clip.md#on-your-own-data)).
+#   mine.jsonl` distils a CLIP-based reward of your data first ([L-CLIP](../reward_models.md#l-clip)).
 # - `rl-caption report runs/own/scst` makes a page of curves and captions.

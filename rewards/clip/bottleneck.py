@@ -1,5 +1,5 @@
 """SBA: how well a language model writes a caption again from its pooled text feature in a dual
-encoder (docs/icc.md).
+encoder (docs/papers.md).
 
 Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for
 Multimodal

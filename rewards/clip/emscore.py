@@ -3,7 +3,7 @@ space.
 
 Source: Shi et al., "EMScore: Evaluating Video Captioning via Coarse-Grained and Fine-Grained
 Embedding Matching", CVPR 2022; greedy matching after BERTScore (Zhang et al., ICLR 2020).
-docs/video.md says where the released code differs.
+docs/rewards.md says where the released code differs.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """L-CLIP, the lightweight dual encoder that is distilled from CLIP ViT-B/32, with torch alone.
 
-Source: the L-CLIPScore paper and its released code; see docs/l_clip.md. Both towers are pre-LN
+Source: the L-CLIPScore paper and its released code; see docs/reward_models.md. Both towers are pre-LN
 Transformers with weight
 multiplexing, as in MiniViT (Zhang et al. 2022): each block runs several times in a row, with the
 same projections and MLP, and with the norms and head mixers of that repeat. As in the released

@@ -2,7 +2,7 @@
 
 A caption is split into sentences and tokens, which get part-of-speech tags; a chunk grammar over
 tags finds phrases; a unit ends where a phrase or a sentence ends; three rules join units that say
-nothing alone. docs/detail_units.md gives the grammar, the rules, and where this departs from the
+nothing alone. docs/rewards.md gives the grammar, the rules, and where this departs from the
 paper and its released code.
 """
 

@@ -1,5 +1,5 @@
 """ICC: how visually concrete a caption is, by a text model distilled from two bottlenecks
-(docs/icc.md).
+(docs/rewards.md).
 
 Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for
 Multimodal Dataset Curation", Findings of ACL 2024.

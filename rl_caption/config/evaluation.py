@@ -19,7 +19,7 @@ class RetrievalConfig:
     """The dual encoder for image-text retrieval (docs/evaluation.md).
 
     Args:
-        backbone: folder or name of the encoder, as for CLIP-based rewards (docs/clipscore.md); in
+        backbone: folder or name of the encoder, as for CLIP-based rewards (docs/rewards.md); in
             ``evaluate``, null computes no recall.
         pretrained: if ``backbone`` is an architecture: a tag such as ``openai``, or a checkpoint
             file.

@@ -119,7 +119,7 @@ class RewardModelConfig(TrustConfig):
             on generated images and captions), ``specificity`` (SPECS: triplets of growing
             captions), ``distill_image`` and ``distill_text`` (stage 1 of L-CLIP, one tower),
             ``distill_dual`` (stage 2, both); from captions only: ``language_model``,
-            ``semantic_bottleneck`` and ``text_regression`` (docs/icc.md); or
+            ``semantic_bottleneck`` and ``text_regression`` (docs/papers.md); or
             ``package.module:Class``, a task of your own.
         warm_start: configurations of reward models to train first, unless they are done.
         data: images and captions.

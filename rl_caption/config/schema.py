@@ -83,7 +83,7 @@ class DataConfig:
         long_captions: use the long description of an image (``long_reference``) as its only
             caption, in training, rewards and validation (``jsonl`` and ``scenes`` only).
         num_frames: the files are videos (folders of frames, animated images or video files); use
-            this number of frames of each, from the centres of equal segments (docs/video.md). Null:
+            this number of frames of each, from the centres of equal segments (docs/rewards.md). Null:
             the files are images.
         kwargs: further options of the format, such as ``{num_train: 2000, seed: 1}`` for
             ``scenes``.

@@ -1,5 +1,5 @@
 """Images without captions, and captions without images, optionally with a target (docs/data.md,
-docs/icc.md).
+docs/papers.md).
 """
 
 import math
@@ -123,7 +123,7 @@ class CaptionFile(Splits):
 
 class CaptionTargets(Splits):
     """JSON lines ``{"caption": ..., "target": ...}`` without images, as a ``DataModule``
-    (docs/icc.md).
+    (docs/papers.md).
 
     Empty lines are skipped, and further keys ignored. ``image_id`` is the file's name and the line.
     ``val`` is held out as for ``CaptionFile``. Raises ``DataError``, which names file and line,

@@ -1,5 +1,5 @@
 """Combine bottleneck scores of captions into one concreteness score, the target that a student
-learns (docs/icc.md).
+learns (docs/papers.md).
 
 Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for
 Multimodal Dataset Curation", Findings of ACL 2024, section 2 and appendix A.

@@ -25,7 +25,7 @@ from rl_caption.runtime.options import (
 @dataclass
 class ConcretenessConfig(TrustConfig):
     """``concreteness``: scores of captions, their combination, and targets for a student
-    (docs/icc.md).
+    (docs/papers.md).
 
     Args:
         captions: JSON lines or a CSV file with ``caption``, or a text file with one caption per
@@ -101,7 +101,7 @@ class TextToImageConfig:
     Args:
         target: ``diffusers:NAME`` (a pipeline of that package), or ``package.module:Class`` of a
             ``TextToImage``; null generates none.
-        kwargs: options of the model (docs/pac.md).
+        kwargs: options of the model (docs/papers.md).
         captions: generate an image for ``all`` references of a photo, or only for the ``first``
             (``train.captions: first``).
         batch_size: captions per batch.
@@ -180,7 +180,7 @@ class RecaptionConfig(PartsConfig):
 @dataclass
 class PositivesConfig(PartsConfig):
     """``positives``: generate captions of images, and images of captions, for the training of PAC-S
-    (docs/pac.md).
+    (docs/papers.md).
 
     Args:
         captions: the model that writes ``positive_captions``, one of each image.
@@ -216,7 +216,7 @@ class LanguageModelConfig:
     Args:
         model: folder or hub name of a causal language model of Transformers.
         endpoint: an OpenAI-compatible one in its place: ``{url, model, ...}``
-            (docs/language_rewards.md).
+            (docs/rewards.md).
         device: of the local model; null takes a GPU where there is one.
         precision: of the local model.
         batch_size: prompts that the local model reads at a time.
@@ -240,7 +240,7 @@ class LanguageModelConfig:
 @dataclass
 class QuestionsConfig(PartsConfig):
     """``questions``: write multiple-choice questions of a data set's images
-    (docs/language_rewards.md).
+    (docs/rewards.md).
 
     Args:
         splits: splits to process; others are kept unchanged. Empty processes all.

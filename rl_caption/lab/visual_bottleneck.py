@@ -1,5 +1,5 @@
 """VBA: how similar a caption is to the caption of an image that was generated from it
-(docs/icc.md).
+(docs/papers.md).
 
 Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for
 Multimodal Dataset

@@ -1,5 +1,5 @@
 """The task ``positive_augmented``, PAC-S: also generated images and captions are positives
-(docs/pac.md).
+(docs/papers.md).
 
 Source: Sarto et al., CVPR 2023, and its successor PAC-S++ (LoRA).
 """
@@ -180,7 +180,7 @@ def check_positives(
     cache: str | Path | None = None,
     split: str = "train",
 ) -> None:
-    """Check that every row of a split has the positives that its steps may draw (docs/pac.md).
+    """Check that every row of a split has the positives that its steps may draw (docs/papers.md).
 
     ``which``: ``image`` for ``positive_images``, of which each reference that is learnt needs its
     own; ``text`` for ``positive_captions``, of which a row needs one. ``check_pixels`` and

@@ -1,5 +1,5 @@
 """The task ``specificity``, SPECS: triplets of growing captions, for a long-context CLIP
-(docs/specs.md).
+(docs/papers.md).
 
 Source: Chen et al., SPECS, EMNLP 2025, section 3.
 """

@@ -1,7 +1,7 @@
 """Models of captions alone: a language model, the semantic bottleneck between a dual encoder and
 one, a regression.
 
-Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/icc.md). Losses are sums
+Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/papers.md). Losses are sums
 over the tokens, or the captions, of a batch, so that the gradient does not depend on how the global
 batch is split.
 """

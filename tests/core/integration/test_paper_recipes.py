@@ -300,7 +300,7 @@ def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
         tmp_path / "gpt2"
     )
     tokenizer.save_pretrained(tmp_path / "gpt2")
-    code = python_of("icc.md", "swin_gpt2").replace(
+    code = python_of("papers.md", "swin_gpt2").replace(
         "microsoft/swin-base-patch4-window7-224-in22k", str(tmp_path / "swin")
     )
     monkeypatch.chdir(tmp_path)
@@ -341,7 +341,7 @@ def test_people_are_a_row_as_the_page_says(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "data/coco").mkdir(parents=True)
     (tmp_path / "data/coco/dataset_coco.json").write_text(json.dumps({"images": images}))
     monkeypatch.chdir(tmp_path)
-    exec(python_of("pac.md", "humans"), {})
+    exec(python_of("papers.md", "humans"), {})
     humans, others = (json.loads(Path(f"{name}.json").read_text()) for name in ("humans", "others"))
     assert len({row["caption"] for row in humans}) > 1
     for row in humans:

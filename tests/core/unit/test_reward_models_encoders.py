@@ -250,7 +250,7 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(
         "visual.conv1.weight"
     }
     # The kernel of the patches as the released files have it: A [rank k, 3 k] and B [k D, rank k]
-    # (docs/pac.md).
+    # (docs/papers.md).
     shapes = [trained[f"visual.conv1.parametrizations.weight.0.lora_{part}"].shape for part in "ab"]
     assert shapes == [(2 * 16, 3 * 16), (16 * 32, 2 * 16)]
     save_clip(tuned, shape, tmp_path)

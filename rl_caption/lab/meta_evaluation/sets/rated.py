@@ -302,7 +302,7 @@ def icc_captions(
 ) -> list[JudgementSet]:
     """Read ``caption_concreteness_annotations.csv``: captions of LAION that people rated 0 to 3.
 
-    Yanuka et al., "ICC", Findings of ACL 2024 (docs/icc.md). ``first`` takes the first so many
+    Yanuka et al., "ICC", Findings of ACL 2024 (docs/papers.md). ``first`` takes the first so many
     rows: the first 200 of the 500 give the paper's figures. The column ``icc_score`` are the scores
     that the authors released. ``images`` is of no effect.
     """

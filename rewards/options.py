@@ -273,6 +273,7 @@ def load_target(
     table: Mapping[str, str] | None = None,
     error: type[Exception] = ValueError,
     kept: tuple[type[Exception], ...] = (),
+    values: tuple[type, ...] = (),
 ) -> Any:
     """The class or function ``package.module:Name``, or the one that ``table`` has under ``name``.
 
@@ -282,6 +283,7 @@ def load_target(
         table: short name -> ``package.module:Name``.
         error: type of what is raised.
         kept: types of exceptions of the module's own code that are not turned into an ``error``.
+        values: types of what may stand in place of a class or function.
 
     Raises:
         error: an unknown name, or a target that cannot be imported or called; the message names
@@ -311,7 +313,7 @@ def load_target(
             f"{failure}{hint}{_hidden(module_name)}"
         ) from failure
     value = getattr(module, attribute, None)
-    if not callable(value):
+    if not callable(value) and not isinstance(value, values):
         raise error(
             f"{key} is {name!r}: module {module_name!r} has no class or function "
             f"{attribute!r}{_hidden(module_name)}"

@@ -18,7 +18,7 @@ from rl_caption.captioners.base import Captioner, CaptionerError
 from rl_caption.captioners.config import Decoding, NewModelConfig, SavedModelConfig
 from rl_caption.captioners.loading import load_captioner, new_captioner
 from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, RolloutConfig
-from rl_caption.data.base import DataError, DataModule, Row
+from rl_caption.data.base import DataError, Row, Splits
 from rl_caption.data.checks import MISSING, check_data
 from rl_caption.data.formats import build_data as build_data
 from rl_caption.data.formats import where_from
@@ -43,7 +43,7 @@ def quiet_libraries() -> None:
 
 def checked_splits(
     config: DataConfig,
-    data: DataModule,
+    data: Splits,
     splits: Sequence[str],
     accelerator: Accelerator,
     cache: Path,
@@ -241,7 +241,7 @@ def build_reward(
         return MixedReward(terms, config.normalize, ratios, tokenizer)
 
 
-def usable_split(data: DataModule, split: str) -> str:
+def usable_split(data: Splits, split: str) -> str:
     """``split`` itself; DataError where the dataset has no such split."""
     if split not in data.splits:
         raise DataError(f"split {split!r} is not in the data: it has {', '.join(data.splits)}")

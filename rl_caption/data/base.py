@@ -1,13 +1,26 @@
 """Rows, splits and images: the interface between the data formats and the rest of the package."""
 
+import hashlib
+import io
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict, TypeVar, overload
+from types import MappingProxyType
+from typing import Any, NotRequired, TypedDict, TypeVar, overload
 
 from PIL import Image
 
-from rewards.base import RewardError
-from rewards.images import Frames, ImageSource, frames_of, open_image
+from rewards.base import RewardError, naming
+from rewards.images import (
+    UNREADABLE,
+    Frames,
+    ImageSource,
+    frames_of,
+    image_identity,
+    image_size,
+    open_image,
+)
 from rewards.language.caption_qa import ImageQuestion
 from rewards.videos import VideoFrame
 from rl_caption.runtime.errors import UserError
@@ -15,8 +28,6 @@ from rl_caption.runtime.errors import UserError
 AnyRow = TypeVar("AnyRow", bound=Mapping[str, Any])
 SHOWN = 3
 """How many offending rows or files an error message names."""
-ImageSize = tuple[float, float]
-"""Width and height in pixels."""
 COLUMNS = ("references", "image_id", "image", "questions")
 """Columns of rows that rewards may use (``rewards.base.Reward``)."""
 BY_REFERENCE = ("negatives", "positive_images")
@@ -43,8 +54,6 @@ class Row(TypedDict):
     """Untokenised captions written by people. Empty only for inference, and in datasets of images
     without captions (``data.format: images``).
     """
-    size: NotRequired[ImageSize]
-    """Width and height of the image in pixels, where the dataset file has them."""
     prompt: NotRequired[str]
     """Text that the caption continues, where the data has prompts."""
     features: NotRequired[Any]
@@ -71,24 +80,9 @@ class Row(TypedDict):
     """
 
 
-class DataModule(Protocol):
-    """A dataset with named splits. ``split`` is cheap: it does not open (or render) images."""
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Names of the splits, such as ``("train", "val", "test")``."""
-        ...
-
-    def split(self, name: str) -> Sequence[Row]:
-        """Return the rows of one split, always in the same order. Raises ``DataError`` for an
-        unknown name.
-        """
-        ...
-
-
 class RowView(Sequence[Row]):
     """A lazy sequence of rows: ``make(index, item)`` turns an item of ``items`` into a row whenever
-    it is accessed.
+    it is accessed; None takes the items as they are.
 
     ``indices`` selects items, in this order (None: all).
     """
@@ -96,7 +90,7 @@ class RowView(Sequence[Row]):
     def __init__(
         self,
         items: Sequence[Any],
-        make: Callable[[int, Any], Row],
+        make: Callable[[int, Any], Row] | None = None,
         indices: Sequence[int] | None = None,
     ) -> None:
         self._items, self._make = items, make
@@ -113,29 +107,82 @@ class RowView(Sequence[Row]):
         if isinstance(index, slice):
             return RowView(self._items, self._make, self._indices[index])
         chosen = self._indices[index]
-        return self._make(chosen, self._items[chosen])
+        item = self._items[chosen]
+        return item if self._make is None else self._make(chosen, item)
 
 
-class Splits:
-    """A ``DataModule`` over rows by split. ``source`` is the file or folder that error messages
-    name.
+class Splits(dict[str, Sequence[Row]]):
+    """The rows of a dataset by split, always in the same order. No image is open.
+
+    ``source`` is the file or folder that messages name. An unknown split is a ``DataError``.
     """
 
-    def __init__(self, rows: Mapping[str, Sequence[Row]], source: str | Path) -> None:
-        self._rows, self._source = rows, source
+    def __init__(
+        self, rows: Mapping[str, Sequence[Row]] = MappingProxyType({}), source: str | Path = ""
+    ) -> None:
+        super().__init__(rows)
+        self.source = source
+
+    def __missing__(self, name: str) -> Sequence[Row]:
+        raise DataError(f"no split {name!r} in {self.source}: it has {', '.join(self)}")
 
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits."""
-        return tuple(self._rows)
+        return tuple(self)
 
     def split(self, name: str) -> Sequence[Row]:
-        """Return the rows of one split, always in the same order. Raises ``DataError`` for an
-        unknown name.
-        """
-        if name not in self._rows:
-            raise DataError(f"no split {name!r} in {self._source}: it has {', '.join(self._rows)}")
-        return self._rows[name]
+        """The rows of a split."""
+        return self[name]
+
+
+@dataclass(frozen=True)
+class LazyImage:
+    """An image that is read and decoded when it is used, from bytes or from a table.
+
+    Args:
+        where: the place of its row, for errors.
+        source: the bytes of a file, or a table of ``datasets`` with one column of bytes or paths.
+        row: of the table.
+        image_root: folder of the paths.
+    """
+
+    where: str = field(compare=False)
+    source: Any = field(repr=False)
+    row: int = 0
+    image_root: str | Path = ""
+
+    def read(self) -> str | bytes:
+        """The bytes of the file, or its path."""
+        if isinstance(self.source, bytes):
+            return self.source
+        (value,) = self.source[self.row].values()
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        return value if isinstance(value, bytes) else os.path.join(self.image_root, value)
+
+    def render(self) -> Image.Image:
+        """Decode it; ``RewardError``, which names the row, where that fails."""
+        with naming(self.where, (*UNREADABLE, RewardError), RewardError):
+            content = self.read()
+            source = content if isinstance(content, str) else Image.open(io.BytesIO(content))
+            return open_image(source, own_mode=True)
+
+    def dimensions(self) -> tuple[int, int]:
+        """Width and height, without decoding it; ``RewardError`` as of ``render``."""
+        with naming(self.where, (*UNREADABLE, RewardError), RewardError):
+            content = self.read()
+            if isinstance(content, str):
+                return image_size(content)
+            with Image.open(io.BytesIO(content)) as image:
+                return image.size
+
+    def identity(self) -> str:
+        """Key of the image in caches: a hash of the bytes, or that of the file."""
+        content = self.read()
+        if isinstance(content, str):
+            return image_identity(content)
+        return hashlib.blake2b(content).hexdigest()
 
 
 def load_image(source: ImageSource | Frames) -> Image.Image:
@@ -165,9 +212,8 @@ def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
     frames = [load_image(frame) for frame in frames_of(source)]
     for frame in frames:
         frame.thumbnail((side, side))
-    strip = Image.new(
-        "RGB", (sum(frame.width for frame in frames), max(frame.height for frame in frames))
-    )
+    width = sum(frame.width for frame in frames)
+    strip = Image.new("RGB", (width, max(frame.height for frame in frames)))
     left = 0
     for frame in frames:
         strip.paste(frame, (left, 0))
@@ -179,16 +225,11 @@ def with_references(row: AnyRow, chosen: Sequence[int]) -> AnyRow:
     """Copy a row with only the ``chosen`` references (ascending indices) and their entries in
     ``BY_REFERENCE``.
     """
-    lists = {
-        name: row[name] for name in ("references", *BY_REFERENCE) if isinstance(row.get(name), list)
-    }
-    copy: Any = {
-        **row,
-        **{
-            name: [entries[index] for index in chosen if index < len(entries)]
-            for name, entries in lists.items()
-        },
-    }
+    copy: Any = dict(row)
+    for name in ("references", *BY_REFERENCE):
+        entries = row.get(name)
+        if isinstance(entries, list):
+            copy[name] = [entries[index] for index in chosen if index < len(entries)]
     return copy  # type: ignore[no-any-return]
 
 

@@ -3,7 +3,7 @@ first offenders.
 """
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,15 +16,7 @@ from PIL import Image
 from rewards.base import RewardError
 from rewards.images import Renderable, check_frames, open_image, pixel_hash
 from rewards.text.tokenize import TOKENIZER, tokenize
-from rl_caption.data.base import (
-    SHOWN,
-    DataError,
-    DataModule,
-    Row,
-    RowView,
-    Splits,
-    with_references,
-)
+from rl_caption.data.base import SHOWN, DataError, Row, RowView, Splits, with_references
 from rl_caption.data.features import ImageFeatures, as_image_features
 from rl_caption.data.file_checks import (
     ImageFile,
@@ -32,30 +24,32 @@ from rl_caption.data.file_checks import (
     check_image_files,
     file_of,
     progress,
+    refuse_bad_images,
 )
 from rl_caption.data.plain_files import TextForms
 
-_ONE_SPLIT = "keep each image in one split; data.on_bad: skip takes them out of train"
+MISSING = "missing images"
+UNREADABLE = "unreadable images"
+BAD_FEATURES = "missing or unusable features"
+EMPTY_CAPTIONS = "empty captions"
+NO_IMAGES = "rows without an image"
+NO_REFERENCES = "images without references"
+DUPLICATE_IDS = "duplicate image ids in a split"
+LEAKED_IDS = "image ids in two splits"
+LEAKED_FILES = "image files in two splits"
+LEAKED_CONTENT = "equal images in two splits"
 ADVICE = {
-    (
-        MISSING := "missing images"
-    ): "complete the images, or set data.image_root to their folder (and of Karpathy JSON "
+    MISSING: "complete the images, or set data.image_root to their folder (and of Karpathy JSON "
     "data.image_extension, data.flatten), or data.on_bad: skip",
-    (UNREADABLE := "unreadable images"): "replace the files, or set data.on_bad: skip",
-    (
-        BAD_FEATURES := "missing or unusable features"
-    ): "extract them again, or set data.on_bad: skip",
-    (EMPTY_CAPTIONS := "empty captions"): "remove them, or set data.on_bad: skip",
-    (NO_IMAGES := "rows without an image"): "add images; only the task distill_text does without",
-    (
-        NO_REFERENCES := "images without references"
-    ): "add captions, or set data.on_bad: skip; only the task distill_image does without",
-    (
-        DUPLICATE_IDS := "duplicate image ids in a split"
-    ): "write one row per image, with all its references",
-    (LEAKED_IDS := "image ids in two splits"): "use one id per image, and each image in one split",
-    (LEAKED_FILES := "image files in two splits"): _ONE_SPLIT,
-    (LEAKED_CONTENT := "equal images in two splits"): _ONE_SPLIT,
+    UNREADABLE: "replace the files, or set data.on_bad: skip",
+    BAD_FEATURES: "extract them again, or set data.on_bad: skip",
+    EMPTY_CAPTIONS: "remove them, or set data.on_bad: skip",
+    NO_IMAGES: "add images; only the task distill_text does without",
+    NO_REFERENCES: "add captions, or set data.on_bad: skip; only distill_image does without",
+    DUPLICATE_IDS: "write one row per image, with all its references",
+    LEAKED_IDS: "use one id per image, and each image in one split",
+    LEAKED_FILES: "keep each image in one split; data.on_bad: skip takes them out of train",
+    LEAKED_CONTENT: "keep each image in one split; data.on_bad: skip takes them out of train",
 }
 """Kind of problem -> what to do about it, in the order of the report."""
 
@@ -74,13 +68,10 @@ class Problem:
     """The first ``SHOWN``."""
 
     def __str__(self) -> str:
-        more = (
-            f", and {self.count - len(self.offenders)} more"
-            if self.count > len(self.offenders)
-            else ""
-        )
-        advice = f" ({self.advice})" if self.advice else ""
-        return f"{self.count} {self.kind}: {'; '.join(self.offenders)}{more}{advice}"
+        named = "; ".join(self.offenders)
+        if self.count > len(self.offenders):
+            named += f", and {self.count - len(self.offenders)} more"
+        return f"{self.count} {self.kind}: {named}" + (f" ({self.advice})" if self.advice else "")
 
 
 class Findings(dict[str, Problem]):
@@ -115,42 +106,34 @@ class CheckReport:
         return not self.problems
 
     def __str__(self) -> str:
-        splits = ", ".join(f"{split} {count}" for split, count in self.rows.items())
-        warned = [f"WARNING: {sentence}" for sentence in self.warnings]
-        if self.ok:
-            return "\n".join(
-                [f"data: no problems in {sum(self.rows.values())} rows ({splits})", *warned]
-            )
-        summary = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
-        lines = [f"data: {summary} in {sum(self.rows.values())} rows ({splits}):"]
+        counts = ", ".join(f"{split} {count}" for split, count in self.rows.items())
+        found = f"{len(self.problems) or 'no'} problem{'s' * (len(self.problems) != 1)}"
+        lines = [f"data: {found} in {sum(self.rows.values())} rows ({counts})"]
         lines += [f"  - {problem}" for problem in self.problems]
-        if self.skips:
+        if self.skips and self.problems:
             left_out = [
-                f"{name} {n - len(self.kept[name])} of {n} rows" for name, n in self.rows.items()
+                f"{split} {count - len(self.kept[split])} of {count} rows"
+                for split, count in self.rows.items()
             ]
-            captions = sum(
-                problem.count for problem in self.problems if problem.kind == EMPTY_CAPTIONS
-            )
-            lines.append(f"left out: {', '.join(left_out)}; empty captions: {captions}")
-        return "\n".join([*lines, *warned])
+            lines.append(f"left out: {', '.join(left_out)}")
+        return "\n".join([*lines, *(f"WARNING: {sentence}" for sentence in self.warnings)])
 
-    def good_rows_of(self, data: DataModule) -> DataModule:
+    def good_rows_of(self, data: Splits) -> Splits:
         """The checked dataset with its good rows only. Splits that were not checked stay as they
         are.
         """
-        splits = {split: data.split(split) for split in data.splits}
+        splits = dict(data)
         for split, kept in self.kept.items():
-            splits[split] = RowView(splits[split], partial(_good, kept), [*kept])
-        return Splits(splits, getattr(data, "path", "the data"))
+            splits[split] = RowView(data[split], partial(_good, kept), [*kept])
+        return Splits(splits, data.source)
 
 
 def _good(references: Mapping[int, list[str] | None], index: int, row: Row) -> Row:
     good = references[index]
     if good is None:
         return row
-    return with_references(
-        row, [n for n, caption in enumerate(row["references"]) if caption in good]
-    )
+    chosen = [number for number, text in enumerate(row["references"]) if text in good]
+    return with_references(row, chosen)
 
 
 @dataclass(slots=True)
@@ -169,27 +152,25 @@ class _Entry:
 
     @property
     def path(self) -> str | None:
-        return None if self.file is None else self.file.path
+        return None if self.file is None else os.path.abspath(self.file.path)
 
 
 def check_data(
-    data: DataModule,
+    data: Splits,
     splits: Sequence[str],
     on_bad: Literal["fail", "skip"] = "fail",
     num_workers: int = 4,
     check_pixels: bool = True,
     check_images: bool = True,
     cache: str | Path | None = None,
-    check_values: bool = False,
     needs: Collection[str] = ("image", "text"),
     tokenizer: str | None = TOKENIZER,
 ) -> CheckReport:
     """Check splits of a dataset: image files, captions, ids, and leakage of images between these
     and all other splits.
 
-    Rendered images have no file to check. Region features are checked by their headers, with
-    ``check_values`` also by their values; loading checks values in any case. Of all other splits,
-    ids and image files are compared.
+    Rendered images have no file to check. Of region features headers are read; loading checks their
+    values. Of all other splits, ids and image files are compared.
 
     Args:
         data: the dataset.
@@ -201,9 +182,7 @@ def check_data(
         check_pixels: decode every image. False only checks that the file exists, and finds no equal
             images.
         check_images: False where only features are read, so that image files may be absent.
-        cache: a JSON file that remembers good images for the next run (and, beside it, good
-            features).
-        check_values: read the values of all region features: finite, and boxes inside the image.
+        cache: a JSON file that remembers good images and features for the next run.
         needs: what every row must have: an ``image``, a reference (``text``). What is there is
             checked in any case.
         tokenizer: ``data.tokenizer``, by which captions are split into words; None where only a
@@ -213,37 +192,35 @@ def check_data(
         DataError: with ``fail`` there is a problem, or with ``skip`` a split has no rows left (the
             message is the report); or a split is unknown.
     """
-    findings, forms, names = Findings(), TextForms(), list(dict.fromkeys(splits))
-    entries = [
-        entry
-        for name in names
-        for entry in _read_split(data, name, check_images, needs, findings, forms)
-    ]
+    findings, forms = Findings(), TextForms()
+    names = list(dict.fromkeys(splits))
+    entries: list[_Entry] = []
+    for name in names:
+        entries += _read_split(data, name, check_images, needs, findings, forms)
     if check_images:
         _check_files(entries, num_workers, check_pixels, cache, findings)
-    _check_features(entries, num_workers, cache, check_values, findings)
-    _check_duplicates(entries, findings)
+    _check_features(entries, num_workers, cache, findings)
+    for (split, image_id), group in _repeated(entries, lambda e: (e.split, e.image_id)).items():
+        times = f"{split} image {image_id!r}, {len(group)} times"
+        findings.add(DUPLICATE_IDS, times, len(group) - 1)
+        for entry in [entry for entry in group if not entry.bad][1:]:
+            entry.bad = True
     every = [*entries, *_other_splits(data, names)]
     if check_images and check_pixels:
         _hash_copies(every, names, num_workers, cache)
     _check_leaks(every, names, LEAKED_IDS, lambda entry: entry.image_id, findings)
-    _check_leaks(
-        every,
-        names,
-        LEAKED_FILES,
-        lambda entry: os.path.abspath(entry.path) if entry.path else None,
-        findings,
-    )
+    _check_leaks(every, names, LEAKED_FILES, lambda entry: entry.path, findings)
     _check_leaks(every, names, LEAKED_CONTENT, lambda entry: entry.content, findings)
-    problems = tuple(findings[problem_name] for problem_name in ADVICE if problem_name in findings)
-    rows = {name: sum(entry.split == name for entry in entries) for name in names}
-    good = [entry for entry in entries if not entry.bad]
-    kept = {
-        name: {entry.index: entry.references for entry in good if entry.split == name}
-        for name in names
-    }
+    kept: dict[str, dict[int, list[str] | None]] = {name: {} for name in names}
+    for entry in entries:
+        if not entry.bad:
+            kept[entry.split][entry.index] = entry.references
     report = CheckReport(
-        rows, problems, kept, skips=on_bad == "skip", warnings=tuple(forms.warnings(tokenizer))
+        rows={name: len(data[name]) for name in names},
+        problems=tuple(findings[kind] for kind in ADVICE if kind in findings),
+        kept=kept,
+        skips=on_bad == "skip",
+        warnings=tuple(forms.warnings(tokenizer)),
     )
     if on_bad == "fail" and not report.ok:
         raise DataError(str(report))
@@ -256,25 +233,17 @@ def check_data(
 def check_row_images(
     rows: Sequence[Row], needed_by: str, check_pixels: bool = True, cache: str | Path | None = None
 ) -> None:
-    """Check the image files of rows whose captioner reads features, but of which a reward reads the
-    pixels.
+    """Check the image files of rows whose captioner reads features, but of which ``needed_by`` (a
+    reward) reads the pixels.
 
-    ``needed_by`` names that reward in messages; ``check_pixels`` and ``cache`` are as for
-    ``check_data``. Raises ``DataError`` with the count and the first offenders.
+    Raises ``DataError`` with the count and the first offenders.
     """
     files = [file for row in rows if (file := file_of(row["image"])) is not None]
-    verdicts = check_image_files(files, check_pixels=check_pixels, cache=cache)
-    bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
-    if bad:
-        raise DataError(
-            f"{needed_by} looks at images, and {len(bad)} of {len(verdicts)} cannot be used: "
-            f"{'; '.join(bad[:SHOWN])}; "
-            "set data.image_root to their folder, or leave the reward out"
-        )
+    refuse_bad_images(files, needed_by, check_pixels=check_pixels, cache=cache)
 
 
 def _read_split(
-    data: DataModule,
+    data: Splits,
     split: str,
     check_images: bool,
     needs: Collection[str],
@@ -284,45 +253,42 @@ def _read_split(
     """Check ids, captions and in-memory images of a split; yield what the other checks need of each
     row.
     """
-    for index, row in enumerate(progress(data.split(split), f"checking {split}", "row")):
-        entry, source = _Entry(split, index, row["image_id"]), row.get("image")
+    for index, row in enumerate(progress(data[split], f"checking {split}", "row")):
+        source = row.get("image")
+        entry = _Entry(split, index, row["image_id"], file_of(source))
         name = f"{split} image {entry.image_id!r}"
-        entry.file = file_of(source)
         if source is None and "image" in needs:
             findings.add(NO_IMAGES, name)
             entry.bad = True
-        elif source is not None and entry.file is None:
+        elif check_images and source is not None and entry.file is None:
             try:
-                entry.content = _content(source, check_images)
+                entry.content = _content(source)
             except RewardError as error:
                 findings.add(UNREADABLE, f"{name}: {error}")
                 entry.bad = True
         if row.get("features") is not None:
             entry.features = as_image_features(row["features"], entry.image_id)
-        for caption in row["references"]:
+        good = []
+        for number, caption in enumerate(row["references"], start=1):
             forms.add(f"reference of {name}", caption)
-        empty = [
-            number
-            for number, caption in enumerate(row["references"], start=1)
-            if not _has_tokens(caption)
-        ]
-        if empty:
-            findings.add(EMPTY_CAPTIONS, f"{name}, caption {empty[0]}", len(empty))
-            entry.references = [caption for caption in row["references"] if _has_tokens(caption)]
-        if len(empty) == len(row["references"]) and "text" in needs:
+            if _has_tokens(caption):
+                good.append(caption)
+            else:
+                findings.add(EMPTY_CAPTIONS, f"{name}, caption {number}")
+        if len(good) < len(row["references"]):
+            entry.references = good
+        if not good and "text" in needs:
             findings.add(NO_REFERENCES, name)
             entry.bad = True
         yield entry
 
 
-def _other_splits(data: DataModule, names: Collection[str]) -> Iterator[_Entry]:
+def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
     """What the checks of leakage need of the rows of further splits, where images are files."""
-    for name in [name for name in data.splits if name not in names]:
-        rows = data.split(name)
+    for name in data.keys() - {*names}:
+        rows = data[name]
         for index in progress(range(len(rows)), f"looking through {name}", "row"):
-            with suppress(
-                DataError
-            ):  # a row that lacks what this training needs, but not the others
+            with suppress(DataError):  # a row that lacks what this training needs
                 row = rows[index]
                 file = file_of(row.get("image"))
                 if file is None:
@@ -336,30 +302,26 @@ def _hash_copies(
     """Set the content of the files of splits other than ``names`` that have the size of a file in
     another split.
     """
-    sizes: dict[int, set[str]] = {}
-    files: list[tuple[_Entry, ImageFile, int]] = []
+    by_size: dict[int, list[_Entry]] = defaultdict(list)
     for entry in entries:
-        if entry.file is not None and os.path.isfile(entry.file.path):
-            files.append((entry, entry.file, os.path.getsize(entry.file.path)))
-            sizes.setdefault(files[-1][2], set()).add(entry.split)
-    copies = [
-        (entry, file)
-        for entry, file, size in files
-        if entry.split not in names and len(sizes[size]) > 1
-    ]
-    verdicts = check_image_files((file for _, file in copies), num_workers, cache=cache)
-    for entry, file in copies:
+        if entry.path is not None and os.path.isfile(entry.path):
+            by_size[os.path.getsize(entry.path)].append(entry)
+    copies = []
+    for group in by_size.values():
+        if len({entry.split for entry in group}) > 1:
+            copies += [entry for entry in group if entry.split not in names]
+    files = [entry.file for entry in copies if entry.file is not None]
+    verdicts = check_image_files(files, num_workers, cache=cache)
+    for entry, file in zip(copies, files, strict=True):
         entry.content = verdicts[file].content
 
 
-def _content(source: Any, check_images: bool) -> str | None:
+def _content(source: Any) -> str | None:
     """Check an image that is no file; return the hash of a PIL image. Raises ``RewardError``."""
     if isinstance(source, Image.Image):
-        return pixel_hash(open_image(source)) if check_images else None
+        return pixel_hash(open_image(source))
     if isinstance(source, list | tuple) and source:
-        check_frames(
-            [frame for frame in source if check_images and not isinstance(frame, Renderable)]
-        )
+        check_frames([frame for frame in source if not isinstance(frame, Renderable)])
     return None
 
 
@@ -381,68 +343,48 @@ def _check_files(
     for entry, file in with_files:
         verdict = verdicts[file]
         entry.content = verdict.content
-        if verdict.missing:
-            findings.add(MISSING, f"{entry.split} {file.path!r}")
-        elif verdict.error is not None:
-            findings.add(UNREADABLE, f"{entry.split} {verdict.error}")
-        entry.bad |= verdict.error is not None
+        if verdict.error is not None:
+            kind = MISSING if verdict.missing else UNREADABLE
+            findings.add(kind, f"{entry.split} {verdict.error}")
+            entry.bad = True
 
 
 def _check_features(
-    entries: Sequence[_Entry],
-    num_workers: int,
-    cache: str | Path | None,
-    check_values: bool,
-    findings: Findings,
+    entries: Sequence[_Entry], num_workers: int, cache: str | Path | None, findings: Findings
 ) -> None:
     features = [(entry, entry.features) for entry in entries if entry.features is not None]
-    features += [
-        (entry, view) for entry, item in features if entry.split == "train" for view in item.views
-    ]
-    errors = check_features([item for _, item in features], num_workers, cache, check_values)
+    for entry, item in list(features):
+        if entry.split == "train":
+            features += [(entry, view) for view in item.views]
+    errors = check_features([item for _, item in features], num_workers, cache)
     for (entry, _), error in zip(features, errors, strict=True):
         if error is not None:
             findings.add(BAD_FEATURES, f"{entry.split}: {error}")
             entry.bad = True
 
 
-def _check_duplicates(entries: Sequence[_Entry], findings: Findings) -> None:
-    """Find ids that occur several times in a split; the first good row stays."""
-    for (split, image_id), group in _entries_of_repeated_keys(
-        entries, lambda entry: (entry.split, entry.image_id)
-    ).items():
-        findings.add(
-            DUPLICATE_IDS, f"{split} image {image_id!r}, {len(group)} times", len(group) - 1
-        )
-        for entry in [entry for entry in group if not entry.bad][1:]:
-            entry.bad = True
-
-
 def _check_leaks(
     entries: Sequence[_Entry],
     names: Collection[str],
-    problem_name: str,
+    kind: str,
     key: Callable[[_Entry], Hashable | None],
     findings: Findings,
 ) -> None:
     """Find what several splits contain, one of ``names`` at least; only its rows in the most
     valuable stay good.
     """
-    for value, group in _entries_of_repeated_keys(entries, key).items():
+    for value, group in _repeated(entries, key).items():
         first = {entry.split: entry for entry in reversed(group)}
-        splits = list(dict.fromkeys(entry.split for entry in group))
         # A file that is in two splits is named as a file, and not once more as equal content.
-        files = {os.path.abspath(entry.path) if entry.path else None for entry in group}
-        same_file = problem_name == LEAKED_CONTENT and len(files) == 1 and None not in files
-        if len(splits) < 2 or same_file or not set(splits) & set(names):
+        paths = {entry.path for entry in group}
+        is_one_file = kind == LEAKED_CONTENT and len(paths) == 1 and None not in paths
+        if len(first) < 2 or is_one_file or not first.keys() & {*names}:
             continue
-        named = " = ".join(
-            f"{split} {first[split].path or first[split].image_id!r}" for split in splits
-        )
-        findings.add(
-            problem_name,
-            named if problem_name == LEAKED_CONTENT else f"{value!r} in {' and '.join(splits)}",
-        )
+        splits = list(dict.fromkeys(entry.split for entry in group))
+        places = [repr(first[split].path or first[split].image_id) for split in splits]
+        copies = " = ".join(f"{split} {place}" for split, place in zip(splits, places, strict=True))
+        shared = f"{value!r} in {' and '.join(splits)}"
+        findings.add(kind, copies if kind == LEAKED_CONTENT else shared)
         good = [entry for entry in group if not entry.bad]
         kept = max((entry.split for entry in good), key=_value_of_split, default=None)
         for entry in good:
@@ -456,13 +398,11 @@ def _value_of_split(split: str) -> int:
     return 1 if split.startswith(("val", "dev")) else 2
 
 
-def _entries_of_repeated_keys(
-    entries: Sequence[_Entry], key: Callable[[_Entry], Any]
-) -> dict[Any, list[_Entry]]:
+def _repeated(entries: Sequence[_Entry], key: Callable[[_Entry], Any]) -> dict[Any, list[_Entry]]:
     """Entries that share their key with another entry, by key."""
-    counts, groups = Counter(map(key, entries)), dict[Any, list[_Entry]]()
+    groups: dict[Any, list[_Entry]] = defaultdict(list)
     for entry in entries:
         value = key(entry)
-        if value is not None and counts[value] > 1:
-            groups.setdefault(value, []).append(entry)
-    return groups
+        if value is not None:
+            groups[value].append(entry)
+    return {value: group for value, group in groups.items() if len(group) > 1}

@@ -21,17 +21,17 @@ from torch import Tensor
 from rewards.base import naming
 from rewards.clip.preprocessing import pixels
 from rewards.clip.pretrained import grid_shape, load_image_encoder
-from rewards.files import UNREADABLE_ARRAY, atomic_write, remove_leftovers
+from rewards.files import UNREADABLE_ARRAY, remove_leftovers
 from rewards.images import file_hash, list_images
 from rewards.model_files import fingerprint, read_object
 from rewards.options import Count, check_values
-from rl_caption.data.base import SHOWN, DataError
-from rl_caption.data.features import ArrayHeader, as_image_features, as_stored
-from rl_caption.data.file_checks import ImageFile, check_image_files, in_parallel, progress
+from rl_caption.data.base import DataError
+from rl_caption.data.features import write_features
+from rl_caption.data.file_checks import ImageFile, in_parallel, progress, refuse_bad_images
 from rl_caption.data.files import write_json
-from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.loader import augment as augmented
 from rl_caption.data.plain_files import check_name
+from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError, config_errors
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def encode_features(
     Args:
         encoder: see ``rewards.clip.pretrained``; ``kwargs`` are its arguments, where it is a class.
         data: a Karpathy JSON or its folder, with ``image_root``, ``image_extension`` and
-            ``flatten`` as for ``KarpathyData``, and ``splits`` (empty: all); or a folder of images,
+            ``flatten`` as for ``karpathy``, and ``splits`` (empty: all); or a folder of images,
             whose ids are their names without extension.
         out: a folder, for ``ID.npz`` with the array ``features`` [H, W, D] in ``dtype``,
             ``float16`` or ``float32``.
@@ -83,68 +83,51 @@ def encode_features(
         check_values(Count, batch_size=batch_size, num_workers=num_workers)
     out = Path(os.path.realpath(out))  # two links to it have one lock
     images = _images(Path(data), image_root, image_extension, flatten, splits)
-    network = _load(encoder, kwargs or {}, device)
-    made_by = {
-        "encoder": encoder,
-        "kwargs": dict(kwargs or {}),
-        "dtype": dtype,
-        **_identity(network),
-    }
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    unusable = (ValueError, RuntimeError, AssertionError)
+    with naming(f"encoder {encoder!r} on {device!r}", unusable, ConfigError):
+        network = load_image_encoder(encoder, kwargs or {}).to(device)
+        shape = grid_shape(network)[1:]
+    record = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype}
+    record |= _identity(network)
     if augment:
-        made_by |= {"augment": [*augment], "seed": seed}
-    record = json.loads(json.dumps(made_by))  # tuples become lists
+        record |= {"augment": [*augment], "seed": seed}
+    record = json.loads(json.dumps(record))  # tuples become lists
     out.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(out.with_name(f".{out.name}.lock")):
-        grid = ArrayHeader(grid_shape(network)[1:], np.dtype(dtype))
-        finished = _finished_ids(out, record)
-        stored = [name for name in images if name in finished]
-        is_usable = partial(_is_usable, out, images, grid)
+        found = _stored_ids(out, record)
+        stored = [name for name in images if name in found]
+        is_usable = partial(_is_usable, out, images, shape, dtype)
         usable = list(in_parallel(is_usable, stored, num_workers, "comparing images"))
-        kept = {name for name, is_good in zip(stored, usable, strict=True) if is_good}
+        kept = {name for name, good in zip(stored, usable, strict=True) if good}
         pending = {name: path for name, path in images.items() if name not in kept}
         if pending:
-            _check_images(list(pending.values()), num_workers)
-            logger.info("%s: grids %d x %d of %d values, %s", encoder, *grid.shape, dtype)
-            _write_grids(network, record, pending, out, batch_size, num_workers)
+            refuse_bad_images(map(ImageFile, pending.values()), "the encoder", num_workers)
+            write_json(out / RECORD, record)
+            view = partial(augmented, names=augment, seed=seed, step=0)
+            grids = _encode_images(network, pending, batch_size, num_workers, view)
+            for name, key, grid in progress(grids, "encoding images", "image", len(pending)):
+                where = f"image {name!r} ({images[name]})"
+                write_features(out / f"{name}.npz", grid, dtype, where, image=key)
     return len(pending), len(kept)
 
 
-def _is_usable(folder: Path, images: Mapping[str, str], grid: ArrayHeader, name: str) -> bool:
-    """Whether stored features are a whole ``grid``, and of the image file, if that is still there."""
-    stored = as_image_features(folder / f"{name}.npz", name)
+def _is_usable(
+    folder: Path, images: Mapping[str, str], shape: tuple[int, ...], dtype: str, name: str
+) -> bool:
+    """Whether stored features are a whole grid, and of the image file, if that is still there."""
+    file, image = folder / f"{name}.npz", images[name]
     try:
-        header = stored.store.read(stored.location, stored.where, False)
-        with naming(stored.where, UNREADABLE_ARRAY, DataError), np.load(str(stored)) as arrays:
-            image_hash = str(arrays["image"])
+        with naming("they", UNREADABLE_ARRAY, DataError), np.load(file) as arrays:
+            grid, key = arrays["features"], str(arrays["image"])
     except DataError as error:
-        logger.warning("%s: they are made again", error)
+        logger.warning("%s: %s; they are made again", file, error)
         return False
-    if header != grid:
-        logger.warning("%s: %s, expected %s: they are made again", stored.where, header, grid)
-        return False
-    if not os.path.isfile(images[name]) or image_hash == file_hash(images[name]):
+    is_grid = grid.shape == shape and grid.dtype == dtype
+    if is_grid and (not os.path.isfile(image) or key == file_hash(image)):
         return True
-    logger.warning("%s was replaced: its features are made again", images[name])
+    logger.warning("%s is of another %s: made again", file, f"{image}" if is_grid else "shape")
     return False
-
-
-def _write_grids(
-    network: Any,
-    record: Mapping[str, Any],
-    images: Mapping[str, str],
-    folder: Path,
-    batch_size: int,
-    num_workers: int,
-) -> None:
-    """Encode images into ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / RECORD, record)
-    view = partial(augmented, names=record.get("augment", ()), seed=record.get("seed", 0), step=0)
-    grids = _encode_images(network, images, batch_size, num_workers, view)
-    for name, hashes, values in progress(grids, "encoding images", "image", len(images)):
-        stored = as_stored(values, record["dtype"], f"image {name!r} ({images[name]})")
-        with atomic_write(folder / f"{name}.npz") as file:
-            np.savez(file, features=stored, image=hashes)
 
 
 def _images(
@@ -158,24 +141,17 @@ def _images(
     if path.is_dir() and not any(path.glob("dataset*.json")):
         pairs = [(file.stem, str(file)) for file in sorted(list_images(path))]
     else:
-        dataset = KarpathyData(path, image_root, image_extension, flatten)
-        rows = (row for split in splits or dataset.splits for row in dataset.split(split))
+        data = karpathy(path, image_root, image_extension, flatten)
+        rows = (row for split in splits or data for row in data[split])
         pairs = [(row["image_id"], str(row["image"])) for row in rows]
     images: dict[str, str] = {}
     for name, file in pairs:
         check_name(name, f"{path}: image {name!r:.80}")
         if images.setdefault(name, file) != file:
             raise DataError(
-                f"{path}: image {name!r} is {images[name]!r} and {file!r}: expected one file per id"
+                f"{path}: image {name!r} is {images[name]!r} and {file!r}: expected one"
             )
     return images
-
-
-def _load(encoder: str, kwargs: Mapping[str, Any], device: str | None) -> Any:
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    unusable = (ValueError, RuntimeError, AssertionError)
-    with naming(f"encoder {encoder!r} on {device!r}", unusable, ConfigError):
-        return load_image_encoder(encoder, kwargs).to(device)
 
 
 def read_record(root: str | Path) -> dict[str, Any] | None:
@@ -202,8 +178,8 @@ def _identity(network: Any) -> dict[str, Any]:
     return {"preprocessing": preprocessing, "weights": fingerprint(network.state_dict())}
 
 
-def _finished_ids(folder: Path, record: Mapping[str, Any]) -> set[str]:
-    """Ids of the images whose features a folder holds (it may be missing).
+def _stored_ids(folder: Path, record: Mapping[str, Any]) -> set[str]:
+    """Ids of the images whose features a folder holds.
 
     Raises ``ConfigError`` unless the settings of ``record`` made them.
     """
@@ -212,22 +188,9 @@ def _finished_ids(folder: Path, record: Mapping[str, Any]) -> set[str]:
     stored = (read_record(folder) or {}) if names else record
     changed = [key for key in {**record, **stored} if stored.get(key) != record.get(key)]
     if changed:
-        differences = "; ".join(
-            f"{key} is {stored.get(key)!r} there, {record.get(key)!r} here" for key in changed
-        )
-        raise ConfigError(
-            f"{folder} has features of another encoder: {differences}; name another out"
-        )
+        there = {key: stored.get(key) for key in changed}
+        raise ConfigError(f"{folder} has features of another encoder ({there}); name another out")
     return names
-
-
-def _check_images(paths: Sequence[str], num_workers: int) -> None:
-    verdicts = check_image_files(map(ImageFile, paths), num_workers)
-    bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
-    if bad:
-        raise DataError(
-            f"{len(bad)} of {len(verdicts)} images cannot be used: {'; '.join(bad[:SHOWN])}"
-        )
 
 
 def _encode_images(

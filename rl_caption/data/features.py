@@ -13,16 +13,16 @@ import math
 import os
 import zipfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import naming
-from rewards.files import UNREADABLE_ARRAY
+from rewards.files import UNREADABLE_ARRAY, atomic_write
 from rewards.images import file_stamp
 from rewards.options import check_fields
 from rl_caption.data.base import DataError, Row
@@ -66,8 +66,7 @@ class FeatureOptions:
             check_fields(self)
         if not any(name in (self.pattern or "{image_id}") for name in ("{image_id}", "{stem}")):
             raise DataError(
-                f"features_kwargs.pattern is {self.pattern!r}: expected {{image_id}} or {{stem}} "
-                f"in it"
+                f"features_kwargs.pattern is {self.pattern!r}: expected {{image_id}} or {{stem}}"
             )
 
 
@@ -75,13 +74,8 @@ def fill_pattern(pattern: str, row: Row) -> str:
     """Fill in ``{image_id}``, and ``{stem}`` and ``{folder}`` of the image's file."""
     image = row.get("image")
     file = Path(image if isinstance(image, str | Path) else "")
-    for name, value in (
-        ("image_id", row["image_id"]),
-        ("stem", file.stem),
-        ("folder", file.parent.name),
-    ):
-        pattern = pattern.replace(f"{{{name}}}", value)
-    return pattern
+    pattern = pattern.replace("{image_id}", row["image_id"])
+    return pattern.replace("{stem}", file.stem).replace("{folder}", file.parent.name)
 
 
 class Location(NamedTuple):
@@ -90,32 +84,6 @@ class Location(NamedTuple):
     features: str
     boxes: str | None = None
     """Key of the boxes beside them, which only fingerprints of the data name."""
-
-
-class ArrayHeader(NamedTuple):
-    """Shape and type of an array that is not read."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-
-def _readable(where: str) -> AbstractContextManager[None]:
-    """Context that turns what NumPy and h5py raise on a damaged file into a ``DataError`` that
-    begins with ``where``.
-    """
-    return naming(where, UNREADABLE_ARRAY, DataError, (DataError,))
-
-
-def array_header(file: Any) -> ArrayHeader:
-    """Read shape and dtype of an array in NumPy's format."""
-    version = np.lib.format.read_magic(file)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    shape, _, dtype = read(file)
-    return ArrayHeader(shape, dtype)
 
 
 class FeatureFolder:
@@ -136,45 +104,28 @@ class FeatureFolder:
             places.append(Location(f"{path}.npy" if is_npy else f"{path}.npz"))
         return places
 
-    def read(self, location: Location, where: str, values: bool) -> Any:
-        """Read the array, or without ``values`` only its header. Raises ``DataError`` where this is
-        impossible.
-        """
-        with _readable(where):
-            if not zipfile.is_zipfile(location.features):
-                with open(location.features, "rb") as file:
-                    return np.load(file) if values else array_header(file)
-            with np.load(location.features) as archive:
-                key = next((key for key in FEATURE_KEYS if key in archive), FEATURE_KEYS[0])
-                if values:
-                    return archive[key]
-                with archive.zip.open(f"{key}.npy") as file:
-                    return array_header(file)
+    def read(self, location: Location, values: bool) -> Any:
+        """Read the array, or without ``values`` an object with its ``shape``."""
+        path = location.features
+        if not zipfile.is_zipfile(path):
+            return np.load(path, mmap_mode=None if values else "r")
+        with np.load(path) as archive:
+            key = next((key for key in FEATURE_KEYS if key in archive), FEATURE_KEYS[0])
+            if values:
+                return archive[key]
+            with archive.zip.open(f"{key}.npy") as file:
+                version = np.lib.format.read_magic(file)
+                read_header = np.lib.format.read_array_header_1_0
+                if version != (1, 0):
+                    read_header = np.lib.format.read_array_header_2_0
+                return SimpleNamespace(shape=read_header(file)[0])
 
-    def stamp(self, location: Location) -> tuple[str, list[int]] | None:
-        """Path and ``file_stamp``; None where the file is missing."""
+    def stamp(self, location: Location) -> list[int] | None:
+        """The ``file_stamp``; None where the file is missing."""
         try:
-            return location.features, [*file_stamp(location.features)]
+            return [*file_stamp(location.features)]
         except OSError:
             return None
-
-
-def check_stored(dataset: Any, where: str) -> None:
-    """Raise ``DataError`` unless all values of an HDF5 dataset were written: the library returns
-    zeros for others.
-    """
-    if not dataset.size:
-        return
-    if dataset.chunks is None:
-        expected, written = 1, int(dataset.id.get_storage_size() > 0)
-    else:
-        expected = math.prod(map(math.ceil, np.divide(dataset.shape, dataset.chunks)))
-        written = dataset.id.get_num_chunks()
-    if written < expected:
-        raise DataError(
-            f"{where}: {written} of {expected} blocks of {list(dataset.shape)} were written: make "
-            f"it again"
-        )
 
 
 class FeatureHdf5:
@@ -208,9 +159,9 @@ class FeatureHdf5:
                 self._opened = process, h5py.File(self.path, "r", locking=False)
         return self._opened[1]
 
-    def _dataset(self, key: str | None) -> Any:
+    def _dataset(self, key: str) -> Any:
         """The HDF5 dataset at ``key`` (its values are read when it is indexed), or None."""
-        node = None if key is None else self._file().get(key)
+        node = self._file().get(key)
         return node if hasattr(node, "dtype") else None
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
@@ -225,29 +176,30 @@ class FeatureHdf5:
         )
         pattern = self.options.pattern or next(usual, HDF5_PATTERNS[0])
         boxes = _BOXES_OF.get(pattern)
-        return [
-            Location(
-                fill_pattern(pattern, row), None if boxes is None else fill_pattern(boxes, row)
-            )
-            for row in rows
-        ]
+        places = []
+        for row in rows:
+            beside = None if boxes is None else fill_pattern(boxes, row)
+            places.append(Location(fill_pattern(pattern, row), beside))
+        return places
 
-    def read(self, location: Location, where: str, values: bool) -> Any:
+    def read(self, location: Location, values: bool) -> Any:
         """Read as ``FeatureFolder.read`` does."""
-        with _readable(where):
-            array = self._dataset(location.features)
-            if array is None:
-                keys = ", ".join(itertools.islice(self._file(), 4))
-                raise DataError(
-                    f"{where}: no such key; the file's keys are such as {keys}: set "
-                    f"data.features_kwargs.pattern"
-                )
-            check_stored(array, where)
-            return array[()] if values else array
+        array = self._dataset(location.features)
+        if array is None:
+            keys = ", ".join(itertools.islice(self._file(), 4))
+            raise KeyError(f"no such key, they are such as {keys}: data.features_kwargs.pattern")
+        if array.size and array.chunks is None:
+            expected, written = 1, int(array.id.get_storage_size() > 0)
+        elif array.size:
+            expected = math.prod(map(math.ceil, np.divide(array.shape, array.chunks)))
+            written = array.id.get_num_chunks()
+        if array.size and written < expected:  # the library returns zeros for what is not written
+            raise ValueError(f"{written} of {expected} blocks of {list(array.shape)} were written")
+        return array[()] if values else array
 
-    def stamp(self, location: Location) -> tuple[str, list[int]] | None:
-        """Path and key, and the ``file_stamp`` of the whole file."""
-        return f"{self.path}::{location.features}", [*file_stamp(self.path)]
+    def stamp(self, location: Location) -> list[int] | None:
+        """The ``file_stamp`` of the whole file."""
+        return [*file_stamp(self.path)]
 
 
 @dataclass(frozen=True)
@@ -275,26 +227,29 @@ class ImageFeatures:
         Raises ``DataError`` where they are missing or unreadable, or a shape is wrong, or a value
         is not finite. Missing features are never replaced by zeros or noise.
         """
-        stored, where = self._read(True), self.where
-        with _readable(where):
-            values = finite(stored.reshape(-1, stored.shape[-1]), "features", where)
-        check_width(values.shape[1], dim, values.shape, where)
+        stored = self._read(True)
+        with naming(self.where, UNREADABLE_ARRAY, DataError, (DataError,)):
+            values = finite(stored.reshape(-1, stored.shape[-1]), self.where)
+        check_width(values.shape, dim, self.where)
         return values[: self.store.options.max_regions]
 
     def check(self) -> int:
         """Check the header alone and return D. Raises ``DataError`` as ``load`` does."""
         return int(self._read(False).shape[-1])
 
+    def stamp(self) -> list[Any]:
+        """Everything that the result of ``check`` depends on."""
+        return [self.store.stamp(self.location), repr(astuple(self.store.options))]
+
     def _read(self, values: bool) -> Any:
         """The array or its header: [R, D], or a grid [H, W, D] with R = H·W."""
-        stored = self.store.read(self.location, self.where, values)
-        shape = list(stored.shape or ())  # None of an empty HDF5 dataset
+        with naming(self.where, UNREADABLE_ARRAY, DataError):
+            stored = self.store.read(self.location, values)
+        shape = stored.shape or ()  # None of an empty HDF5 dataset
         if len(shape) not in (2, 3) or 0 in shape:
-            raise DataError(
-                f"{self.where}: the shape is {shape}, expected [regions, features] or a grid [H, "
-                f"W, features]"
-            )
-        check_width(shape[-1], self.store.options.dim, shape, self.where)
+            expected = "expected [regions, features] or a grid [H, W, features]"
+            raise DataError(f"{self.where}: the shape is {list(shape)}, {expected}")
+        check_width(shape, self.store.options.dim, self.where)
         return stored
 
 
@@ -307,19 +262,12 @@ def features_of(
     """
     path = Path(root)
     store = FeatureHdf5(path, options) if path.is_file() else FeatureFolder(path, options)
-    features = [
-        ImageFeatures(store, location, row["image_id"])
-        for location, row in zip(store.locations(rows), rows, strict=True)
-    ]
     views = [features_of(rows, view, replace(options, views=[])) for view in options.views]
-    return (
-        [
-            replace(one, views=tuple(views_of_image))
-            for one, *views_of_image in zip(features, *views, strict=True)
-        ]
-        if views
-        else features
-    )
+    found = []
+    for index, (location, row) in enumerate(zip(store.locations(rows), rows, strict=True)):
+        further = tuple(view[index] for view in views)
+        found.append(ImageFeatures(store, location, row["image_id"], further))
+    return found
 
 
 def as_image_features(features: Any, image_id: str) -> ImageFeatures:
@@ -330,45 +278,40 @@ def as_image_features(features: Any, image_id: str) -> ImageFeatures:
     return ImageFeatures(folder, Location(str(features)), image_id)
 
 
-def check_width(width: int, dim: int | None, shape: Sequence[int], where: str) -> None:
-    """Raise ``DataError`` unless ``width``, the size of a region feature, is ``dim`` (None: any)."""
-    if dim is not None and width != dim:
-        hint = (
-            "; a grid has its features in the last axis, [H, W, features]"
-            if dim in tuple(shape)[:-1]
-            else ""
-        )
-        raise DataError(f"{where}: the shape is {list(shape)}, expected [regions, {dim}]{hint}")
+def check_width(shape: Sequence[int], dim: int | None, where: str) -> None:
+    """Raise ``DataError`` unless the last axis, the size of a region feature, is ``dim`` (None:
+    any).
+    """
+    if dim not in (None, shape[-1]):
+        raise DataError(f"{where}: the shape is {list(shape)}, expected {dim} in the last axis")
 
 
-def finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:
+def finite(array: NDArray, where: str) -> NDArray[np.float32]:
     """Convert ``array`` [R, D] to float32. Raises ``DataError`` for NaN, infinity, and values
     beyond float32.
     """
-    with np.errstate(
-        over="ignore"
-    ):  # a float64 beyond float32 becomes inf, which the next line reports
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf
         values = array.astype(np.float32)
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
-        row, column = (int(index) for index in wrong[0])
-        raise DataError(
-            f"{where}: {name}[{row}, {column}] is {array[row, column]}, expected finite float32 "
-            f"values"
-        )
+        row, column = wrong[0].tolist()
+        raise DataError(f"{where}: features[{row}, {column}] is {array[row, column]}: not finite")
     return values
 
 
-def as_stored(values: NDArray[Any], dtype: str, where: str) -> NDArray[Any]:
-    """Convert features [..., D] to ``dtype`` (``float32``, ``float16``). Raises ``DataError`` where
-    one is not finite.
+def write_features(path: Path, values: NDArray[Any], dtype: str, where: str, **more: str) -> None:
+    """Write the features [..., D] of an image to an ``.npz`` file.
+
+    Raises ``DataError`` where a value is not finite, or beyond ``dtype`` (``float32``,
+    ``float16``).
     """
-    single = finite(values.reshape(-1, values.shape[-1]), "features", where)
+    single = finite(values.reshape(-1, values.shape[-1]), where)
     with np.errstate(over="ignore"):  # what is beyond the type becomes inf
         stored = single.astype(dtype).reshape(values.shape)
     if not np.isfinite(stored).all():
         raise DataError(f"{where}: a value is beyond {dtype}: convert to float32")
-    return stored
+    with atomic_write(path) as file:
+        np.savez(file, features=stored, **more)
 
 
 def pad_features(features: Sequence[NDArray[np.floating]]) -> tuple[torch.Tensor, torch.Tensor]:

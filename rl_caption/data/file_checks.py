@@ -2,35 +2,27 @@
 
 import hashlib
 import json
-import logging
 import os
-import time
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from tqdm.auto import tqdm
 
 from rewards.base import RewardError
 from rewards.images import file_stamp, image_file, open_image, pixel_hash
 from rewards.videos import VideoFrame, read_frames
-from rl_caption.data.base import DataError
+from rl_caption.data.base import SHOWN, DataError
 from rl_caption.data.features import ImageFeatures
 from rl_caption.data.files import write_text
 from rl_caption.data.plain_files import json_object
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 R = TypeVar("R")
 _BLOCK = 4096
-_CACHED = "images"
-"""Key of the entries in an image cache; it gets another name whenever the hash of an image changes.
-"""
-_LOG_SECONDS = 10.0
 
 
 class Verdict(NamedTuple):
@@ -52,6 +44,11 @@ class ImageFile(NamedTuple):
 
     path: str
     num_frames: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Key in a cache; it gets another form whenever the hash of an image changes."""
+        return f"{self.path}, {self.num_frames or 'image'}"
 
 
 def file_of(source: Any) -> ImageFile | None:
@@ -87,8 +84,8 @@ def check_image_files(
             run decodes only what is new; to read every file for a hash would take minutes. Folders
             of frames are not remembered.
     """
-    stored = _read_cache(cache)
-    stamps: dict[ImageFile, list[int]] = {}
+    memory = _Memory(cache)
+    stamps: dict[ImageFile, Any] = {}
     verdicts: dict[ImageFile, Verdict] = {}
     for file in dict.fromkeys(files):
         try:
@@ -96,33 +93,62 @@ def check_image_files(
         except OSError as error:
             verdicts[file] = Verdict(error=f"{file.path!r}: {error.strerror}", missing=True)
             continue
-        if not check_pixels:
-            verdicts[file] = Verdict()
-            continue
-        *stamp, content = stored.get(_cache_key(file), {}).get(file.path, [None])
-        if stamp == stamps[file]:
-            verdicts[file] = Verdict(content=content)
+        content = memory.get(file.key, stamps[file])
+        if content is not None or not check_pixels:
+            verdicts[file] = Verdict(content)
     unseen = [file for file in stamps if file not in verdicts]
-    verdicts.update(
-        zip(
-            unseen,
-            in_parallel(check_image_file, unseen, num_workers, "checking images"),
-            strict=True,
-        )
-    )
-    if cache is not None and unseen:
-        for file in unseen:
-            if verdicts[file].content is not None and not os.path.isdir(file.path):
-                stored.setdefault(_cache_key(file), {})[file.path] = [
-                    *stamps[file],
-                    verdicts[file].content,
-                ]
-        write_text(cache, json.dumps(stored))
+    found = in_parallel(check_image_file, unseen, num_workers, "checking images")
+    for file, verdict in zip(unseen, found, strict=True):
+        verdicts[file] = verdict
+        if verdict.content is not None and not os.path.isdir(file.path):
+            memory.put(file.key, stamps[file], verdict.content)
+    memory.save()
     return verdicts
 
 
-def _cache_key(file: ImageFile) -> str:
-    return _CACHED if file.num_frames is None else f"{_CACHED}, {file.num_frames} frames"
+def refuse_bad_images(
+    files: Iterable[ImageFile],
+    reader: str,
+    num_workers: int = 4,
+    check_pixels: bool = True,
+    cache: str | Path | None = None,
+) -> None:
+    """Check image files that ``reader`` needs, as ``check_image_files`` does.
+
+    Raises ``DataError`` with the count and the first that cannot be used.
+    """
+    verdicts = check_image_files(files, num_workers, check_pixels, cache)
+    bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
+    if bad:
+        first = "; ".join(bad[:SHOWN])
+        raise DataError(
+            f"{reader} looks at images, and {len(bad)} of {len(verdicts)} cannot be used: {first}"
+        )
+
+
+class _Memory:
+    """Results of checks in a JSON file, by key; each counts as long as its stamp is the same."""
+
+    def __init__(self, file: str | Path | None) -> None:
+        self.file, self._changed = file, False
+        self._results: dict[str, Any] = {}
+        if file is not None and Path(file).is_file():
+            self._results = json_object(Path(file).read_bytes(), str(file))
+
+    def get(self, key: str, stamp: Any) -> Any:
+        """The result of a key; None where there is none, or of another stamp."""
+        stored, result = self._results.get(key, (None, None))
+        return result if stored == stamp else None
+
+    def put(self, key: str, stamp: Any, result: Any) -> None:
+        """Remember a result."""
+        self._results[key] = [stamp, result]
+        self._changed = True
+
+    def save(self) -> None:
+        """Write the file, where there is one and something is new."""
+        if self.file is not None and self._changed:
+            write_text(self.file, json.dumps(self._results))
 
 
 def check_image_file(file: ImageFile) -> Verdict:
@@ -142,70 +168,43 @@ def check_image_file(file: ImageFile) -> Verdict:
 
 
 def check_features(
-    features: Sequence[ImageFeatures],
-    num_workers: int = 4,
-    cache: str | Path | None = None,
-    check_values: bool = False,
+    features: Sequence[ImageFeatures], num_workers: int = 4, cache: str | Path | None = None
 ) -> list[str | None]:
-    """Check the region features of N images. Returns an error message (image, file, shape) or None
-    for each.
+    """Check the headers of the region features of N images. Returns an error message (image, file,
+    shape) or None for each.
 
     Args:
         features: N features. All must have the feature size D of the majority.
         num_workers: threads, used for a folder of files.
-        cache: the cache of ``check_image_files``. Good features are remembered beside it, in
-            ``NAME.features.json``, by path or HDF5 key and ``file_stamp``.
-        check_values: read the values too: they must be finite, and boxes inside the image.
-            Otherwise only array headers are read.
+        cache: as of ``check_image_files``, by path or HDF5 key.
     """
-    memory = None if cache is None else Path(cache).with_suffix(".features.json")
-    remembered = _read_cache(memory)
-    stamps = [None if memory is None else _stamp(item) for item in features]
-    outcomes: list[int | str | None] = [None] * len(features)
-    for index, stamp in enumerate(stamps):
-        if stamp is not None and stamp[0] in remembered:
-            dependencies, dim, read = remembered[stamp[0]]
-            # Values that were read need no other look at headers.
-            if dependencies == stamp[1] and (read or not check_values):
-                outcomes[index] = dim
-    unseen = [index for index, outcome in enumerate(outcomes) if outcome is None]
+    memory = _Memory(cache)
+    keys, stamps = [item.where for item in features], [item.stamp() for item in features]
+    found: list[Any] = [memory.get(*entry) for entry in zip(keys, stamps, strict=True)]
+    unseen = [index for index, result in enumerate(found) if result is None]
     threads = num_workers if all(item.store.parallel for item in features) else 1
-    title = "reading features" if check_values else "checking features"
-    results = in_parallel(lambda index: _dim(features[index], check_values), unseen, threads, title)
+    results = in_parallel(lambda n: _dim(features[n]), unseen, threads, "checking features")
     for index, result in zip(unseen, results, strict=True):
-        outcomes[index], stamp = result, stamps[index]
-        if stamp is not None and isinstance(result, int):
-            remembered[stamp[0]] = [stamp[1], result, check_values]
-    if memory is not None and unseen:
-        write_text(memory, json.dumps(remembered))
-    usual = Counter(outcome for outcome in outcomes if isinstance(outcome, int)).most_common(1)
-    for index, outcome in enumerate(outcomes):
-        if isinstance(outcome, int):
-            differs = f"{features[index].where}: D is {outcome}, others have {usual[0][0]}"
-            outcomes[index] = None if outcome == usual[0][0] else differs
-    return cast(list[str | None], outcomes)
+        found[index] = result
+        if isinstance(result, int):
+            memory.put(keys[index], stamps[index], result)
+    memory.save()
+    dims = Counter(result for result in found if isinstance(result, int))
+    usual = max(dims, key=dims.__getitem__, default=0)
+    errors: list[str | None] = []
+    for item, result in zip(features, found, strict=True):
+        if isinstance(result, int):
+            error = f"{item.where}: D is {result}, others have {usual}"
+            result = None if result == usual else error
+        errors.append(result)
+    return errors
 
 
-def _dim(item: ImageFeatures, check_values: bool) -> int | str:
+def _dim(item: ImageFeatures) -> int | str:
     try:
-        return item.load().shape[1] if check_values else item.check()
+        return item.check()
     except DataError as error:
         return str(error)
-
-
-def _stamp(item: ImageFeatures) -> tuple[str, list[Any]] | None:
-    """Name of the features, and everything that the result of their check depends on."""
-    stamp = item.store.stamp(item.location)
-    if stamp is None:
-        return None
-    return stamp[0], [*stamp[1], repr((item.location, astuple(item.store.options)))]
-
-
-def _read_cache(cache: str | Path | None) -> dict[str, Any]:
-    """Content of a cache, which is written whole; empty where there is none."""
-    if cache is None or not Path(cache).is_file():
-        return {}
-    return json_object(Path(cache).read_bytes(), str(cache))
 
 
 def in_parallel(
@@ -223,23 +222,18 @@ def in_parallel(
 def progress(
     items: Iterable[T], title: str, unit: str = "file", total: int | None = None
 ) -> Iterator[T]:
-    """Yield the items and show progress in the main process: a bar after two seconds, or log lines
-    without a terminal.
+    """Yield the items; show a bar in the main process after two seconds, or a line each ten seconds
+    where there is no terminal.
 
-    ``total`` is the number of items, by default their length; while it is unknown, no remaining
-    time is shown.
+    ``total`` is the number of items, by default their length.
     """
-    total = len(items) if total is None and isinstance(items, Sized) else total
-    shows = os.environ.get("RANK", "0") == "0"
-    start = logged = time.monotonic()
-    with tqdm(
-        total=total, desc=title, unit=unit, leave=False, delay=2, disable=None if shows else True
-    ) as bar:
-        for number, item in enumerate(items, start=1):
-            yield item
-            bar.update()
-            now = time.monotonic()
-            if shows and bar.disable and now - logged >= _LOG_SECONDS:
-                rate, logged = number / (now - start), now
-                left = "" if total is None else f" of {total}, {(total - number) / rate:.0f} s left"
-                logger.info("%s: %d%s, %.3g %ss per second", title, number, left, rate, unit)
+    yield from tqdm(
+        items,
+        title,
+        total,
+        leave=False,
+        unit=unit,
+        delay=2,
+        mininterval=0.1 if sys.stderr.isatty() else 10.0,
+        disable=os.environ.get("RANK", "0") != "0",
+    )

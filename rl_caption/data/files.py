@@ -2,11 +2,9 @@
 strings.
 """
 
-import gzip
 import hashlib
 import json
 import os
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 from rewards.base import naming
 from rewards.files import atomic_write
 from rewards.images import IMAGE_SUFFIXES, list_images
-from rl_caption.data.base import SHOWN, DataError, ImageSize
-from rl_caption.data.plain_files import check_type, parse_json, parse_json_lines, shown
-from rl_caption.data.splits import SplitNames
+from rl_caption.data.base import SHOWN, DataError
+from rl_caption.data.plain_files import check_type, parse_file, read_bytes, shown
+from rl_caption.data.rows import karpathy_records, read_row
 
 PREDICTIONS = "predictions.json"
 """File of the captions in the folder of an evaluation."""
@@ -43,17 +41,6 @@ class References(dict[str, list[str]]):
     """Image id -> path of the image, of all splits, where the file has paths (JSON lines)."""
 
 
-class Record(NamedTuple):
-    """One image of a Karpathy JSON file. Fields that are absent and not required are empty."""
-
-    split: str
-    image_id: str
-    filepath: str
-    filename: str
-    references: list[str]
-    size: ImageSize | None
-
-
 def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
     """Read one caption per image from COCO result format, ``[{"image_id": …, "caption": …}, …]``.
 
@@ -71,9 +58,9 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
     """
     captions, twice = Captions(), []
     path = captions_file(path)
-    data = _read_bytes(path)
+    data = read_bytes(path)
     captions.sha256 = hashlib.sha256(data).hexdigest()
-    content = _parse_json(data, path)
+    content = parse_file(data, path)
     for index, row in enumerate(
         _objects([content] if _is_line(content, "caption") else content, path)
     ):
@@ -124,150 +111,78 @@ def read_references(
     Raises:
         DataError: another format, a repeated key or image, an empty reference, or an unknown split.
     """
-    content = _parse_json(_read_bytes(path), path)
-    lines = [content] if _is_line(content, "references") else content
-    if isinstance(lines, list) and lines and _is_line(lines[0], "references"):
-        return _line_references(lines, path, split, by, has_splits)
-    if (
-        isinstance(content, dict)
-        and isinstance(content.get("images"), list)
-        and "annotations" not in content
-    ):
-        return _karpathy_references(content, path, split, by, has_splits)
-    if split is not None and has_splits:
-        raise DataError(
-            f"{path} has no splits: only Karpathy JSON and JSON lines have them; leave split "
-            f"{split!r} out"
-        )
-    if not isinstance(content, dict):
-        return _collect_references(
-            ((row.get(by), row.get("captions")) for row in _objects(content, path)), path
-        )
-    if "annotations" not in content:
-        return _collect_references(content.items(), path)
-    key = "id" if by == "image_id" else "file_name"
-    records = coco_records(content, path)
-    return _collect_references(((image.get(key), texts) for image, texts in records), path)
-
-
-def _karpathy_references(
-    content: dict[str, Any], path: str | Path, split: str | None, by: IdKey, has_splits: bool
-) -> References:
-    with_split = has_splits or any(
-        row.get("split") for row in _objects(content["images"], f"{path}, images")
-    )
-    needs = ["image_id" if by == "image_id" else "filename", "sentences"]
-    split = split if with_split else None
-    records = list(karpathy_records(content, path, [*needs, *["split"] * (split is not None)]))
-    names = [record.image_id if by == "image_id" else record.filename for record in records]
-    listed = [
-        (record.split, name, record.references) for record, name in zip(records, names, strict=True)
-    ]
-    return _of_split(listed, path, split)
-
-
-def _line_references(
-    lines: Sequence[Any], path: str | Path, split: str | None, by: IdKey, has_splits: bool
-) -> References:
-    """Of rows as ``data.format: jsonl`` has them, which are in ``train`` where they name no split."""
-    from rl_caption.data.jsonl import read_row
-
-    if not has_splits and not any(isinstance(line, dict) and "split" in line for line in lines):
+    content = parse_file(read_bytes(path), path)
+    annotated = list(_annotated(content, path, by, split, "train" if has_splits else ""))
+    if split is not None and not any(image.split for image in annotated):
+        if has_splits:
+            raise DataError(f"{path} has no splits: leave split {split!r} out")
         split = None
-    names, rows = SplitNames(path), []
-    for index, line in enumerate(lines, start=1):
-        where = f"{path}, row {index}"
-        name, row = read_row(line, where, Path(path).parent)
-        rows.append((names.read(name, where), row))
-    names.warn()
-    ids = [row["image_id"] if by == "image_id" else Path(str(row["image"])).name for _, row in rows]
-    listed = [
-        (name, image_id, row["references"]) for (name, row), image_id in zip(rows, ids, strict=True)
-    ]
-    references = _of_split(listed, path, split)
-    references.images = {
-        image_id: str(row["image"]) for (_, row), image_id in zip(rows, ids, strict=True)
-    }
-    return references
-
-
-def _of_split(
-    records: Sequence[tuple[str, str, list[str]]], path: str | Path, split: str | None
-) -> References:
-    """References of those of ``records`` (split, image id, references) that are in a split; None
-    takes all.
-    """
-    chosen_splits = ("train", "restval") if split == "train" else (split,)
-    chosen = [record for record in records if split is None or record[0] in chosen_splits]
-    if not chosen:
-        names = dict.fromkeys(name for name, _, _ in records)
-        raise DataError(f"no split {split!r} in {path}: it has {', '.join(names)}")
-    references = _collect_references(((image_id, texts) for _, image_id, texts in chosen), path)
-    references.elsewhere = frozenset(image_id for _, image_id, _ in records) - references.keys()
-    return references
-
-
-def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records of a Karpathy JSON file. Raises ``DataError`` for a wrong record or file."""
-    return karpathy_records(
-        _parse_json(_read_bytes(path), path), path, ("split", "filename", "image_id")
-    )
-
-
-def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> Iterator[Record]:
-    """Yield the records of parsed Karpathy JSON. Raises ``DataError`` where one is wrong or lacks
-    one of ``needs``.
-    """
-    names = SplitNames(path, restval_as_train=False)
-    for index, item in enumerate(
-        _objects(content.get("images") if isinstance(content, dict) else None, f"{path}, images")
-    ):
-        where = f"{path}, images[{index}]"
-        with naming(where, (KeyError, TypeError, AttributeError), DataError):
-            texts = {
-                key: item[key] if key in needs else item.get(key) or ""
-                for key in ("split", "filepath", "filename")
-            }
-            sentences = item["sentences"] if "sentences" in needs else item.get("sentences", [])
-            references = [_sentence(sentence) for sentence in sentences]
-        if texts["split"] or "split" in needs:
-            texts["split"] = names.read(texts["split"], where)
-        key = "imgid" if item.get("cocoid") is None else "cocoid"
-        has_id = item.get(key) is not None or "image_id" in needs
-        size: Any = (item.get("width"), item.get("height"))
-        yield Record(
-            image_id=_id(item.get(key), f"{where}: 'cocoid' or 'imgid'") if has_id else "",
-            references=references,
-            size=size if None not in size else None,
-            **texts,
-        )
-    names.warn()
-
-
-def _sentence(sentence: Any) -> str:
-    """The text of a sentence with ``raw`` or ``tokens``."""
-    raw = sentence.get("raw")
-    return " ".join(sentence["tokens"] if raw is None else [raw])
-
-
-def _collect_references(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> References:
-    """References by image id, checked."""
-    references, twice = References(), []
-    for index, (raw_id, captions) in enumerate(pairs):
-        image_id = _id(raw_id, f"{path}, id of image {index}")
+    wanted = ("train", "restval") if split == "train" else (split,)
+    references, twice, empty = References(), [], []
+    for image in annotated:
+        if split is not None and image.split not in wanted:
+            continue
+        image_id = _id(image.image_id, f"{path}, id of image {len(references)}")
         where = f"{path}: captions of image {shown(image_id)}"
-        check_type(captions, list[str], where, DataError)
+        check_type(image.captions, list[str], where, DataError)
         if image_id in references:
             twice.append(image_id)
-        references[image_id] = list(captions)
+        if not all(map(str.strip, image.captions)):
+            empty.append(image_id)
+        references[image_id] = list(image.captions)
+    if split is not None and not references:
+        names = ", ".join(dict.fromkeys(image.split for image in annotated))
+        raise DataError(f"no split {split!r} in {path}: it has {names}")
     if not any(references.values()):
         raise DataError(f"{path} has no references: expected at least one image with captions")
     _refuse(twice, "listed more than once", path, "expected every image once")
-    empty = [
-        image_id for image_id, captions in references.items() if not all(map(str.strip, captions))
-    ]
     _refuse(empty, "with an empty reference", path, "expected text in every reference")
+    every = {str(image.image_id): image for image in annotated}
+    references.elsewhere = frozenset(every) - references.keys()
+    references.images = {name: image.file for name, image in every.items() if image.file}
     return references
+
+
+class _Annotated(NamedTuple):
+    """Captions of an image in a file of references."""
+
+    image_id: Any
+    captions: Any
+    split: str = ""
+    file: str = ""
+
+
+def _annotated(
+    content: Any, path: str | Path, by: IdKey, split: str | None, default: str
+) -> Iterator[_Annotated]:
+    """Yield the images of a parsed file, whose layout is recognised by its keys.
+
+    ``default`` is the split of JSON lines that name none.
+    """
+    lines = [content] if _is_line(content, "references") else content
+    if isinstance(lines, list) and lines and _is_line(lines[0], "references"):
+        for index, line in enumerate(lines, start=1):
+            name, row = read_row(line, f"{path}, row {index}", Path(path).parent)
+            file = str(row["image"])
+            key = row["image_id"] if by == "image_id" else Path(file).name
+            yield _Annotated(key, row["references"], name if "split" in line else default, file)
+    elif isinstance(content, dict) and "annotations" in content:
+        key = "id" if by == "image_id" else "file_name"
+        for image, captions in coco_records(content, path):
+            yield _Annotated(image.get(key), captions)
+    elif isinstance(content, dict) and isinstance(content.get("images"), list):
+        needs = ["image_id" if by == "image_id" else "filename", "sentences"]
+        if split is not None and (default or any(row.get("split") for row in content["images"])):
+            needs.append("split")
+        for record in karpathy_records(content, path, needs):
+            name = record.image_id if by == "image_id" else record.filename
+            yield _Annotated(name, record.references, record.split)
+    elif isinstance(content, dict):
+        for name, captions in content.items():
+            yield _Annotated(name, captions)
+    else:
+        for row in _objects(content, path):
+            yield _Annotated(row.get(by), row.get("captions"))
 
 
 def coco_records(content: Any, path: str | Path) -> list[tuple[dict[str, Any], list[str]]]:
@@ -301,23 +216,9 @@ def references_for(
     images have none.
     """
     ids = list(image_ids)
-    missing = [image_id for image_id in ids if image_id not in references]
-    example = next(iter(references), "none")
-    _refuse(
-        missing,
-        "captioned but without references",
-        source,
-        f"its ids are such as {shown(example)}",
-        len(ids),
-    )
-    bare = [image_id for image_id in ids if not references[image_id]]
-    _refuse(
-        bare,
-        "captioned, and their list of references is empty",
-        source,
-        "expected at least one",
-        len(ids),
-    )
+    missing = [image_id for image_id in ids if not references.get(image_id)]
+    expected = f"its ids are such as {shown(next(iter(references), 'none'))}"
+    _refuse(missing, "captioned but without references", source, expected, len(ids))
     return [list(references[image_id]) for image_id in ids]
 
 
@@ -371,32 +272,23 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     or, in the same way, several, which it names.
     """
     root = Path(folder)
-    paths_by: dict[tuple[int, str], list[str]] = {}
+    files_by: dict[tuple[int, str], list[str]] = {}
     for path in list_images(root):
         names = (os.path.abspath(path), path.relative_to(root).as_posix(), *_names_of(path))
         for way in enumerate(names):
-            paths_by.setdefault(way, []).append(str(path))
-    ids = list(image_ids)
-    ways = [enumerate((os.path.abspath(image_id), *[image_id] * 4)) for image_id in ids]
-    candidates = [next((paths_by[way] for way in tried if way in paths_by), []) for tried in ways]
-    missing = [image_id for image_id, files in zip(ids, candidates, strict=True) if not files]
-    expected = f"expected a file named like the id, with one of {', '.join(sorted(IMAGE_SUFFIXES))}"
+            files_by.setdefault(way, []).append(str(path))
+    found: dict[str, list[str]] = {}
+    for image_id in (ids := list(image_ids)):
+        ways = enumerate((os.path.abspath(image_id), *[image_id] * 4))
+        found[image_id] = next((files_by[way] for way in ways if way in files_by), [])
+    missing = [image_id for image_id, files in found.items() if not files]
+    suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+    expected = f"expected a file named like the id, with one of {suffixes}"
     _refuse(missing, "without a file here", root, expected, len(ids))
-    several = {
-        image_id: files for image_id, files in zip(ids, candidates, strict=True) if len(files) > 1
-    }
-    clashes = "; ".join(
-        f"{shown(key)} is {' and '.join(files[:SHOWN])}"
-        for key, files in [*several.items()][:SHOWN]
-    )
-    _refuse(
-        [*several],
-        "with more than one file",
-        root,
-        f"expected one file per id: {clashes}",
-        len(ids),
-    )
-    return [file for (file,) in candidates]
+    several = [image_id for image_id, files in found.items() if len(files) > 1]
+    files = "; ".join(" and ".join(found[image_id][:SHOWN]) for image_id in several[:SHOWN])
+    _refuse(several, "with more than one file", root, f"expected one per id: {files}", len(ids))
+    return [found[image_id][0] for image_id in ids]
 
 
 def write_json(path: str | Path, content: Any, allow_nan: bool = False) -> None:
@@ -415,25 +307,6 @@ def write_text(path: str | Path, text: str) -> None:
     """Write UTF-8 text atomically (``rewards.files.atomic_write``). An ``OSError`` names the file."""
     with atomic_write(path) as file:
         file.write(text.encode())
-
-
-def _read_bytes(path: str | Path) -> bytes:
-    """The content of a file or pipe (read once); gzip is recognised by its content, not by the
-    file's name.
-    """
-    data = Path(path).read_bytes()
-    with naming(str(path), (OSError, EOFError, zlib.error), DataError):
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-
-
-def _parse_json(data: bytes, path: str | Path) -> Any:
-    """The value of JSON, or the list of the values of JSON lines: several lines, of which the first
-    is an object.
-    """
-    first, _, rest = data.strip().partition(b"\n")
-    if rest and first.rstrip().endswith(b"}") and first.startswith(b"{"):
-        return [value for *_, value in parse_json_lines(data.split(b"\n"), path)]
-    return parse_json(data, path, drop_tokens=True)
 
 
 def _is_line(value: Any, key: str) -> bool:

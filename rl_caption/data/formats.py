@@ -1,43 +1,45 @@
 """Data formats by name, and what formats that read a file share.
 
 A format of this package is a line in ``FORMATS``. One from outside is named by ``data.target``
-(``package.module:Name``): a class or function that makes a ``DataModule``. Its parameters are its
-options, with ranges in their annotations (``Annotated[int, Range(min=1)]``); their values come from
-``data.kwargs``, or, for parameters named like one of ``KEYS``, from that key of ``data``.
+(``package.module:Name``): a function that yields rows, or the rows themselves (``rows_of``). Its
+parameters are its options, with ranges in their annotations (``Annotated[int, Range(min=1)]``);
+their values come from ``data.kwargs``, or, for parameters named like one of ``KEYS``, from that key
+of ``data``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import pickle
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import partial
 from os.path import exists
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rewards.base import naming
 from rewards.videos import video_frames
-from rl_caption.data.base import BY_REFERENCE, DataError, DataModule, Row, RowView, Splits
-from rl_caption.data.features import FeatureOptions, features_of
+from rl_caption.data.base import BY_REFERENCE, DataError, Row, RowView, Splits
+from rl_caption.data.rows import ROW_KEYS, read_row
 from rl_caption.data.splits import STANDARD_SPLITS
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code
-from rl_caption.runtime.options import check_type, load_target, wrong_arguments
+from rl_caption.runtime.options import load_target, wrong_arguments
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import DataConfig
 
 FORMATS = {
-    "karpathy": "rl_caption.data.karpathy:KarpathyData",
-    "jsonl": "rl_caption.data.jsonl:JsonLinesData",
+    "karpathy": "rl_caption.data.rows:karpathy",
+    "jsonl": "rl_caption.data.rows:jsonl",
     "hub": "rl_caption.data.hub:hub",
     "coco": "rl_caption.data.published:coco",
     "sharegpt4v": "rl_caption.data.published:sharegpt4v",
     "dci": "rl_caption.data.published:densely_captioned",
     "urban1k": "rl_caption.data.published:urban1k",
     "scenes": "rl_caption.data.scenes:ScenesData",
-    "images": "rl_caption.data.unpaired:ImageFolder",
-    "captions": "rl_caption.data.unpaired:CaptionFile",
-    "caption_targets": "rl_caption.data.unpaired:CaptionTargets",
+    "images": "rl_caption.data.published:images",
+    "captions": "rl_caption.data.published:captions",
+    "caption_targets": "rl_caption.data.published:caption_targets",
 }
 """Name -> ``module:Name``."""
 KEYS = (
@@ -64,7 +66,11 @@ def wrong_options(config: DataConfig, key: str = "data", required: bool = False)
     def key_of(option: str) -> str:
         return f"{key}.{option}" if option in KEYS else f"{key}.kwargs.{option}"
 
-    return wrong_arguments(target, 0, name, _given(config) | config.kwargs, key_of, required)
+    def rows() -> None:
+        """No options: what rows themselves have."""
+
+    options = _given(config) | config.kwargs
+    return wrong_arguments(target if callable(target) else rows, 0, name, options, key_of, required)
 
 
 def check_path(config: DataConfig, run: str = "") -> None:
@@ -87,7 +93,7 @@ def where_from(source: str | None) -> str:
     return "" if source is None else f". It takes {source}"
 
 
-def build_data(config: DataConfig) -> DataModule:
+def build_data(config: DataConfig) -> Splits:
     """Build the dataset of the section ``data`` of a configuration; ``check_data`` is separate.
 
     Raises:
@@ -105,9 +111,9 @@ def build_data(config: DataConfig) -> DataModule:
         naming(f"data: {name}", (TypeError, ValueError), ConfigError, kept),
         errors_of_user_code(name),
     ):
-        data = target(**_given(config) | config.kwargs)
-        if config.target is not None:
-            data = map_rows(data, partial(_check_row, name))
+        made = target(**_given(config) | config.kwargs) if callable(target) else target
+        source = name if config.path is None else config.path
+        data = rows_of(made, source, checked=config.target is None)
     if config.num_frames is not None:
         data = map_rows(data, partial(_video, config.num_frames))
     return map_rows(data, _long) if config.long_captions else data
@@ -117,7 +123,8 @@ def _target(config: DataConfig, key: str) -> tuple[Any, str]:
     """The class or function of a format, and its name in messages."""
     option, table = ("format", FORMATS) if config.target is None else ("target", None)
     name = getattr(config, option)
-    return load_target(name, f"{key}.{option}", table), f"{key}.{option} {name}"
+    found = load_target(name, f"{key}.{option}", table, values=(Collection,))
+    return found, f"{key}.{option} {name}"
 
 
 def _given(config: DataConfig) -> dict[str, Any]:
@@ -128,54 +135,72 @@ def _given(config: DataConfig) -> dict[str, Any]:
     return {key: getattr(config, key) for key in KEYS if getattr(config, key) != plain.get(key, {})}
 
 
-def grouped_by_split(
-    rows: Iterable[tuple[str, Row]], source: Path, max_images: Mapping[str, int] | None = None
-) -> dict[str, list[Row]]:
-    """Group ``(split, row)`` pairs: first the standard splits, then others in the order of the
-    file.
+class PackedRows(Sequence[Row]):
+    """Rows in one buffer, so that millions of them take what their texts take."""
 
-    ``max_images`` limits the number of rows of a split; the first ones stay. Raises ``DataError``
-    where ``source`` has no row.
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._ends = array("q", [0])
+
+    def append(self, row: Row) -> None:
+        """Add a row at the end."""
+        self._bytes += pickle.dumps(row)
+        self._ends.append(len(self._bytes))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        start, end = self._ends[index : index + 2]
+        return pickle.loads(self._bytes[start:end])
+
+
+def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Splits:
+    """The rows of Python objects by split.
+
+    Args:
+        source: rows (``Row``, and the ``split`` if it is not ``train``) as a list or from a
+            generator; a table of ``datasets``; or a dict of these by split.
+        name: of the source in messages.
+        checked: its rows are right, so that types and keys are not looked at.
+
+    Raises:
+        DataError: a row is wrong; the message names it and the key.
     """
-    groups: dict[str, list[Row]] = {}
-    for split, row in rows:
-        groups.setdefault(split, []).append(row)
-    if not groups:
-        raise DataError(f"{source} holds no images")
-    limits = max_images or {}
-    return {
-        split: groups[split][: limits.get(split)]
-        for split in dict.fromkeys((*STANDARD_SPLITS, *groups))
-        if split in groups
-    }
+    if isinstance(source, Splits):
+        return source
+    tables = source if isinstance(source, Mapping) else {"train": source}
+    if tables and all(hasattr(table, "column_names") for table in tables.values()):
+        from rl_caption.data.hub import rows_of_tables
+
+        return rows_of_tables(tables, name)
+    if isinstance(source, Mapping):
+        rows: dict[str, Sequence[Row]] = {}
+        for split, items in source.items():
+            rows[split] = RowView(items, partial(_read, f"{name}, split {split!r}", split))
+        return Splits(rows, name)
+    groups: dict[str, PackedRows] = {split: PackedRows() for split in STANDARD_SPLITS}
+    for index, item in enumerate(source):
+        if checked:
+            split, row = item.pop("split"), item
+        else:
+            split, row = read_row(item, f"{name}, row {index}", "", None, ROW_KEYS, f"{index}")
+        groups.setdefault(split, PackedRows()).append(row)
+    found = {split: RowView(packed) for split, packed in groups.items() if len(packed)}
+    if not found:
+        raise DataError(f"{name} holds no images")
+    return Splits(found, name)
 
 
-def add_features(
-    rows: Mapping[str, list[Row]], root: str | Path | None, options: Mapping[str, Any] | None = None
-) -> None:
-    """Set ``features`` of every row to its ``ImageFeatures`` under ``root``; do nothing where
-    ``root`` is None.
-
-    ``root`` is a folder or an HDF5 file, ``options`` are arguments of ``FeatureOptions``.
-    """
-    if root is None:
-        return
-    every = [row for split in rows.values() for row in split]
-    for row, features in zip(
-        every, features_of(every, root, FeatureOptions(**(options or {}))), strict=True
-    ):
-        row["features"] = features
+def _read(where: str, split: str, index: int, item: Any) -> Row:
+    place = f"{where}, row {index}"
+    return read_row(item, place, "", None, ROW_KEYS, f"{split}/{index}")[1]
 
 
-def map_rows(data: DataModule, make: Callable[[str, int, Row], Row]) -> DataModule:
+def map_rows(data: Splits, make: Callable[[str, int, Row], Row]) -> Splits:
     """A dataset whose rows are ``make(split, index, row)``, applied when a row is accessed."""
-    rows = {split: RowView(data.split(split), partial(make, split)) for split in data.splits}
-    return Splits(rows, getattr(data, "path", "the data"))
-
-
-def _check_row(name: str, split: str, index: int, row: Any) -> Row:
-    check_type(row, Row, f"{name}, split {split!r}, row {index}", DataError)
-    return row  # type: ignore[no-any-return]
+    rows = {split: RowView(found, partial(make, split)) for split, found in data.items()}
+    return Splits(rows, data.source)
 
 
 def _video(num_frames: int, split: str, index: int, row: Row) -> Row:

@@ -1,27 +1,19 @@
 """Tables read by the library ``datasets`` (extra ``hub``): the hub, Parquet, CSV, webdataset's tar
-shards.
+shards, and tables in memory.
 
 Texts are read when a row is accessed, and images when they are opened: both from the library's
 memory-mapped files.
 """
 
-import hashlib
-import io
-import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-from rewards.base import RewardError, naming
-from rewards.images import UNREADABLE, image_identity, image_size, open_image
-from rl_caption.data.base import DataError, Row, RowView, Splits
-from rl_caption.data.jsonl import read_row, renamed_columns
-from rl_caption.data.splits import SplitNames, regrouped, standard_split
+from rewards.base import naming
+from rl_caption.data.base import DataError, LazyImage, Row, RowView, Splits
+from rl_caption.data.rows import read_row, renamed_columns
+from rl_caption.data.splits import split_name, standard_split
 
 LOADERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}
 """Extension of a single file -> its loader in ``datasets``."""
@@ -52,93 +44,105 @@ def hub(
     Raises:
         DataError: it cannot be loaded, or has other columns or splits.
     """
+    import datasets
+    from pyarrow import ArrowException
+
     place = Path(path)
     options: dict[str, Any] = {"path": path, "name": name, "revision": revision}
     if place.is_file():
         options = {"path": LOADERS.get(place.suffix, "json"), "data_files": {"train": path}}
     if image_root is None and place.exists():
         image_root = str(place.parent if place.is_file() else place)
-    tables = _load_tables(path, splits, options)
-    if columns is None:
-        has_split = any("split" in table.column_names for table in tables.values())
-        optional = ["split"] if has_split and splits is None else []
-        columns = {name: name for name in ("image", "references", *optional)}
-    rows = {
-        name: _rows(table, name, path, columns, image_root or "") for name, table in tables.items()
-    }
-    if "split" not in columns:
-        return Splits(rows, path)
-    if splits is not None:
-        raise DataError(
-            f"data.kwargs.splits and data.columns.split both say the splits of {path!r}"
-        )
-    names = SplitNames(path)
-    named = {
-        name: _splits_of(table, columns["split"], f"{path}, split {name!r}", names)
-        for name, table in tables.items()
-    }
-    names.warn()
-    return Splits(regrouped(rows, named), path)
-
-
-def _load_tables(
-    source: str, splits: Mapping[str, str] | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Split -> table, a ``datasets.Dataset``."""
-    import datasets
-    from pyarrow import ArrowException
-
     unloadable = (OSError, ValueError, ArrowException, datasets.exceptions.DatasetsError)
-    with naming(f"data.path {source!r} cannot be loaded", unloadable, DataError):
+    with naming(f"data.path {path!r} cannot be loaded", unloadable, DataError):
         if splits is None:
-            loaded = datasets.load_dataset(**options)
-            return {standard_split(name): table for name, table in loaded.items()}
-        return {
-            name: datasets.load_dataset(**options, split=there) for name, there in splits.items()
-        }
+            tables = dict(datasets.load_dataset(**options))
+        else:
+            tables = {
+                split: datasets.load_dataset(**options, split=there)
+                for split, there in splits.items()
+            }
+    if splits is not None and "split" in (columns or {}):
+        raise DataError(f"{path!r}: data.kwargs.splits and data.columns.split both say its splits")
+    return rows_of_tables(tables, path, columns, image_root or "", splits is None)
 
 
-def _splits_of(table: Any, column: str, where: str, names: SplitNames) -> list[str]:
+def rows_of_tables(
+    tables: Mapping[str, Any],
+    source: str,
+    columns: Mapping[str, str] | None = None,
+    image_root: str | Path = "",
+    by_column: bool = True,
+) -> Splits:
+    """The rows of tables (``datasets.Dataset``) by split.
+
+    Args:
+        tables: split -> table.
+        source: the data set in messages.
+        columns: as of ``renamed_columns``; None takes ``image`` and ``references``.
+        image_root: folder of the images, where their column has paths.
+        by_column: the rows of a table with a column ``split`` are in the splits that it names.
+    """
+    groups: dict[str, list[tuple[str, int]]] = {}
+    makers = {}
+    for part, table in tables.items():
+        where = f"{source}, split {part!r}"
+        named = dict(columns or {name: name for name in ("image", "references")})
+        if columns is None and by_column and "split" in table.column_names:
+            named["split"] = "split"
+        makers[part] = _table_rows(table, where, standard_split(part), named, image_root)
+        splits = [standard_split(part)] * len(table)
+        if "split" in named:
+            splits = _splits_of(table, named["split"], where)
+        for index, split in enumerate(splits):
+            groups.setdefault(split, []).append((part, index))
+    make = partial(_row_at, makers)
+    return Splits({split: RowView(places, make) for split, places in groups.items()}, source)
+
+
+def _row_at(rows: Mapping[str, RowView], index: int, place: tuple[str, int]) -> Row:
+    part, number = place
+    return rows[part][number]
+
+
+def _splits_of(table: Any, column: str, where: str) -> list[str]:
     """The split that a column, or a text with columns in braces, names for each row of a table."""
     import datasets
 
-    images = [
-        name for name, kind in table.features.items() if isinstance(kind, datasets.Image)
-    ]  # they would be decoded
-    table = table.remove_columns(images)
+    images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
+    table = table.remove_columns(images)  # they would be decoded
     if column in table.column_names:
         table = table.select_columns([column])
     splits = []
     for index, item in enumerate(table):
         place = f"{where}, row {index}"
-        splits.append(names.read(renamed_columns(item, {"split": column}, place)["split"], place))
+        splits.append(split_name(renamed_columns(item, {"split": column}, place)["split"], place))
     return splits
 
 
-def _rows(table: Any, split: str, source: str, columns: dict[str, str], image_root: str) -> RowView:
-    """The rows of one stored split, a ``datasets.Dataset``."""
-    where = f"{source}, split {split!r}"
-    stored = columns.get("image", "")
+def _table_rows(
+    table: Any, where: str, split: str, columns: dict[str, str], image_root: str | Path
+) -> RowView:
+    """The rows of one table; images stay where they are, undecoded."""
+    column = columns.get("image", "")
     images = None
-    if stored in table.column_names and getattr(table.features[stored], "dtype", "") != "string":
+    if column in table.column_names and getattr(table.features[column], "dtype", "") != "string":
         import datasets
 
-        if isinstance(table.features[stored], datasets.Image):
-            table = table.cast_column(stored, datasets.Image(decode=False))
-        images = table.select_columns([stored])
-        table = table.remove_columns([stored])
-    text_columns = {
-        name: column for name, column in columns.items() if images is None or name != "image"
-    }
-    return RowView(table, partial(_row, where, split, text_columns, images, image_root))
+        if isinstance(table.features[column], datasets.Image):
+            table = table.cast_column(column, datasets.Image(decode=False))
+        images = table.select_columns([column])
+        table = table.remove_columns([column])
+        columns = {name: there for name, there in columns.items() if name != "image"}
+    return RowView(table, partial(_table_row, where, split, columns, images, image_root))
 
 
-def _row(
+def _table_row(
     where: str,
     split: str,
     columns: Mapping[str, str],
     images: Any,
-    image_root: str,
+    image_root: str | Path,
     index: int,
     item: Any,
 ) -> Row:
@@ -148,72 +152,7 @@ def _row(
             key: value.strip() if isinstance(value, str) else value for key, value in item.items()
         }
     values = renamed_columns(item, columns, where)
+    values.pop("split", None)
     if images is not None:
-        values = {"image_id": f"{split}/{index}", "image": f"{split}/{index}"} | values
-    _, row = read_row(values, where, Path(image_root))
-    if images is not None:
-        row["image"] = StoredImage(where, images, index, image_root)
-    return row
-
-
-class LazyImage(ABC):
-    """An image that is read and decoded when it is used."""
-
-    where: str
-    """The place of its row, for errors."""
-
-    @abstractmethod
-    def read(self) -> str | bytes:
-        """The bytes of the file, or its path."""
-
-    def render(self) -> Image.Image:
-        """Decode it; ``RewardError``, which names the row, where that fails."""
-        with naming(self.where, (*UNREADABLE, RewardError), RewardError):
-            content = self.read()
-            source = content if isinstance(content, str) else Image.open(io.BytesIO(content))
-            return open_image(source, own_mode=True)
-
-    def dimensions(self) -> tuple[int, int]:
-        """Width and height, without decoding it; ``RewardError`` as of ``render``."""
-        with naming(self.where, (*UNREADABLE, RewardError), RewardError):
-            content = self.read()
-            if isinstance(content, str):
-                return image_size(content)
-            with Image.open(io.BytesIO(content)) as image:
-                return image.size
-
-    def identity(self) -> str:
-        """A key of caches, without decoding: a hash of the bytes, or that of the file."""
-        content = self.read()
-        if isinstance(content, str):
-            return image_identity(content)
-        return hashlib.blake2b(content).hexdigest()
-
-
-@dataclass(frozen=True)
-class EncodedImage(LazyImage):
-    """An image in memory: the bytes of its file, and the place of its row for errors."""
-
-    content: bytes = field(repr=False)
-    where: str = field(compare=False)
-
-    def read(self) -> bytes:
-        """The bytes."""
-        return self.content
-
-
-@dataclass(frozen=True)
-class StoredImage(LazyImage):
-    """An image in a row of a table of ``datasets`` with one column: bytes, or a path."""
-
-    where: str
-    images: Any = field(repr=False, compare=False)
-    row: int
-    image_root: str
-
-    def read(self) -> str | bytes:
-        """The bytes, or the path below ``image_root``."""
-        (value,) = self.images[self.row].values()
-        if isinstance(value, dict):
-            value = value.get("bytes") or value.get("path")
-        return value if isinstance(value, bytes) else os.path.join(self.image_root, value)
+        values["image"] = LazyImage(where, images, index, image_root)
+    return read_row(values, where, image_root, number=f"{split}/{index}")[1]

@@ -12,6 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import chain, combinations
 from typing import Protocol
 
 import numpy as np
@@ -82,6 +84,11 @@ class Tagged:
     words: tuple[str, ...]
     classes: tuple[str, ...]
 
+    @cached_property
+    def lower(self) -> tuple[str, ...]:
+        """The words in lower case."""
+        return tuple(word.lower() for word in self.words)
+
     def of(self, letter: str) -> list[int]:
         """Positions of the words of one class."""
         return [at for at, word_class in enumerate(self.classes) if word_class == letter]
@@ -129,13 +136,10 @@ def word_pool(captions: Sequence[str]) -> dict[str, tuple[list[str], np.ndarray]
     chosen = captions[:: max(1, len(captions) // POOLED)]
     counts: dict[str, Counter[str]] = {"N": Counter(), "J": Counter()}
     for caption in progress(chosen, "words of captions", "caption"):
-        words_of_caption = tag_words(caption)
+        tagged = tag_words(caption)
         for letter, counter in counts.items():
-            counter.update(
-                words_of_caption.words[at].lower()
-                for at in words_of_caption.of(letter)
-                if words_of_caption.words[at].isalpha()
-            )
+            words = [tagged.lower[at] for at in tagged.of(letter)]
+            counter.update(word for word in words if word.isalpha())
     for letter, words in (("J", _NO_ATTRIBUTES), ("N", _NOT_SWAPPED)):
         for word in words:
             del counts[letter][word]
@@ -154,105 +158,90 @@ def _is_plural(noun: str) -> bool:
 def _drawn(
     pool: Pool,
     letter: str,
-    present: set[str],
+    present: Tagged,
     generator: np.random.Generator,
     plural: bool | None = None,
 ) -> str | None:
-    """Draw a word of a class by frequency, not among ``known``; None after ten failed draws.
+    """Draw a word of a class by frequency, which the caption has not; None after ten failed draws.
 
     ``plural`` restricts nouns to plurals (True) or singulars (False).
     """
     words, shares = pool[letter]
     for _ in range(10 if words else 0):
-        word = words[
-            min(int(np.searchsorted(shares, generator.random(), side="right")), len(words) - 1)
-        ]
-        if word not in present and plural in (None, _is_plural(word)):
+        place = int(np.searchsorted(shares, generator.random(), side="right"))
+        word = words[min(place, len(words) - 1)]
+        if word not in present.lower and plural in (None, _is_plural(word)):
             return word
     return None
 
 
-def _replace_word(letter: str) -> Edit:
-    def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-        """Replace one word by another of its class."""
-        positions = [
-            at for at in caption.of(letter) if caption.words[at].lower() not in _NOT_SWAPPED
-        ]
-        if not positions:
-            return None
-        at = int(generator.choice(positions))
-        plural = _is_plural(caption.words[at].lower()) if letter == "N" else None
-        word = _drawn(pool, letter, {word.lower() for word in caption.words}, generator, plural)
-        if word is None:
-            return None
-        return caption.replace_words({at: _like(word, caption.words[at])})
+def _swappable(caption: Tagged, letter: str) -> list[int]:
+    """Positions of the words of a class that are no parts of relations."""
+    return [at for at in caption.of(letter) if caption.lower[at] not in _NOT_SWAPPED]
 
-    return edit
+
+def _replace_word(
+    caption: Tagged, pool: Pool, generator: np.random.Generator, letter: str
+) -> str | None:
+    """Replace one word by another of its class."""
+    positions = _swappable(caption, letter)
+    if not positions:
+        return None
+    at = int(generator.choice(positions))
+    plural = _is_plural(caption.lower[at]) if letter == "N" else None
+    word = _drawn(pool, letter, caption, generator, plural)
+    return None if word is None else caption.replace_words({at: _like(word, caption.words[at])})
 
 
 def _replace_relation(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-    lower = [word.lower() for word in caption.words]
-    relations = [
-        (at, len(relation.split()), relation)
-        for relation in _RELATIONS
-        for at in range(len(lower))
-        if lower[at : at + len(relation.split())] == relation.split()
-    ]
+    found: list[tuple[int, int, str]] = []
+    for relation in _RELATIONS:
+        words = relation.split()
+        for at in range(len(caption.lower)):
+            if list(caption.lower[at : at + len(words)]) == words:
+                found.append((at, at + len(words), relation))
+    # "on top of" rather than the "on" in it
     longest = [
-        one
-        for one in relations
-        if not any(o[0] <= one[0] < o[0] + o[1] and o[1] > one[1] for o in relations)
+        (at, end, relation)
+        for at, end, relation in found
+        if not any(o <= at < o_end and o_end - o > end - at for o, o_end, _ in found)
     ]
     if not longest:
         return None
-    at, length, relation = longest[int(generator.integers(len(longest)))]
-    return caption.replace_words(
-        {at: _OPPOSITE[relation]} | dict.fromkeys(range(at + 1, at + length), "")
-    )
+    at, end, relation = longest[int(generator.integers(len(longest)))]
+    rest = dict.fromkeys(range(at + 1, end), "")
+    return caption.replace_words({at: _OPPOSITE[relation], **rest})
 
 
 def _replace_count(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
     # Not "one": the noun after it would have to become plural.
-    positions = [at for at, word in enumerate(caption.words) if word.lower() in NUMBERS[1:]]
+    positions = [at for at, word in enumerate(caption.lower) if word in NUMBERS[1:]]
     if not positions:
         return None
     at = int(generator.choice(positions))
-    others = [number for number in NUMBERS[1:] if number != caption.words[at].lower()]
-    return caption.replace_words(
-        {at: _like(others[int(generator.integers(len(others)))], caption.words[at])}
-    )
+    others = [number for number in NUMBERS[1:] if number != caption.lower[at]]
+    other = others[int(generator.integers(len(others)))]
+    return caption.replace_words({at: _like(other, caption.words[at])})
 
 
-def _swap(letter: str) -> Edit:
-    def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-        """Exchange two words of the class."""
-        positions = [
-            at for at in caption.of(letter) if caption.words[at].lower() not in _NOT_SWAPPED
-        ]
-        pairs = [
-            (first, second)
-            for index, first in enumerate(positions)
-            for second in positions[index + 1 :]
-            # Words without others between them form one phrase ("tennis ball", "black and white").
-            if caption.words[first].lower() != caption.words[second].lower()
-            and any(caption.classes[at] not in "NJC" for at in range(first + 1, second))
-        ]
-        if not pairs:
-            return None
-        first, second = pairs[int(generator.integers(len(pairs)))]
-        one, other = caption.words[first], caption.words[second]
-        return caption.replace_words({first: _like(other, one), second: _like(one, other)})
-
-    return edit
+def _swap(caption: Tagged, pool: Pool, generator: np.random.Generator, letter: str) -> str | None:
+    """Exchange two words of the class."""
+    pairs = []
+    for first, second in combinations(_swappable(caption, letter), 2):
+        # Words without others between them form one phrase ("tennis ball", "black and white").
+        between = caption.classes[first + 1 : second]
+        if caption.lower[first] != caption.lower[second] and any(c not in "NJC" for c in between):
+            pairs.append((first, second))
+    if not pairs:
+        return None
+    first, second = pairs[int(generator.integers(len(pairs)))]
+    one, other = caption.words[first], caption.words[second]
+    return caption.replace_words({first: _like(other, one), second: _like(one, other)})
 
 
 def _add_object(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-    word = _drawn(pool, "N", {word.lower() for word in caption.words}, generator)
-    ends = [
-        at
-        for at in caption.of("N")
-        if at + 1 == len(caption.words) or caption.classes[at + 1] != "N"
-    ]
+    word = _drawn(pool, "N", caption, generator)
+    ends = [at for at in caption.of("N") if caption.classes[at + 1 : at + 2] != ("N",)]
     if not ends or word is None:
         return None
     at = int(generator.choice(ends))
@@ -261,7 +250,7 @@ def _add_object(caption: Tagged, pool: Pool, generator: np.random.Generator) -> 
 
 
 def _add_attribute(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-    word = _drawn(pool, "J", {word.lower() for word in caption.words}, generator)
+    word = _drawn(pool, "J", caption, generator)
     bare = [at for at in caption.of("N") if at == 0 or caption.classes[at - 1] not in "NJ"]
     if not bare or word is None:
         return None
@@ -269,61 +258,55 @@ def _add_attribute(caption: Tagged, pool: Pool, generator: np.random.Generator) 
     return caption.replace_words({at: f"{_like(word, caption.words[at])} {caption.words[at]}"})
 
 
-def _shuffle(chosen: Callable[[str], bool]) -> Edit:
-    """An edit that shuffles the words of the ``chosen`` classes among their positions."""
-
-    def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-        positions = [
-            at
-            for at, letter in enumerate(caption.classes)
-            if caption.words[at].isalnum() and chosen(letter)
-        ]
-        shuffled = generator.permutation(positions)
-        words = {at: caption.words[other] for at, other in zip(positions, shuffled, strict=True)}
-        return _join_words(words.get(at, word) for at, word in enumerate(caption.words))
-
-    return edit
+def _shuffle(
+    caption: Tagged, pool: Pool, generator: np.random.Generator, nouns: bool
+) -> str | None:
+    """Shuffle nouns and adjectives, or all other words, among their positions."""
+    positions = [
+        at
+        for at, letter in enumerate(caption.classes)
+        if caption.words[at].isalnum() and (letter in "NJ") == nouns
+    ]
+    shuffled = generator.permutation(positions)
+    words = {at: caption.words[other] for at, other in zip(positions, shuffled, strict=True)}
+    return _join_words(words.get(at, word) for at, word in enumerate(caption.words))
 
 
-def _shuffle_trigrams(within: bool) -> Edit:
-    """An edit that cuts the words into triples and shuffles these, or the words ``within`` each;
-    drops punctuation.
-    """
-
-    def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-        words = [word for word in caption.words if word[0].isalnum()]
-        triples = [words[start : start + 3] for start in range(0, len(words), 3)]
-        if within:
-            return _join_words(
-                triple[index] for triple in triples for index in generator.permutation(len(triple))
-            )
-        return _join_words(
-            word for index in generator.permutation(len(triples)) for word in triples[index]
-        )
-
-    return edit
+def _shuffle_trigrams(
+    caption: Tagged, pool: Pool, generator: np.random.Generator, within: bool
+) -> str | None:
+    """Cut the words into triples and shuffle these, or the words ``within`` each; drop punctuation."""
+    words = [word for word in caption.words if word[0].isalnum()]
+    triples = [words[start : start + 3] for start in range(0, len(words), 3)]
+    if within:
+        triples = [[triple[n] for n in generator.permutation(len(triple))] for triple in triples]
+    else:
+        triples = [triples[index] for index in generator.permutation(len(triples))]
+    return _join_words(chain(*triples))
 
 
 def _like(word: str, original: str) -> str:
     """``word`` with the capitalisation of ``original``."""
-    return word.capitalize() if original[:1].isupper() else word.lower() if word.istitle() else word
+    if original[:1].isupper():
+        return word.capitalize()
+    return word.lower() if word.istitle() else word
 
 
 Edit = Callable[[Tagged, Pool, np.random.Generator], str | None]
 """A false caption, or None where the rule does not apply."""
 EDITS: dict[str, Edit] = {
-    "replace_object": _replace_word("N"),
-    "replace_attribute": _replace_word("J"),
+    "replace_object": partial(_replace_word, letter="N"),
+    "replace_attribute": partial(_replace_word, letter="J"),
     "replace_relation": _replace_relation,
     "replace_count": _replace_count,
-    "swap_object": _swap("N"),
-    "swap_attribute": _swap("J"),
+    "swap_object": partial(_swap, letter="N"),
+    "swap_attribute": partial(_swap, letter="J"),
     "add_object": _add_object,
     "add_attribute": _add_attribute,
-    "shuffle_nouns_adjectives": _shuffle(lambda letter: letter in "NJ"),
-    "shuffle_all_but_nouns_adjectives": _shuffle(lambda letter: letter not in "NJ"),
-    "shuffle_within_trigrams": _shuffle_trigrams(within=True),
-    "shuffle_trigrams": _shuffle_trigrams(within=False),
+    "shuffle_nouns_adjectives": partial(_shuffle, nouns=True),
+    "shuffle_all_but_nouns_adjectives": partial(_shuffle, nouns=False),
+    "shuffle_within_trigrams": partial(_shuffle_trigrams, within=True),
+    "shuffle_trigrams": partial(_shuffle_trigrams, within=False),
 }
 """Kind of hard negative -> the rule that makes it; the last four are ARO's perturbations of word
 order.

@@ -1,12 +1,15 @@
 """Readers of JSON, YAML, CSV and text, whose errors name the file and the key."""
 
 import csv
+import gzip
 import hashlib
 import json
 import os
 import re
 import typing
 import unicodedata
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,25 @@ def parse_json(
     pairs = _without_tokens if drop_tokens else unique_keys
     with naming(f"{where} is not JSON", (ValueError,), error):
         return json.loads(content, object_pairs_hook=pairs)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a file or pipe (read once); gzip is recognised by its content, not by the
+    file's name.
+    """
+    data = Path(path).read_bytes()
+    with naming(str(path), (OSError, EOFError, zlib.error), DataError):
+        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+
+
+def parse_file(data: bytes, path: str | Path) -> Any:
+    """The value of JSON, or the list of the values of JSON lines: several lines, of which the first
+    is an object.
+    """
+    first, _, rest = data.strip().partition(b"\n")
+    if rest and first.rstrip().endswith(b"}") and first.startswith(b"{"):
+        return [value for *_, value in parse_json_lines(data.split(b"\n"), path)]
+    return parse_json(data, path, drop_tokens=True)
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, str, Any]]:
@@ -182,32 +204,30 @@ class TextForms:
     """
 
     def __init__(self) -> None:
-        self.total, self.scored = 0, 0
-        self.has_composed = False
-        kinds = ("special", "decomposed", "empty", "char", "thai")
-        self.offenders: dict[str, list[str]] = {kind: [] for kind in kinds}
-        self.counts = dict.fromkeys(self.offenders, 0)
+        self.total, self.has_composed = 0, False
+        self.counts: Counter[str] = Counter()
+        self.first: dict[str, list[str]] = defaultdict(list)
 
     def add(self, where: str, text: str, scored: bool = False) -> None:
         """Look at a text; ``where`` it is, such as ``caption of image '1'``, stands in warnings."""
-        self.total, self.scored = self.total + 1, self.scored + scored
+        self.total += 1
+        kinds = []
         if _MARKS.search(text) and SPECIAL_TOKENS.search(text):
-            self._count("special", where, text)
+            kinds.append("special")
         if scored and not any(map(str.isalnum, text)):
-            self._count("empty", where, text)
+            kinds.append("empty")
         if not text.isascii():
             self.has_composed |= not unicodedata.is_normalized("NFD", text)
             if not unicodedata.is_normalized("NFC", text):
-                self._count("decomposed", where, text)
+                kinds.append("decomposed")
             if _lacks_spaces(text, _CHINESE_OR_JAPANESE, 3):
-                self._count("char", where, text)
-            if _lacks_spaces(text, _THAI_AND_OTHERS, 8):
-                self._count("thai", where, text)
-
-    def _count(self, name: str, where: str, text: str) -> None:
-        self.counts[name] += 1
-        if len(self.offenders[name]) < SHOWN:
-            self.offenders[name].append(f"{where}: {shown(text)}")
+                kinds.append("char")
+            elif _lacks_spaces(text, _THAI_AND_OTHERS, 8):
+                kinds.append("thai")
+        for kind in kinds:
+            self.counts[kind] += 1
+            if self.counts[kind] <= SHOWN:
+                self.first[kind].append(f"{where}: {shown(text)}")
 
     def warnings(self, tokenizer: str | None) -> list[str]:
         """A sentence for each problem, with its count and first texts.
@@ -215,51 +235,36 @@ class TextForms:
         ``tokenizer`` is one of ``rewards.text.tokenize``, or None where only a model reads the
         texts.
         """
-        normalised = tokenizer in ("unicode", "char")
-        first = {name: f"(first: {'; '.join(texts)})" for name, texts in self.offenders.items()}
-        sentences = []
-        if count := self.counts["special"]:
-            sentences.append(
-                f"{count} of {self.total} texts have left-over special tokens, which count as "
-                f"words in every score "
-                f"{first['special']}: decode with skip_special_tokens=True, or remove them"
-            )
-        if (count := self.counts["decomposed"]) and self.has_composed and not normalised:
-            sentences.append(
-                f"{count} of {self.total} texts write accents apart from their letters (Unicode "
-                f"NFD) and others do not "
-                f"(NFC), so that equal words do not match {first['decomposed']}: normalise all of "
-                f"them to NFC"
-            )
-        if count := self.counts["empty"]:
-            sentences.append(
-                f"{count} of {self.scored} captions have no word and score as empty ones "
-                f"{first['empty']}"
-            )
+        unspaced = f"write no spaces, so that a caption is a word or two to {tokenizer}"
+        advice = {
+            "special": "have left-over special tokens, which count as words in every score: decode "
+            "with skip_special_tokens=True, or remove them",
+            "empty": "have no word and score as empty ones",
+            "decomposed": "write accents apart from their letters (Unicode NFD) and others do not "
+            "(NFC), so that equal words do not match: normalise all of them to NFC",
+            "char": f"{unspaced}: set the tokenizer to char (data.tokenizer, --tokenizer)",
+            "thai": f"{unspaced}: write spaces between words, and set the tokenizer to unicode",
+        }
+        if not self.has_composed or tokenizer in ("unicode", "char"):
+            del advice["decomposed"]
+        if tokenizer in ("char", None):
+            del advice["char"]
         if tokenizer is None:
-            return sentences
-        unspaced = f"write no spaces between words, so that a caption is a word or two to the tokenizer {tokenizer}"
-        if (count := self.counts["char"]) and tokenizer != "char":
-            sentences.append(
-                f"{count} of {self.total} texts {unspaced} {first['char']}: set the tokenizer to "
-                f"char (data.tokenizer, "
-                "--tokenizer)"
-            )
-        if count := self.counts["thai"]:
-            sentences.append(
-                f"{count} of {self.total} texts {unspaced} {first['thai']}: write spaces between "
-                f"their words, and set "
-                "the tokenizer to unicode (docs/languages.md)"
-            )
-        return sentences
+            del advice["thai"]
+        return [
+            f"{self.counts[kind]} of {self.total} texts {sentence} "
+            f"(first: {'; '.join(self.first[kind])})"
+            for kind, sentence in advice.items()
+            if self.counts[kind]
+        ]
 
 
 def _lacks_spaces(text: str, letters: re.Pattern[str], longest: int) -> bool:
     """Whether a text is in a script of these ``letters``, and its words have more than ``longest``
-    on average.
+    on average, or it is one word of three or more where ``longest`` is 3.
     """
     count = len(letters.findall(text))
-    if 2 * count < sum(map(str.isalnum, text)):
-        return False
     words = sum(letters.search(word) is not None for word in text.split())
-    return count > longest * words or (words == 1 and count >= 3 and longest == 3)
+    is_one_word = longest == 3 <= count and words == 1
+    in_script = 2 * count >= sum(map(str.isalnum, text)) and words > 0
+    return in_script and (count > longest * words or is_one_word)

@@ -2,7 +2,7 @@
 
 import argparse
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import naming
-from rewards.files import atomic_write
 from rl_caption.data.base import DataError
-from rl_caption.data.features import as_stored, check_width
+from rl_caption.data.features import check_width, write_features
 from rl_caption.data.file_checks import progress
 from rl_caption.data.plain_files import check_name, json_object, parse_json
 
@@ -41,63 +40,49 @@ def convert_tsv(
         DataError: a line has another layout or its arrays do not fit, or their size is not that of
             the first image (the message names file, line and image).
     """
-    (folder := Path(out)).mkdir(parents=True, exist_ok=True)
     dim: int | None = None
-    converted, repeated, bad = set[str](), 0, dict[str, DataError]()
+    repeated = 0
+    converted = set[str]()
+    bad: dict[str, DataError] = {}
     for path in map(Path, paths):
-        for where, columns in _lines(path):
-            image_id = columns[0].decode(errors="replace")
-            where = f"{where}, image {image_id!r:.80}"
-            check_name(image_id, where)
-            if image_id in converted:
-                repeated += 1
-                continue
-            try:
-                features = _features(columns, where)
-                check_width(features.shape[1], dim, features.shape, where)
-                stored = as_stored(features, dtype, where)
-            except DataError as error:
-                if not converted:  # a file of another layout, say
-                    raise
-                bad.setdefault(image_id, error)
-                continue
-            dim = features.shape[1]
-            with atomic_write(folder / f"{image_id}.npz") as file:
-                np.savez(file, features=stored)
-            converted.add(image_id)
-    if lost := [error for image_id, error in bad.items() if image_id not in converted]:
-        raise DataError(
-            f"images without a valid line in the TSV files: {len(lost)}; the first: {lost[0]}"
-        )
+        with open(path, "rb") as file:
+            for number, line in enumerate(progress(file, path.name, "line"), start=1):
+                if not line.strip():
+                    continue
+                columns = line.rstrip(b"\r\n").split(b"\t")
+                image_id = columns[0].decode(errors="replace")
+                where = f"{path}, line {number}, image {image_id!r:.80}"
+                check_name(image_id, where)
+                if image_id in converted:
+                    repeated += 1
+                    continue
+                try:
+                    features = _features(columns, where)
+                    check_width(features.shape, dim, where)
+                    write_features(Path(out) / f"{image_id}.npz", features, dtype, where)
+                except DataError as error:
+                    if not converted:  # a file of another layout, say
+                        raise
+                    bad.setdefault(image_id, error)
+                    continue
+                dim = features.shape[1]
+                converted.add(image_id)
+    lost = [error for image_id, error in bad.items() if image_id not in converted]
+    if lost:
+        raise DataError(f"images without a valid line: {len(lost)}; the first: {lost[0]}")
     return len(converted), repeated
-
-
-def _lines(path: Path) -> Iterator[tuple[str, list[bytes]]]:
-    """``FILE, line N`` and columns of every line."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(progress(file, path.name, "line"), start=1):
-            if line.strip():
-                yield f"{path}, line {number}", line.rstrip(b"\r\n").split(b"\t")
 
 
 def _features(columns: Sequence[bytes], where: str) -> NDArray[np.float32]:
     """The features [R, D] of a line."""
-    if len(columns) not in (2, 3, 6, 10):
-        raise DataError(
-            f"{where}: {len(columns)} columns, expected 6 (image_id, image_w, image_h, num_boxes, "
-            f"boxes, features), 10 "
-            "(those of LXMERT), 3 (image_id, num_boxes, features) or 2 (image_id, JSON)"
-        )
-    expected = f"{where}: expected num_boxes and base64 of float32"
-    with naming(expected, (ValueError, KeyError, TypeError), DataError):
+    expected = "expected 2, 3, 6 or 10 columns, num_boxes and base64 of float32"
+    with naming(f"{where}: {expected}", (ValueError, KeyError, TypeError), DataError):
         if len(columns) == 2:
             item = parse_json(columns[1], where)
-            return _matrix(item["features"], int(item["num_boxes"]))
-        return _matrix(columns[-1], int(columns[1 if len(columns) == 3 else -3]))
-
-
-def _matrix(text: str | bytes, rows: int) -> NDArray[np.float32]:
-    return np.frombuffer(base64.b64decode(text, validate=True), "<f4").reshape(rows, -1)
+            text, rows = item["features"], item["num_boxes"]
+        else:
+            text, rows = columns[-1], columns[{3: 1, 6: 3, 10: 7}[len(columns)]]
+        return np.frombuffer(base64.b64decode(text, validate=True), "<f4").reshape(int(rows), -1)
 
 
 def read_options(argv: list[str] | None) -> dict[str, Any]:
@@ -106,61 +91,47 @@ def read_options(argv: list[str] | None) -> dict[str, Any]:
 
     parser = argparse.ArgumentParser(
         prog="rl-caption prepare_features",
-        description="Prepare image features for training (data.features_root): convert published TSV files, or encode "
-        "images with a frozen encoder.",
+        description="Prepare image features for training (data.features_root): convert published "
+        "TSV files, or encode images with a frozen encoder.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "tsv", nargs="*", metavar="TSV", help="files of bottom-up attention, LXMERT or VinVL"
-    )
+    parser.add_argument("tsv", nargs="*", help="files of bottom-up attention, LXMERT or VinVL")
     parser.add_argument("--out", required=True, help="output: a folder for one .npz per image")
     parser.add_argument(
         "--dtype",
         choices=("float32", "float16"),
         help="of the stored features (default: float32 for TSV files, float16 with --encoder)",
     )
-    encoder = parser.add_argument_group("with an encoder")
-    for name, metavar, text in (
+    group = parser.add_argument_group("with an encoder")
+    kind: dict[str, Any]
+    for name, kind, text in (
         (
             "encoder",
-            "NAME",
+            {},
             "transformers:NAME, open_clip:ARCHITECTURE/TAG or package.module:Class",
         ),
-        ("kwargs", "JSON", "keyword arguments of the encoder, as a JSON object"),
+        ("kwargs", {}, "keyword arguments of the encoder, as a JSON object"),
+        ("data", {}, "images to encode: a Karpathy JSON file, its folder, or a folder of images"),
+        ("image_root", {}, "folder of the images of a Karpathy JSON, as data.image_root"),
+        ("image_extension", {}, "file extension of the images, as data.image_extension"),
+        ("flatten", {"action": "store_true", "default": None}, "as data.flatten"),
+        ("splits", {"nargs": "+"}, "of the Karpathy JSON (default: all)"),
+        ("device", {}, "such as cpu or cuda:0 (default: a GPU if there is one)"),
+        ("batch_size", {"type": int}, "images per forward pass (default: 32)"),
+        ("num_workers", {"type": int}, "threads that read images (default: 4)"),
         (
-            "data",
-            "PATH",
-            "images to encode: a Karpathy JSON file, its folder, or a folder of images",
+            "augment",
+            {"nargs": "+", "choices": AUGMENTATIONS},
+            "encode a randomly augmented view of each image for data.features_kwargs.views",
         ),
-        ("image_root", "DIR", "folder of the images of a Karpathy JSON, as data.image_root"),
-        ("image_extension", ".EXT", "file extension of the images, as data.image_extension"),
-        ("device", "DEVICE", "such as cpu or cuda:0 (default: a GPU if there is one)"),
+        ("seed", {"type": int}, "random seed of the augmented views (default: 0)"),
     ):
-        encoder.add_argument(f"--{name}", metavar=metavar, help=text)
-    for name, text in (
-        ("batch_size", "images per forward pass (default: 32)"),
-        ("num_workers", "threads that read images (default: 4)"),
-        ("seed", "random seed of the augmented views (default: 0)"),
-    ):
-        encoder.add_argument(f"--{name}", type=int, help=text)
-    encoder.add_argument("--flatten", action="store_true", default=None, help="as data.flatten")
-    encoder.add_argument("--splits", nargs="+", help="of the Karpathy JSON (default: all)")
-    encoder.add_argument(
-        "--augment",
-        nargs="+",
-        choices=AUGMENTATIONS,
-        help="encode a randomly augmented view of each image for data.features_kwargs.views",
-    )
-    options = {
-        name: value
-        for name, value in vars(parser.parse_args(argv)).items()
-        if value not in (None, [])
-    }
-    if "encoder" in options:
-        unfit = not options.keys() >= {"data"} or "tsv" in options
-    else:
-        unfit = not options.keys() <= {"tsv", "out", "dtype"} or "tsv" not in options
-    if unfit:
+        group.add_argument(f"--{name}", help=text, **kind)
+    given = vars(parser.parse_args(argv))
+    options = {name: value for name, value in given.items() if value not in (None, [])}
+    needed = {"encoder", "data"} if "encoder" in options else {"tsv"}
+    unfit = {"tsv"} if "encoder" in options else options.keys() - {"tsv", "out", "dtype"}
+    if not options.keys() >= needed or options.keys() & unfit:
         parser.error("expected TSV files, or --encoder with --data and its options")
     return options
 

@@ -1,26 +1,37 @@
-"""Data sets in the layouts in which they are published: COCO annotations, ShareGPT4V, DCI,
-Urban-1k.
+"""Data sets in the layouts in which they are published: generators of rows.
 
-Those whose files are JSON lines (DOCCI, ImageInWords, DeCapBench) are read by ``data.format:
-jsonl`` with ``data.columns`` (docs/data.md).
+COCO annotations, ShareGPT4V, DCI, Urban-1k; and for reward models images alone, captions alone and
+captions with a number each. Those whose files are JSON lines (DOCCI, ImageInWords, DeCapBench) are
+read by ``data.format: jsonl`` with ``data.columns`` (docs/data.md).
 """
 
-import logging
+import math
 import os
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from rewards.base import naming
 from rewards.images import list_images
-from rl_caption.data.base import DataError, Row, RowView, Splits
+from rl_caption.data.base import DataError
 from rl_caption.data.file_checks import progress
 from rl_caption.data.files import coco_records
-from rl_caption.data.formats import grouped_by_split
-from rl_caption.data.plain_files import read_json, read_utf8
+from rl_caption.data.plain_files import (
+    check_type,
+    csv_rows,
+    hash_text,
+    json_lines,
+    read_json,
+    read_utf8,
+    shown,
+    single_spaced,
+)
+from rl_caption.data.splits import STANDARD_SPLITS, standard_split
 from rl_caption.runtime.options import Range
 
-logger = logging.getLogger(__name__)
+HeldOut = Annotated[float, Range(above=0, below=1)]
+Rows = Iterator[dict[str, Any]]
+"""Rows (``rl_caption.data.base.Row``) with their ``split``."""
 
 
 class _Turn(TypedDict):
@@ -37,12 +48,17 @@ class _DenseImage(TypedDict):
     summaries: NotRequired[dict[str, Any] | None]
 
 
+class _Target(TypedDict):
+    caption: str
+    target: float
+
+
 def coco(
     path: str | Path,
     image_root: str | Path | None = None,
     split: str = "val",
     split_by: str | None = None,
-) -> Splits:
+) -> Rows:
     """Captions in COCO's annotation format (``images`` and ``annotations``), such as those of
     NoCaps, in one split.
 
@@ -61,22 +77,23 @@ def coco(
             listed.
     """
     file = Path(path)
-    root, rows = file.parent / (image_root or ""), []
+    root = file.parent / (image_root or "")
     for image, captions in coco_records(read_json(file, DataError), file):
         with naming(str(file), (KeyError, TypeError), DataError):
             place = os.path.join(root, image["file_name"])
-        row: Row = {"image_id": str(image["id"]), "image": place, "references": captions}
-        if "width" in image and "height" in image:
-            row["size"] = (image["width"], image["height"])
-        rows.append((split if split_by is None else str(image.get(split_by)), row))
-    return Splits(grouped_by_split(rows, file), file)
+        yield {
+            "split": split if split_by is None else str(image.get(split_by)),
+            "image_id": str(image["id"]),
+            "image": place,
+            "references": captions,
+        }
 
 
 def sharegpt4v(
     path: str | Path,
     image_root: str | Path | None = None,
     val_images: Annotated[int, Range(min=1, max=10**7)] = 1000,
-) -> Splits:
+) -> Rows:
     """Conversations of ShareGPT4V (Chen et al., ECCV 2024), of which the last turn is the
     description of the image.
 
@@ -94,32 +111,25 @@ def sharegpt4v(
         DataError: the file is of another format.
     """
     file = Path(path)
-    texts = []  # tuples in place of rows: there are 1.2 million
-    for item in read_json(file, DataError, list[_Conversation]):
-        if turns := item["conversations"]:
-            texts.append((item["image"], turns[-1]["value"].replace("\n", " ")))
-    make = partial(_described_row, str(file.parent / (image_root or "")))
-    rows = {"train": texts[val_images:], "val": texts[:val_images]}
-    return Splits({split: RowView(pairs, make) for split, pairs in rows.items()}, file)
+    root = file.parent / (image_root or "")
+    items = read_json(file, DataError, list[_Conversation])
+    described = [item for item in items if item["conversations"]]
+    for index, item in enumerate(described):
+        description = item["conversations"][-1]["value"].replace("\n", " ")
+        yield {
+            "split": "val" if index < val_images else "train",
+            "image_id": item["image"],
+            "image": os.path.join(root, item["image"]),
+            "references": [description],
+            "long_reference": description,
+        }
 
 
-def _described_row(root: str, index: int, pair: tuple[str, str]) -> Row:
-    name, description = pair
-    place = os.path.join(root, name)
-    return {
-        "image_id": name,
-        "image": place,
-        "references": [description],
-        "long_reference": description,
-    }
-
-
-def densely_captioned(path: str | Path) -> Splits:
+def densely_captioned(path: str | Path) -> Rows:
     """sDCI: about ten summaries of each image's dense description (Urbanek et al., CVPR 2024).
 
     The summaries of the whole image are its references, the first its ``long_reference``. Images
-    without any are left out, as in the released code; the log counts them. ``image_id`` is the name
-    of the annotation.
+    without any are left out, as in the released code. ``image_id`` is the name of the annotation.
 
     Args:
         path: the folder ``densely_captioned_images`` with ``complete``, ``photos`` and
@@ -129,31 +139,24 @@ def densely_captioned(path: str | Path) -> Splits:
         DataError: a file is of another format.
     """
     folder = Path(path)
-    rows = []
-    for split, files in read_json(folder / "splits.json", DataError, dict[str, list[str]]).items():
-        for name in progress(files, split, "image"):
-            rows.append(("val" if split == "valid" else split, _dense_row(folder, name)))
-    described = [(split, row) for split, row in rows if row["references"]]
-    if len(described) < len(rows):
-        lost = len(rows) - len(described)
-        logger.info("%s: %d of %d images have no summaries", folder, lost, len(rows))
-    return Splits(grouped_by_split(described, folder), folder)
+    files = read_json(folder / "splits.json", DataError, dict[str, list[str]])
+    for split, names in files.items():
+        for name in progress(names, split, "image"):
+            content = read_json(folder / "complete" / name, DataError, _DenseImage)
+            summaries = (content.get("summaries") or {}).get("base", [])
+            texts = [summaries] if isinstance(summaries, str) else summaries
+            references = [text for text in texts if text.strip()]
+            if references:
+                yield {
+                    "split": standard_split(split),
+                    "image_id": name,
+                    "image": os.path.join(folder, "photos", content["image"]),
+                    "references": references,
+                    "long_reference": references[0],
+                }
 
 
-def _dense_row(folder: Path, name: str) -> Row:
-    content = read_json(folder / "complete" / name, DataError, _DenseImage)
-    summaries = (content.get("summaries") or {}).get("base", [])
-    texts = [summaries] if isinstance(summaries, str) else summaries
-    references = [text for text in texts if text.strip()]
-    row: Row = {
-        "image_id": name,
-        "image": os.path.join(folder, "photos", content["image"]),
-        "references": references,
-    }
-    return {**row, "long_reference": references[0]} if references else row
-
-
-def urban1k(path: str | Path) -> Splits:
+def urban1k(path: str | Path) -> Rows:
     """A folder of images and a folder of texts with the same names, as Urban-1k (Zhang et al.,
     "Long-CLIP", ECCV 2024).
 
@@ -161,11 +164,118 @@ def urban1k(path: str | Path) -> Splits:
     split ``test``.
     """
     folder = Path(path)
-    rows = []
-    for image in sorted(
-        list_images(folder / "image"), key=lambda file: (len(file.stem), file.stem)
-    ):
+    images = list_images(folder / "image")
+    for image in sorted(images, key=lambda file: (len(file.stem), file.stem)):
         lines = read_utf8(folder / "caption" / f"{image.stem}.txt").splitlines()
-        row: Row = {"image_id": image.stem, "image": str(image), "references": lines[:1]}
-        rows.append(("test", row))
-    return Splits(grouped_by_split(rows, folder), folder)
+        yield {
+            "split": "test",
+            "image_id": image.stem,
+            "image": str(image),
+            "references": lines[:1],
+        }
+
+
+def _held_out(split: str, key: str, val_fraction: float) -> str:
+    """``val`` where a training row's key hashes below the fraction, the same in every run."""
+    is_held_out = split == "train" and hash_text(key) / 2**64 < val_fraction
+    return "val" if is_held_out else split
+
+
+def images(path: str | Path, val_fraction: HeldOut = 0.01) -> Rows:
+    """A folder tree of images without captions, such as ImageNet.
+
+    Folders ``train``, ``val`` and ``test`` at its top are the splits; everything else is ``train``.
+    Without ``val``, about ``val_fraction`` of the training images are held out: those whose path
+    hashes below it, the same in every run, whatever else is in the folder. ``image_id`` is the path
+    in the folder. Files and folders whose names begin with a dot are left out; links to folders are
+    followed.
+    """
+    root = Path(path)
+    folders = [standard_split(folder.name) for folder in root.iterdir() if folder.is_dir()]
+    fraction = 0 if "val" in folders else val_fraction
+    for file in progress(list_images(root), root.name, "image"):
+        place = file.relative_to(root)
+        folder = standard_split(place.parts[0]) if len(place.parts) > 1 else ""
+        name = place.as_posix()
+        split = _held_out(folder if folder in STANDARD_SPLITS else "train", name, fraction)
+        yield {"split": split, "image_id": name, "image": str(file), "references": []}
+
+
+def captions(
+    path: str | Path,
+    column: Annotated[int, Range(min=0)] | str | None = None,
+    val_fraction: HeldOut = 0.01,
+) -> Rows:
+    """Captions without images, one per line, such as those of CC3M.
+
+    Empty lines are skipped. ``image_id`` is the file's name and the line, ``train.tsv:17``. Raises
+    ``DataError``, which names file and line, where a line is wrong.
+
+    Args:
+        path: a text file, UTF-8, or a folder with one file per split: ``train``, ``val`` and
+            ``test`` with any extension.
+        column: the column of the caption, separated by tabs and counted from 0 (CC3M: 0); None is
+            the whole line. Of files that end on ``.csv``, which have a line of headings, the
+            heading; None is ``caption``.
+        val_fraction: without a file ``val``, about this fraction of the captions is held out, those
+            that hash below it: equal captions always together, the same ones in every run.
+    """
+    files = {"train": Path(path)}
+    if Path(path).is_dir():
+        found = [(standard_split(file.stem), file) for file in sorted(Path(path).iterdir())]
+        found = [(split, file) for split, file in found if split in STANDARD_SPLITS]
+        files = {split: file for split, file in found if file.is_file()}
+        if len(files) < sum(file.is_file() for _, file in found):
+            names = ", ".join(file.name for _, file in found)
+            raise DataError(f"{path} has {names}: expected one file a split")
+    fraction = 0 if "val" in files else val_fraction
+    for split, file in files.items():
+        for number, caption in _caption_lines(file, column):
+            place = _held_out(split, caption, fraction)
+            yield {"split": place, "image_id": f"{file.name}:{number}", "references": [caption]}
+
+
+def _caption_lines(file: Path, column: int | str | None) -> Iterator[tuple[int, str]]:
+    """Yield line number and caption of each line that is not empty."""
+    if file.suffix == ".csv":
+        heading = "caption" if column is None else str(column)
+        for where, row in csv_rows(file, [heading]):
+            if row[heading].strip():
+                yield int(where.rpartition(" ")[2]), single_spaced(row[heading])
+        return
+    with (
+        naming(str(file), (UnicodeDecodeError,), DataError),
+        open(file, encoding="utf-8-sig", newline="\n") as lines,
+    ):
+        for number, line in enumerate(progress(lines, file.name, "line"), start=1):
+            columns = line.rstrip("\r\n").split("\t")
+            if not line.strip():
+                continue
+            if column not in range(len(columns)) and (column is not None or len(columns) > 1):
+                raise DataError(
+                    f"{file}, line {number} has {len(columns)} columns, {shown(line)}, and "
+                    f"data.kwargs.column is {column}: say which is the caption, counted from 0"
+                )
+            yield number, columns[int(column or 0)].strip()
+
+
+def caption_targets(path: str | Path, val_fraction: HeldOut = 0.05) -> Rows:
+    """JSON lines ``{"caption": ..., "target": ...}`` without images (docs/icc.md).
+
+    Empty lines are skipped, and further keys ignored. ``image_id`` is the file's name and the line.
+    ``val`` is held out as for ``captions``. Raises ``DataError``, which names file and line, where
+    a line is wrong.
+    """
+    file = Path(path)
+    for number, where, item in json_lines(file):
+        check_type(item, _Target, where, DataError)
+        caption = single_spaced(item["caption"])
+        target = float(item["target"])
+        if not caption or not math.isfinite(target):
+            raise DataError(f"{where}: 'caption' is {caption!r}, 'target' is {target}")
+        yield {
+            "split": _held_out("train", caption, val_fraction),
+            "image_id": f"{file.name}:{number}",
+            "references": [caption],
+            "target": target,
+        }

@@ -4,8 +4,8 @@ What a processor makes of an image depends on its size: a Qwen2-VL refuses one t
 wide as high.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,28 +14,18 @@ from PIL import Image
 
 from rewards.base import RewardError
 from rewards.images import ImageSource, frames_of, image_size
-from rl_caption.data.base import DataError, ImageSize, Row, RowView
+from rl_caption.data.base import DataError, Row, RowView
 from rl_caption.data.checks import Findings
 from rl_caption.data.file_checks import in_parallel, progress
 from rl_caption.runtime.engines import print_main
 
+ImageSize = tuple[int, int]
+"""Width and height in pixels."""
 REFUSED = "images that the captioner cannot read"
 ADVICE = "replace or crop them, or set data.on_bad (of caption --on_bad) to skip"
 PASSED = 200
 """Sizes in a row that have to pass, from the most unusual on, until the rest is taken to pass, too.
 """
-
-
-@dataclass(frozen=True)
-class Blank:
-    """A black image of a size."""
-
-    width: int
-    height: int
-
-    def render(self) -> Image.Image:
-        """Draw it."""
-        return Image.new("RGB", (self.width, self.height))
 
 
 class _Kind(NamedTuple):
@@ -90,27 +80,20 @@ def usable_rows(
         broadcast_object_list(found)
     refused: dict[str, dict[int, str]] = found[0]
     findings = Findings()
-    for split in refused:
+    kept: dict[str, Sequence[Row]] = {}
+    for split, rows in splits.items():
         for reason in refused[split].values():
             findings.add(REFUSED, f"{split} {reason}")
+        good = [index for index in range(len(rows)) if index not in refused[split]]
+        kept[split] = RowView(rows, indices=good)
     if not findings:
         return dict(splits)
     findings[REFUSED].advice = ADVICE
-    kept = {
-        split: [index for index in range(len(rows)) if index not in refused[split]]
-        for split, rows in splits.items()
-    }
-    if on_bad != "skip" or not all(kept.values()):
+    if on_bad != "skip" or not all(map(len, kept.values())):
         raise DataError(f"data: {findings[REFUSED]}")
-    left_out = [
-        f"{split} {len(rows)} of {len(splits[split])} rows" for split, rows in refused.items()
-    ]
+    left_out = [f"{split} {len(refused[split])} of {len(splits[split])} rows" for split in refused]
     print_main(state, f"WARNING: data: {findings[REFUSED]}\nleft out: {', '.join(left_out)}")
-    return {split: RowView(rows, _same, kept[split]) for split, rows in splits.items()}
-
-
-def _same(index: int, row: Row) -> Row:
-    return row
+    return kept
 
 
 def refused_rows(
@@ -123,31 +106,27 @@ def refused_rows(
     number of images.
     """
     refused: dict[int, str] = {}
-    members: dict[_Kind, list[int]] = {}
+    members: dict[_Kind, list[int]] = defaultdict(list)
     kinds = in_parallel(_kind, rows, 4, f"sizes of {title or 'images'}")
     for index, kind in enumerate(kinds):
         if isinstance(kind, str):
             refused[index] = kind
         elif kind is not None:
-            members.setdefault(kind, []).append(index)
+            members[kind].append(index)
     errors: dict[_Kind, str] = {}
-    tried: set[_Kind] = set()
     for order in ORDERS:
         passed = 0
         for kind in progress(sorted(members, key=order, reverse=True), "trying sizes", "size"):
-            if kind not in tried:
-                tried.add(kind)
-                if error := _error(rows[members[kind][0]], kind, try_row):
-                    errors[kind] = error
-            passed = 0 if kind in errors else passed + 1
+            if kind not in errors:
+                errors[kind] = _error(rows[members[kind][0]], kind, try_row)
+            passed = 0 if errors[kind] else passed + 1
             if passed == PASSED:
                 break
     for kind, error in errors.items():
-        first = repr(rows[members[kind][0]]["image_id"])
-        for index in members[kind]:
-            refused[index] = _named(
-                rows[index], kind, error.replace(first, repr(rows[index]["image_id"]))
-            )
+        for index in members[kind] if error else ():
+            image = rows[index]["image"]
+            name = image if isinstance(image, str | Path) else rows[index]["image_id"]
+            refused[index] = f"{str(name)!r}: {error}"
     return dict(sorted(refused.items()))
 
 
@@ -175,17 +154,12 @@ def size_of(source: ImageSource) -> ImageSize:
 
 def _error(row: Row, kind: _Kind, try_row: Callable[[Row], object]) -> str:
     """Why a row is refused with blank images in place of its own; empty where it is not."""
-    blanks: list[ImageSource] = [Blank(*map(int, size)) for size in kind.sizes]
-    is_video = isinstance(row["image"], list | tuple)
-    blank_row: Row = {**row, "image": blanks if is_video else blanks[0]}
-    try:
-        try_row(blank_row)
-    except (ValueError, RewardError) as error:
-        return str(error)
-    return ""
-
-
-def _named(row: Row, kind: _Kind, error: str) -> str:
     width, height = kind.sizes[0]
-    path = row["image"] if isinstance(row["image"], str | Path) else row["image_id"]
-    return f"{str(path)!r}, {width} x {height} pixels: {error}"
+    blanks: list[Any] = [Image.new("RGB", size) for size in kind.sizes]
+    is_video = isinstance(row["image"], list | tuple)
+    blank_row: Any = {**row, "image": blanks if is_video else blanks[0]}
+    try:
+        try_row({**blank_row, "image_id": f"{width} x {height} pixels"})
+    except (ValueError, RewardError) as error:
+        return f"{width} x {height} pixels: {error}"
+    return ""

@@ -23,7 +23,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from rewards.base import RewardError
 from rewards.mixed import MixedReward
 from rewards.registry import COLUMNS
-from rl_caption.data.hub import EncodedImage
+from rl_caption.data.base import LazyImage
 from rl_caption.integrations.batching import BatchingScorer, QueueFull
 from rl_caption.integrations.config import LOOPBACK, TOKEN_VARIABLE, ServeConfig
 
@@ -138,11 +138,11 @@ def checked_columns(
     return columns
 
 
-def find_image(source: Any, row: int, folders: Mapping[str, str]) -> str | EncodedImage:
+def find_image(source: Any, row: int, folders: Mapping[str, str]) -> str | LazyImage:
     """The image of a row: ``NAME/path`` below a folder, links followed, or ``{"base64": content}``."""
     if isinstance(source, dict) and source.keys() == {"base64"}:
         with contextlib.suppress(ValueError, TypeError):
-            return EncodedImage(base64.b64decode(source["base64"]), f"row {row}")
+            return LazyImage(f"row {row}", base64.b64decode(source["base64"]))
     elif isinstance(source, str):
         name, _, path = source.partition("/")
         if name in folders:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from rewards.files import atomic_write
-from rl_caption.data.base import DataError, DataModule, Row, load_image
+from rl_caption.data.base import DataError, Row, Splits, load_image
 from rl_caption.data.file_checks import progress
 from rl_caption.data.files import write_json_lines, write_text
 from rl_caption.data.fingerprint import fingerprint
@@ -46,7 +46,7 @@ class Report(NamedTuple):
 
 def selected_rows(
     config: PartsConfig, ids_differ: bool = True
-) -> tuple[DataModule, list[tuple[str, Row]]]:
+) -> tuple[Splits, list[tuple[str, Row]]]:
     """Read the data of a configuration: all of it, and the rows of the ``splits`` that are worked
     on.
 
@@ -75,7 +75,7 @@ def selected_rows(
 
 def add_columns(
     config: PartsConfig,
-    data: DataModule,
+    data: Splits,
     rows: Rows,
     name: str,
     made_by: Mapping[str, Any],
@@ -129,7 +129,7 @@ def with_columns(rows: Rows, made: Sequence[Columns]) -> list[tuple[str, Row, Co
 
 def _write(
     config: PartsConfig,
-    data: DataModule,
+    data: Splits,
     name: str,
     rows: Iterable[tuple[str, Row, Columns]],
     report: Report,

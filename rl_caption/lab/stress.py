@@ -24,7 +24,7 @@ from rl_caption.config.build import (
 )
 from rl_caption.config.overrides import Parse
 from rl_caption.config.schema import ScstConfig
-from rl_caption.data.base import DataError, DataModule, Row
+from rl_caption.data.base import DataError, Row, Splits
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.negatives import EDITS as RULES
 from rl_caption.data.negatives import RuleNegatives
@@ -92,7 +92,7 @@ class Bench(NamedTuple):
     gold scores.
     """
 
-    data: DataModule
+    data: Splits
     references: Sequence[list[str]]
     """Of the training images."""
     rows: Sequence[Row]

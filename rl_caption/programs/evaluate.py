@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from rewards.clip.encoder import CachedEncoder
-    from rl_caption.data.base import DataModule
+    from rl_caption.data.base import Splits
     from rl_caption.programs.captions import Captions as Decoded
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class _Images(NamedTuple):
     """One for each image."""
     source: str
     """Where they come from, for messages."""
-    data: DataModule | None = None
+    data: Splits | None = None
     """None where the references are from a file."""
 
 

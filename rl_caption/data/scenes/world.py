@@ -5,6 +5,7 @@ image side.
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -19,7 +20,7 @@ BACKGROUNDS = ("white", "grey", "black", "brown", "beige", "navy")
 _DIRECTIONS = {"left of": ("x", -1), "right of": ("x", 1), "above": ("y", -1), "below": ("y", 1)}
 RELATIONS = tuple(_DIRECTIONS)
 
-PAIRS = tuple((colour, shape) for colour in COLOURS for shape in SHAPES)
+PAIRS = tuple(product(COLOURS, SHAPES))
 """All 64 pairs of colour and shape."""
 UNSEEN_PAIRS = tuple(
     (colour, SHAPES[(3 * index + 5) % len(SHAPES)]) for index, colour in enumerate(COLOURS)
@@ -45,6 +46,7 @@ _JITTER = 8
 
 Item = TypeVar("Item")
 Look = tuple[str, str, str, str]
+"""Shape, colour, size and texture."""
 Pairs = Sequence[tuple[str, str]]
 
 
@@ -74,8 +76,8 @@ class Draws:
 
     def choose_weighted(self, items: Sequence[Item], weights: Sequence[int]) -> Item:
         """One item, item i with probability weights[i] / sum(weights)."""
-        position, ends = self.below(sum(weights)), accumulate(weights)
-        return next(item for item, end in zip(items, ends, strict=True) if position < end)
+        position = self.below(sum(weights))
+        return items[bisect_right([*accumulate(weights)], position)]
 
     def permute(self, items: Sequence[Item]) -> list[Item]:
         """The items in random order (Fisher-Yates)."""
@@ -171,7 +173,7 @@ def relations_between(first: Kind, second: Kind) -> list[str]:
     pairs = list(product(first.things, second.things))
     least = {relation: min(offset(relation, *pair) for pair in pairs) for relation in RELATIONS}
     held = [relation for relation in RELATIONS if least[relation] >= MARGIN]
-    return sorted(held, key=lambda relation: -least[relation])
+    return sorted(held, key=least.__getitem__, reverse=True)
 
 
 def relation_fact(first: Kind, second: Kind) -> Fact:
@@ -209,31 +211,24 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
     true.
     """
     draws = Draws("scene", seed)
-    while True:
+    things = None
+    while things is None:
         total = draws.choose_weighted((1, 2, 3, 4), (30, 35, 22, 13))
         background = draws.choice(BACKGROUNDS)
-        things = _place(draws, _draw_looks(draws, _counts(draws, total), pairs, leading_pairs))
-        if things is not None:
-            things.sort(key=lambda thing: (SIZES.index(thing.size), thing.x, thing.y))
-            return Scene(background, tuple(things))
+        things = _place(draws, _draw_looks(draws, total, pairs, leading_pairs))
+    things.sort(key=lambda thing: (SIZES.index(thing.size), thing.x, thing.y))
+    return Scene(background, tuple(things))
 
 
-def _counts(draws: Draws, total: int) -> list[int]:
-    """Divide the things into kinds; about a third of the scenes with several things have equal
-    ones.
+def _draw_looks(draws: Draws, total: int, pairs: Pairs, leading_pairs: Pairs) -> list[Look]:
+    """Draw the looks of the things; those of the first kind are of ``leading_pairs`` if given.
+
+    About a third of the scenes with several things have equal ones.
     """
-    if total == 1 or not draws.chance(0.35):
-        return [1] * total
-    same = draws.choose_weighted(range(2, total + 1), (6, 3, 1)[: total - 1])
-    return [same] + [1] * (total - same)
-
-
-def _draw_looks(
-    draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs: Pairs
-) -> list[Look]:
-    """Draw the looks of things, ``counts`` per kind; kinds differ, and the first is of
-    ``leading_pairs`` if given.
-    """
+    counts = [1] * total
+    if total > 1 and draws.chance(0.35):
+        same = draws.choose_weighted(range(2, total + 1), (6, 3, 1)[: total - 1])
+        counts = [same] + [1] * (total - same)
     chosen: list[tuple[str, str]] = []
     while len(chosen) < len(counts):
         pair = draws.choice(leading_pairs if leading_pairs and not chosen else pairs)
@@ -241,7 +236,8 @@ def _draw_looks(
             chosen.append(pair)
     looks: list[Look] = []
     for count, (colour, shape) in zip(draws.permute(counts), chosen, strict=True):
-        size, texture = draws.choice(SIZES), draws.choose_weighted(TEXTURES, (2, 1, 1))
+        size = draws.choice(SIZES)
+        texture = draws.choose_weighted(TEXTURES, (2, 1, 1))
         looks += [(shape, colour, size, texture)] * count
     return looks
 
@@ -253,7 +249,8 @@ def _place(draws: Draws, looks: Sequence[Look]) -> list[Thing] | None:
     things: list[Thing] = []
     for look in sorted(looks, key=lambda look: -RADIUS[look[2]]):
         for _ in range(60):
-            thing = Thing(*look, _coordinate(draws, look[2]), _coordinate(draws, look[2]))
+            x = _coordinate(draws, look[2])
+            thing = Thing(*look, x, _coordinate(draws, look[2]))
             if all(_clear(thing, other) for other in things):
                 things.append(thing)
                 break
@@ -265,15 +262,19 @@ def _place(draws: Draws, looks: Sequence[Look]) -> list[Thing] | None:
 def _coordinate(draws: Draws, size: str) -> int:
     """A point of the grid, jittered, at which a thing is off both edges."""
     low = RADIUS[size] + EDGE + _JITTER
-    first, last = -(-low // _STEP), (1000 - low) // _STEP
-    return _STEP * (first + draws.below(last - first + 1)) + draws.below(2 * _JITTER + 1) - _JITTER
+    first = -(-low // _STEP)
+    last = (1000 - low) // _STEP
+    point = _STEP * (first + draws.below(last - first + 1))
+    return point + draws.below(2 * _JITTER + 1) - _JITTER
 
 
 def _clear(first: Thing, second: Thing) -> bool:
-    dx, dy = abs(first.x - second.x), abs(first.y - second.y)
+    dx = abs(first.x - second.x)
+    dy = abs(first.y - second.y)
+    if LEVEL < dx < MARGIN or LEVEL < dy < MARGIN:
+        return False
     distance = RADIUS[first.size] + RADIUS[second.size] + GAP
-    level_or_apart = not (LEVEL < dx < MARGIN or LEVEL < dy < MARGIN)
-    return level_or_apart and dx * dx + dy * dy >= distance * distance
+    return dx * dx + dy * dy >= distance * distance
 
 
 def moves(scene: Scene) -> list[Scene]:
@@ -292,7 +293,10 @@ def moves(scene: Scene) -> list[Scene]:
 
 def _steps(scene: Scene, axis: str) -> range:
     """Offsets along an axis, multiples of the grid's step, that keep all things off both edges."""
-    lows = [(getattr(thing, axis), RADIUS[thing.size] + EDGE) for thing in scene.things]
-    first = max(-((at - low) // _STEP) for at, low in lows)
-    last = min((1000 - low - at) // _STEP for at, low in lows)
+    first, last = -1000, 1000
+    for thing in scene.things:
+        at = getattr(thing, axis)
+        low = RADIUS[thing.size] + EDGE
+        first = max(first, -((at - low) // _STEP))
+        last = min(last, (1000 - low - at) // _STEP)
     return range(_STEP * first, _STEP * last + 1, _STEP)

@@ -1,9 +1,12 @@
-"""A data format from outside: a class in a file of one's own, and its name in the configuration
-(docs/data.md).
+"""A data format from outside: a function in a file of one's own, or rows in memory, and its name in
+the configuration (docs/data.md).
 """
 
 import csv
-from collections.abc import Sequence
+import json
+import pickle
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,17 +14,26 @@ from typing import Annotated, Any
 import pytest
 from PIL import Image
 
+from rl_caption.cli.main import run_program
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import DataError, Row
+from rl_caption.data.base import DataError
+from rl_caption.data.checks import check_data
+from rl_caption.data.formats import rows_of
 from rl_caption.runtime.errors import ConfigError, section_errors
 from rl_caption.runtime.options import Range
 from tests.training_for_tests import checked_run, lines, xe_config
 
-NAME = "tests.core.extensions.test_data_format:CsvCaptions"
+NAME = "tests.core.extensions.test_data_format:csv_captions"
+ROWS: Any = None
+"""Rows in memory, which a configuration names."""
 
 
-class CsvCaptions:
+def csv_captions(
+    path: str,
+    image_root: str | None = None,
+    val_every: Annotated[int, Range(min=2, max=1000)] = 5,
+) -> Iterator[dict[str, Any]]:
     """Captions in a CSV file with the columns ``image`` and ``caption``, one caption a line.
 
     Args:
@@ -29,36 +41,39 @@ class CsvCaptions:
         image_root: the folder of the images; None is that of the file.
         val_every: each so many-th image is in ``val``, the others are in ``train``.
     """
+    captions: dict[str, list[str]] = {}
+    with open(path, encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            captions.setdefault(line.get("image", ""), []).append(line["caption"])
+    root = Path(image_root or Path(path).parent)
+    for number, (name, texts) in enumerate(captions.items(), start=1):
+        split = "train" if number % val_every else "val"
+        row = {"image_id": name, "references": texts, "split": split}
+        yield row | ({"image": root / name} if name else {"image": None})
 
-    def __init__(
-        self,
-        path: str,
-        image_root: str | None = None,
-        val_every: Annotated[int, Range(min=2, max=1000)] = 5,
-    ) -> None:
-        captions: dict[str, list[str]] = {}
-        with open(path, encoding="utf-8", newline="") as file:
-            for line in csv.DictReader(file):
-                if not line.get("image"):
-                    raise DataError(
-                        f"{path}: {line} has no image: expected the columns image and caption"
-                    )
-                captions.setdefault(line["image"], []).append(line["caption"])
-        root, found = Path(image_root or Path(path).parent), list(captions.items())
-        rows: list[Row] = [
-            {"image_id": name, "image": root / name, "references": texts} for name, texts in found
-        ]
-        self.rows = {
-            "train": [row for number, row in enumerate(rows, start=1) if number % val_every],
-            "val": rows[val_every - 1 :: val_every],
-        }
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(self.rows)
+def memory(folder: Path, name: str) -> Any:
+    """Eight rows with their photos: in lists by split, in one list, or in a table."""
+    rows = list(csv_captions(str(folder / "captions.csv"), str(folder / "images"), 4))
+    for row in rows:
+        row["image"] = Image.open(row["image"]) if name == "lists" else str(row["image"])
+    if name == "list":
+        return rows
+    if name == "table":
+        datasets = pytest.importorskip("datasets")
+        table = datasets.Dataset.from_list(rows).cast_column("image", datasets.Image())
+        return datasets.DatasetDict(
+            train=table.select([0, 1, 2, 4, 5, 6]), val=table.select([3, 7])
+        )
+    splits: dict[str, list[Any]] = {"train": [], "val": []}
+    for row in rows:
+        splits[row.pop("split")].append(row)
+    return splits
 
-    def split(self, name: str) -> Sequence[Row]:
-        return self.rows[name]
+
+def run_in_process(program: str, config: dict[str, Any], folder: Path) -> None:
+    (folder / "config.yaml").write_text(json.dumps(config))
+    run_program(program, ["--config", str(folder / "config.yaml")])
 
 
 @pytest.fixture
@@ -84,6 +99,44 @@ def test_a_run_trains_with_it(data: dict[str, Any], tmp_path: Path) -> None:
     assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1]
 
 
+@pytest.mark.parametrize("kind", ["lists", "list", "table"])
+def test_rows_in_memory_are_the_data_of_any_program(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROWS", memory(tmp_path, kind))
+    made = {"target": f"{__name__}:ROWS"}
+    rows = build_data(DataConfig(**made))
+    assert {split: len(found) for split, found in rows.items()} == {"train": 6, "val": 2}
+    assert rows["val"][0]["references"] == ["a white image", "white, all over"]
+    pickle.loads(pickle.dumps(rows))
+    assert check_data(rows, ["train", "val"]).ok
+    sizes = {"train.max_steps": 1, "train.batch_size": 6, "eval.every": 1}
+    run_in_process("xe", xe_config(tmp_path / "run", data=made, **sizes), tmp_path)
+    exported = str(tmp_path / "run/export/best")
+    evaluation = {"data": made, "model": exported, "split": "val", "metrics": ["rouge"]}
+    evaluation |= {"out": str(tmp_path / "scores"), "tokenizer": "python"}
+    run_in_process("evaluate", evaluation, tmp_path)
+    assert len(json.loads((tmp_path / "scores/predictions.json").read_text())) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        ({"image": "a.png"}, "row 1 has no 'references'"),
+        ({"references": ["a"]}, "row 1 has no 'image'"),
+        ({"image": 3, "references": ["a"]}, "row 1, 'image' is 3"),
+        ({"image": "a.png", "references": ["a"], "splits": "val"}, "row 1.*'splits'.*'split'"),
+        (
+            {"image": "a.png", "references": ["a"], "split": "training"},
+            "row 1.*'training'.*'train'",
+        ),
+    ],
+)
+def test_a_wrong_row_is_named(row: dict[str, Any], part: str) -> None:
+    with pytest.raises(DataError, match=part):
+        rows_of([{"image": "b.png", "references": ["b"]}, row])
+
+
 def test_long_captions_are_those_of_any_format(data: dict[str, Any]) -> None:
     rows = build_data(DataConfig(**data, long_captions=True)).split("val")
     with pytest.raises(DataError, match=r"val '3\.png'.*long_reference"):
@@ -95,8 +148,8 @@ def test_long_captions_are_those_of_any_format(data: dict[str, Any]) -> None:
     [
         ({"target": "karpathy"}, "data.target is 'karpathy': expected package.module:Name"),
         (
-            {"target": "tests.core.extensions.test_data_format:NAME"},
-            "has no class or function 'NAME'",
+            {"target": "tests.core.extensions.test_data_format:LOST"},
+            "has no class or function 'LOST'",
         ),
         ({"kwargs": {"val_evry": 3}}, "data.kwargs.val_evry is"),
         ({"kwargs": {"val_every": 2000}}, "data.kwargs.val_every is 2000: expected at most 1000"),
@@ -116,5 +169,5 @@ def test_what_only_its_making_can_find_is_refused_too(data: dict[str, Any]) -> N
     with pytest.raises(ConfigError, match=f"data.path is not set: data.target {NAME} needs it"):
         build_data(replace(config, path=None))
     Path(data["path"]).write_text("picture,caption\na.png,a dog")
-    with pytest.raises(DataError, match=r"captions\.csv.*a\.png"):
+    with pytest.raises(DataError, match=r"captions\.csv, row 0 has no 'image'"):
         build_data(config)

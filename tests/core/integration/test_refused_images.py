@@ -14,9 +14,8 @@ from PIL import Image
 
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import DataError, Row
+from rl_caption.data.base import DataError, LazyImage, Row
 from rl_caption.data.formats import build_data
-from rl_caption.data.hub import EncodedImage
 from rl_caption.data.refused import PASSED, Blank, refused_rows, usable_rows
 from rl_caption.programs.captions import load_captioners
 from tests.clip_for_tests import noise_image
@@ -144,7 +143,7 @@ def test_images_in_any_source_are_found_without_being_decoded(
     stored.to_parquet(tmp_path / "train.parquet")
     sources = {
         "files": rows_of([folder / "0.png", str(folder / "3.png")]),
-        "bytes": rows_of([EncodedImage(good, "a"), EncodedImage(bad, "b")]),
+        "bytes": rows_of([LazyImage("a", good), LazyImage("b", bad)]),
         "in memory": rows_of([noise_image(0), Image.new("RGB", LONG)]),
         "drawn": rows_of([Blank(32, 32), Blank(*LONG)]),
         "frames": rows_of([[Blank(32, 32)], [Blank(32, 32), Blank(*LONG)]]),

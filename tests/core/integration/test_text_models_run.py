@@ -14,8 +14,9 @@ from rewards.frozen_model import load_frozen
 from rewards.registry import build
 from rewards.text.icc import Icc
 from rewards.text.perplexity import Perplexity
+from rl_caption.data.formats import rows_of
+from rl_caption.data.published import caption_targets
 from rl_caption.data.scenes import ScenesData
-from rl_caption.data.unpaired import CaptionTargets
 from tests.hf_models_for_tests import tiny_gpt2, tiny_llama_regressor
 from tests.reward_models_for_tests import DATA, GPT2, text_chain
 from tests.training_for_tests import (
@@ -80,7 +81,7 @@ def test_the_language_model_is_a_perplexity_reward(trained: Path) -> None:
 @pytest.mark.parametrize("is_decoder", [False, True])
 def test_the_regression_is_an_icc_reward(trained: Path, tmp_path: Path, is_decoder: bool) -> None:
     """A decoder reads the state of the last token before the padding."""
-    data = CaptionTargets(trained / "targets.jsonl", val_fraction=0.2)
+    data = rows_of(caption_targets(trained / "targets.jsonl", val_fraction=0.2), checked=True)
     rows, run_folder = data.split("val"), trained / "text_regression"
     if is_decoder:
         run_folder = tmp_path / "run"
@@ -277,4 +278,4 @@ def test_wrong_lines_of_targets_are_named(tmp_path: Path) -> None:
     ):
         path.write_text('{"caption": "a cat", "target": 0.5}\n' + line + "\n")
         with pytest.raises(ValueError, match=message):
-            CaptionTargets(path)
+            rows_of(caption_targets(path), checked=True)

@@ -12,11 +12,10 @@ import pytest
 from PIL import Image
 
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import DataError, load_image
+from rl_caption.data.base import DataError, Splits, load_image
 from rl_caption.data.checks import check_data
 from rl_caption.data.formats import build_data
-from rl_caption.data.jsonl import JsonLinesData
-from rl_caption.data.karpathy import KarpathyData
+from rl_caption.data.rows import jsonl, karpathy
 from rl_caption.runtime.errors import ConfigError
 
 
@@ -54,11 +53,11 @@ def photo(path: Path, shade: int) -> None:
     Image.new("RGB", (8, 8), (shade, 0, 0)).save(path)
 
 
-def image_paths(data: KarpathyData | JsonLinesData, split: str = "train") -> list[Path]:
+def image_paths(data: Splits, split: str = "train") -> list[Path]:
     return [Path(str(row["image"])) for row in data.split(split)]
 
 
-def ids(data: KarpathyData | JsonLinesData, split: str = "train") -> list[str]:
+def ids(data: Splits, split: str = "train") -> list[str]:
     return [row["image_id"] for row in data.split(split)]
 
 
@@ -70,53 +69,52 @@ def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path: Path) -> No
         tmp_path,
         record(2, "test"),
         record(7, cocoid=391895),
-        record(5, sentences=[], width=8, height=6),
+        record(5, sentences=[]),
     )
-    data = KarpathyData(tmp_path, image_root="images")
+    data = karpathy(tmp_path, image_root="images")
     assert data.splits == ("train", "test")
     first, second = data.split("train")
     assert ids(data) == ["391895", "5"]
     assert (first["references"], second["references"]) == (["A photo of thing 7 .", "thing 7"], [])
-    assert ("size" in first, second["size"]) == (False, (8, 6))
     assert "features" not in first
     assert image_paths(data) == [tmp_path / "images" / "7.jpg", tmp_path / "images" / "5.jpg"]
-    assert image_paths(KarpathyData(path, image_root="/photos"), "test") == [Path("/photos/2.jpg")]
+    assert image_paths(karpathy(path, image_root="/photos"), "test") == [Path("/photos/2.jpg")]
     write(tmp_path, record(1, filepath="val2014", filename="a.b.tif"))
     for options, place in (
         ({}, "val2014/a.b.tif"),
         ({"flatten": True}, "a.b.tif"),
         ({"image_extension": ".jpg"}, "val2014/a.b.jpg"),
     ):
-        assert image_paths(KarpathyData(tmp_path, **options)) == [tmp_path / place]
+        assert image_paths(karpathy(tmp_path, **options)) == [tmp_path / place]
 
 
 def test_restval_counts_as_train_unless_told_otherwise_and_max_images_keeps_the_first_rows(
     tmp_path: Path,
 ) -> None:
     write(tmp_path, record(1, "restval"), record(2, "val"), record(3, "train"), record(4, "val"))
-    assert ids(KarpathyData(tmp_path)) == ["1", "3"]
-    kept = KarpathyData(tmp_path, restval_as_train=False)
+    assert ids(karpathy(tmp_path)) == ["1", "3"]
+    kept = karpathy(tmp_path, restval_as_train=False)
     assert kept.splits == ("train", "restval", "val")
     assert ids(kept, "restval") == ["1"]
-    data = KarpathyData(tmp_path, max_images={"train": 1})
+    data = karpathy(tmp_path, max_images={"train": 1})
     assert (ids(data), ids(data, "val")) == (["1"], ["2", "4"])
 
 
 def test_wrong_karpathy_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nothing"):
-        KarpathyData(tmp_path / "nothing")
+        karpathy(tmp_path / "nothing")
     with pytest.raises(DataError, match="found none"):
-        KarpathyData(tmp_path)
+        karpathy(tmp_path)
     write(tmp_path, record(1), name="dataset_a.json")
     path = write(tmp_path, record(1), name="dataset_b.json")
     with pytest.raises(DataError, match=r"found dataset_a\.json, dataset_b\.json"):
-        KarpathyData(tmp_path)
+        karpathy(tmp_path)
     with pytest.raises(DataError, match=r"split 'dev'.*it"):
-        KarpathyData(path).split("dev")
+        karpathy(path).split("dev")
     for content, message in (("[]", "images"), ('{"images": []}', "no images")):
         path.write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match=message):
-            KarpathyData(path)
+            karpathy(path)
 
 
 def test_tokens_are_not_kept_in_memory(tmp_path: Path) -> None:
@@ -127,7 +125,7 @@ def test_tokens_are_not_kept_in_memory(tmp_path: Path) -> None:
     ]
     path = write(tmp_path, *(record(number, sentences=sentences) for number in range(200)))
     peaks = []
-    for read in (lambda: KarpathyData(tmp_path), lambda: json.loads(path.read_bytes())):
+    for read in (lambda: karpathy(tmp_path), lambda: json.loads(path.read_bytes())):
         tracemalloc.start()
         read()
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -139,7 +137,7 @@ def test_ucm_captions(shared_data: Path) -> None:
     folder = shared_data / "ucm_captions"
     if not folder.is_dir():
         pytest.skip(f"no UCM-Captions in {shared_data}")
-    data = KarpathyData(folder, image_root="images", image_extension=".jpg")
+    data = karpathy(folder, image_root="images", image_extension=".jpg")
     assert all(len(row["references"]) == 5 for name in data.splits for row in data.split(name))
     assert data.split("train")[0]["references"][0] == "There is a piece of farmland ."
     assert load_image(data.split("test")[0]["image"]).mode == "RGB"
@@ -147,7 +145,7 @@ def test_ucm_captions(shared_data: Path) -> None:
     assert report.ok
     assert dict(report.rows) == {"train": 1680, "val": 210, "test": 210}
     with pytest.raises(DataError, match=r"2100 missing images.*data\.image_extension"):
-        check_data(KarpathyData(folder, image_root="images"), data.splits)
+        check_data(karpathy(folder, image_root="images"), data.splits)
 
 
 # --- JSON lines ---------------------------------------------------------------------------------
@@ -174,7 +172,7 @@ def test_defaults_and_options_of_json_lines(tmp_path: Path) -> None:
         {"image": "/else/c.jpg", **third, "positive_images": ["made/c.png"]},
         {"image": "d.jpg", "references": ["a bird"], "split": "val", "prompt": ""},
     )
-    data = JsonLinesData(path)
+    data = jsonl(path)
     assert data.splits == ("train", "val", "test")
     assert data.split("val")[0]["prompt"] == "", "none, in place of the model's"
     assert list(data.split("train")) == [
@@ -192,10 +190,8 @@ def test_defaults_and_options_of_json_lines(tmp_path: Path) -> None:
     ]
     (second,) = data.split("test")
     assert (second["image_id"], second["prompt"], second["references"]) == ("7", "a photo of", [])
-    assert image_paths(JsonLinesData(path, image_root="photos"), "test") == [
-        tmp_path / "photos" / "b.jpg"
-    ]
-    assert len(JsonLinesData(path, max_images={"train": 1}).split("train")) == 1
+    assert image_paths(jsonl(path, image_root="photos"), "test") == [tmp_path / "photos" / "b.jpg"]
+    assert len(jsonl(path, max_images={"train": 1}).split("train")) == 1
     with pytest.raises(DataError, match="split 'dev'"):
         data.split("dev")
 
@@ -209,9 +205,7 @@ def test_features_are_found_by_image_id_with_and_without_a_folder(tmp_path: Path
     files[0].parent.mkdir(parents=True)
     for file in files:
         np.save(file, np.ones((2, 3), np.float32))
-    found = JsonLinesData(write_lines(tmp_path, *rows), features_root=tmp_path / "features").split(
-        "train"
-    )
+    found = jsonl(write_lines(tmp_path, *rows), features_root=tmp_path / "features").split("train")
     assert [str(row["features"]) for row in found] == [str(file) for file in files]
 
 
@@ -226,25 +220,23 @@ def test_a_wrong_line_is_named(tmp_path: Path) -> None:
         (GOOD | {"splits": "test"}, "key 'splits': .*'split'"),
     ):
         with pytest.raises(DataError, match=rf"photos\.jsonl, line 2.*{message}"):
-            JsonLinesData(write_lines(tmp_path, GOOD, line))
+            jsonl(write_lines(tmp_path, GOOD, line))
 
 
 def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=re.escape(str(tmp_path))):
-        JsonLinesData(tmp_path)
+        jsonl(tmp_path)
     with pytest.raises(DataError, match=r"photos\.jsonl"):
-        JsonLinesData(write_lines(tmp_path))
+        jsonl(write_lines(tmp_path))
     (tmp_path / "windows.jsonl").write_bytes(
         b'\xef\xbb\xbf{"image": "a.jpg", "references": ["a dog"]}\r\n'
     )
-    assert ids(JsonLinesData(tmp_path / "windows.jsonl")) == ["a.jpg"], (
-        "a byte order mark is no error"
-    )
+    assert ids(jsonl(tmp_path / "windows.jsonl")) == ["a.jpg"], "a byte order mark is no error"
     path = write_lines(tmp_path, GOOD)
     with pytest.raises(DataError, match=r"1.*a\.jpg.*data\.image_root"):
-        check_data(JsonLinesData(path), ["train"])
+        check_data(jsonl(path), ["train"])
     photo(tmp_path / "photos" / "a.jpg", 9)
-    assert check_data(JsonLinesData(path, image_root="photos"), ["train"]).ok
+    assert check_data(jsonl(path, image_root="photos"), ["train"]).ok
 
 
 # --- long captions ------------------------------------------------------------------------------

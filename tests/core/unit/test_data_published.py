@@ -86,7 +86,6 @@ def test_nocaps_is_one_split_or_one_for_each_domain(tmp_path: Path) -> None:
         "image_id": "1",
         "image": image,
         "references": ["Caption 1 .", "Caption 4 ."],
-        "size": (8, 8),
     }
     config.kwargs = {"split_by": "domain"}
     domains = build_data(config)

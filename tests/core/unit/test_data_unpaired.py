@@ -11,7 +11,16 @@ from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
-from rl_caption.data.unpaired import CaptionFile, CaptionTargets, ImageFolder
+from rl_caption.data.formats import rows_of
+from rl_caption.data.published import (
+    caption_targets,
+)
+from rl_caption.data.published import (
+    captions as caption_rows,
+)
+from rl_caption.data.published import (
+    images as image_rows,
+)
 from tests.clip_for_tests import noise_image
 
 
@@ -53,7 +62,7 @@ def test_folders_are_splits_and_paths_are_ids(tmp_path: Path) -> None:
 
 def test_hidden_images_are_left_out(tmp_path: Path) -> None:
     root = images(tmp_path / "data", "train/a.png", "val/b.png", "train/._a.png", "val/.more/c.png")
-    data = ImageFolder(root)
+    data = rows_of(image_rows(root), checked=True)
     assert (ids(data, "train"), ids(data, "val")) == (["train/a.png"], ["val/b.png"])
 
 
@@ -61,12 +70,12 @@ def test_without_a_folder_val_the_same_images_are_held_out_whatever_else_is_ther
     tmp_path: Path,
 ) -> None:
     root = images(tmp_path / "data", *[f"n{i % 3}/{i}.png" for i in range(40)])
-    before = ImageFolder(root, val_fraction=0.25)
+    before = rows_of(image_rows(root, val_fraction=0.25), checked=True)
     held_out, kept = set(ids(before, "val")), set(ids(before, "train"))
     assert 3 <= len(held_out) <= 20
     assert len(held_out | kept) == 40
     images(root, *[f"n9/{i}.png" for i in range(20)])
-    after = ImageFolder(root, val_fraction=0.25)
+    after = rows_of(image_rows(root, val_fraction=0.25), checked=True)
     assert (held_out < set(ids(after, "val")), kept < set(ids(after, "train"))) == (True, True)
 
 
@@ -79,7 +88,7 @@ def test_a_line_is_a_caption_and_equal_ones_are_held_out_together(tmp_path: Path
         *map(str, range(60)),
         *map(str, range(60)),
     )
-    data = CaptionFile(path, val_fraction=0.2)
+    data = rows_of(caption_rows(path, val_fraction=0.2), checked=True)
     train, val = (
         dict(zip(ids(data, split), captions(data, split), strict=True))
         for split in ("train", "val")
@@ -111,13 +120,13 @@ def test_files_are_splits_and_a_column_is_the_caption(tmp_path: Path) -> None:
         "train": ["a dog", "two cats"],
         "val": ["red"],
     }
-    assert captions(CaptionFile(tmp_path, column=1), "val") == ["http://c"]
+    assert captions(rows_of(caption_rows(tmp_path, column=1), checked=True), "val") == ["http://c"]
     assert check_data(data, data.splits, needs=["text"]).ok
 
 
 def test_names_of_files_may_have_tabs(tmp_path: Path) -> None:
     path = written(tmp_path / "my\tcaptions.txt", *map(str, range(60)))
-    data = CaptionFile(path, val_fraction=0.2)
+    data = rows_of(caption_rows(path, val_fraction=0.2), checked=True)
     assert sorted(captions(data, "train") + captions(data, "val"), key=int) == [
         str(number) for number in range(60)
     ]
@@ -126,7 +135,7 @@ def test_names_of_files_may_have_tabs(tmp_path: Path) -> None:
         tmp_path / "my\ttargets.jsonl",
         *(json.dumps({"caption": f"a {n}", "target": n}) for n in range(60)),
     )
-    rows = CaptionTargets(path, val_fraction=0.2).split("train")
+    rows = rows_of(caption_targets(path, val_fraction=0.2), checked=True).split("train")
     assert all(row["references"] == [f"a {row['target']:.0f}"] for row in rows)
 
 
@@ -140,10 +149,10 @@ def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_
     ):
         (tmp_path / "c.tsv").write_bytes(content)
         with pytest.raises(DataError, match=r"c\.tsv.*" + message):
-            CaptionFile(tmp_path / "c.tsv", **options)
+            rows_of(caption_rows(tmp_path / "c.tsv", **options), checked=True)
     written(tmp_path / "train.txt", "a dog", "...")
     written(tmp_path / "val.txt", "red")
-    data = CaptionFile(tmp_path)
+    data = rows_of(caption_rows(tmp_path), checked=True)
     with pytest.raises(DataError, match=r"1.*image 'train\.txt:2'"):
         check_data(data, data.splits, needs=["text"])
     report = check_data(data, data.splits, "skip", needs=["text"])
@@ -152,11 +161,11 @@ def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     written(tmp_path / "two/train.txt", "a"), written(tmp_path / "two/train.tsv", "a")
-    for made in (ImageFolder, CaptionFile):
+    for made in (image_rows, caption_rows):
         with pytest.raises(OSError, match="nowhere"):
-            made(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"two has train\.tsv and train\.txt"):
-        CaptionFile(tmp_path / "two")
+            rows_of(made(tmp_path / "nowhere"), checked=True)
+    with pytest.raises(DataError, match=r"two has train\.tsv, train\.txt"):
+        rows_of(caption_rows(tmp_path / "two"), checked=True)
 
 
 def test_captions_of_a_csv_file_are_in_the_column_of_that_name(tmp_path: Path) -> None:
@@ -168,15 +177,17 @@ def test_captions_of_a_csv_file_are_in_the_column_of_that_name(tmp_path: Path) -
         "c,two  dogs,x",
     ]
     path = written(tmp_path / "cc3m_concept_balanced_476k.csv", *lines)
-    data = CaptionFile(path, val_fraction=0.5)
+    data = rows_of(caption_rows(path, val_fraction=0.5), checked=True)
     expected = sorted([*(text.strip('"') for text in texts), "two dogs"])
     assert sorted(captions(data, "train") + captions(data, "val")) == expected
     assert {f"{path.name}:3", f"{path.name}:23"} <= {*ids(data, "train"), *ids(data, "val")}
-    assert captions(CaptionFile(path, "url", 0.5), "train")[0].startswith("x")
+    assert captions(rows_of(caption_rows(path, "url", 0.5), checked=True), "train")[0].startswith(
+        "x"
+    )
     for column, part in ((0, "'0'"), ("text", "'text'")):
         with pytest.raises(DataError, match=part):
-            CaptionFile(path, column)
+            rows_of(caption_rows(path, column), checked=True)
     with pytest.raises(DataError, match="line 2"):
-        CaptionFile(written(path, "image,caption", "a"))
+        rows_of(caption_rows(written(path, "image,caption", "a")), checked=True)
     with pytest.raises(DataError, match="column is caption"):
-        CaptionFile(written(tmp_path / "lines.txt", "a dog"), "caption")
+        rows_of(caption_rows(written(tmp_path / "lines.txt", "a dog"), "caption"), checked=True)

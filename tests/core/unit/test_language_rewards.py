@@ -31,7 +31,7 @@ from rewards.language.models import ATTEMPTS, Calls, Question, calls_of
 from rewards.mixed import MixedReward
 from rewards.text.detail_units import detail_units
 from rl_caption.data.base import DataError
-from rl_caption.data.jsonl import JsonLinesData
+from rl_caption.data.rows import jsonl
 from tests.clip_for_tests import noise_image
 from tests.endpoints_for_tests import endpoint, listing, writing
 from tests.hf_models_for_tests import tiny_gpt2
@@ -639,12 +639,12 @@ def test_questions_are_a_column_of_json_lines(tmp_path: Path) -> None:
     row = {"image": "a.png", "references": ["a dog"], "questions": QUESTIONS}
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps(row))
-    assert JsonLinesData(path).split("train")[0]["questions"] == QUESTIONS
+    assert jsonl(path).split("train")[0]["questions"] == QUESTIONS
     path.write_text(
         json.dumps(row | {"questions": [{"question": "x", "choices": "ab", "answer": "a"}]})
     )
     with pytest.raises(DataError, match=r"questions.*choices"):
-        JsonLinesData(path)
+        jsonl(path)
 
 
 class ScriptedWriter:

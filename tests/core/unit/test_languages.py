@@ -251,7 +251,7 @@ ENGLISH = {"1": ["a sign that says 東京駅 above a door", "a café"], "2": ["�
         *((CHINESE, name, "char") for name in ("ptb", "unicode", "none")),
         (JAPANESE, "ptb", "char"),
         ({"1": ["一只狗", "两个孩子"]}, "ptb", "char"),
-        *((THAI, name, "spaces between their words") for name in ("ptb", "char", "none")),
+        *((THAI, name, "spaces between words") for name in ("ptb", "char", "none")),
         *((texts, "char", "") for texts in (CHINESE, JAPANESE)),
         *((texts, "ptb", "") for texts in (SPACED, SEGMENTED, SPACED_THAI, ENGLISH)),
     ],

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rl_caption.data.base import DataError
-from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.negatives import (
     EDITS,
     ColumnNegatives,
@@ -17,6 +16,7 @@ from rl_caption.data.negatives import (
     tag_words,
     word_pool,
 )
+from rl_caption.data.rows import jsonl
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.negatives import SceneNegatives
 from rl_caption.data.scenes.oracle import oracle
@@ -116,7 +116,7 @@ def test_negatives_and_positives_of_the_data(tmp_path: Path) -> None:
         "negatives": [["a cat", "a cow"], []],
     }
     file.write_text(json.dumps(item | {"positive_captions": ["one dog", "some dog"]}))
-    row = JsonLinesData(file).split("train")[0]
+    row = jsonl(file).split("train")[0]
     found = ColumnNegatives()(row, "a dog", np.random.default_rng(0))
     assert sorted(found) == [("data", "a cat"), ("data", "a cow")]
     assert ColumnNegatives()(row, "one dog", np.random.default_rng(0)) == []
@@ -124,7 +124,7 @@ def test_negatives_and_positives_of_the_data(tmp_path: Path) -> None:
         ColumnNegatives()(row, "a cat", np.random.default_rng(0))
     file.write_text(json.dumps(item | {"negatives": [["a cat"]]}))
     with pytest.raises(DataError, match="line 1: 'negatives'"):
-        JsonLinesData(file)
+        jsonl(file)
 
 
 def test_sentences_are_sampled_in_their_order() -> None:

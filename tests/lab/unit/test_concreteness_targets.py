@@ -12,7 +12,8 @@ import pytest
 from rewards.base import RewardError
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError
-from rl_caption.data.unpaired import CaptionTargets
+from rl_caption.data.formats import rows_of
+from rl_caption.data.published import caption_targets
 from rl_caption.lab.concreteness import (
     Combination,
     binarize,
@@ -141,7 +142,9 @@ def test_without_ratings_each_scorer_has_targets_of_its_own(tmp_path: Path) -> N
     assert [line["caption"] for line in found] == CAPTIONS, "a caption counts a single time"
     assert [line["target"] for line in found] == pytest.approx(expected)
     assert [line["a"] for line in read(out / "scores.jsonl")] == pytest.approx(expected)
-    assert CaptionTargets(out / "targets_a.jsonl", val_fraction=0.4).splits == ("train", "val")
+    assert rows_of(
+        caption_targets(out / "targets_a.jsonl", val_fraction=0.4), checked=True
+    ).splits == ("train", "val")
 
 
 def test_with_ratings_scores_are_combined(

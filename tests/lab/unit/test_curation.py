@@ -15,8 +15,8 @@ from PIL import Image
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
-from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.parts import check_settings
+from rl_caption.data.rows import jsonl
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.lab.curate import MEASURES, best, curate
 from rl_caption.monitoring.config import JudgeConfig
@@ -99,7 +99,7 @@ def options(path: Path, out: Path, on_bad: Any = "fail", **changed: Any) -> Cura
 
 
 def kept(out: Path) -> list[tuple[str, list[str]]]:
-    data = JsonLinesData(out / "kept.jsonl")
+    data = jsonl(out / "kept.jsonl")
     return [
         (Path(row["image"]).name, row["references"])
         for name in data.splits
@@ -117,7 +117,7 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
     # Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three left, and one of
     # 45 characters.
     assert kept(tmp_path / "out") == [("b.png", ROWS[1][1]), ("c.png", ["x"])]
-    check_data(JsonLinesData(tmp_path / "out/kept.jsonl"), ["train", "test"], check_pixels=False)
+    check_data(jsonl(tmp_path / "out/kept.jsonl"), ["train", "test"], check_pixels=False)
     counts = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines()[2:8]]
     assert counts == [["0", "5"], ["1", "4"], ["0", "4"], ["1", "3"], ["1", "2"], ["1", "1"]]
     report = (tmp_path / "out/report.md").read_text()
@@ -181,7 +181,7 @@ def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path: Path) -> 
     (tmp_path / "in.jsonl").write_text(json.dumps(item))
     data = DataConfig("jsonl", path=str(tmp_path / "in.jsonl"))
     curate(CurateConfig(data, rules={"words": [2, None]}, out=str(tmp_path / "out")))
-    (row,) = JsonLinesData(tmp_path / "out/kept.jsonl").split("train")
+    (row,) = jsonl(tmp_path / "out/kept.jsonl").split("train")
     assert (row["references"], row["negatives"]) == (["a red dog"], [["a blue dog"]])
     assert row["positive_images"] == [str(tmp_path / "1.png")], "not relative to another folder"
 
@@ -207,7 +207,7 @@ def test_images_stored_as_bytes_are_scored_and_written(tmp_path: Path) -> None:
         curate(options(path, tmp_path / "none", scores=scores))
     out = tmp_path / "out"
     curate(options(path, out, on_bad="skip", scores=scores, duplicates="pair"))
-    data = JsonLinesData(out / "kept.jsonl")
+    data = jsonl(out / "kept.jsonl")
     check_data(data, ["train", "test"])
     first, _ = *data.split("train"), *data.split("test")
     assert first["references"] == ["a dog runs on the beach", "A Dog"]

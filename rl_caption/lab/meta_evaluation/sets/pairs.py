@@ -16,8 +16,8 @@ from PIL import Image
 from rewards.base import naming
 from rewards.images import open_image
 from rl_caption.data.base import DataError
-from rl_caption.data.files import read_records
 from rl_caption.data.negatives import EDITS, tag_words
+from rl_caption.data.rows import read_records
 from rl_caption.lab.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
     READING,

@@ -1,0 +1,321 @@
+"""One reader of a row, and the two files that are read without a library: JSON lines and Karpathy's
+JSON.
+"""
+
+import difflib
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Required, TypedDict
+
+from PIL import Image
+
+from rewards.base import RewardError, naming
+from rewards.images import Renderable
+from rewards.language.caption_qa import ImageQuestion, check_questions
+from rl_caption.data.base import DataError, LazyImage, Row, Splits
+from rl_caption.data.features import FeatureOptions, features_of
+from rl_caption.data.plain_files import check_type, json_lines, parse_file, read_bytes, shown
+from rl_caption.data.splits import STANDARD_SPLITS, split_name
+
+IMAGE_FOLDER = {"image": "file_name", "references": "text"}
+"""``data.columns`` of ``metadata.jsonl`` in the layout ``ImageFolder`` of the library ``datasets``.
+"""
+
+
+class _Values(TypedDict, total=False):
+    references: Required[list[str]]
+    split: str
+    image_id: str | int
+    prompt: str
+    long_reference: str
+    positive_captions: list[str]
+    negatives: list[list[str]]
+    questions: list[ImageQuestion]
+
+
+KEYS = ("image", "positive_images", *_Values.__annotations__)
+"""Keys of a row in a file."""
+ROW_KEYS = (*KEYS, "features", "scene", "target")
+"""Keys of a row of Python."""
+
+
+def read_row(
+    item: Any,
+    where: str,
+    image_root: str | Path = "",
+    columns: Mapping[str, str] | None = None,
+    keys: Collection[str] = KEYS,
+    number: str | None = None,
+) -> tuple[str, Row]:
+    """Read the split and the row of an object: types, misspelt keys, images below ``image_root``.
+
+    No image is opened.
+
+    Args:
+        item: the object; without ``image_id`` its id is the path ``image``, without ``split`` it is
+            in ``train``.
+        where: its place in messages.
+        image_root: folder that relative paths start from.
+        columns: as of ``renamed_columns``; None takes the keys as they are, or else those of
+            ``IMAGE_FOLDER``.
+        keys: the keys that are read; others are ignored unless they look like one of these.
+        number: the id of a row whose image is not a path; None expects a path.
+
+    Raises:
+        DataError: the row is wrong; the message begins with ``where`` and names the key.
+    """
+    check_type(item, dict, where, DataError)
+    if columns is None and "image" not in item and item.keys() >= {"file_name", "text"}:
+        columns = IMAGE_FOLDER
+    if columns is not None:
+        item = renamed_columns(item, columns, where)
+    for key in item.keys() - {*keys}:
+        # A row with 'splits' in place of 'split' would silently become training data.
+        absent = [name for name in keys if name not in item]
+        meant = difflib.get_close_matches(key.lower(), absent, n=1, cutoff=0.8)
+        if meant:
+            raise DataError(f"{where}: unknown key {key!r}: did you mean {meant[0]!r}?")
+    if item.get("image") is None and (number is None or "image_id" not in item):
+        raise DataError(f"{where} has no 'image'")
+    check_type(item, _Values, where, DataError)
+    is_path = isinstance(item.get("image"), str | Path)
+    row: Any = {key: item[key] for key in keys if key in item and key != "split"}
+    row["image_id"] = str(item.get("image_id", item["image"] if is_path else number))
+    for key in ("image", "positive_images"):
+        if key in row:
+            row[key] = _image(row[key], image_root, f"{where}, {key!r}")
+    if "questions" in row:
+        with naming(where, (RewardError,), DataError):
+            check_questions(row["questions"], "questions")
+    if "negatives" in row and len(row["negatives"]) != len(row["references"]):
+        found = shown(row["negatives"])
+        raise DataError(f"{where}: 'negatives' is {found}: expected a list for each reference")
+    return split_name(item.get("split", "train"), where), row
+
+
+def _image(value: Any, root: str | Path, where: str) -> Any:
+    """An image, or images, as rows have them: a path, bytes, ``{"bytes", "path"}``, or drawn."""
+    if isinstance(value, list | tuple):
+        return type(value)([_image(one, root, where) for one in value])
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, bytes):
+        return LazyImage(where, value)
+    if isinstance(value, str | Path):
+        return os.path.join(root, value)
+    if isinstance(value, Image.Image | Renderable):
+        return value
+    raise DataError(f"{where} is {shown(value)}: expected text, the path of an image")
+
+
+def renamed_columns(
+    item: Mapping[str, Any], columns: Mapping[str, str], where: str
+) -> dict[str, Any]:
+    """The values of a row of another layout by the names of this package.
+
+    Args:
+        item: the row.
+        columns: name here -> name there (``json.caption`` is a key of an object), or a text in
+            which names in braces stand for their values, such as ``{filepath}/{filename}``. A
+            single text becomes a list of one where a list is expected, and an object with the text
+            ``raw`` (sentences of Karpathy JSON) that text.
+        where: the row in messages.
+
+    Raises:
+        DataError: a name here or there is unknown.
+    """
+    values: dict[str, Any] = {}
+    for name, column in columns.items():
+        if name not in KEYS:
+            raise DataError(f"data.columns has {name!r}: expected some of {', '.join(KEYS)}")
+        absent = f"{where} has {', '.join(item)}: data.columns.{name} is {column!r}"
+        with naming(absent, (KeyError, ValueError, IndexError, TypeError), DataError):
+            value = column.format_map(item) if "{" in column else _value(item, column)
+        if name in ("references", "positive_captions", "positive_images"):
+            texts = value if isinstance(value, list) else [value]
+            value = [text.get("raw", text) if isinstance(text, dict) else text for text in texts]
+        values[name] = value
+    return values
+
+
+def _value(item: Mapping[str, Any], column: str) -> Any:
+    """The value of a column, or of a key of the object in one: ``json.caption``."""
+    if column in item:
+        return item[column]
+    first, dot, rest = column.partition(".")
+    return _value(item[first], rest) if dot else item[column]
+
+
+def by_split(
+    rows: Iterable[tuple[str, Row]],
+    source: str | Path,
+    max_images: Mapping[str, int] | None = None,
+    features_root: str | Path | None = None,
+    features_kwargs: Mapping[str, Any] | None = None,
+) -> Splits:
+    """Group ``(split, row)`` pairs: first the standard splits, then others in their order.
+
+    Args:
+        rows: the pairs.
+        source: the file in messages.
+        max_images: keep only the first rows of a split.
+        features_root: folder or HDF5 file of the rows' ``features``, if any.
+        features_kwargs: arguments of ``FeatureOptions``.
+    """
+    groups: dict[str, list[Row]] = {split: [] for split in STANDARD_SPLITS}
+    for split, row in rows:
+        groups.setdefault(split, []).append(row)
+    limits = max_images or {}
+    kept = {split: found[: limits.get(split)] for split, found in groups.items() if found}
+    if not kept:
+        raise DataError(f"{source} holds no images")
+    if features_root is not None:
+        every = [row for found in kept.values() for row in found]
+        options = FeatureOptions(**(features_kwargs or {}))
+        for row, features in zip(every, features_of(every, features_root, options), strict=True):
+            row["features"] = features
+    return Splits(kept, source)
+
+
+def jsonl(
+    path: str | Path,
+    image_root: str | Path | None = None,
+    features_root: str | Path | None = None,
+    max_images: dict[str, int] | None = None,
+    features_kwargs: dict[str, Any] | None = None,
+    columns: dict[str, str] | None = None,
+) -> Splits:
+    """Read JSON lines, one image with its captions a line: the easiest format for one's own photos.
+
+    Each line is an object with ``image`` (a path), ``references`` (a list of captions) and
+    optionally ``split`` (default ``"train"``), ``image_id`` (default: the image path as given) and
+    others of ``KEYS``. Other keys are ignored, unless they look like a misspelling of one of these.
+    Lines with ``file_name`` and ``text`` (``IMAGE_FOLDER``) are read, too.
+
+    Args:
+        path: the file, UTF-8.
+        image_root: the folder that relative image paths start from, itself relative to the file's
+            folder; None is the file's folder.
+        features_root: the folder, or the HDF5 file, of region features; rows then carry
+            ``features``.
+        max_images: keep only the first rows of a split, such as ``{"train": 1000}``.
+        features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``.
+        columns: key of this format -> key of the file (``renamed_columns``), for files of another
+            layout.
+
+    Raises:
+        DataError: a line is wrong; the message names the file and the line.
+    """
+    file = Path(path)
+    root = file.parent / (image_root or "")
+    rows = (read_row(item, where, root, columns) for _, where, item in json_lines(file))
+    return by_split(rows, file, max_images, features_root, features_kwargs)
+
+
+class Record(NamedTuple):
+    """One image of a Karpathy JSON file. Fields that are absent and not needed are empty."""
+
+    split: str
+    image_id: str
+    filepath: str
+    filename: str
+    references: list[str]
+
+
+def karpathy_records(
+    content: Any, path: str | Path, needs: Collection[str] = ("split", "filename", "image_id")
+) -> Iterator[Record]:
+    """Yield the records of parsed Karpathy JSON.
+
+    Raises ``DataError`` where one is wrong or lacks one of ``needs``.
+    """
+    images = content.get("images") if isinstance(content, dict) else None
+    check_type(images, list[dict], f"{path}, images", DataError)
+    for index, item in enumerate(images):
+        where = f"{path}, images[{index}]"
+        key = "imgid" if item.get("cocoid") is None else "cocoid"
+        image_id = item.get(key)
+        if image_id is not None or "image_id" in needs:
+            check_type(image_id, int | str, f"{where}: 'cocoid' or 'imgid'", DataError)
+        with naming(where, (KeyError, TypeError, AttributeError), DataError):
+            split = item["split"] if "split" in needs else item.get("split")
+            filename = item["filename"] if "filename" in needs else item.get("filename")
+            sentences = item["sentences"] if "sentences" in needs else item.get("sentences", [])
+            references = [_sentence(sentence) for sentence in sentences]
+        if split is not None:
+            split = split_name(split, where, restval="restval")
+        yield Record(
+            split or "",
+            "" if image_id is None else str(image_id),
+            item.get("filepath") or "",
+            filename or "",
+            references,
+        )
+
+
+def read_records(path: str | Path) -> Iterator[Record]:
+    """Yield the records of a Karpathy JSON file. Raises ``DataError`` for a wrong record or file."""
+    return karpathy_records(parse_file(read_bytes(path), path), path)
+
+
+def _sentence(sentence: Any) -> str:
+    """The text of a sentence with ``raw`` or ``tokens``."""
+    raw = sentence.get("raw")
+    return " ".join(sentence["tokens"] if raw is None else [raw])
+
+
+def karpathy(
+    path: str | Path,
+    image_root: str | Path | None = None,
+    image_extension: str | None = None,
+    flatten: bool = False,
+    restval_as_train: bool = True,
+    features_root: str | Path | None = None,
+    max_images: dict[str, int] | None = None,
+    features_kwargs: dict[str, Any] | None = None,
+) -> Splits:
+    """Read Karpathy JSON, the format of COCO, Flickr8k, Flickr30k and UCM-Captions.
+
+    A record's ``image_id`` is its ``cocoid``, or else its ``imgid``, as a string. Its references
+    are the ``raw`` sentences, or the joined ``tokens`` of a sentence without ``raw``. Its image is
+    ``image_root / filepath / filename``, unless an option says otherwise; nothing is guessed.
+
+    Args:
+        path: the JSON file, or a folder that holds exactly one ``dataset*.json``.
+        image_root: the folder of the images, relative to the JSON file's folder; None is that
+            folder itself.
+        image_extension: replaces the extension of every ``filename``, such as ``.jpg`` where the
+            JSON says ``.tif``.
+        flatten: leave out ``filepath``: all images lie in ``image_root``.
+        restval_as_train: add the split ``restval`` (the rest of COCO's validation images) to
+            ``train``.
+        features_root: the folder, or the HDF5 file, of region features; rows then carry
+            ``features``.
+        max_images: keep only the first rows of a split, such as ``{"train": 1000}``.
+        features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``.
+
+    Raises:
+        DataError: the file is not Karpathy JSON. Images are checked by ``check_data``, not here.
+    """
+    file = Path(path)
+    if file.is_dir():
+        files = sorted(file.glob("dataset*.json"))
+        if len(files) != 1:
+            names = ", ".join(found.name for found in files) or "none"
+            raise DataError(f"{path} must hold exactly one dataset*.json, found {names}")
+        (file,) = files
+    root = file.parent / (image_root or "")
+    rows: list[tuple[str, Row]] = []
+    for record in read_records(file):
+        name = record.filename
+        if image_extension:
+            name = os.path.splitext(name)[0] + image_extension
+        row: Row = {
+            "image_id": record.image_id,
+            "image": os.path.join(root, "" if flatten else record.filepath, name),
+            "references": record.references,
+        }
+        joins_train = record.split == "restval" and restval_as_train
+        rows.append(("train" if joins_train else record.split, row))
+    return by_split(rows, file, max_images, features_root, features_kwargs)

@@ -172,7 +172,7 @@ def _annotated(
             yield _Annotated(image.get(key), captions)
     elif isinstance(content, dict) and isinstance(content.get("images"), list):
         needs = ["image_id" if by == "image_id" else "filename", "sentences"]
-        if split is not None and (default or any(row.get("split") for row in content["images"])):
+        if split is not None and default:
             needs.append("split")
         for record in karpathy_records(content, path, needs):
             name = record.image_id if by == "image_id" else record.filename

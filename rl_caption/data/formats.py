@@ -66,11 +66,10 @@ def wrong_options(config: DataConfig, key: str = "data", required: bool = False)
     def key_of(option: str) -> str:
         return f"{key}.{option}" if option in KEYS else f"{key}.kwargs.{option}"
 
-    def rows() -> None:
-        """No options: what rows themselves have."""
-
+    if not callable(target):  # rows themselves
+        return []
     options = _given(config) | config.kwargs
-    return wrong_arguments(target if callable(target) else rows, 0, name, options, key_of, required)
+    return wrong_arguments(target, 0, name, options, key_of, required)
 
 
 def check_path(config: DataConfig, run: str = "") -> None:
@@ -112,7 +111,7 @@ def build_data(config: DataConfig) -> Splits:
         errors_of_user_code(name),
     ):
         made = target(**_given(config) | config.kwargs) if callable(target) else target
-        source = name if config.path is None else config.path
+        source = config.path if callable(target) and config.path else name
         data = rows_of(made, source, checked=config.target is None)
     if config.num_frames is not None:
         data = map_rows(data, partial(_video, config.num_frames))

@@ -104,7 +104,7 @@ def test_rows_in_memory_are_the_data_of_any_program(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ROWS", memory(tmp_path, kind))
-    made = {"target": f"{__name__}:ROWS"}
+    made = {"target": f"{__name__}:ROWS", "path": "of no use"}
     rows = build_data(DataConfig(**made))
     assert {split: len(found) for split, found in rows.items()} == {"train": 6, "val": 2}
     assert rows["val"][0]["references"] == ["a white image", "white, all over"]

@@ -204,13 +204,14 @@ class TextForms:
     """
 
     def __init__(self) -> None:
-        self.total, self.has_composed = 0, False
+        self.total, self.scored, self.has_composed = 0, 0, False
         self.counts: Counter[str] = Counter()
         self.first: dict[str, list[str]] = defaultdict(list)
 
     def add(self, where: str, text: str, scored: bool = False) -> None:
         """Look at a text; ``where`` it is, such as ``caption of image '1'``, stands in warnings."""
         self.total += 1
+        self.scored += scored
         kinds = []
         if _MARKS.search(text) and SPECIAL_TOKENS.search(text):
             kinds.append("special")
@@ -251,12 +252,13 @@ class TextForms:
             del advice["char"]
         if tokenizer is None:
             del advice["thai"]
-        return [
-            f"{self.counts[kind]} of {self.total} texts {sentence} "
-            f"(first: {'; '.join(self.first[kind])})"
-            for kind, sentence in advice.items()
-            if self.counts[kind]
-        ]
+        sentences = []
+        for kind, sentence in advice.items():
+            texts = f"{self.scored} captions" if kind == "empty" else f"{self.total} texts"
+            if self.counts[kind]:
+                first = "; ".join(self.first[kind])
+                sentences.append(f"{self.counts[kind]} of {texts} {sentence} (first: {first})")
+        return sentences
 
 
 def _lacks_spaces(text: str, letters: re.Pattern[str], longest: int) -> bool:

@@ -98,17 +98,20 @@ def _kept_row(
         # Where no shift of the scene belongs to this split, the scene itself.
         shifted = [moved for moved in moves(scene) if moved != scene and belongs(moved, split)]
         order = Draws("moved", f"{seed}/{index}", split).permute(shifted or [scene])
-        chosen = itertools.islice(itertools.cycle(order), count)
-        row["positive_images"] = [SceneImage(moved, image_size) for moved in chosen]
+        row["positive_images"] = [
+            SceneImage(order[number % len(order)], image_size) for number in range(count)
+        ]
     return row
 
 
 def _scene_of_row(seed: int, split: str, index: int) -> Scene:
     """The first of the row's candidates whose content belongs in the split."""
     pairs = (PAIRS, UNSEEN_PAIRS) if split == "test_unseen" else (SEEN_PAIRS, ())
-    seeds = (hash_text(f"{seed}/{split}/{index}/{attempt}") for attempt in itertools.count())
-    candidates = (make_scene(number, *pairs) for number in seeds)
-    return next(scene for scene in candidates if belongs(scene, split))
+    for attempt in itertools.count():
+        scene = make_scene(hash_text(f"{seed}/{split}/{index}/{attempt}"), *pairs)
+        if belongs(scene, split):
+            return scene
+    raise AssertionError("a scene belongs in some split")
 
 
 def belongs(scene: Scene, split: str) -> bool:

@@ -31,29 +31,25 @@ _OVERSAMPLING = 4
 _LIGHT_INK, _DARK_INK = "#ffffff", "#141414"
 _LIGHT_COLOURS = {"orange", "yellow", "pink", "cyan"}
 """Colours with dark stripes and dots; the others have white ones."""
-_DISCS: dict[str, Any] = {
-    "circle": [(0, 0, 0.96, 255)],
-    "ring": [(0, 0, 0.98, 255), (0, 0, 0.5, 0)],
-    "heart": [(-0.43, -0.32, 0.47, 255), (0.43, -0.32, 0.47, 255)],
+_DISCS = {
+    "circle": "0,0,.96,255",
+    "ring": "0,0,.98,255 0,0,.5,0",
+    "heart": "-.43,-.32,.47,255 .43,-.32,.47,255",
 }
 """Shape -> discs: centre and radius in units of the thing's radius, and value."""
+# Corners lie within the unit circle, so that things whose circles do not overlap do not touch.
+_OUTLINES = {
+    "square": "-.71,-.71 .71,-.71 .71,.71 -.71,.71",
+    "triangle": "0,-.98 .82,.58 -.82,.58",
+    "diamond": "0,-1 .66,0 0,1 -.66,0",
+    "heart": "-.86,-.12 0,-.25 .86,-.12 0,.97",
+    "cross": "-.32,-.95 .32,-.95 .32,.95 -.32,.95; -.95,-.32 .95,-.32 .95,.32 -.95,.32",
+}
+"""Shape -> polygons, corners as in SVG, in units of the thing's radius."""
 _STAR = [
     (length * math.sin(math.pi * corner / 5), -length * math.cos(math.pi * corner / 5))
     for corner, length in enumerate((1.0, 0.45) * 5)
 ]
-# Corners lie within the unit circle, so that things whose circles do not overlap do not touch.
-_OUTLINES: dict[str, Any] = {
-    "square": [[(-0.71, -0.71), (0.71, -0.71), (0.71, 0.71), (-0.71, 0.71)]],
-    "triangle": [[(0, -0.98), (0.82, 0.58), (-0.82, 0.58)]],
-    "diamond": [[(0, -1.0), (0.66, 0), (0, 1.0), (-0.66, 0)]],
-    "star": [_STAR],
-    "heart": [[(-0.86, -0.12), (0, -0.25), (0.86, -0.12), (0, 0.97)]],
-    "cross": [
-        [(-0.32, -0.95), (0.32, -0.95), (0.32, 0.95), (-0.32, 0.95)],
-        [(-0.95, -0.32), (0.95, -0.32), (0.95, 0.32), (-0.95, 0.32)],
-    ],
-}
-"""Shape -> polygons, corners in units of the thing's radius."""
 
 
 @dataclass(frozen=True)
@@ -83,26 +79,33 @@ def render(scene: Scene, size: int = 64) -> Image.Image:
     side = size * _OVERSAMPLING
     canvas = Image.new("RGB", (side, side), BACKGROUND_RGB[scene.background])
     for thing in scene.things:
-        body, ink = _masks(thing.shape, thing.texture, max(4, RADIUS[thing.size] * side // 1000))
-        corner = (
-            thing.x * side // 1000 - body.width // 2,
-            thing.y * side // 1000 - body.height // 2,
-        )
+        radius = max(4, RADIUS[thing.size] * side // 1000)
+        body, ink = _masks(thing.shape, thing.texture, radius)
+        corner = (thing.x * side // 1000 - radius, thing.y * side // 1000 - radius)
         canvas.paste(COLOUR_RGB[thing.colour], corner, body)
         if ink is not None:
-            canvas.paste(_DARK_INK if thing.colour in _LIGHT_COLOURS else _LIGHT_INK, corner, ink)
+            dark = thing.colour in _LIGHT_COLOURS
+            canvas.paste(_DARK_INK if dark else _LIGHT_INK, corner, ink)
     return canvas.reduce(_OVERSAMPLING)
 
 
 @lru_cache(maxsize=512)
 def _masks(shape: str, texture: str, radius: int) -> tuple[Image.Image, Image.Image | None]:
     """Masks (0 or 255) of a thing and of its stripes or dots (None if plain)."""
-    body = _shape_mask(shape, radius)
+    side = 2 * radius + 1
+    body = Image.new("L", (side, side), 0)
+    draw = ImageDraw.Draw(body)
+    for x, y, size, fill in _points(_DISCS.get(shape, "")):
+        _disc(draw, radius + x * radius, radius + y * radius, size * radius, fill)
+    outlines = [_points(text) for text in _OUTLINES.get(shape, "").split(";") if text]
+    for outline in [_STAR] if shape == "star" else outlines:
+        draw.polygon(
+            [(round(radius + x * radius), round(radius + y * radius)) for x, y in outline], 255
+        )
     if texture == "plain":
         return body, None
     pattern = Image.new("L", body.size, 0)
     draw = ImageDraw.Draw(pattern)
-    side = 2 * radius + 1
     # At 64 pixels, 4 drawn pixels are one image pixel: stripes and dots of 1.5 to 2 image pixels
     # remain visible.
     unit = max(2, round(2 + radius * 0.13))
@@ -110,28 +113,22 @@ def _masks(shape: str, texture: str, radius: int) -> tuple[Image.Image, Image.Im
         for top in range(radius % (2 * unit) - unit // 2 - 2 * unit, side, 2 * unit):
             draw.rectangle((0, top, side, top + unit - 1), fill=255)
     else:
-        dot, step = 0.62 * unit, round(2.2 * unit)
+        step = round(2.2 * unit)
         first = radius - (radius // step + 1) * step
         for row, y in enumerate(range(first, side + step, step)):
             for x in range(first - (row % 2) * step // 2, side + step, step):
-                _disc(draw, x, y, dot, 255)
+                _disc(draw, x, y, 0.62 * unit, 255)
     # A rim of the thing's colour keeps the outline where the ink has the colour of the background.
     rim = 2 * (radius // 16) + 1
     inside = body.filter(ImageFilter.MinFilter(rim)) if rim > 1 else body
     return body, ImageChops.darker(inside, pattern)
 
 
-def _shape_mask(shape: str, radius: int) -> Image.Image:
-    mask = Image.new("L", (2 * radius + 1, 2 * radius + 1), 0)
-    draw = ImageDraw.Draw(mask)
-    for x, y, size, fill in _DISCS.get(shape, ()):
-        _disc(draw, radius + x * radius, radius + y * radius, size * radius, fill)
-    for outline in _OUTLINES.get(shape, ()):
-        corners = [(round(radius + x * radius), round(radius + y * radius)) for x, y in outline]
-        draw.polygon(corners, fill=255)
-    return mask
+def _points(text: str) -> list[Any]:
+    """Tuples of numbers, as ``x,y x,y``."""
+    return [tuple(map(float, point.split(","))) for point in text.split()]
 
 
-def _disc(draw: ImageDraw.ImageDraw, x: float, y: float, radius: float, fill: int) -> None:
+def _disc(draw: ImageDraw.ImageDraw, x: float, y: float, radius: float, fill: float) -> None:
     box = (x - radius, y - radius, x + radius, y + radius)
-    draw.ellipse([round(edge) for edge in box], fill=fill)
+    draw.ellipse([round(edge) for edge in box], fill=int(fill))

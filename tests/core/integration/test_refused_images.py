@@ -5,6 +5,7 @@ written.
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, LazyImage, Row
 from rl_caption.data.formats import build_data
-from rl_caption.data.refused import PASSED, Blank, refused_rows, usable_rows
+from rl_caption.data.refused import PASSED, refused_rows, usable_rows
 from rl_caption.programs.captions import load_captioners
 from tests.clip_for_tests import noise_image
 from tests.hf_models_for_tests import save_model
@@ -25,6 +26,17 @@ from tests.vlm_for_tests import grpo_config, tiny_qwen2_vl
 
 ALONE = SimpleNamespace(is_main_process=True, num_processes=1)
 LONG = (4200, 20)
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A black image that is drawn when it is used."""
+
+    width: int
+    height: int
+
+    def render(self) -> Image.Image:
+        return Image.new("RGB", (self.width, self.height))
 
 
 @pytest.fixture(scope="module")

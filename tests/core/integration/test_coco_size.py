@@ -1,0 +1,58 @@
+"""Cross-entropy on a data set of COCO's size reaches its first step in bounded time and memory."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.training_for_tests import lines, xe_config
+
+IMAGES = {"train": 82_783, "restval": 30_504, "val": 5_000, "test": 5_000}
+CAPTIONS = 616_767
+CPU_SECONDS, GIGABYTES = 45.0, 1.2
+
+
+def write_coco(folder: Path) -> Path:
+    """Karpathy JSON with as many images and captions as COCO; all images are links to one file."""
+    photos = folder / "images"
+    photos.mkdir(parents=True)
+    Image.new("RGB", (64, 48), "green").save(photos / "0.jpg")
+    records: list[dict[str, Any]] = []
+    for split, count in IMAGES.items():
+        for _ in range(count):
+            number = len(records)
+            name = f"{number}.jpg"
+            if number:
+                os.link(photos / "0.jpg", photos / name)
+            captions = 5 if number < sum(IMAGES.values()) - 332 else 6
+            texts = [
+                " ".join(f"word{(number * (at + 3) + text) % 9000}" for at in range(10))
+                for text in range(captions)
+            ]
+            sentences = [{"raw": text, "tokens": text.split()} for text in texts]
+            record = {"filename": name, "cocoid": number, "split": split, "sentences": sentences}
+            records.append(record)
+    assert sum(len(record["sentences"]) for record in records) == CAPTIONS
+    path = folder / "dataset_coco.json"
+    path.write_text(json.dumps({"images": records}))
+    return path
+
+
+@pytest.mark.slow
+def test_the_first_step_is_soon_reached(tmp_path: Path) -> None:
+    data = {"path": str(write_coco(tmp_path)), "image_root": "images", "check_images": False}
+    config = xe_config(tmp_path / "run", data=data, **{"train.max_steps": 1, "eval.max_images": 8})
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    command = [sys.executable, "-m", "rl_caption", "xe", "--config", str(tmp_path / "config.yaml")]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert [line["step"] for line in lines(tmp_path / "run") if "loss/total" in line] == [1]
+    assert used.ru_utime - before <= CPU_SECONDS
+    assert used.ru_maxrss / 2**20 <= GIGABYTES

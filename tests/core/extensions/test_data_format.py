@@ -110,7 +110,7 @@ def test_rows_in_memory_are_the_data_of_any_program(
     assert rows["val"][0]["references"] == ["a white image", "white, all over"]
     pickle.loads(pickle.dumps(rows))
     assert check_data(rows, ["train", "val"]).ok
-    sizes = {"train.max_steps": 1, "train.batch_size": 6, "eval.every": 1}
+    sizes = {"train.max_steps": 1, "train.batch_size": 6, "train.micro_batch_size": 3}
     run_in_process("xe", xe_config(tmp_path / "run", data=made, **sizes), tmp_path)
     exported = str(tmp_path / "run/export/best")
     evaluation = {"data": made, "model": exported, "split": "val", "metrics": ["rouge"]}
@@ -169,5 +169,5 @@ def test_what_only_its_making_can_find_is_refused_too(data: dict[str, Any]) -> N
     with pytest.raises(ConfigError, match=f"data.path is not set: data.target {NAME} needs it"):
         build_data(replace(config, path=None))
     Path(data["path"]).write_text("picture,caption\na.png,a dog")
-    with pytest.raises(DataError, match=r"captions\.csv, row 0 has no 'image'"):
+    with pytest.raises(DataError, match=r"captions\.csv, row 0, 'image' is None"):
         build_data(config)

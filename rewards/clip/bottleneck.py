@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -107,11 +108,8 @@ class CaptionWriter:
         from transformers import GenerationConfig
 
         tokenizer = frozen.tokenizer
-        ids = [
-            token_id
-            for token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id)
-            if token_id is not None
-        ]
+        ids = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+        ids = [token_id for token_id in ids if token_id is not None]
         self.frozen, self.ending, self._bos = frozen, ending, ids[0]
         self.room = frozen.longest - 1 - soft_tokens
         if self.room < 1:
@@ -119,9 +117,7 @@ class CaptionWriter:
                 f"the language model has {frozen.longest} positions: BOS and the soft tokens take "
                 f"them all"
             )
-        frozen.network.generation_config = (
-            GenerationConfig()
-        )  # nothing of its own sampling settings
+        frozen.network.generation_config = GenerationConfig()  # none of its sampling settings
         self._embed: Any = frozen.network.get_input_embeddings()
         self._ends = [ids[-1]]
         if ending == "newline":
@@ -152,9 +148,8 @@ class CaptionWriter:
         """
         prefix = self._prefix(soft)
         inputs = torch.cat([prefix, self._embed(ids)], dim=1)
-        attended = torch.cat(
-            [torch.ones(prefix.shape[:2], device=mask.device, dtype=torch.long), mask.long()], dim=1
-        )
+        before = torch.ones(prefix.shape[:2], device=mask.device, dtype=torch.long)
+        attended = torch.cat([before, mask.long()], dim=1)
         logits = self.frozen.network(inputs_embeds=inputs, attention_mask=attended).logits
         logits = logits[:, prefix.shape[1] - 1 : -1].float()
         losses = nn.functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
@@ -253,14 +248,13 @@ def best_similarities(
     """Similarity of each of B captions to the most similar of the texts ``written`` of it, clipped
     to [0, 1].
     """
-    references = [
-        [caption] for caption, texts in zip(captions, written, strict=True) for _ in texts
-    ]
-    scores = similarity(None, [text for texts in written for text in texts], references=references)
-    values = iter(
-        checked_scores(similarity, scores, len(references))
-    )  # before they are clipped, which makes 0 of NaN
-    return [min(1.0, max(0.0, *[next(values) for _ in texts])) for texts in written]
+    references: list[list[str]] = []
+    for caption, texts in zip(captions, written, strict=True):
+        references += [[caption]] * len(texts)
+    scores = similarity(None, list(chain.from_iterable(written)), references=references)
+    # Checked before they are clipped, which makes 0 of NaN.
+    values = iter(checked_scores(similarity, scores, len(references)))
+    return [min(1.0, max(0.0, *(next(values) for _ in texts))) for texts in written]
 
 
 class SemanticBottleneck:
@@ -337,8 +331,7 @@ class SemanticBottleneck:
             if expected not in ("", actual):
                 raise ValueError(
                     f"sba: the {what} has the fingerprint {actual}, but {model!r} was trained with "
-                    f"one of fingerprint "
-                    f"{expected}: name that one"
+                    f"one of fingerprint {expected}: name that one"
                 )
         weights = f"{fingerprint(bottleneck.state_dict())[:12]},{frozen.weights},{self._encoder.signature}"
         compared = "" if similarity == "edit_distance" else f",{self._similarity.signature}"
@@ -354,15 +347,12 @@ class SemanticBottleneck:
         """Score N captions. ``RewardError`` where a score is not finite."""
         texts = as_texts(completions)
         scores = [0.0] * len(texts)
-        order = sorted(
-            (row for row in range(len(texts)) if texts[row].strip()),
-            key=lambda row: len(texts[row]),
-        )
+        written = [row for row, text in enumerate(texts) if text.strip()]
+        order = sorted(written, key=lambda row: len(texts[row]))
         for batch in chunks(order, self.batch_size, "captions through the semantic bottleneck"):
             captions = [" ".join(texts[row].split()) for row in batch]
-            best = best_similarities(
-                self._similarity, captions, self.rewrite([texts[row] for row in batch])
-            )
+            rewritten = self.rewrite([texts[row] for row in batch])
+            best = best_similarities(self._similarity, captions, rewritten)
             for row, score in zip(batch, best, strict=True):
                 scores[row] = score
         return checked_scores(self, scores, len(texts))

@@ -43,9 +43,8 @@ def greedy_f1(cosines: Floats, left: Floats, right: Floats) -> float:
     cosines over the P units, weighted by ``left`` [P]; recall is the mean over the Q units,
     weighted by ``right`` [Q] (EMScore, equations 3 to 5). Both are clipped at 0.
     """
-    precision, recall = (
-        max(float(side), 0.0) for side in (cosines.max(axis=1) @ left, cosines.max(axis=0) @ right)
-    )
+    precision = max(float(cosines.max(axis=1) @ left), 0.0)
+    recall = max(float(cosines.max(axis=0) @ right), 0.0)
     return float(harmonic_mean(np.array(precision), np.array(recall)))
 
 
@@ -56,9 +55,8 @@ def token_idf(documents: Sequence[Sequence[int]]) -> dict[int, float]:
     The end token, which is the last of every caption, gets the mean of all weights instead of 0.
     """
     counts = Counter(chain.from_iterable(map(set, documents)))
-    weights = {
-        token: math.log((len(documents) + 1) / (count + 1)) for token, count in counts.items()
-    }
+    total = len(documents) + 1
+    weights = {token: math.log(total / (count + 1)) for token, count in counts.items()}
     return weights | {documents[0][-1]: sum(weights.values()) / len(weights)}
 
 
@@ -115,10 +113,8 @@ class EmScore(ClipScore):
         weighted = "no idf"
         if captions is not None:
             ids = self.encoder.token_ids([self.prefix + text for text in captions])
-            ends = self.encoder.token_lengths(ids)
-            self._idf = token_idf(
-                [row[:end].tolist() for row, end in zip(ids, ends.tolist(), strict=True)]
-            )
+            rows = zip(ids, self.encoder.token_lengths(ids).tolist(), strict=True)
+            self._idf = token_idf([row[:end].tolist() for row, end in rows])
             self._unseen = math.log(len(captions) + 1)
             digest = hashlib.blake2b("\n".join(captions).encode(), digest_size=6).hexdigest()
             weighted = f"idf of {len(captions)} captions {digest}"
@@ -135,15 +131,13 @@ class EmScore(ClipScore):
     ) -> Sequence[float]:
         captions = self._captions([*texts, *chain(*references)])
         videos = self._videos(images)
-        scores = [
-            self._score(captions[text], videos[id(image)])
-            for text, image in zip(texts, images, strict=True)
-        ]
-        for row, texts_of_row in enumerate(references):
-            scores[row] = (
-                scores[row]
-                + max(self._score(captions[texts[row]], captions[text]) for text in texts_of_row)
-            ) / 2
+        scores = []
+        for row, (text, image) in enumerate(zip(texts, images, strict=True)):
+            score = self._score(captions[text], videos[id(image)])
+            if references:
+                near = [self._score(captions[text], captions[other]) for other in references[row]]
+                score = (score + max(near)) / 2
+            scores.append(score)
         return scores
 
     def _score(self, caption: Embedded, other: Embedded) -> float:
@@ -160,16 +154,13 @@ class EmScore(ClipScore):
         distinct = list(dict.fromkeys(texts))
         prefixed = [self.prefix + text for text in distinct]
         wholes = self.backbone.embed_texts(prefixed).astype(np.float64)
+        pairs = zip(distinct, wholes, strict=True)
         if self.parts == "coarse":
             empty = np.zeros((0, 0))
-            return {
-                text: Embedded(whole, empty, empty)
-                for text, whole in zip(distinct, wholes, strict=True)
-            }
+            return {text: Embedded(whole, empty, empty) for text, whole in pairs}
         embedded = {}
-        for text, whole, (ids, tokens) in zip(
-            distinct, wholes, self.encoder.encode_tokens(prefixed), strict=True
-        ):
+        encoded = self.encoder.encode_tokens(prefixed)
+        for (text, whole), (ids, tokens) in zip(pairs, encoded, strict=True):
             weights = np.ones(len(ids))
             if self._idf is not None:
                 weights = np.array([self._idf.get(token, self._unseen) for token in ids.tolist()])
@@ -177,9 +168,8 @@ class EmScore(ClipScore):
                 raise RewardError(
                     f"reward {self.__name__!r}: all tokens of {text!r:.80} have the weight 0"
                 )
-            embedded[text] = Embedded(
-                whole, tokens.numpy().astype(np.float64), weights / weights.sum()
-            )
+            units = tokens.numpy().astype(np.float64)
+            embedded[text] = Embedded(whole, units, weights / weights.sum())
         return embedded
 
     def _videos(self, images: Sequence[Any]) -> dict[int, Embedded]:
@@ -190,11 +180,8 @@ class EmScore(ClipScore):
         for key, frames in videos.items():
             vectors = rows[start : start + len(frames)]
             start += len(frames)
-            embedded[key] = Embedded(
-                mean_embedding(vectors).astype(np.float64),
-                vectors,
-                np.full(len(vectors), 1 / len(vectors)),
-            )
+            whole = mean_embedding(vectors).astype(np.float64)
+            embedded[key] = Embedded(whole, vectors, np.full(len(vectors), 1 / len(vectors)))
         return embedded
 
 
@@ -211,13 +198,12 @@ class RefEmScore(EmScore):
 
 
 def _read_captions(source: Sequence[str] | str | Path | None) -> list[str] | None:
-    where = f"idf_captions: {source}" if isinstance(source, str | Path) else "idf_captions"
-    if isinstance(source, str | Path):
-        with naming(where):
-            source = Path(source).read_text(encoding="utf-8-sig").splitlines()
     if source is None:
         return None
+    if isinstance(source, str | Path):
+        with naming(f"idf_captions: {source}"):
+            source = Path(source).read_text(encoding="utf-8-sig").splitlines()
     captions = [text.strip() for text in source if text.strip()]
     if not captions:
-        raise ValueError(f"{where} has no caption: expected at least one")
+        raise ValueError("idf_captions has no caption: expected at least one")
     return captions

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -162,9 +163,9 @@ class EmbeddingCache:
     ) -> None:
         self.fingerprint, self.max_entries = fingerprint, max_entries
         self.folder = None if folder is None else Path(folder) / fingerprint
-        self._files = (
-            None if self.folder is None else CheckedFiles(self.folder, "embedding", ".emb")
-        )
+        self._files = None
+        if self.folder is not None:
+            self._files = CheckedFiles(self.folder, "embedding", ".emb")
         self._memory: dict[str, Embeddings] = {}
 
     def capacity(self, width: int) -> int:
@@ -199,9 +200,8 @@ class EmbeddingCache:
         Raises:
             RewardError: an image cannot be read or has an embedding that is not finite.
         """
-        items = list(
-            items
-        )  # a lazy column makes an item whenever it is read, and ids are of objects that live
+        # A lazy column makes an item whenever it is read, and ids are of objects that live.
+        items = list(items)
         # By object first: a scene that occurs several times in one call is drawn for its key once.
         keys_of_objects = {}
         for item in {id(item): item for item in items}.values():
@@ -209,7 +209,11 @@ class EmbeddingCache:
             keys_of_objects[id(item)] = hashlib.blake2b(named, digest_size=16).hexdigest()
         keys = [keys_of_objects[id(item)] for item in items]
         sources = dict(zip(keys, items, strict=True))
-        embeddings = {key: entry for key in sources if (entry := self._read(key)) is not None}
+        embeddings: dict[str, Embeddings] = {}
+        for key in sources:
+            entry = self._read(key)
+            if entry is not None:
+                embeddings[key] = entry
         missing = [key for key in sources if key not in embeddings]
         for chunk in chunks(missing, _CHUNK, f"embedding {item_name}s that are not cached"):
             chunk_items = [sources[key] for key in chunk]
@@ -263,9 +267,8 @@ class CachedEncoder:
     def _encode(self, images: Sequence[ImageSource | Frames]) -> Embeddings:
         videos = [frames_of(image) for image in images]
         try:
-            rows: Embeddings = self.encoder.encode_images(
-                [frame for frames in videos for frame in frames]
-            ).numpy()
+            every = list(chain.from_iterable(videos))
+            rows: Embeddings = self.encoder.encode_images(every).numpy()
         except RewardError:
             for frames in videos:
                 if len(frames) > 1:

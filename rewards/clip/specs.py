@@ -70,19 +70,9 @@ class Specs(ClipScore):
         cut = ",truncate" if truncate else ""
         self.signature = f"{self.__name__}[{self.backbone.signature},{self.scale}{cut}]"
         if released and is_main_process():
-            why = f"{self.backbone.signature} has the layout of released weights, whose cosines are often below 0"
-            if scale is None:
-                logger.info(
-                    "%s: %s. Scale is 'shifted', (cosine + 1) / 2, as in the released code",
-                    self.__name__,
-                    why,
-                )
-            elif self.clips:
-                logger.warning(
-                    "%s: %s. With scale clipped, all such captions score 0: set scale: shifted",
-                    self.__name__,
-                    why,
-                )
+            level = logging.WARNING if self.clips else logging.INFO
+            why = "has the layout of released weights, whose cosines are often below 0"
+            logger.log(level, "specs: %s %s; scale: %s", self.backbone.signature, why, self.scale)
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any

@@ -4,11 +4,11 @@ Source: Zhang et al., "BERTScore: Evaluating Text Generation with BERT", ICLR 20
 Captions and references go to the model's own tokenizer as they are, without PTB tokenisation.
 """
 
-import hashlib
 import importlib
 import importlib.metadata
 import math
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +50,19 @@ class BertScore:
         batch_size: int = 64,
     ) -> None:
         check_values(Count, batch_size=batch_size)
+        from rewards.model_files import fingerprint
+
         package = optional("bert_score", "the reward 'bertscore' needs", "'rl-caption[bertscore]'")
         default_layers = importlib.import_module("bert_score.utils").model2layers
         if layers is None and model not in default_layers:
             raise ValueError(
                 f"bertscore: set layers for the model {model!r}: bert-score has no default for it"
             )
-        _check_folder(model, layers)
-        with naming(f"bertscore: the model {model!r} cannot be used"):
-            _check_code(model)
         self.layers = layers if layers is not None else int(default_layers[model])
         self.model, self.idf, self.batch_size = model, idf, batch_size
-        with naming(
-            f"bertscore: the model {model!r} with layers {self.layers} cannot be used",
-            (OSError, AssertionError),
-        ):
+        what = f"bertscore: the model {model!r} with layers {self.layers} cannot be used"
+        with naming(what, (OSError, ValueError, AssertionError)):
+            _check_code(model)
             self._scorer = package.BERTScorer(
                 model_type=model,
                 num_layers=self.layers,
@@ -74,7 +72,7 @@ class BertScore:
             )
         _mend_tokenizer(self._scorer, model)
         version, weighted = importlib.metadata.version("bert-score"), "idf" if idf else "no-idf"
-        which = f"{Path(model).name},{_weights(self._scorer)},L{self.layers},{weighted}"
+        which = f"{Path(model).name},{fingerprint(self._scorer._model.state_dict())[:12]},L{self.layers},{weighted}"
         self.signature = f"BERTScore-F1[{which}]+bert-score{version}"
 
     def __call__(
@@ -99,9 +97,7 @@ class BertScore:
         if rows:
             if self.idf:
                 self._scorer._idf_dict = None
-                self._scorer.compute_idf(
-                    [caption for captions in references for caption in captions]
-                )
+                self._scorer.compute_idf(list(chain.from_iterable(references)))
             values = self._scorer.score(
                 [texts[row] for row in rows],
                 [list(references[row]) for row in rows],
@@ -114,25 +110,6 @@ class BertScore:
                     )
                 scores[row] = min(1.0, max(-1.0, value))  # rounding passes 1 by 1e-7
         return checked_scores(self, scores, len(texts))
-
-
-def _check_folder(model: str, layers: int | None) -> None:
-    from rewards.model_files import read_object
-
-    folder = Path(model)
-    if not folder.is_dir():
-        return
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ValueError(
-            f"bertscore: {model} has no config.json: expected the folder of a model of Transformers"
-        )
-    with naming(f"bertscore: the model {model!r} cannot be used"):
-        model_type = read_object(file).get("model_type", "")
-    if "t5" in model and "t5" not in str(model_type):
-        raise ValueError(
-            f"bertscore: bert-score takes a model for T5 if its path has 't5' in it: rename {model}"
-        )
 
 
 def _check_code(model: str) -> None:
@@ -160,12 +137,3 @@ def _mend_tokenizer(scorer: Any, model: str) -> None:
             model, use_fast=False, add_prefix_space=True, trust_remote_code=False
         )
     scorer._tokenizer.model_max_length = most_tokens(scorer._model.config, scorer._tokenizer)
-
-
-def _weights(scorer: Any) -> str:
-    """First 12 hexadecimal digits of the SHA-256 of all weights."""
-    digest = hashlib.sha256()
-    for name, value in sorted(scorer._model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:12]

@@ -22,6 +22,7 @@ from rewards.base import (
 from rewards.files import load_json
 from rewards.options import check_values
 from rewards.registry import load
+from rewards.text.ptb_rules import names
 from rewards.text.tokenize import TOKENIZER, tokenize
 
 if TYPE_CHECKING:
@@ -35,25 +36,10 @@ _IRREGULAR = {
     "geese": "goose",
     "feet": "foot",
 }
-_ANIMALS = frozenset(
-    [
-        "bird",
-        "cat",
-        "dog",
-        "horse",
-        "sheep",
-        "cow",
-        "elephant",
-        "bear",
-        "zebra",
-        "giraffe",
-        "animal",
-        "cub",
-    ]
-)
-_MODIFIERS = {"baby": _ANIMALS, "adult": _ANIMALS, "passenger": frozenset(["jet", "train"])}
+_ANIMALS = names("bird cat dog horse sheep cow elephant bear zebra giraffe animal cub")
+_MODIFIERS = {"baby": _ANIMALS, "adult": _ANIMALS, "passenger": ("jet", "train")}
 """A word that before such a noun is no object of its own, as in the published code."""
-_TOILETS, _SEATS = frozenset(["toilet", "toilets"]), frozenset(["seat", "seats"])
+_TOILETS, _SEATS = ("toilet", "toilets"), ("seat", "seats")
 """Words beside which, anywhere in the caption, such words are no chairs, as in the published code.
 """
 _ES = ("ses", "xes", "zes", "ches", "shes", "oes")
@@ -81,39 +67,37 @@ class ObjectVocabulary:
             ValueError: the file cannot be read or names no object, or two objects have the same
                 word.
         """
-        names: dict[tuple[str, ...], str] = {}
-        with naming(f"synonyms {str(path)!r} cannot be read"):
-            lines: Sequence[str] = (
-                Path(path).read_text(encoding="utf-8-sig").splitlines()
-                if isinstance(path, str | Path)
-                else path
-            )
+        found: dict[tuple[str, ...], str] = {}
+        lines = path
+        if isinstance(path, str | Path):
+            with naming(f"synonyms {str(path)!r} cannot be read"):
+                lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
         for number, line in enumerate(lines, start=1):
             phrases = [tuple(tokenize(phrase)) for phrase in line.split(",")]
             for phrase in filter(None, phrases):
-                other = names.setdefault(phrase, " ".join(phrases[0]))
+                other = found.setdefault(phrase, " ".join(phrases[0]))
                 if other != " ".join(phrases[0]):
                     raise ValueError(
                         f"{path}, line {number}: {' '.join(phrase)!r} is a word for {other!r} "
                         f"already"
                     )
-        if not names:
+        if not found:
             raise ValueError(
                 f"synonyms {str(path)!r} has no object: expected lines such as: bicycle, bike"
             )
-        return cls(names)
+        return cls(found)
 
     def mentions(self, caption: str) -> list[str]:
         """The objects that a caption mentions, once per mention; of overlapping phrases the longest
         counts.
         """
         words, objects, at = tokenize(caption), [], 0
-        if not _TOILETS.isdisjoint(words):
+        if any(word in _TOILETS for word in words):
             words = [word for word in words if word not in _SEATS]
         longest = max(map(len, self.names))
         while at < len(words):
             following = _singulars(words[at + 1]) if at + 1 < len(words) else []
-            if not _MODIFIERS.get(words[at], frozenset()).isdisjoint(following):
+            if any(noun in _MODIFIERS.get(words[at], ()) for noun in following):
                 at += 1
                 continue
             for length in range(min(longest, len(words) - at), 0, -1):
@@ -274,27 +258,23 @@ class Chair:
                 errors_of_user_code(f"detector {detector!r}", ValueError),
             ):
                 self.detector = load(detector)(**(detector_kwargs or {}))
-            if not callable(self.detector) or not isinstance(
-                getattr(self.detector, "signature", None), str
-            ):
+            signature = getattr(self.detector, "signature", None)
+            if not callable(self.detector) or not isinstance(signature, str):
                 raise ValueError(
                     f"detector {detector!r} is not an ObjectDetector: expected a callable object "
                     f"with a signature"
                 )
-        image_objects = [
-            (image_id, sorted(object_names))
-            for image_id, object_names in (self.objects or {}).items()
-        ]
-        sources = {  # column -> where objects come from
-            **({} if self.objects is None else {"image_id": f"file[{_digest(image_objects)}]"}),
-            **({} if self.detector is None else {"image": self.detector.signature}),
-            **({"references": "references"} if references else {}),
-        }
+        sources = {}  # column -> where objects come from
+        if self.objects is not None:
+            pairs = [(image_id, sorted(found)) for image_id, found in self.objects.items()]
+            sources["image_id"] = f"file[{_digest(pairs)}]"
+        if self.detector is not None:
+            sources["image"] = self.detector.signature
+        if references:
+            sources["references"] = "references"
         self.columns = frozenset(sources)
-        count, words = (
-            len(set(self.vocabulary.names.values())),
-            _digest(self.vocabulary.names.items()),
-        )
+        count = len(set(self.vocabulary.names.values()))
+        words = _digest(self.vocabulary.names.items())
         self.source = f"{count} objects[{words}] of {'+'.join(sources.values())}"
         self.signature = f"CHAIR[{measure},{self.source}]"
         self._known: dict[tuple[str, ...], frozenset[str]] = {}
@@ -309,10 +289,7 @@ class Chair:
         """
         objects = [frozenset[str]()] * count
         if self.objects is not None:
-            ids = [
-                str(image_id)
-                for image_id in required_column(columns, "image_id", self.__name__, count)
-            ]
+            ids = list(map(str, required_column(columns, "image_id", self.__name__, count)))
             missing = [image_id for image_id in ids if image_id not in self.objects]
             if missing:
                 raise RewardError(
@@ -322,16 +299,12 @@ class Chair:
             objects = [self.objects[image_id] for image_id in ids]
         if self.detector is not None:
             images = required_column(columns, "image", self.__name__, count)
-            objects = [
-                before | seen
-                for before, seen in zip(objects, self._detect(self.detector, images), strict=True)
-            ]
+            seen = self._detect(self.detector, images)
+            objects = [before | found for before, found in zip(objects, seen, strict=True)]
         if self.references:
             lists = reference_lists(columns, self.__name__, count)
-            objects = [
-                before | self._mentions(captions)
-                for before, captions in zip(objects, lists, strict=True)
-            ]
+            mentioned = map(self._mentions, lists)
+            objects = [before | found for before, found in zip(objects, mentioned, strict=True)]
         return objects
 
     def _detect(self, detector: ObjectDetector, images: Sequence[Any]) -> list[frozenset[str]]:
@@ -353,14 +326,9 @@ class Chair:
                 f"images"
             )
         with naming("reward 'chair'", (ValueError,), RewardError):
-            seen = dict(
-                zip(
-                    new, self.vocabulary.names_of(lists, f"{detector.signature} found"), strict=True
-                )
-            )
-        self._seen |= {
-            key: image_objects for key, image_objects in seen.items() if not isinstance(key, int)
-        }
+            named = self.vocabulary.names_of(lists, f"{detector.signature} found")
+        seen = dict(zip(new, named, strict=True))
+        self._seen |= {key: objects for key, objects in seen.items() if not isinstance(key, int)}
         return [self._seen[key] if key in self._seen else seen[key] for key in keys]
 
     def _mentions(self, captions: tuple[str, ...]) -> frozenset[str]:
@@ -373,20 +341,15 @@ class Chair:
     def counts(self, completions: Sequence[Any], columns: dict[str, Any]) -> list[ChairCounts]:
         """The counts of N captions. Raises as a call."""
         texts = as_texts(completions)
-        objects = self.objects_of(len(texts), columns)
-        return [
-            chair_counts(self.vocabulary.mentions(text), present)
-            for text, present in zip(texts, objects, strict=True)
-        ]
+        mentions = map(self.vocabulary.mentions, texts)
+        return list(map(chair_counts, mentions, self.objects_of(len(texts), columns)))
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
         """Score N captions. Raises ``RewardError`` if a column is missing, or as ``objects_of``."""
-        counts = self.counts(completions, columns)
-        return checked_scores(
-            self, [self._score(caption_counts) for caption_counts in counts], len(counts)
-        )
+        scores = list(map(self._score, self.counts(completions, columns)))
+        return checked_scores(self, scores, len(completions))
 
     def _score(self, counts: ChairCounts) -> float:
         if self.measure == "recall":
@@ -410,8 +373,8 @@ def _digest(content: Iterable[tuple[Any, Any]]) -> str:
 
 
 def _key(image: Any) -> Hashable:
-    """The image itself or, of one that is compared by its pixels, its id; so of frames among which
-    there is such.
+    """Key of an image in the cache: the image where it can be hashed, such as a path, else the id
+    of the object.
     """
     try:
         hash(image)

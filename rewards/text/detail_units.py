@@ -17,27 +17,15 @@ from typing import Any, NamedTuple, Protocol
 from tqdm.auto import tqdm
 
 from rewards.base import RewardError, optional
-from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SENTENCE_OPENERS, TITLES
-
-CONTINUATIONS = frozenset(
-    [
-        "behind",
-        "in",
-        "under",
-        "on",
-        "to",
-        "above",
-        "left",
-        "right",
-        "next",
-        "up",
-        "down",
-        "out",
-        "of",
-        "'s",
-        "is",
-    ]
+from rewards.text.ptb_rules import (
+    ABBREVIATIONS,
+    NUMBERED_ABBREVIATIONS,
+    SENTENCE_OPENERS,
+    TITLES,
+    names,
 )
+
+CONTINUATIONS = frozenset(names("behind in under on to above left right next up down out of 's is"))
 """A unit does not end before these words, nor while the sentence begins with one of them and has no
 verb yet.
 """
@@ -70,8 +58,8 @@ _MAY_HAVE_STOP = ABBREVIATIONS.union(NUMBERED_ABBREVIATIONS)
 _SEPARATORS = frozenset(",;:")
 _STOPS = frozenset([".", "!", "?", "…"])
 _CLOSERS = frozenset("\"'”’)]}»")
-_BEFORE_NOUNS = frozenset(["a", "an", "the", "its", "his", "her", "their"])
-_NEVER_NOUNS = frozenset(["is", "are", "was", "were", "has", "have", "had", "be", "been", "being"])
+_BEFORE_NOUNS = names("a an the its his her their")
+_NEVER_NOUNS = names("is are was were has have had be been being")
 
 
 class Tagger(Protocol):
@@ -108,9 +96,8 @@ def _brill_tags(words: Sequence[str]) -> list[str]:
     if not words:
         return []
     # A slash separates word and tag in the library's text format.
-    pairs = _pattern_tagger().tag(
-        " ".join(word.replace("/", "-") for word in words), tokenize=False
-    )
+    text = " ".join(words).replace("/", "-")
+    pairs = _pattern_tagger().tag(text, tokenize=False)
     if len(pairs) != len(words):
         raise ValueError(
             f"BrillTagger returned {len(pairs)} tags for the {len(words)} tokens "
@@ -121,9 +108,8 @@ def _brill_tags(words: Sequence[str]) -> list[str]:
 
 @cache
 def _pattern_tagger() -> Any:
-    return optional(
-        "textblob.taggers", "detail units need", "'rl-caption[specs]'", RewardError
-    ).PatternTagger()
+    module = optional("textblob.taggers", "detail units need", "'rl-caption[specs]'", RewardError)
+    return module.PatternTagger()
 
 
 def _after_articles(words: Sequence[str], tags: list[str]) -> list[str]:
@@ -148,10 +134,8 @@ class NltkTagger:
         """Return a tag for each token of each sentence."""
         import nltk
 
-        return [
-            [tag for _, tag in tagged]
-            for tagged in nltk.pos_tag_sents([list(words) for words in sentences])
-        ]
+        tagged = nltk.pos_tag_sents([list(words) for words in sentences])
+        return [[tag for _, tag in pairs] for pairs in tagged]
 
 
 @cache
@@ -191,10 +175,9 @@ def detail_units_of(
     if processes < 1:
         raise ValueError(f"processes = {processes}: expected at least 1")
     cut = partial(_units, tagger=tagger or default_tagger())
-    bar = partial(
-        tqdm, total=len(captions), desc="detail units", unit="caption", delay=2, disable=None
-    )
-    if processes == 1 or len(captions) < 2 * _CHUNK:
+    count = len(captions)
+    bar = partial(tqdm, total=count, desc="detail units", unit="caption", delay=2, disable=None)
+    if processes == 1 or count < 2 * _CHUNK:
         return list(bar(map(cut, captions)))
     # Not forked: the parent may have threads (of PyTorch, of a loader).
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -214,11 +197,9 @@ def _cached_units(caption: str) -> tuple[str, ...]:
 def _units(caption: str, tagger: Tagger) -> list[str]:
     sentences = list(_sentences(caption))
     tags = tagger([_texts(sentence) for sentence in sentences])
-    cuts = [
-        cut
-        for words, labels in zip(sentences, tags, strict=True)
-        for cut in _sentence_cuts(caption, words, labels)
-    ]
+    cuts: list[int] = []
+    for words, labels in zip(sentences, tags, strict=True):
+        cuts += _sentence_cuts(caption, words, labels)
     bounds = [0, *cuts[:-1], len(caption)] if caption else []
     units: list[str] = []
     for start, end in pairwise(bounds):

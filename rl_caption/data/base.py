@@ -184,6 +184,8 @@ class LazyImage:
             return image_identity(content)
         return hashlib.blake2b(content).hexdigest()
 
+    stamp = identity
+
 
 def load_image(source: ImageSource | Frames) -> Image.Image:
     """Open an image with ``rewards.images.open_image``. Raises ``DataError`` instead of

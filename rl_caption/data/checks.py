@@ -16,7 +16,7 @@ from PIL import Image
 from rewards.base import RewardError
 from rewards.images import Renderable, check_frames, open_image, pixel_hash
 from rewards.text.tokenize import TOKENIZER, tokenize
-from rl_caption.data.base import SHOWN, DataError, Row, RowView, Splits, with_references
+from rl_caption.data.base import SHOWN, DataError, LazyImage, Row, RowView, Splits, with_references
 from rl_caption.data.features import ImageFeatures, as_image_features
 from rl_caption.data.file_checks import (
     ImageFile,
@@ -143,7 +143,7 @@ class _Entry:
     split: str
     index: int
     image_id: str
-    file: ImageFile | None = None
+    file: ImageFile | LazyImage | None = None
     content: str | None = None
     features: ImageFeatures | None = None
     references: list[str] | None = None
@@ -152,7 +152,7 @@ class _Entry:
 
     @property
     def path(self) -> str | None:
-        return None if self.file is None else os.path.abspath(self.file.path)
+        return os.path.abspath(self.file.path) if isinstance(self.file, ImageFile) else None
 
 
 def check_data(
@@ -285,7 +285,7 @@ def _read_split(
 
 def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
     """What the checks of leakage need of the rows of further splits, where images are files."""
-    for name in data.keys() - {*names}:
+    for name in [name for name in data if name not in names]:
         rows = data[name]
         for index in progress(range(len(rows)), f"looking through {name}", "row"):
             with suppress(DataError):  # a row that lacks what this training needs

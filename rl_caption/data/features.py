@@ -120,12 +120,9 @@ class FeatureFolder:
                     read_header = np.lib.format.read_array_header_2_0
                 return SimpleNamespace(shape=read_header(file)[0])
 
-    def stamp(self, location: Location) -> list[int] | None:
-        """The ``file_stamp``; None where the file is missing."""
-        try:
-            return [*file_stamp(location.features)]
-        except OSError:
-            return None
+    def stamp(self, location: Location) -> list[int]:
+        """The ``file_stamp``."""
+        return [*file_stamp(location.features)]
 
 
 class FeatureHdf5:
@@ -197,7 +194,7 @@ class FeatureHdf5:
             raise ValueError(f"{written} of {expected} blocks of {list(array.shape)} were written")
         return array[()] if values else array
 
-    def stamp(self, location: Location) -> list[int] | None:
+    def stamp(self, location: Location) -> list[int]:
         """The ``file_stamp`` of the whole file."""
         return [*file_stamp(self.path)]
 
@@ -238,7 +235,7 @@ class ImageFeatures:
         return int(self._read(False).shape[-1])
 
     def stamp(self) -> list[Any]:
-        """Everything that the result of ``check`` depends on."""
+        """Everything that the result of ``check`` depends on. Raises ``OSError`` if it is missing."""
         return [self.store.stamp(self.location), repr(astuple(self.store.options))]
 
     def _read(self, values: bool) -> Any:

@@ -260,7 +260,7 @@ def _caption_lines(file: Path, column: int | str | None) -> Iterator[tuple[int, 
 
 
 def caption_targets(path: str | Path, val_fraction: HeldOut = 0.05) -> Rows:
-    """JSON lines ``{"caption": ..., "target": ...}`` without images (docs/icc.md).
+    """JSON lines ``{"caption": ..., "target": ...}`` without images (docs/papers.md).
 
     Empty lines are skipped, and further keys ignored. ``image_id`` is the file's name and the line.
     ``val`` is held out as for ``captions``. Raises ``DataError``, which names file and line, where

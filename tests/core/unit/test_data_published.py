@@ -352,6 +352,10 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, datasets: Any) -> N
     (row,) = rows_of(format="hub", path=str(path), columns={"image": "image", "references": "text"})
     with pytest.raises(RewardError, match=r"rows\.parquet.*row 0"):
         open_image(row["image"])
+    named = {"image": "image", "references": "text"}
+    data = build_data(DataConfig("hub", path=str(path), columns=named))
+    with pytest.raises(DataError, match=r"1 unreadable images: train .*rows\.parquet.*row 0"):
+        check_data(data, ["train"])
     for config, part in (
         (
             {"path": str(path), "columns": {"image": "image", "references": "texts"}},

@@ -12,7 +12,7 @@ from typing import Any
 
 from rewards.base import naming
 from rl_caption.data.base import DataError, LazyImage, Row, RowView, Splits
-from rl_caption.data.rows import read_row, renamed_columns
+from rl_caption.data.rows import KEYS, check_keys, read_row, renamed_columns
 from rl_caption.data.splits import split_name, standard_split
 
 LOADERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}
@@ -79,7 +79,7 @@ def rows_of_tables(
     Args:
         tables: split -> table.
         source: the data set in messages.
-        columns: as of ``renamed_columns``; None takes ``image`` and ``references``.
+        columns: as of ``renamed_columns``; None takes those with the names of ``KEYS``.
         image_root: folder of the images, where their column has paths.
         by_column: the rows of a table with a column ``split`` are in the splits that it names.
     """
@@ -87,9 +87,13 @@ def rows_of_tables(
     makers = {}
     for part, table in tables.items():
         where = f"{source}, split {part!r}"
-        named = dict(columns or {name: name for name in ("image", "references")})
-        if columns is None and by_column and "split" in table.column_names:
-            named["split"] = "split"
+        named = dict(columns or {})
+        if columns is None:
+            check_keys(table.column_names, KEYS, where)
+            found = [name for name in KEYS if name in table.column_names]
+            named = {name: name for name in ("image", "references", *found)}
+        if not by_column:
+            named.pop("split", None)
         makers[part] = _table_rows(table, where, standard_split(part), named, image_root)
         splits = [standard_split(part)] * len(table)
         if "split" in named:

@@ -70,12 +70,7 @@ def read_row(
         columns = IMAGE_FOLDER
     if columns is not None:
         item = renamed_columns(item, columns, where)
-    for key in item.keys() - {*keys}:
-        # A row with 'splits' in place of 'split' would silently become training data.
-        absent = [name for name in keys if name not in item]
-        meant = difflib.get_close_matches(key.lower(), absent, n=1, cutoff=0.8)
-        if meant:
-            raise DataError(f"{where}: unknown key {key!r}: did you mean {meant[0]!r}?")
+    check_keys(item, keys, where)
     if item.get("image") is None and (number is None or "image_id" not in item):
         raise DataError(f"{where} has no 'image'")
     check_type(item, _Values, where, DataError)
@@ -92,6 +87,18 @@ def read_row(
         found = shown(row["negatives"])
         raise DataError(f"{where}: 'negatives' is {found}: expected a list for each reference")
     return split_name(item.get("split", "train"), where), row
+
+
+def check_keys(found: Iterable[str], keys: Collection[str], where: str) -> None:
+    """Raise ``DataError`` where a key is likely a misspelt one of ``keys``.
+
+    A row with 'splits' in place of 'split' would silently become training data.
+    """
+    names = set(found)
+    for key in names - {*keys}:
+        meant = difflib.get_close_matches(key.lower(), {*keys} - names, n=1, cutoff=0.8)
+        if meant:
+            raise DataError(f"{where}: unknown key {key!r}: did you mean {meant[0]!r}?")
 
 
 def _image(value: Any, root: str | Path, where: str) -> Any:

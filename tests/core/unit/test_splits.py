@@ -13,7 +13,7 @@ from PIL import Image
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Splits
 from rl_caption.data.files import read_references
-from rl_caption.data.formats import build_data
+from rl_caption.data.formats import build_data, rows_of
 from tests.core.unit.test_data_published import encoded, sample, tar
 
 SPLITS = ["train", "val", "train", "test", "restval"]
@@ -135,6 +135,13 @@ def test_a_misspelt_split_is_an_error(tmp_path: Path, make: Any, wrong: str) -> 
         build_data(make(tmp_path, "train", wrong))
     assert str(tmp_path) in str(caught.value)
     assert "1" in str(caught.value).partition(wrong)[0], "the row"
+
+
+def test_a_misspelt_column_of_a_table_is_an_error(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": ["a.png"], "references": [["a"]], "splits": ["val"]}
+    with pytest.raises(DataError, match=r"'train'.*'splits'.*'split'"):
+        rows_of(datasets.Dataset.from_dict(rows))
 
 
 def test_references_are_looked_up_by_the_same_names(tmp_path: Path) -> None:

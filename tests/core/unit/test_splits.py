@@ -129,12 +129,9 @@ def test_usual_names_are_standard_splits_and_further_names_splits_of_their_own(
     "wrong", ["training", "testing", "trian", "tran", "validaton", "eval", "tes"]
 )
 def test_a_misspelt_split_is_an_error(tmp_path: Path, make: Any, wrong: str) -> None:
-    with pytest.raises(
-        DataError, match=f"{wrong}.*did you mean.*train, restval, val, test"
-    ) as caught:
+    row = r"(line 2|images\[1\]|row 1): "
+    with pytest.raises(DataError, match=f"{row}.*{wrong}.*did you mean.*train, restval, val, test"):
         build_data(make(tmp_path, "train", wrong))
-    assert str(tmp_path) in str(caught.value)
-    assert "1" in str(caught.value).partition(wrong)[0], "the row"
 
 
 def test_a_misspelt_column_of_a_table_is_an_error(tmp_path: Path) -> None:

@@ -26,13 +26,9 @@ from rl_caption.reward_models.teacher import embed_features, reads_features
 
 Texts = tuple[list[str], list[int]]
 """[M] captions, and [M] the row of each."""
+FIGURES = [*(f"r{k}" for k in KS), "median_rank"]
+HEADINGS = [*(f"R@{k}, %" for k in KS), "median rank"]
 WAYS = {"i2t": "image to text", "t2i": "text to image"}
-FIGURES = {
-    f"{way}_{name}": f"{words}, {heading}"
-    for way, words in WAYS.items()
-    for name, heading in [*((f"r{k}", f"R@{k}, %") for k in KS), ("median_rank", "median rank")]
-}
-"""Key in ``retrieval.json`` -> heading."""
 
 
 def compare_retrieval(config: CompareRetrievalConfig) -> str:
@@ -53,21 +49,30 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     encoders = {
         name: load_dual_encoder(model, f"models.{name}") for name, model in config.models.items()
     }
+    head = ["model", "parameters, millions", "texts"]
+    head += [f"{words}, {heading}" for words in WAYS.values() for heading in HEADINGS]
+    kinds = {"references": "references", "long": "long captions"}
+    counted = [f"{len(own)} {kinds[name]}" for name, (own, _) in texts.items()]
+    title = f"## Retrieval on {config.split}: {len(rows)} images, {' and '.join(counted)}"
+    notes = []
+    if config.bootstrap:
+        resamples = f"{config.bootstrap} resamples of images as queries"
+        notes.append(f"- In brackets: 95 % bootstrap interval, {resamples}")
     table = ""
+    lines: list[list[str]] = []
     results: dict[str, Any] = {}
     for name, encoder in encoders.items():
-        results[name] = _measure(encoder, rows, texts, config)
-        table = _table(
-            config,
-            results,
-            {name: len(captions) for name, (captions, _) in texts.items()},
-            len(rows),
-        )
+        result = results[name] = _measure(encoder, rows, texts, config)
+        notes.append(f"- {name}: `{result['signature']}`")
+        for kind, found in result["captions"].items():
+            cells = [_cell(key, figure) for key, figure in found["figures"].items()]
+            size = f"{result['parameters'] / 1e6:.2f}"
+            lines.append([name, size, kind, *cells, str(found["cut"])])
+        parts = [title, "", markdown([*head, "texts cut"], lines), "", *notes]
+        table = "\n".join(parts) + "\n"
         write_text(folder / "retrieval.md", table)
-        write_json(
-            folder / "retrieval.json",
-            {"config": asdict(config), "images": len(rows), "models": results},
-        )
+        content = {"config": asdict(config), "images": len(rows), "models": results}
+        write_json(folder / "retrieval.json", content)
     print(f"wrote {folder / 'retrieval.md'}, {folder / 'retrieval.json'}", file=sys.stderr)
     return table
 
@@ -84,16 +89,15 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
     kinds = {"references": [row.get("short_references", row["references"]) for row in rows]}
     if rows and all(row.get("long_reference") for row in rows):
         kinds["long"] = [[row["long_reference"]] for row in rows]
-    for row, captions in zip(rows, kinds["references"], strict=True):
-        if not captions:
-            raise DataError(
-                f"image {row['image_id']!r} has no reference: retrieval needs at least one per "
-                f"image"
-            )
-    texts = {}
+    texts: dict[str, Texts] = {}
     for name, column in kinds.items():
-        pairs = [(text, number) for number, captions in enumerate(column) for text in captions]
-        texts[name] = [text for text, _ in pairs], [number for _, number in pairs]
+        captions, owners = texts[name] = [], []
+        for number, own in enumerate(column):
+            captions += own
+            owners += [number] * len(own)
+            if not own:
+                image = f"image {rows[number]['image_id']!r}"
+                raise DataError(f"{image} has no reference: retrieval needs at least one per image")
     return texts
 
 
@@ -114,14 +118,10 @@ def _measure(
         distinct = {text: row for row, text in enumerate(dict.fromkeys(captions))}
         embedded = encoder.embed_texts(list(distinct))[[distinct[text] for text in captions]]
         ranks = both_ways(images, embedded, owners)
-        figures: dict[str, Any] = {}
-        for way, groups in (("i2t", list(range(len(rows)))), ("t2i", owners)):
-            figures |= _figures(way, ranks[way], groups, config)
-        results[name] = {
-            "texts": len(captions),
-            "cut": backbone.too_long(captions),
-            "figures": figures,
-        }
+        figures = _figures("i2t", ranks["i2t"], range(len(rows)), config)
+        figures |= _figures("t2i", ranks["t2i"], owners, config)
+        cut = backbone.too_long(captions)
+        results[name] = {"texts": len(captions), "cut": cut, "figures": figures}
     parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
     return {"signature": encoder.signature, "parameters": parameters, "captions": results}
 
@@ -139,44 +139,14 @@ def _figures(
 
     values = statistic(np.ones(len(ranks), np.int64)).tolist()
     bounds = intervals(statistic, images, config.bootstrap, config.seed) or [None] * len(values)
-    keys = [key for key in FIGURES if key.startswith(way)]
     figures = {}
-    for key, value, interval in zip(keys, values, bounds, strict=True):
+    for name, value, interval in zip(FIGURES, values, bounds, strict=True):
         low, high = interval or (None, None)
-        figures[key] = {"value": value, "low": low, "high": high}
+        figures[f"{way}_{name}"] = {"value": value, "low": low, "high": high}
     return figures
 
 
-def _table(
-    config: CompareRetrievalConfig,
-    results: Mapping[str, Any],
-    counts: Mapping[str, int],
-    images: int,
-) -> str:
-    """A line for each model and set of texts; notes below."""
-    lines = []
-    for name, model in results.items():
-        for texts, result in model["captions"].items():
-            cells = [_format_figure(key, result["figures"][key]) for key in FIGURES]
-            lines.append(
-                [name, f"{model['parameters'] / 1e6:.2f}", texts, *cells, f"{result['cut']}"]
-            )
-    head = ["model", "parameters, millions", "texts", *FIGURES.values(), "texts cut"]
-    described = " and ".join(
-        f"{count} {'long captions' if name == 'long' else name}" for name, count in counts.items()
-    )
-    notes = [f"- {name}: `{model['signature']}`" for name, model in results.items()]
-    if config.bootstrap:
-        notes.insert(
-            0,
-            f"- In brackets: 95 % bootstrap interval, {config.bootstrap} resamples of images as "
-            f"queries",
-        )
-    title = f"## Retrieval on {config.split}: {images} images, {described}"
-    return "\n".join([title, "", markdown(head, lines), "", *notes]) + "\n"
-
-
-def _format_figure(key: str, figure: Mapping[str, float | None]) -> str:
+def _cell(key: str, figure: Mapping[str, float | None]) -> str:
     factor = 1 if key.endswith("rank") else 100
     value, *ends = (None if end is None else f"{factor * end:.1f}" for end in figure.values())
     return f"{value}" if None in ends else f"{value} [{ends[0]}, {ends[1]}]"

@@ -15,13 +15,12 @@ from rewards.clip.encoder import CachedEncoder
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import DataError
 from rl_caption.data.formats import build_data
 from rl_caption.data.loader import Collate, augment
 from rl_caption.data.scenes import ScenesData
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.reward_models_for_tests import reward_model_config
-from tests.training_for_tests import checked_run, lines, run, scst_config, xe_config
+from tests.training_for_tests import checked_run, lines, scst_config, xe_config
 
 pytestmark = pytest.mark.slow
 
@@ -75,16 +74,6 @@ def test_a_captioner_reads_frames_in_their_order(tmp_path: Path, stem: str) -> N
     )
 
 
-def test_another_number_of_frames_is_refused() -> None:
-    for frames, rows, message in (
-        (3, video_rows(2), r"'video-0' has 2.*3"),
-        (3, tiny_rows(1), r"'image-0' has 1.*3"),
-        (1, video_rows(3), r"'video-0' has 3.*1"),
-    ):
-        with pytest.raises(DataError, match=message):
-            tiny_captioner(num_frames=frames).preprocess(rows)
-
-
 def test_all_frames_of_a_video_are_seen_in_the_same_view() -> None:
     captioner, names = tiny_captioner(num_frames=3), ("horizontal", "crop", "rotate")
     rows = video_rows(3)
@@ -95,15 +84,6 @@ def test_all_frames_of_a_video_are_seen_in_the_same_view() -> None:
     for row, frames, views in zip(rows, pixels, found, strict=True):
         for frame, view in zip(frames, views, strict=True):
             assert torch.allclose(augment(frame, names, 3, 5, row["image_id"]), view, atol=1e-6)
-
-
-def test_older_captioners_are_read_as_captioners_of_images(tmp_path: Path) -> None:
-    captioner = tiny_captioner()
-    captioner.save_pretrained(captioner.policy, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["num_frames"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert TransformerCaptioner.from_pretrained(tmp_path).policy.config.num_frames == 1
 
 
 def written_videos(folder: Path) -> dict[str, Any]:
@@ -174,19 +154,3 @@ def test_scst_on_animated_files_with_a_video_reward(
     assert scores
     assert all(-0.5 <= score <= 1 for score in scores)
     assert (folder / "report.html").is_file()
-
-
-def test_distillation_of_videos_is_refused(
-    trained: Path, videos: dict[str, Any], tmp_path: Path
-) -> None:
-    changes = {
-        "teacher": {"name": str(trained / "teacher" / "export" / "best")},
-        "model.kwargs.context_length": 32,
-    }
-    ended = run(
-        reward_model_config(tmp_path, "distill_image", **videos, **changes),
-        tmp_path,
-        "reward_model",
-    )
-    assert ended.code in (1, 2), ended.output
-    assert "expected one image" in ended.output

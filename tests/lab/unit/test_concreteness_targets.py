@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rewards.base import RewardError
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError
 from rl_caption.data.formats import rows_of
 from rl_caption.data.published import caption_targets
 from rl_caption.lab.concreteness import (
     Combination,
-    binarize,
     fit_combination,
     make_targets,
     standardize,
@@ -37,12 +35,6 @@ class Share:
 
     def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
         return [self.scale * text.count(self.letter) / len(text) for text in completions]
-
-
-class References(Share):
-    """Needs what captions alone do not have."""
-
-    columns = frozenset({"references"})
 
 
 def sigmoid(value: float) -> float:
@@ -78,13 +70,6 @@ def test_ends_are_clipped_and_others_refused() -> None:
     for wrong in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=f"score is {wrong}:"):
             standardize([0.5, wrong], [1, 1])
-
-
-def test_ratings_are_cut_above_their_median() -> None:
-    assert binarize([0, 1, 2, 3]) == [False, False, True, True]
-    assert binarize([0, 1, 1, 3]) == [False, False, False, True]
-    with pytest.raises(ValueError, match="3 ratings"):
-        binarize([1, 1, 1])
 
 
 def test_logistic_regression_is_the_optimum() -> None:
@@ -189,32 +174,6 @@ def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(tmp_path: Path
     csv.write_text("caption,rating\na cat,high\n")
     with pytest.raises(DataError, match=r"annotations\.csv, line 2"):
         make_targets(config(tmp_path, ratings=str(csv)))
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"scorers": {}}, ConfigError, "^scorers is"),
-        ({"scorers": {"x": JudgeConfig()}}, ConfigError, "scorers.x: .*'x'"),
-        (
-            {"scorers": {"x": JudgeConfig(f"{__name__}:References", {"letter": "a"})}},
-            ConfigError,
-            r"scorers\.x needs \['references'\]",
-        ),
-        (
-            {"scorers": {"x": JudgeConfig(f"{__name__}:Share", {"letter": "a", "scale": 9.0})}},
-            RewardError,
-            "'share of a'.*3\\.6",
-        ),
-        ({"captions": "/nowhere", "source": "a page, 3 GB"}, DataError, "/nowhere.*a page, 3 GB$"),
-        ({"ratings": "/nowhere", "source": "a page, 3 GB"}, DataError, "/nowhere.*a page, 3 GB$"),
-    ],
-)
-def test_what_is_wrong_is_named(
-    tmp_path: Path, changes: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        make_targets(config(tmp_path, **changes))
 
 
 def test_wrong_ratings_are_named_before_anything_is_scored(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ training reads.
 """
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ from PIL import Image
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
-from rl_caption.data.parts import check_settings
 from rl_caption.data.rows import jsonl
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.lab.curate import MEASURES, best, curate
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
-from tests.endpoints_for_tests import endpoint, listing, prompt_of
 from tests.interruptions_for_tests import interrupted
 
 
@@ -38,12 +35,6 @@ class Length:
         Length.scored += len(completions)
         assert len(columns["image"]) == len(columns["image_id"]) == len(completions)
         return [float(len(caption)) for caption in completions]
-
-
-class Seen(Length):
-    """A score that reads images."""
-
-    columns = frozenset({"image"})
 
 
 ROWS = [
@@ -129,28 +120,6 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
         curate(replace(config, rules=dict(reversed(rules.items()))))
 
 
-def test_a_vision_language_model_filters_captions(tmp_path: Path) -> None:
-    path = write(tmp_path, "jsonl")
-
-    def rate(body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, listing(**{"9" if "dog" in prompt_of(body) else "2": 1.0})
-
-    with endpoint(rate) as server:
-        scores = {"rating": JudgeConfig("vlm_judge", {"endpoint": server})}
-        config = options(
-            path,
-            tmp_path / "out",
-            rules={"words": [3, None]},
-            select=[Selection("rating", min=0.5)],
-        )
-        curate(replace(config, scores=scores))
-    assert kept(tmp_path / "out") == [
-        ("a.png", ROWS[0][1][:1]),
-        ("a.png", ROWS[2][1]),
-        ("c.png", ["x"]),
-    ]
-
-
 def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> None:
     path, out = write(tmp_path, "jsonl"), tmp_path / "out"
     whole = curate(options(path, tmp_path / "whole"))
@@ -184,34 +153,6 @@ def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path: Path) -> 
     (row,) = jsonl(tmp_path / "out/kept.jsonl").split("train")
     assert (row["references"], row["negatives"]) == (["a red dog"], [["a blue dog"]])
     assert row["positive_images"] == [str(tmp_path / "1.png")], "not relative to another folder"
-
-
-def test_images_stored_as_bytes_are_scored_and_written(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    write(tmp_path, "jsonl")
-    (tmp_path / "photos/b.png").write_bytes(b"no image")
-    Image.new("RGB", (8, 8), "red").save(tmp_path / "photos/c.png")
-    items = []
-    for image, captions, split in ROWS:
-        content = {"bytes": (tmp_path / "photos" / image).read_bytes(), "path": None}
-        items.append({"image": content, "references": captions, "split": split})
-    features = datasets.Features(
-        image=datasets.Image(),
-        references=[datasets.Value("string")],
-        split=datasets.Value("string"),
-    )
-    path = tmp_path / "rows.parquet"
-    datasets.Dataset.from_list(items, features=features).to_parquet(path)
-    scores = {"repetition": JudgeConfig(f"{__name__}:Seen")}
-    with pytest.raises(DataError, match=r"1 of 2 images.*rows\.parquet.*row 1"):
-        curate(options(path, tmp_path / "none", scores=scores))
-    out = tmp_path / "out"
-    curate(options(path, out, on_bad="skip", scores=scores, duplicates="pair"))
-    data = jsonl(out / "kept.jsonl")
-    check_data(data, ["train", "test"])
-    first, _ = *data.split("train"), *data.split("test")
-    assert first["references"] == ["a dog runs on the beach", "A Dog"]
-    assert len(list((out / "images").rglob("*.png"))) == 2, "the third row is a duplicate"
 
 
 def test_parts_are_made_anew_wherever_a_setting_changes_what_is_in_them(tmp_path: Path) -> None:
@@ -270,32 +211,6 @@ def test_ends_of_rules_and_selections_are_kept(tmp_path: Path) -> None:
         out = tmp_path / str(len(list(tmp_path.iterdir())))
         curate(options(path, out, rules=rules, select=select))
         assert [text for name, texts in kept(out) for text in texts if name != "c.png"] == expected
-
-
-def test_settings_without_parts_are_replaced(tmp_path: Path) -> None:
-    check_settings(tmp_path, {"seed": 1})
-    check_settings(tmp_path, {"seed": 2})
-    (tmp_path / "parts").mkdir()
-    check_settings(tmp_path, {"seed": 3})
-    (tmp_path / "parts/000000.jsonl").write_text("{}")
-    with pytest.raises(ConfigError, match="seed was 3"):
-        check_settings(tmp_path, {"seed": 1})
-
-
-def test_parts_of_images_that_were_replaced_do_not_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, out = write(tmp_path, "jsonl"), tmp_path / "out"
-    config = options(path, out, scores={"seen": JudgeConfig(f"{__name__}:Seen")})
-    curate(config)
-    os.utime(tmp_path / "photos" / ROWS[0][0], (1, 1))
-    curate(config)
-    assert "train times" in caplog.text
-    caplog.clear()
-    Image.new("RGB", (400, 40)).save(tmp_path / "photos" / ROWS[0][0])
-    with pytest.raises(ConfigError, match="train files"):
-        curate(config)
-    assert "sizes are the same" not in caplog.text
 
 
 def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

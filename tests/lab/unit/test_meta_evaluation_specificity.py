@@ -2,7 +2,6 @@
 
 import pytest
 
-from rewards.base import RewardError
 from rewards.text.detail_units import detail_units, prefixes
 from rl_caption.data.scenes import ScenesData
 from rl_caption.lab.meta_evaluation import specificity
@@ -58,17 +57,6 @@ def test_chains_are_prefixes_and_units_of_other_images():
             assert negative not in (base, positive)
 
 
-def test_chains_end_where_no_other_image_has_a_unit():
-    long = "A dog runs and a cat sits. The sky is blue."
-    assert make_chains([long, long]) == [None, None], "equal captions are one image's"
-    chain, short = make_chains([long, "A bus"])
-    assert short is None, "a caption of one unit"
-    assert chain is not None
-    assert list(chain.negatives) == [f"{base} A bus" for base in chain.captions[:-1]]
-    chain, _ = make_chains([long, "A man waits and a cat sits."])
-    assert chain is None, "the other image's second unit is the true one"
-
-
 class Words:
     """Counts the words that a row's image wants."""
 
@@ -88,13 +76,6 @@ class Words:
         ]
 
 
-class Short(Words):
-    """Returns too few scores."""
-
-    def __call__(self, prompts, completions, **columns):
-        return [0.0]
-
-
 CHAINS = [Chain(["a", "a b", "a b c"], ["a x", "a b y"]), Chain(["b", "b a"], ["b z"])]
 
 
@@ -108,8 +89,3 @@ def test_any_reward_scores_chains_in_batches(batch_size, monkeypatch):
     assert sum(reward.calls) == 8
     # Ups: yes, tie | yes. Negatives: tie, tie | tie.
     assert specificity_rates(scores) == (2 / 3, 0, 2, 3)
-
-
-def test_scoring_checks_its_input():
-    with pytest.raises(RewardError, match=r"returned 1.*8"):
-        score_chains(Short(), CHAINS, {"image": [[], []]})

@@ -100,21 +100,3 @@ def test_features_of_a_frozen_encoder_are_read_instead_of_images(tmp_path: Path)
     ]
     assert from_files == from_pixels
     assert list(from_files["dual"]["captions"]) == ["references"]
-
-
-def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = [
-        "--data.format",
-        "scenes",
-        "--data.kwargs",
-        json.dumps(SCENES),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    for words, message in (
-        (["--models.one.pretrained", "openai"], "models.one.backbone is not set"),
-        (["--models.one.backbone", "."], "models.one: backbone '.' cannot be loaded"),
-    ):
-        with pytest.raises(SystemExit):
-            main(["retrieval", *data, *words])
-        assert message in capsys.readouterr().err

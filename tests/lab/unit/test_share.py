@@ -11,13 +11,12 @@ import yaml
 from huggingface_hub import ModelCard
 
 from rewards.registry import available
-from rl_caption.captioners.loading import load_captioner, weights_hash
+from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.main import run
 from rl_caption.lab.share import PAPERS, main
 from rl_caption.training.checkpoint import seal
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import tiny_student
-from tests.hf_models_for_tests import save_model, tiny_hf_captioner
 from tests.report_for_tests import EVIDENCE, write_evaluation, write_run
 
 INTERVALS = {
@@ -113,21 +112,6 @@ def test_what_is_missing_is_said(trained: Path, tmp_path: Path) -> None:
     assert "## Training" not in shared(alone, tmp_path / "more")[1]
 
 
-@pytest.mark.parametrize(
-    ("family", "task"),
-    [("blip", "image-to-text"), ("qwen2_5_vl", "image-text-to-text")],
-)
-def test_models_of_transformers_are_called_so(family: str, task: str, tmp_path: Path) -> None:
-    if family == "blip":
-        captioner = tiny_hf_captioner(family, tmp_path / "start")
-    else:
-        captioner = load_captioner(save_model(family, tmp_path / "start"))
-    captioner.save_pretrained(captioner.policy, tmp_path / "export")
-    card, text = shared(tmp_path / "export", tmp_path / "shared")
-    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", task)
-    assert 'load_captioner("FOLDER")' in text
-
-
 def test_reward_models_say_how_they_score(tmp_path: Path) -> None:
     tiny_student(tmp_path / "student")
     card, text = shared(tmp_path / "student", tmp_path / "shared")
@@ -176,17 +160,6 @@ def test_nothing_is_copied_where_something_is_wrong(
         run("share", [str(trained), *to_out])
     assert "has changed since it was exported" in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_a_full_disk_leaves_no_half_of_a_model(
-    trained: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    monkeypatch.setattr(ModelCard, "save", Mock(side_effect=OSError(28, "No space left on device")))
-    before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(SystemExit):
-        run("share", [str(trained), "--out", str(tmp_path / "out")])
-    assert "No space left" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_every_reward_with_a_paper_is_cited() -> None:

@@ -309,22 +309,10 @@ def test_gold_sees_references_that_the_reward_does_not_see() -> None:
     assert second == 0, "the reward sees that reference, gold does not"
 
 
-def test_mistakes_are_named(
-    tmp_path: Path, scenes: tuple[list[Row], list[str]], captioner: str
-) -> None:
+def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match=r"image 'test-\d+', caption '[A-Z ]+': "):
         run(tmp_path / "loud", f"{__name__}:FailsOnShouting")
-    with pytest.raises(ConfigError, match=r"reward\.terms"):
-        run_program("stress", ["--out", str(tmp_path)])
     with pytest.raises(ConfigError, match=r"reward\.normalize"):
         run(tmp_path, "rouge_l", "--reward.normalize", "per_term")
     with pytest.raises(DataError, match="test-000000"):
         run(tmp_path, "rouge_l", "--data.kwargs", json.dumps({**SCENES, "captions_per_image": 1}))
-    with pytest.raises(DataError, match="nowhere"):
-        run(tmp_path, "rouge_l", "--split", "nowhere")
-    with pytest.raises(ConfigError, match="max_new_tokens"):
-        run(tmp_path, "rouge_l", "--model", captioner, "--max_new_tokens", "50")
-    scorer = Scorer(Length(), scenes[0][:2])
-    asked = [RowCaption(0, "a b"), RowCaption(1, "c"), RowCaption(0, "a b")]
-    assert scorer(asked).tolist() == [2, 1, 2]
-    assert len(scorer.scores) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from rewards.base import RewardError
 from rewards.clip.bottleneck import edit_similarity
 from rewards.registry import build
 from rl_caption.lab.visual_bottleneck import DiffusionImages, VisualBottleneck
@@ -81,50 +79,11 @@ def test_the_most_similar_of_several_beams_counts(captioner: str) -> None:
     assert reward.signature != vba(captioner, num_beams=3).signature
 
 
-class Signed:
-    """A similarity below 0 and above 1, and NaN."""
-
-    __name__, columns, bounds, signature = (
-        "signed",
-        frozenset({"references"}),
-        (-2.0, 2.0),
-        "signed",
-    )
-
-    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
-        values = {"red": 2.0, "blue": -1.0}
-        return [values.get(own[0].split()[1], math.nan) for own in columns["references"]]
-
-
 def test_captions_are_compared_by_edit_distance(captioner: str) -> None:
     reward = vba(captioner, similarity="edit_distance")
     captions = ["a red circle", "a blue circle"]
     written = [beams[0] for beams in reward.rewrite(captions)]
     assert reward(None, captions) == pytest.approx(list(map(edit_similarity, captions, written)))
-
-
-def test_scores_are_clipped(captioner: str) -> None:
-    reward = vba(captioner, similarity=f"{__name__}:Signed")
-    assert reward(None, ["a red circle", "a blue circle"]) == [1.0, 0.0]
-    with pytest.raises(RewardError, match=r"'signed'.*caption 1"):
-        reward(None, ["a red circle", "a green circle"])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"similarity": "length_router", "similarity_kwargs": {}}, "needs"),
-        ({"similarity": "repetition"}, "similarity 'repetition'"),
-        ({"text_to_image": "scene"}, "text_to_image is 'scene'"),
-        ({"text_to_image": "diffusers:x"}, "package diffusers"),
-        ({"text_to_image": "diffusers:x", "text_to_image_kwargs": {"noise": "batch"}}, "noise"),
-        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
-    ],
-)
-def test_wrong_arguments_are_named(captioner, options, message, monkeypatch):
-    monkeypatch.setitem(sys.modules, "diffusers", None)
-    with pytest.raises(ValueError, match=message):
-        vba(captioner, **options)
 
 
 class Pipeline:

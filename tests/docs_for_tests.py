@@ -24,9 +24,9 @@ FENCE = re.compile(r'^```(\w*)(?: title="([^"\n]*)")?\n(.*?)^```', re.DOTALL | r
 """Language, title and text of a block."""
 PYTHON = ("python", "rl-caption", "accelerate")
 NAMES_OF_FILES = {
-    "CONFIG": "configs/demo.yaml",
-    "C.yaml": "configs/demo.yaml",
-    "OUT/cells/LABEL/seedN/scst.yaml": "configs/demo.yaml",
+    "CONFIG": "configs/demo_scst.yaml",
+    "C.yaml": "configs/demo_scst.yaml",
+    "OUT/cells/LABEL/seedN/scst.yaml": "configs/demo_scst.yaml",
 }
 """What a page calls any configuration -> one that is in the repository."""
 OF_THE_READER = (

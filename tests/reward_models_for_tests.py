@@ -86,18 +86,16 @@ def reward_model_config(folder: Path, task: str, **changes: Any) -> dict[str, An
 
 
 def chain(folder: Path) -> dict[str, dict[str, Any]]:
-    """Configurations of teacher, both towers and the whole student, each warm-started by a YAML
-    file in ``folder``.
+    """Configurations of teacher, both towers and the whole student, each after those that it
+    starts from.
 
     And of ``pac``, which goes on from the teacher with generated images and captions; of ``long``,
     the teacher with more positions; and of ``specific``, which goes on from that.
     """
     teacher = {
         "teacher.name": str(folder / "teacher/export/best"),
-        "warm_start": [str(folder / "teacher.yaml")],
     }
     towers = {
-        "warm_start": [str(folder / "image.yaml"), str(folder / "text.yaml")],
         "teacher.name": str(folder / "teacher/export/best"),
         "model": {
             "image_init": str(folder / "image/export/best"),
@@ -110,7 +108,6 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
             "context_length": 124,
             "keep_positions": 4,
         },
-        "warm_start": [str(folder / "teacher.yaml")],
         "data.long_captions": True,
         "loss": {"short": 1.0, "pca_rank": 3},
         "train.label_smoothing": 0.1,
@@ -119,12 +116,10 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
     }
     specific = {
         "model": {"init": str(folder / "long/export/best")},
-        "warm_start": [str(folder / "long.yaml")],
         "data.long_captions": True,
     }
     positive = {
         "model": {"init": str(folder / "teacher/export/best")},
-        "warm_start": [str(folder / "teacher.yaml")],
         "data.kwargs.positives": True,
         "eval.best_by": "val/loss",
     }
@@ -160,7 +155,6 @@ def pretrained_chain(folder: Path) -> dict[str, dict[str, Any]]:
         "model": {"kwargs": STUDENT | {"image_encoder": encoder}},
         "train.freeze_patch_embed": False,
         "teacher.name": str(folder / "dual/export/best"),
-        "warm_start": [str(folder / "dual.yaml")],
     }
     return {
         "dual": reward_model_config(folder / "dual", "contrastive", **dual, **data),

@@ -136,6 +136,17 @@ def scst_config(folder: Path, init: Path, **changes: Any) -> dict[str, Any]:
     )
 
 
+def write_pipeline(folder: Path, **stages: tuple[str, dict[str, Any]]) -> Path:
+    """Write a pipeline of stages, each with its program and configuration, into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = {}
+    for name, (program, config) in stages.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+        listed[name] = {program: str(folder / f"{name}.yaml")}
+    (folder / "pipeline.yaml").write_text(yaml.safe_dump({"stages": listed}, sort_keys=False))
+    return folder / "pipeline.yaml"
+
+
 def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """A copy of ``config`` with the values at dotted keys replaced."""
     config = json.loads(json.dumps(config))
@@ -229,6 +240,21 @@ def run_together(
     """
     file = folder.with_name(f"{folder.name}.yaml")
     file.write_text(yaml.safe_dump(config))
+    return run_arguments_together(
+        count, [program, "--config", str(file)], folder, kill, engine, spoil
+    )
+
+
+def run_arguments_together(
+    count: int,
+    arguments: list[str],
+    folder: Path,
+    kill: Kill | None = None,
+    engine: dict[str, str] | None = None,
+    spoil: int | None = None,
+) -> list[Ended]:
+    """The same of the words of a command line; logs are beside ``folder``."""
+    file = folder.with_name(f"{folder.name}.yaml")
     port = get_free_port()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -239,11 +265,7 @@ def run_together(
         )
         how: dict[str, Any] = {"environment": environment, "kill": kill if rank == 0 else None}
         how["spoil"] = spoil if rank == count - 1 else None
-        processes.append(
-            context.Process(
-                target=_child, args=([program, "--config", str(file)], str(output)), kwargs=how
-            )
-        )
+        processes.append(context.Process(target=_child, args=(arguments, str(output)), kwargs=how))
         processes[-1].start()
     processes[0].join(LONGEST)
     if kill is not None or processes[0].is_alive():

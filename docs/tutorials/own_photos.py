@@ -79,12 +79,12 @@ rl_caption(
 #
 # Now the captioner samples five captions of each picture. Those that score above the others of their picture are made
 # likelier, the rest less likely. The score is the metric itself, CIDEr-D, which cross-entropy cannot optimise. The
-# learning rate is ten times smaller. `own_scst` starts from the captioner of `own_xe`, and trains it first where it is
-# not there: this command alone would have done, too.
+# learning rate is ten times smaller. `own_scst` starts from the captioner of `own_xe`. `rl-caption run own` does both
+# stages in one command.
 
 # %%
 rl_caption(
-    f"scst --config own_scst --all.data.path mine.jsonl --train.max_steps {SCST_STEPS} --train.batch_size {BATCH_SIZE}"
+    f"scst --config own_scst --data.path mine.jsonl --train.max_steps {SCST_STEPS} --train.batch_size {BATCH_SIZE}"
     f" --train.warmup_steps {SCST_STEPS // 6} --eval.every {SCST_STEPS // 2} --run.log_every {SCST_STEPS // 3}"
     " --train.threads 1"
 )
@@ -244,9 +244,9 @@ rl_caption(
 # ## What next
 #
 # - A small captioner from random weights learns what most of a few hundred photos show, no more. Start from a trained
-#   captioner (`hf_blip_xe` and `hf_blip_scst`, [Captioners](../captioners.md)), or from a frozen image encoder
+#   captioner (`rl-caption run own_blip`, `rl-caption run own_vlm`, [Captioners](../captioners.md)), or from a frozen image encoder
 #   ([Flickr8k](../flickr8k.md)).
 # - CIDEr-D rewards what the references mention. [Rewards](../rewards.md) lists what else can be rewarded, and [A
-#   reward of your own](reward_of_your_own.py) adds one. `rl-caption scst --config own_scst_mix --all.data.path
+#   reward of your own](reward_of_your_own.py) adds one. `rl-caption run own_mix --data.path
 #   mine.jsonl` distils a CLIP-based reward of your data first ([L-CLIP](../reward_models.md#l-clip)).
 # - `rl-caption report runs/own/scst` makes a page of curves and captions.

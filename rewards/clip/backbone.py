@@ -48,6 +48,7 @@ from rewards.trust import trust, trusted_names
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+WEIGHT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 SORTED_BATCHES = 16
 """Captions tokenised and sorted by length at a time, over ``batch_size``. They are then encoded in
 batches of as many tokens as ``batch_size`` captions of full length have.
@@ -356,6 +357,24 @@ def _student_network(model: LCLIP) -> _Network:
     )
 
 
+def ask_for_weights(name: str, tag: str) -> None:
+    """Check with one request that the weights of an architecture can be had: by open_clip's tag
+    from the hub or its cache; a file is on this machine.
+
+    Raises:
+        OSError: there is neither a connection nor a copy. Without this check libraries try again
+            for a minute.
+    """
+    import open_clip
+    from huggingface_hub import try_to_load_from_cache
+
+    owner, _, file = open_clip.get_pretrained_cfg(name, tag).get("hf_hub", "").rpartition("/")
+    files = [file] if file else WEIGHT_FILES
+    cached = any(isinstance(try_to_load_from_cache(owner, one), str) for one in files if owner)
+    if owner and not Path(tag).is_file() and not cached:
+        ask_hub(owner, file or "open_clip_config.json")
+
+
 def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
     import open_clip
 
@@ -430,6 +449,8 @@ def _open_clip_model(name: str, options: EncoderOptions) -> tuple[Any, str, str 
         if pretrained is not None and file.is_file():
             model, layout = load_file(name, file, quick_gelu)
             return model, "", layout
+        if pretrained is not None:
+            ask_for_weights(name, pretrained)
         model = open_clip.create_model(
             name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True
         )

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _list_lines() -> Iterator[str]:
     """The recipes, program by program, at most ``WIDTH`` columns wide."""
-    recipes: dict[str, list[str]] = {program: [] for program in ("scst", *PROGRAMS)}
+    recipes: dict[str, list[str]] = {program: [] for program in ("run", "scst", *PROGRAMS)}
     files = shipped_configs()
     for name in sorted(files, key=lambda name: (name[:3] != "own", name[:4] != "demo", name)):
         recipes.setdefault(program_of(read_mapping(files[name])) or "", []).append(name)
@@ -40,11 +40,14 @@ def _list_lines() -> Iterator[str]:
         if not names:
             continue
         is_launcher = program not in PROGRAMS
-        yield (
-            "accelerate launch --config_file FILE"
-            if is_launcher
-            else f"rl-caption {program} --config NAME"
-        )
+        if is_launcher:
+            yield "accelerate launch --config_file FILE"
+        else:
+            yield (
+                f"rl-caption {program} NAME"
+                if program == "run"
+                else f"rl-caption {program} --config NAME"
+            )
         if is_launcher:
             yield "(FILE: rl-caption configs show NAME > FILE)"
         for name in names:

@@ -20,7 +20,6 @@ import yaml
 from rewards.registry import first_paragraph
 from rewards.trust import trust
 from rl_caption.cli.programs import PROGRAMS, program_of
-from rl_caption.config.overrides import FOR_ALL, value_at
 from rl_caption.config.shipped import find_config
 from rl_caption.runtime.errors import ConfigError, config_errors, section_errors
 from rl_caption.runtime.options import (
@@ -137,6 +136,13 @@ def parse(
     return config
 
 
+def value_at(config: Any, keys: Sequence[str]) -> Any:
+    """The value at a dotted key of dataclasses and dictionaries; None where there is none."""
+    for key in keys:
+        config = config.get(key) if isinstance(config, dict) else getattr(config, key, None)
+    return config
+
+
 def find_program(arguments: Sequence[str], default: str) -> str:
     """The program that the configuration of a command line is for; ``default`` where it is for
     none.
@@ -146,8 +152,7 @@ def find_program(arguments: Sequence[str], default: str) -> str:
         values = {} if file is None else read_mapping(find_config(file))
     except (ConfigFileError, OSError):  # ``parse`` says what is wrong
         return default
-    overrides = _values_of([word.replace(FOR_ALL, "--", 1) for word in arguments])
-    name = program_of(_merge_overrides(values, overrides))
+    name = program_of(_merge_overrides(values, _values_of(arguments)))
     return name if name in PROGRAMS else default
 
 
@@ -258,11 +263,11 @@ def _refuse_foreign(values: dict[str, Any], options_class: type[Any], file: str)
     not.
     """
     if any(unknown_keys(values, options_class)) and (program := program_of(values)) is not None:
-        use = (
-            "pass it as --config_file"
-            if " " in program
-            else f"rl-caption {program} --config {file}"
-        )
+        use = f"rl-caption {program} --config {file}"
+        if program == "run":
+            raise ConfigFileError(f"this is a pipeline: rl-caption run {file}")
+        if " " in program:
+            use = "pass it as --config_file"
         raise ConfigFileError(f"this is a configuration of {program}: {use}")
 
 

@@ -1,6 +1,5 @@
 """The demo: the whole job on the generated world, from nothing to tables, a picture and one page."""
 
-import argparse
 import base64
 import io
 import math
@@ -8,19 +7,20 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 from PIL import Image
 
 from rewards.files import atomic_write
 from rl_caption.captioners.config import Decoding
-from rl_caption.cli.main import run_program
+from rl_caption.cli.configs import describe
+from rl_caption.cli.pipeline import run_pipeline
+from rl_caption.cli.stages import Stage
 from rl_caption.config.build import build_data
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, JudgeConfig
 from rl_caption.config.shipped import find_config
-from rl_caption.data.base import load_image
+from rl_caption.data.base import Row, load_image
 from rl_caption.data.files import write_text
 from rl_caption.evaluation import Evaluation, format_table, write_evaluation
 from rl_caption.programs.evaluate import score_captions
@@ -34,10 +34,9 @@ from rl_caption.programs.report.pages import (
     settings_section,
 )
 from rl_caption.programs.report.read import read_evaluation, read_run
-from rl_caption.training.run_folder import is_complete, read_config
 
-CONFIG = Path("configs/demo.yaml")
-MIX = Path("configs/demo_mix.yaml")
+CAPTIONERS = {"cross-entropy": "xe", "SCST on CIDEr-D": "scst", "SCST on mixture": "scst_mix"}
+"""What the page calls a captioner -> its stage."""
 SPLITS = {
     "test": "Test: combinations of colour and shape that were seen in training",
     "test_unseen": "Test, unseen: combinations of colour and shape that were never seen together in training",
@@ -46,177 +45,94 @@ PICTURE_IMAGES = 8
 GALLERY_IMAGES = 100
 LINE_WIDTH = 38
 """Characters in a line of the picture."""
+Judged = Mapping[str, Mapping[str, Path]]
+"""Split -> name of a captioner -> folder of its evaluation."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Train by cross-entropy, fine-tune by SCST on CIDEr-D and on a mixture, judge all, print
-    tables and paths.
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the pipeline ``demo``, judge all captioners, and write one page of everything.
+
+    Options are those of ``rl-caption run demo``.
     """
-    parser = argparse.ArgumentParser(prog="rl-caption demo", description=__doc__)
-    parser.add_argument(
-        "--config", type=Path, default=CONFIG, help=f"of the SCST run (default: {CONFIG})"
-    )
-    parser.add_argument(
-        "--mix", type=Path, default=MIX, help=f"of the SCST run on a mixture (default: {MIX})"
-    )
-    chosen = parser.parse_args(argv)
     started = time.monotonic()
-    run, mix = (read_config(find_config(config)) for config in (chosen.config, chosen.mix))
-    student = Path(mix["reward_models"][0])
-    teacher = Path(read_config(find_config(student))["warm_start"][0])
-    weights = " + ".join(
-        f"{term['weight']:g} {name}" for name, term in mix["reward"]["terms"].items()
-    )
-    stages: list[tuple[str, str, Path]] = [
-        ("cross-entropy on the references, from random weights: the policy that SCST starts from",
-         "xe", Path(run["warm_start"])),
-        ("SCST on CIDEr-D: captions that score above others sampled for their image become likelier",
-         "scst", chosen.config),
-        ("a small CLIP, contrastive: images and captions that belong together; the teacher of stage 4",
-         "reward_model", teacher),
-        ("L-CLIP, distilled from it: a fast reward that looks at the image and needs no references",
-         "reward_model", student),
-        (f"SCST on {weights}, from the start of stage 2: is CIDEr kept while L-CLIPS rises?",
-         "scst", chosen.mix),
-    ]  # fmt: skip
-    told: list[tuple[str, float]] = []
-    runs: list[Path] = []
-    for what, program, config in stages:
-        print(f"\n[{len(told) + 1}/{len(stages) + 1}] {what} ({config})", flush=True)
-        before = time.monotonic()
-        runs.append(Path(read_config(find_config(config))["run"]["dir"]))
-        if (
-            program == "scst"
-        ):  # it says so where a complete run that it starts from has another configuration
-            run_program("scst", ["--config", str(config), "--report=false"])
-        elif not is_complete(runs[-1]):
-            run_program(program, ["--config", str(config)])
-        if not is_complete(runs[-1]):  # ended by SIGTERM
-            return 1
-        told.append((what, time.monotonic() - before))
-    what = "greedy captions of two test splits by all three captioners: scores, tables, a picture, one page"
-    print(f"\n[{len(told) + 1}/{len(stages) + 1}] {what}", flush=True)
-    captioners = {"cross-entropy": runs[0], "SCST on CIDEr-D": runs[1], "SCST on mixture": runs[4]}
-    before, folder = time.monotonic(), runs[1].parent
-    data = DataConfig(format=run["data"]["format"], kwargs=run["data"]["kwargs"])
-    written = _judge_all(
-        {name: folder_of / "export" / "best" for name, folder_of in captioners.items()},
-        run,
-        data,
-        runs[3],
-        folder,
-    )
-    told.append((what, time.monotonic() - before))
-    write_text(
-        folder / "report.html",
-        render(
-            _page(
-                folder,
-                list(captioners),
-                runs,
-                told,
-                data,
-            )
-        ),
-    )
-    print(f"\ntook {(time.monotonic() - started) / 60:.1f} minutes; wrote")
-    for path in (*(folder_of / "export" / "best" for folder_of in runs), *written):
-        print(f"  {path}")
-    print(
-        f"\ncaption pictures of your own: rl-caption caption --model {runs[1]}/export/best PHOTO "
-        f"..."
-    )
-    print(
-        f"or in the browser:            rl-caption web --models {runs[0]}/export/best "
-        f"{runs[1]}/export/best"
-    )
-    print(f"\nall of it in one page: {folder / 'report.html'}")
+    told = run_pipeline("demo", words or [])
+    stages = {stage.name: stage for stage, _ in told or ()}
+    if not set(CAPTIONERS.values()) <= stages.keys():
+        return 0 if told is not None else 1  # no run, or no run of all
+    print("\ngreedy captions of two test splits by all three captioners: tables, a picture, a page")
+    folder = stages["scst"].folder.parent
+    data = {split: build_data(stages["scst"].config.data).split(split) for split in SPLITS}
+    judged = {split: judge(stages, split, folder / "evaluation") for split in SPLITS}
+    write_picture(judged["test"], data["test"][:PICTURE_IMAGES], folder / "before_and_after.png")
+    runs = {name: read_run(stage.folder) for name, stage in stages.items()}
+    rows = [
+        [describe(find_config(stage.recipe)), f"{seconds:.0f}"] for stage, seconds in told or ()
+    ]
+    sections = {
+        "Stages": macros().table("What was done, in this order", ["what", "seconds"], rows),
+        **judged_sections(judged, data, folder / "before_and_after.png"),
+        "Monitor": monitor_section(runs),
+        "Curves": curves({name: [run] for name, run in runs.items()}),
+        "Settings": settings_section(runs),
+    }
+    about = "Self-critical sequence training on the generated world, from nothing"
+    write_text(folder / "report.html", render(Page("Demo", about, sections)))
+    model = f"{stages['scst'].folder}/export/best"
+    print(f"\ntook {(time.monotonic() - started) / 60:.1f} minutes")
+    print(f"caption pictures of your own: rl-caption caption --model {model} PHOTO ...")
+    print(f"all of it in one page: {folder / 'report.html'}")
     return 0
 
 
-def _folder(folder: Path, split: str, name: str) -> Path:
-    return folder / "evaluation" / f"{split}-{name.lower().replace(' ', '-')}"
+def judge(stages: Mapping[str, Stage], split: str, out: Path) -> dict[str, Path]:
+    """Evaluate all captioners on a split and print the table; their folders by name."""
+    run = stages["scst"].config
+    student = str(stages["lclip"].folder / "export" / "best")
+    table: dict[str, Evaluation] = {}
+    folders = {}
+    for name, stage in CAPTIONERS.items():
+        folders[name] = out / f"{split}-{stage}"
+        config = EvaluateModelConfig(
+            model=str(stages[stage].folder / "export" / "best"),
+            data=DataConfig(format=run.data.format, kwargs=run.data.kwargs),
+            split=split,
+            decode=Decoding(max_new_tokens=run.rollout.max_new_tokens),
+            metrics=["bleu", "rouge", "cider"],  # without METEOR and SPICE: Java takes longer
+            judges={"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": student})},
+            out=str(folders[name]),
+        )
+        judged = score_captions(config)
+        assert judged is not None, "the demo is one process"
+        table[name], captions, _ = judged
+        write_evaluation(table[name], captions, folders[name])
+    print(f"\n{SPLITS[split]}\n{format_table(table)}")
+    return folders
 
 
-def _judge_all(
-    models: Mapping[str, Path],
-    run: Mapping[str, Any],
-    data: DataConfig,
-    student: Path,
-    folder: Path,
-) -> list[Path]:
-    judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(student / "export" / "best")})}
-    decode = Decoding(max_new_tokens=run["rollout"]["max_new_tokens"])
-    written: list[Path] = []
-    for split, heading in SPLITS.items():
-        table: dict[str, Evaluation] = {}
-        captions: dict[str, dict[str, str]] = {}
-        for name, model in models.items():
-            out = _folder(folder, split, name)
-            # Without METEOR and SPICE, whose Java programs would take longer than the rest of this
-            # stage.
-            config = EvaluateModelConfig(
-                model=str(model), data=data, split=split, decode=decode, judges=judges, out=str(out)
-            )
-            config.metrics = ["bleu", "rouge", "cider"]
-            judged = score_captions(config)
-            assert judged is not None, "the demo is one process"
-            table[name], captions[name], _ = judged
-            written += write_evaluation(table[name], captions[name], out)
-        print(f"\n{heading}\n{format_table(table)}")
-        if split == "test":
-            rows = [build_data(data).split(split)[index] for index in range(PICTURE_IMAGES)]
-            sheet = {
-                f"{name}:": [texts[row["image_id"]] for row in rows]
-                for name, texts in captions.items()
-            }
-            written.append(folder / "before_and_after.png")
-            with atomic_write(written[-1]) as file:
-                caption_sheet([load_image(row["image"]) for row in rows], sheet).save(file, "PNG")
-    return written
+def write_picture(folders: Mapping[str, Path], rows: Sequence[Row], file: Path) -> None:
+    """Draw images with the caption of each captioner."""
+    captions = {}
+    for name, folder in folders.items():
+        texts = read_evaluation(folder).captions
+        captions[f"{name}:"] = [texts[row["image_id"]] for row in rows]
+    with atomic_write(file) as picture:
+        caption_sheet([load_image(row["image"]) for row in rows], captions).save(picture, "PNG")
 
 
-def _page(
-    folder: Path,
-    names: Sequence[str],
-    runs: Sequence[Path],
-    stages: Sequence[tuple[str, float]],
-    data: DataConfig,
-) -> Page:
-    """The page of the demo: its stages, picture and tables, then the curves and settings of its
-    runs.
-    """
-    judged = {
-        split: evaluations_page(
-            {name: read_evaluation(_folder(folder, split, name)) for name in names},
-            source_of(build_data(data).split(split)),
-            GALLERY_IMAGES,
-        ).sections
-        for split in SPLITS
-    }
-    read = {run.name: read_run(run) for run in runs}
-    rows = [
-        [f"{number}. {what}", f"{seconds:.0f}"] for number, (what, seconds) in enumerate(stages, 1)
-    ]
-    picture = base64.b64encode((folder / "before_and_after.png").read_bytes()).decode("ascii")
+def judged_sections(
+    judged: Judged, data: Mapping[str, Sequence[Row]], picture: Path
+) -> dict[str, Markup]:
+    """The picture, and tables and captions of all captioners."""
+    results, captions = Markup(""), Markup("")
+    for split, folders in judged.items():
+        evaluations = {name: read_evaluation(folder) for name, folder in folders.items()}
+        page = evaluations_page(evaluations, source_of(data[split]), GALLERY_IMAGES)
+        results += macros().note(SPLITS[split]) + page.sections["Results"]
+        captions = captions or page.sections["Captions"]
+    encoded = base64.b64encode(picture.read_bytes()).decode("ascii")
     alt = "Eight scenes, each with its caption by all three captioners; the same captions are below as text"
-    image = Markup(
-        '<p><img src="data:image/png;base64,{}" alt="{}" style="max-width: 100%"></p>'
-    ).format(picture, alt)
-    sections = {
-        "Stages": macros().table("What was done, in this order", ["what and why", "seconds"], rows),
-        "Picture": image,
-        "Results": Markup("").join(
-            macros().note(heading) + judged[split]["Results"] for split, heading in SPLITS.items()
-        ),
-        "Captions": judged["test"]["Captions"],
-        "Monitor": monitor_section(read),
-        "Curves": curves({name: [run] for name, run in read.items()}),
-        "Settings": settings_section(read),
-    }
-    return Page(
-        "Demo", "Self-critical sequence training on the generated world, from nothing", sections
-    )
+    image = Markup('<p><img src="data:image/png;base64,{}" alt="{}" style="max-width: 100%"></p>')
+    return {"Picture": image.format(encoded, alt), "Results": results, "Captions": captions}
 
 
 def caption_sheet(

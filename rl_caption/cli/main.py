@@ -15,9 +15,9 @@ from typing import Any
 from rl_caption import __version__
 from rl_caption.__main__ import INTERRUPTED
 from rl_caption.cli.configuration import UsageError, parse, with_lists
-from rl_caption.cli.earlier_runs import train_earlier_runs
+from rl_caption.cli.preflight import preflight, refuse
 from rl_caption.cli.programs import PROGRAMS, installed_programs
-from rl_caption.config.overrides import Chain
+from rl_caption.cli.stages import Stage, load
 from rl_caption.runtime.errors import user_errors
 from rl_caption.runtime.threads import set_threads
 
@@ -89,22 +89,18 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def run_program(name: str, arguments: list[str]) -> Any:
-    """Run one program after the runs that it starts from, and return what it returns; errors are
-    raised.
+    """Run one program and return what it returns; errors are raised.
 
-    The program's modules are imported once its configuration is read.
+    Its modules are imported once its configuration is read, and what it needs is there.
     """
     program = PROGRAMS[name]
     if program.config is None:
         return resolve_name(program.function)(arguments)
     for option in program.lists:
         arguments = with_lists(arguments, option)
-    chain = Chain(parse, resolve_name(program.config), arguments, f"rl-caption {name}")
-    config = parse(resolve_name(program.config), chain.arguments, f"rl-caption {name}")
-    if not train_earlier_runs(config, chain):
-        return 0
-    function = resolve_name(program.function)
-    return function(config, parse) if program.parses else function(config)
+    stage = Stage(name, name, arguments, load(name, arguments))
+    refuse(preflight([stage], rows=False))
+    return stage.start()
 
 
 def leave_scripts_folder() -> None:

@@ -25,23 +25,36 @@ class Program(NamedTuple):
     """Options that take all words up to the next option."""
     parses: bool = False
     """Whether the function takes the parser of configurations, too, as its second argument."""
+    trains: bool = False
+    """Whether it is one training, in a run folder."""
+    processes: bool = True
+    """Whether a launcher may start several processes of it."""
+    deepspeed: bool = True
+    """Whether these may train under DeepSpeed."""
+    modules: tuple[str, ...] = ()
+    """Optional modules that it imports, whatever its configuration."""
 
 
 CORE = {
+    "run": Program("a pipeline: programs one after the other", "rl_caption.cli.pipeline:main"),
     "xe": Program(
         "train a captioner by cross-entropy",
         "rl_caption.programs.train:train_xe",
         "rl_caption.config.schema:XeConfig",
+        trains=True,
     ),
     "scst": Program(
         "fine-tune a captioner by self-critical sequence training",
         "rl_caption.programs.train:train_scst",
         "rl_caption.config.schema:ScstConfig",
+        trains=True,
     ),
     "reward_model": Program(
         "train a model that scores captions: contrastive, or distilled",
         "rl_caption.reward_models.program:train_reward_model",
         "rl_caption.config.reward_models:RewardModelConfig",
+        trains=True,
+        deepspeed=False,
     ),
     "evaluate": Program(
         "judge captions of a split or of a file",
@@ -55,6 +68,7 @@ CORE = {
         "compare rewards: a grid of self-critical runs from one checkpoint",
         "rl_caption.cli.main:ablate",
         "rl_caption.programs.ablation.config:AblateConfig",
+        processes=False,
     ),
     "report": Program(
         "a page of a run, or of one or several evaluations",
@@ -68,11 +82,13 @@ CORE = {
         "fine-tune a vision-language model with TRL's GRPO or RLOO trainer",
         "rl_caption.integrations.trl.program:fine_tune",
         "rl_caption.integrations.trl.config:GrpoVlmConfig",
+        modules=("trl",),
     ),
     "serve": Program(
         "a reward behind HTTP, for the workers of other frameworks",
         "rl_caption.integrations.server:serve",
         "rl_caption.integrations.config:ServeConfig",
+        modules=("fastapi", "uvicorn"),
     ),
     "configs": Program(
         "the recipes that the package brings: list, show NAME", "rl_caption.cli.configs:main"
@@ -100,6 +116,7 @@ LAB = {
         "rl_caption.lab.ablate_models:ablate_models",
         "rl_caption.lab.config:AblateModelsConfig",
         parses=True,
+        processes=False,
     ),
     "reproduce": Program(
         "a table of one of the five papers: published and measured values side by side",
@@ -151,6 +168,7 @@ LAB = {
         "rl_caption.lab.web:serve",
         "rl_caption.lab.config:WebConfig",
         lists=("--models",),
+        modules=("gradio",),
     ),
     "share": Program(
         "a trained model with its model card, in a folder or on the Hugging Face hub",
@@ -177,6 +195,8 @@ def program_of(values: Mapping[str, Any]) -> str | None:
     """The program that has all keys of a configuration; ``accelerate launch`` of one for it, None
     if there is none.
     """
+    if "stages" in values:
+        return "run"
     if values.keys() & LAUNCHER_KEYS:
         return "accelerate launch"
     configs = {

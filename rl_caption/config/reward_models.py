@@ -121,7 +121,6 @@ class RewardModelConfig(TrustConfig):
             ``distill_dual`` (stage 2, both); from captions only: ``language_model``,
             ``semantic_bottleneck`` and ``text_regression`` (docs/papers.md); or
             ``package.module:Class``, a task of your own.
-        warm_start: configurations of reward models to train first, unless they are done.
         data: images and captions.
         train: optimisation.
         eval: validation: retrieval, agreement with the teacher, the loss.
@@ -129,7 +128,6 @@ class RewardModelConfig(TrustConfig):
     """
 
     task: str = "contrastive"
-    warm_start: list[str] = field(default_factory=list)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

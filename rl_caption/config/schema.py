@@ -582,9 +582,6 @@ class ScstConfig(PairsConfig):
 
     Args:
         model: the captioner; ``model.init`` is the one to start from.
-        warm_start: configuration of the cross-entropy run that trains ``model.init``; it runs
-            first, unless it is done.
-        reward_models: configurations of reward models to train first, unless they are done.
         data: images and captions.
         rollout: sampling.
         reward: the reward of sampled captions.
@@ -596,8 +593,6 @@ class ScstConfig(PairsConfig):
     """
 
     model: ModelConfig = field(default_factory=NewModelConfig)
-    warm_start: str | None = None
-    reward_models: list[str] = field(default_factory=list)
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)

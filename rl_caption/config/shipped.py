@@ -21,8 +21,8 @@ def find_config(name: str | Path) -> Path:
     """The file at this path or, where there is none, the recipe that the package brings under this
     name.
 
-    ``demo``, ``demo.yaml`` and ``configs/demo.yaml`` name one recipe, so that what recipes say of
-    each other (``warm_start: configs/demo_xe.yaml``) holds in any working directory.
+    ``demo_xe``, ``demo_xe.yaml`` and ``configs/demo_xe.yaml`` name one recipe, so that what recipes say of
+    each other (``base: configs/scenes_scst_cider.yaml``) holds in any working directory.
 
     Raises:
         FileNotFoundError: neither is there; the message lists the nearest names.

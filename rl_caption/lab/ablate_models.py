@@ -13,7 +13,6 @@ from typing import Any
 
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.config.evaluation import RetrievalConfig
-from rl_caption.config.overrides import Parse
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.data.files import write_json, write_text
 from rl_caption.evaluation import check_writable
@@ -27,7 +26,7 @@ from rl_caption.lab.retrieval import texts_of
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.programs.ablation.config import LABEL
 from rl_caption.programs.ablation.jobs import Job, run_jobs
-from rl_caption.programs.ablation.plan import as_argument
+from rl_caption.programs.ablation.plan import Parse, as_argument
 from rl_caption.programs.evaluate import load_dual_encoder
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.launch import run_lock, stop_requests
@@ -72,22 +71,16 @@ def ablate_models(config: AblateModelsConfig, parse: Parse) -> int:
     }
     failures = []
     with run_lock(out, wait_seconds=10.0), stop_requests(leave=True):
-        first, jobs = [], []
-        for file in runs[0].config.warm_start:
-            recipe = parse(RewardModelConfig, ["--config", file], "rl-caption reward_model")
-            if not is_complete(Path(recipe.run.dir)):
-                log = out / "start" / f"{Path(file).stem}.log"
-                first.append(Job(file, [*COMMAND, "--config", file], log))
+        jobs = []
         for run in runs:
             if not is_complete(run.folder):
                 name, log = f"{run.label} seed {run.seed}", run.folder.parent / "log.txt"
                 jobs.append(Job(name, [*COMMAND, *run.arguments], log))
-        for batch, parallel in ((first, 1), (jobs, config.jobs)):
-            if batch:
-                with closing(run_jobs(batch, [None] * parallel)) as running:
-                    failures += [
-                        f"{ended.job.name}: see {ended.job.log}" for ended in running if ended.code
-                    ]
+        if jobs:
+            with closing(run_jobs(jobs, [None] * config.jobs)) as running:
+                failures += [
+                    f"{ended.job.name}: see {ended.job.log}" for ended in running if ended.code
+                ]
         results: dict[str, list[Figures]] = {label: [] for label in config.cells}
         for run in runs:
             if is_complete(run.folder):

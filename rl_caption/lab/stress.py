@@ -22,7 +22,6 @@ from rl_caption.config.build import (
     references_of,
     usable_split,
 )
-from rl_caption.config.overrides import Parse
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import DataError, Row, Splits
 from rl_caption.data.files import write_json, write_text
@@ -48,6 +47,7 @@ from rl_caption.monitoring.probes import (
     score_pairs,
 )
 from rl_caption.monitoring.scoring import RowCaption, Score, Scorer
+from rl_caption.programs.ablation.plan import Parse
 from rl_caption.programs.report.charts import macros
 from rl_caption.programs.report.pages import Page, render
 from rl_caption.programs.report.program import REPORT
@@ -336,7 +336,7 @@ def _trained(config: StressConfig, recipe: str, parse: Parse) -> RunFolder | Non
     run = replace(run, reward=config.reward, data=config.data)
     run = replace(run, run=replace(run.run, dir=str(folder)))
     if config.model is not None:
-        run = replace(run, model=SavedModelConfig(init=config.model), warm_start=None)
+        run = replace(run, model=SavedModelConfig(init=config.model))
     if not is_complete(folder):
         train_scst(run)
     return read_run(folder) if is_complete(folder) else None

@@ -4,7 +4,6 @@ import copy
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
@@ -12,7 +11,6 @@ from torch import nn
 
 from rewards.base import Reward
 from rewards.mixed import MixedReward
-from rewards.registry import load as load_term
 from rewards.text.cider import CIDER_DIFFERENCES, CiderD
 from rewards.text.tokenize import untested_texts
 from rl_caption.captioners.base import Captioner
@@ -21,7 +19,6 @@ from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import (
     build_captioner,
-    build_data,
     build_decoding,
     build_reward,
     check_positions,
@@ -36,7 +33,7 @@ from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import few_images, reference_statistics
 from rl_caption.runtime.engines import print_main
-from rl_caption.runtime.errors import ConfigError, config_errors
+from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import TrainState
 from rl_caption.runtime.zero import engine_of, uses_deepspeed
 from rl_caption.scst.advantages import build_advantage
@@ -49,9 +46,6 @@ from rl_caption.training.loop import Metric, train
 from rl_caption.training.run import CHECKED_IMAGES, Run, open_run
 from rl_caption.training.run_folder import is_complete
 from rl_caption.training.validation import CaptionValidator
-
-CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
-"""Endings of checkpoint files; a tag of open_clip has none."""
 
 
 def train_xe(config: XeConfig) -> TrainState:
@@ -325,52 +319,6 @@ def scst_signature(
 def _kwargs(kwargs: Mapping[str, Any]) -> str:
     said = ",".join(f"{key}={value}" for key, value in sorted(kwargs.items()))
     return f"({said})" if said else ""
-
-
-def check_images_early(config: ScstConfig) -> None:
-    """Check the image files that rewards look at, where the captioner reads features, before other
-    runs are trained.
-
-    Only for rewards whose class has ``columns``, and not if unusable rows are skipped: the run
-    itself checks all. Raises DataError where files are missing.
-    """
-    if config.data.features_root is None or config.data.on_bad == "skip":
-        return
-    names = []
-    for name, term in config.reward.terms.items():
-        with config_errors(f"reward.terms.{name}"):
-            columns = getattr(load_term(term.target or name), "columns", None)
-        if isinstance(columns, frozenset) and "image" in columns:
-            names.append(name)
-    if names:
-        data = build_data(config.data)
-        rows = [*data.split("train"), *data.split(config.eval.split)[: config.eval.max_images]]
-        check_row_images(rows, " and ".join(names), check_pixels=False)
-
-
-def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
-    """Check that the checkpoint files of rewards and judges exist, before the runs that this one
-    needs are trained.
-
-    Files in ``to_come``, the folders of those runs, are left out. Raises ConfigError.
-    """
-    asked = {
-        f"reward.terms.{name}.kwargs": term.kwargs for name, term in config.reward.terms.items()
-    }
-    asked |= {
-        f"monitor.judges.{name}.kwargs": judge.kwargs
-        for name, judge in (config.monitor.judges or {}).items()
-    }
-    nested = [
-        (f"{key}.{name}", value) for key, kwargs in asked.items() for name, value in kwargs.items()
-    ]
-    asked |= {key: value for key, value in nested if isinstance(value, dict)}  # of length_router
-    folders = [Path(folder).resolve() for folder in to_come]
-    for key, kwargs in asked.items():
-        file = Path(str(kwargs.get("pretrained")))
-        is_made = any(file.resolve().is_relative_to(folder) for folder in folders)
-        if file.suffix in CHECKPOINTS and not file.is_file() and not is_made:
-            raise ConfigError(f"{key}.pretrained is {str(file)!r}: there is no such file")
 
 
 def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Collection[str]) -> str:

@@ -73,7 +73,7 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
             f"{', '.join(installed) or 'none'}): "
             f"pip install '{command}', or leave it out"
         )
-    # With warm_start a program trains twice, perhaps in two precisions; the process group stays.
+    # A pipeline trains several times, perhaps in two precisions; the process group stays.
     AcceleratorState._reset_state()
     precision = usable_precision(requested_precision(train.mixed_precision))
     wants_deepspeed = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED")

@@ -39,8 +39,6 @@ FREE_TO_CHANGE = (
     "run.",
     "report",
     "trust",
-    "warm_start",
-    "reward_models",
     "teacher.batch_size",
     "teacher.cache_",
     "data.num_workers",

@@ -74,11 +74,10 @@ class AblateConfig(TrustConfig):
     Args:
         base: configuration of ``scst`` that all cells share; its ``model.init`` is the starting
             policy.
-        all: keys that replace those of the base and of the runs that it starts from, such as
-            ``{data: {path: /disk/coco}}``.
+        all: keys that replace those of the base in all runs, such as ``{data: {path:
+            /disk/coco}}``.
         cells: reward and overrides of each cell, by its label.
         alpha: further cells, labelled ``alpha=VALUE``.
-        reward_models: configurations of reward models to train first, unless they are done.
         seeds: values of ``train.seed``; each cell is trained with each of them.
         split: split of the base's data that is captioned and scored.
         policy: weights of a run that are evaluated: ``last``, after its last step, or ``best``, by
@@ -99,7 +98,6 @@ class AblateConfig(TrustConfig):
     all: dict = field(default_factory=dict)
     cells: dict[str, CellConfig] = field(default_factory=dict)
     alpha: AlphaConfig | None = None
-    reward_models: list[str] = field(default_factory=list)
     seeds: list[Seed] = field(default_factory=lambda: [0])
     split: str = "test"
     policy: Literal["last", "best"] = "last"

@@ -3,8 +3,7 @@ the first run.
 """
 
 import json
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,7 @@ from rl_caption.config.build import (
     references_of,
     usable_split,
 )
-from rl_caption.config.overrides import FOR_ALL, Chain, Parse
-from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import RewardTerm, ScstConfig, XeConfig
+from rl_caption.config.schema import RewardTerm, ScstConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
@@ -31,9 +28,10 @@ from rl_caption.monitoring.judges import build_judges
 from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.runtime.errors import config_errors
 from rl_caption.runtime.threads import cpu_threads
-from rl_caption.training.run_folder import changed_keys, is_complete
+from rl_caption.training.run_folder import changed_keys
 
-logger = logging.getLogger(__name__)
+Parse = Callable[..., Any]
+"""``rl_caption.cli.configuration.parse``: (kind, arguments, program) -> a configuration."""
 
 
 @dataclass(frozen=True)
@@ -69,28 +67,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class EarlierRun:
-    """A run that has to be trained before the cells: ``rl-caption PROGRAM --config FILE
-    OVERRIDES``.
-    """
-
-    program: str
-    file: str
-    folder: Path
-    overrides: list[str]
-
-
-@dataclass(frozen=True)
 class Plan:
     """A grid that is ready to run."""
 
     base: ScstConfig
     start: str
     """``model.init``, the starting policy: a folder, or a name on the hub."""
-    warm_start: EarlierRun | None
-    """The cross-entropy run that makes it, if any."""
-    reward_models: list[EarlierRun]
-    """Those that have to be trained first."""
     rows: Sequence[Row]
     """The images of the split whose captions are scored."""
     cells: list[Cell]
@@ -134,47 +116,22 @@ def make_plan(grid: AblateConfig, parse: Parse) -> Plan:
         DataError: the data cannot be read, or has no such split.
         UsageError: a configuration has keys that do not exist, or values that cannot be understood.
     """
-    flat = flatten_dict({"all": grid.all})
-    words = [f"--{key}={as_argument(value)}" for key, value in flat.items() if value != {}]
-    chain = Chain(parse, ScstConfig, ["--config", str(grid.base), *words], "rl-caption scst")
-    base: ScstConfig = parse(ScstConfig, chain.arguments, "rl-caption scst")
-
-    def earlier(program: str, config_class: type[Any], path: str) -> EarlierRun:
-        """The run of one configuration of the chain."""
-        run = chain.parse(config_class, path, f"rl-caption {program}")
-        folder = Path(run.run.dir)
-        if not is_complete(folder):
-            chain.check_alone(path, run)
-        # It has earlier runs, too.
-        overrides = [f"{FOR_ALL}{word[2:]}" for word in chain.words_for(path, run)]
-        return EarlierRun(program, path, folder, overrides)
-
-    files = dict.fromkeys([*grid.reward_models, *base.reward_models])
-    models = [earlier("reward_model", RewardModelConfig, path) for path in files]
-    models = [model for model in models if not is_complete(model.folder)]
-    start, warm_start = base.model.init, None
-    if base.warm_start is not None:
-        warm_start = earlier("xe", XeConfig, base.warm_start)
-        warm_start = None if is_complete(warm_start.folder) else warm_start
-    is_made = warm_start is not None and Path(start or "").resolve().is_relative_to(
-        warm_start.folder.resolve()
-    )
-    if start is None or not (is_made or is_captioner(start)):
+    words = ["--config", str(grid.base)]
+    for key, value in flatten_dict(grid.all).items():
+        words.append(f"--{key}={as_argument(value)}")
+    base: ScstConfig = parse(ScstConfig, words, "rl-caption scst")
+    start = base.model.init
+    if start is None or not is_captioner(start):
         raise ConfigError(
             f"{grid.base}: model.init is {start!r}: expected the policy that all cells start from, "
-            f"a saved "
-            "captioner or a name on the hub (train one with rl-caption xe)"
+            f"a saved captioner or a name on the hub"
         )
-    if line := chain.log_line():
-        logger.info("%s", line)
     source = build_data(base.data)
     rows = source.split(usable_split(source, grid.split))
     threads = base.train.threads or cpu_threads(grid.jobs)
-    # The grid, not each cell, trains what comes before.
-    arguments = [*chain.arguments, "--warm_start=null", "--reward_models=[]"]
-    arguments.append(f"--train.threads={threads}")
+    arguments = [*words, f"--train.threads={threads}"]
     cells = [_resolve(cell, arguments, parse) for cell in make_cells(grid)]
-    return Plan(base, start, warm_start, models, rows, cells)
+    return Plan(base, start, rows, cells)
 
 
 def _resolve(cell: Cell, arguments: Sequence[str], parse: Parse) -> Cell:

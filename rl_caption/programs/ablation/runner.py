@@ -5,9 +5,8 @@ report.
 import json
 import logging
 import os
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from tqdm.auto import tqdm
 from rewards.base import Reward
 from rewards.files import remove_leftovers
 from rl_caption.captioners.config import Decoding
-from rl_caption.config.build import ConfigError, quiet_libraries
+from rl_caption.config.build import quiet_libraries
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.files import write_json, write_text
@@ -31,7 +30,6 @@ from rl_caption.programs.ablation.config import START, AblateConfig
 from rl_caption.programs.ablation.jobs import EndedJob, Job, run_jobs, share_devices
 from rl_caption.programs.ablation.plan import (
     Cell,
-    EarlierRun,
     Parse,
     Plan,
     build_rewards,
@@ -71,12 +69,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         for folder in out.glob("**/"):
             remove_leftovers(folder)
         plan = make_plan(config, parse)
-        # Where it can be, what is wrong is said before anything is trained.
-        rewards = None if plan.reward_models else build_rewards(config, plan)
-        earlier = [*plan.reward_models, *filter(None, [plan.warm_start])]
-        for index, run in enumerate(earlier):
-            _train_first(run, out / "start" / f"{run.program}{index}.log")
-        judges, signatures = rewards or build_rewards(config, plan)
+        judges, signatures = build_rewards(config, plan)
         base = plan.base
         prompt = getattr(base.model, "prompt", None)
         folder = out / "start" / config.split
@@ -91,20 +84,6 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     return 1 if failures else 0
-
-
-def _train_first(run: EarlierRun, log: Path) -> None:
-    """Train what every cell needs; without it there is no grid."""
-    command = _command(run.program, run.file, run.overrides)
-    _print(f"training first: {shlex.join(command[1:])}, output in {log}")
-    with closing(run_jobs([Job(f"{run.program} ({run.folder})", command, log)])) as running:
-        ended = next(running)
-    if failure := _failure(ended, run.folder):
-        raise ConfigError(failure)
-
-
-def _command(program: str, file: str, overrides: Sequence[str] = ()) -> list[str]:
-    return [sys.executable, "-m", "rl_caption", program, "--config", file, *overrides]
 
 
 def _failure(ended: EndedJob, run: Path) -> str | None:
@@ -135,7 +114,13 @@ def _run_cells(
             file = cell.folder / "scst.yaml"
             values = json.loads(json.dumps(asdict(cell.config)))
             write_text(file, yaml.safe_dump(values, sort_keys=False))
-            jobs.append(Job(cell.name, _command("scst", str(file)), cell.folder / "log.txt"))
+            jobs.append(
+                Job(
+                    cell.name,
+                    [sys.executable, "-m", "rl_caption", "scst", "--config", str(file)],
+                    cell.folder / "log.txt",
+                )
+            )
     _print(
         f"{len(cells)} runs: {len(complete)} complete, {len(jobs)} to train, {config.jobs} at a "
         f"time"

@@ -4,10 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from tests.reward_models_for_tests import chain
-from tests.training_for_tests import changed, checked_run, run_two, untimed, weights
+from tests.training_for_tests import (
+    changed,
+    run_arguments,
+    run_arguments_together,
+    untimed,
+    weights,
+    write_pipeline,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -23,14 +29,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     for folder in (one, two):
         configs = {name: changed(config, SHORT) for name, config in chain(folder).items()}
-        configs["specific"]["warm_start"] = [
-            str(folder / f"{name}.yaml") for name in ("dual", "pac", "long")
-        ]
-        for name, config in configs.items():
-            (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+        stages = {name: ("reward_model", configs[name]) for name in RUNS}
+        words = ["run", str(write_pipeline(folder, **stages))]
         if folder == one:
-            checked_run(configs["specific"], one / "specific", "reward_model")
-    for rank, child in enumerate(run_two(configs["specific"], two / "specific", "reward_model")):
+            ended = run_arguments(words, folder / "log")
+            assert ended.code == 0, ended.output
+    for rank, child in enumerate(run_arguments_together(2, words, two / "specific")):
         assert child.code == 0, f"rank {rank}:\n{child.output}"
     return one, two
 

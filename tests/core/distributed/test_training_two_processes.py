@@ -24,8 +24,10 @@ from tests.training_for_tests import (
     checked_run,
     files,
     lines,
+    run_arguments_together,
     run_two,
     scst_config,
+    write_pipeline,
     xe_config,
 )
 
@@ -125,17 +127,23 @@ def test_going_on_with_another_number_of_processes_says_so(tmp_path: Path) -> No
 
 
 def test_both_stages_in_one_command(tmp_path: Path) -> None:
-    """``warm_start`` trains by cross-entropy first, in the same processes, and may do so in another
-    precision.
+    """A pipeline runs its stages in the same processes, which may compute in other precisions; what
+    is finished is skipped by both, and what is refused ends both.
     """
     stage = xe_config(tmp_path / "xe", **{"train.max_steps": 2, "train.mixed_precision": "bf16"})
-    (tmp_path / "xe.yaml").write_text(yaml.safe_dump(stage))
     folder = tmp_path / "scst"
-    config = scst_config(folder, tmp_path / "xe/export/best", warm_start=str(tmp_path / "xe.yaml"))
-    for ended in run_two(config, folder, "scst"):
+    config = scst_config(folder, tmp_path / "xe/export/best")
+    words = ["run", str(write_pipeline(tmp_path, xe=("xe", stage), scst=("scst", config)))]
+    for ended in run_arguments_together(2, words, tmp_path / "first"):
         assert ended.code == 0, ended.output
     assert (tmp_path / "xe/result.json").is_file()
     assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1, 2, 3, 4]
+    for ended in run_arguments_together(2, words, tmp_path / "second"):
+        assert ended.code == 0, ended.output
+        assert "step 1/" not in ended.output
+    first, _ = run_arguments_together(2, [*words, "--xe.train.lr", "0.5"], tmp_path / "third")
+    assert first.code == 1
+    assert "--again xe" in first.output
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from rl_caption.cli.score import score_files
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.prepare_coco import prepare
+from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import tiny_student
 from tests.coco_for_tests import write_downloads, write_features, write_photos
 from tests.training_for_tests import lines, run_arguments
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[3]
 SHAPE = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 32}
 XE_SIZES = [word for key, value in SHAPE.items() for word in (f"--model.kwargs.{key}", str(value))]
-SMALL = ["--train.threads", "1", "--train.epochs", "3", "--all.data.num_workers"]
+SMALL = ["--train.threads", "1", "--train.epochs", "3", "--data.num_workers"]
 
 
 def start(program: str, config: str, *overrides: str) -> str:
@@ -106,8 +107,11 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(
     with pytest.raises(DataError, match=rf"1 of 14.*{photo.name}"):
         run_program("scst", mix)
     shutil.rmtree("runs/coco/bu_xe")
-    with pytest.raises(DataError, match=rf"1 of 14.*{photo.name}"):
-        run_program("scst", mix)
+    Path("two.yaml").write_text(
+        "stages: {xe: coco_transformer_bu_xe, scst: coco_transformer_bu_scst_mix}"
+    )
+    with pytest.raises(ConfigError, match=rf"1 of 14.*{photo.name}"):
+        run_program("run", ["two.yaml"])
     assert not Path("runs/coco/bu_xe").exists(), "found only after the captioner had been trained"
 
 
@@ -130,7 +134,7 @@ def test_the_recipes_differ_in_reward_baseline_and_learning_rate_alone() -> None
         "cider": 0.5,
         "ref_l_clipscore": 0.5,
     }
-    changed = {"run": cider.run, "reward": cider.reward, "reward_models": cider.reward_models}
+    changed = {"run": cider.run, "reward": cider.reward}
     assert replace(mix, **changed) == cider
     train = replace(nsc.train, advantage=cider.train.advantage, lr=cider.train.lr)
     assert replace(nsc, run=cider.run, train=train) == cider

@@ -123,6 +123,14 @@ def shrunken(folder: Path, **changes_of: dict[str, Any]) -> Callable[[str], Path
     return write
 
 
+def run_stages(folder: Path, files: dict[str, Path]) -> None:
+    """Train reward models one after the other, by one command."""
+    listed = {name: {"reward_model": str(file)} for name, file in files.items()}
+    (folder / "pipeline.yaml").write_text(yaml.safe_dump({"stages": listed}, sort_keys=False))
+    ended = run_arguments(["run", str(folder / "pipeline.yaml")], folder / "log")
+    assert ended.code == 0, ended.output
+
+
 def test_specs_and_a_student_of_it_with_as_many_positions(world: Path, tmp_path: Path) -> None:
     data = {"data.path": str(world / "sharegpt4v.json"), "data.kwargs": {"val_images": 6}}
     student = data | {"model.kwargs": STUDENT | {"context_length": 248}}
@@ -137,8 +145,7 @@ def test_specs_and_a_student_of_it_with_as_many_positions(world: Path, tmp_path:
     )
     names = ("specs_long_clip", "specs", "student_image", "student_text", "student")
     files = {name: write(name) for name in names}
-    ended = run_arguments(["reward_model", "--config", str(files["student"])], tmp_path / "log")
-    assert ended.code == 0, ended.output
+    run_stages(tmp_path, files)
     folder = tmp_path / "runs/student/dual/export/best"
     config = json.loads((folder / "config.json").read_text())
     assert config["context_length"] == 248
@@ -185,19 +192,11 @@ def test_a_student_of_another_teacher(teacher: str, world: Path, tmp_path: Path)
         "data.path": str(world / "sharegpt4v.json"),
         "data.kwargs": {"val_images": 6},
     }
-    tower = student | {"model.kwargs": STUDENT | {"context_length": positions}, "warm_start": []}
-    towers = dict.fromkeys(("student_image", "student_text"), tower)
-    write = shrunken(tmp_path, student=student, **towers)
-    for name in towers:
-        write(name)
-    words = [
-        "--config",
-        str(write("student")),
-        "--all.teacher.name",
-        f"{config['run']['dir']}/export/best",
-    ]
-    ended = run_arguments(["reward_model", *words], tmp_path / "log")
-    assert ended.code == 0, ended.output
+    tower = student | {"model.kwargs": STUDENT | {"context_length": positions}}
+    teacher = {"teacher.name": f"{config['run']['dir']}/export/best"}
+    towers = dict.fromkeys(("student_image", "student_text"), tower | teacher)
+    write = shrunken(tmp_path, student=student | teacher, **towers)
+    run_stages(tmp_path, {name: write(name) for name in (*towers, "student")})
     row = ScenesData(**DATA["kwargs"]).split("val")[0]
     score = LClipScore(backbone=str(tmp_path / "runs/student/dual/export/best"))
     captions = row["references"][:2]
@@ -209,9 +208,9 @@ def test_a_student_of_another_teacher(teacher: str, world: Path, tmp_path: Path)
 
 def test_a_recipe_whose_data_are_missing_says_what_they_take_before_any_run(tmp_path: Path) -> None:
     write = shrunken(tmp_path, specs_long_clip={"loss.pca_rank": 3})
-    for name in ("specs_long_clip", "specs", "student_image", "student_text"):
-        write(name)
-    ended = run_arguments(["reward_model", "--config", str(write("student"))], tmp_path / "log")
+    ended = run_arguments(
+        ["reward_model", "--config", str(write("specs_long_clip"))], tmp_path / "log"
+    )
     assert ended.code == 1
     for part in (
         "specs/long_clip",
@@ -234,11 +233,8 @@ def test_semantic_guidance_on_recaptions_and_then_on_written_negatives(
             "model.text.train_blocks": 1,
         },
     )
-    write("guided_recaptions")
-    ended = run_arguments(
-        ["reward_model", "--config", str(write("guided_negatives"))], tmp_path / "log"
-    )
-    assert ended.code == 0, ended.output
+    names = ("guided_recaptions", "guided_negatives")
+    run_stages(tmp_path, {name: write(name) for name in names})
     metrics = (tmp_path / "runs/guided/negatives/metrics.jsonl").read_text()
     assert "val/hard_negatives" in metrics
 

@@ -26,9 +26,11 @@ from tests.training_for_tests import (
     files,
     lines,
     run,
+    run_arguments,
     scst_config,
     untimed,
     weights,
+    write_pipeline,
     xe_config,
 )
 
@@ -245,13 +247,12 @@ def test_a_signal_saves_and_the_run_resumes_to_the_same_weights(whole_xe, tmp_pa
 def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(whole_xe, whole_scst, tmp_path):
     """Cross-entropy, a reward model, self-critical training, by one command."""
     teacher = reward_model_config(tmp_path / "teacher", "contrastive", **{"train.max_steps": 2})
-    for name, stage in {"xe": xe_config(tmp_path / "xe"), "teacher": teacher}.items():
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(stage))
-    chain = {
-        "warm_start": str(tmp_path / "xe.yaml"),
-        "reward_models": [str(tmp_path / "teacher.yaml")],
-    }
-    config = scst_config(tmp_path / "scst", tmp_path / "xe/export/best", **chain)
+    pipeline = write_pipeline(
+        tmp_path,
+        xe=("xe", xe_config(tmp_path / "xe")),
+        teacher=("reward_model", teacher),
+        scst=("scst", scst_config(tmp_path / "scst", tmp_path / "xe/export/best")),
+    )
     # Steps of each call of the command: 3 of 6; the other 3, and 1 of 2 of the teacher; the other
     # one, and 2 of 4.
     for steps, newest in (
@@ -260,12 +261,15 @@ def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(whole_xe, whole
         (3, "scst"),
     ):
         stop = Kill("rl_caption.training.run:Run.begin_step", steps, number=signal.SIGTERM)
-        stopped = checked_run(config, tmp_path / "scst", "scst", kill=stop)
+        stopped = run_arguments(["run", str(pipeline)], tmp_path / "log", kill=stop)
+        assert stopped.code == 0, stopped.output
         assert stopped.output.count("terminated: checkpoint of step") == 1
         assert (tmp_path / newest).is_dir()
         assert (tmp_path / "scst").exists() == (newest == "scst")
-    checked_run(config, tmp_path / "scst", "scst")
-    assert_same_run(tmp_path / "xe", whole_xe)
+    ended = run_arguments(["run", str(pipeline)], tmp_path / "log")
+    assert ended.code == 0, ended.output
+    assert ended.output.count("finished, ") == 2
+    assert_same_run(tmp_path / "xe", whole_xe, but={"stage.json"})
     assert untimed(tmp_path / "scst") == untimed(whole_scst)
 
 

@@ -35,8 +35,8 @@ from tests.training_for_tests import (
     files,
     lines,
     run,
-    scst_config,
-    xe_config,
+    run_arguments,
+    write_pipeline,
 )
 
 pytestmark = pytest.mark.slow
@@ -84,13 +84,13 @@ def best(folder: Path) -> float:
     return json.loads((folder / "result.json").read_text())["best_metric"]
 
 
-def written(folder: Path) -> dict[str, dict[str, Any]]:
-    """The chain's configurations, as files that name each other."""
-    folder.mkdir(exist_ok=True)
+def run_chain(folder: Path, **changes_of: dict[str, Any]) -> Ended:
+    """Run the pipeline of the chain, of which some stages are changed."""
     configs = chain(folder)
-    for name, config in configs.items():
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
-    return configs
+    stages = {
+        name: ("reward_model", changed(configs[name], changes_of.get(name, {}))) for name in CHAIN
+    }
+    return run_arguments(["run", str(write_pipeline(folder, **stages))], folder / "chain.log")
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,8 @@ def trusted_encoder(trust_of_one_test: None) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Teacher, both towers and the whole student, by one command."""
     folder = tmp_path_factory.mktemp("chain")
-    trained_run(written(folder)["dual"], folder / "dual")
+    ended = run_chain(folder)
+    assert ended.code == 0, ended.output
     return folder
 
 
@@ -125,30 +126,24 @@ def test_one_command_trains_the_chain(trained: Path) -> None:
         "open_clip_config.json",
         "open_clip_model.safetensors",
     }
-    log = (trained / "dual.log").read_text()
+    log = (trained / "chain.log").read_text()
     assert "copied from the teacher and frozen: patch_embed.weight, cls_token, pos_embed" in log
     assert "teacher signature: distill_image[best," in log
     assert "reward signature" not in log
+    shutil.copy(trained / "chain.log", trained / "first.log")
     assert log.count("teacher: embedding 32 images once") == 2
 
 
-def test_a_finished_chain_is_not_trained_again_and_another_configuration_is_warned_of(
-    trained, tmp_path
-):
+def test_a_finished_chain_is_not_trained_again_and_another_configuration_is_refused(trained):
     before = {name: (trained / name / "metrics.jsonl").stat().st_mtime_ns for name in CHAIN}
-    ended = trained_run(written(trained)["dual"], trained / "dual")
-    assert before["teacher"] == (trained / "teacher/metrics.jsonl").stat().st_mtime_ns
+    ended = run_chain(trained)
+    assert ended.code == 0, ended.output
     assert "distill_image:" not in ended.output
-    assert "WARNING" not in ended.output
-    teacher = yaml.safe_load((trained / "teacher.yaml").read_text())
-    (tmp_path / "teacher.yaml").write_text(
-        yaml.safe_dump(changed(teacher, {"train.lr": 0.5, "run.log_every": 3}))
-    )
-    changes = {"warm_start": [str(tmp_path / "teacher.yaml")], "train.max_steps": 1}
-    ended = trained_run(chain(trained)["text"], tmp_path / "text", **changes)
-    (warning,) = (line for line in ended.output.splitlines() if line.startswith("WARNING"))
-    assert str(trained / "teacher") in warning
-    assert "train.lr: 0.003 -> 0.5" in warning
+    ended = run_chain(trained, teacher={"train.lr": 0.5, "run.log_every": 3})
+    assert ended.code == 1
+    for part in ("teacher: ", "train.lr: 0.003 -> 0.5", "--again teacher"):
+        assert part in ended.output
+    assert before == {name: (trained / name / "metrics.jsonl").stat().st_mtime_ns for name in CHAIN}
 
 
 def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:
@@ -163,46 +158,23 @@ def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:
     trained_run(chain(trained)["dual"], tmp_path / "dual", **starts)  # a tower that names none
 
 
-def test_a_teacher_that_is_gone_is_named_with_what_to_do(trained: Path, tmp_path: Path) -> None:
-    gone = tmp_path / "gone/export/best"
-    said = refused(chain(trained)["dual"], tmp_path / "dual", **{"teacher.name": str(gone)})
-    assert f"teacher.name is '{gone}', which does not exist, and no run of warm_start " in said
-    assert f"Put {gone} back, or remove {trained / 'image'}, {trained / 'text'}" in said
+def test_a_teacher_that_is_gone_is_named(trained: Path, tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone/export/best")
+    said = refused(chain(trained)["dual"], tmp_path / "dual", **{"teacher.name": gone})
+    assert f"teacher.name: '{gone}' is not there" in said
 
 
 def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path) -> None:
-    configs = written(tmp_path)
     for name, changes, message in (
-        ("text", {"loss.max_scale": 7.0}, "text.yaml: there is no key loss.max_scale"),
-        ("image", {"train.lr": -1.0}, "image.yaml: train.lr is -1.0"),
-        ("dual", {"model.image_init": str(tmp_path / "elsewhere")}, "model.image_init is"),
+        ("text", {"loss.max_scale": 7.0}, "loss.max_scale"),
+        ("image", {"train.lr": -1.0}, "train.lr"),
+        ("dual", {"model.image_init": str(tmp_path / "elsewhere")}, "model.image_init"),
     ):
-        wrong = changed(configs[name], changes)
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(wrong))
-        assert message in refused(wrong if name == "dual" else configs["dual"], tmp_path / "dual")
-        written(tmp_path)
+        ended = run_chain(tmp_path, **{name: changes})
+        assert ended.code in (1, 2)
+        assert message in ended.output
+        assert "Traceback" not in ended.output
         assert not (tmp_path / "teacher").exists()
-    circle = changed(configs["teacher"], {"warm_start": [str(tmp_path / "teacher.yaml")]})
-    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(circle))
-    assert "warm_start" in refused(circle, tmp_path / "b")
-
-
-@pytest.mark.parametrize(
-    ("start", "fine_tuning", "message"),
-    [
-        ({"train.lr": -1.0}, {}, "xe.yaml: train.lr is -1.0"),
-        ({}, {"model.init": "elsewhere"}, "model.init is 'elsewhere', but "),
-    ],
-)
-def test_mistakes_of_self_critical_training_come_before_its_warm_start(
-    tmp_path, start, fine_tuning, message
-):
-    (tmp_path / "xe.yaml").write_text(yaml.safe_dump(xe_config(tmp_path / "xe", **start)))
-    config = scst_config(
-        tmp_path / "scst", tmp_path / "xe/export/best", warm_start=str(tmp_path / "xe.yaml")
-    )
-    assert message in refused(config, tmp_path / "scst", "scst", **fine_tuning)
-    assert not (tmp_path / "xe").exists()
 
 
 def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validations(
@@ -530,12 +502,10 @@ def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
     model is a judge.
     """
     dual = pretrained_chain(photos)["dual"]
-    (photos / "dual.yaml").write_text(yaml.safe_dump(dual))
     config = dual | {
         "task": "positive_augmented",
         "loss": {"positive_images": 0.0},
         "model": {"init": str(photos / "dual/export/best")},
-        "warm_start": [str(photos / "dual.yaml")],
         "data": {"format": "jsonl", "path": str(positives), "features_root": str(photos / "grids")},
     }
     trained_run(config, tmp_path / "tuned", **{"eval.best_by": "val/loss"})

@@ -141,11 +141,10 @@ def test_recipes(run: Run) -> None:
     )
     code = (
         "from rl_caption.cli.configuration import parse\n"
-        "from rl_caption.config.schema import ScstConfig, XeConfig\n"
-        "config = parse(ScstConfig, ['--config', 'demo'], 'test')\n"
-        "print(parse(XeConfig, ['--config', config.warm_start], 'test').run.dir)\n"
+        "from rl_caption.config.schema import ScstConfig\n"
+        "print(parse(ScstConfig, ['--config', 'demo_scst'], 'test').run.dir)\n"
     )
-    assert run("python", "-c", code) == "runs/demo/xe\n"
+    assert run("python", "-c", code) == "runs/demo/scst\n"
 
 
 def test_programs(run: Run, tmp_path: Path) -> None:

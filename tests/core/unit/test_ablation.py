@@ -148,11 +148,9 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
         captioner(tmp_path / "start"),
         SMALL_WORLD + f"model: {{init: {tmp_path}/absent}}\n",
     )
-    (tmp_path / "xe.yaml").write_text(f"run: {{dir: {tmp_path}/xe}}\n")
     for match, config, base in (
         (r"base\.yaml: model\.init is None", grid(), SMALL_WORLD),
         (r"base\.yaml: model\.init is '.*/absent'", grid(), absent),
-        ("model.init is '.*/absent'", grid(), absent + f"warm_start: {tmp_path}/xe.yaml\n"),
         (
             f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0: expected",
             cell("train.lr", -1.0),
@@ -191,21 +189,13 @@ def test_a_wrong_reward_is_named_by_its_cell_or_judge(tmp_path: Path) -> None:
             build_rewards(grid(judges={name: JudgeConfig(**term)}), plan)
 
 
-def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_same_data(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "xe.yaml").write_text(SMALL_WORLD + f"run: {{dir: {tmp_path}/xe}}\n")
-    (tmp_path / "teacher.yaml").write_text(
-        f"data: {{format: scenes}}\nrun: {{dir: {tmp_path}/teacher}}\n"
-    )
+def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
-        SMALL_WORLD
-        + f"warm_start: {tmp_path}/xe.yaml\nmodel: {{init: {tmp_path}/xe/export/best}}\n"
-        "reward: {terms: {rouge_l: {weight: 9.0}}}\ntrain: {lr: 0.5, seed: 7}\n"
+        captioner(tmp_path / "start")
+        + "reward: {terms: {rouge_l: {weight: 9.0}}}\ntrain: {lr: 0.5, seed: 7}\n"
     )
     (tmp_path / "grid.yaml").write_text(
-        f"base: {tmp_path}/base.yaml\nout: {tmp_path}/out\nreward_models: "
-        f"[{tmp_path}/teacher.yaml]\n"
+        f"base: {tmp_path}/base.yaml\nout: {tmp_path}/out\n"
         "seeds: [2]\n"
         "cells: {L: {terms: {cider: {weight: 0.5, kwargs: {n: 3}}},"
         " overrides: {train.lr: 1.0e-5, rollout.num_samples: 3}}}\n"
@@ -228,11 +218,6 @@ def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_s
     assert (cell.config.data.kwargs["num_test"], cell.config.data.cache_mb) == (3, 7)
     assert cell.config.data.kwargs["num_train"] == 4, "what is not named stays"
     assert len(plan.rows) == 3
-    (teacher,), xe = plan.reward_models, plan.warm_start
-    assert xe is not None
-    assert (xe.file, xe.folder) == (f"{tmp_path}/xe.yaml", tmp_path / "xe")
-    assert xe.overrides == ["--all.data.kwargs.num_test=3", "--all.data.cache_mb=7"]
-    assert (teacher.file, teacher.overrides) == (f"{tmp_path}/teacher.yaml", xe.overrides)
 
 
 def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(
@@ -297,7 +282,7 @@ def test_a_judge_cider_is_that_of_evaluation() -> None:
     texts = [["a dog"], ["a cat"]]
     rows = [Row(image_id=str(i), image="", references=own) for i, own in enumerate(texts)]
     config = grid(judges={"cider": JudgeConfig()})
-    plan = Plan(ScstConfig(), "start", None, [], rows, [])
+    plan = Plan(ScstConfig(), "start", rows, [])
     for tokenizer, words in (("auto", "ptb"), ("char", "char")):
         judges, _ = build_rewards(replace(config, tokenizer=tokenizer), plan)
         evaluated = build_judges(config.judges, None, texts, tokenizer=words)

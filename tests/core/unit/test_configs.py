@@ -18,7 +18,9 @@ import yaml
 
 from rl_caption.cli import configs
 from rl_caption.cli.configuration import parse
+from rl_caption.cli.pipeline import make_stages, read_wishes
 from rl_caption.cli.programs import PROGRAMS as CLI_PROGRAMS
+from rl_caption.cli.stages import ENCODER, read_pipeline, starts_from, values_of
 from rl_caption.config.build import build_data
 from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.reward_models import RewardModelConfig
@@ -43,7 +45,12 @@ from rl_caption.runtime.options import Range
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 LAUNCHERS = CONFIGS / "accelerate"
-TRAINING = sorted(path for path in CONFIGS.rglob("*.yaml") if LAUNCHERS not in path.parents)
+PIPELINES = sorted(path for path in CONFIGS.glob("*.yaml") if "\nstages:" in path.read_text())
+TRAINING = sorted(
+    path
+    for path in CONFIGS.rglob("*.yaml")
+    if LAUNCHERS not in path.parents and path not in PIPELINES
+)
 
 
 SIZE = re.compile(r"\d ?[KMGT]B\b")
@@ -57,7 +64,7 @@ KINDS: list[tuple[set[str], type[Any]]] = [
     ({"scorers"}, ConcretenessConfig),
     ({"set"}, JudgeSetConfig),
     ({"trainer"}, GrpoVlmConfig),
-    ({"rollout", "reward", "warm_start"}, ScstConfig),
+    ({"rollout", "reward"}, ScstConfig),
     ({"predictions", "decode", "metrics", "out"}, EvaluateConfig),
     ({"train"}, XeConfig),
 ]
@@ -76,12 +83,17 @@ def parsed(path: Path | str) -> Any:
     return parse(program_of(path), ["--config", str(path)], "test")
 
 
-def made_by(files: list[str]) -> set[str]:
-    """What the reward models of ``files``, and those that they start from, export."""
-    made: set[str] = set()
-    for stage in map(parsed, files):
-        made |= {f"{stage.run.dir}/export/best"} | made_by(stage.warm_start)
-    return made
+def made_before(path: Path) -> list[set[str]]:
+    """What the stages before a recipe export, in each pipeline that has it."""
+    found = []
+    for pipeline in PIPELINES:
+        made: set[str] = set()
+        for _, recipe, _ in read_pipeline(str(pipeline)).values():
+            if find_config(recipe).samefile(path):
+                found.append(made)
+            if hasattr(config := parsed(find_config(recipe)), "run"):
+                made = made | {f"{config.run.dir}/export/best"}
+    return found
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=lambda path: str(path.relative_to(CONFIGS)))
@@ -93,23 +105,32 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
                 found = getattr(config, section)
                 found = found[key] if isinstance(found, dict) else getattr(found, key)
                 assert found == value, f"{section}.{key}"
-    read, made = [], set()
-    if isinstance(config, RewardModelConfig):
-        read = [*config.folders().values()]
-        made = made_by(config.warm_start)
-    elif isinstance(config, ScstConfig):
-        read = [term.kwargs.get("backbone") for term in config.reward.terms.values()]
-        made = made_by(config.reward_models)
+    if not isinstance(config, XeConfig | ScstConfig | RewardModelConfig | AblateConfig):
+        return
+    values = values_of(config).values()
+    read = {value for value in values if str(value).removeprefix(ENCODER).startswith("runs/")}
+    starts = {value.removeprefix(ENCODER) for value in read if "/export/" in value}
+    before = made_before(path)
+    assert before or not starts, "a pipeline makes what it starts from"
+    assert all(starts <= made for made in before)
+    if isinstance(config, ScstConfig):
         assert config.monitor.best_by is not None
         metric = selecting_metric(config.monitor, config.reward.terms, config.monitor.judges or {})
         assert (metric == "val/cider") == ("cider" in config.reward.terms), (
             "a reward without CIDEr-D may lower it"
         )
-        if config.warm_start is not None:
-            stage = parsed(config.warm_start)
-            assert config.model.init == f"{stage.run.dir}/export/best"
-            assert config.data == stage.data
-    assert {folder for folder in read if folder and folder.startswith("runs/")} <= made
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
+def test_every_pipeline_can_be_made_and_be_sent_elsewhere(path: Path, tmp_path: Path) -> None:
+    names = list(read_pipeline(path.stem))
+    stages = make_stages(path.stem, read_wishes(["--run.root", str(tmp_path)], names))
+    assert [stage.folder for stage in stages] == [tmp_path / name for name in names]
+    for number, stage in enumerate(stages):
+        for source in starts_from(stage, stages[:number]):
+            assert source.program != "ablate"
+        missing = [value for value in stage.values.values() if str(value).startswith("runs/")]
+        assert not [value for value in missing if "/export/" in value], "all have moved"
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=lambda path: str(path.relative_to(CONFIGS)))
@@ -143,14 +164,13 @@ def test_recipes_and_what_they_name_are_found_from_any_folder(
     }
     for path in TRAINING:
         written = yaml.safe_load(path.read_text())
-        for key in ("warm_start", "reward_models", "base"):
-            for name in [found] if isinstance(found := written.get(key, []), str) else found:
-                assert find_config(name).samefile(CONFIGS.parent / name), f"{path}: {key}"
-    Path("demo").mkdir()
-    for name in ("demo", "demo.yaml", "./configs/demo.yaml"):
-        assert parse(ScstConfig, ["--config", name], "test") == parsed("configs/demo.yaml")
-    Path("demo.yaml").write_text("run: {dir: mine}")
-    assert parse(ScstConfig, ["--config", "demo.yaml"], "test").run.dir == "mine", (
+        if "base" in written:
+            assert find_config(written["base"]).samefile(CONFIGS.parent / written["base"])
+    Path("demo_scst").mkdir()
+    for name in ("demo_scst", "demo_scst.yaml", "./configs/demo_scst.yaml"):
+        assert parse(ScstConfig, ["--config", name], "test") == parsed("configs/demo_scst.yaml")
+    Path("demo_scst.yaml").write_text("run: {dir: mine}")
+    assert parse(ScstConfig, ["--config", "demo_scst.yaml"], "test").run.dir == "mine", (
         "a file that is there wins"
     )
 
@@ -179,18 +199,16 @@ def test_recipes_are_listed_by_program_in_eighty_columns_the_core_first(capsys: 
     assert max(map(len, lines)) <= 80
     names, programs = [], []
     for line in lines:
-        if line.startswith("rl-caption ") and line.endswith(" --config NAME"):
+        if line == "rl-caption run NAME" or line.endswith(" --config NAME"):
             programs.append(line.split()[1])
         elif line.startswith("  ") and line[2] != " ":
             names.append(line.split()[0])
-            kind = (
-                None
-                if names[-1].startswith("accelerate/")
-                else program_of(shipped_configs()[names[-1]])
-            )
+            file = shipped_configs()[names[-1]]
+            plain = names[-1].startswith("accelerate/") or CONFIGS / file.name in PIPELINES
+            kind = None if plain else program_of(file)
             assert kind is None or kind is resolve_name(str(CLI_PROGRAMS[programs[-1]].config))
-    assert programs[:2] == ["scst", "xe"]
-    assert names[0].startswith("own_")
+    assert programs[:3] == ["run", "scst", "xe"]
+    assert names[0].startswith("own")
     assert sorted(names) == sorted(shipped_configs())
     assert all(path.read_text().startswith("# ") for path in shipped_configs().values())
     assert configs.main(["show", "demo"]) == 0
@@ -210,9 +228,10 @@ def test_the_configuration_of_another_program_is_named_with_that_program(capsys:
                     if one.config and resolve_name(one.config) is program_of(path)
                 )
                 assert f"rl-caption {program} --config {path}" in message
-    with pytest.raises(SystemExit):
-        parse(XeConfig, ["--config", "accelerate/cpu2"], "test")
-    assert "accelerate launch" in capsys.readouterr().err
+    for name, use in (("accelerate/cpu2", "accelerate launch"), ("own", "rl-caption run own")):
+        with pytest.raises(SystemExit):
+            parse(XeConfig, ["--config", name], "test")
+        assert use in capsys.readouterr().err
 
 
 def test_a_key_that_does_not_exist_is_refused(tmp_path: Path, capsys: Any) -> None:
@@ -272,7 +291,7 @@ def test_models_that_the_documentation_names_are_made_by_a_configuration() -> No
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("ablate_*.yaml")), ids=lambda path: path.name)
 def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(path: Path) -> None:
     config = parsed(path)
-    models = made_by(config.reward_models)
+    (models,) = made_before(path)
     base = str(CONFIGS.parent / str(config.base))
     for cell in {cell.label: cell for cell in make_cells(config)}.values():  # whatever its seed
         planned = parse(ScstConfig, ["--config", base, *cell.arguments()], "test")

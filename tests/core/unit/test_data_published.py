@@ -15,13 +15,11 @@ from accelerate import Accelerator
 from rewards.base import RewardError
 from rewards.images import image_identity, open_image
 from rl_caption.config.build import checked_splits
-from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_data
 from rl_caption.data.formats import build_data
 from rl_caption.integrations.trl.rows import trl_dataset
-from rl_caption.reward_models.program import check_inputs
 from tests.clip_for_tests import noise_image
 from tests.reward_models_for_tests import reward_model_config
 from tests.training_for_tests import checked_run, scst_config, xe_config
@@ -530,8 +528,3 @@ def test_missing_data_are_told_with_what_they_take(tmp_path: Path) -> None:
         checked_splits(
             config, build_data(config), ["train"], Accelerator(cpu=True), tmp_path / "checked.json"
         )
-    later = RewardModelConfig(data=DataConfig("jsonl", path="lost.jsonl", source=source))
-    later.run.dir = "runs/second"
-    first = RewardModelConfig(data=DataConfig("jsonl", path=str(photos)))
-    with pytest.raises(DataError, match=r"runs/second.*lost\.jsonl.*photos\.zip"):
-        check_inputs([first, later], [])

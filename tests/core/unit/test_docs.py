@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rl_caption.cli import doctor
-from rl_caption.cli import main as programs
+from rl_caption.cli import doctor, pipeline, stages
 from tests.docs_for_tests import (
     DOCS,
     FENCE,
@@ -34,7 +33,7 @@ from tests.docs_for_tests import (
 )
 
 STAND_INS = {
-    "mine.yaml": "configs/demo.yaml",
+    "mine.yaml": "configs/demo_scst.yaml",
 }
 """Configuration of the reader's own -> what it is a copy of."""
 TUTORIALS = sorted(DOCS.glob("tutorials/*.py"))
@@ -120,11 +119,9 @@ COMMANDS = [
 @pytest.fixture
 def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], bool]:
     """Has a program read its command line and do nothing else; says whether it could."""
-    read, read_known = programs.parse, argparse.ArgumentParser.parse_known_args
+    read, read_known = stages.parse, argparse.ArgumentParser.parse_known_args
 
-    def parse_and_end(*arguments: Any, checked: bool = True) -> Any:
-        if not checked:  # of the chain, which asks before the whole command line is read
-            return read(*arguments, checked=False)
+    def parse_and_end(*arguments: Any) -> Any:
         try:
             read(*arguments)
         except SystemExit as ended:  # --help
@@ -159,7 +156,10 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], bool]:
         with monkeypatch.context() as patched:
             patched.chdir(ROOT)
             patched.setattr(sys, "argv", [str(program), *arguments])
-            patched.setattr(programs, "parse", parse_and_end)
+            if "run" in arguments[:1]:
+                patched.setattr(pipeline, "plan", doctor_of)
+            else:
+                patched.setattr(stages, "parse", parse_and_end)
             patched.setattr(argparse.ArgumentParser, "parse_args", parse_args)
             patched.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
             patched.setattr(doctor, "doctor", doctor_of)
@@ -187,14 +187,14 @@ def test_commands_are_understood(
 
 def test_commands_with_mistakes_are_not(understand: Callable[[list[str]], bool]) -> None:
     for command in (
-        "python scripts/scst.py --config configs/demo.yaml --train.lrr 1",
+        "python scripts/scst.py --config configs/demo_scst.yaml --train.lrr 1",
         "python scripts/scst.py --config configs/nowhere.yaml",
-        "python scripts/nowhere.py --config configs/demo.yaml",
+        "python scripts/nowhere.py --config configs/demo_scst.yaml",
         "python -m rl_caption caption photos/",
         "python -m benchmarks --only steps",
         "accelerate launch --config_file configs/accelerate/cpu9.yaml scripts/scst.py --config "
-        "configs/demo.yaml",
-        "accelerate launch --num_proces 2 scripts/scst.py --config configs/demo.yaml --wrong",
+        "configs/demo_scst.yaml",
+        "accelerate launch --num_proces 2 scripts/scst.py --config configs/demo_scst.yaml --wrong",
     ):
         with pytest.raises(AssertionError):
             assert understand(words_of(command))

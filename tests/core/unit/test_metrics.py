@@ -117,7 +117,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
             scst_config(path, xe / "export/best", **{"train.max_steps": 2} | options), path, "scst"
         )
     for name, config in (chain(folder) | text_chain(folder)).items():
-        config = changed(config, {"train.max_steps": 2, "warm_start": []})
+        config = changed(config, {"train.max_steps": 2})
         checked_run(config, folder / name, "reward_model")
         folders.append(folder / name)
     return {key for folder in folders for line in lines(folder) for key in line}

@@ -17,12 +17,8 @@ from rewards.clip.checkpoints import low_rank_delta
 from rewards.clip.encoder import RELEASED
 from rewards.clip.pac import PacScore, RefPacScore
 from rewards.registry import build
-from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import run_program
 from rl_caption.config.build import ConfigError
-from rl_caption.config.schema import RewardTerm, ScstConfig
-from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.programs.train import check_weights_early
 from tests.clip_for_tests import (
     ARCHITECTURE,
     TINY,
@@ -272,21 +268,16 @@ def test_what_is_taken_for_a_plain_file_is_said(
     assert all(part in line for part in ("plain.pth", "GELU", "0.4814"))
 
 
-def test_a_missing_checkpoint_is_found_before_the_captioner_is_trained(tmp_path, monkeypatch):
+def test_a_missing_checkpoint_is_found_before_anything_is_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(CONFIGS)
     arguments = ["--config", "configs/coco_transformer_bu_scst_pac.yaml"]
-    missing = r"reward\.terms\.ref_pac_s\.kwargs\.pretrained is 'checkpoints/clip_ViT-B-32\.pth'"
+    missing = r"reward\.terms\.ref_pac_s\.kwargs\.pretrained: 'checkpoints/clip_ViT-B-32\.pth'"
     with pytest.raises(ConfigError, match=missing):
         run_program("scst", arguments)
-    config = parse(ScstConfig, arguments, "test")
-    check_weights_early(config, ["checkpoints"])
-    with pytest.raises(ConfigError, match=missing):
-        check_weights_early(config, ["checkpoint"])
-    config.reward.terms = {"length_router": RewardTerm(kwargs={"long": {"pretrained": "spec.pt"}})}
-    with pytest.raises(ConfigError, match=r"length_router\.kwargs\.long\.pretrained is 'spec\.pt'"):
-        check_weights_early(config, [])
-    config.reward.terms = {}
-    config.monitor.judges = {"other": JudgeConfig("pac_s", {"pretrained": "a.pt"})}
-    with pytest.raises(ConfigError, match=r"monitor\.judges\.other\.kwargs\.pretrained is 'a\.pt'"):
-        check_weights_early(config, [])
+    long = '{"length_router": {"kwargs": {"long": {"pretrained": "spec.pt"}}}}'
+    with pytest.raises(ConfigError, match=r"length_router\.kwargs\.long\.pretrained: 'spec\.pt'"):
+        run_program("scst", [*arguments, "--reward.terms", long])
+    judges = '{"other": {"target": "pac_s", "kwargs": {"pretrained": "a.pt"}}}'
+    with pytest.raises(ConfigError, match=r"monitor\.judges\.other\.kwargs\.pretrained: 'a\.pt'"):
+        run_program("scst", [*arguments, "--monitor.judges", judges])

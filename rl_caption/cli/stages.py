@@ -1,0 +1,150 @@
+"""Stages: a program with its configuration, alone or in a pipeline, a file such as
+
+stages:
+  xe: own_xe                                          # PROGRAM: RECIPE
+  teacher: {reward_model: reward_models/own_teacher}  # NAME: {PROGRAM: RECIPE, KEY: VALUE, ...}
+"""
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from rl_caption.cli.configuration import UsageError, parse, read_mapping
+from rl_caption.cli.programs import PROGRAMS
+from rl_caption.config.shipped import find_config, shipped_configs
+
+ENCODER = "transformers:"
+"""What a text or image encoder's folder begins with."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A program with its checked configuration."""
+
+    name: str
+    program: str
+    words: Sequence[str]
+    """Of its command line."""
+    config: Any
+
+    @property
+    def command(self) -> str:
+        """The same by itself."""
+        return shlex.join(["rl-caption", self.program, *self.words])
+
+    @property
+    def recipe(self) -> str:
+        """The file or the name after ``--config``; a program by itself may have none."""
+        return self.words[1]
+
+    @property
+    def folder(self) -> Path:
+        """Where it writes."""
+        return Path(folder_of(self.config))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Values by dotted key; of a grid also those of its runs, which ``all`` may replace."""
+        return values_of(self.config)
+
+    def start(self) -> Any:
+        """Run the program, whose modules are imported only now; returns what it returns."""
+        program = PROGRAMS[self.program]
+        function = resolve_name(program.function)
+        return function(self.config, parse) if program.parses else function(self.config)
+
+
+def load(program: str, words: Sequence[str]) -> Any:
+    """The configuration of a program's command line, checked."""
+    return parse(resolve_name(str(PROGRAMS[program].config)), words, f"rl-caption {program}")
+
+
+def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and the values of nested tables."""
+    if not isinstance(values, Mapping):
+        yield key, values
+        return
+    for name, value in values.items():
+        yield from leaves(value, f"{key}.{name}" if key else str(name))
+
+
+def values_of(config: Any) -> dict[str, Any]:
+    """See ``Stage.values``."""
+    values = dict(leaves(asdict(config)))
+    if hasattr(config, "all"):
+        changes = [f"--{key}={as_word(value)}" for key, value in leaves(config.all)]
+        base = load("scst", ["--config", str(config.base), *changes])
+        values |= {f"all.{key}": value for key, value in leaves(asdict(base)) if key != "run.dir"}
+    return values
+
+
+def as_word(value: Any) -> str:
+    """A value of a configuration, written as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def folder_of(config: Any) -> str:
+    """The folder that a program writes."""
+    return str(config.run.dir if hasattr(config, "run") else config.out)
+
+
+def path_of(value: Any) -> Path | None:
+    """The path that a value of a configuration may be; an encoder's has a prefix."""
+    return Path(value.removeprefix(ENCODER)) if isinstance(value, str) else None
+
+
+def is_inside(value: Any, folder: str | Path) -> bool:
+    """Whether a value is the path of a folder, or of something in it."""
+    path = path_of(value)
+    return path is not None and path.resolve().is_relative_to(Path(folder).resolve())
+
+
+def starts_from(stage: Stage, others: Iterable[Stage]) -> list[Stage]:
+    """Those of ``others`` whose folders a stage reads."""
+    values = stage.values.values()
+    return [one for one in others if any(is_inside(value, one.folder) for value in values)]
+
+
+def read_pipeline(name: str) -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """Stage -> its program, its recipe, and its changes of the recipe by dotted key.
+
+    Raises:
+        UsageError: it is no pipeline, or names a program that cannot be a stage.
+        OSError: there is no such file and no such recipe.
+    """
+    listed = read_mapping(find_config(name)).get("stages")
+    if not isinstance(listed, dict):
+        raise UsageError(f"{name} is no pipeline: expected stages: {{xe: RECIPE, scst: RECIPE}}")
+    stages = {}
+    for stage, entry in listed.items():
+        changes = dict(entry) if isinstance(entry, dict) else {stage: entry}
+        program = next(iter(changes), "")
+        if program not in PROGRAMS or PROGRAMS[program].config is None:
+            raise UsageError(
+                f"{name}: stages.{stage} is {entry!r}: expected a program and a recipe"
+            )
+        stages[stage] = program, str(changes.pop(program)), changes
+    return stages
+
+
+def shipped_pipelines() -> list[str]:
+    """The names of the pipelines that the package brings."""
+    files = shipped_configs()
+    return [name for name, file in files.items() if "stages" in read_mapping(file)]
+
+
+def makers(path: str) -> list[str]:
+    """The pipelines that the package brings of which a stage writes ``path``."""
+    found = []
+    for name in shipped_pipelines():
+        recipes = [recipe for _, recipe, _ in read_pipeline(name).values()]
+        folders = [
+            read_mapping(find_config(recipe)).get("run", {}).get("dir") for recipe in recipes
+        ]
+        if any(folder is not None and is_inside(path, folder) for folder in folders):
+            found.append(name)
+    return found

@@ -1,0 +1,251 @@
+"""Pipelines: whom an override reaches, what is finished, and what is missing before anything runs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rl_caption.cli import pipeline as pipelines
+from rl_caption.cli.main import main, run_program
+from rl_caption.cli.pipeline import make_stages, plan, read_wishes, run_pipeline
+from rl_caption.cli.stages import Stage, read_pipeline
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.training.run_folder import RESULT, write_run_files
+from tests.training_for_tests import scst_config, write_pipeline, xe_config
+
+
+def stages_of(file: Path, *words: str) -> dict[str, Any]:
+    """Stage -> its configuration."""
+    wishes = read_wishes(words, list(read_pipeline(str(file))))
+    return {stage.name: stage.config for stage in make_stages(str(file), wishes)}
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Cross-entropy, then self-critical training."""
+    xe, scst = tmp_path / "runs/xe", tmp_path / "runs/scst"
+    return write_pipeline(
+        tmp_path, xe=("xe", xe_config(xe)), scst=("scst", scst_config(scst, xe / "export/best"))
+    )
+
+
+def test_data_and_root_reach_every_stage_and_any_other_key_one(two: Path, tmp_path: Path) -> None:
+    words = ["--data.kwargs.num_train", "40", "--scst.train.lr=0.5", "--xe.data.cache_mb", "7"]
+    stages = stages_of(two, *words, "--run.root", str(tmp_path / "new"))
+    assert [one.data.kwargs["num_train"] for one in stages.values()] == [40, 40]
+    assert (stages["xe"].train.lr, stages["scst"].train.lr) == (0.003, 0.5)
+    assert (stages["xe"].data.cache_mb, stages["scst"].data.cache_mb) == (7, 1024)
+    assert stages["xe"].run.dir == str(tmp_path / "new/xe")
+    assert stages["scst"].model.init == str(tmp_path / "new/xe/export/best"), "the path follows"
+    moved = stages_of(two, "--xe.run.dir", str(tmp_path / "there"))
+    assert moved["scst"].model.init == str(tmp_path / "there/export/best")
+    named = stages_of(two, "--run.root", str(tmp_path), "--scst.model.init", "owner/model")
+    assert named["scst"].model.init == "owner/model", "what the user says comes last"
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--train.lr", "1"], "--xe.train.lr or --scst.train.lr"),
+        (["--run.dir", "x"], "--xe.run.dir"),
+        (["--ex.train.lr", "1"], "--xe.ex.train.lr"),
+        (["--again", "ex"], "expected xe, scst"),
+        (["--only", "xe,mix"], "expected xe, scst"),
+        (["--xe.train.lr"], "has no value"),
+        (["--xe.train.lrr", "1"], "train.lrr"),
+        (["--scst.run.dir", "D/runs/xe"], "two stages write"),
+    ],
+)
+def test_what_is_not_for_a_stage_is_named(words, part, two, tmp_path, capsys):
+    words = [word.replace("D/", f"{tmp_path}/") for word in words]
+    with pytest.raises(SystemExit) as ended:
+        run_program("run", [str(two), *words])
+    assert ended.value.code == 2
+    assert part in capsys.readouterr().err
+
+
+def test_changes_stand_in_the_file_and_a_grid_is_a_stage(two: Path, tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(
+        f"base: {tmp_path}/scst.yaml\ncells: {{a: {{terms: {{cider: {{}}}}}}}}\nout: {tmp_path}/grid"
+    )
+    written = yaml.safe_load(two.read_text())
+    written["stages"]["scst"]["train.lr"] = 0.25
+    written["stages"]["grid"] = {"ablate": f"{tmp_path}/grid.yaml"}
+    two.write_text(yaml.safe_dump(written, sort_keys=False))
+    words = ["--data.kwargs.num_val", "9", "--run.root", str(tmp_path / "new")]
+    stages = stages_of(two, *words)
+    assert stages["scst"].train.lr == 0.25
+    assert stages["grid"].out == str(tmp_path / "new/grid")
+    assert stages["grid"].all["data"]["kwargs"]["num_val"] == 9
+    assert stages["grid"].all["model"]["init"] == str(tmp_path / "new/xe/export/best")
+    assert list(stages_of(two, "--only", "grid")) == ["xe", "grid"], (
+        "what a grid's base starts from"
+    )
+
+
+def test_no_pipeline_is_said(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "a.yaml").write_text("stages: {train: x}")
+    for name in ("own_xe", str(tmp_path / "a.yaml")):
+        with pytest.raises(SystemExit):
+            run_program("run", [name])
+    assert "own_xe is no pipeline" in capsys.readouterr().err
+    assert main(["run"]) == 2
+    assert main(["run", "--help"]) == 0
+    assert "own_mix" in capsys.readouterr().out
+
+
+# --- what is finished ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(two: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The pipeline after a run, whose trainings only write what tells that they are done."""
+
+    def train(stage: Stage) -> None:
+        write_run_files(stage.config, {})
+        export = stage.folder / "export/best"
+        export.mkdir(parents=True, exist_ok=True)
+        (export / "config.json").write_text("{}")
+        (export / "manifest.json").write_text(json.dumps({"config.json": stage.config.train.lr}))
+        (stage.folder / RESULT).write_text("{}")
+
+    monkeypatch.setattr(Stage, "start", train)
+    assert run_pipeline(str(two), []) is not None
+    return two
+
+
+def actions(file: Path, *words: str) -> dict[str, str]:
+    wishes = read_wishes(words, list(read_pipeline(str(file))))
+    planned = plan(make_stages(str(file), wishes), wishes.again)
+    return {one.stage.name: one.action for one in planned}
+
+
+def test_what_is_finished_is_skipped_and_trained_anew_where_that_is_asked(finished: Path) -> None:
+    assert actions(finished) == {"xe": "skip", "scst": "skip"}
+    free = ["--data.num_workers", "2", "--xe.train.micro_batch_size", "2"]
+    assert actions(finished, *free) == {"xe": "skip", "scst": "skip"}, "changes no number"
+    assert actions(finished, "--again", "scst") == {"xe": "skip", "scst": "again"}
+    assert actions(finished, "--again", "xe") == {"xe": "again", "scst": "again"}
+    assert actions(finished, "--again=xe,scst") == {"xe": "again", "scst": "again"}
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--scst.train.lr", "0.5"], "scst: .*train.lr: 0.003 -> 0.5.*--again scst"),
+        (["--data.kwargs.num_train", "24"], "xe: .*data.kwargs.num_train.*--again xe"),
+    ],
+)
+def test_another_configuration_is_refused_with_what_differs(words, part, finished):
+    with pytest.raises(ConfigError, match=f"(?s){part}"):
+        run_pipeline(str(finished), words)
+
+
+def test_other_data_and_other_exports_are_refused(finished: Path, tmp_path: Path) -> None:
+    export = tmp_path / "runs/xe/export/best/manifest.json"
+    before = export.read_text()
+    export.write_text("{}")
+    with pytest.raises(ConfigError, match=r"scst: .*model\.init: other weights"):
+        run_pipeline(str(finished), [])
+    export.write_text(before)
+    note = tmp_path / "runs/scst/stage.json"
+    inputs = json.loads(note.read_text())
+    inputs["data"]["train texts"] = "32 rows 0"
+    note.write_text(json.dumps(inputs))
+    with pytest.raises(ConfigError, match=r"scst: .*train texts: 32 rows 0 -> 32 rows"):
+        run_pipeline(str(finished), [])
+    note.unlink()
+    with pytest.raises(ConfigError, match=r"scst: .*stage\.json"):
+        run_pipeline(str(finished), [])
+    (tmp_path / "runs/xe" / RESULT).unlink()
+    with pytest.raises(ConfigError, match=r"scst: .*another export of xe"):
+        run_pipeline(str(finished), [])
+    assert run_pipeline(str(finished), ["--again", "scst"]) is not None
+
+
+def test_dry_prints_what_would_run_and_runs_nothing(finished, tmp_path, capsys):
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert main(["run", str(finished), "--dry", "--again", "scst"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed] == ["skip", "again"]
+    assert printed[1].split(maxsplit=1)[1].startswith("rl-caption scst --config ")
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+
+# --- what is missing ----------------------------------------------------------------------------
+
+
+def test_all_that_is_missing_is_said_before_the_first_stage(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(Stage, "start", lambda _: pytest.fail("nothing may run"))
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    terms = {
+        "clipscore": {"kwargs": {"pretrained": "gone.pt"}},
+        "l_clipscore": {"kwargs": {"backbone": "runs/lclip/dual/export/best"}},
+    }
+    words = [
+        "--scst.reward.terms",
+        json.dumps(terms),
+        "--scst.model.init",
+        "else/where/export/best",
+    ]
+    with pytest.raises(ConfigError, match=r"open_clip.*rl-caption\[clip\]"):
+        run_pipeline(str(two), words)
+    monkeypatch.undo()
+    monkeypatch.setattr(Stage, "start", lambda _: pytest.fail("nothing may run"))
+    with pytest.raises(ConfigError) as refused:
+        run_pipeline(str(two), words)
+    for part in ("scst: model.init", "'gone.pt' is not there", "rl-caption run coco makes it"):
+        assert part in str(refused.value)
+
+
+def test_a_program_alone_says_which_pipeline_makes_what_it_starts_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"runs/own/xe/export/best.*rl-caption run own"):
+        run_program("scst", ["--config", "own_scst", "--data.path", "mine.jsonl"])
+    with pytest.raises(ConfigError, match=r"model\.init.*rl-caption run own"):
+        run_program("scst", ["--data.format", "scenes"])
+
+
+def test_data_that_are_missing_are_said_with_what_they_take(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"lost\.jsonl.*README"):
+        run_pipeline("own", ["--data.path", "lost.jsonl"])
+
+
+def test_weights_that_cannot_be_fetched_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "--model.init",
+        "owner/model",
+        "--model.name",
+        "huggingface",
+        "--data.format",
+        "scenes",
+    ]
+    with pytest.raises(ConfigError, match=r"model\.init.*owner/model") as refused:
+        run_program("scst", words)
+    assert "\n" not in str(refused.value).strip()
+    (tmp_path / "start").mkdir()
+    words = ["--model.init", "start", "--data.format", "scenes"]
+    clip = '{"clipscore": {}}'
+    with pytest.raises(ConfigError, match="clipscore: ViT-B-32 with weights openai"):
+        run_program("scst", [*words, "--reward.terms", clip])
+
+
+@pytest.mark.parametrize(
+    ("environment", "part"),
+    [
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "ablate is one process"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "reward_model takes"),
+    ],
+)
+def test_what_cannot_run_under_a_launcher_is_said(environment, part, monkeypatch):
+    monkeypatch.setattr(pipelines, "_processes", lambda: (True, lambda value: value))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    words = ["--only", "alpha", "--data.kwargs.num_train", "8"]
+    with pytest.raises(ConfigError, match=part):
+        run_pipeline("scenes", words)

@@ -247,7 +247,8 @@ def uses_gpus(words: list[str]) -> bool:
 def outputs(command: Command) -> list[str]:
     """Files and folders that a command says it writes, or the configuration that it names."""
     words = command.words
-    configured = [folder for word in words if (folder := folder_of(configurations().get(word, {})))]
+    named = [configurations().get(word, {}) for word in (*words, *stages_of(words))]
+    configured = [folder for config in named if (folder := folder_of(config))]
     words = [
         part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
     ]
@@ -282,6 +283,7 @@ def read_by(command: Command, written: Collection[str] = ()) -> set[str]:
         elif re.match(r"[^/{]*=", word):  # LABEL=FOLDER@STEP, --option=value
             values = [re.sub(r"@\w+$", "", word.partition("=")[2])]
         found |= {value.rstrip("/") for value in (*values, *variables)}
+    found |= stages_of(words)
     found = {
         value
         for value in found - {path.rstrip("/") for path in outputs(command)}
@@ -299,9 +301,25 @@ def read_by(command: Command, written: Collection[str] = ()) -> set[str]:
 
 @cache
 def configurations() -> dict[str, Any]:
-    """Path below the root -> contents, of all in the repository."""
-    files = sorted((ROOT / "configs").rglob("*.yaml"))
-    return {str(file.relative_to(ROOT)): yaml.safe_load(file.read_text()) for file in files}
+    """Path below the root -> contents, of all in the repository; recipes of stages as paths."""
+    found = {}
+    for file in sorted((ROOT / "configs").rglob("*.yaml")):
+        content = yaml.safe_load(file.read_text())
+        for stage, entry in content.get("stages", {}).items():
+            recipe = entry if isinstance(entry, str) else next(iter(entry.values()))
+            content["stages"][stage] = f"configs/{recipe}.yaml"
+        found[str(file.relative_to(ROOT))] = content
+    return found
+
+
+def stages_of(words: list[str]) -> set[str]:
+    """The recipes of ``rl-caption run NAME``, those of ``--only`` and before."""
+    if "run" not in words[:-1]:
+        return set()
+    name = words[words.index("run") + 1]
+    listed = configurations().get(f"configs/{name}.yaml", {}).get("stages", {})
+    only = dict(pairwise(words)).get("--only")
+    return {recipe for stage, recipe in listed.items() if only in (None, stage)}
 
 
 def inner(

@@ -40,7 +40,9 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(*words: str, **how: Any) -> Ended:
-    return run_arguments(["run", *words, "--data.path", "mine.jsonl"], Path("log").absolute(), **how)
+    return run_arguments(
+        ["run", *words, "--data.path", "mine.jsonl"], Path("log").absolute(), **how
+    )
 
 
 def checked(*words: str, **how: Any) -> Ended:

@@ -224,7 +224,7 @@ def _tag_findings(key: str, name: str, tag: str) -> Iterator[Finding]:
 def _row_findings(stage: Stage) -> Iterator[Finding]:
     """The rows that a training reads: their files are there, and what its rewards look at."""
     from rl_caption.config.build import build_data
-    from rl_caption.data.checks import check_data, check_row_images
+    from rl_caption.data.checks import MISSING, check_data, check_row_images
 
     config, options = stage.config, stage.config.data
     try:
@@ -245,9 +245,8 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
             rows = [row for split in splits for row in data.split(split)]
             check_row_images(rows, " and ".join(seen), check_pixels=False)
     except (UserError, RewardError, OSError) as error:
-        source = options.source or ""
-        value = str(error) if source in str(error) else f"{error}. It takes {source}"
-        yield Finding("data", value, "the run does not start", fatal=True)
+        takes = f". It takes {options.source}" if MISSING in str(error) else ""
+        yield Finding("data", f"{error}{takes}", "the run does not start", fatal=True)
         return
     yield Finding("data", f"{len(train)} training images")
     for name, columns in wanted.items():

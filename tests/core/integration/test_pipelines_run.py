@@ -63,8 +63,11 @@ def test_a_new_captioner_of_own_photos_killed_and_gone_on(photos: Path) -> None:
     assert "finished, scst" in checked(*words).output
     row = json.loads(Path("mine.jsonl").read_text().splitlines()[0])
     row["references"] = ["another caption"]
+    load_image(ScenesData(num_train=0, num_val=0, num_test=9).split("test")[8]["image"]).save(
+        "new.png"
+    )
     with Path("mine.jsonl").open("a") as file:
-        print("\n" + json.dumps(row | {"image": "val-12.png", "split": "val"}), file=file)
+        print("\n" + json.dumps(row | {"image": "new.png", "split": "val"}), file=file)
     refused = start(*words)
     assert refused.code == 1
     for part in ("val ids", "--again xe"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import partial
 from os.path import exists
@@ -122,7 +122,7 @@ def _target(config: DataConfig, key: str) -> tuple[Any, str]:
     """The class or function of a format, and its name in messages."""
     option, table = ("format", FORMATS) if config.target is None else ("target", None)
     name = getattr(config, option)
-    found = load_target(name, f"{key}.{option}", table, values=(Collection,))
+    found = load_target(name, f"{key}.{option}", table, values=(Iterable,))
     return found, f"{key}.{option} {name}"
 
 
@@ -169,26 +169,33 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
     if isinstance(source, Splits):
         return source
     tables = source if isinstance(source, Mapping) else {"train": source}
-    if tables and all(hasattr(table, "column_names") for table in tables.values()):
+    if tables and all(map(_is_table, tables.values())):
         from rl_caption.data.hub import rows_of_tables
 
         return rows_of_tables(tables, name)
     if isinstance(source, Mapping):
-        rows: dict[str, Sequence[Row]] = {}
+        views = {}
         for split, items in source.items():
-            rows[split] = RowView(items, partial(_read, f"{name}, split {split!r}", split))
-        return Splits(rows, name)
-    groups: dict[str, PackedRows] = {split: PackedRows() for split in STANDARD_SPLITS}
+            listed = items if isinstance(items, Sequence) else list(items)
+            views[split] = RowView(listed, partial(_read, f"{name}, split {split!r}", split))
+        return Splits(views, name)
+    new: Any = list if isinstance(source, Sequence) else PackedRows
+    groups: dict[str, Any] = {split: new() for split in STANDARD_SPLITS}
     for index, item in enumerate(source):
         if checked:
             split, row = item.pop("split"), item
         else:
             split, row = read_row(item, f"{name}, row {index}", "", None, ROW_KEYS, f"{index}")
-        groups.setdefault(split, PackedRows()).append(row)
-    found = {split: RowView(packed) for split, packed in groups.items() if len(packed)}
+        groups.setdefault(split, new()).append(row)
+    found = {split: RowView(rows) for split, rows in groups.items() if len(rows)}
     if not found:
         raise DataError(f"{name} holds no images")
     return Splits(found, name)
+
+
+def _is_table(source: Any) -> bool:
+    """Whether it is a ``datasets.Dataset``, and not a stream."""
+    return hasattr(source, "column_names") and hasattr(source, "__len__")
 
 
 def _read(where: str, split: str, index: int, item: Any) -> Row:

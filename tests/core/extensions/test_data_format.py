@@ -53,15 +53,17 @@ def csv_captions(
 
 
 def memory(folder: Path, name: str) -> Any:
-    """Eight rows with their photos: in lists by split, in one list, or in a table."""
+    """Eight rows with their photos: in lists by split, in one list, in a table, or in tables."""
     rows = list(csv_captions(str(folder / "captions.csv"), str(folder / "images"), 4))
     for row in rows:
         row["image"] = Image.open(row["image"]) if name == "lists" else str(row["image"])
     if name == "list":
         return rows
-    if name == "table":
+    if name in ("table", "tables"):
         datasets = pytest.importorskip("datasets")
         table = datasets.Dataset.from_list(rows).cast_column("image", datasets.Image())
+        if name == "table":
+            return table
         return datasets.DatasetDict(
             train=table.select([0, 1, 2, 4, 5, 6]), val=table.select([3, 7])
         )
@@ -99,7 +101,7 @@ def test_a_run_trains_with_it(data: dict[str, Any], tmp_path: Path) -> None:
     assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1]
 
 
-@pytest.mark.parametrize("kind", ["lists", "list", "table"])
+@pytest.mark.parametrize("kind", ["lists", "list", "table", "tables"])
 def test_rows_in_memory_are_the_data_of_any_program(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -6,7 +6,6 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -21,29 +20,29 @@ CPU_SECONDS, GIGABYTES = 45.0, 1.2
 
 
 def write_coco(folder: Path) -> Path:
-    """Karpathy JSON with as many images and captions as COCO; all images are links."""
+    """Karpathy JSON with as many images and captions as COCO; all images are links.
+
+    Written record by record: a child process begins with the memory of this one.
+    """
     photos = folder / "images"
     photos.mkdir(parents=True)
     for number in range(LINKED):
         Image.new("RGB", (64, 48), "green").save(photos / f"{number}.jpg")
-    records: list[dict[str, Any]] = []
-    for split, count in IMAGES.items():
-        for _ in range(count):
-            number = len(records)
-            name = f"{number}.jpg"
-            if number >= LINKED:
-                os.link(photos / f"{number % LINKED}.jpg", photos / name)
-            captions = 5 if number < sum(IMAGES.values()) - 332 else 6
-            texts = [
-                " ".join(f"word{(number * (at + 3) + text) % 9000}" for at in range(10))
-                for text in range(captions)
-            ]
-            sentences = [{"raw": text, "tokens": text.split()} for text in texts]
-            record = {"filename": name, "cocoid": number, "split": split, "sentences": sentences}
-            records.append(record)
-    assert sum(len(record["sentences"]) for record in records) == CAPTIONS
+    splits = [split for split, count in IMAGES.items() for _ in range(count)]
+    six = CAPTIONS - 5 * len(splits)
     path = folder / "dataset_coco.json"
-    path.write_text(json.dumps({"images": records}))
+    with path.open("w") as file:
+        for number, split in enumerate(splits):
+            if number >= LINKED:
+                os.link(photos / f"{number % LINKED}.jpg", photos / f"{number}.jpg")
+            sentences = []
+            for text in range(5 + (number < six)):
+                words = [f"word{(number * (at + 3) + text) % 9000}" for at in range(10)]
+                sentences.append({"raw": " ".join(words), "tokens": words})
+            record = {"filename": f"{number}.jpg", "cocoid": number, "split": split}
+            file.write('{"images": [' if number == 0 else ",\n")
+            file.write(json.dumps({**record, "sentences": sentences}))
+        file.write("]}")
     return path
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 
-from rewards.base import Reward
 from rewards.mixed import MixedReward
 from rewards.text.cider import CIDER_DIFFERENCES, CiderD
 from rewards.text.tokenize import untested_texts
@@ -97,7 +96,7 @@ def train_scst(config: ScstConfig) -> TrainState:
     with open_run(config) as run:
         captioner = make_captioner(run, config, "rollout.max_new_tokens", tokens)
         reward, monitor = make_reward(run, config)
-        metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
+        metric = make_metric(config, monitor)
         task = make_task(run, config, captioner, reward, monitor.notes)
         if run.checkpoint is None:
             describe_reward(run, task)
@@ -106,18 +105,13 @@ def train_scst(config: ScstConfig) -> TrainState:
         task.model = run.restore(captioner.policy, signature, vocabulary, monitor.notes)
         targets = tokens if options.xe_weight else None
         collate = Collate(captioner, targets, None, data.augment, options.seed)
-        scorer = selecting_scorer(metric, monitor)
-        by = f"tokenizer {data.tokenizer}" if scorer is None else scorer.signature
-        bounds = "{:g} to {:g}".format(*(CiderD if scorer is None else scorer).bounds)
-        if scorer is None:
-            bounds += "; papers print it times 100"
         state = train(
             run,
             task,
             collate,
             make_validator(run, config, captioner, tokens, monitor),
             partial(captioner.save_pretrained, captioner.policy),
-            Metric(metric, bounds, f"{tokens} tokens, {by}"),
+            metric,
         )
         if config.report:
             _write_report(run)
@@ -335,16 +329,18 @@ def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Coll
     return f"val/judge/{name}" if name in judges else name
 
 
-def selecting_scorer(metric: str, monitor: HackingMonitor) -> Reward | MixedReward | None:
-    """The reward or judge whose mean is the metric of ``selecting_metric``; None for
-    ``val/cider``.
-    """
-    origin, _, name = metric.removeprefix("val/").partition("/")
-    if origin == "cider":
-        return None
-    if origin == "judge":
-        return monitor.judges[name]
-    return monitor.reward.rewards[name] if name else monitor.reward
+def make_metric(config: ScstConfig, monitor: HackingMonitor) -> Metric:
+    """The metric of ``selecting_metric``, with its range and how it is measured."""
+    reward, tokens = monitor.reward, config.rollout.max_new_tokens
+    name = selecting_metric(config.monitor, reward.rewards, monitor.judges)
+    scorers: dict[str, Any] = {"val/reward": reward}
+    scorers |= {f"val/reward/{key}": term for key, term in reward.rewards.items()}
+    scorers |= {f"val/judge/{key}": judge for key, judge in monitor.judges.items()}
+    if name not in scorers:
+        measured = f"{tokens} tokens, tokenizer {config.data.tokenizer}"
+        return Metric(name, "0 to 10; papers print it times 100", measured)
+    low, high = scorers[name].bounds
+    return Metric(name, f"{low:g} to {high:g}", f"{tokens} tokens, {scorers[name].signature}")
 
 
 def _frozen_copy(policy: nn.Module, accelerator: Accelerator) -> nn.Module:

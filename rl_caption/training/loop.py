@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
-
 from rl_caption.data.plain_files import read_log
 from rl_caption.runtime.engines import Averages, numel, print_main
 from rl_caption.runtime.launch import stop_requests
@@ -24,7 +22,6 @@ class Task(Protocol):
     """What one step does; the loop does the rest."""
 
     name: str
-    model: nn.Module
     samples: list[dict[str, Any]]
 
     def training_step(self, batches: Sequence[Any], step: int) -> Iterator[Averages]:

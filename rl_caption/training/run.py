@@ -1,7 +1,6 @@
 """A run: its processes, folder, rows, options and counters, and the update of its weights."""
 
 import gc
-import hashlib
 import itertools
 import json
 import math
@@ -39,6 +38,7 @@ from rl_caption.runtime.launch import run_lock
 from rl_caption.runtime.types import Batch, TrainState, is_better
 from rl_caption.runtime.zero import (
     EngineError,
+    Moments,
     deepspeed_step,
     engine_of,
     fill_deepspeed_config,
@@ -196,10 +196,10 @@ class Run:
         """
         self.count_steps()
         splits = {"train": self.train_rows, self.settings["eval"]["split"]: self.val_rows}
-        tokens = json.dumps(sorted((vocabulary or {}).items())).encode()
+        tokens = json.dumps(sorted(vocabulary.items())) if vocabulary else ""
         now = TrainState(
             signature=signature,
-            vocabulary=hashlib.blake2b(tokens, digest_size=8).hexdigest() if vocabulary else "",
+            vocabulary=f"{hash_text(tokens):016x}" if tokens else "",
             data=fingerprint(splits),
             configuration=computed_settings(self.settings),
             notes={} if notes is None else notes,
@@ -208,12 +208,14 @@ class Run:
         self.accelerator.init_trackers(self.folder.name, config={"signature": signature})
         groups = parameter_groups(network, self.weight_decay, decays)
         optimizer = AdamW(groups, lr=self.lr, betas=self.betas)
-        moments = load_weights(self.checkpoint, network, optimizer) if self.checkpoint else None
+        moments: Moments = {}
+        if self.checkpoint is not None:
+            moments = load_weights(self.checkpoint, network, optimizer)
         self.model, self.optimizer = prepare(self.accelerator, network, optimizer)
         self.model.train()
         # Weights are equal everywhere by now; dropout is to differ.
         set_seed(self.seed, device_specific=True)
-        if self.checkpoint is not None and moments is not None:
+        if self.checkpoint is not None:
             load_moments(self.accelerator, self.checkpoint, self.model, self.optimizer, moments)
             load_random_states(self.accelerator, self.checkpoint, self.state.processes)
         return self.model
@@ -239,14 +241,9 @@ class Run:
                 f"{checkpoint} and this run have different vocabularies: continue with the data "
                 "that it was trained on, or train its export/best (model.init) in another run.dir"
             )
-        if differences:
-            print_main(self.accelerator, f"WARNING: {checkpoint} had other inputs: {differences}")
-        elif copied:
-            print_main(
-                self.accelerator,
-                f"WARNING: files of the data have changed: {'; '.join(copied)}; names and sizes "
-                "are the same, as in a copy",
-            )
+        told = differences or "; ".join(copied)
+        if told:
+            print_main(self.accelerator, f"WARNING: {checkpoint} had other inputs: {told}")
         now.notes.update(state.notes)
         inputs = ("signature", "vocabulary", "data", "configuration", "notes")
         state = replace(state, **{name: getattr(now, name) for name in inputs})

@@ -40,7 +40,6 @@ class Slope:
     """A task whose gradient is ``slope`` for every element of the weights."""
 
     name = "slope"
-    model: nn.Module
 
     def __init__(self, weights: nn.Parameter, slope: float, loss: float) -> None:
         self.weights, self.slope, self.loss = weights, slope, loss
@@ -102,7 +101,6 @@ class Training:
         if factors is not None:
             run.learning_rate = lambda step: run.lr * factors[step]  # type: ignore[method-assign]
         self.task, self.exported = Slope(model.weight, slope, loss), list[Path]()
-        self.task.model = model
         self.scores, self.metric = iter(scores), Metric(state.metric)
 
     def validate(self, step: int, logged: Any) -> Validation:

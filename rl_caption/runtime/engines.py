@@ -243,15 +243,15 @@ def first_non_finite(accelerator: Accelerator, model: nn.Module) -> str | None:
     """Name of the first parameter with a NaN or an infinity on any process; None if all are finite.
     All-gathers.
     """
-    names, finite = [], []
-    for name, parameter in accelerator.unwrap_model(model).named_parameters():
+    named = list(accelerator.unwrap_model(model).named_parameters())
+    first = len(named)
+    for index, (_, parameter) in enumerate(named):
         shard = getattr(parameter, "ds_tensor", parameter).detach()
-        names.append(name)
-        finite.append(torch.isfinite(shard).all().to(accelerator.device))
-    bad = (~torch.stack(finite)).long()
-    first = torch.where(bad.any(), bad.argmax(), len(names)).view(1)
-    index = int(accelerator.gather(first).min())
-    return names[index] if index < len(names) else None
+        if not torch.isfinite(shard).all():
+            first = index
+            break
+    found = accelerator.gather(torch.tensor([first], device=accelerator.device)).min().item()
+    return None if found == len(named) else named[int(found)][0]
 
 
 def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """The loop of every training: steps, validation, export of the best model, checkpoints, the end."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 from rl_caption.data.plain_files import read_log
 from rl_caption.runtime.engines import Averages, numel, print_main
 from rl_caption.runtime.launch import stop_requests
-from rl_caption.runtime.types import LOSS, TrainState, Validation
+from rl_caption.runtime.types import TrainState, Validation
 from rl_caption.runtime.zero import engine_of, gathered_parameters, uses_deepspeed
 from rl_caption.training.checkpoint import CheckpointError, newest_checkpoint, prune
 from rl_caption.training.run import Run
@@ -189,15 +188,22 @@ def finish(run: Run, log: RunLog, metric: Metric) -> None:
         f"{state.best_step}, model in {run.folder / 'export' / 'best'}"
     )
     if run.accelerator.is_main_process:
-        log.message(gains(run.folder, state.metric))
+        log.message(gains(run.folder, state))
     log.end_trackers()
 
 
-def gains(folder: Path, metric: str) -> str:
-    """What the model has gained in a metric between the first and the last validation, and at
-    most.
+def gains(folder: Path, state: TrainState) -> str:
+    """What the best and the last model have gained on the validation images since the first
+    validation.
     """
-    records = [record for _, record in read_log(folder / "metrics.jsonl", CheckpointError)]
-    values = [record[metric] for record in records if metric in record] or [math.nan]
-    best = (min if metric == LOSS else max)(values)
-    return f"{metric}: best {best - values[0]:+.4f}, last {values[-1] - values[0]:+.4f}"
+    validations: dict[int | None, dict[str, float]] = {}
+    for _, record in read_log(folder / "metrics.jsonl", CheckpointError):
+        if state.metric in record:
+            validations[record["step"]] = record
+    steps, said = list(validations), []
+    for name, step in (("best", state.best_step), ("last", steps[-1])):
+        before, now = validations[steps[0]], validations.get(step, {})
+        for key in dict.fromkeys((state.metric, "val/cider", "val/reward")):
+            if key in before and key in now:
+                said.append(f"export/{name} {key} {now[key] - before[key]:+.4f}")
+    return f"gained since step {steps[0]}: {', '.join(said)}"

@@ -47,7 +47,7 @@ from rl_caption.monitoring.probes import (
     score_pairs,
 )
 from rl_caption.monitoring.scoring import RowCaption, Score, Scorer
-from rl_caption.programs.ablation.plan import Parse
+from rl_caption.programs.ablation.grid import Parse
 from rl_caption.programs.report.charts import macros
 from rl_caption.programs.report.pages import Page, render
 from rl_caption.programs.report.program import REPORT

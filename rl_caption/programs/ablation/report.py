@@ -12,8 +12,9 @@ from rl_caption.config.schema import RewardTerm
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import column_of, csv_text, markdown
-from rl_caption.programs.ablation.config import START, AblateConfig
-from rl_caption.programs.ablation.plan import Cell, Plan, as_argument
+from rl_caption.programs.ablation.config import START, AblateConfig, CellConfig
+from rl_caption.programs.ablation.grid import as_argument
+from rl_caption.programs.ablation.plan import Plan
 from rl_caption.programs.report.charts import Series, curves, figure, macros
 from rl_caption.programs.report.gallery import MAX_IMAGES, Source, source_of
 from rl_caption.programs.report.pages import (
@@ -81,7 +82,7 @@ def write_report(
     remarks = [
         f"Means over seeds ± standard deviation, split {config.split!r}; policies {policies}. "
         "`start` is the policy that all cells start from.",
-        *dict.fromkeys(f"{cell.label}: {formula(cell)}" for cell in plan.cells),
+        *(f"{label}: {formula(cell)}" for label, cell in plan.cells.items()),
         *score_notes(evaluations_of(systems)),
         *(f"missing: {failure}" for failure in failures),
     ]
@@ -136,7 +137,7 @@ def metric_keys(systems: Systems) -> list[str]:
     return list(dict.fromkeys(key for metrics in every for key in metrics))
 
 
-def formula(cell: Cell) -> str:
+def formula(cell: CellConfig) -> str:
     """A cell's reward, with options that differ from the defaults, and its overrides, as one line
     of text: ``0.3 rouge_l + 0.7 cider; train.lr = 1e-05``.
     """

@@ -60,33 +60,35 @@ def grid(**changes: Any) -> AblateConfig:
 
 
 def test_alpha_weights_the_terms_and_its_ends_are_pure() -> None:
-    cells = make_cells(
+    cells, alphas = make_cells(
         grid(cells={}, alpha=replace(ALPHA, terms={"rouge_l": RewardTerm(weight=2.0)}))
     )
     assert {
-        cell.alpha: {name: term.weight for name, term in cell.terms.items()} for cell in cells
+        alphas[label]: {name: term.weight for name, term in cell.terms.items()}
+        for label, cell in cells.items()
     } == {
         0: {"cider": 1.0},
         0.3: {"rouge_l": 0.6, "cider": 0.7},
         1: {"rouge_l": 2.0},
     }
-    assert [cell.label for cell in cells] == ["alpha=0", "alpha=0.3", "alpha=1"]
-    assert formula(cells[1]) == "0.6 rouge_l + 0.7 cider"
+    assert list(cells) == ["alpha=0", "alpha=0.3", "alpha=1"]
+    assert formula(cells["alpha=0.3"]) == "0.6 rouge_l + 0.7 cider"
     cell = replace(
-        cells[0],
+        cells["alpha=0"],
         terms={"cider": RewardTerm(length_ratio=(0.5, 2.0)), "bleu": RewardTerm(kwargs={"n": 2})},
     )
     assert formula(cell) == 'cider {"length_ratio": [0.5, 2.0]} + bleu {"kwargs": {"n": 2}}'
     overrides = {"train.lr": 1e-5, "train.advantage": "greedy"}
-    assert formula(replace(cells[1], overrides=overrides)).endswith(
+    assert formula(replace(cells["alpha=0.3"], overrides=overrides)).endswith(
         "; train.lr = 1e-05; train.advantage = greedy"
     )
 
 
-def test_cells_go_seed_by_seed() -> None:
-    cells = make_cells(grid(alpha=ALPHA, seeds=[3, 1], out="out"))
-    assert [cell.seed for cell in cells] == [3] * 4 + [1] * 4
-    assert cells[3].folder == Path("out/cells/S_Mix/seed3")
+def test_cells_go_seed_by_seed(tmp_path: Path) -> None:
+    config = grid(alpha=ALPHA, seeds=[3, 1])
+    runs = planned(config, tmp_path, captioner(tmp_path / "start")).runs
+    assert [run.seed for run in runs] == [3] * 4 + [1] * 4
+    assert runs[3].folder == tmp_path / "out/cells/S_Mix/seed3/run"
 
 
 @pytest.mark.parametrize(
@@ -172,9 +174,9 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
 
 def with_term(plan: Plan, name: str, **term: Any) -> Plan:
     """The plan with one other term as the reward of its only cell."""
-    (cell,) = plan.cells
-    reward = replace(cell.config.reward, terms={name: RewardTerm(**term)})
-    return replace(plan, cells=[replace(cell, config=replace(cell.config, reward=reward))])
+    (run,) = plan.runs
+    reward = replace(run.config.reward, terms={name: RewardTerm(**term)})
+    return replace(plan, runs=[replace(run, config=replace(run.config, reward=reward))])
 
 
 def test_a_wrong_reward_is_named_by_its_cell_or_judge(tmp_path: Path) -> None:
@@ -208,7 +210,7 @@ def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs(tmp_path
         "--all.data.cache_mb=7",
     ]
     plan = make_plan(parse(AblateConfig, words, "ablate.py"), parse)
-    (cell,) = plan.cells
+    (cell,) = plan.runs
     assert cell.config.reward.terms == {"cider": RewardTerm(0.5, None, {"n": 3})}
     assert (cell.config.train.lr, cell.config.rollout.num_samples, cell.config.train.seed) == (
         1e-5,
@@ -224,7 +226,7 @@ def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(
     tmp_path: Path,
 ) -> None:
     plan = planned(grid(), tmp_path, captioner(tmp_path / "start"))
-    (cell,), start = plan.cells, plan.start
+    (cell,), start = plan.runs, plan.start
     check_start(cell, start, {"bleu": "of a grid that was interrupted before this cell"})
     check_start(cell, start, {"cider": "now"})
     write_run_files(Path(cell.config.run.dir), plain(cell.config), {})
@@ -247,7 +249,7 @@ def test_the_start_may_be_on_the_hub_and_cells_share_the_cores(
     text = SMALL_WORLD + "model: {name: huggingface, init: Owner/model}\n"
     for jobs, threads in ((10**4, 1), (1, os.cpu_count() or 1)):
         plan = planned(grid(jobs=jobs), tmp_path, text)
-        assert (plan.start, plan.cells[0].config.train.threads) == ("Owner/model", threads)
+        assert (plan.start, plan.runs[0].config.train.threads) == ("Owner/model", threads)
 
 
 def test_weights_are_known_by_a_hash_in_one_file_or_in_several(tmp_path: Path) -> None:
@@ -273,8 +275,8 @@ def test_a_cell_is_noted_by_its_own_reward_whatever_cells_are_before_it(tmp_path
     config = grid(cells=cells)
     plan = planned(config, tmp_path, captioner(tmp_path / "start"))
     alone: dict[str, Any] = {}
-    for cell in plan.cells:
-        alone |= build_rewards(config, replace(plan, cells=[cell]))[1]
+    for cell in plan.runs:
+        alone |= build_rewards(config, replace(plan, runs=[cell]))[1]
     assert build_rewards(config, plan)[1] == alone
 
 
@@ -282,7 +284,7 @@ def test_a_judge_cider_is_that_of_evaluation() -> None:
     texts = [["a dog"], ["a cat"]]
     rows = [Row(image_id=str(i), image="", references=own) for i, own in enumerate(texts)]
     config = grid(judges={"cider": JudgeConfig()})
-    plan = Plan(ScstConfig(), "start", rows, [])
+    plan = Plan(ScstConfig(), "start", rows, {}, {}, [])
     for tokenizer, words in (("auto", "ptb"), ("char", "char")):
         judges, _ = build_rewards(replace(config, tokenizer=tokenizer), plan)
         evaluated = build_judges(config.judges, None, texts, tokenizer=words)

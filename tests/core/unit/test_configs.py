@@ -38,7 +38,8 @@ from rl_caption.lab.config import (
 )
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.programs.ablation.config import AblateConfig, CellConfig
-from rl_caption.programs.ablation.plan import make_cells
+from rl_caption.programs.ablation.grid import make_runs
+from rl_caption.programs.ablation.plan import cell_values, make_cells
 from rl_caption.programs.train import selecting_metric
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Range
@@ -275,7 +276,9 @@ def test_models_that_the_documentation_names_are_made_by_a_configuration() -> No
     made = set(re.findall(r"--run\.dir (runs/[\w/]+)", "\n".join(pages.values())))
     made |= {config.run.dir for config in configs if hasattr(config, "run")}
     grids = [config for config in configs if isinstance(config, AblateConfig)]
-    made |= {f"{cell.folder.parent}/seed/run" for config in grids for cell in make_cells(config)}
+    made |= {
+        f"{grid.out}/cells/{label}/seed/run" for grid in grids for label in make_cells(grid)[0]
+    }
     found = {
         (name, run)
         for name, text in pages.items()
@@ -294,8 +297,10 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(pa
     config = parsed(path)
     (models,) = made_before(path)
     base = str(CONFIGS.parent / str(config.base))
-    for cell in {cell.label: cell for cell in make_cells(config)}.values():  # whatever its seed
-        planned = parse(ScstConfig, ["--config", base, *cell.arguments()], "test")
+    cells = make_cells(config)[0]
+    grid = {label: cell_values(cell) for label, cell in cells.items()}
+    runs = make_runs("scst", ScstConfig, ["--config", base], grid, [0], "nowhere", parse)
+    for planned in (run.config for run in runs):
         kwargs = [term.kwargs for term in planned.reward.terms.values()] + [
             j.kwargs for j in config.judges.values()
         ]
@@ -304,12 +309,10 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(pa
 
 @pytest.mark.parametrize("file", ["ablate_alpha.yaml", "ablate_coco_alpha.yaml"])
 def test_the_alpha_grid_is_that_of_the_paper(file: str) -> None:
-    cells = {
-        cell.alpha: cell for cell in make_cells(parsed(f"configs/{file}")) if cell.alpha is not None
-    }
+    cells, alphas = make_cells(parsed(f"configs/{file}"))
     weights = {
-        alpha: {name: term.weight for name, term in cell.terms.items()}
-        for alpha, cell in cells.items()
+        alpha: {name: term.weight for name, term in cells[label].terms.items()}
+        for label, alpha in alphas.items()
     }
     assert weights == {
         0.0: {"cider": 1.0},

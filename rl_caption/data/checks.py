@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ DUPLICATE_IDS = "duplicate image ids in a split"
 LEAKED_IDS = "image ids in two splits"
 LEAKED_FILES = "image files in two splits"
 LEAKED_CONTENT = "equal images in two splits"
+LEAKED = {LEAKED_IDS: "image_id", LEAKED_FILES: "path", LEAKED_CONTENT: "content"}
+"""Kind of leakage -> what two splits share."""
 ADVICE = {
     MISSING: "complete the images, or set data.image_root to their folder (and of Karpathy JSON "
     "data.image_extension, data.flatten), or data.on_bad: skip",
@@ -77,7 +80,12 @@ class Problem:
 class Findings(dict[str, Problem]):
     """Problems by kind."""
 
-    def add(self, problem_name: str, offender: str, count: int = 1) -> None:
+    def add(
+        self,
+        problem_name: str,
+        offender: str,
+        count: int = 1,
+    ) -> None:
         """Count a problem of a kind, and remember the first offenders."""
         problem = self.setdefault(problem_name, Problem(problem_name, ADVICE.get(problem_name, "")))
         problem.count += count
@@ -208,9 +216,8 @@ def check_data(
     every = [*entries, *_other_splits(data, names)]
     if check_images and check_pixels:
         _hash_copies(every, names, num_workers, cache)
-    _check_leaks(every, names, LEAKED_IDS, lambda entry: entry.image_id, findings)
-    _check_leaks(every, names, LEAKED_FILES, lambda entry: entry.path, findings)
-    _check_leaks(every, names, LEAKED_CONTENT, lambda entry: entry.content, findings)
+    for kind, what in LEAKED.items():
+        _check_leaks(every, names, kind, attrgetter(what), findings)
     kept: dict[str, dict[int, list[str] | None]] = {name: {} for name in names}
     for entry in entries:
         if not entry.bad:
@@ -231,7 +238,10 @@ def check_data(
 
 
 def check_row_images(
-    rows: Sequence[Row], needed_by: str, check_pixels: bool = True, cache: str | Path | None = None
+    rows: Sequence[Row],
+    needed_by: str,
+    check_pixels: bool = True,
+    cache: str | Path | None = None,
 ) -> None:
     """Check the image files of rows whose captioner reads features, but of which ``needed_by`` (a
     reward) reads the pixels.
@@ -297,7 +307,10 @@ def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
 
 
 def _hash_copies(
-    entries: Sequence[_Entry], names: Collection[str], num_workers: int, cache: str | Path | None
+    entries: Sequence[_Entry],
+    names: Collection[str],
+    num_workers: int,
+    cache: str | Path | None,
 ) -> None:
     """Set the content of the files of splits other than ``names`` that have the size of a file in
     another split.
@@ -350,7 +363,10 @@ def _check_files(
 
 
 def _check_features(
-    entries: Sequence[_Entry], num_workers: int, cache: str | Path | None, findings: Findings
+    entries: Sequence[_Entry],
+    num_workers: int,
+    cache: str | Path | None,
+    findings: Findings,
 ) -> None:
     features = [(entry, entry.features) for entry in entries if entry.features is not None]
     for entry, item in list(features):

@@ -113,7 +113,11 @@ def encode_features(
 
 
 def _is_usable(
-    folder: Path, images: Mapping[str, str], shape: tuple[int, ...], dtype: str, name: str
+    folder: Path,
+    images: Mapping[str, str],
+    shape: tuple[int, ...],
+    dtype: str,
+    name: str,
 ) -> bool:
     """Whether stored features are a whole grid, and of the image file, if that is still there."""
     file, image = folder / f"{name}.npz", images[name]

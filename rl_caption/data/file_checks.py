@@ -216,7 +216,10 @@ def _check_all(
 
 
 def in_parallel(
-    function: Callable[[T], R], items: Sequence[T], num_workers: int, title: str
+    function: Callable[[T], R],
+    items: Sequence[T],
+    num_workers: int,
+    title: str,
 ) -> Iterator[R]:
     """Yield ``function(item)`` for every item in order, computed by threads, with the display of
     ``progress``.
@@ -226,7 +229,10 @@ def in_parallel(
 
 
 def progress(
-    items: Iterable[T], title: str, unit: str = "file", total: int | None = None
+    items: Iterable[T],
+    title: str,
+    unit: str = "file",
+    total: int | None = None,
 ) -> Iterator[T]:
     """Yield the items; show a bar in the main process after two seconds, or a line each ten seconds
     where there is no terminal.

@@ -90,7 +90,11 @@ def captions_file(path: str | Path) -> str | Path:
 
 
 def read_references(
-    path: str | Path, split: str | None = None, *, by: IdKey = "image_id", has_splits: bool = True
+    path: str | Path,
+    split: str | None = None,
+    *,
+    by: IdKey = "image_id",
+    has_splits: bool = True,
 ) -> References:
     """Read the reference captions of each image.
 
@@ -153,7 +157,11 @@ class _Annotated(NamedTuple):
 
 
 def _annotated(
-    content: Any, path: str | Path, by: IdKey, split: str | None, default: str
+    content: Any,
+    path: str | Path,
+    by: IdKey,
+    split: str | None,
+    default: str,
 ) -> Iterator[_Annotated]:
     """Yield the images of a parsed file, whose layout is recognised by its keys.
 
@@ -223,7 +231,10 @@ def references_for(
 
 
 def with_ids_of(
-    captions: Captions, known_ids: Collection[str], images: Mapping[str, Any], source: str | Path
+    captions: Captions,
+    known_ids: Collection[str],
+    images: Mapping[str, Any],
+    source: str | Path,
 ) -> Captions:
     """Captions whose ids are paths of images, as ``caption --out`` writes them, by the ids of these
     images.

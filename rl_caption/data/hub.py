@@ -125,7 +125,11 @@ def _splits_of(table: Any, column: str, where: str) -> list[str]:
 
 
 def _table_rows(
-    table: Any, where: str, split: str, columns: dict[str, str], image_root: str | Path
+    table: Any,
+    where: str,
+    split: str,
+    columns: dict[str, str],
+    image_root: str | Path,
 ) -> RowView:
     """The rows of one table; images stay where they are, undecoded."""
     column = columns.get("image", "")

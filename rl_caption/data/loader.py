@@ -39,7 +39,12 @@ LARGEST_ANGLE = 10.0
 """Largest rotation either way, in degrees."""
 
 
-def step_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[int]:
+def step_indices(
+    num_rows: int,
+    batch_size: int,
+    step: int,
+    seed: int,
+) -> list[int]:
     """Row indices of the global batch of optimizer step ``step`` (counted from 0).
 
     Epochs are independent permutations, one after another: every image is seen once per epoch, none
@@ -123,7 +128,13 @@ def draw_view(row: Row, seed: int, step: int) -> Row:
     return row if drawn == 0 else {**row, "features": views[drawn - 1]}
 
 
-def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id: str) -> Tensor:
+def augment(
+    pixels: Tensor,
+    names: Sequence[str],
+    seed: int,
+    step: int,
+    image_id: str,
+) -> Tensor:
     """Augment an image, ``pixels`` [C, S, S] with any number of channels: returns a new tensor of
     the same shape.
 

@@ -69,7 +69,10 @@ class NegativeSource(Protocol):
     """A source of hard negatives: rules, a language model, a column of the data."""
 
     def __call__(
-        self, row: Row, caption: str, generator: np.random.Generator
+        self,
+        row: Row,
+        caption: str,
+        generator: np.random.Generator,
     ) -> list[tuple[str, str]]:
         """Return pairs (kind, false caption), the preferred ones first; a pure function of the
         arguments.
@@ -181,7 +184,10 @@ def _swappable(caption: Tagged, letter: str) -> list[int]:
 
 
 def _replace_word(
-    caption: Tagged, pool: Pool, generator: np.random.Generator, letter: str
+    caption: Tagged,
+    pool: Pool,
+    generator: np.random.Generator,
+    letter: str,
 ) -> str | None:
     """Replace one word by another of its class."""
     positions = _swappable(caption, letter)
@@ -224,7 +230,12 @@ def _replace_count(caption: Tagged, pool: Pool, generator: np.random.Generator) 
     return caption.replace_words({at: _like(other, caption.words[at])})
 
 
-def _swap(caption: Tagged, pool: Pool, generator: np.random.Generator, letter: str) -> str | None:
+def _swap(
+    caption: Tagged,
+    pool: Pool,
+    generator: np.random.Generator,
+    letter: str,
+) -> str | None:
     """Exchange two words of the class."""
     pairs = []
     for first, second in combinations(_swappable(caption, letter), 2):
@@ -259,7 +270,10 @@ def _add_attribute(caption: Tagged, pool: Pool, generator: np.random.Generator) 
 
 
 def _shuffle(
-    caption: Tagged, pool: Pool, generator: np.random.Generator, nouns: bool
+    caption: Tagged,
+    pool: Pool,
+    generator: np.random.Generator,
+    nouns: bool,
 ) -> str | None:
     """Shuffle nouns and adjectives, or all other words, among their positions."""
     positions = [
@@ -273,7 +287,10 @@ def _shuffle(
 
 
 def _shuffle_trigrams(
-    caption: Tagged, pool: Pool, generator: np.random.Generator, within: bool
+    caption: Tagged,
+    pool: Pool,
+    generator: np.random.Generator,
+    within: bool,
 ) -> str | None:
     """Cut the words into triples and shuffle these, or the words ``within`` each; drop punctuation."""
     words = [word for word in caption.words if word[0].isalnum()]
@@ -334,7 +351,10 @@ class RuleNegatives:
         self.pool = word_pool(self.captions)
 
     def __call__(
-        self, row: Row, caption: str, generator: np.random.Generator
+        self,
+        row: Row,
+        caption: str,
+        generator: np.random.Generator,
     ) -> list[tuple[str, str]]:
         """False captions; none equals a reference of the row up to case and white space."""
         entries, kinds = tag_words(caption), list(self.kinds or EDITS)
@@ -358,7 +378,10 @@ class ColumnNegatives:
     """
 
     def __call__(
-        self, row: Row, caption: str, generator: np.random.Generator
+        self,
+        row: Row,
+        caption: str,
+        generator: np.random.Generator,
     ) -> list[tuple[str, str]]:
         """The negatives of the reference, in random order. Raises ``DataError`` where the row has
         none for it.

@@ -65,7 +65,10 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
 
 
 def missing_parts(
-    out: Path, files: Sequence[Path], worker: str | None, settings: Mapping[str, Any]
+    out: Path,
+    files: Sequence[Path],
+    worker: str | None,
+    settings: Mapping[str, Any],
 ) -> tuple[list[int], str]:
     """Numbers of the parts that a worker has to make, of ``files`` for all parts; and a sentence
     that counts them.

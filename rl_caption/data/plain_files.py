@@ -208,7 +208,12 @@ class TextForms:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, list[str]] = defaultdict(list)
 
-    def add(self, where: str, text: str, scored: bool = False) -> None:
+    def add(
+        self,
+        where: str,
+        text: str,
+        scored: bool = False,
+    ) -> None:
         """Look at a text; ``where`` it is, such as ``caption of image '1'``, stands in warnings."""
         self.total += 1
         self.scored += scored

@@ -19,7 +19,12 @@ STRENGTH = 9 / 30
 """Magnitude as a fraction of the largest: index 9 of 31 bins."""
 
 
-def rand_augment(square: Tensor, seed: int, step: int, image_id: str) -> Tensor:
+def rand_augment(
+    square: Tensor,
+    seed: int,
+    step: int,
+    image_id: str,
+) -> Tensor:
     """Augment an image, uint8 [3, S, S], by four random operations, each with a random sign.
 
     A pure function of the arguments. Pixels from outside the image are black.

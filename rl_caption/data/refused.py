@@ -54,7 +54,10 @@ class Prepares(Protocol):
 
 
 def usable_rows(
-    splits: Mapping[str, Sequence[Row]], captioner: Prepares, on_bad: str, state: Any
+    splits: Mapping[str, Sequence[Row]],
+    captioner: Prepares,
+    on_bad: str,
+    state: Any,
 ) -> dict[str, Sequence[Row]]:
     """The rows whose images a captioner can read: those of ``splits``, or with ``on_bad: skip`` the
     good ones of them.

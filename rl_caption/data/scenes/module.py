@@ -79,7 +79,12 @@ def _row(options: tuple[Any, ...], index: int, _: int) -> Row:
 
 @lru_cache(maxsize=100_000)
 def _kept_row(
-    image_size: int, seed: int, count: int, positives: bool, split: str, index: int
+    image_size: int,
+    seed: int,
+    count: int,
+    positives: bool,
+    split: str,
+    index: int,
 ) -> Row:
     """Make a row (about 3 KB, without pixels)."""
     scene = _scene_of_row(seed, split, index)

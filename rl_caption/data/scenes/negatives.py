@@ -219,7 +219,10 @@ class SceneNegatives:
         self.kinds = tuple(kinds or NEGATIVE_KINDS)
 
     def __call__(
-        self, row: Row, caption: str, generator: np.random.Generator
+        self,
+        row: Row,
+        caption: str,
+        generator: np.random.Generator,
     ) -> list[tuple[str, str]]:
         """The negatives that apply, in random order. Raises ``DataError`` where the row has no
         scene.

@@ -129,6 +129,12 @@ def _points(text: str) -> list[Any]:
     return [tuple(map(float, point.split(","))) for point in text.split()]
 
 
-def _disc(draw: ImageDraw.ImageDraw, x: float, y: float, radius: float, fill: float) -> None:
+def _disc(
+    draw: ImageDraw.ImageDraw,
+    x: float,
+    y: float,
+    radius: float,
+    fill: float,
+) -> None:
     box = (x - radius, y - radius, x + radius, y + radius)
     draw.ellipse([round(edge) for edge in box], fill=int(fill))

@@ -220,7 +220,12 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
     return Scene(background, tuple(things))
 
 
-def _draw_looks(draws: Draws, total: int, pairs: Pairs, leading_pairs: Pairs) -> list[Look]:
+def _draw_looks(
+    draws: Draws,
+    total: int,
+    pairs: Pairs,
+    leading_pairs: Pairs,
+) -> list[Look]:
     """Draw the looks of the things; those of the first kind are of ``leading_pairs`` if given.
 
     About a third of the scenes with several things have equal ones.

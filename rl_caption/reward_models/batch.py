@@ -59,11 +59,8 @@ class PairBatch:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> PairBatch:
         inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
-        return replace(
-            self,
-            inputs=inputs,
-            targets={name: change(tensor) for name, tensor in self.targets.items()},
-        )
+        targets = {name: change(tensor) for name, tensor in self.targets.items()}
+        return replace(self, inputs=inputs, targets=targets)
 
 
 class PixelCache:
@@ -87,11 +84,9 @@ class PixelCache:
         key = pixel_key(image_id, source)
         square = self.cached.get(key)
         if square is None:
-            frames = [
-                self.preprocessing.square(open_image(frame, own_mode=True))
-                for frame in frames_of(source)
-            ]
-            square = torch.stack(frames) if isinstance(source, list | tuple) else frames[0]
+            frames = [open_image(frame, own_mode=True) for frame in frames_of(source)]
+            squares = list(map(self.preprocessing.square, frames))
+            square = torch.stack(squares) if isinstance(source, list | tuple) else squares[0]
             if (len(self.cached) + 1) * square.numel() <= self.cache_bytes:
                 self.cached[key] = square
         return square
@@ -169,11 +164,9 @@ def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
     """Index of the reference that a step learns of an image: a pure function of (seed, step, image
     id).
     """
-    return (
-        0
-        if captions == "first"
-        else draw(range(len(row["references"])), row, seed, step, "caption")
-    )
+    if captions == "first":
+        return 0
+    return draw(range(len(row["references"])), row, seed, step, "caption")
 
 
 def sampled_sentences(caption: str, least: int, most: int, generator: np.random.Generator) -> str:
@@ -182,9 +175,8 @@ def sampled_sentences(caption: str, least: int, most: int, generator: np.random.
     """
     sentences = _SENTENCE_END.split(caption.strip())
     count = min(int(generator.integers(least, most + 1)), len(sentences))
-    return " ".join(
-        sentences[index] for index in sorted(generator.permutation(len(sentences))[:count])
-    )
+    chosen = sorted(generator.permutation(len(sentences))[:count])
+    return " ".join(sentences[index] for index in chosen)
 
 
 @dataclass(frozen=True)
@@ -280,20 +272,18 @@ class PairCollate:
             for wording in self.wordings:
                 caption = wording(row, caption, step)
             captions.append(caption)
-        additions = [addition(items, captions) for addition in self.additions]
-        inputs = self._images(
-            items, {name: sources for added in additions for name, sources in added.images.items()}
-        )
-        targets = {name: target for added in additions for name, target in added.targets.items()}
-        texts = {"text": captions} | {
-            name: column for added in additions for name, column in added.texts.items()
-        }
+        texts, targets = {"text": captions}, dict[str, Tensor]()
+        images = dict[str, list[tuple[str, ImageSource | Frames]]]()
+        for addition in self.additions:
+            added = addition(items, captions)
+            texts |= added.texts
+            targets |= added.targets
+            images |= added.images
+        inputs = self._images(items, images)
         plain = [chance(self.plain_captions, "plain", row, self.seed, step) for row, step in items]
         for name, column in texts.items():
-            texts[name] = [
-                plain_form(text) if is_plain else text
-                for text, is_plain in zip(column, plain, strict=True)
-            ]
+            pairs = zip(column, plain, strict=True)
+            texts[name] = [plain_form(text) if is_plain else text for text, is_plain in pairs]
             inputs[name] = self.tokens(texts[name])
         if self.groups:
             targets["image_group"] = _groups([row["image_id"] for row in rows])
@@ -311,17 +301,13 @@ class PairCollate:
             # Training images alone have views: a step below 0 is validation's.
             views = (row if step < 0 else draw_view(row, self.seed, step) for row, step in items)
             return {"image": torch.stack([self.pixels.of(row) for row in views])}
-        images: dict[str, list[tuple[str, ImageSource | Frames]]] = {
-            "image": [(row["image_id"], row["image"]) for row, _ in items],
-            **further,
-        }
-        steps = [step for _, step in items]
-        return {
-            name: torch.stack(
-                [self._view(*image, step) for image, step in zip(column, steps, strict=True)]
-            )
-            for name, column in images.items()
-        }
+        own = [(row["image_id"], row["image"]) for row, _ in items]
+        inputs = {}
+        for name, column in {"image": own, **further}.items():
+            images = zip(column, items, strict=True)
+            pixels = [self._view(image_id, image, step) for (image_id, image), (_, step) in images]
+            inputs[name] = torch.stack(pixels)
+        return inputs
 
     def _view(self, image_id: str, source: ImageSource | Frames, step: int) -> Tensor:
         """An image as a step sees it; of a video the same view of all frames."""
@@ -331,11 +317,9 @@ class PairCollate:
             if "rand_augment" in self.augmentations:
                 frame = rand_augment(frame, self.seed, step, image_id)
             pixels = self.pixels.preprocessing.normalise(frame)
-            views.append(
-                augment(pixels, self.augmentations, self.seed, step, image_id)
-                if self.augmentations
-                else pixels
-            )
+            if self.augmentations:
+                pixels = augment(pixels, self.augmentations, self.seed, step, image_id)
+            views.append(pixels)
         return torch.stack(views) if square.ndim == 4 else views[0]
 
 

@@ -19,7 +19,11 @@ from torch.nn.utils import parametrize
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import KEEP, stretch_text_tower
 from rewards.clip.dual import PretrainedDual
-from rewards.clip.preprocessing import Preprocessing, causal_text_features, preprocessing_of
+from rewards.clip.preprocessing import (
+    Preprocessing,
+    causal_text_features,
+    preprocessing_of,
+)
 from rewards.model_files import (
     check_state,
     read_object,
@@ -55,9 +59,10 @@ class TrainedTowers(nn.Module):
 
         Names that start with ``image`` are pixels [B, 3, S, S], all others token ids [B, L].
         """
-        return {
-            name: embed_frames(self.towers[_tower(name)], value) for name, value in inputs.items()
-        }
+        embedded = {}
+        for name, value in inputs.items():
+            embedded[name] = embed_frames(self.towers[_tower(name)], value)
+        return embedded
 
 
 class TrainedEncoder(nn.Module):
@@ -99,11 +104,9 @@ class TrainedClip(TrainedEncoder):
         def embed(name: str, value: Tensor) -> Tensor:
             if _tower(name) == "image":
                 return embed_frames(self.clip.encode_image, value)
-            return (
-                causal_text_features(self.clip, value)
-                if self.trims
-                else self.clip.encode_text(value)
-            )
+            if self.trims:
+                return causal_text_features(self.clip, value)
+            return self.clip.encode_text(value)
 
         return _with_scale(self.clip.logit_scale, self.max_scale, embed, inputs)
 
@@ -129,13 +132,12 @@ class TrainedDual(TrainedEncoder):
         dual = self.dual
 
         def embed(name: str, value: Tensor) -> Tensor:
-            if _tower(name) == "image":
-                return (
-                    dual.project_image(value)
-                    if value.ndim == 3
-                    else embed_frames(dual.encode_image, value)
-                )
-            return dual.text_head(value) if value.is_floating_point() else dual.encode_text(value)
+            if _tower(name) == "text":
+                is_stored = value.is_floating_point()
+                return dual.text_head(value) if is_stored else dual.encode_text(value)
+            if value.ndim == 3:
+                return dual.project_image(value)
+            return embed_frames(dual.encode_image, value)
 
         return _with_scale(dual.logit_scale, self.max_scale, embed, inputs)
 
@@ -159,9 +161,8 @@ def _with_scale(
     """Embeddings by name, and ``scale``."""
     with torch.no_grad():  # in place and before it is used, so that it has a gradient at the limit
         logit_scale.clamp_(0, math.log(largest))
-    return {name: embed(name, value) for name, value in inputs.items()} | {
-        "scale": logit_scale.exp()
-    }
+    embeddings = {name: embed(name, value) for name, value in inputs.items()}
+    return embeddings | {"scale": logit_scale.exp()}
 
 
 def _tower(name: str) -> str:
@@ -211,29 +212,25 @@ def pretrained_clip(
     """
     import open_clip
 
-    folder = Path(init)
     with naming("model.init"):
         if name is None:
-            shape = read_object(folder / "open_clip_config.json")["model_cfg"]
+            shape = read_object(Path(init) / "open_clip_config.json")["model_cfg"]
             backbone = load_frozen_encoder(init)
         else:
             shape = _architecture(name)
             backbone = load_frozen_encoder(name, init)
     _check_native(shape, "model.init")
+    shape.pop("custom_text", None)
     model: Any = backbone.model
     # What was loaded decides: tags and OpenAI's archives bring QuickGELU, which the architecture
     # leaves out.
-    shape["quick_gelu"] = any(
-        isinstance(module, open_clip.transformer.QuickGELU) for module in model.modules()
-    )
+    gelu = open_clip.transformer.QuickGELU
+    shape["quick_gelu"] = any(isinstance(module, gelu) for module in model.modules())
     shape["text_cfg"] = dict(shape["text_cfg"]) | {"context_length": int(model.context_length)}
     # A TorchScript archive is loaded as what it holds, whatever architecture was named.
     with torch.device("meta"):
-        expected = open_clip.CLIP(
-            **{key: value for key, value in shape.items() if key != "custom_text"}
-        )
-    what = f"model.init {init!r}" + (f" with model.name {name!r}" if name else "")
-    with naming(what):
+        expected = open_clip.CLIP(**shape)
+    with naming(f"model.init {init!r} with model.name {name!r}"):
         check_state(model.state_dict(), state_shapes(expected), "the weights")
     if context_length is not None:
         with naming("model.context_length, model.keep_positions"):
@@ -257,17 +254,11 @@ def _check_native(shape: dict[str, Any], key: str) -> None:
     """Refuse towers and tokenisers that are not CLIP's own: they need files that the export would
     not have.
     """
-    sections = {name: shape.get(name, {}) for name in ("vision_cfg", "text_cfg")}
-    foreign = [
-        f"{section}.{option}"
-        for section, values in sections.items()
-        for option in ("timm_model_name", "hf_model_name", "hf_tokenizer_name")
-        if values.get(option)
-    ]
-    if foreign or "multimodal_cfg" in shape:
-        raise ConfigError(
-            f"{key}: a model with {', '.join(foreign) or 'multimodal_cfg'} cannot be trained here"
-        )
+    options = {"timm_model_name", "hf_model_name", "hf_tokenizer_name", "multimodal_cfg"}
+    used = {**shape.get("vision_cfg", {}), **shape.get("text_cfg", {}), **shape}
+    foreign = sorted(option for option in options if used.get(option))
+    if foreign:
+        raise ConfigError(f"{key}: a model with {', '.join(foreign)} cannot be trained here")
 
 
 def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
@@ -338,33 +329,27 @@ def train_only(
         parametrize.register_parametrization(clip.visual.conv1, "weight", update)
         return
     for tower, names in _PROJECTIONS.items():
-        projections = [
-            parameter for name, parameter in clip.named_parameters() if name.startswith(names)
-        ]
+        projections = [own for name, own in clip.named_parameters() if name.startswith(names)]
         if not projections:
             raise ConfigError(
                 f"train.trainable is 'projections', but the {tower} tower has none: take all or "
                 f"lora"
             )
-        for parameter in projections:
+        for parameter in (*projections, clip.logit_scale):
             parameter.requires_grad_(True)
-    clip.logit_scale.requires_grad_(True)
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
     """The state dict with every LoRA update added to its weight, under the names of the model
     without LoRA.
     """
-    state = model.state_dict()
+    state = {
+        name: value for name, value in model.state_dict().items() if "parametrizations." not in name
+    }
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):
-            prefix = f"{path}." if path else ""
-            state = {
-                name: value
-                for name, value in state.items()
-                if not name.startswith(f"{prefix}parametrizations.")
-            }
-            state |= {f"{prefix}{name}": getattr(module, name) for name in module.parametrizations}
+            for name in module.parametrizations:
+                state[f"{path}.{name}".lstrip(".")] = getattr(module, name)
     return state
 
 
@@ -376,26 +361,17 @@ def check_batch_norm(network: nn.Module, train: TrainConfig, processes: int) -> 
     the batch is split, and the running statistics, which the exported model uses, on the process.
     Frozen layers keep their statistics.
     """
-    layers = [
+    trained = [
         name
         for name, module in network.named_modules()
         if isinstance(module, _BatchNorm) and not is_frozen(module)
     ]
-    micro = train.micro_batch_size or train.batch_size
-    if not layers or (processes == 1 and micro == train.batch_size):
-        return
-    split = [f"{processes} processes train together: start one"] if processes > 1 else []
-    if micro != train.batch_size:
-        split.append(
-            f"train.micro_batch_size is {micro} with train.batch_size {train.batch_size}: leave it "
-            f"null"
+    if trained and (processes > 1 or train.micro_batch_size not in (None, train.batch_size)):
+        raise ConfigError(
+            f"the model trains batch norm (such as {trained[0]}), so every step must be one "
+            "micro-batch of one process: start one process, and leave train.micro_batch_size null; "
+            "or choose an image encoder without batch norm, a ViT"
         )
-    raise ConfigError(
-        f"the model has {len(layers)} layers of batch norm (such as {layers[0]}), so every step "
-        f"must be one "
-        f"micro-batch of one process. {'; '.join(split)}; or choose an image encoder without batch "
-        f"norm, a ViT"
-    )
 
 
 def check_shape(kwargs: Mapping[str, Any], shape: Callable[..., Any], **others: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -38,11 +37,11 @@ def embed_distributed(
     if processes == 1:
         return embed(list(items)).cpu()
     count = -(-len(items) // processes)
+    first = accelerator.process_index * count
     # A gather needs parts of equal size: the last ones start again at the first item.
-    share = [
-        items[(accelerator.process_index * count + offset) % len(items)] for offset in range(count)
-    ]
-    return accelerator.gather(embed(share).to(accelerator.device).contiguous()).cpu()[: len(items)]
+    share = [items[number % len(items)] for number in range(first, first + count)]
+    embedded = embed(share).to(accelerator.device).contiguous()
+    return accelerator.gather(embedded).cpu()[: len(items)]
 
 
 def reads_features(backbone: FrozenEncoder, features_root: str | None) -> bool:
@@ -91,14 +90,11 @@ class Teacher:
         self.backbone, self.towers, self.accelerator = backbone, tuple(towers), accelerator
         self.reads_features = reads_features(backbone, features_root)
         self.augmented = augmented
-        # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as it
-        # can be.
-        folder = None if cache_dir is None else Path(cache_dir)
-        self._disk = (
-            None
-            if folder is None
-            else EmbeddingCache(f"{backbone.fingerprint}-raw", folder, max_entries=1)
-        )
+        self._disk: EmbeddingCache | None = None
+        if cache_dir is not None:
+            # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as
+            # it can be.
+            self._disk = EmbeddingCache(f"{backbone.fingerprint}-raw", cache_dir, max_entries=1)
         self.width = int(self.text_embeddings(["a"]).shape[1])
         self._tables: dict[str, tuple[dict[str, int], Tensor]] = {}
         """Tower -> row of each image id or caption in a table of embeddings [N, D]."""
@@ -110,18 +106,15 @@ class Teacher:
             keys = batch.captions if tower == "text" else [row["image_id"] for row in batch.rows]
             index, table = self._tables.get(tower, ({}, torch.zeros(0)))
             if tower == "image" and self.augmented:
-                embeddings[tower] = self.backbone.encode_pixels(
-                    batch.inputs["image"], normalize=False
-                )
+                found = self.backbone.encode_pixels(batch.inputs["image"], normalize=False)
             elif all(key in index for key in keys):
-                embeddings[tower] = table[[index[key] for key in keys]]
+                found = table[[index[key] for key in keys]]
+            elif tower == "text":
+                found = self.text_embeddings(keys)
             else:
-                embeddings[tower] = (
-                    self.text_embeddings(keys)
-                    if tower == "text"
-                    else self.image_embeddings(batch.rows)
-                )
-        return {name: rows.to(self.accelerator.device) for name, rows in embeddings.items()}
+                found = self.image_embeddings(batch.rows)
+            embeddings[tower] = found.to(self.accelerator.device)
+        return embeddings
 
     def image_embeddings(self, rows: Sequence[Row]) -> Tensor:
         """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from
@@ -129,9 +122,8 @@ class Teacher:
         """
         if self.reads_features:
             return embed_features(self.backbone, rows)
-        return self._embed(
-            [row["image"] for row in rows], self.backbone.encode_images, image_identity, "image"
-        )
+        images = [row["image"] for row in rows]
+        return self._embed(images, self.backbone.encode_images, image_identity, "image")
 
     def text_embeddings(self, captions: Sequence[str]) -> Tensor:
         """Embeddings of N captions, [N, D] on the CPU; read from ``cache_dir`` if there, by their
@@ -152,10 +144,11 @@ class Teacher:
     ) -> Tensor:
         if self._disk is None:
             return encode(items, normalize=False)
-        embeddings = self._disk.embed(
-            items, lambda missing: encode(missing, normalize=False).numpy(), identity, what
-        )
-        return torch.from_numpy(embeddings)
+
+        def compute(missing: Sequence[Any]) -> Any:
+            return encode(missing, normalize=False).numpy()
+
+        return torch.from_numpy(self._disk.embed(items, compute, identity, what))
 
     def prepare(self, rows: Sequence[Row], captions: Captions, cache_bytes: int) -> None:
         """Embed the training split before the first step, captions first, as far as ``cache_bytes``
@@ -163,27 +156,17 @@ class Teacher:
         """
         left = cache_bytes
         if "text" in self.towers:
-            texts = (
-                row["references"][:1] if captions == "first" else row["references"] for row in rows
-            )
-            distinct = list(
-                dict.fromkeys(caption for references in texts for caption in references)
-            )
-            left -= self._keep("text", "captions", distinct, distinct, self.text_embeddings, left)
+            count = 1 if captions == "first" else None
+            texts = [caption for row in rows for caption in row["references"][:count]]
+            distinct = list(dict.fromkeys(texts))
+            left -= self._keep("text", distinct, distinct, self.text_embeddings, left)
         if "image" in self.towers and not self.augmented:
-            self._keep(
-                "image",
-                "images",
-                [row["image_id"] for row in rows],
-                rows,
-                self.image_embeddings,
-                left,
-            )
+            ids = [row["image_id"] for row in rows]
+            self._keep("image", ids, rows, self.image_embeddings, left)
 
     def _keep(
         self,
         tower: Tower,
-        what: str,
         keys: Sequence[str],
         items: Sequence[T],
         embed: Callable[[list[T]], Tensor],
@@ -191,29 +174,20 @@ class Teacher:
     ) -> int:
         """Embed all items, ``PART`` at a time, if they fit; returns the bytes that they take."""
         needed = len(items) * self.width * 4
+        size = f"({needed / 2**20:.0f} MiB)"
         if needed > cache_bytes:
-            instead = (
-                "embedded"
-                if self._disk is None
-                else "read from teacher.cache_dir, or embedded the first time,"
-            )
             print_main(
                 self.accelerator,
-                f"teacher: {len(items)} {what} need {needed / 2**20:.0f} MiB, more than "
-                f"teacher.cache_mb has left: "
-                f"they are {instead} at every step instead",
+                f"teacher: {len(items)} {tower}s {size} are more than teacher.cache_mb has left: "
+                "they are read from teacher.cache_dir, or embedded, at every step",
             )
             return 0
-        print_main(
-            self.accelerator,
-            f"teacher: embedding {len(items)} {what} once ({needed / 2**20:.0f} MiB)",
-        )
+        print_main(self.accelerator, f"teacher: embedding {len(items)} {tower}s once {size}")
         table = torch.empty(len(items), self.width)
         for start in range(0, len(items), PART):
-            table[start : start + PART] = embed_distributed(
-                self.accelerator, items[start : start + PART], embed
-            )
-        self._tables[tower] = {key: index for index, key in enumerate(keys)}, table
+            part = items[start : start + PART]
+            table[start : start + PART] = embed_distributed(self.accelerator, part, embed)
+        self._tables[tower] = dict(zip(keys, range(len(keys)), strict=True)), table
         return needed
 
 
@@ -230,13 +204,13 @@ def load_teacher(
 ) -> Teacher:
     """The frozen model of the section ``teacher``. ``ConfigError`` where it cannot be loaded."""
     assert teacher.name is not None  # check_teacher
-    with (
-        naming("teacher"),
-        accelerator.main_process_first(),
-    ):  # which downloads, where that is needed
-        options: dict[str, Any] = {"precision": teacher.precision, "batch_size": teacher.batch_size}
+    with naming("teacher"), accelerator.main_process_first():  # which may download it
         backbone = load_frozen_encoder(
-            teacher.name, teacher.pretrained, str(accelerator.device), **options
+            teacher.name,
+            teacher.pretrained,
+            str(accelerator.device),
+            precision=teacher.precision,
+            batch_size=teacher.batch_size,
         )
     return Teacher(
         backbone, towers, accelerator, bool(data.augment), teacher.cache_dir, data.features_root

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -69,27 +70,20 @@ class ValidationLoss:
             nonlocal scale
             columns = []
             for start in range(0, len(share), batch_size):
-                batch = collate([(row, DRAWN_AT) for row in share[start : start + batch_size]]).to(
-                    accelerator.device
-                )
-                outputs = {name: value.float() for name, value in network(batch.inputs).items()}
+                items = [(row, DRAWN_AT) for row in share[start : start + batch_size]]
+                inputs = collate(items).to(accelerator.device).inputs
+                outputs = {name: value.float() for name, value in network(inputs).items()}
                 scale = outputs.pop("scale").cpu()
                 widths.update({name: value.shape[1] for name, value in outputs.items()})
                 columns.append(torch.cat([*outputs.values()], dim=1))
             return torch.cat(columns)
 
         embedded = embed_distributed(accelerator, rows, embed)
-        targets, size, losses = (
-            replace(collate, pixels=None),
-            min(self.size, len(rows)),
-            list[float](),
-        )
+        collate, size, losses = replace(collate, pixels=None), min(self.size, len(rows)), []
         for start in range(0, len(rows) - size + 1, size):
             columns = embedded[start : start + size].split([*widths.values()], dim=1)
             embeddings = dict(zip(widths, columns, strict=True)) | {"scale": scale}
-            target = targets(
-                [(rows[index], DRAWN_AT) for index in range(start, start + size)]
-            ).targets
+            target = collate([(row, DRAWN_AT) for row in rows[start : start + size]]).targets
             with torch.autocast("cpu", enabled=False):  # float32, as in training
                 losses.append(float(self.objective(embeddings, target)[0]))
         return fmean(losses)
@@ -139,35 +133,33 @@ class EmbeddingValidator:
         if isinstance(pixels, PixelCache):  # of their own, but where they need much memory
             needed = -(-len(rows) // accelerator.num_processes) * 3 * pixels.preprocessing.size**2
             pixels = PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
-        self.accelerator, self.network, self.towers, self.rows, self.pixels = (
-            accelerator,
-            network,
-            towers,
-            rows,
-            pixels,
-        )
+        self.accelerator, self.network, self.towers = accelerator, network, towers
+        self.rows, self.pixels = rows, pixels
         self.tokens, self.batch_size, self.triplets, self.loss = tokens, batch_size, triplets, loss
         captions = [caption for row in rows for caption in row["references"]]
-        self.owners = torch.tensor(
-            [index for index, row in enumerate(rows) for _ in row["references"]]
-        )
+        self.owners = np.repeat(np.arange(len(rows)), [len(row["references"]) for row in rows])
         self.distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
         self.repeat = [self.distinct[caption] for caption in captions]
         self.grown, self.fits = triplet_texts(triplets or (), tokens)
         if triplets is not None and not self.fits.any():
             raise ConfigError(
                 f"none of {len(triplets)} validation captions has two details within "
-                f"{tokens.context_length} tokens: "
-                "the task specificity needs long captions (data.long_captions: true)"
+                f"{tokens.context_length} tokens: the task specificity needs long captions "
+                "(data.long_captions: true)"
             )
         self.paired = all("image" in row and row["references"] for row in rows)
         self.negatives = negatives if self.paired else ()
         paired_towers = ("image", "text") if self.paired else towers
-        self.expected = (
-            {}
-            if teacher is None
-            else _by_teacher(accelerator, teacher, paired_towers, rows, captions)
-        )
+        self.expected: dict[str, Tensor] = {}
+        if teacher is not None:
+            if "image" in paired_towers:
+                images = embed_distributed(accelerator, rows, teacher.image_embeddings)
+                self.expected["image"] = images
+            if "text" in paired_towers:
+                texts = embed_distributed(accelerator, [*self.distinct], teacher.text_embeddings)
+                self.expected["text"] = texts[self.repeat]
+            remedy = "teacher.precision fp32 is the usual remedy"
+            _check_finite(self.expected, "the teacher's", remedy)
 
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Embed the split with the network as it is at ``step``; ``NonFiniteError`` as for the
@@ -189,9 +181,8 @@ class EmbeddingValidator:
             cosines = F.cosine_similarity(embeddings[tower], self.expected[tower], dim=-1)
             metrics[f"val/teacher_cosine_{tower}"] = float(cosines.mean())
         if self.paired:
-            recall = retrieval_recall(
-                embeddings["image"].numpy(), embeddings["text"].numpy(), self.owners.numpy()
-            )
+            images, texts = embeddings["image"].numpy(), embeddings["text"].numpy()
+            recall = retrieval_recall(images, texts, self.owners)
             metrics |= {f"val/{name}": value for name, value in recall.items()}
             metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
         if self.negatives:
@@ -215,17 +206,15 @@ class EmbeddingValidator:
         embedded = partial(embed_all, self.accelerator, self.network, self.batch_size)
         embeddings = {}
         if "image" in self.towers:
-            embeddings["image"] = embedded(
-                "image", lambda rows: torch.stack([self.pixels.of(row) for row in rows]), self.rows
-            )
+            prepare = lambda rows: torch.stack([self.pixels.of(row) for row in rows])  # noqa: E731
+            embeddings["image"] = embedded("image", prepare, self.rows)
         if "text" in self.towers:
             embeddings["text"] = embedded("text", self.tokens, [*self.distinct])[self.repeat]
         for name in self.grown if self.triplets else ():
             embeddings[name] = embedded("text", self.tokens, self.grown[name])
         for column, name in ((1, "true"), (2, "false")) if self.negatives else ():
-            embeddings[name] = embedded(
-                "text", self.tokens, [pair[column] for pair in self.negatives]
-            )
+            texts = [pair[column] for pair in self.negatives]
+            embeddings[name] = embedded("text", self.tokens, texts)
         return embeddings
 
 
@@ -242,33 +231,13 @@ def embed_all(
     """
 
     def embed(share: list) -> Tensor:
-        batches = (
-            prepare(share[start : start + batch_size]) for start in range(0, len(share), batch_size)
-        )
-        return torch.cat(
-            [network({name: batch.to(accelerator.device)})[name].float() for batch in batches]
-        )
+        rows = []
+        for start in range(0, len(share), batch_size):
+            batch = prepare(share[start : start + batch_size]).to(accelerator.device)
+            rows.append(network({name: batch})[name].float())
+        return torch.cat(rows)
 
     return embed_distributed(accelerator, items, embed)
-
-
-def _by_teacher(
-    accelerator: Accelerator,
-    teacher: Teacher,
-    towers: Sequence[str],
-    rows: Sequence[Row],
-    captions: Sequence[str],
-) -> dict[str, Tensor]:
-    """The teacher's embeddings of rows, and of all captions, equal ones computed once."""
-    distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
-    embeddings: dict[str, Tensor] = {}
-    if "image" in towers:
-        embeddings["image"] = embed_distributed(accelerator, rows, teacher.image_embeddings)
-    if "text" in towers:
-        embedded = embed_distributed(accelerator, [*distinct], teacher.text_embeddings)
-        embeddings["text"] = embedded[[distinct[caption] for caption in captions]]
-    _check_finite(embeddings, "the teacher's", "teacher.precision fp32 is the usual remedy")
-    return embeddings
 
 
 def _nearer(images: Tensor, texts: Tensor, others: Tensor) -> float:

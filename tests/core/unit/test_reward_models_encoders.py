@@ -145,7 +145,7 @@ def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda f: random_clip("ViT-B-33", {}), "model.name is 'ViT-B-33'"),
-        (lambda f: random_clip("ViT-B-16-SigLIP", {}), "vision_cfg.timm_model_name"),
+        (lambda f: random_clip("ViT-B-16-SigLIP", {}), "timm_model_name"),
         (lambda f: random_clip("coca_ViT-B-32", {}), "multimodal_cfg"),
         (lambda f: pretrained_clip(None, str(f)), r"open_clip_config.json"),
     ],
@@ -172,7 +172,7 @@ def test_a_stretched_model_is_exported_and_loads_again(
     again, again_shape, _ = pretrained_clip(None, str(tmp_path / "long"))
     assert (again.context_length, again_shape) == (104, long_shape)
     with pytest.raises(
-        ConfigError, match=r"model\.context_length, .*: context_length = 100: .* 24, 44"
+        ConfigError, match=r"model\.context_length, .*: context_length = 100: 24 positions"
     ):
         pretrained_clip(None, str(folder), 100, 4)
 

@@ -104,27 +104,29 @@ SECTIONS = {
 
 
 def stage_findings(stages: Sequence[Stage]) -> Iterator[Finding]:
-    """Yield what stages need; of a captioner that is there also whether a step fits the device, and
-    the scales of its rewards.
+    """Yield what stages need and, where nothing is missing, whether a step of a captioner that is
+    there fits the device, and the scales of its rewards.
 
     No weights are downloaded, and no image is decoded for a check.
     """
-    yield from preflight(stages)
+    fatal = False
+    for finding in preflight(stages):
+        fatal |= finding.fatal
+        yield finding
     for stage in stages:
-        if stage.program in ("xe", "scst"):
+        if stage.program in ("xe", "scst") and not fatal:
             try:
-                yield from _step_findings(stage.config, stage.program)
+                yield from _step_findings(stage.config)
             except EXPECTED as error:
                 yield Finding("captioner", str(error), "the run does not start", True)
 
 
-def _step_findings(config: Any, program: str) -> Iterator[Finding]:
+def _step_findings(config: Any) -> Iterator[Finding]:
     from rl_caption.config import build
 
     init, data = config.model.init, config.data
-    is_named = init is not None and not Path(init).exists()
-    if (is_named and config.model.name != "huggingface") or (program == "scst" and init is None):
-        return  # not there yet
+    if init is not None and not Path(init).exists() and config.model.name != "huggingface":
+        return  # an earlier stage makes it
     build.quiet_libraries()
     rows = build.build_data(data).split("train")
     references = build.references_of(rows)
@@ -133,7 +135,7 @@ def _step_findings(config: Any, program: str) -> Iterator[Finding]:
         config.model, references, data.cache_mb, data.tokenizer, weights=ready
     )
     yield _memory_finding(config, rows, captioner)
-    if program == "scst" and ready:
+    if hasattr(config, "reward") and ready:
         yield _reward_finding(config, rows, captioner)
 
 
@@ -230,8 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="a recipe or a pipeline: also say what it needs, and of captioners whether a step fits the device and "
-        "how large the terms of the reward are",
+        help="a recipe or a pipeline: also say what it needs, and of captioners whether a step fits the device",
     )
     parser.add_argument(
         "--mend",

@@ -5,7 +5,6 @@ configuration, pipelines and ``doctor`` ask ``preflight``.
 import inspect
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +49,7 @@ def preflight(stages: Sequence[Stage], rows: bool = True) -> Iterator[Finding]:
         if not any(finding.fatal for finding in findings):
             findings += _model_findings(stage, stages[:index])
         if rows and hasattr(stage.config, "train"):
-            key = repr([stage.config.data, *rewards_of(asdict(stage.config))])
+            key = repr([stage.config.data, *rewards_of(stage.sections)])
             if key not in read:
                 read[key] = list(_row_findings(stage))
                 findings += read[key]
@@ -100,7 +99,7 @@ def modules_of(stage: Stage) -> set[str]:
     """The optional modules that a program with its configuration imports."""
     config, values = stage.config, stage.values
     modules = set(PROGRAMS[stage.program].modules)
-    for reward, kwargs in rewards_of(asdict(config)):
+    for reward, kwargs in rewards_of(stage.sections):
         for prefix, module in REWARD_MODULES.items():
             if REWARDS[reward].startswith(prefix):
                 modules.add(module)
@@ -196,7 +195,7 @@ def has_weights(name: str) -> bool:
 
 def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
     """Yield the key, the architecture and the tag of each dual encoder that open_clip loads."""
-    for reward, kwargs in rewards_of(asdict(stage.config)):
+    for reward, kwargs in rewards_of(stage.sections):
         if REWARDS[reward].startswith("rewards.clip."):
             defaults = inspect.signature(load_reward(reward)).parameters
             name = kwargs.get("backbone", defaults["backbone"].default)
@@ -239,7 +238,7 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
             needs=getattr(config, "needs", ("image", "text")),
         )
         train = report.good_rows_of(data).split("train")
-        wanted = _columns(rewards_of(asdict(config)))
+        wanted = _columns(rewards_of(stage.sections))
         seen = [name for name, columns in wanted.items() if "image" in columns]
         if options.features_root is not None and seen and options.on_bad == "fail":
             rows = [row for split in splits for row in data.split(split)]

@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -44,12 +45,25 @@ class Stage:
     @property
     def folder(self) -> Path:
         """Where it writes."""
-        return Path(folder_of(self.config))
+        return Path(self.config.run.dir if hasattr(self.config, "run") else self.config.out)
 
-    @property
+    @cached_property
+    def sections(self) -> dict[str, Any]:
+        """Its configuration as nested tables."""
+        return asdict(self.config)
+
+    @cached_property
     def values(self) -> dict[str, Any]:
         """Values by dotted key; of a grid also those of its runs, which ``all`` may replace."""
-        return values_of(self.config)
+        values = dict(leaves(self.sections))
+        if "all" in self.sections:
+            words = [f"--{key}={as_word(value)}" for key, value in leaves(self.config.all)]
+            words = ["--config", str(self.config.base), *words]
+            base = Stage("base", "scst", words, load("scst", words))
+            values |= {
+                f"all.{key}": value for key, value in base.values.items() if key != "run.dir"
+            }
+        return values
 
     def start(self) -> Any:
         """Run the program, whose modules are imported only now; returns what it returns."""
@@ -72,24 +86,9 @@ def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{key}.{name}" if key else str(name))
 
 
-def values_of(config: Any) -> dict[str, Any]:
-    """See ``Stage.values``."""
-    values = dict(leaves(asdict(config)))
-    if hasattr(config, "all"):
-        changes = [f"--{key}={as_word(value)}" for key, value in leaves(config.all)]
-        base = load("scst", ["--config", str(config.base), *changes])
-        values |= {f"all.{key}": value for key, value in leaves(asdict(base)) if key != "run.dir"}
-    return values
-
-
 def as_word(value: Any) -> str:
     """A value of a configuration, written as the command line takes it."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def folder_of(config: Any) -> str:
-    """The folder that a program writes."""
-    return str(config.run.dir if hasattr(config, "run") else config.out)
 
 
 def path_of(value: Any) -> Path | None:

@@ -92,7 +92,6 @@ OPTIONAL = {
 missing without it.
 """
 EXTRAS = {module: extra for module, (_, extra, _) in OPTIONAL.items()} | {
-    "datasets": "trl",
     "timm": "clip",
 }
 

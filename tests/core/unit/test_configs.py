@@ -20,7 +20,7 @@ from rl_caption.cli import configs
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.pipeline import make_stages, read_wishes
 from rl_caption.cli.programs import PROGRAMS as CLI_PROGRAMS
-from rl_caption.cli.stages import ENCODER, read_pipeline, starts_from, values_of
+from rl_caption.cli.stages import ENCODER, Stage, read_pipeline, starts_from
 from rl_caption.config.build import build_data
 from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.reward_models import RewardModelConfig
@@ -108,7 +108,12 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
                 assert found == value, f"{section}.{key}"
     if not isinstance(config, XeConfig | ScstConfig | RewardModelConfig | AblateConfig):
         return
-    values = values_of(config).values()
+    program = next(
+        name
+        for name, one in CLI_PROGRAMS.items()
+        if one.config and resolve_name(one.config) is program_of(path)
+    )
+    values = Stage("", program, [], config).values.values()
     read = {value for value in values if str(value).removeprefix(ENCODER).startswith("runs/")}
     starts = {value.removeprefix(ENCODER) for value in read if "/export/" in value}
     before = made_before(path)

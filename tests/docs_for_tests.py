@@ -319,7 +319,7 @@ def stages_of(words: list[str]) -> set[str]:
     name = words[words.index("run") + 1]
     listed = configurations().get(f"configs/{name}.yaml", {}).get("stages", {})
     only = dict(pairwise(words)).get("--only")
-    return {recipe for stage, recipe in listed.items() if only in (None, stage)}
+    return {recipe for stage, recipe in listed.items() if only is None or stage in only.split(",")}
 
 
 def inner(

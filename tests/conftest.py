@@ -12,6 +12,9 @@ from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+# Each test compares models with Transformers anew.
+os.environ["RL_CAPTION_CHECKS"] = ""
+
 # Without hypothesis' limit of 200 ms an example: what a test shows does not depend on how busy the
 # machine is.
 settings.register_profile("no_deadline", deadline=None)

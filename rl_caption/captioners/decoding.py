@@ -216,6 +216,20 @@ def _add_processors(next_logits: NextLogits, processors: list[Processor]) -> Nex
     return processed_logits
 
 
+def draw_tokens(
+    logits: Tensor, noise: Tensor, decoding: Decoding, truncate: Sequence[Processor], best: Tensor
+) -> Tensor:
+    """Draw K tokens [N, K] from each of the distributions of ``logits`` [N, V] by ``noise`` [N, K];
+    ``best`` [N, 1] is the arg max.
+    """
+    if not truncate:
+        return sample_tokens(logits, noise, decoding.temperature, best)
+    left = logits / decoding.temperature
+    for process in truncate:
+        left = process(torch.empty(0), left)
+    return sample_tokens(left, noise, 1.0)
+
+
 def _decode_tree(
     captioner: Captioner,
     next_logits: NextLogits,
@@ -234,14 +248,7 @@ def _decode_tree(
     for position in range(limit):
         chosen = best = logits.argmax(-1, keepdim=True)
         if noise is not None and decoding.num_samples:
-            numbers = noise[image, :, position]
-            if truncate:
-                left = logits / decoding.temperature
-                for process in truncate:
-                    left = process(ids[:0], left)
-                drawn = sample_tokens(left, numbers, 1.0)
-            else:
-                drawn = sample_tokens(logits, numbers, decoding.temperature, best)
+            drawn = draw_tokens(logits, noise[image, :, position], decoding, truncate, best)
             chosen = torch.cat([drawn, best], dim=1)
         tokens = chosen[prefix, captions % per_image]
         ids[captions, position] = tokens
@@ -468,6 +475,11 @@ def _n_best(
     return Generated(padded.to(device).unflatten(0, (len(best), count)), scores)
 
 
+def select_rows(inputs: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+    """The inputs of some rows of a batch, in order."""
+    return {name: value[rows] for name, value in inputs.items()}
+
+
 def logits_without_cache(
     captioner: Captioner, policy: nn.Module, inputs: dict[str, Tensor]
 ) -> NextLogits:
@@ -481,7 +493,7 @@ def logits_without_cache(
         expanded = inputs
         if prefixes is not None:
             earlier = prefixes.extend(earlier)
-            expanded = {name: tensor[prefixes.image] for name, tensor in inputs.items()}
+            expanded = select_rows(inputs, prefixes.image)
         ids = nn.functional.pad(
             earlier, (0, 1), value=captioner.pad_token_id
         )  # its logits are those of the next token

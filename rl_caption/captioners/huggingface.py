@@ -38,7 +38,7 @@ from rl_caption.captioners.adaptation import (
 )
 from rl_caption.captioners.base import LOADING_ERRORS, Captioner, CaptionerError, reading
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.decoding import NextLogits, Prefixes
+from rl_caption.captioners.decoding import NextLogits, Prefixes, select_rows
 from rl_caption.captioners.hf_families import (
     FAMILIES,
     Conventions,
@@ -363,24 +363,38 @@ class HuggingFaceCaptioner(Captioner):
         if "prompt_ids" not in inputs:
             return self._generate_tokens(policy, inputs, decoding, noise, self.max_tokens)
         lengths = (inputs["prompt_ids"] != NO_TOKEN).sum(-1)
-        batches: list[tuple[Tensor, Generated]] = []
-        for length in lengths.unique().tolist():
-            (rows,) = (lengths == length).nonzero(as_tuple=True)
-            some = {name: value[rows] for name, value in inputs.items()}
-            some["prompt_ids"] = some["prompt_ids"][:, :length]
-            numbers, longest = (
-                None if noise is None else noise[rows],
-                self._max_tokens_after(length),
+        groups = [(lengths == length).nonzero().squeeze(1) for length in lengths.unique()]
+        return self._generate_groups(policy, inputs, decoding, noise, groups)
+
+    def _generate_groups(
+        self,
+        policy: Any,
+        inputs: dict[str, Tensor],
+        decoding: Decoding,
+        noise: Tensor | None,
+        groups: Sequence[Tensor],
+    ) -> Generated:
+        """Captions of a batch whose groups of rows are decoded apart."""
+        batches: list[Generated] = []
+        for rows in groups:
+            some, longest = (
+                select_rows(inputs, rows) if len(groups) > 1 else inputs,
+                self.max_tokens,
             )
-            batches.append((rows, self._generate_tokens(policy, some, decoding, numbers, longest)))
-        rows = torch.cat([rows for rows, _ in batches]).argsort()
-        longest = max(generated.token_ids.shape[-1] for _, generated in batches)
+            if "prompt_ids" in some:
+                length = int((some["prompt_ids"][0] != NO_TOKEN).sum())
+                some["prompt_ids"] = some["prompt_ids"][:, :length]
+                longest = self._max_tokens_after(length)
+            numbers = None if noise is None else noise[rows]
+            batches.append(self._generate_tokens(policy, some, decoding, numbers, longest))
+        order = torch.cat(list(groups)).argsort()
+        longest = max(generated.token_ids.shape[-1] for generated in batches)
         padded = [
             nn.functional.pad(ids, (0, longest - ids.shape[-1]), value=self.pad_token_id)
-            for _, (ids, _) in batches
+            for ids, _ in batches
         ]
-        scores = [generated.scores for _, generated in batches if generated.scores is not None]
-        return Generated(torch.cat(padded)[rows], torch.cat(scores)[rows] if scores else None)
+        scores = [generated.scores for generated in batches if generated.scores is not None]
+        return Generated(torch.cat(padded)[order], torch.cat(scores)[order] if scores else None)
 
     def next_logits(
         self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int

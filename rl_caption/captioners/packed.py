@@ -108,7 +108,7 @@ class PreallocatedLayer(DynamicLayer):
         super().__init__()
         self.capacity = capacity
         self.memory: Any = None
-        """Keys and values [2, N, H, capacity, D/H]."""
+        """Keys and values, each [N, H, capacity, D/H]; the two may differ in width."""
         self.views: Any = None
         """Keys and values as ``update`` returned them last: views of ``memory``."""
 
@@ -120,24 +120,24 @@ class PreallocatedLayer(DynamicLayer):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
+        added, before = (key_states, value_states), (self.keys, self.values)
         # After rows were selected or repeated, keys and values are no longer views of the memory.
-        moved = (
-            self.views is None or self.keys is not self.views[0] or self.values is not self.views[1]
+        moved = self.views is None or any(
+            one is not other for one, other in zip(before, self.views, strict=True)
         )
         if moved or end > self.capacity:
             self.capacity = max(self.capacity, end)
-            memory = key_states.new_empty(
-                2, *key_states.shape[:-2], self.capacity, key_states.shape[-1]
-            )
-            if start:
-                memory[0, :, :, :start], memory[1, :, :, :start] = self.keys, self.values
-            self.memory = memory
-        self.memory[0, :, :, start:end], self.memory[1, :, :, start:end] = key_states, value_states
-        self.views = self.keys, self.values = self.memory[0, :, :, :end], self.memory[1, :, :, :end]
+            self.memory = [
+                new.new_empty(*new.shape[:-2], self.capacity, new.shape[-1]) for new in added
+            ]
+            for memory, old in zip(self.memory, before, strict=True):
+                if start:
+                    memory[:, :, :start] = old
+        for memory, new in zip(self.memory, added, strict=True):
+            memory[:, :, start:end] = new
+        self.views = self.keys, self.values = tuple(m[:, :, :end] for m in self.memory)
         return self.keys, self.values
 
 

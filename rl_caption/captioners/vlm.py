@@ -6,21 +6,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoProcessor
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from rewards.base import naming
 from rewards.images import frames_of
-from rl_caption.captioners.adaptation import freeze
 from rl_caption.captioners.base import LOADING_ERRORS, CaptionerError, reading
 from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.decoding import NextLogits, logits_without_cache
+from rl_caption.captioners.generate import sample
 from rl_caption.captioners.hf_families import Conventions, first_token
 from rl_caption.captioners.huggingface import (
     HuggingFaceCaptioner,
@@ -28,32 +29,16 @@ from rl_caption.captioners.huggingface import (
     load_model,
     saved_prompt,
 )
+from rl_caption.captioners.self_check import Verdict, check
 from rl_caption.captioners.tokens import Generated
 from rl_caption.captioners.vlm_families import (
     Messages,
     as_messages,
     check_messages,
-    collate,
     family_of,
 )
-from rl_caption.captioners.vlm_policy import (
-    IMAGE,
-    IMAGE_KEY,
-    PIXELS,
-    TEXT_INPUTS,
-    VisionLanguagePolicy,
-    states_of,
-    update,
-)
+from rl_caption.captioners.vlm_policy import IMAGE_KEY, Mode, VisionLanguagePolicy, collate, update
 from rl_caption.data.base import DataError, Row, load_image, pixel_key
-
-TESTED = (
-    "fast_vlm", "gemma3", "idefics3", "internvl", "llava", "llava_onevision", "paligemma", "qwen2_vl", "qwen2_5_vl",
-    "qwen3_vl", "smolvlm",
-)  # fmt: skip
-"""``model_type`` of the models that the tests train; others are compared with Transformers' own
-pass when loaded.
-"""
 
 
 class VisionLanguageCaptioner(HuggingFaceCaptioner):
@@ -64,6 +49,8 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
     """
 
     augmentable = False
+    verdict: Verdict | None = None
+    """What the check of the model found; None without weights."""
 
     def __init__(
         self, policy: VisionLanguagePolicy, processor: Any, prompt: str | Messages, name: str = ""
@@ -89,8 +76,8 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
     ) -> VisionLanguageCaptioner:
         """Load a model whose ``config.json`` is read; see ``HuggingFaceCaptioner.load``.
 
-        Raises ``CaptionerError`` for a model of an untested family that does not score captions as
-        Transformers does.
+        Raises ``CaptionerError`` for a model whose captions are not scored as Transformers' own
+        ``generate`` draws them (``self_check``).
         """
         family = family_of(config.model_type)
         loaded_class = model_class(config)
@@ -100,16 +87,15 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
             )
         with reading(f"processor (processor_config.json, tokenizer_config.json) of {name!r}"):
             processor = load_processor(name, **source, **processor_kwargs)
-        family.check(config, processor)
+        family.check_processor(processor)
         prompt = saved_prompt(name) if prompt is None else prompt
         prompt = family.default_prompt if prompt is None else prompt
         if isinstance(prompt, list):
             check_messages(prompt, "model.prompt")
         else:
             prompt = " ".join(prompt.split())
-        model = load_model(loaded_class, name, config, family.never_trained, dtype, source, weights)
+        model = load_model(loaded_class, name, config, (), dtype, source, weights)
         family.prepare(model)
-        freeze(model, family.never_trained, required=False)
         ends, unwritten = special_tokens(processor, model)
         reply_end = family.reply_end(processor, as_messages(prompt, None))
         closing = processor.tokenizer(reply_end, add_special_tokens=False)["input_ids"]
@@ -122,54 +108,16 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         )
         check_tokens(processor.tokenizer, conventions)
         captioner = cls(VisionLanguagePolicy(model, family, conventions), processor, prompt, name)
-        if weights and config.model_type not in TESTED:
-            captioner.check_scores()
+        if weights:
+            check(captioner)
         return captioner
 
-    @torch.no_grad()
-    def check_scores(self) -> None:
-        """Compare the logits of a short caption with those of Transformers' own pass over prompt
-        and caption.
-
-        Raises:
-            CaptionerError: they differ by more than rounding: samples would not be scored as they
-                were drawn.
-        """
-        pixels = (
-            torch.rand(48, 64, 3, generator=torch.Generator().manual_seed(0))
-            .mul(255)
-            .byte()
-            .numpy()
-        )
-        inputs = self.preprocess(
-            [{"image_id": "noise", "image": Image.fromarray(pixels), "references": []}]
-        )
-        ids = torch.tensor([[self.encode(["a photo of a dog"], 8)[0]]])
-        length, training = inputs["input_ids"].shape[1], self.policy.training
-        whole = dict(inputs, input_ids=torch.cat([inputs["input_ids"], ids[0]], dim=1))
-        caption_values = {
-            "attention_mask": 1,
-            "token_type_ids": self.family.caption_type,
-            "mm_token_type_ids": 0,
-        }
-        for key in caption_values.keys() & inputs.keys():
-            whole[key] = nn.functional.pad(
-                inputs[key], (0, ids.shape[-1]), value=caption_values[key]
-            )
-        self.policy.eval()
-        expected = self.policy.model(**whole, use_cache=False).logits[0, length - 1 : -1]
-        logits = self.policy(**inputs, token_ids=ids)[0, 0]
-        self.policy.training = training  # what is in it was loaded in eval mode
-        difference = (
-            (logits.float().log_softmax(-1) - expected.float().log_softmax(-1)).abs().max().item()
-        )
-        if not difference <= (1e-3 if logits.dtype == torch.float32 else 0.3):
-            raise CaptionerError(
-                f"a {self.family.name!r} cannot be trained: where image and prompt are read before "
-                f"captions, their "
-                f"log-probabilities differ by up to {difference:.2g} from those of one pass over "
-                f"both"
-            )
+    def adapt(
+        self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool
+    ) -> None:
+        super().adapt(frozen, lora, checkpointed)
+        if (lora is not None or checkpointed) and self.policy.model.device.type != "meta":
+            check(self)
 
     def _processors(self) -> list[Any]:
         return [self.processor]
@@ -182,6 +130,15 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
     @cache_memory.setter
     def cache_memory(self, size: int) -> None:
         self.policy.cache.room = size
+
+    @property
+    def mode(self) -> dict[str, Any]:
+        """How captions are scored and sampled (``Mode``), as a checkpoint keeps it."""
+        return asdict(self.policy.mode)
+
+    @mode.setter
+    def mode(self, values: dict[str, Any]) -> None:
+        self.policy.mode = Mode(**values)
 
     def keep_on_disk(self, folder: Path, max_bytes: int) -> None:
         """Keep visual tokens in a folder, too: ``model.cache_dir``.
@@ -202,59 +159,47 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         self.policy.cache.keep_on_disk(folder, max_bytes)
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """What the model's processor makes of each row, as one batch; prompts are padded on the
-        left.
+        """What the model's processor makes of each row; prompts are padded on the left.
 
-        The frames of a video are several images. Where vision tower and projector are frozen, the
-        images of each row stay apart, and are left out where their visual tokens are kept.
+        The frames of a video are several images. Where vision tower and projector are frozen,
+        pixels are left out where their visual tokens are kept.
         """
         apart = self.policy.encodes_rows()
-        fingerprint = self.policy.fingerprint() if apart and self.policy.cache.enabled else ""
-        prompts = [self._inputs(row, apart, fingerprint) for row in rows]
-        if not apart:
-            return collate(prompts, self.pad_token_id, TEXT_INPUTS)
-        texts = [
-            {name: value for name, value in inputs.items() if not name.startswith(PIXELS)}
-            for inputs in prompts
-        ]
-        images = {
-            f"{IMAGE}{row}/{name}": inputs[name]
-            for row, inputs in enumerate(prompts)
-            if any(name.startswith(PIXELS) for name in inputs)
-            for name in self.policy.image_inputs & inputs.keys()
-        }
-        return collate(texts, self.pad_token_id, TEXT_INPUTS) | images
+        kept = apart and self.policy.cache.enabled
+        fingerprint = self.policy.fingerprint() if kept else ""
+        prompts = [self._inputs(row, fingerprint) for row in rows]
+        return collate(prompts, self.pad_token_id, apart)
 
-    def _inputs(self, row: Row, apart: bool, fingerprint: str) -> dict[str, Tensor]:
-        """The model's inputs of one row, kept where there is room: with ``apart`` without pixels,
-        which visual tokens stand for once they are kept.
+    def _inputs(self, row: Row, fingerprint: str) -> dict[str, Tensor]:
+        """The model's inputs of one row, kept where there is room; with a fingerprint without
+        pixels, which visual tokens stand for once they are kept.
         """
-        cache, key = (
-            self.policy.cache,
-            repr((*pixel_key(row["image_id"], row["image"]), row.get("prompt"), apart)),
+        policy, place = self.policy, pixel_key(row["image_id"], row["image"])
+        key = repr((*place, row.get("prompt"), bool(fingerprint)))
+        inputs = policy.cache.read(key)
+        known = inputs is not None and (
+            not fingerprint or policy.knows_images(inputs[IMAGE_KEY], fingerprint)
         )
-        inputs = cache.read(key)
-        if inputs is not None and (
-            not apart or self.policy.knows_images(inputs[IMAGE_KEY], fingerprint)
-        ):
+        if known:
             return inputs
-        inputs = self._prepare(row)
-        if not cache.enabled:
+        inputs = self.prepare(row)
+        if not policy.cache.enabled:
             return inputs
-        if apart:
+        kept = inputs
+        if fingerprint:
             digest = hashlib.blake2b(digest_size=16)
-            for name in sorted(self.policy.image_inputs & inputs.keys()):
+            for name in sorted(policy.image_inputs & inputs.keys()):
                 update(digest, name, inputs[name])
-            inputs[IMAGE_KEY] = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)[
-                None
-            ]
-        cache.write(key, states_of(inputs) | {IMAGE_KEY: inputs[IMAGE_KEY]} if apart else inputs)
+            bits = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)
+            inputs[IMAGE_KEY] = bits[None]
+            kept = {name: t for name, t in inputs.items() if not t.is_floating_point()}
+        policy.cache.write(key, kept)
         return inputs
 
     def try_row(self, row: Row) -> None:
-        self._prepare(row)
+        self.prepare(row)
 
-    def _prepare(self, row: Row) -> dict[str, Tensor]:
+    def prepare(self, row: Row) -> dict[str, Tensor]:
         """The model's inputs of one row."""
         images = [load_image(frame) for frame in frames_of(row["image"])]
         with naming(f"image {row['image_id']!r} cannot be prepared", LOADING_ERRORS, DataError):
@@ -278,7 +223,7 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         text, policy = self.policy.config.get_text_config(), self.policy
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         width *= getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        length = max(self._inputs(row, False, "")["input_ids"].shape[1] for row in rows) + tokens
+        length = max(self._inputs(row, "")["input_ids"].shape[1] for row in rows) + tokens
         return captions * length * 2 * text.num_hidden_layers * width * policy.model.dtype.itemsize
 
     def max_tokens_of(self, row: Row) -> int | None:
@@ -302,7 +247,14 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
             return inputs
         if not torch.is_grad_enabled() and policy.trained_visual_parameter() is not None:
             return inputs
-        return states_of(inputs) | policy(**inputs, encode=True)
+        return policy(**inputs, encode=True)
+
+    def next_logits(
+        self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int
+    ) -> NextLogits:
+        if policy.mode.decode != "cache":
+            return logits_without_cache(self, policy, inputs)
+        return super().next_logits(policy, inputs, max_new_tokens)
 
     def generate_with_scores(
         self,
@@ -312,7 +264,29 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         noise: Tensor | None = None,
     ) -> Generated:
         """See ``Captioner``. Nothing is taken from the model's generation settings."""
-        return self._generate_tokens(policy, inputs, decoding, noise, self.max_tokens)
+        if policy.takes_features:
+            inputs = policy(**inputs, encode=True)
+        rows = torch.arange(len(inputs["input_ids"]))
+        together = policy.mode.decode == "cache" and policy.joins(inputs)
+        groups = [rows] if together else list(rows.split(1))
+        return self._generate_groups(policy, inputs, decoding, noise, groups)
+
+    def _generate_tokens(
+        self,
+        policy: Any,
+        inputs: dict[str, Tensor],
+        decoding: Decoding,
+        noise: Tensor | None,
+        longest: int | None,
+    ) -> Generated:
+        how = policy.mode.decode
+        if how == "cache" or decoding.num_beams > 1:
+            return super()._generate_tokens(policy, inputs, decoding, noise, longest)
+        numbers = torch.empty(0, decoding.max_new_tokens) if noise is None else noise[0]
+        (row,) = policy.rows(inputs)
+        row = policy.given(row)
+        captions = sample(self, row, decoding, numbers, together=how == "generate")
+        return Generated(captions[None], None)
 
 
 def model_class(config: Any) -> Any:

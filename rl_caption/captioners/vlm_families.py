@@ -2,8 +2,7 @@
 assumed of each.
 
 ``VisionLanguageFamily`` is for every model whose processor has a chat template. A model that needs
-more is one class in ``FAMILIES``; one that cannot be trained here is named in ``REFUSED``, with the
-reason.
+more is one class in ``FAMILIES``. ``self_check`` finds out which models can be trained, and how.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -26,21 +24,6 @@ Messages = list[dict[str, Any]]
 """
 VISION = ("*visual*", "*vision*")
 """Patterns of the names of vision towers."""
-ATTENTION = ("full_attention", "sliding_attention")
-"""Kinds of layers whose captions can share the keys and values of their prompt."""
-REFUSED = {
-    "mllama": "its text reads the image by cross-attention, whose states its cache keeps for one caption an image",
-    "chameleon": "its images are tokens that captions may contain, too",
-    "emu3": "its images are tokens that captions may contain, too",
-    "janus": "its images are tokens that captions may contain, too",
-    "diffusion_gemma": "it does not write from left to right",
-    "gemma3n": "its layers share keys and values with each other, so that captions cannot share those of a prompt",
-    "kosmos-2": "its image needs a mask of its own in every pass",
-    "fuyu": "its image has no tower, and its patches are part of every pass",
-}
-"""``model_type`` -> why captions of such a model would not be sampled from the distribution that is
-trained.
-"""
 
 
 class VisionLanguageFamily:
@@ -52,14 +35,12 @@ class VisionLanguageFamily:
         default_prompt: the prompt of a model for which none is named.
         chat_prompts: whether prompts are made by the processor's chat template.
         first_position: position of the first token, without M-RoPE.
-        caption_type: of the tokens of a caption in ``token_type_ids``, where prompt and caption are
-            one sequence.
         lora_targets, frozen, never_trained: as in ``hf_families.Family``.
     """
 
     default_prompt = "Describe this image in one sentence."
     chat_prompts = True
-    first_position = caption_type = 0
+    first_position = 0
     lora_targets = r"(?!.*(vision|visual)).*\.(q_proj|v_proj)"
     never_trained: tuple[str, ...] = ()
     # What ``HuggingFaceCaptioner`` asks of a family. The tokens of a caption do not depend on the
@@ -70,21 +51,6 @@ class VisionLanguageFamily:
     def __init__(self, model_type: str) -> None:
         self.name = model_type
         self.frozen: tuple[str, ...] = ()
-
-    def check(self, config: Any, processor: Any) -> None:
-        """Raise ``CaptionerError``, with the reason, for a model that cannot be trained exactly."""
-        text = config.get_text_config()
-        others = sorted(set(getattr(text, "layer_types", None) or ()) - set(ATTENTION))
-        reason = REFUSED.get(self.name)
-        if getattr(config, "is_encoder_decoder", False):
-            reason = "it is an encoder-decoder of a kind that is not known here"
-        elif others:
-            reason = (
-                f"its layers of {others[0]} have a state that captions of an image cannot share"
-            )
-        if reason:
-            raise CaptionerError(f"a {self.name!r} cannot be trained: {reason}")
-        self.check_processor(processor)
 
     def check_processor(self, processor: Any) -> None:
         """Raise ``CaptionerError`` for a processor that takes no images, or cannot make prompts."""
@@ -101,28 +67,12 @@ class VisionLanguageFamily:
 
     def prepare(self, model: Any) -> None:
         """Find out which of ``VISION`` the model has, which are frozen unless ``model.freeze`` is
-        set; and which layers of the tower no caption depends on, as the text reads an inner one
-        (``vision_feature_layer`` of LLaVA).
+        set.
         """
         names = [name for name, _ in model.named_parameters()]
         self.frozen = tuple(
             pattern for pattern in VISION if any(fnmatchcase(name, pattern) for name in names)
         )
-        layer = getattr(model.config, "vision_feature_layer", None)
-        last = getattr(
-            model.config.vision_config, "num_hidden_layers", None
-        )  # towers of timm have none
-        if (
-            isinstance(layer, int) and layer < 0 and last is not None
-        ):  # counted from the last one, -1
-            unread = [
-                f"*vision_tower*.layers.{number}.*" for number in range(last + layer + 1, last)
-            ]
-            self.never_trained = (
-                "*vision_tower*.post_layernorm.*",
-                "*vision_tower*.head.*",
-                *unread,
-            )
 
     def inputs(
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
@@ -156,8 +106,8 @@ class VisionLanguageFamily:
         return start.removeprefix(prompt) if start.startswith(prompt) else "", end
 
     def positions(self, model: Any, inputs: dict[str, Tensor]) -> Tensor:
-        """Positions of the prompt's tokens: [B, P], or [3, B, P] of a model with M-RoPE (time,
-        height, width).
+        """Positions of the prompt's tokens: [B, P], or [C, B, P] of a model with M-RoPE (time,
+        height, width, ...).
         """
         mask = inputs["attention_mask"]
         read = getattr(model.base_model, "get_rope_index", None)
@@ -175,14 +125,6 @@ class VisionLanguageFamily:
         positions: Tensor = read(**{name: inputs[name] for name in names})[0]
         return positions
 
-    def text_positions(self, model: Any, positions: Tensor) -> Tensor:
-        """``positions`` [N, T] of tokens of captions, as the model takes them."""
-        return (
-            positions.expand(3, -1, -1)
-            if hasattr(model.base_model, "get_rope_index")
-            else positions
-        )
-
 
 REPLY = "CAPTION"
 """Stands for a caption when a chat template is asked what surrounds one."""
@@ -195,7 +137,7 @@ class PaliGemma(VisionLanguageFamily):
 
     default_prompt = "caption en"
     chat_prompts = False
-    first_position = caption_type = 1
+    first_position = 1
 
     def inputs(
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
@@ -311,41 +253,3 @@ def _texts(content: str | list[dict[str, Any]]) -> list[str]:
         if isinstance(content, str)
         else [item["text"] for item in content if item["type"] == "text"]
     )
-
-
-def collate(
-    prompts: Sequence[dict[str, Tensor]], pad: int, text_inputs: Sequence[str]
-) -> dict[str, Tensor]:
-    """One batch of the inputs of B prompts: texts are padded on the left, all else is padded with
-    zeros and joined.
-
-    ``input_ids`` come first, with a row for each prompt; other inputs may have several rows a
-    prompt, or one.
-    """
-    batch: dict[str, Tensor] = {}
-    for name in sorted(prompts[0], key=lambda name: name != "input_ids"):
-        tensors = [prompt[name] for prompt in prompts]
-        if name in text_inputs:
-            longest = max(tensor.shape[1] for tensor in tensors)
-            value = pad if name == "input_ids" else 0
-            tensors = [
-                torch.nn.functional.pad(t, (longest - t.shape[1], 0), value=value) for t in tensors
-            ]
-        else:
-            sizes = [
-                max(dimensions)
-                for dimensions in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)
-            ]
-            tensors = [_padded(tensor, sizes) for tensor in tensors]
-        batch[name] = torch.cat(tensors)
-    return batch
-
-
-def _padded(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
-    """``tensor`` [N, ...] with zeros at the ends, to [N, *sizes]."""
-    margins = [
-        margin
-        for size, now in zip(sizes, tensor.shape[1:], strict=True)
-        for margin in (size - now, 0)
-    ]
-    return torch.nn.functional.pad(tensor, margins[::-1]) if any(margins) else tensor

@@ -1,52 +1,99 @@
 """A decoder-only vision-language model as one module: an image and its prompt are computed once for
-all captions.
+all captions, in the fastest way that is exact for the model (``Mode``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
-from safetensors.torch import load, save
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from rewards.files import CheckedFiles
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.decoding import Prefixes
+from rl_caption.captioners.decoding import Prefixes, select_rows
 from rl_caption.captioners.hf_families import Conventions
-from rl_caption.captioners.hf_policy import last_hidden, output_of, score_after_prompt
-from rl_caption.captioners.packed import CACHE, preallocated_cache
+from rl_caption.captioners.hf_policy import last_hidden, output_of, score_after_prompt, scored_rows
+from rl_caption.captioners.packed import CACHE, PreallocatedLayer
 from rl_caption.captioners.vlm_families import VisionLanguageFamily
 from rl_caption.runtime.engines import dropout_off
 
-FEATURES = "features/"
-"""Prefix of the names of visual tokens among the inputs of a batch."""
 ENCODED = "mm_encoder_outputs"
 """Argument by which Transformers' models take visual tokens in place of pixels; older versions and
 some models have none, and encode their images in every pass.
 """
-TOKENS, LAYERS = "pooler_output", "deepstack_features"
-"""Names in Transformers' output: visual tokens, a tensor or a list with one for each image; and
-those of several layers of the tower, a list with one for each layer, or with a list for each layer.
-"""
-IMAGE = "image/"
-"""Prefix of the names of the inputs of one row's images, ``image/ROW/NAME``, where rows are encoded
-one by one.
-"""
+IMAGES, FEATURES = "images", "features"
+"""Names of what the processor made of the images of each row, and of their visual tokens."""
 IMAGE_KEY = "image_key"
-"""Name of [B, 2]: 128 bits for each row, a hash of the inputs of its images."""
-PIXELS = "pixel_"
-"""Prefix of the names of inputs that only the vision tower reads."""
-TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-"""Inputs [B, P] with a column for each token of the prompt."""
+"""Name of a row's 128 bits [1, 2]: a hash of what its visual tokens are made of."""
+UNREAD = ("last_hidden_state", "hidden_states", "attentions", "vision_outputs", "qformer_outputs")
+"""Fields of a vision tower's output that most text models do not read."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How captions are scored and sampled; ``self_check`` finds the fastest way that is exact.
+
+    Attributes:
+        prefix: whether captions share what is computed of image and prompt: of a batch at once
+            (``batch``), of one row after the other (``rows``), or not at all (``none``).
+        features: visual tokens that the model takes in place of pixels: what most models read of
+            them (``tokens``), the tower's whole output (``whole``), or none.
+        decode: by the keys and values of the prefix (``cache``), by Transformers' ``generate`` for
+            all captions of an image, or for each alone.
+        padded: whether images of a batch may be padded to one size.
+        caption_type: token type of captions in a pass over prompt and caption.
+    """
+
+    prefix: Literal["batch", "rows", "none"] = "batch"
+    features: Literal["tokens", "whole", ""] = "tokens"
+    decode: Literal["cache", "generate", "alone"] = "cache"
+    padded: bool = True
+    caption_type: int = 0
+
+
+class Nested:
+    """Lists and dictionaries of tensors among the inputs of a batch.
+
+    ``apart`` says of images that each row is encoded alone, by a reference policy, too.
+    """
+
+    def __init__(self, value: Any, apart: bool = False) -> None:
+        self.value, self.apart = value, apart
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Nested:
+        return Nested(tree_map_only(Tensor, change, self.value), self.apart)
+
+    def to(self, *where: Any, **how: Any) -> Nested:
+        """As ``Tensor.to``."""
+        return self._with(lambda tensor: tensor.to(*where, **how))
+
+    def pin_memory(self) -> Nested:
+        """As ``Tensor.pin_memory``."""
+        return self._with(Tensor.pin_memory)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether one of the tensors does."""
+        return any(
+            leaf.requires_grad for leaf in tree_leaves(self.value) if isinstance(leaf, Tensor)
+        )
+
+    def __getitem__(self, rows: Tensor) -> Nested:
+        numbers = rows.tolist()
+        if not isinstance(self.value, list):  # visual tokens of a batch
+            return self
+        return Nested([self.value[row] for row in numbers], self.apart)
 
 
 class PromptLayer(DynamicLayer):
@@ -70,23 +117,17 @@ class CaptionLayer(DynamicLayer):
 
     def __init__(self, prompts: DynamicLayer, prompt: Tensor) -> None:
         super().__init__()
-        self.keys, self.values, self.prompt, self.is_initialized = (
-            prompts.keys,
-            prompts.values,
-            prompt,
-            True,
-        )
+        self.prompt, self.is_initialized = prompt, True
+        self.keys, self.values = prompts.keys, prompts.values
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        assert self.keys is not None
-        assert self.values is not None
         keys, values = (
-            self.keys.index_select(0, self.prompt),
-            self.values.index_select(0, self.prompt),
+            torch.cat([of_prompts.index_select(0, self.prompt), own], dim=-2)
+            for of_prompts, own in ((self.keys, key_states), (self.values, value_states))
         )
-        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
+        return keys, values
 
 
 @dataclass
@@ -97,11 +138,13 @@ class PromptState:
         cache: keys and values.
         mask: [N, S], False where a prompt is padded.
         position: [N] of the next token.
+        channels: number of positions of a token, with M-RoPE (time, height, width, ...).
     """
 
     cache: Any
     mask: Tensor
     position: Tensor
+    channels: int | None = None
 
     def select(self, parent: Tensor | None) -> None:
         """Reorder the rows to the parents [M] of the next ones; None leaves them."""
@@ -114,12 +157,14 @@ class PromptState:
         this one.
         """
         layers: list[Any] = [CaptionLayer(layer, prompt) for layer in self.cache.layers]
-        return PromptState(Cache(layers=layers), self.mask[prompt], self.position[prompt])
+        return PromptState(
+            Cache(layers=layers), self.mask[prompt], self.position[prompt], self.channels
+        )
 
 
 class TensorCache:
-    """Named tensors by key: in memory up to ``room`` bytes, and on disk those that ``keep_on_disk``
-    is for.
+    """Nested tensors by key: in memory up to ``room`` bytes, and on disk those that
+    ``keep_on_disk`` is for.
 
     A full cache evicts nothing (``rewards.clip.encoder.EmbeddingCache`` says why). Copies of a
     policy share it.
@@ -127,7 +172,7 @@ class TensorCache:
 
     def __init__(self) -> None:
         self.room = 0
-        self.entries: dict[str, dict[str, Tensor]] = {}
+        self.entries: dict[str, Any] = {}
         self.files: CheckedFiles | None = None
 
     def __deepcopy__(self, memo: Any) -> TensorCache:
@@ -146,34 +191,30 @@ class TensorCache:
         """Use a folder, too, for what is written with ``on_disk``."""
         self.files = CheckedFiles(folder, "visual token", ".tokens", max_bytes)
 
-    def read(self, key: str, on_disk: bool = False) -> dict[str, Tensor] | None:
+    def read(self, key: str, on_disk: bool = False) -> Any:
         """The tensors of a key, on the CPU, or None."""
-        tensors = self.entries.get(key)
-        if tensors is None and on_disk and self.files is not None:
+        if key not in self.entries and on_disk and self.files is not None:
             content = self.files.read(_file_key(key))
-            if content is not None:
-                tensors = load(content)
-                self._remember(key, tensors)
-        return tensors
+            if content is None:
+                return None
+            tensors = torch.load(io.BytesIO(content), weights_only=True)
+            self._remember(key, tensors)
+            return tensors
+        return self.entries.get(key)
 
-    def write(self, key: str, tensors: dict[str, Tensor], on_disk: bool = False) -> None:
+    def write(self, key: str, tensors: Any, on_disk: bool = False) -> None:
         """Keep tensors that are on the CPU, where there is room."""
         self._remember(key, tensors)
         if on_disk and self.files is not None:
-            self.files.write(
-                _file_key(key),
-                save({name: tensor.contiguous() for name, tensor in tensors.items()}),
-            )
+            content = io.BytesIO()
+            torch.save(tensors, content)
+            self.files.write(_file_key(key), content.getvalue())
 
-    def _remember(self, key: str, tensors: dict[str, Tensor]) -> None:
-        size = sum(tensor.nbytes for tensor in tensors.values())
+    def _remember(self, key: str, tensors: Any) -> None:
+        size = sum(leaf.nbytes for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor))
         if size <= self.room and key not in self.entries:
             self.room -= size
             self.entries[key] = tensors
-
-
-def _token_key(fingerprint: str, precision: str, image_key: Tensor) -> str:
-    return f"{fingerprint} {precision} {image_key.tolist()}"
 
 
 def _file_key(key: str) -> str:
@@ -183,30 +224,30 @@ def _file_key(key: str) -> str:
 class VisionLanguagePolicy(nn.Module):
     """A decoder-only model of Transformers with its family and its special tokens.
 
-    Image and prompt are computed once: a decode copies their keys and values for each caption, and
-    scoring lets the captions read them, with gradient. Positions and masks are passed to every
-    call, so that nothing depends on what the module remembers of other batches (``rope_deltas`` of
-    Qwen's models). All passes go through ``forward``, so that wrappers of the module (DDP, FSDP,
-    ZeRO) see them.
+    Image and prompt are computed once where ``mode`` says so: a decode copies their keys and values
+    for each caption, and scoring lets the captions read them, with gradient. Positions and masks
+    are passed to every call, so that nothing depends on what the module remembers of other batches
+    (``rope_deltas`` of Qwen's models). All passes go through ``forward``, so that wrappers of the
+    module (DDP, FSDP, ZeRO) see them.
     """
 
     def __init__(self, model: Any, family: VisionLanguageFamily, conventions: Conventions) -> None:
         super().__init__()
         self.model: Any = model
         self.family, self.conventions = family, conventions
+        self.mode = Mode()
         self.share_prefix = True
         """As in ``HuggingFacePolicy``; recomputed activations change nothing here."""
-        self.takes_features = hasattr(model.base_model, "get_image_features") and all(
+        self.image_inputs: frozenset[str] = frozenset()
+        """Names of the inputs that visual tokens are made of; empty where the model takes none."""
+        reads = getattr(model.base_model, "get_image_features", None)
+        if reads is not None and all(
             ENCODED in inspect.signature(module.forward).parameters
             for module in (model, model.base_model)
-        )
-        """Whether the model takes visual tokens in place of pixels."""
-        self.image_inputs: frozenset[str] = frozenset()
-        """Names of the inputs that visual tokens are made of."""
-        if self.takes_features:
-            self.image_inputs = frozenset(
-                inspect.signature(model.base_model.get_image_features).parameters
-            )
+        ):
+            self.image_inputs = frozenset(inspect.signature(reads).parameters)
+        self.visual_names: frozenset[str] | None = None
+        """Names of the parameters that visual tokens depend on, of ``self_check``."""
         self.cache = TensorCache()
         """Visual tokens of rows whose vision tower is frozen, and prepared rows."""
         self._fingerprint: tuple[tuple[int, ...], str] | None = None
@@ -217,6 +258,11 @@ class VisionLanguagePolicy(nn.Module):
         """The model's configuration."""
         return self.model.config
 
+    @property
+    def takes_features(self) -> bool:
+        """Whether visual tokens take the place of pixels."""
+        return bool(self.image_inputs) and bool(self.mode.features)
+
     def forward(
         self,
         token_ids: Tensor | None = None,
@@ -225,13 +271,13 @@ class VisionLanguagePolicy(nn.Module):
         max_tokens: int = 0,
         decode_state: PromptState | None = None,
         prefixes: Prefixes | None = None,
-        **inputs: Tensor,
+        **inputs: Any,
     ) -> Any:
         """Encode images, score captions, start a decode, or continue it.
 
         Args:
-            inputs: of B images and prompts; prompts are padded on the left. Visual tokens, as
-                ``encode`` returns them, stand in place of pixels.
+            inputs: of B images and prompts, as ``preprocess`` makes them, or as ``encode`` returns
+                them.
             encode: only encode the images.
             token_ids: captions [B, K, L] to score.
             mask: [B, K, L], True for the positions to score; all by default.
@@ -239,46 +285,101 @@ class VisionLanguagePolicy(nn.Module):
             decode_state, prefixes: the decode to continue, and its M prefixes.
 
         Returns:
-            Encode: the visual tokens, by names that ``inputs`` takes. Score: logits [B, K, L, V],
-                or [P, V] of the P
-            positions where ``mask`` is True. Start: logits [B, V] of the first token, and a
-            ``PromptState``. Continue: logits [M, V] of the next tokens.
+            Encode: the inputs with visual tokens in place of pixels. Score: logits [B, K, L, V], or
+                [P, V] of the P positions where ``mask`` is True.
+            Start: logits [B, V] of the first token, and a ``PromptState``. Continue: logits [M, V]
+                of the next tokens.
         """
         if decode_state is not None:
             assert prefixes is not None
             decode_state.select(prefixes.parent)
             return self._read(decode_state, prefixes.tokens.unsqueeze(1))[:, -1]
+        if self.takes_features and FEATURES not in inputs:
+            inputs = self.encode(inputs, by_rows=inputs[IMAGES].apart)
         if encode:
-            return self._encode(inputs)
-        if any(name.startswith(IMAGE) or name == IMAGE_KEY for name in inputs):
-            inputs = states_of(inputs) | self._encode(inputs)
+            return inputs
         if token_ids is None:
+            capacity = inputs["input_ids"].shape[1] + max_tokens
             with output_of(self.model, last_hidden):
-                return self._begin(
-                    inputs, preallocated_cache(inputs["input_ids"].shape[1] + max_tokens)
-                )
-        return self._score(inputs, token_ids, mask)
+                return self._begin(self.arguments(inputs), lambda: PreallocatedLayer(capacity))
+        if self.mode.prefix == "none":
+            return self._score_plainly(inputs, token_ids, mask)
+        if self.joins(inputs):
+            return self._score(self.arguments(inputs), token_ids, mask)
+        logits = [
+            self._score(row, token_ids[number, None], None if mask is None else mask[number, None])
+            for number, row in enumerate(self.rows(inputs))
+            if mask is None or mask[number].any()
+        ]
+        return torch.cat(logits)
+
+    # Arguments of the model
+
+    def joins(self, inputs: dict[str, Any]) -> bool:
+        """Whether the rows of a batch are one pass; else they are read one by one."""
+        images = inputs[IMAGES].value
+        if len(images) == 1 or self.mode.prefix != "batch":
+            return len(images) == 1
+        shapes = [
+            {name: not self.mode.padded and value.shape[1:] for name, value in row.items()}
+            for row in images
+        ]
+        return all(row == shapes[0] for row in shapes)
+
+    def arguments(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of the model for rows that are joined."""
+        given = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+        images = inputs[IMAGES].value
+        for name in images[0]:
+            if name != IMAGE_KEY:
+                given[name] = join([row[name] for row in images])
+        if FEATURES in inputs:
+            features = inputs[FEATURES].value
+            given[ENCODED] = join_features(features) if isinstance(features, list) else features
+        return given
+
+    def rows(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """Arguments of the model for each row alone, without padding."""
+        rows = []
+        for number, length in enumerate(inputs["attention_mask"].sum(-1).tolist()):
+            row = self.arguments(select_rows(inputs, torch.tensor([number])))
+            shape = row["input_ids"].shape
+            for name, value in row.items():
+                if isinstance(value, Tensor) and value.shape == shape:
+                    row[name] = value[:, -length:]
+            rows.append(row)
+        return rows
+
+    def given(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as the model takes them: visual tokens in an output, without pixels."""
+        if ENCODED not in arguments:
+            return arguments
+        output: Any = BaseModelOutputWithPooling()
+        for name, value in arguments[ENCODED].items():
+            setattr(output, name, value)
+        return {
+            name: {"image": output} if name == ENCODED else value
+            for name, value in arguments.items()
+            if name == ENCODED or not value.is_floating_point()
+        }
+
+    # Visual tokens
 
     def visual_tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers that visual tokens depend on: those of the vision tower and the
-        projector.
-        """
-        text = {
-            id(tensor)
-            for tensor in (
-                *self.model.get_decoder().parameters(),
-                *self.model.get_decoder().buffers(),
-            )
-        }
-        text.add(id(self.model.get_output_embeddings().weight))
-        tensors = (*self.model.named_parameters(), *self.model.named_buffers())
-        return {name: tensor for name, tensor in tensors if id(tensor) not in text}
+        """Parameters that visual tokens depend on, and buffers outside the text model."""
+        tensors = dict(self.model.named_parameters())
+        names = tensors.keys() if self.visual_names is None else self.visual_names
+        text = {id(buffer) for buffer in self.model.get_decoder().buffers()}
+        visual = {name: tensors[name] for name in sorted(names)}
+        for name, buffer in self.model.named_buffers():
+            if id(buffer) not in text:
+                visual[name] = buffer
+        return visual
 
     def trained_visual_parameter(self) -> str | None:
         """Name of a trained parameter that visual tokens depend on; None where they are frozen."""
-        return next(
-            (name for name, tensor in self.visual_tensors().items() if tensor.requires_grad), None
-        )
+        tensors = self.visual_tensors()
+        return next((name for name, tensor in tensors.items() if tensor.requires_grad), None)
 
     def encodes_rows(self) -> bool:
         """Whether the images of each row are encoded alone, so that visual tokens that are kept are
@@ -293,15 +394,9 @@ class VisionLanguagePolicy(nn.Module):
             and not any(hasattr(tensor, "ds_id") for tensor in self.parameters())
         )
 
-    def knows_images(self, image_keys: Tensor, fingerprint: str) -> bool:
-        """Whether the visual tokens of all images with the keys [N, 2] are kept, under
-        ``fingerprint()``.
-        """
-        keys = [
-            _token_key(fingerprint, precision, key)
-            for precision in self._precisions
-            for key in image_keys
-        ]
+    def knows_images(self, image_key: Tensor, fingerprint: str) -> bool:
+        """Whether the visual tokens of the images with the key are kept, under ``fingerprint()``."""
+        keys = [f"{fingerprint} {precision} {image_key.tolist()}" for precision in self._precisions]
         return bool(keys) and all(self.cache.read(key, on_disk=True) is not None for key in keys)
 
     def fingerprint(self) -> str:
@@ -312,88 +407,88 @@ class VisionLanguagePolicy(nn.Module):
         tensors = self.visual_tensors()
         versions = tuple(tensor._version for tensor in tensors.values())
         if self._fingerprint is None or self._fingerprint[0] != versions:
-            digest = hashlib.blake2b(
-                f"{torch.__version__} {transformers.__version__}".encode(), digest_size=16
-            )
-            digest.update(
-                f"{self.config.to_json_string()} {self.config._attn_implementation}".encode()
-            )
+            digest = hashlib.blake2b(digest_size=16)
+            libraries = f"{torch.__version__} {transformers.__version__} {self.mode.features}"
+            config = f"{self.config.to_json_string()} {self.config._attn_implementation}"
+            digest.update(f"{libraries} {config}".encode())
             for name, tensor in tensors.items():
                 update(digest, f"{name} {tensor.device.type}", tensor)
             self._fingerprint = versions, digest.hexdigest()
         return self._fingerprint[1]
 
-    @torch.no_grad()
-    def _encode_row(
-        self, inputs: dict[str, Tensor], row: int, fingerprint: str
-    ) -> dict[str, Tensor]:
-        """Visual tokens of a row's images, from the cache where they are in it."""
-        images = {
-            name.split("/")[2]: inputs[name] for name in inputs if name.startswith(f"{IMAGE}{row}/")
-        }
-        if IMAGE_KEY not in inputs:
-            return self._read_images(images)
-        device = inputs["input_ids"].device
-        enabled = torch.is_autocast_enabled(device.type)
-        precision = str(torch.get_autocast_dtype(device.type)) if enabled else "its own"
-        self._precisions.add(precision)
-        key = _token_key(fingerprint, precision, inputs[IMAGE_KEY][row])
-        tokens = self.cache.read(key, on_disk=True)
-        if tokens is None:
-            if not images:
-                folder = self.cache.files and self.cache.files.folder
-                raise CaptionerError(
-                    f"images were prepared without pixels, and there are no visual tokens of them "
-                    f"in {precision}: they "
-                    f"were prepared for another precision, or files were removed from or damaged "
-                    f"in {folder} "
-                    "(model.cache_dir) since; prepare them again (resume the run)"
-                )
-            tokens = {name: tensor.cpu() for name, tensor in self._read_images(images).items()}
-            self.cache.write(key, tokens, on_disk=True)
-        return {name: tensor.to(device) for name, tensor in tokens.items()}
-
-    def _encode(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        if not any(name.startswith(IMAGE) or name == IMAGE_KEY for name in inputs):
-            return self._read_images(inputs)
-        fingerprint = self.fingerprint() if IMAGE_KEY in inputs else ""
-        with dropout_off(self.model):  # what is kept has no dropout
-            rows = [
-                self._encode_row(inputs, row, fingerprint)
-                for row in range(len(inputs["input_ids"]))
+    def encode(self, inputs: dict[str, Any], by_rows: bool) -> dict[str, Any]:
+        """The inputs with visual tokens in place of pixels."""
+        images = inputs[IMAGES].value
+        features: Any
+        if not by_rows and self.mode.decode == "cache" and self.joins(inputs):
+            features = self.read_images(self.arguments(inputs))
+        else:
+            features = [
+                self._read_kept(row, image)
+                for row, image in zip(self.rows(inputs), images, strict=True)
             ]
-        return join_rows(rows)
+        others = [
+            {name: value for name, value in row.items() if not value.is_floating_point()}
+            for row in images
+        ]
+        return {**inputs, IMAGES: Nested(others), FEATURES: Nested(features)}
 
-    def _read_images(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        read = self.model.base_model.get_image_features
-        output = read(
-            **{name: inputs[name] for name in self.image_inputs & inputs.keys()}, return_dict=True
-        )
-        features: dict[str, Tensor] = {}
-        for name in (TOKENS, LAYERS):
-            features |= _flat(f"{FEATURES}{name}", getattr(output, name, None))
-        return features
+    def _read_kept(self, row: dict[str, Any], image: dict[str, Tensor]) -> dict[str, Any]:
+        """Visual tokens of a row, from the cache where they are in it."""
+        if not self.encodes_rows():
+            return self.read_images(row)
+        with torch.no_grad(), dropout_off(self.model):  # what is kept has no dropout
+            if IMAGE_KEY not in image:
+                return self.read_images(row)
+            device = row["input_ids"].device
+            enabled = torch.is_autocast_enabled(device.type)
+            precision = str(torch.get_autocast_dtype(device.type)) if enabled else "its own"
+            self._precisions.add(precision)
+            key = f"{self.fingerprint()} {precision} {image[IMAGE_KEY].tolist()}"
+            tokens = self.cache.read(key, on_disk=True)
+            if tokens is None:
+                if not any(value.is_floating_point() for value in row.values()):
+                    folder = self.cache.files and self.cache.files.folder
+                    raise CaptionerError(
+                        f"images were prepared without pixels, and there are no visual tokens of "
+                        f"them in {precision}: they were prepared for another precision, or files "
+                        f"were removed from or damaged in {folder} (model.cache_dir) since; prepare "
+                        f"them again (resume the run)"
+                    )
+                tokens = tree_map_only(Tensor, Tensor.cpu, self.read_images(row))
+                self.cache.write(key, tokens, on_disk=True)
+            return tree_map_only(Tensor, lambda tensor: tensor.to(device), tokens)
 
-    def _begin(self, inputs: dict[str, Tensor], cache: Cache) -> tuple[Tensor, PromptState]:
-        """Logits [B, V] after the prompts, whose keys and values go into ``cache``."""
-        positions = self.family.positions(self.model, inputs)
-        features = _features(inputs)
-        arguments: dict[str, Any] = {
-            name: inputs[name] for name in inputs if not name.startswith(FEATURES)
-        }
-        if features:
-            arguments = {
-                name: value for name, value in arguments.items() if not name.startswith(PIXELS)
-            }
-            output: Any = BaseModelOutputWithPooling()
-            for name, value in features.items():
-                setattr(output, name, value)
-            arguments[ENCODED] = {"image": output}
-        output = self.model(**arguments, position_ids=positions, use_cache=True, **{CACHE: cache})
-        following = positions.amax(-1) if positions.ndim == 2 else positions.amax((0, 2))
-        return output.logits[:, -1], PromptState(
-            cache, inputs["attention_mask"].bool(), following + 1
+    def read_images(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The fields of the vision tower's output that the text model may read."""
+        given = {name: arguments[name] for name in self.image_inputs & arguments.keys()}
+        output = self.model.base_model.get_image_features(**given, return_dict=True)
+        unread = UNREAD if self.mode.features == "tokens" else ()
+        return {key: value for key, value in output.items() if key not in unread}
+
+    # Passes over text
+
+    def _score(self, arguments: dict[str, Any], token_ids: Tensor, mask: Tensor | None) -> Tensor:
+        return score_after_prompt(
+            token_ids,
+            mask,
+            self.model,
+            lambda: self._begin(arguments, PromptLayer),
+            lambda state, image, ids: self._read(state.captions(image), ids),
         )
+
+    def _begin(
+        self, arguments: dict[str, Any], new_layer: Callable[[], Any]
+    ) -> tuple[Tensor, PromptState]:
+        """Logits [B, V] after the prompts, whose keys and values go into layers ``new_layer``."""
+        positions = self.family.positions(self.model, arguments)
+        cache = Cache(layer_class_to_replicate=new_layer)  # type: ignore[arg-type]
+        given = self.given(arguments)
+        output = self.model(**given, position_ids=positions, use_cache=True, **{CACHE: cache})
+        channels = None if positions.ndim == 2 else len(positions)
+        following = positions.amax(-1) if channels is None else positions.amax((0, 2))
+        mask = arguments["attention_mask"].bool()
+        return output.logits[:, -1], PromptState(cache, mask, following + 1, channels)
 
     def _read(self, state: PromptState, token_ids: Tensor) -> Tensor:
         """Logits [N, T, V] after each of the next tokens [N, T]; ``state`` goes on to the token
@@ -403,79 +498,98 @@ class VisionLanguagePolicy(nn.Module):
         state.mask = torch.cat([state.mask, state.mask.new_ones(token_ids.shape)], dim=1)
         positions = state.position.unsqueeze(1) + torch.arange(length, device=token_ids.device)
         state.position = state.position + length
+        if state.channels is not None:
+            positions = positions.expand(state.channels, -1, -1)
         output = self.model(
             input_ids=token_ids,
             attention_mask=state.mask,
-            position_ids=self.family.text_positions(self.model, positions),
+            position_ids=positions,
             use_cache=True,
             **{CACHE: state.cache},
         )
         return output.logits
 
-    def _score(self, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None) -> Tensor:
-        begin = partial(self._begin, inputs, Cache(layer_class_to_replicate=PromptLayer))
-        return score_after_prompt(
-            token_ids,
-            mask,
-            self.model,
-            begin,
-            lambda state, image, ids: self._read(state.captions(image), ids),
-        )
+    def _score_plainly(
+        self, inputs: dict[str, Any], token_ids: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Logits of captions by a pass over image, prompt and caption for each, as the model alone
+        makes it; arguments and result as ``score_after_prompt``.
+        """
+        captions, length = token_ids.shape[1:]
+        flat, scored, numbers = scored_rows(token_ids, mask)
+        rows, logits = self.rows(inputs), []
+        for caption, number in enumerate(numbers.tolist()):
+            row = dict(self.given(rows[number // captions]))
+            prompt = row["input_ids"]
+            for name, value in row.items():
+                if isinstance(value, Tensor) and value.shape == prompt.shape:
+                    kind = 1 if name == "attention_mask" else self.mode.caption_type
+                    row[name] = nn.functional.pad(value, (0, length - 1), value=kind)
+            row["input_ids"] = torch.cat([prompt, flat[number, None, :-1]], dim=1)
+            some = slice(None) if scored is None else scored[caption]
+
+            def of_caption(hidden: Tensor, some: Any = some) -> Tensor:
+                return hidden[:, -length:][:, some]
+
+            with output_of(self.model, of_caption):
+                logits.append(self.model(**row, use_cache=False).logits[0])
+        joined = torch.cat(logits)
+        return joined if mask is not None else joined.unflatten(0, token_ids.shape)
 
 
-def _flat(name: str, tensors: Any) -> dict[str, Tensor]:
-    """A tensor, or lists of tensors, by name and number: ``NAME``, ``NAME.0``, ``NAME.0.1``."""
-    if tensors is None or isinstance(tensors, Tensor):
-        return {} if tensors is None else {name: tensors}
-    flat: dict[str, Tensor] = {}
-    for number, entry in enumerate(tensors):
-        flat |= _flat(f"{name}.{number}", entry)
-    return flat
+def collate(prompts: Sequence[dict[str, Tensor]], pad: int, apart: bool = False) -> dict[str, Any]:
+    """One batch of the inputs of B prompts.
+
+    What has the shape of ``input_ids`` [1, P] is text: it is padded on the left and joined, and
+    ``input_ids`` come first. What was made of the images stays apart: it may hold indices into its
+    row, and not every row has the same.
+    """
+    texts: dict[str, list[Tensor]] = {"input_ids": []}
+    images: list[dict[str, Tensor]] = []
+    longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
+    for prompt in prompts:
+        shape = prompt["input_ids"].shape
+        images.append({name: t for name, t in prompt.items() if t.shape != shape})
+        for name in prompt.keys() - images[-1].keys():
+            value = pad if name == "input_ids" else 0
+            padded = nn.functional.pad(prompt[name], (longest - shape[1], 0), value=value)
+            texts.setdefault(name, []).append(padded)
+    batch: dict[str, Any] = {name: torch.cat(tensors) for name, tensors in texts.items()}
+    return {**batch, IMAGES: Nested(images, apart)}
 
 
-def _features(inputs: dict[str, Tensor]) -> dict[str, Any]:
-    """Visual tokens as the attributes of Transformers' output, the inverse of ``_flat``."""
-    features: dict[str, Any] = {}
-    for key, tensor in inputs.items():
-        if key.startswith(FEATURES):
-            name, *numbers = key.removeprefix(FEATURES).split(".")
-            entry: Any = tensor
-            if numbers:
-                entry = features.get(name, [])
-                entries = entry if len(numbers) == 1 else _entry(entry, int(numbers[0]))
-                entries.append(tensor)
-            features[name] = entry
-    return features
+def join(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors [N, ...] joined along their first dimension, padded with zeros to the largest."""
+    sizes = [max(sizes) for sizes in zip(*(t.shape[1:] for t in tensors), strict=True)]
+    padded = []
+    for tensor in tensors:
+        margins: list[int] = []
+        for size, now in zip(reversed(sizes), reversed(tensor.shape[1:]), strict=True):
+            margins += [0, size - now]
+        padded.append(nn.functional.pad(tensor, margins) if any(margins) else tensor)
+    return torch.cat(padded)
 
 
-def _entry(lists: list[list[Tensor]], number: int) -> list[Tensor]:
-    """The list of that number, which is made where it is the next one."""
-    if number == len(lists):
-        lists.append([])
-    return lists[number]
+def join_features(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Visual tokens of a batch from those of its rows.
 
+    ``pooler_output`` is a tensor or a list with an entry for each image; other lists have an entry
+    for each layer. Where a model has it otherwise, ``self_check`` finds out.
+    """
 
-def states_of(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs of a batch without what only the vision tower reads."""
-    return {
-        name: value
-        for name, value in inputs.items()
-        if not name.startswith((PIXELS, IMAGE)) and name != IMAGE_KEY
-    }
+    def joined(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], Tensor):
+            return torch.cat(list(values))
+        return [entry for value in values for entry in value]
 
-
-def join_rows(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Visual tokens of a batch from those of its rows: images are numbered on, tensors are joined."""
-    joined: dict[str, list[Tensor]] = {}
-    images = 0
-    for tokens in rows:
-        for key, tensor in tokens.items():
-            name, *numbers = key.split(".")
-            if len(numbers) == (1 if name == f"{FEATURES}{TOKENS}" else 2):
-                key = ".".join([name, *numbers[:-1], str(images + int(numbers[-1]))])
-            joined.setdefault(key, []).append(tensor)
-        images += sum(key.startswith(f"{FEATURES}{TOKENS}.") for key in tokens)
-    return {name: torch.cat(tensors) for name, tensors in joined.items()}
+    fields: dict[str, Any] = {}
+    for name, first in rows[0].items():
+        values = [row[name] for row in rows]
+        if name != "pooler_output" and isinstance(first, list | tuple):
+            fields[name] = [joined(layer) for layer in zip(*values, strict=True)]
+        else:
+            fields[name] = joined(values)
+    return fields
 
 
 def update(digest: Any, name: str, tensor: Tensor) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import nn
 
 from rewards.mixed import MixedReward
@@ -41,10 +42,14 @@ from rl_caption.scst.objectives import Objective, build_objective
 from rl_caption.scst.reward_scales import sample_scores, scale_report
 from rl_caption.scst.schedules import AdaptiveKl
 from rl_caption.scst.step import SelfCriticalTask
+from rl_caption.training.checkpoint import read_state
 from rl_caption.training.loop import Metric, train
 from rl_caption.training.run import CHECKED_IMAGES, Run, open_run
 from rl_caption.training.run_folder import is_complete
 from rl_caption.training.validation import CaptionValidator
+
+MODE = "captioner_mode"
+"""Note of a checkpoint: how its run scored and sampled captions."""
 
 
 def train_xe(config: XeConfig) -> TrainState:
@@ -64,7 +69,8 @@ def train_xe(config: XeConfig) -> TrainState:
     options, tokens, data = config.train, config.train.max_target_tokens, config.data
     with open_run(config) as run:
         captioner = make_captioner(run, config, "train.max_target_tokens", tokens)
-        model = run.restore(captioner.policy, vocabulary=captioner.vocabulary())
+        vocabulary, notes = captioner.vocabulary(), share_mode(run, captioner)
+        model = run.restore(captioner.policy, vocabulary=vocabulary, notes=notes)
         collate = Collate(captioner, tokens, options.captions_per_image, data.augment, options.seed)
         return train(
             run,
@@ -96,6 +102,7 @@ def train_scst(config: ScstConfig) -> TrainState:
     with open_run(config) as run:
         captioner = make_captioner(run, config, "rollout.max_new_tokens", tokens)
         reward, monitor = make_reward(run, config)
+        monitor.notes |= share_mode(run, captioner)
         metric = make_metric(config, monitor)
         task = make_task(run, config, captioner, reward, monitor.notes)
         if run.checkpoint is None:
@@ -133,6 +140,17 @@ def make_captioner(run: Run, config: XeConfig | ScstConfig, key: str, max_tokens
     check_positions(captioner, key, max_tokens, rows)
     run.keep_readable(captioner)
     return captioner
+
+
+def share_mode(run: Run, captioner: Any) -> dict[str, Any]:
+    """Let every process compute captions as the first one does, or as the checkpoint's run did; a
+    note for the checkpoint. Only vision-language models have modes.
+    """
+    if not hasattr(captioner, "mode"):
+        return {}
+    saved = {} if run.checkpoint is None else read_state(run.checkpoint).notes
+    (captioner.mode,) = broadcast_object_list([saved.get(MODE, captioner.mode)])
+    return {MODE: captioner.mode}
 
 
 def make_validator(

@@ -73,7 +73,7 @@ class CaptionBatch:
         """The batch in page-locked memory, from where a GPU copies while it computes; called by the
         loader.
         """
-        return self._with(Tensor.pin_memory)
+        return self._with(lambda tensor: tensor.pin_memory())
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> CaptionBatch:
         inputs = {name: change(tensor) for name, tensor in self.inputs.items()}

@@ -1,0 +1,109 @@
+"""Transformers' own ``generate``, whose tokens are chosen here."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.decoding import constraints, draw_tokens, truncations
+from rl_caption.captioners.tokens import forbid
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    row: dict[str, Any],
+    captions: int,
+    max_new_tokens: int,
+    eos: int | None = None,
+    pad: int = 0,
+    **how: Any,
+) -> Any:
+    """Output of ``generate`` for some captions of one image; ``how`` leaves one token at each step.
+
+    Nothing is taken from the model's generation settings, and no random number from torch's
+    generators.
+    """  # fmt: skip
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=True,
+        top_k=0,
+        num_return_sequences=captions,
+        eos_token_id=eos,
+        pad_token_id=pad,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    devices = [model.device] if model.device.type == "cuda" else []
+    with _own_settings(model), torch.random.fork_rng(devices):
+        return model.generate(**row, generation_config=config, **how)
+
+
+@contextmanager
+def _own_settings(model: Any) -> Iterator[None]:
+    saved, model.generation_config = model.generation_config, GenerationConfig()
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        model.generation_config = saved
+        transformers.logging.set_verbosity(level)
+
+
+def sample(
+    captioner: Captioner, row: dict[str, Any], decoding: Decoding, noise: Tensor, together: bool
+) -> Tensor:
+    """Captions [R, T] of one image by ``generate``: a sample for each row of ``noise`` [K, L], and
+    the greedy one. ``together`` makes them one batch.
+    """
+    policy: Any = captioner.policy
+    count = decoding.captions_per_image
+    size = count if together else 1
+    captions: list[Tensor] = []
+    for first in range(0, count, size):
+        choose = _Choose(captioner, decoding, noise[first : first + size])
+        output = generate(
+            policy.model,
+            row,
+            size,
+            decoding.max_new_tokens,
+            captioner.eos_token_id,
+            captioner.pad_token_id,
+            logits_processor=LogitsProcessorList([choose]),
+        )
+        assert choose.step == len(output.logits), "its generate takes no logits_processor"
+        captions += output.sequences[:, -choose.step :]
+    pad = captioner.pad_token_id
+    return nn.utils.rnn.pad_sequence(captions, batch_first=True, padding_value=pad)
+
+
+class _Choose(LogitsProcessor):
+    """Leaves one token of each caption: that which ``noise`` [K, L] draws, and the best one of the
+    captions after the first K.
+
+    Every token is drawn with its own random number, as in ``decoding``: so samples are a function
+    of (seed, step, image) here, too.
+    """
+
+    def __init__(self, captioner: Captioner, decoding: Decoding, noise: Tensor) -> None:
+        self.captioner, self.decoding, self.noise, self.step = captioner, decoding, noise, 0
+        self.processors = constraints(captioner, decoding)
+        self.truncate = truncations(decoding)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        logits = forbid(scores, self.captioner.forbidden)
+        for process in self.processors:
+            logits = process(input_ids[:, input_ids.shape[1] - self.step :], logits)
+        best, drawn = logits.argmax(-1, keepdim=True), len(self.noise)
+        uniform = self.noise[:, self.step, None]
+        samples = draw_tokens(logits[:drawn], uniform, self.decoding, self.truncate, best[:drawn])
+        self.step += 1
+        chosen = torch.cat([samples, best[drawn:]])
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)

@@ -231,14 +231,15 @@ def full_state(
     """Full state dicts on the CPU of the main process, empty on others: weights, each tied one
     once, and Adam's moments as ``PARAMETER/MOMENT``. All-gathers one parameter at a time.
     """
+    import deepspeed
     from deepspeed.utils import safe_get_full_optimizer_state
 
     is_main, module = accelerator.is_main_process, accelerator.unwrap_model(model)
     tensors: dict[int, Tensor] = {}
     for parameter in module.parameters():
-        value = full_parameter(accelerator, parameter)
-        if is_main:
-            tensors[id(parameter)] = value.detach().cpu().clone()
+        with deepspeed.zero.GatheredParameters([parameter]):  # does nothing below ZeRO-3
+            if is_main:
+                tensors[id(parameter)] = parameter.detach().cpu().clone()
     step = next(iter(torch_optimizer(optimizer).state.values()))["step"]
     moments: dict[str, Tensor] = {}
     for name, parameter in trained_parameters(accelerator, model).items():
@@ -254,16 +255,6 @@ def full_state(
         for name in module.state_dict()
     }
     return clean_state_dict_for_safetensors(weights), moments
-
-
-def full_parameter(accelerator: Accelerator, parameter: Tensor) -> Tensor:
-    """The full values of a parameter. All-gathers under ZeRO-3."""
-    if engine_of(accelerator) != "zero3":
-        return parameter.data
-    import deepspeed
-
-    with deepspeed.zero.GatheredParameters([parameter]):
-        return parameter.data.clone()
 
 
 def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:

@@ -56,27 +56,26 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
         DataError: another format, a repeated key or image, or an empty caption. The message has the
             count and the first offenders.
     """
-    captions, twice = Captions(), []
+    captions, ids = Captions(), []
     path = captions_file(path)
     data = read_bytes(path)
     captions.sha256 = hashlib.sha256(data).hexdigest()
     content = parse_file(data, path)
-    for index, row in enumerate(
-        _objects([content] if _is_line(content, "caption") else content, path)
-    ):
-        if index == 0 and "image_id" not in row and "image_name" in row:
-            captions.by = "image_name"
-        value = row.get(captions.by, row.get("image") if captions.by == "image_id" else None)
-        image_id = _id(value, f"{path}, [{index}].{captions.by}")
-        if image_id in captions:
-            twice.append(image_id)
+    rows = _objects([content] if _is_line(content, "caption") else content, path)
+    if rows and "image_id" not in rows[0] and "image_name" in rows[0]:
+        captions.by = "image_name"
+    for index, row in enumerate(rows):
+        value = row.get(captions.by)
+        if value is None and captions.by == "image_id":
+            value = row.get("image")
+        ids.append(_id(value, f"{path}, [{index}].{captions.by}"))
         check_type(row.get("caption"), str, f"{path}, [{index}].caption", DataError)
-        captions[image_id] = row["caption"]
+        captions[ids[-1]] = row["caption"]
     if not captions:
         raise DataError(
             f"{path} has no captions: expected a list of objects with 'image_id' and 'caption'"
         )
-    _refuse(twice, "captioned more than once", path, "expected one caption per image")
+    _refuse(_doubled(ids), "captioned more than once", path, "expected one caption per image")
     if not allow_empty:
         empty = [image_id for image_id, caption in captions.items() if not caption.strip()]
         _refuse(empty, "without a word in their caption", path, "expected text in every caption")
@@ -122,15 +121,14 @@ def read_references(
             raise DataError(f"{path} has no splits: leave split {split!r} out")
         split = None
     wanted = ("train", "restval") if split == "train" else (split,)
-    references, twice, empty = References(), [], []
+    references, ids, empty = References(), [], []
     for image in annotated:
         if split is not None and image.split not in wanted:
             continue
-        image_id = _id(image.image_id, f"{path}, id of image {len(references)}")
+        image_id = _id(image.image_id, f"{path}, id of image {len(ids)}")
+        ids.append(image_id)
         where = f"{path}: captions of image {shown(image_id)}"
         check_type(image.captions, list[str], where, DataError)
-        if image_id in references:
-            twice.append(image_id)
         if not all(map(str.strip, image.captions)):
             empty.append(image_id)
         references[image_id] = list(image.captions)
@@ -139,7 +137,7 @@ def read_references(
         raise DataError(f"no split {split!r} in {path}: it has {names}")
     if not any(references.values()):
         raise DataError(f"{path} has no references: expected at least one image with captions")
-    _refuse(twice, "listed more than once", path, "expected every image once")
+    _refuse(_doubled(ids), "listed more than once", path, "expected every image once")
     _refuse(empty, "with an empty reference", path, "expected text in every reference")
     every = {str(image.image_id): image for image in annotated}
     references.elsewhere = frozenset(every) - references.keys()
@@ -209,8 +207,7 @@ def coco_records(content: Any, path: str | Path) -> list[tuple[dict[str, Any], l
                 captions[image_id].append(annotation["caption"])
             else:
                 unknown.append(image_id)
-    twice = [image_id for image_id, count in Counter(ids).items() if count > 1]
-    _refuse(twice, "listed more than once under 'images'", path, "expected every image once")
+    _refuse(_doubled(ids), "listed more than once under 'images'", path, "expected each once")
     _refuse(
         unknown, "annotated but not among 'images'", path, "expected every annotated image there"
     )
@@ -259,8 +256,7 @@ def with_ids_of(
         )
 
     named = [known_id(image_id) for image_id in captions]
-    twice = [image_id for image_id, count in Counter(named).items() if count > 1]
-    _refuse(twice, "captioned more than once", source, "expected one caption per image")
+    _refuse(_doubled(named), "captioned more than once", source, "expected one caption per image")
     renamed = Captions(zip(named, captions.values(), strict=True))
     renamed.by, renamed.sha256 = captions.by, captions.sha256
     return renamed
@@ -333,6 +329,11 @@ def _objects(content: Any, where: str | Path) -> list[dict[str, Any]]:
     rows = content if isinstance(content, list) else [content]
     check_type(rows, list[dict], str(where), DataError)
     return rows
+
+
+def _doubled(ids: Sequence[str]) -> list[str]:
+    """An id for each of its occurrences after the first."""
+    return list((Counter(ids) - Counter(set(ids))).elements())
 
 
 def _id(value: Any, where: str) -> str:

@@ -236,15 +236,13 @@ class Collate:
         inputs = self.captioner.preprocess([draw_view(row, self.seed, step) for row, step in items])
         if self.augmentations and "pixel_values" in inputs:
             views = zip(inputs["pixel_values"], items, strict=True)
-            inputs["pixel_values"] = torch.stack(
-                [
-                    # The frames of a video become channels, so that all are augmented alike.
-                    augment(
-                        pixels.flatten(0, -3), self.augmentations, self.seed, step, row["image_id"]
-                    ).view_as(pixels)
-                    for pixels, (row, step) in views
-                ]
-            )
+            augmented = []
+            for pixels, (row, step) in views:
+                # The frames of a video become channels, so that all are augmented alike.
+                channels = pixels.flatten(0, -3)
+                view = augment(channels, self.augmentations, self.seed, step, row["image_id"])
+                augmented.append(view.view_as(pixels))
+            inputs["pixel_values"] = torch.stack(augmented)
         if self.max_target_tokens is None:
             return CaptionBatch(rows, inputs)
         chosen = [self._choose(row["references"], step) for row, step in items]

@@ -125,7 +125,10 @@ class Bench:
         """Decode samples, and the greedy caption if the advantage needs it."""
         shapes = self.shapes
         return Decoding(
-            shapes.samples, needs_greedy(self.advantage), shapes.temperature, shapes.tokens
+            num_samples=shapes.samples,
+            with_greedy=needs_greedy(self.advantage),
+            temperature=shapes.temperature,
+            max_new_tokens=shapes.tokens,
         )
 
     def update(self) -> None:
@@ -245,7 +248,10 @@ def end_captions(
     few = {key: value[:10] for key, value in inputs.items()}
     noise = torch.rand(len(few["region_mask"]), 8, shapes.tokens, device=policy.device)
     tokens = captioner.generate(
-        policy, few, Decoding(8, False, shapes.temperature, shapes.tokens), noise
+        policy,
+        few,
+        Decoding(num_samples=8, temperature=shapes.temperature, max_new_tokens=shapes.tokens),
+        noise,
     )
     for _ in range(10):
         ends = (

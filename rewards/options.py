@@ -1,153 +1,45 @@
 """Checks of options by their annotations, and classes and functions by name.
 
 The annotation of an option says its type, its choices (``Literal["mean", "max"]``) and its range
-(``Annotated[int, Range(min=1)]``); every check of a configuration, of an argument and of a record
-in a file reads it. A class or function is named by an entry of a table, or as
-``package.module:Name``; it is imported when it is asked for.
+(``Annotated[int, Field(ge=1)]``); pydantic reads it. A class or function is named by an entry of a
+table, or as ``package.module:Name``; it is imported when it is asked for.
 """
 
-import dataclasses
 import difflib
-import functools
-import math
-import numbers
+import inspect
+import json
 import reprlib
 import sys
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NotRequired,
-    Required,
-    TypeAlias,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
+from typing import Annotated, Any, TypeAlias, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+    create_model,
 )
 
 from rewards.base import TARGETS, errors_of_user_code
 from rewards.trust import import_outside
 
 _REPR = reprlib.Repr()
+_WORDS = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "more than",
+}
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
-_NUMBERS: dict[Any, Any] = {
-    int: (int, numbers.Integral),
-    float: (int, float, numbers.Real),
-}  # also NumPy's
-_WIDER: dict[Any, Any] = {**_NUMBERS, tuple: (list, tuple), Path: (str, Path)}
 
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """The numbers that an option may have. ``min`` and ``max`` are allowed themselves, ``above``
-    and ``below`` not.
-    """
-
-    min: float = -math.inf
-    max: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
-
-    def expected(self, value: float) -> str | None:
-        """What would be right instead of ``value``; None if it is in the range."""
-        if value != value:
-            return f"a number, {self}"
-        if value <= self.above:
-            return f"more than {self.above:g}"
-        if value < self.min:
-            return f"at least {self.min:.10g}"
-        if value >= self.below < math.inf:
-            return f"less than {self.below:g}"
-        if value > self.max:
-            return f"at most {self.max:.10g}"
-        return "a finite number" if math.isinf(value) else None
-
-    def __str__(self) -> str:
-        low = (
-            f"more than {self.above:g}"
-            if math.isfinite(self.above)
-            else f"at least {self.min:.10g}"
-        )
-        high = (
-            f"less than {self.below:g}" if math.isfinite(self.below) else f"at most {self.max:.10g}"
-        )
-        return f"{low} and {high}"
-
-    __repr__ = __str__  # in --help
-
-
-Count: TypeAlias = Annotated[int, Range(min=1)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
 """A number of things of which there has to be one."""
-Size: TypeAlias = Annotated[int, Range(min=1, max=2**24)]
+Size: TypeAlias = Annotated[int, Field(ge=1, le=2**24)]
 """Of a layer, a table or an input; a larger number is not allocated."""
-
-
-def wrong_values(value: Any, annotation: Any, key: str = "") -> Iterator[str]:
-    """Yield a sentence, with key and value, for each thing that is wrong with a value of a
-    configuration.
-
-    Wrong are: null where the annotation does not allow it; a number that is out of its range or not
-    finite; anything but a dataclass or mapping where a dataclass is expected; text with control
-    characters or lone surrogates. That types fit otherwise is left to the parser.
-
-    Args:
-        value: of the annotation; of a dataclass its instance, or a mapping or namespace with some
-            of its keys.
-        annotation: a dataclass of options, or the annotation of one of them.
-        key: dotted name of the value.
-    """
-    options = (
-        get_args(annotation)
-        if get_origin(annotation) in (Union, types.UnionType)
-        else (annotation,)
-    )
-    options = tuple(option for option in options if option is not types.NoneType)
-    if value is None:
-        if annotation is not Any and types.NoneType not in get_args(annotation):
-            none = {list: "a list ([] is an empty one)", dict: "keys and values ({} has none)"}
-            yield f"{key} is null: expected {none.get(_outer(annotation), 'a value')}; leave it out for the default"
-        return
-    annotation = options[0] if len(options) == 1 else Any
-    if dataclasses.is_dataclass(annotation):
-        hints = get_type_hints(annotation, include_extras=True)
-        values = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
-        if values is None:
-            yield f"{key} is {short_repr(value)}: expected options such as {', '.join(list(hints)[:3])}"
-            return
-        for name in [name for name in hints if name in values]:
-            yield from wrong_values(values[name], hints[name], f"{key}.{name}" if key else name)
-    elif (
-        get_origin(annotation) is Annotated
-        and isinstance(value, int | float)
-        and not isinstance(value, bool)
-    ):
-        expected = annotation.__metadata__[0].expected(value)
-        if expected is not None:
-            yield f"{key} is {short_repr(value)}: expected {expected}"
-    elif isinstance(value, Mapping):
-        inner = get_args(annotation)[1] if get_origin(annotation) is dict else Any
-        for name, item in value.items():
-            yield from wrong_values(name, str, f"a name in {key}")
-            yield from wrong_values(item, inner, f"{key}.{name}")
-    elif isinstance(value, list | tuple):
-        inners = get_args(annotation) if get_origin(annotation) in (list, tuple) else (Any,)
-        for index, item in enumerate(value):
-            yield from wrong_values(item, inners[index % len(inners)], f"{key}[{index}]")
-    elif isinstance(value, str) and not is_text(value):
-        yield f"{key} is {short_repr(value)}: expected text without control characters, in UTF-8"
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield f"{key} is {value}: expected a finite number"
-
-
-@functools.cache
-def type_hints(owner: Any) -> dict[str, Any]:
-    """The annotations of a class's fields or a function's arguments, with their ranges."""
-    return get_type_hints(owner, include_extras=True)
 
 
 def short_repr(value: Any) -> str:
@@ -155,116 +47,145 @@ def short_repr(value: Any) -> str:
     return _REPR.repr(value)[:120]
 
 
-def is_text(value: str) -> bool:
-    """Whether text has no control characters but tab and line breaks, and no lone surrogates."""
-    return not any(
-        (ord(char) < 32 and char not in "\t\n\r") or 0xD800 <= ord(char) < 0xE000 for char in value
-    )
+def dotted(path: tuple[int | str, ...]) -> str:
+    """A path of keys and indices as text: ``select[0].min``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def sentence(item: Any, key: str) -> str:
+    """One error of pydantic as a sentence: key, value, and what would be right."""
+    message: str = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":  # raised by a rule across keys, whose names it has
+        return f"{key}.{message}" if key else message
+    if item["type"] == "missing":
+        return f"{key} is not set"
+    if item["type"] in ("model_type", "dict_type"):
+        message = "keys and values"
+    message = message.removeprefix("Input should be ")
+    for long, short in _WORDS.items():
+        message = message.replace(long, short)
+    return f"{key} is {short_repr(item['input'])}: expected {message}"
+
+
+@cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
+    except PydanticUserError:  # a TypedDict or a dataclass, which takes no configuration
+        return TypeAdapter(annotation)
 
 
 def check_type(value: Any, annotation: Any, where: str, error: type[Exception]) -> None:
-    """Check that a plain value has a type: ``int``, ``dict[str, list[float]]``, ``str | None``, a
-    TypedDict, ...
+    """Check that a value has a type: ``int``, ``dict[str, list[float]]``, a TypedDict, ...
 
-    A truth value is no number, a whole number is a ``float``, a list is a ``tuple`` of its length,
-    a path is text, and a TypedDict may have further keys. A number has to be in the range of its
-    annotation.
-
-    Raises:
-        error: it has not; the message begins with ``where`` and names the key.
+    Raises ``error``, whose message begins with ``where``, where it has not.
     """
-    if get_origin(annotation) is Annotated:
-        check_type(value, get_args(annotation)[0], where, error)
-        expected = annotation.__metadata__[0].expected(value)
-        if expected is not None:
-            raise error(f"{where} is {short_repr(value)}: expected {expected}")
-        return
-    origin, inners = get_origin(annotation), get_args(annotation)
-    if annotation is Any:
-        return
-    if is_typeddict(annotation):
-        check_type(value, dict, where, error)
-        for key, inner in type_hints(annotation).items():
-            if key in value:
-                inner = (
-                    get_args(inner)[0] if get_origin(inner) in (NotRequired, Required) else inner
-                )
-                check_type(value[key], inner, f"{where}, {key!r}", error)
-            elif key in annotation.__required_keys__:
-                raise error(f"{where} has no {key!r}")
-    elif origin in (Union, types.UnionType):
-        best = next((inner for inner in inners if _is_instance(value, inner)), None)
-        if best is None:
-            raise error(
-                f"{where} is {short_repr(value)}: expected "
-                f"{' or '.join(dict.fromkeys(map(_type_name, inners)))}"
-            )
-        check_type(value, best, where, error)
-    elif not _is_instance(value, annotation) or (origin is tuple and len(value) != len(inners)):
-        raise error(f"{where} is {short_repr(value)}: expected {_type_name(annotation)}")
-    elif origin is dict:
-        for key, inner in value.items():
-            check_type(key, inners[0], f"{where}, key", error)
-            check_type(inner, inners[1], f"{where}, {key!r}", error)
-    elif origin in (list, tuple):
-        for index, inner in enumerate(value):
-            check_type(
-                inner, inners[index] if origin is tuple else inners[0], f"{where}, [{index}]", error
-            )
+    try:
+        _adapter(annotation).validate_python(value, strict=True)
+    except ValidationError as found:
+        item = found.errors(include_url=False)[0]
+        key = dotted(item["loc"])
+        if item["type"] == "missing":
+            raise error(f"{where} has no {key!r}") from found
+        raise error(sentence(item, f"{where}, {key!r}" if key else where)) from found
 
 
 def check_values(annotation: Any, **values: Any) -> None:
-    """Raise ``ValueError`` for the first of ``values``, by name, that is not of the type, among the
-    choices or in the range of ``annotation``.
-    """
+    """Raise ``ValueError`` for the first of ``values``, by name, that does not fit ``annotation``."""
     for name, value in values.items():
         check_type(value, annotation, name, ValueError)
 
 
 def check_fields(instance: Any) -> None:
     """Check every field of a dataclass by its annotation, as ``check_values`` does."""
-    for name, annotation in type_hints(instance.__class__).items():
+    for name, annotation in get_type_hints(type(instance), include_extras=True).items():
         check_type(getattr(instance, name), annotation, name, ValueError)
 
 
-def _outer(annotation: Any) -> Any:
-    """A type without its parameters: ``list`` for ``list[int]``."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _outer(get_args(annotation)[0])
-    return dict if is_typeddict(annotation) else origin or annotation
+def options_of(target: Any, skip: int = 0) -> dict[str, inspect.Parameter]:
+    """The parameters of a class, or of a function after its first ``skip``."""
+    parameters = list(inspect.signature(target).parameters.values())
+    options = parameters if isinstance(target, type) else parameters[skip:]
+    return {option.name: option for option in options}
 
 
-def _is_instance(value: Any, annotation: Any) -> bool:
-    """Whether ``value`` is of a type, whatever its elements are."""
-    outer = _outer(annotation)
-    if outer is Literal:
-        return any(
-            value == choice and type(value) is type(choice) for choice in get_args(annotation)
+def wrong_arguments(
+    target: Any,
+    skip: int,
+    name: str,
+    arguments: Mapping[str, Any],
+    key: Callable[[str], str],
+    required: bool = True,
+) -> list[str]:
+    """A sentence for each thing that is wrong with the arguments of ``target``.
+
+    Args:
+        target: a class or a function.
+        skip: number of a function's first parameters that are not options.
+        name: of the target, for messages.
+        arguments: plain values, as a configuration has them.
+        key: from the name of an argument to its configuration key, for messages.
+        required: whether missing arguments are wrong, too.
+    """
+    options = options_of(target, skip)
+    takes = [option for option, parameter in options.items() if _is_named(parameter)]
+    model = _model_of(target, options, required)
+    try:
+        model.model_validate_json(json.dumps(arguments), strict=True)
+    except ValidationError as error:
+        sentences = []
+        for item in error.errors(include_url=False):
+            option, *rest = item["loc"]
+            where = dotted((key(str(option)), *rest))
+            if item["type"] == "extra_forbidden":
+                close = difflib.get_close_matches(str(option), takes, 1)
+                hint = f"did you mean {close[0]}? " if close else ""
+                text = f"{where} is not an option of {name} (it is {short_repr(item['input'])}): "
+                sentences.append(f"{text}{hint}it takes {', '.join(takes) or 'no options'}")
+            elif item["type"] == "missing" and not rest:
+                sentences.append(f"{where} is not set: {name} needs it")
+            else:
+                sentences.append(sentence(item, where))
+        return sentences
+    return []
+
+
+def _is_named(parameter: inspect.Parameter) -> bool:
+    return parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+
+
+def _model_of(
+    target: Any, options: Mapping[str, inspect.Parameter], required: bool
+) -> type[BaseModel]:
+    """The model of a target's options; one whose annotation pydantic cannot read takes anything."""
+    constructor: Any = target.__init__
+    try:
+        hints = get_type_hints(
+            constructor if isinstance(target, type) else target, include_extras=True
         )
-    if outer is Any or isinstance(value, bool):
-        return outer in (Any, bool)
-    if not isinstance(outer, type) or getattr(outer, "_is_protocol", False):
-        return True  # of a class or function from outside, whose annotations may be anything
-    return isinstance(value, _WIDER.get(outer, outer))
-
-
-def _type_name(annotation: Any) -> str:
-    outer = _outer(annotation)
-    if outer is Literal:
-        return f"one of {', '.join(map(str, get_args(annotation)))}"
-    if outer is tuple and get_args(annotation):
-        return f"a list of {len(get_args(annotation))}"
-    names = {
-        dict: "keys and values",
-        list: "a list",
-        tuple: "a list",
-        str: "text",
-        int: "a whole number",
-        Path: "text",
-    }
-    names |= {float: "a number", bool: "true or false", types.NoneType: "null"}
-    return names.get(outer) or outer.__name__
+    except NameError:  # imported for type checkers only
+        hints = {}
+    fields: dict[str, Any] = {}
+    takes_any = False
+    for index, (name, parameter) in enumerate(options.items()):
+        if not _is_named(parameter):
+            takes_any |= parameter.kind is parameter.VAR_KEYWORD
+            continue
+        annotation = hints.get(name, Any)
+        try:
+            _adapter(annotation)
+        except (PydanticUserError, TypeError):
+            annotation = Any
+        is_required = required and parameter.default is parameter.empty
+        default = ... if is_required else None
+        fields[f"option{index}"] = (annotation, Field(default, alias=name))
+    extra: Any = "allow" if takes_any else "forbid"
+    return create_model(
+        "Options", __config__=ConfigDict(extra=extra, allow_inf_nan=False), **fields
+    )
 
 
 def load_target(

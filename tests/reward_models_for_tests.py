@@ -1,7 +1,6 @@
 """Tiny reward models and the configurations that train them."""
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +53,10 @@ ROBERTA = {
 
 def config_of(task: str = "contrastive", **sections: Any) -> Any:
     """The configuration of a task from the values of its sections."""
-    kind = RewardModelConfig.alternative({"task": task})
+    kind = RewardModelConfig.choose({"task": task})
     if task.startswith("distill"):
         sections = {"teacher": {"name": "ViT-B-32", "pretrained": "openai"}} | sections
-    factories = {option.name: option.default_factory for option in fields(kind)}
-    return kind(**{name: factories[name](**values) for name, values in sections.items()})  # type: ignore[operator]
+    return kind(**sections)
 
 
 def reward_model_config(folder: Path, task: str, **changes: Any) -> dict[str, Any]:

@@ -28,9 +28,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from benchmarks import engine_memory
 from rewards.clip.preprocessing import clip_tokenizer
-from rl_caption.cli.configuration import _parser
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import ScstConfig, XeConfig
 from rl_caption.programs.report.charts import templates
 
 ENGINES = {name: engine_memory.environment(name) for name in engine_memory.ENGINES}
@@ -47,8 +45,6 @@ PRELOAD = [
     "open_clip",
     "rl_caption.cli.main",
     "rl_caption.programs.report.program",
-    "jsonargparse",
-    "docstring_parser",
     "transformers.generation",
     "transformers.models.auto.modeling_auto",
     "torch._dynamo",
@@ -60,8 +56,7 @@ PRELOAD = [
     "tests.training_for_tests",
 ]
 # Kept, so that no fork makes its own:
-for kind in (XeConfig, ScstConfig, RewardModelConfig.alternative({})):
-    _parser(kind)
+RewardModelConfig.choose({})
 for template in ("page.html", "macros.html"):
     templates().get_template(template)
 clip_tokenizer()

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from rewards.base import Reward, as_texts, checked_scores, naming, reference_lists
@@ -24,7 +25,7 @@ from rewards.clip.backbone import load_frozen_encoder
 from rewards.devices import Precision, chunks, default_device
 from rewards.frozen_model import FrozenModel, load_frozen
 from rewards.model_files import fingerprint, load_weights, read_config, save_model
-from rewards.options import Range, check_fields, check_values
+from rewards.options import check_fields, check_values
 from rewards.registry import build
 
 MODEL_TYPE = "semantic_bottleneck"
@@ -52,9 +53,9 @@ class BottleneckConfig:
         language_model_fingerprint: expected ``FrozenModel.weights``; empty for no check.
     """
 
-    width: Annotated[int, Range(min=1, max=2**16)]
-    hidden: Annotated[int, Range(min=1, max=2**16)]
-    soft_tokens: Annotated[int, Range(min=1, max=256)] = 1
+    width: Annotated[int, Field(ge=1, le=2**16)]
+    hidden: Annotated[int, Field(ge=1, le=2**16)]
+    soft_tokens: Annotated[int, Field(ge=1, le=256)] = 1
     ending: Ending = "newline"
     encoder: str = ""
     pretrained: str | None = None
@@ -305,7 +306,7 @@ class SemanticBottleneck:
     ) -> None:
         self._similarity = load_similarity(similarity, similarity_kwargs or {}, "sba")
         sizes = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
-        check_values(Annotated[int, Range(min=1, max=2**16)], **sizes)
+        check_values(Annotated[int, Field(ge=1, le=2**16)], **sizes)
         with naming(f"sba: the folder {model!r} cannot be loaded", (OSError,)):
             bottleneck = Bottleneck.from_pretrained(model)
         config = bottleneck.config

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
@@ -29,7 +30,7 @@ from rewards.clip.pretrained import (
     save_encoder_config,
 )
 from rewards.model_files import float_state, load_weights, read_config, save_model
-from rewards.options import Range, Size, check_fields
+from rewards.options import Size, check_fields
 
 MODEL_TYPE = "pretrained_dual"
 TEMPERATURE = 0.07
@@ -53,9 +54,9 @@ class DualConfig:
     """
     embed_dim: Size = 512
     """Joint width E."""
-    hidden: Annotated[int, Range(min=0, max=2**24)] = 1024
+    hidden: Annotated[int, Field(ge=0, le=2**24)] = 1024
     """Width of the hidden layer of a head; 0 is a linear head."""
-    dropout: Annotated[float, Range(min=0, below=1)] = 0.5
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Dropout of the input and the hidden layer of a head's MLP, in training."""
     pool: Pool = "mean"
     """The text embedding is the mean over tokens, the ``first`` token (CLS) or the ``last`` one
@@ -64,7 +65,7 @@ class DualConfig:
     The first token of a decoder language model says something of a caption only where blocks are
     bidirectional.
     """
-    context_length: Annotated[int, Range(min=3, max=2**24)] = 77
+    context_length: Annotated[int, Field(ge=3, le=2**24)] = 77
     """Most tokens of a caption, special ones included; fewer where the text encoder has fewer
     positions.
     """

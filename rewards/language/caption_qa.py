@@ -9,12 +9,15 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from rewards.base import RewardError, as_texts, checked_scores, passes_on, required_column
 from rewards.language.build import build_model
 from rewards.language.models import Calls, Question, calls_of, choose
-from rewards.options import Range, check_type, check_values
+from rewards.options import check_type, check_values
 
 Score = Literal["expected", "accuracy"]
 NOT_SAID = "The caption does not say."
@@ -65,12 +68,12 @@ class CaptionQA:
         self,
         *,
         score: Score = "expected",
-        words: Annotated[int, Range(min=1)] | None = 80,
+        words: Annotated[int, Field(ge=1)] | None = 80,
         seed: int = 0,
         **options: Any,
     ) -> None:
         check_values(Score, score=score)
-        check_values(Annotated[int, Range(min=1)] | None, words=words)
+        check_values(Annotated[int, Field(ge=1)] | None, words=words)
         name = self.__name__
         self.language_model = build_model(name, **options)
         self.score, self.words, self.seed = score, words, seed

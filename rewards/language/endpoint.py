@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
+from pydantic import Field
+
 from rewards.base import RewardError, naming, optional
 from rewards.devices import chunks
 from rewards.images import open_image
 from rewards.language.models import Calls, Question, check_probability
-from rewards.options import Range, check_fields
+from rewards.options import check_fields
 
 Answer = TypeVar("Answer")
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
@@ -43,9 +45,9 @@ class Endpoint:
     url: str
     model: str
     key_variable: str = "OPENAI_API_KEY"
-    concurrency: Annotated[int, Range(min=1, max=1024)] = 8
-    attempts: Annotated[int, Range(min=1, max=100)] = 6
-    timeout: Annotated[float, Range(above=0, max=86400)] = 60.0
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
+    attempts: Annotated[int, Field(ge=1, le=100)] = 6
+    timeout: Annotated[float, Field(gt=0, le=86400)] = 60.0
     logprobs: bool = True
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol
@@ -239,7 +238,7 @@ class Captioner(Protocol):
     ) -> Generated:
         """Captions of at most ``longest`` tokens, decoded with ``next_logits``."""
         if longest is not None and longest < decoding.max_new_tokens:
-            decoding = replace(decoding, max_new_tokens=longest)
+            decoding = decoding.replace(max_new_tokens=longest)
         images = len(next(iter(inputs.values())))
         with torch.no_grad():
             next_logits = self.next_logits(policy, inputs, decoding.max_new_tokens)

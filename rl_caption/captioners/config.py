@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import ConfigDict, Field, Tag, model_validator
 
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import (
@@ -14,236 +15,200 @@ from rl_caption.runtime.options import (
     Mebibytes,
     Positive,
     Probability,
-    Range,
     Rank,
+    Section,
     Steps,
     Temperature,
     Tokens,
     Weight,
-    wrong_values,
+    chosen_by,
 )
 
 
-@dataclass
-class LoraConfig:
-    """LoRA adapters (Hu et al. 2022); all other weights are frozen.
-
-    Args:
-        r: rank.
-        alpha: the adapters' output is scaled by alpha / r.
-        dropout: dropout on the adapters' input.
-        target_modules: suffixes of the names of modules to adapt; null adapts the query and value
-            projections of the text model.
-        export_adapters: also write the adapters alone to ``export/best/adapters``, in the format of
-            ``peft``.
-    """
+class LoraConfig(Section):
+    """LoRA adapters (Hu et al. 2022); all other weights are frozen."""
 
     r: Rank = 16
+    """Rank."""
     alpha: Positive = 32.0
+    """The adapters' output is scaled by alpha / r."""
     dropout: Probability = 0.0
+    """Dropout on the adapters' input."""
     target_modules: list[str] | None = None
-    export_adapters: bool = False
-
-
-@dataclass
-class ModelConfig:
-    """The captioner: a new one (``NewModelConfig``), or a saved one where ``init`` is set
-    (``SavedModelConfig``).
-
-    Args:
-        name: ``transformer``, this package's encoder-decoder, trained from scratch; or
-            ``huggingface``, a pretrained model of Transformers (docs/captioners.md). A folder given
-            as ``init`` is recognised without it.
-        target: ``package.module:Class`` of a captioner outside this package; null uses ``name``.
-        init: folder of a saved captioner to start from, or the name of a model on the hub
-            (``huggingface`` only); null starts from random weights (cross-entropy only).
+    """Suffixes of the names of modules to adapt; null adapts the query and value projections of the
+    text model.
     """
+    export_adapters: bool = False
+    """Also write the adapters alone to ``export/best/adapters``, in the format of ``peft``."""
+
+
+class ModelConfig(Section):
+    """What every captioner has: its kind, and where it starts from."""
 
     name: Literal["transformer", "huggingface"] = "transformer"
+    """``transformer``, this package's encoder-decoder, trained from scratch; or ``huggingface``, a
+    pretrained model of Transformers (docs/captioners.md). A folder given as ``init`` is recognised
+    without it.
+    """
     target: str | None = None
+    """``package.module:Class`` of a captioner outside this package; null uses ``name``."""
     init: str | None = None
+    """Folder of a saved captioner to start from, or the name of a model on the hub (``huggingface``
+    only); null starts from random weights (cross-entropy only).
+    """
 
     @classmethod
-    def alternative(cls, values: Mapping[str, Any]) -> type[ModelConfig]:
-        """The class of a saved captioner where ``init`` is set or the name says so, otherwise that
-        of a new one.
-        """
+    def choose(cls, values: Mapping[str, Any]) -> type[ModelConfig]:
+        """A saved captioner where ``init`` is set or the name says so, otherwise a new one."""
         is_saved = values.get("init") is not None or values.get("name") == "huggingface"
         return SavedModelConfig if is_saved else NewModelConfig
 
-    @classmethod
-    def alternatives(cls) -> tuple[type[ModelConfig], ...]:
-        """Both classes."""
-        return NewModelConfig, SavedModelConfig
 
-
-@dataclass
 class NewModelConfig(ModelConfig):
-    """A captioner with random weights. Further arguments:
-
-    Args:
-        min_count: words that occur less often in the training references become UNK.
-        tokenizer: a ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words.
-        kwargs: options of ``CaptionTransformerConfig``, or of ``target``.
-    """
+    """A captioner with random weights."""
 
     min_count: Steps = 5
+    """Words that occur less often in the training references become UNK."""
     tokenizer: str | None = None
-    kwargs: dict = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.target is not None and self.tokenizer is not None:
-            raise ConfigError(
-                f"tokenizer is {self.tokenizer!r}: it is not for target {self.target!r}, leave it "
-                f"out"
-            )
+    """A ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words."""
+    kwargs: dict = {}
+    """Options of ``CaptionTransformerConfig``, or of ``target``."""
 
 
-@dataclass
 class SavedModelConfig(ModelConfig):
-    """A saved or pretrained captioner; all options but those above are for models of Transformers.
-    Further arguments:
-
-    Args:
-        prompt: text that every caption continues, such as ``a photography of``; it is neither
-            scored nor trained. A vision-language model answers it; it may be messages (a list of
-            ``role`` and ``content``). Null uses the prompt saved in the folder, if any.
-        processor_kwargs: options of a vision-language model's processor, such as ``{size:
-            {shortest_edge: 3136, longest_edge: 200704}}`` of Qwen2.5-VL: at most 256 tokens an
-            image.
-        freeze: patterns of the names of parameters to freeze (``vision_model.*``); null freezes the
-            vision tower of BLIP-2, InstructBLIP and vision-language models, and nothing in other
-            models.
-        lora: train LoRA adapters instead of the weights, also in frozen parts; exports have them
-            merged into the weights.
-        gradient_checkpointing: recompute activations in the backward pass, to save memory.
-        dtype: type of the weights; other than float32 only with ``lora``, whose adapters are
-            float32.
-        cache_dir: folder that keeps the visual tokens of a vision-language model whose vision tower
-            and projector are frozen, for this run and others; null keeps them in memory only, up to
-            ``data.cache_mb``.
-        cache_dir_mb: largest size of that folder, in MiB.
-    """
+    """A saved or pretrained captioner; all options but those above are for models of Transformers."""
 
     prompt: str | list[dict] | None = None
-    processor_kwargs: dict = field(default_factory=dict)
+    """Text that every caption continues, such as ``a photography of``; it is neither scored nor
+    trained. A vision-language model answers it; it may be messages (a list of ``role`` and
+    ``content``). Null uses the prompt saved in the folder, if any.
+    """
+    processor_kwargs: dict = {}
+    """Options of a vision-language model's processor, such as ``{size: {shortest_edge: 3136,
+    longest_edge: 200704}}`` of Qwen2.5-VL: at most 256 tokens an image.
+    """
     freeze: list[str] | None = None
+    """Patterns of the names of parameters to freeze (``vision_model.*``); null freezes the vision
+    tower of BLIP-2, InstructBLIP and vision-language models, and nothing in other models.
+    """
     lora: LoraConfig | None = None
+    """Train LoRA adapters instead of the weights, also in frozen parts; exports have them merged
+    into the weights.
+    """
     gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass, to save memory."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the weights; other than float32 only with ``lora``, whose adapters are float32."""
     cache_dir: str | None = None
+    """Folder that keeps the visual tokens of a vision-language model whose vision tower and
+    projector are frozen, for this run and others; null keeps them in memory only, up to
+    ``data.cache_mb``.
+    """
     cache_dir_mb: Mebibytes = 10240
+    """Largest size of that folder, in MiB."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_saved_model(self) -> Self:
         if self.dtype != "float32" and self.lora is None:
             raise ConfigError(
                 f"dtype is {self.dtype!r}: trained weights must be float32. Set lora, or use "
-                f"train.mixed_precision to "
-                "compute in lower precision"
+                "train.mixed_precision to compute in lower precision"
             )
+        return self
 
 
-@dataclass(frozen=True)
-class Decoding:
+AnyModel: TypeAlias = Annotated[
+    Annotated[NewModelConfig, Tag("NewModelConfig")]
+    | Annotated[SavedModelConfig, Tag("SavedModelConfig")],
+    chosen_by(ModelConfig),
+]
+"""A new captioner or, where ``init`` is set, a saved one."""
+
+
+class Decoding(Section):
     """How captions are decoded. Nothing is inherited from a model's own generation settings.
 
     Options that Transformers' ``generate`` also has mean the same here; docs/evaluation.md gives
     the sources. Temperature is applied first, then top-k, top-p and typical sampling, each to what
     the one before left.
-
-    Args:
-        num_samples: captions sampled per image (K), instead of greedy or beam search; 0 does not
-            sample.
-        with_greedy: also the greedy caption of each image, after its samples. Without samples there
-            is always one.
-        temperature: of sampling.
-        max_new_tokens: length limit in tokens of the caption alone, without the prompt, EOS
-            included.
-        num_beams: width of beam search; 1 is greedy.
-        length_penalty: of beam search: log-probabilities are divided by length**length_penalty. 1
-            compares means, as Transformers does; 0 compares sums, as self-critical.pytorch does
-            (docs/coco.md).
-        fixed_shapes: decode every caption to the length limit, so that shapes do not depend on
-            values (CUDA graphs). The captions are the same. Not for beam search.
-        num_return_sequences: of beam search: number of captions per image, the best, for ``rerank``
-            or ``candidates``.
-        num_beam_groups: of beam search: more than 1 is diverse beam search; must divide
-            ``num_beams``.
-        diversity_penalty: of diverse beam search: subtracted from a token's log-probability for
-            each beam of an earlier group that chose the token.
-        top_k: sample from the k most likely tokens; 0 samples from all.
-        top_p: sample from the most likely tokens whose probabilities sum to this (nucleus); 1
-            samples from all.
-        typical_p: sample from the most typical tokens whose probabilities sum to this; 1 samples
-            from all.
-        no_repeat_ngram_size: an n-gram of this size occurs at most once in a caption; 0 allows
-            repetition.
-        block_trigrams: for each earlier occurrence of a trigram, the log-probability of a token
-            that would repeat it is reduced by 0.693 times this; 2 is ``block_trigrams`` of
-            self-critical.pytorch.
-        remove_bad_endings: no caption ends with an article, a preposition, a conjunction or an
-            auxiliary, unless the length limit cuts it off there.
-        batch_size: images per forward pass, of programs that caption the images of a split or of
-            files; all of them where there are fewer.
     """
 
-    num_samples: Annotated[int, Range(min=0, max=4096)] = 0
-    with_greedy: bool = False
-    temperature: Temperature = 1.0
-    max_new_tokens: Tokens = 24
-    num_beams: Beams = 1
-    length_penalty: LengthPenalty = 1.0
-    fixed_shapes: bool = False
-    num_return_sequences: Beams = 1
-    num_beam_groups: Beams = 1
-    diversity_penalty: Weight = 0.0
-    top_k: Annotated[int, Range(min=0, max=10**7)] = 0
-    top_p: Annotated[float, Range(above=0, max=1)] = 1.0
-    typical_p: Annotated[float, Range(above=0, max=1)] = 1.0
-    no_repeat_ngram_size: Annotated[int, Range(min=0, max=16384)] = 0
-    block_trigrams: Weight = 0.0
-    remove_bad_endings: bool = False
-    batch_size: BatchSize = 64
+    model_config = ConfigDict(frozen=True)
 
-    def __post_init__(self) -> None:
+    num_samples: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Captions sampled per image (K), instead of greedy or beam search; 0 does not sample."""
+    with_greedy: bool = False
+    """Also the greedy caption of each image, after its samples. Without samples there is always
+    one.
+    """
+    temperature: Temperature = 1.0
+    """Of sampling."""
+    max_new_tokens: Tokens = 24
+    """Length limit in tokens of the caption alone, without the prompt, EOS included."""
+    num_beams: Beams = 1
+    """Width of beam search; 1 is greedy."""
+    length_penalty: LengthPenalty = 1.0
+    """Of beam search: log-probabilities are divided by length**length_penalty. 1 compares means, as
+    Transformers does; 0 compares sums, as self-critical.pytorch does (docs/coco.md).
+    """
+    fixed_shapes: bool = False
+    """Decode every caption to the length limit, so that shapes do not depend on values (CUDA
+    graphs). The captions are the same. Not for beam search.
+    """
+    num_return_sequences: Beams = 1
+    """Of beam search: number of captions per image, the best, for ``rerank`` or ``candidates``."""
+    num_beam_groups: Beams = 1
+    """Of beam search: more than 1 is diverse beam search; must divide ``num_beams``."""
+    diversity_penalty: Weight = 0.0
+    """Of diverse beam search: subtracted from a token's log-probability for each beam of an earlier
+    group that chose the token.
+    """
+    top_k: Annotated[int, Field(ge=0, le=10**7)] = 0
+    """Sample from the k most likely tokens; 0 samples from all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the most likely tokens whose probabilities sum to this (nucleus); 1 samples from
+    all.
+    """
+    typical_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the most typical tokens whose probabilities sum to this; 1 samples from all."""
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=16384)] = 0
+    """An n-gram of this size occurs at most once in a caption; 0 allows repetition."""
+    block_trigrams: Weight = 0.0
+    """For each earlier occurrence of a trigram, the log-probability of a token that would repeat it
+    is reduced by 0.693 times this; 2 is ``block_trigrams`` of self-critical.pytorch.
+    """
+    remove_bad_endings: bool = False
+    """No caption ends with an article, a preposition, a conjunction or an auxiliary, unless the
+    length limit cuts it off there.
+    """
+    batch_size: BatchSize = 64
+    """Images per forward pass, of programs that caption the images of a split or of files; all of
+    them where there are fewer.
+    """
+
+    @model_validator(mode="after")
+    def _check_decoding(self) -> Self:
         beams, groups = self.num_beams, self.num_beam_groups
-        for wrong in wrong_values(self, Decoding):
-            raise ConfigError(wrong)
         if beams > 1 and self.num_samples:
             raise ConfigError(
                 f"num_samples is {self.num_samples} and num_beams {beams}: beam search does not "
-                f"sample, set "
-                "num_samples to 0"
+                "sample, set num_samples to 0"
             )
         if self.num_return_sequences > beams:
             raise ConfigError(
-                f"num_return_sequences is {self.num_return_sequences}: expected 1 to num_beams, "
+                f"num_return_sequences is {self.num_return_sequences}: expected at most num_beams, "
                 f"{beams}"
             )
         if beams % groups:
             raise ConfigError(
                 f"num_beam_groups is {groups}: expected a number that divides num_beams, {beams}"
             )
-        if (self.diversity_penalty > 0) != (groups > 1):
-            raise ConfigError(
-                f"diversity_penalty is {self.diversity_penalty} and num_beam_groups {groups}: "
-                f"groups need a penalty "
-                "above 0, and a penalty needs at least 2 groups"
-            )
-        if self.temperature != 1 and not self.num_samples:
-            raise ConfigError(
-                f"temperature is {self.temperature}: it is for samples; set num_samples"
-            )
-        truncated = [name for name, off in _TRUNCATIONS.items() if getattr(self, name) != off]
-        if truncated and not self.num_samples:
-            raise ConfigError(
-                f"{truncated[0]} is {getattr(self, truncated[0])}: it is for samples; set "
-                f"num_samples"
-            )
+        truncated = any(getattr(self, name) != off for name, off in _TRUNCATIONS.items())
         if self.fixed_shapes and (truncated or beams > 1 or self.has_constraints):
             raise ConfigError(
                 "fixed_shapes is on: it is for greedy captions and samples of the full distribution"
             )
+        return self
 
     @property
     def has_constraints(self) -> bool:

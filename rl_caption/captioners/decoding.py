@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -578,7 +578,7 @@ class ReplayedGenerate:
     def _capture(self, policy: nn.Module, decoding: Decoding, example: dict[str, Tensor]) -> Decode:
         def decode_fixed(noise: Tensor | None = None, **inputs: Tensor) -> Tensor:
             return self.captioner.generate(
-                policy, inputs, replace(decoding, fixed_shapes=True), noise
+                policy, inputs, decoding.replace(fixed_shapes=True), noise
             )
 
         replay = self.capture(decode_fixed, example)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
@@ -24,12 +25,12 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from rewards.options import check_values
 from rl_caption.captioners.base import FROM_SCRATCH
 from rl_caption.captioners.packed import CACHE, Packing
-from rl_caption.runtime.options import Range, wrong_arguments
+from rl_caption.runtime.options import wrong_arguments
 
-Width: TypeAlias = Annotated[int, Range(min=1, max=2**16)]
-Side: TypeAlias = Annotated[int, Range(min=1, max=2**14)]
-Long: TypeAlias = Annotated[int, Range(min=1, max=2**20)]
-Dropout: TypeAlias = Annotated[float, Range(min=0, max=0.99)]
+Width: TypeAlias = Annotated[int, Field(ge=1, le=2**16)]
+Side: TypeAlias = Annotated[int, Field(ge=1, le=2**14)]
+Long: TypeAlias = Annotated[int, Field(ge=1, le=2**20)]
+Dropout: TypeAlias = Annotated[float, Field(ge=0, le=0.99)]
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
 
 
@@ -68,10 +69,10 @@ class CaptionTransformerConfig(PreTrainedConfig):
     def __init__(
         self,
         input_kind: Literal["pixels", "regions"] = "pixels",
-        vocab_size: Annotated[int, Range(min=4, max=2**24)] = 10_000,
+        vocab_size: Annotated[int, Field(ge=4, le=2**24)] = 10_000,
         d_model: Width = 512,
-        encoder_layers: Annotated[int, Range(min=0, max=256)] = 6,
-        decoder_layers: Annotated[int, Range(min=1, max=256)] = 6,
+        encoder_layers: Annotated[int, Field(ge=0, le=256)] = 6,
+        decoder_layers: Annotated[int, Field(ge=1, le=256)] = 6,
         num_heads: Width = 8,
         ffn_dim: Long = 2048,
         dropout: Dropout = 0.1,
@@ -82,7 +83,7 @@ class CaptionTransformerConfig(PreTrainedConfig):
         feature_dim: Long = 2048,
         feature_dropout: Dropout = 0.0,
         max_positions: Long = 64,
-        num_frames: Annotated[int, Range(min=1, max=2**12)] = 1,
+        num_frames: Annotated[int, Field(ge=1, le=2**12)] = 1,
         pad_token_id: int = 0,
         bos_token_id: int = 1,
         eos_token_id: int = 2,
@@ -129,7 +130,7 @@ def _check(values: Mapping[str, Any]) -> None:
         CaptionTransformerConfig, 0, CaptionTransformerConfig.__name__, values, str
     ):
         raise ValueError(wrong)
-    token_id = Annotated[int, Range(min=0, max=values["vocab_size"] - 1)]
+    token_id = Annotated[int, Field(ge=0, le=values["vocab_size"] - 1)]
     check_values(token_id, **{name: values[name] for name in SPECIAL})
     size, patch, d_model = values["image_size"], values["patch_size"], values["d_model"]
     if d_model % values["num_heads"]:
@@ -417,7 +418,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
 
     config_class = CaptionTransformerConfig
     base_model_prefix = ""
-    _tied_weights_keys = {"lm_head.weight": "token_embedding.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "token_embedding.weight"}
     _supports_sdpa = True
 
     def __init__(self, config: CaptionTransformerConfig) -> None:

@@ -1,11 +1,9 @@
 """The captioning program: photos and folders of photos in, captions out."""
 
-import argparse
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from accelerate import Accelerator
 
@@ -15,10 +13,9 @@ from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.ensemble import Average
-from rl_caption.config.evaluation import check_choice
+from rl_caption.config.commands import CaptionConfig
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
-from rl_caption.data.plain_files import json_object
 from rl_caption.data.refused import usable_rows
 from rl_caption.evaluation.results import check_writable_file
 from rl_caption.programs.captions import (
@@ -29,8 +26,6 @@ from rl_caption.programs.captions import (
     rerank_captions,
 )
 from rl_caption.runtime.engines import accelerator_kwargs
-from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Seed, add_trust, wrong_values
 
 
 def find_images(paths: Sequence[str]) -> list[Path]:
@@ -125,95 +120,31 @@ def caption_files(
         raise
 
 
-def main(argv: list[str] | None = None) -> int:
-    """``caption --model RUN/export/best PHOTO|FOLDER ...``"""
-    summary = "Caption photos with a trained captioner."
-    parser = argparse.ArgumentParser(
-        prog="rl-caption caption", description=summary, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add(
-        "--model",
-        required=True,
-        action="append",
-        help="folder of a captioner, such as RUN/export/best, or hub name; several are an ensemble",
-    )
-    add(
-        "--ensemble",
-        default="probabilities",
-        choices=["probabilities", "log_probabilities"],
-        help="what is averaged",
-    )
-    add("--prompt", help="prompt of a model of Transformers (default: as saved with it, if any)")
-    add(
-        "--beams",
-        type=int,
-        default=1,
-        dest="num_beams",
-        help="beam width; 1 is greedy (default: 1)",
-    )
-    add("--max_new_tokens", type=int, default=24, help="length limit in tokens (default: 24)")
-    documented = re.findall(
-        r"^ {8}(\w+): (.+?)\.$(?=\n {8}\w|\n? {4}\Z)",
-        str(Decoding.__doc__),
-        re.MULTILINE | re.DOTALL,
-    )
-    meanings = {name: " ".join(text.replace("``", "").split()) for name, text in documented}
-    for name, annotation in get_type_hints(Decoding).items():
-        if name not in ("num_beams", "max_new_tokens", "fixed_shapes"):
-            action: dict[str, Any] = (
-                {"action": "store_true"} if annotation is bool else {"type": annotation}
-            )
-            add(
-                f"--{name}",
-                default=getattr(Decoding, name),
-                help=meanings.get(name, f"decode.{name} of evaluate"),
-                **action,
-            )
-    add(
-        "--rerank",
-        help="choose among several captions: consensus, or a reward that needs no references",
-    )
-    add("--rerank_kwargs", default="{}", metavar="JSON", help="arguments of --rerank, as an object")
-    add("--seed", type=int, default=0, help="of samples (default: 0)")
-    add(
-        "--on_bad",
-        default="fail",
-        choices=["fail", "skip"],
-        help="an image that cannot be read: fail (default), skip",
-    )
-    add("--out", help="also write the captions to this JSON file, in COCO result format")
-    add(
-        "--candidates",
-        help="write all captions of a photo with their scores to this JSON lines file",
-    )
-    add_trust(parser)
-    add("paths", nargs="+", metavar="PHOTO|FOLDER")
-    arguments = vars(parser.parse_args(argv))
-    try:
-        decode = Decoding(
-            **{name: arguments[name] for name in get_type_hints(Decoding) if name in arguments}
-        )
-        check_choice(decode, arguments["rerank"], arguments["candidates"] is not None)
-    except ConfigError as error:
-        parser.error(str(error))
-    if wrong := list(wrong_values(arguments["seed"], Seed, "--seed")):
-        parser.error("; ".join(wrong))
-    options = {name: arguments[name] for name in ("prompt", "ensemble", "rerank", "seed", "on_bad")}
-    options["rerank_kwargs"] = json_object(arguments["rerank_kwargs"], "--rerank_kwargs")
-    for file in filter(None, (arguments["out"], arguments["candidates"])):
+def caption(config: CaptionConfig) -> int:
+    """Caption photos, print the captions, and write them where that is asked for."""
+    for file in filter(None, (config.out, config.candidates)):
         check_writable_file(file)
-    paths = readable_images(find_images(arguments["paths"]), arguments["on_bad"])
-    captions = caption_files(arguments["model"], paths, decode, **options)
+    paths = readable_images(find_images(config.photos), config.on_bad)
+    captions = caption_files(
+        config.models or [str(config.model)],
+        paths,
+        config,
+        config.prompt,
+        config.ensemble,
+        config.rerank,
+        config.rerank_kwargs,
+        config.seed,
+        config.on_bad,
+    )
     if not is_main_process():
         return 0
-    if arguments["out"]:  # before they are printed, which may fail
+    if config.out:  # before they are printed, which may fail
         write_json(
-            arguments["out"],
+            config.out,
             [{"image_id": path, "caption": text} for path, text in captions.texts().items()],
         )
-    if arguments["candidates"]:
-        captions.write(arguments["candidates"])
+    if config.candidates:
+        captions.write(config.candidates)
     for path, caption in captions.texts().items():
         print(f"{path}\t{caption}")
     return 0

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from rl_caption.cli.configuration import read_mapping
-from rl_caption.cli.programs import PROGRAMS, program_of
+from rl_caption.cli.configuration import program_of, read_file
+from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.shipped import find_config, shipped_configs
 
 WIDTH = 80
@@ -35,7 +35,7 @@ def _list_lines() -> Iterator[str]:
     recipes: dict[str, list[str]] = {program: [] for program in ("run", "scst", *PROGRAMS)}
     files = shipped_configs()
     for name in sorted(files, key=lambda name: (name[:3] != "own", name[:4] != "demo", name)):
-        recipes.setdefault(program_of(read_mapping(files[name])) or "", []).append(name)
+        recipes.setdefault(program_of(read_file(files[name])) or "", []).append(name)
     for program, names in recipes.items():
         if not names:
             continue

@@ -1,41 +1,30 @@
-"""From a command line to a checked configuration: a YAML file of plain values, then overrides.
-
-This is the only file that knows the parser library, which it imports when something is parsed.
+"""The loader: a YAML file, the files it is based on, and words of a command line make one checked
+configuration.
 """
 
 import difflib
 import json
 import re
 import sys
-from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import asdict, is_dataclass
-from functools import cache
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from pkgutil import resolve_name
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
+from pydantic import ValidationError
 
+from rewards.options import dotted, sentence, short_repr
 from rewards.registry import first_paragraph
 from rewards.trust import trust
-from rl_caption.cli.programs import PROGRAMS, program_of
+from rl_caption.cli.programs import LAUNCHER_KEYS, installed_programs
 from rl_caption.config.shipped import find_config
-from rl_caption.runtime.errors import ConfigError, config_errors, section_errors
-from rl_caption.runtime.options import (
-    alternative_of,
-    check_type,
-    class_names,
-    option_keys,
-    shown,
-    unknown_keys,
-    with_chosen_sections,
-    without_null,
-    wrong_values,
-)
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Section, class_names
 
-MOST_BYTES = 2**20
-"""Largest configuration file: a larger one is data, which the parser would read for hours."""
+Config = TypeVar("Config", bound=Section)
 SYNONYMS = {
     "learning_rate": "train.lr",
     "max_grad_norm": "train.grad_clip_norm",
@@ -56,574 +45,552 @@ SYNONYMS = {
     "early_stopping_patience": "eval.patience",
 }
 """What Transformers and TRL call an option -> its key here (docs/coming_from.md)."""
-Config = TypeVar("Config")
 
 
-class UsageError(SystemExit):
-    """The command line cannot be understood; ends the program with code 2 and a message."""
-
-    def __init__(self, message: str) -> None:
-        print(f"error: {message}", file=sys.stderr)
-        super().__init__(2)
+class Entries(dict[str, Any]):
+    """Values of a command line, each of which changes one entry, also of a table."""
 
 
-class ConfigFileError(ValueError):
-    """A file is not a configuration; the message names the key or line, and what would be right."""
+def load(kind: type[Config], file: str | Path | None = None, words: Sequence[str] = ()) -> Config:
+    """Load a configuration from a file or the name of a recipe, and ``--section.key value`` words.
 
-
-def parse(
-    options_class: type[Config], arguments: Sequence[str], program: str, checked: bool = True
-) -> Config:
-    """Read a configuration from ``--config FILE`` (``find_config``) and overrides, and check it.
-
-    There is one file at most, and it comes first: an override before ``--config`` would be lost
-    silently, and a second file would replace dictionaries instead of merging them.
-
-    Args:
-        options_class: dataclass of the configuration, or one that stands for several
-            (``runtime.options.alternative_of``).
-        arguments: of the command line.
-        program: its name in messages.
-        checked: False makes no configuration, which would check options that depend on each other,
-            and returns the values by attribute.
-
-    Raises:
-        UsageError: a file that is no configuration, a key that does not exist, or a value of
-            another type.
-        ConfigError: a value is null or out of its range, or does not fit another.
+    Raises ``ConfigError``, which names the key, the value and what would be right.
     """
-    from argparse import ArgumentError
-
-    file, words = _file_of(arguments), _switched_on(with_lists(arguments, "--trust"), "--report")
-    where = file or program
-    values: dict[str, Any] = {}
-    options: Any = options_class
+    values = merged_values(kind, file, words)
+    trust(class_names(values))
+    chosen = kind.choose(values)
     try:
-        if file is not None:
-            values = read_mapping(find_config(file))
-        with config_errors(where):
-            options_class, options = _chosen(
-                options_class, _merge_overrides(values, _values_of(words))
-            )
-        parser = _parser(options)
-        parser.prog = program
-        if file is not None:
-            _refuse_foreign(values, options, file)
-            if (
-                isinstance(train := values.get("train"), dict)
-                and train.get("mixed_precision") is False
-            ):
-                train["mixed_precision"] = "no"  # which YAML reads as false
-            _refuse_values(values, options, file)
-            _drop_replaced(values, options, words)
-            words = [
-                f"--config={json.dumps(values, ensure_ascii=False)}",
-                *words[1 if "=" in words[0] else 2 :],
-            ]
-        namespace = parser.parse_args(_with_merged_dictionaries(options, parser, words))
-    except (ArgumentError, ConfigFileError, OSError) as error:
-        message = str(error)
-        if isinstance(error, ArgumentError):
-            message = _explain_error(message, options, values, _values_of(arguments)) or message
-            message += f"; {program} --help lists every key"
-        raise UsageError(f"{program if file is None else f'--config {file}'}: {message}") from error
-    if not checked:
-        return namespace  # type: ignore[no-any-return]
-    with config_errors(where):
-        plain = namespace.as_dict()
-        trust(class_names(plain))
-        config: Config = _instance(options_class, plain)
-    return config
+        return chosen.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        message = "" if file is None or fits(chosen, values) else _of_another(values, file)
+        sentences = message or "; ".join(_sentences(chosen, values, error))
+        raise ConfigError(sentences) from error
 
 
-def value_at(config: Any, keys: Sequence[str]) -> Any:
-    """The value at a dotted key of dataclasses and dictionaries; None where there is none."""
-    for key in keys:
-        config = config.get(key) if isinstance(config, dict) else getattr(config, key, None)
-    return config
+def merged_values(
+    kind: type[Section], file: str | Path | None = None, words: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The plain values of a file, its base files and a command line, before they are checked."""
+    values = {} if file is None else read_file(find_config(file), kind)
+    entries = _entries(words)
+    guess = merge(kind, values, entries)
+    for word, texts in split_words(words):
+        annotation = annotation_at(kind, word, guess)
+        if not texts and (annotation is Any or not _admits(annotation, bool)):
+            raise ConfigError(f"--{'.'.join(word)} has no value")
+        value = _value(annotation, texts)
+        section = section_of(annotation, None)
+        if section is not None and isinstance(value, str):  # the section alone, in a file
+            value = read_file(find_config(value), section)
+        _set(entries, word, value)
+    merged: dict[str, Any] = merge(kind, values, entries)
+    return merged
 
 
-def find_program(arguments: Sequence[str], default: str) -> str:
-    """The program that the configuration of a command line is for; ``default`` where it is for
-    none.
-    """
-    try:
-        file = _file_of(arguments)
-        values = {} if file is None else read_mapping(find_config(file))
-    except (ConfigFileError, OSError):  # ``parse`` says what is wrong
-        return default
-    name = program_of(_merge_overrides(values, _values_of(arguments)))
-    return name if name in PROGRAMS else default
-
-
-def _chosen(options_class: Any, values: dict[str, Any]) -> tuple[Any, Any]:
-    """The class that the values of a file and a command line choose, and the one with its sections'
-    alternatives.
-    """
-    chosen = alternative_of(options_class, values)
-    return chosen, with_chosen_sections(chosen, values)
-
-
-def _merge_overrides(values: Any, overrides: Any) -> Any:
-    """The values of a file with those of a command line in their place, at any depth."""
-    if not (isinstance(values, dict) and isinstance(overrides, dict)):
-        return overrides
-    return values | {
-        key: _merge_overrides(values.get(key), value) for key, value in overrides.items()
-    }
-
-
-@cache
-def _parser(options_class: Any) -> Any:
-    """The parser of a configuration class; making it takes longer than parsing."""
-    from jsonargparse import ArgumentParser
-
-    description = first_paragraph(options_class)
-    parser = ArgumentParser(description=description, exit_on_error=False, allow_abbrev=False)
-    help_text = (
-        "YAML file with any of the keys below, or the name of a recipe (rl-caption configs list)"
-    )
-    parser.add_argument("--config", action="config", help=help_text)
-    parser.add_class_arguments(options_class, None, as_group=False)
-    # As mappings: where instances are the default, the parser refuses {}, all of whose options have
-    # their defaults.
-    tables = {
-        key: table
-        for key, table in parser.get_defaults().items()
-        if isinstance(table, dict) and table
-    }
-    parser.set_defaults(
-        {key: {name: asdict(item) for name, item in table.items()} for key, table in tables.items()}
-    )
-    return parser
-
-
-def _instance(annotation: Any, values: Any, key: str = "") -> Any:
-    """The plain values at ``key`` as an instance of their annotation: dataclasses, also in tables
-    and lists.
-
-    A section checks itself and begins its message with the name of an option, before which ``key``
-    is put here.
-    """
-    annotation = without_null(annotation)
-    if values is None or not any(map(is_dataclass, (annotation, *get_args(annotation)))):
-        return values
-    if get_origin(annotation) is list:
-        return [
-            _instance(get_args(annotation)[0], value, f"{key}[{index}]")
-            for index, value in enumerate(values)
-        ]
-    if get_origin(annotation) is dict:
-        return {
-            name: _instance(get_args(annotation)[1], value, f"{key}.{name}")
-            for name, value in values.items()
-        }
-    annotation = alternative_of(annotation, values)
-    hints, section = get_type_hints(annotation), f"{key}." if key else ""
-    options = {
-        name: _instance(hints[name], values[name], section + name)
-        for name in hints
-        if name in values
-    }
-    with section_errors(key):
-        return annotation(**options)
-
-
-def _file_of(arguments: Sequence[str]) -> str | None:
-    places = [
-        index
-        for index, word in enumerate(arguments)
-        if word == "--config" or word.startswith("--config=")
-    ]
-    if len(places) > 1:
-        raise UsageError(
-            "--config is given twice: one file, then overrides such as --train.lr 1e-5"
-        )
-    if not places:
-        return None
-    if places[0] != 0:
-        raise UsageError(f"--config must come first: {arguments[0]} before it would be overwritten")
-    if arguments[0] == "--config" and len(arguments) < 2:
-        raise UsageError("--config has no value: expected a file or the name of a recipe")
-    return arguments[0].partition("=")[2] if "=" in arguments[0] else arguments[1]
-
-
-def _refuse_values(values: Any, options_class: type[Any], where: str) -> None:
-    wrong = list(wrong_values(values, options_class))
-    if wrong:
-        raise ConfigError(f"{where}: {'; '.join(wrong)}")
-
-
-# --- what is wrong, in words of the configuration rather than of the parser
-# -------------------------------------------
-
-
-def _refuse_foreign(values: dict[str, Any], options_class: type[Any], file: str) -> None:
-    """Refuse the configuration of another program: that has all of its keys, ``options_class`` has
-    not.
-    """
-    if any(unknown_keys(values, options_class)) and (program := program_of(values)) is not None:
-        use = f"rl-caption {program} --config {file}"
-        if program == "run":
-            raise ConfigFileError(f"this is a pipeline: rl-caption run {file}")
-        if " " in program:
-            use = "pass it as --config_file"
-        raise ConfigFileError(f"this is a configuration of {program}: {use}")
-
-
-def _explain_error(
-    message: str, options_class: type[Any], values: dict[str, Any], overrides: dict[str, Any]
-) -> str:
-    """What the parser's ``message`` means: keys that do not exist, with the nearest one, or a value
-    of another type.
-
-    Args:
-        options_class: dataclass of the configuration.
-        values: those of the file.
-        overrides: those of the command line.
-    """
-    unknown = list(
-        dict.fromkeys(
-            (*unknown_keys(values, options_class), *unknown_keys(overrides, options_class))
-        )
-    )
-    if unknown:
-        more = f" (and {len(unknown) - 3} more)" if len(unknown) > 3 else ""
-        return "; ".join(_no_key(key, options_class) for key in unknown[:3]) + more
-    key = re.search(r'Parser key "([^"]+)"', message)
-    if key is None:
-        return ""
-    *section, last = path = key[1].split(".")
-    value = value_at(overrides if last in (value_at(overrides, section) or {}) else values, path)
-    return "; ".join(_wrong_types(value, _type_at(options_class, path, with_null=True), key[1])[:3])
-
-
-def _no_key(key: str, options_class: type[Any]) -> str:
-    """That there is no such key, and for what else it is, or the nearest one; where none is near,
-    its section's.
-    """
-    section, _, last = key.rpartition(".")
-    inner = _type_at(options_class, section.split(".")) if section else options_class
-    if others := [*_alternatives_with(last, inner), *_alternatives_with(key, options_class)]:
-        return f"there is no key {shown(key)[1:-1]} here: it is for {' or '.join(dict.fromkeys(others))}"
-    siblings = list(get_type_hints(inner)) if is_dataclass(inner) else []
-    option_names = ["config", *option_keys(options_class)]
-    nearest = [SYNONYMS[last]] if SYNONYMS.get(last) in option_names else []
-    if not section or any(
-        name.startswith(f"{section}.") for name in option_names
-    ):  # not in a dict, as a term of the reward
-        nearest += difflib.get_close_matches(
-            key, [name for name in option_names if name.rpartition(".")[2] == last], 1, 0.0
-        )
-    nearest += [
-        f"{section}.{name}" for name in difflib.get_close_matches(last, siblings, n=1) if section
-    ]
-    nearest += difflib.get_close_matches(key, option_names, n=1, cutoff=0.8)
-    if not section:
-        names = {name.rpartition(".")[2]: name for name in reversed(option_names)}
-        nearest += [names[name] for name in difflib.get_close_matches(key, names, n=1)]
-    hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(siblings)}"
-    return f"there is no key {shown(key)[1:-1]}{f': {hint}' if nearest or siblings else ''}"
-
-
-def _alternatives_with(key: str, options_class: Any) -> list[str]:
-    """What each of the alternatives to the class ``options_class`` is that has the option ``key``,
-    by its docstring.
-    """
-    base = next(
-        (base for base in getattr(options_class, "__mro__", ()) if "alternative" in vars(base)),
-        None,
-    )
-    owners = (
-        []
-        if base is None
-        else [other for other in base.alternatives() if key in option_keys(other)]
-    )
-    sentences = (re.split(r"[.:;] ", str(owner.__doc__), maxsplit=1)[0] for owner in owners)
-    return [sentence[:1].lower() + sentence[1:].replace("``", "") for sentence in sentences]
-
-
-def _wrong_types(value: Any, annotation: Any, key: str) -> list[str]:
-    """A sentence for each value below ``key`` that has not the type of its annotation."""
-    inner = next(
-        (
-            option
-            for option in (annotation, *get_args(annotation))
-            if isinstance(option, type) and is_dataclass(option)
-        ),
-        None,
-    )
-    wrong = list(wrong_values(value, annotation, key))
-    if wrong:
-        return wrong
-    if inner is None or value is None:
-        try:
-            check_type(value, annotation, key, ConfigError)
-        except ConfigError as error:
-            return [str(error)]
-        return []
-    if inner is annotation or type(None) in get_args(
-        annotation
-    ):  # one such section; otherwise a table or a list of them
-        hints = get_type_hints(inner, include_extras=True)
-        items = [(item, hints[name], f"{key}.{name}") for name, item in value.items()]
-    elif isinstance(value, dict):
-        items = [(item, inner, f"{key}.{name}") for name, item in value.items()]
-    elif isinstance(value, list):
-        items = [(item, inner, f"{key}[{index}]") for index, item in enumerate(value)]
-    else:
-        return [
-            f"{key} is {shown(value)}: expected names, each with "
-            f"{', '.join(list(get_type_hints(inner))[:3])}, ..."
-        ]
-    return [sentence for item in items for sentence in _wrong_types(*item)]
-
-
-def _values_of(arguments: Sequence[str]) -> dict[str, Any]:
-    """The overrides of a command line as nested values; words that are no option with a value are
-    left out.
-    """
-    overrides: dict[str, Any] = {}
-    for word, after in zip(arguments, [*arguments[1:], "--"], strict=False):
-        option, equals, text = word.partition("=")
-        if (
-            not option.startswith("--")
-            or option == "--config"
-            or (not equals and after.startswith("--"))
-        ):
-            continue
-        section, *path = overrides, *option[2:].split(".")
-        for key in path[:-1]:
-            section[key] = section[key] if isinstance(section.get(key), dict) else {}
-            section = section[key]
-        section[path[-1]] = _argument(text if equals else after)
-    return overrides
-
-
-# --- words of the command line, before the parser gets them
-# -----------------------------------------------------------
-
-
-def with_lists(arguments: Sequence[str], option: str) -> list[str]:
-    """``--compare A B`` is ``--compare=["A", "B"]``, all words up to the next option; so is
-    ``--compare=A``, one word.
-
-    Raises ``UsageError`` for ``--model A --model B``, where ``option`` is ``--models``.
-    """
-    words = list(arguments)
-    if option.endswith("s") and sum(word.partition("=")[0] == option[:-1] for word in words) > 1:
-        raise UsageError(f"{option[:-1]} is given several times: for several, {option} A B")
-    if option not in words:
-        return [_as_list(word, option) for word in words]
-    start = words.index(option)
-    end = next(
-        (index for index in range(start + 1, len(words)) if words[index].startswith("--")),
-        len(words),
-    )
-    return [*words[:start], f"{option}={json.dumps(words[start + 1 : end])}", *words[end:]]
-
-
-def _as_list(word: str, option: str) -> str:
-    name, _, value = word.partition("=")
-    is_one_word = name == option and value not in ("", "null") and not value.startswith("[")
-    return f"{option}={json.dumps([value])}" if is_one_word else word
-
-
-def _switched_on(arguments: Sequence[str], option: str) -> list[str]:
-    """``--report`` without a value is ``--report=true``."""
-    followed = zip(arguments, [*arguments[1:], "--"][: len(arguments)], strict=True)
-    return [
-        f"{option}=true" if word == option and after.startswith("--") else word
-        for word, after in followed
-    ]
-
-
-def _drop_replaced(
-    values: dict[str, Any], options_class: type[Any], arguments: Sequence[str]
-) -> None:
-    """Remove from a file's values each table (``--reward.terms``) or list (``--select``) that the
-    command line gives.
-
-    Otherwise the parser would complete its items by options of the file's items of the same name or
-    index.
-    """
-    for word in arguments:
-        *path, key = word.partition("=")[0][2:].split(".")
-        item: Any = (get_args(_type_at(options_class, [*path, key])) or (None,))[-1]
-        if (
-            word.startswith("--")
-            and is_dataclass(item)
-            and isinstance(section := value_at(values, path), dict)
-        ):
-            section.pop(key, None)
-
-
-def _with_merged_dictionaries(
-    options_class: type[Any], parser: Any, arguments: Sequence[str]
-) -> list[str]:
-    """Replace ``--SECTION.kwargs.KEY VALUE`` by ``--SECTION.kwargs`` with all of its keys.
-
-    The parser cannot set a key of a nested dictionary, and would confuse the number 1 with the text
-    "1" in the values that a dictionary has already.
-    """
-    rest: list[str] = []
-    changes: list[tuple[list[str], list[str], str]] = []
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
-        option, equals, value = word.partition("=")
-        keys = option[2:].split(".") if option.startswith("--") else []
-        depth = _dictionary_depth(options_class, keys)
-        if depth is None or depth == len(keys):
-            rest.append(word)
-        elif not (equals or words):
-            raise UsageError(f"{word} has no value")
-        else:
-            changes.append((keys[:depth], keys[depth:], value if equals else words.pop(0)))
-    if not changes:
-        return rest
-    before = parser.parse_args(rest)
-    merged: dict[str, dict[str, Any]] = {}
-    for section, keys, text in changes:
-        inner = merged.setdefault(".".join(section), deepcopy(value_at(before, section) or {}))
-        for key in keys[:-1]:
-            inner[key] = {} if inner.get(key) is None else inner[key]
-            if not isinstance(inner[key], dict):
-                option = ".".join([*section, *keys])
-                raise UsageError(
-                    f"--{option} is {text}, but {key} is {shown(inner[key])}, which has no keys"
-                )
-            inner = inner[key]
-        inner[keys[-1]] = _argument(text)
-    return [*rest, *(f"--{section}={json.dumps(values)}" for section, values in merged.items())]
-
-
-def _argument(text: str) -> Any:
-    """The value of a word read as YAML; the word itself where that is text or no YAML (``a # b``
-    has no comment).
-    """
-    try:
-        value = load(text)
-    except ConfigFileError:
-        return text
-    return text if isinstance(value, str) else value
-
-
-def _dictionary_depth(options_class: Any, keys: Sequence[str]) -> int | None:
-    """How many parts of a dotted key of ``options_class`` lead to a dictionary of free arguments
-    (``kwargs``).
-    """
-    return next(
-        (
-            depth
-            for depth in range(1, len(keys) + 1)
-            if _type_at(options_class, keys[:depth]) is dict
-        ),
-        None,
-    )
-
-
-def _type_at(annotation: Any, keys: Sequence[str], with_null: bool = False) -> Any:
-    """The type at a dotted key of ``annotation``, without the ``None`` of a union; None where there
-    is no such key.
-
-    ``with_null`` keeps the last ``None``, and ranges.
-    """
-    inner = annotation
-    for key in keys:
-        hints = (
-            get_type_hints(annotation, include_extras=with_null) if is_dataclass(annotation) else {}
-        )
-        inner = (
-            hints.get(key) if is_dataclass(annotation) else (get_args(annotation) or (None,))[-1]
-        )
-        annotation = get_args(inner)[0] if NoneType in get_args(inner) else inner  # X | None
-    return inner if with_null else annotation
-
-
-# --- YAML ---------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 class _Loader(yaml.SafeLoader):
-    """``1e-5`` is a number, as in JSON, and a date is text."""
+    """Scalars as in YAML 1.2: ``1e-5`` is a number; ``no``, dates and ``1:30`` are text."""
+
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?\d[\d_]*", list("-+0123456789")),
+    ("float", r"[-+]?(\.\d+|\d[\d_]*(\.\d*)?)([eE][-+]?\d+)?", list("-+.0123456789")),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
+    ("merge", r"<<", ["<"]),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first
+    )
+
+
+def read_file(path: Path, kind: type[Section] = Section) -> dict[str, Any]:
+    """The values of a file over those of its ``base`` files, which are relative to it, or recipes."""
+    own = read_mapping(path)
+    bases = own.pop("base", [])
+    values: dict[str, Any] = {}
+    for name in [bases] if isinstance(bases, str) else bases:
+        beside = path.parent / name
+        base = read_file(beside if beside.is_file() else find_config(name), kind)
+        values = merge(kind, values, base)
+    merged: dict[str, Any] = merge(kind, values, own)
+    return merged
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
-    """Read a configuration file, whose top level maps keys to values.
-
-    Raises:
-        ConfigFileError: what ``load`` refuses, or the file is no mapping, too large, or not UTF-8.
-        OSError: it cannot be read.
-    """
-    with Path(path).open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise ConfigFileError(f"it is larger than {MOST_BYTES >> 20} MiB: expected a configuration")
+    """Read a YAML file whose top level maps keys to plain values. Raises ``ConfigError``."""
     try:
-        values = load(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ConfigFileError(f"it is not UTF-8: {error}") from error
+        values = parse_yaml(Path(path).read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(values, dict):
-        what = "is empty" if values is None else f"holds {type(values).__name__} {values!r:.80}"
-        raise ConfigFileError(f"it {what}: expected a mapping such as train: {{lr: 1.0e-5}}")
+        raise ConfigError(
+            f"{path} holds {short_repr(values)}: expected keys, such as train: {{lr: 1.0e-5}}"
+        )
     return values
 
 
-def load(text: str) -> Any:
-    """Read YAML made of plain values: mappings with text as keys, lists, text, numbers, true,
-    false, null.
-
-    Raises:
-        ConfigFileError: it is not YAML, has other values, or a key twice.
-    """
+def parse_yaml(text: str) -> Any:
+    """Read YAML of plain values. Raises ``ValueError`` with the line of a key that is set twice."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
-        _check_node(node, "")
+        _check_node(node)
         return loader.construct_document(node)
-    except ConfigFileError:
-        raise
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigFileError(f"it is not YAML: {error}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"it is not YAML: {error}") from error
 
 
-def _check_node(node: Any, key: str) -> None:
-    """Check that a YAML node, which ``key`` names, has plain values only, and each of its keys
-    once.
-    """
+def _check_node(node: yaml.Node, key: str = "") -> None:
+    line = f"line {node.start_mark.line + 1}"
     if node.tag.rpartition(":")[2] not in ("str", "int", "float", "bool", "null", "map", "seq"):
-        raise ConfigFileError(
-            f"{_line(node)}: the tag {node.tag}: expected plain values without tags"
-        )
+        raise ValueError(f"{line}: the tag {node.tag}: expected plain values")
     if isinstance(node, yaml.MappingNode):
-        names: set[str] = set()
+        names = set()
         for name, value in node.value:
+            line = f"line {name.start_mark.line + 1}"
             if not isinstance(name, yaml.ScalarNode) or not name.tag.endswith((":str", ":merge")):
-                raise ConfigFileError(
-                    f"{_line(name)}: a key{f' in {key}' if key else ''} is not text: quote it"
-                )
-            dotted = f"{key}.{name.value}" if key else name.value
+                raise ValueError(f"{line}: a key in {key or 'the file'} is not text: quote it")
+            inner = f"{key}.{name.value}".lstrip(".")
             if name.value in names:
-                raise ConfigFileError(f"{_line(name)}: {dotted} is set twice: leave one out")
+                raise ValueError(f"{line}: {inner} is set twice: leave one out")
             names.add(name.value)
-            _check_node(value, dotted)
+            _check_node(value, inner)
     elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            _check_node(item, f"{key}[{index}]")
+        for item in node.value:
+            _check_node(item, f"{key}[]")
 
 
-def _line(where: Any) -> str:
-    return f"line {where.start_mark.line + 1}"
+# --- merging --------------------------------------------------------------------------------------
+
+
+def section_of(annotation: Any, values: Any) -> type[Section] | None:
+    """The section class of an annotation (``X``, ``X | None``, alternatives); None for others."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation.choose(values) if isinstance(values, Mapping) else annotation
+    if get_origin(annotation) is Annotated:
+        return section_of(get_args(annotation)[0], values)
+    if get_origin(annotation) in (Union, UnionType):
+        found = [section_of(member, None) for member in get_args(annotation)]
+        classes = [section for section in found if section is not None]
+        if len(classes) > 1 and isinstance(values, Mapping):
+            return classes[0].choose(values)
+        return classes[0] if classes else None
+    return None
+
+
+def merge(annotation: Any, below: Any, above: Any) -> Any:
+    """``above`` over ``below``, values of a key with this annotation.
+
+    Sections merge. A table of free keys, and a section whose alternative changes, are replaced;
+    ``kwargs`` go where the class that they are for changes. A null deletes what is below where the
+    key cannot be null. ``Entries`` change single entries, also of tables.
+    """
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    entries = isinstance(above, Entries)
+    result = {**below}
+    if section_of(annotation, below) is not section_of(annotation, below | above) or (
+        _item(annotation) not in (None, Any) and not entries
+    ):
+        result = {}
+    for key in [key for key in result if _belongs_to_changed(key, below, above)]:
+        del result[key]
+    for key, value in above.items():
+        inner = _inner(annotation, key, below | above)
+        if value is None and key in result and not _admits(inner, NoneType):
+            del result[key]
+        else:
+            result[key] = merge(inner, result.get(key), value)
+    return result
+
+
+def _belongs_to_changed(key: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
+    """Whether ``key`` holds options of a class that ``above`` changes."""
+    names = ("target", "format", "encoder") if key == "kwargs" else (key.removesuffix("_kwargs"),)
+    changed = [name for name in names if name in above and above[name] != below.get(name)]
+    return key.endswith("kwargs") and bool(changed)
+
+
+def _item(annotation: Any) -> Any:
+    """``X`` of ``dict[str, X]``, Any of a ``dict``; None for what is no table."""
+    for option in _members(annotation):
+        if option is dict:
+            return Any
+        if get_origin(option) is dict:
+            return get_args(option)[1]
+    return None
+
+
+def _inner(annotation: Any, key: str, values: Any) -> Any:
+    """The annotation of ``key`` in a section or a table; None of a key that there is not."""
+    section = section_of(annotation, values)
+    if section is None:
+        return Any if annotation is Any else _item(annotation)
+    field = section.model_fields.get(key)
+    return None if field is None else field.annotation
+
+
+def annotation_at(annotation: Any, path: Sequence[str], values: Any) -> Any:
+    """The annotation of a dotted key; None of a key that there is not."""
+    for key in path:
+        annotation = _inner(annotation, key, values)
+        values = values.get(key) if isinstance(values, dict) else None
+    return annotation
+
+
+def _admits(annotation: Any, kind: type) -> bool:
+    """Whether a key may have a value of this type, as far as its annotation says."""
+    for member in _members(annotation):
+        if get_origin(member) is Annotated:
+            member = get_args(member)[0]
+        if member in (None, Any, kind) or (kind is int and member is float):
+            return True
+        if get_origin(member) is Literal and kind in map(type, get_args(member)):
+            return True
+    return False
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union; any other annotation alone."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if is_union else (annotation,)
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def split_words(words: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the dotted key and the texts of each ``--a.b.c text`` or ``--a.b.c=text``."""
+    option: list[str] = []
+    texts: list[str] = []
+    for word in [*words, "--"]:
+        if not word.startswith("--"):
+            if not option:
+                raise ConfigError(f"{word!r} is not an option: expected --section.key value")
+            texts.append(word)
+            continue
+        if option:
+            yield option, texts
+        name, equals, text = word[2:].partition("=")
+        option, texts = name.split("."), [text] if equals else []
+
+
+def with_positional(kind: type[Section], words: Sequence[str]) -> list[str]:
+    """The words with those that belong to no option behind ``--NAME`` of a positional key."""
+    if not kind.positional:
+        return list(words)
+    options: list[str] = []
+    free: list[str] = []
+    takes = 0
+    for word in words:
+        if word.startswith("--"):
+            field = kind.model_fields.get(word[2:])
+            annotation = None if field is None else field.annotation
+            is_list = annotation is not None and get_origin(annotation) is list
+            takes = 0 if "=" in word or annotation is bool else len(words) if is_list else 1
+            options.append(word)
+        elif takes:
+            takes -= 1
+            options.append(word)
+        else:
+            free.append(word)
+    return [*options, f"--{kind.positional}", *free] if free else options
+
+
+def _entries(words: Sequence[str]) -> Entries:
+    """The words as nested values, whatever their annotations are."""
+    entries = Entries()
+    for path, texts in split_words(words):
+        _set(entries, path, _plain(texts[0]) if texts else True)
+    return entries
+
+
+def _set(entries: Entries, path: Sequence[str], value: Any) -> None:
+    *sections, last = path
+    for key in sections:
+        if not isinstance(entries.get(key), Entries):
+            entries[key] = Entries()
+        entries = entries[key]
+    entries[last] = value
+
+
+def _plain(text: str) -> Any:
+    """A word read as YAML; the word itself where it is text or no YAML."""
+    try:
+        value = parse_yaml(text)
+    except ValueError:
+        return text
+    return text if isinstance(value, str) else value
+
+
+def _value(annotation: Any, texts: Sequence[str]) -> Any:
+    """The value of a word's texts, as far as the annotation decides: a switch, a list, text."""
+    if not texts:
+        return True
+    lists = [kind for kind in _members(annotation) if get_origin(kind) is list]
+    value = _plain(texts[0])
+    if len(texts) == 1 and (not lists or value is None or isinstance(value, list)):
+        return _text_or(annotation, value, texts[0])
+    if lists and (len(texts) > 1 or not _admits(annotation, str)):
+        return [_text_or(get_args(lists[0])[0], _plain(text), text) for text in texts]
+    return texts[0] if len(texts) == 1 else list(texts)
+
+
+def _text_or(annotation: Any, value: Any, text: str) -> Any:
+    """The value of a word, or its text where the key can be text and not such a value."""
+    is_scalar = isinstance(value, int | float) and not _admits(annotation, type(value))
+    return text if is_scalar and _admits(annotation, str) else value
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def program_of(values: Mapping[str, Any]) -> str | None:
+    """The program that has all keys of a configuration; ``accelerate launch`` of one for it, None
+    if there is none.
+    """
+    if "stages" in values:
+        return "run"
+    if values.keys() & LAUNCHER_KEYS:
+        return "accelerate launch"
+    for name, program in installed_programs().items():
+        if program.config is None:
+            continue
+        try:
+            kind = resolve_name(program.config).choose(values)
+        except ConfigError:  # the values choose no alternative
+            continue
+        if fits(kind, values):
+            return name
+    return None
+
+
+def _of_another(values: Mapping[str, Any], file: str | Path) -> str:
+    """Whose configuration the values of a file are; empty where no program has their keys."""
+    program = program_of(values)
+    if program is None:
+        return ""
+    if program == "run":
+        return f"this is a pipeline: rl-caption run {file}"
+    run = f"rl-caption {program} --config {file}"
+    use = "pass it as --config_file" if " " in program else run
+    return f"this is a configuration of {program}: {use}"
+
+
+def _sentences(kind: type[Section], values: Mapping[str, Any], error: ValidationError) -> list[str]:
+    """What is wrong, one sentence a key."""
+    found: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        path = _path(kind, item["loc"], values)
+        key = dotted(path)
+        if item["type"] == "extra_forbidden":
+            text = _no_key(kind, path, values)
+        else:
+            text = sentence(item, key)
+        if key in found and item["type"] != "value_error":  # another type of a union
+            text = f"{found[key]} or {text.partition(': expected ')[2]}"
+        found[key] = text
+    sentences = list(found.values())
+    more = len(sentences) - 3
+    return [*sentences[:3], f"and {more} more"] if more > 0 else sentences
+
+
+def _path(annotation: Any, location: tuple[int | str, ...], values: Any) -> tuple[int | str, ...]:
+    """The location of an error without the tags of alternatives and unions."""
+    path: list[int | str] = []
+    for part in location:
+        section = section_of(annotation, values)
+        if section is not None and part == section.__name__:
+            continue
+        if isinstance(part, int):
+            items = [get_args(kind)[0] for kind in _members(annotation) if get_args(kind)]
+            annotation = items[0] if items else Any
+        elif section is None and _item(annotation) is None and annotation is not Any:
+            break
+        else:
+            annotation = _inner(annotation, part, values)
+        path.append(part)
+        is_table = isinstance(values, Mapping) and isinstance(part, str)
+        values = values.get(part) if is_table else None
+    return tuple(path)
+
+
+def keys_of(kind: type[Section], values: Any = None) -> Iterator[str]:
+    """Yield the dotted names of all keys of a section and of the sections in it."""
+    for name, field in kind.model_fields.items():
+        yield name
+        inner = values.get(name) if isinstance(values, Mapping) else None
+        section = section_of(field.annotation, inner)
+        if section is not None:
+            yield from (f"{name}.{key}" for key in keys_of(section, inner))
+
+
+def fits(kind: type[Section], values: Mapping[str, Any]) -> bool:
+    """Whether a section has all keys of ``values``."""
+    for name, value in values.items():
+        field = kind.model_fields.get(name)
+        if field is None:
+            return False
+        section = section_of(field.annotation, value)
+        if section is not None and isinstance(value, Mapping) and not fits(section, value):
+            return False
+    return True
+
+
+def _no_key(kind: type[Section], path: tuple[int | str, ...], values: Mapping[str, Any]) -> str:
+    """That there is no such key, and which alternative has it, or the nearest one."""
+    key = dotted(path)
+    *parents, last = map(str, path)
+    inner: Any = values
+    for name in parents:
+        inner = inner.get(name) if isinstance(inner, Mapping) else None
+    owner = section_of(annotation_at(kind, parents, values), inner) or kind
+    for section, rest in ((owner, last), (kind, key)):
+        others = [other for other in _alternatives(section) if rest in keys_of(other)]
+        if others:
+            owners = " or ".join(_summary(other) for other in others)
+            return f"there is no key {key} here: it is for {owners}"
+    known = list(keys_of(kind, values))
+    same = [name for name in known if name.rpartition(".")[2] == last]
+    siblings = [".".join([*parents, name]) for name in owner.model_fields]
+    nearest = [SYNONYMS[last]] if SYNONYMS.get(last) in known else []
+    nearest += difflib.get_close_matches(key, same, 1, 0.0)
+    nearest += difflib.get_close_matches(key, siblings, 1, 0.6)
+    nearest += difflib.get_close_matches(key, known, 1, 0.7)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(siblings)}"
+    return f"there is no key {key}: {hint}"
+
+
+def _alternatives(section: type[Section]) -> list[type[Section]]:
+    """The alternatives to a section, as far as they are imported."""
+    for base in section.__mro__:
+        if base is not Section and "choose" in vars(base):
+            others = [other for other in _subclasses(base) if other is not section]
+            return [other for other in others if not other.__subclasses__()]
+    return []
+
+
+def _subclasses(base: type[Section]) -> Iterator[type[Section]]:
+    for inner in base.__subclasses__():
+        yield inner
+        yield from _subclasses(inner)
+
+
+def _summary(section: type[Section]) -> str:
+    """What a section is, by its docstring."""
+    text = re.split(r"[.:;] ", str(section.__doc__), maxsplit=1)[0].replace("``", "").rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+# --- command line ---------------------------------------------------------------------------------
+
+
+def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
+    """Load the configuration of a command line: ``--config FILE``, then ``--section.key value``.
+
+    ``--help``, ``--help SECTION`` and ``--print_config`` print and leave.
+    """
+    words = with_positional(kind, ["--help" if word == "-h" else word for word in arguments])
+    prints = "--print_config" in words
+    if prints:
+        words.remove("--print_config")
+    where = program
+    try:
+        file, words = _file_of(words)
+        where = program if file is None else f"{program} --config {file}"
+        if "--help" in words:
+            place = words.index("--help")
+            values = merged_values(kind, file, words[:place])
+            section = "".join(words[place + 1 : place + 2]).removeprefix("--")
+            print("\n".join(help_lines(kind.choose(values), section)))
+            sys.exit(0)
+        config = load(kind, file, words)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if prints:
+        print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+        sys.exit(0)
+    return config
+
+
+def _file_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of ``--config``, None where there is none, and the other words."""
+    file, rest = None, []
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if word.partition("=")[0] != "--config":
+            rest.append(word)
+            continue
+        if file is not None:
+            raise ConfigError("--config is given twice: a file names others as its base")
+        if word == "--config" and (not words or words[0].startswith("--")):
+            raise ConfigError("--config has no value: expected a file or the name of a recipe")
+        file = words.pop(0) if word == "--config" else word.partition("=")[2]
+    return file, rest
+
+
+WIDTH = 100
+"""Columns of ``--help``."""
+INDENT = " " * 6
+
+
+def help_lines(kind: type[Section], section: str = "") -> Iterator[str]:
+    """Keys, types, defaults, ranges and descriptions; of all, or of one section."""
+    schema = kind.model_json_schema()
+    if not section:
+        yield from textwrap.wrap(first_paragraph(kind), WIDTH)
+        yield ""
+        yield "--config  FILE, or the name of a recipe (rl-caption configs list)"
+    options = list(_options(schema, schema.get("$defs", {})))
+    for key, option, description in options:
+        if f"{key}.".startswith(f"{section}." if section else ""):
+            default = option.get("default", "")
+            shown_default = f" = {json.dumps(default)}" if "default" in option else ""
+            head = f"--{key}  {_type_name(option)}{shown_default}"
+            yield from textwrap.wrap(head, WIDTH, subsequent_indent=INDENT)
+            yield from textwrap.wrap(
+                description, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT
+            )
+
+
+def _options(
+    schema: Mapping[str, Any], sections: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Yield key, JSON schema and description of each option, also of those in sections."""
+    for name, option in schema["properties"].items():
+        key = f"{prefix}{name}"
+        parts = [option, *option.get("anyOf", ()), *option.get("oneOf", ())]
+        inner = [(part["$ref"], f"{key}.") for part in parts if "$ref" in part]
+        for part in parts:
+            table = part.get("additionalProperties")
+            if isinstance(table, dict) and "$ref" in table:
+                inner.append((table["$ref"], f"{key}.NAME."))
+            if "$ref" in part.get("items", {}):
+                inner.append((part["items"]["$ref"], f"{key}[0]."))
+        if not inner:
+            yield key, option, option.get("description", "")
+        for reference, inner_prefix in inner:
+            yield from _options(sections[reference.rpartition("/")[2]], sections, inner_prefix)
+
+
+def _type_name(schema: Mapping[str, Any]) -> str:
+    """A JSON schema in words: ``integer >= 1 or null``."""
+    if "anyOf" in schema:
+        return " or ".join(_type_name(part) for part in schema["anyOf"])
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    limits = [f" {sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
+    items = f" of {_type_name(schema['items'])}" if "items" in schema else ""
+    return f"{schema.get('type', 'any')}{items}{','.join(limits)}"

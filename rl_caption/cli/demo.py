@@ -98,7 +98,7 @@ def judge(stages: Mapping[str, Stage], split: str, out: Path) -> dict[str, Path]
             split=split,
             decode=Decoding(max_new_tokens=run.rollout.max_new_tokens),
             metrics=["bleu", "rouge", "cider"],  # without METEOR and SPICE: Java takes longer
-            judges={"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": student})},
+            judges={"L-CLIPS": JudgeConfig(target="l_clipscore", kwargs={"backbone": student})},
             out=str(folders[name]),
         )
         judged = score_captions(config)

@@ -13,17 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rl_caption.cli.configuration import find_program
+from rl_caption.cli.configuration import program_of, read_file
 from rl_caption.cli.pipeline import make_stages, read_wishes
 from rl_caption.cli.preflight import Finding, has_weights, preflight
 from rl_caption.cli.stages import Stage, load, read_pipeline
 from rl_caption.cli.torchvision_remedy import FAULT, import_error, mend
+from rl_caption.config.shipped import find_config
 from rl_caption.runtime.errors import EXPECTED, OPTIONAL, installed_version
 from rl_caption.runtime.threads import granted_cores
 
 NEEDED = (
     "torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "pillow",
-    "jsonargparse", "jinja2", "matplotlib", "pycocoevalcap", "tqdm", "psutil", "scipy", "filelock",
+    "pydantic", "jinja2", "matplotlib", "pycocoevalcap", "tqdm", "psutil", "scipy", "filelock",
 )  # fmt: skip
 """Packages that every installation has."""
 GB = 1e9
@@ -246,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words:
             parser.error(f"unrecognized arguments: {' '.join(words)}")
         return doctor()
-    name = find_program(["--config", options.config, *words], default="scst")
+    name = program_of(read_file(find_config(options.config))) or "scst"
     if name == "run":
         wishes = read_wishes(words, list(read_pipeline(options.config)))
         stages = make_stages(options.config, wishes)

@@ -14,11 +14,8 @@ from typing import Any
 
 from rl_caption import __version__
 from rl_caption.__main__ import INTERRUPTED
-from rl_caption.cli.configuration import UsageError, parse, with_lists
-from rl_caption.cli.preflight import preflight, refuse
 from rl_caption.cli.programs import PROGRAMS, installed_programs
-from rl_caption.cli.stages import Stage, load
-from rl_caption.runtime.errors import user_errors
+from rl_caption.runtime.errors import UsageError, user_errors
 from rl_caption.runtime.threads import set_threads
 
 DESCRIBING = ("configs", "doctor", "report")
@@ -27,6 +24,7 @@ DESCRIBING = ("configs", "doctor", "report")
 
 def ablate(config: Any) -> int:
     """Train a grid of self-critical runs from one starting checkpoint and compare them."""
+    from rl_caption.cli.configuration import parse
     from rl_caption.programs.ablation.runner import run_ablation
 
     return run_ablation(config, parse)
@@ -96,8 +94,9 @@ def run_program(name: str, arguments: list[str]) -> Any:
     program = PROGRAMS[name]
     if program.config is None:
         return resolve_name(program.function)(arguments)
-    for option in program.lists:
-        arguments = with_lists(arguments, option)
+    from rl_caption.cli.preflight import preflight, refuse
+    from rl_caption.cli.stages import Stage, load
+
     stage = Stage(name, name, arguments, load(name, arguments))
     refuse(preflight([stage], rows=False))
     return stage.start()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_caption.cli.configuration import UsageError
 from rl_caption.cli.preflight import preflight, refuse
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.cli.stages import (
@@ -27,7 +26,7 @@ from rl_caption.cli.stages import (
     shipped_pipelines,
     starts_from,
 )
-from rl_caption.runtime.errors import EXPECTED
+from rl_caption.runtime.errors import EXPECTED, UsageError
 
 INPUTS = "stage.json"
 """File in a stage's folder: what its data and the models that it starts from were."""

@@ -3,12 +3,7 @@ it runs.
 """
 
 import importlib
-from collections.abc import Mapping
-from pkgutil import resolve_name
-from typing import Any, NamedTuple
-
-from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import alternative_of, unknown_keys, with_chosen_sections
+from typing import NamedTuple
 
 
 class Program(NamedTuple):
@@ -21,8 +16,6 @@ class Program(NamedTuple):
     """
     config: str | None = None
     """``module:Name`` of the configuration class."""
-    lists: tuple[str, ...] = ()
-    """Options that take all words up to the next option."""
     parses: bool = False
     """Whether the function takes the parser of configurations, too, as its second argument."""
     trains: bool = False
@@ -60,10 +53,13 @@ CORE = {
         "judge captions of a split or of a file",
         "rl_caption.programs.evaluate:evaluate",
         "rl_caption.config.evaluation:EvaluateConfig",
-        lists=("--compare", "--models"),
     ),
     "score": Program("score captions in files with any reward", "rl_caption.cli.score:main"),
-    "caption": Program("caption photos with a trained captioner", "rl_caption.cli.caption:main"),
+    "caption": Program(
+        "caption photos with a trained captioner",
+        "rl_caption.cli.caption:caption",
+        "rl_caption.config.commands:CaptionConfig",
+    ),
     "ablate": Program(
         "compare rewards: a grid of self-critical runs from one checkpoint",
         "rl_caption.cli.main:ablate",
@@ -167,7 +163,6 @@ LAB = {
         "caption photos in a page in the browser, by several captioners side by side",
         "rl_caption.lab.web:serve",
         "rl_caption.lab.config:WebConfig",
-        lists=("--models",),
         modules=("gradio",),
     ),
     "share": Program(
@@ -189,32 +184,3 @@ def installed_programs() -> dict[str, Program]:
     except ModuleNotFoundError:
         return CORE
     return PROGRAMS
-
-
-def program_of(values: Mapping[str, Any]) -> str | None:
-    """The program that has all keys of a configuration; ``accelerate launch`` of one for it, None
-    if there is none.
-    """
-    if "stages" in values:
-        return "run"
-    if values.keys() & LAUNCHER_KEYS:
-        return "accelerate launch"
-    configs = {
-        name: program.config for name, program in installed_programs().items() if program.config
-    }
-    return next(
-        (
-            name
-            for name, options_class in configs.items()
-            if _fits(values, resolve_name(options_class))
-        ),
-        None,
-    )
-
-
-def _fits(values: Mapping[str, Any], options_class: type[Any]) -> bool:
-    try:
-        options = with_chosen_sections(alternative_of(options_class, values), values)
-    except ConfigError:  # the values choose no alternative
-        return False
-    return not any(unknown_keys(values, options))

@@ -8,15 +8,16 @@ stages:
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from rl_caption.cli.configuration import UsageError, parse, read_mapping
+from rl_caption.cli.configuration import parse, read_mapping
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.shipped import find_config, shipped_configs
+from rl_caption.runtime.errors import UsageError
 
 ENCODER = "transformers:"
 """What a text or image encoder's folder begins with."""
@@ -50,7 +51,7 @@ class Stage:
     @cached_property
     def sections(self) -> dict[str, Any]:
         """Its configuration as nested tables."""
-        return asdict(self.config)
+        return self.config.model_dump(mode="json")
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -58,7 +59,7 @@ class Stage:
         values = dict(leaves(self.sections))
         if "all" in self.sections:
             words = [f"--{key}={as_word(value)}" for key, value in leaves(self.config.all)]
-            words = ["--config", str(self.config.base), *words]
+            words = ["--config", self.config.recipe, *words]
             base = Stage("base", "scst", words, load("scst", words))
             values |= {
                 f"all.{key}": value for key, value in base.values.items() if key != "run.dir"

@@ -4,7 +4,6 @@ configuration.
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,7 @@ def _load_saved(
     if adapt is not None:
         adapt(
             config.freeze,
-            asdict(config.lora) if config.lora else None,
+            config.lora.model_dump() if config.lora else None,
             config.gradient_checkpointing,
         )
         if config.cache_dir is not None:
@@ -147,7 +146,7 @@ def _load_saved(
                 )
             with naming(f"model.cache_dir {config.cache_dir!r}", (OSError,)):
                 captioner.keep_on_disk(Path(config.cache_dir), config.cache_dir_mb * 2**20)
-    elif config != SavedModelConfig(config.name, config.target, config.init):
+    elif config != SavedModelConfig(name=config.name, target=config.target, init=config.init):
         raise ConfigError(
             f"model.init {config.init!r} is not a model of Transformers: model.prompt, "
             f"processor_kwargs, freeze, lora, "

@@ -7,10 +7,10 @@ what builds them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from rewards.text.tokenize import TOKENIZER
+from pydantic import Field, model_validator
+
 from rl_caption.config.schema import (
     UNPAIRED,
     DataConfig,
@@ -22,7 +22,7 @@ from rl_caption.config.schema import (
     XeConfig,
 )
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import BatchSize, Mebibytes, Range, load_target
+from rl_caption.runtime.options import BatchSize, Mebibytes, Section, load_target
 
 if TYPE_CHECKING:
     from rl_caption.runtime.types import TrainState
@@ -42,51 +42,43 @@ TASKS = {
 """Task -> its configuration class."""
 
 
-@dataclass
-class PartConfig:
-    """A pretrained image or text encoder of a dual encoder (docs/reward_models.md).
-
-    Args:
-        encoder: ``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG``, ``timm:NAME`` (images), or
-            ``package.module:Class``.
-        kwargs: options of that class. For a decoder language model (``text``,
-            ``transformers:NAME``): ``{bidirectional_blocks: N}`` lets every token attend to all
-            tokens of the caption in the last N blocks. For an image encoder of open_clip with
-            random weights: ``{vision_cfg: ...}`` changes that of the architecture.
-        pretrained: false starts from random weights, in the shape of the named model; no tag is
-            needed then.
-        train_blocks: number of blocks to train, the last; 0 freezes the encoder, null trains all of
-            it.
-    """
+class PartConfig(Section):
+    """A pretrained image or text encoder of a dual encoder (docs/reward_models.md)."""
 
     encoder: str | None = None
-    kwargs: dict = field(default_factory=dict)
-    pretrained: bool = True
-    train_blocks: Annotated[int, Range(min=0, max=1024)] | None = 0
-
-
-@dataclass
-class TeacherConfig:
-    """The frozen model to distil, or whose text features are read.
-
-    Args:
-        name: open_clip architecture, hub name or local folder, as for the rewards.
-        pretrained: if ``name`` is an architecture: a tag such as ``openai``, or a checkpoint file.
-        precision: ``fp32``, ``fp16`` or ``bf16``.
-        batch_size: images or captions per forward pass.
-        cache_mb: memory for the teacher's embeddings of the training split, in MiB per process. If
-            those of all images (or all captions) do not fit, they are read from ``cache_dir`` or
-            computed again at every step.
-        cache_dir: folder that keeps the teacher's embeddings between runs; null keeps them in
-            memory only.
+    """``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG``, ``timm:NAME`` (images), or
+    ``package.module:Class``.
     """
+    kwargs: dict = {}
+    """Options of that class. For a decoder language model (``text``, ``transformers:NAME``):
+    ``{bidirectional_blocks: N}`` lets every token attend to all tokens of the caption in the last N
+    blocks. For an image encoder of open_clip with random weights: ``{vision_cfg: ...}`` changes
+    that of the architecture.
+    """
+    pretrained: bool = True
+    """False starts from random weights, in the shape of the named model; no tag is needed then."""
+    train_blocks: Annotated[int, Field(ge=0, le=1024)] | None = 0
+    """Number of blocks to train, the last; 0 freezes the encoder, null trains all of it."""
+
+
+class TeacherConfig(Section):
+    """The frozen model to distil, or whose text features are read."""
 
     name: str | None = None
+    """Open_clip architecture, hub name or local folder, as for the rewards."""
     pretrained: str | None = None
+    """If ``name`` is an architecture: a tag such as ``openai``, or a checkpoint file."""
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """``fp32``, ``fp16`` or ``bf16``."""
     batch_size: BatchSize = 64
+    """Images or captions per forward pass."""
     cache_mb: Mebibytes = 2048
+    """Memory for the teacher's embeddings of the training split, in MiB per process. If those of
+    all images (or all captions) do not fit, they are read from ``cache_dir`` or computed again at
+    every step.
+    """
     cache_dir: str | None = None
+    """Folder that keeps the teacher's embeddings between runs; null keeps them in memory only."""
 
     @property
     def folder(self) -> str | None:
@@ -97,98 +89,69 @@ class TeacherConfig:
         return None if is_name or "/" not in str(self.name) else self.name
 
 
-@dataclass
 class CaptionTrainConfig(TrainConfig):
-    """Training a reward model on captions. Further arguments:
-
-    Args:
-        captions: caption of an image that is used in a step: a ``random`` reference, or always the
-            ``first``.
-    """
+    """Training a reward model on captions."""
 
     captions: Literal["random", "first"] = "random"
+    """Caption of an image that is used in a step: a ``random`` reference, or always the ``first``.
+    """
 
 
-@dataclass
 class RewardModelConfig(TrustConfig):
     """``reward_model``: a model that scores captions; ``--task TASK --help`` lists the keys of a
     task.
-
-    Args:
-        task: ``contrastive`` (InfoNCE on image-caption pairs), ``positive_augmented`` (PAC-S: also
-            on generated images and captions), ``specificity`` (SPECS: triplets of growing
-            captions), ``distill_image`` and ``distill_text`` (stage 1 of L-CLIP, one tower),
-            ``distill_dual`` (stage 2, both); from captions only: ``language_model``,
-            ``semantic_bottleneck`` and ``text_regression`` (docs/papers.md); or
-            ``package.module:Class``, a task of your own.
-        data: images and captions.
-        train: optimisation.
-        eval: validation: retrieval, agreement with the teacher, the loss.
-        run: folder, resume, logs.
     """
 
     task: str = "contrastive"
-    data: DataConfig = field(default_factory=DataConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    run: RunConfig = field(default_factory=RunConfig)
-
-    needs = frozenset({"image", "text"})
+    """``contrastive`` (InfoNCE on image-caption pairs), ``positive_augmented`` (PAC-S: also on
+    generated images and captions), ``specificity`` (SPECS: triplets of growing captions),
+    ``distill_image`` and ``distill_text`` (stage 1 of L-CLIP, one tower), ``distill_dual`` (stage
+    2, both); from captions only: ``language_model``, ``semantic_bottleneck`` and
+    ``text_regression`` (docs/papers.md); or ``package.module:Class``, a task of your own.
+    """
+    data: DataConfig = Field(default_factory=DataConfig)
+    """Images and captions."""
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    """Optimisation."""
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    """Validation: retrieval, agreement with the teacher, the loss."""
+    run: RunConfig = Field(default_factory=RunConfig)
+    """Folder, resume, logs."""
+    needs: ClassVar[frozenset[str]] = frozenset({"image", "text"})
     """What every row of the data must have."""
-    unpaired = frozenset[str]()
+    unpaired: ClassVar[frozenset[str]] = frozenset()
     """Those of ``UNPAIRED`` that the task learns from."""
 
     @classmethod
-    def alternative(cls, values: Mapping[str, Any]) -> type[RewardModelConfig]:
-        """The configuration class of the task that the values of a file and a command line name.
-
-        Raises:
-            ConfigError: there is no such task.
-        """
+    def choose(cls, values: Mapping[str, Any]) -> type[RewardModelConfig]:
+        """The configuration class of the task. Raises ``ConfigError`` where there is none."""
         name = str(values.get("task") or "contrastive")
         config = load_target(name, "task", TASKS)
         if not (isinstance(config, type) and issubclass(config, RewardModelConfig)):
             raise ConfigError(
-                f"task is {name!r}: expected a configuration class that inherits from "
-                f"RewardModelConfig"
+                f"task is {name!r}: expected a class that inherits from RewardModelConfig"
             )
         return config
 
-    @classmethod
-    def alternatives(cls) -> tuple[type[RewardModelConfig], ...]:
-        """The configuration classes of the tasks of this package."""
-        return tuple(cls.alternative({"task": task}) for task in TASKS)
-
-    def __post_init__(self) -> None:
-        """Raise ``ConfigError`` where the data are not for this task."""
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_reward_model(self) -> Self:
         data = self.data
         if data.target is None and data.format in set(UNPAIRED) - self.unpaired:
             raise ConfigError(
                 f"data.format is {data.format!r}, which the task {self.task} does not read, but "
                 f"{learners(data.format)}"
             )
-        if data.tokenizer != TOKENIZER:
-            raise ConfigError(
-                f"data.tokenizer is {data.tokenizer!r}: it is for captioners; reward models have "
-                f"their own tokenizers"
-            )
         if data.features_kwargs.keys() - {"pattern", "views"}:
             raise ConfigError(
                 f"data.features_kwargs is {data.features_kwargs}: reward models read only pattern "
-                f"and views"
+                "and views"
             )
-        for key in ("augment", "features_root") if "image" not in self.needs else ():
-            if value := getattr(data, key):
-                raise ConfigError(
-                    f"data.{key} is {value!r}, but the task {self.task} reads no images: leave it "
-                    f"out"
-                )
         if data.features_root is not None and data.augment:
             raise ConfigError(
                 "data.features_root and data.augment are both set, but stored features have one "
                 "view: leave augment out"
             )
+        return self
 
     def check(self) -> None:
         """Check what takes files or the libraries of models, before there are data; raises
@@ -211,7 +174,7 @@ class RewardModelConfig(TrustConfig):
 def learners(unpaired: str) -> str:
     """The tasks that learn from one of ``UNPAIRED``, separated by "or"."""
     return " or ".join(
-        task for task in TASKS if unpaired in RewardModelConfig.alternative({"task": task}).unpaired
+        task for task in TASKS if unpaired in RewardModelConfig.choose({"task": task}).unpaired
     )
 
 

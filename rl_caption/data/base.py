@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NotRequired, TypedDict, TypeVar, overload
+from typing import Any, NotRequired, TypeVar, overload
 
 from PIL import Image
+from typing_extensions import TypedDict
 
 from rewards.base import RewardError, naming
 from rewards.images import (

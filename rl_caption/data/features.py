@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from rewards.base import naming
 from rewards.files import UNREADABLE_ARRAY, atomic_write
 from rewards.images import file_stamp
 from rewards.options import check_fields
 from rl_caption.data.base import DataError, Row
-from rl_caption.runtime.options import Range
 
 if TYPE_CHECKING:
     import torch
@@ -56,9 +56,9 @@ class FeatureOptions:
             image's 1 + V at each step; nothing else reads them.
     """
 
-    dim: Annotated[int, Range(min=1)] | None = None
+    dim: Annotated[int, Field(ge=1)] | None = None
     pattern: str | None = None
-    max_regions: Annotated[int, Range(min=1)] | None = None
+    max_regions: Annotated[int, Field(ge=1)] | None = None
     views: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 A format of this package is a line in ``FORMATS``. One from outside is named by ``data.target``
 (``package.module:Name``): a function that yields rows, or the rows themselves (``rows_of``). Its
-parameters are its options, with ranges in their annotations (``Annotated[int, Range(min=1)]``);
+parameters are its options, with ranges in their annotations (``Annotated[int, Field(ge=1)]``);
 their values come from ``data.kwargs``, or, for parameters named like one of ``KEYS``, from that key
 of ``data``.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
 from functools import partial
 from os.path import exists
 from typing import TYPE_CHECKING, Any, cast
@@ -128,10 +127,7 @@ def _target(config: DataConfig, key: str) -> tuple[Any, str]:
 
 def _given(config: DataConfig) -> dict[str, Any]:
     """Those of ``KEYS`` that are set."""
-    plain = {
-        option.name: option.default for option in fields(config) if option.default is not MISSING
-    }
-    return {key: getattr(config, key) for key in KEYS if getattr(config, key) != plain.get(key, {})}
+    return config.model_dump(include=set(KEYS), exclude_defaults=True)
 
 
 class PackedRows(Sequence[Row]):

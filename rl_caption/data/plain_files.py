@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import typing
 import unicodedata
 import zlib
 from collections import Counter, defaultdict
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from typing_extensions import TypedDict
 
 from rewards.base import naming
 from rewards.files import unique_keys
@@ -151,7 +151,7 @@ def read_yaml(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     return content
 
 
-class _Line(typing.TypedDict):
+class _Line(TypedDict):
     step: int
 
 

@@ -9,7 +9,10 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from rewards.base import naming
 from rewards.images import list_images
@@ -27,9 +30,8 @@ from rl_caption.data.plain_files import (
     single_spaced,
 )
 from rl_caption.data.splits import STANDARD_SPLITS, standard_split
-from rl_caption.runtime.options import Range
 
-HeldOut = Annotated[float, Range(above=0, below=1)]
+HeldOut = Annotated[float, Field(gt=0, lt=1)]
 Rows = Iterator[dict[str, Any]]
 """Rows (``rl_caption.data.base.Row``) with their ``split``."""
 
@@ -92,7 +94,7 @@ def coco(
 def sharegpt4v(
     path: str | Path,
     image_root: str | Path | None = None,
-    val_images: Annotated[int, Range(min=1, max=10**7)] = 1000,
+    val_images: Annotated[int, Field(ge=1, le=10**7)] = 1000,
 ) -> Rows:
     """Conversations of ShareGPT4V (Chen et al., ECCV 2024), of which the last turn is the
     description of the image.
@@ -203,7 +205,7 @@ def images(path: str | Path, val_fraction: HeldOut = 0.01) -> Rows:
 
 def captions(
     path: str | Path,
-    column: Annotated[int, Range(min=0)] | str | None = None,
+    column: Annotated[int, Field(ge=0)] | str | None = None,
     val_fraction: HeldOut = 0.01,
 ) -> Rows:
     """Captions without images, one per line, such as those of CC3M.

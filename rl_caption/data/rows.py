@@ -6,9 +6,10 @@ import difflib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Required, TypedDict
+from typing import Any, NamedTuple, Required
 
 from PIL import Image
+from typing_extensions import TypedDict
 
 from rewards.base import RewardError, naming
 from rewards.images import Renderable

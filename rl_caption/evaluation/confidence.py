@@ -12,16 +12,20 @@ Evaluation") for the bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for the
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypedDict
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from tqdm.auto import tqdm
+from typing_extensions import TypedDict
 
 from rl_caption.evaluation.hallucination import CHAIR_KEYS, chair_of_sums
 from rl_caption.evaluation.metrics import METRIC_KEYS, Evaluation, EvaluationError
 
 Floats = NDArray[np.float64]
+Interval = Annotated[tuple[float, float], Field(strict=False)]
+"""Both ends; a list in JSON."""
 
 RESAMPLES = 1000
 ENDS = ((1 - 0.95) / 2, (1 + 0.95) / 2)
@@ -51,7 +55,7 @@ class Difference(TypedDict):
     first: float
     second: float
     difference: float
-    interval: tuple[float, float]
+    interval: Interval
     p: float
 
 

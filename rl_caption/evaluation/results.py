@@ -8,12 +8,14 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from rewards.base import Reward, naming
 from rl_caption.data.files import PREDICTIONS, write_json
 from rl_caption.data.plain_files import read_json
-from rl_caption.evaluation.confidence import Difference
+from rl_caption.evaluation.confidence import Difference, Interval
 from rl_caption.evaluation.metrics import JUDGE, Evaluation, EvaluationError
 from rl_caption.evaluation.retrieval import KS, REFERENCES, RETRIEVAL
 
@@ -331,7 +333,7 @@ class ScoresFile(TypedDict):
     n: int
     signature: str
     left_out: NotRequired[dict[str, str]]
-    intervals: NotRequired[dict[str, tuple[float, float]]]
+    intervals: NotRequired[dict[str, Interval]]
     interval: NotRequired[str]
     decoding: NotRequired[str]
 

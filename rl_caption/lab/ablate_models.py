@@ -48,7 +48,7 @@ def ablate_models(config: AblateModelsConfig, parse: Parse) -> int:
             raise ConfigError(
                 f"cells has the label {label!r}: expected letters, digits and . _ = + - only"
             )
-    shared = ["--config", config.base]
+    shared = ["--config", config.recipe]
     cells = {label: cell.overrides for label, cell in config.cells.items()}
     grid = shared, cells, config.seeds, config.out
     runs = make_runs("reward_model", RewardModelConfig, *grid, parse)
@@ -115,7 +115,7 @@ def write_table(
         cells = [_over_seeds([figures.get(name) for figures in runs.values()]) for name in columns]
         lines.append([label, str(len(runs)), *cells])
     notes = [
-        f"- recipe: {config.base}",
+        f"- recipe: {config.recipe}",
         f"- sets scored by `{config.reward}`, figures x100, ± standard deviation",
     ]
     for label, cell in config.cells.items():

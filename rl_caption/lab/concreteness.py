@@ -10,7 +10,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,7 @@ def make_targets(config: ConcretenessConfig) -> str:
     ]
     write_json_lines(out / "scores.jsonl", records)
     signatures = {name: scorer.signature for name, scorer in scorers.items()}
-    summary: dict[str, Any] = {"config": asdict(config), "signatures": signatures}
+    summary: dict[str, Any] = {"config": config.model_dump(mode="json"), "signatures": signatures}
     targets = {
         f"targets_{name}.jsonl": table[: len(captions), index] for index, name in enumerate(columns)
     }

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -230,7 +229,9 @@ def select(
     for step in config.select:
         index = np.flatnonzero(left)
         is_kept = _is_selected(step, scores[step.score][index])
-        given = [f"{k} {v:.10g}" for k, v in asdict(step).items() if k != "score" and v is not None]
+        given = [
+            f"{k} {v:.10g}" for k, v in step.model_dump().items() if k != "score" and v is not None
+        ]
         title = f"{step.score}: {', '.join(given)}"
         left = steps[title] = _mask(len(left), index[is_kept])
     return steps

@@ -9,7 +9,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -138,7 +137,7 @@ def _models(config: QuestionsConfig) -> tuple[LanguageModel | None, LanguageMode
         model = models[0] if models else None
         if options.is_set:
             with config_errors(name):
-                model = build_model("questions", cache_dir=config.cache_dir, **asdict(options))
+                model = build_model("questions", cache_dir=config.cache_dir, **options.model_dump())
         models.append(model)
     return models[0], models[1]
 

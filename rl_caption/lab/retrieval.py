@@ -4,7 +4,6 @@ captions, in a split.
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
         parts = [title, "", markdown([*head, "texts cut"], lines), "", *notes]
         table = "\n".join(parts) + "\n"
         write_text(folder / "retrieval.md", table)
-        content = {"config": asdict(config), "images": len(rows), "models": results}
+        content = {"config": config.model_dump(mode="json"), "images": len(rows), "models": results}
         write_json(folder / "retrieval.json", content)
     print(f"wrote {folder / 'retrieval.md'}, {folder / 'retrieval.json'}", file=sys.stderr)
     return table

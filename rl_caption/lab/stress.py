@@ -4,7 +4,7 @@ short training.
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,7 +134,11 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
             return 1
         tables["Push"], verdict = _judged_run(config, bench, run)
     signature = bench.scorer.reward.signature
-    found |= {"signature": signature, "images": len(bench.rows), "config": asdict(config)}
+    found |= {
+        "signature": signature,
+        "images": len(bench.rows),
+        "config": config.model_dump(mode="json"),
+    }
     write_json(folder / "stress.json", {"verdict": verdict._asdict(), "tables": tables} | found)
     box = macros().note(str(verdict))
     if verdict.outcome != "open":  # green for better alone
@@ -333,10 +337,9 @@ def _trained(config: StressConfig, recipe: str, parse: Parse) -> RunFolder | Non
     """
     folder = Path(config.out) / "push"
     run: ScstConfig = parse(ScstConfig, ["--config", recipe], "rl-caption stress --push")
-    run = replace(run, reward=config.reward, data=config.data)
-    run = replace(run, run=replace(run.run, dir=str(folder)))
+    run = run.replace(reward=config.reward, data=config.data, run=run.run.replace(dir=str(folder)))
     if config.model is not None:
-        run = replace(run, model=SavedModelConfig(init=config.model))
+        run = run.replace(model=SavedModelConfig(init=config.model))
     if not is_complete(folder):
         train_scst(run)
     return read_run(folder) if is_complete(folder) else None

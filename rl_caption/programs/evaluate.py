@@ -7,12 +7,11 @@ imported where it is used.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -155,7 +154,7 @@ def compare_systems(config: CompareConfig) -> str:
         _evaluated_run(config, Path(path), folder_of(name)) if _is_run(path) else path
         for path, name in zip(config.compare, names, strict=True)
     ]
-    config = replace(config, compare=paths)
+    config = config.replace(compare=paths)
     if config.references is None and config.data == DataConfig():
         config = _with_data_of_folders(config)
     _check_settings(config)
@@ -214,7 +213,7 @@ def _evaluated_run(config: CompareConfig, run: Path, name: str) -> str:
             split,
             run,
         )
-    shared = {option.name: getattr(config, option.name) for option in fields(EvaluateConfig)}
+    shared = {key: getattr(config, key) for key in EvaluateConfig.model_fields}
     own = {"data": data, "split": split, "out": str(Path(config.out, name)), "report": False}
     model = str(run / "export" / "best")
     evaluate_split(EvaluateModelConfig(**shared | own, model=model))
@@ -244,7 +243,7 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
         )
     with naming(config.compare[0]):
         data = received_data(named[0]["data"])
-        return replace(config, data=data, split=config.split or first["split"])
+        return config.replace(data=data, split=config.split or first["split"])
 
 
 def score_captions(
@@ -312,7 +311,7 @@ def settings_of(config: EvaluateConfig) -> dict[str, Any]:
     """What was evaluated, as ``settings.json`` has it: data, split, tokenizer, decoding, and hashes
     of the weights.
     """
-    plain = json.loads(json.dumps(asdict(config)))
+    plain = config.model_dump(mode="json")
     settings = {"tokenizer": plain["tokenizer"]}
     if config.reference_file() is None:
         data = {key: value for key, value in plain["data"].items() if key != "source"}

@@ -5,10 +5,10 @@ and the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from rewards.clip.dual import MODEL_TYPE, DualConfig, PretrainedDual
@@ -35,41 +35,41 @@ from rl_caption.reward_models.encoders import (
 from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
 from rl_caption.runtime.errors import ConfigError, naming
-from rl_caption.runtime.options import Fraction, Positions, Range
+from rl_caption.runtime.options import Fraction, Positions, Section
 from rl_caption.runtime.types import LOSS, TrainState
 from rl_caption.training.run import Run
 
-MaxScale = Annotated[float, Range(min=1, max=10**6)]
+MaxScale = Annotated[float, Field(ge=1, le=10**6)]
 """Largest logit scale (inverse temperature)."""
 
 
-@dataclass
-class ClipModelConfig:
-    """The model to train: an open_clip model, or a dual encoder of pretrained parts.
-
-    Args:
-        name: architecture of an open_clip model, such as ``ViT-B-32``.
-        kwargs: shape of a model with random weights: the model JSON of open_clip ``{embed_dim,
-            vision_cfg, text_cfg}``, merged into that of ``name``. With ``image`` and ``text``:
-            options of ``DualConfig``, such as ``{embed_dim: 256, hidden: 1024, dropout: 0.5}``.
-        image: pretrained image encoder, which forms a dual encoder together with ``text``; its
-            projection heads start from random weights.
-        text: pretrained text encoder.
-        init: weights to start from: the folder of an open_clip model or of a dual encoder of
-            pretrained parts; with ``name``, a tag of open_clip such as ``openai`` or a checkpoint
-            file, also one of Long-CLIP.
-        context_length: of an open_clip model: stretch the positions of the text tower of ``init``
-            to this number, as Long-CLIP does (77 to 248).
-        keep_positions: number of positions, the first, that are not stretched; 20 in Long-CLIP.
-    """
+class ClipModelConfig(Section):
+    """The model to train: an open_clip model, or a dual encoder of pretrained parts."""
 
     name: str | None = None
-    kwargs: dict = field(default_factory=dict)
-    image: PartConfig = field(default_factory=PartConfig)
-    text: PartConfig = field(default_factory=PartConfig)
+    """Architecture of an open_clip model, such as ``ViT-B-32``."""
+    kwargs: dict = {}
+    """Shape of a model with random weights: the model JSON of open_clip ``{embed_dim, vision_cfg,
+    text_cfg}``, merged into that of ``name``. With ``image`` and ``text``: options of
+    ``DualConfig``, such as ``{embed_dim: 256, hidden: 1024, dropout: 0.5}``.
+    """
+    image: PartConfig = Field(default_factory=PartConfig)
+    """Pretrained image encoder, which forms a dual encoder together with ``text``; its projection
+    heads start from random weights.
+    """
+    text: PartConfig = Field(default_factory=PartConfig)
+    """Pretrained text encoder."""
     init: str | None = None
-    context_length: Annotated[int, Range(min=2, max=16384)] | None = None
+    """Weights to start from: the folder of an open_clip model or of a dual encoder of pretrained
+    parts; with ``name``, a tag of open_clip such as ``openai`` or a checkpoint file, also one of
+    Long-CLIP.
+    """
+    context_length: Annotated[int, Field(ge=2, le=16384)] | None = None
+    """Of an open_clip model: stretch the positions of the text tower of ``init`` to this number, as
+    Long-CLIP does (77 to 248).
+    """
     keep_positions: Positions = 20
+    """Number of positions, the first, that are not stretched; 20 in Long-CLIP."""
 
     @property
     def has_parts(self) -> bool:
@@ -85,7 +85,8 @@ class ClipModelConfig:
             is_folder = self.init is not None and self.name is None
             return self.has_parts or (is_folder and has_model_type(str(self.init), MODEL_TYPE))
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_clip_model(self) -> Self:
         if self.has_parts:
             others: dict[str, Any] = {
                 "image": "",
@@ -97,57 +98,48 @@ class ClipModelConfig:
         for name, encoder in (("image", self.image), ("text", self.text)):
             if not encoder.pretrained and encoder.train_blocks is not None:
                 raise ConfigError(
-                    f"model.{name}.train_blocks is {encoder.train_blocks} with random weights, "
-                    f"most of which would "
-                    "stay random: set it to null"
+                    f"{name}.train_blocks is {encoder.train_blocks} with random weights, most of "
+                    "which would stay random: set it to null"
                 )
+        return self
 
 
-@dataclass
 class ClipTrainConfig(CaptionTrainConfig):
-    """Training an open_clip model or a dual encoder. Further arguments:
-
-    Args:
-        plain_captions: fraction of captions that are lower-cased and lose their punctuation, as the
-            output of captioners with a word vocabulary; for rewards of such captioners.
-        freeze_positions: of an open_clip model: number of position embeddings, the first, to
-            freeze; 20 in Long-CLIP, 0 in SPECS.
-    """
+    """Training an open_clip model or a dual encoder."""
 
     plain_captions: Fraction = 0.0
-    freeze_positions: Positions = 0
-
-
-@dataclass
-class ClipLossConfig:
-    """The loss of a dual encoder.
-
-    Args:
-        max_scale: largest logit scale (inverse temperature).
+    """Fraction of captions that are lower-cased and lose their punctuation, as the output of
+    captioners with a word vocabulary; for rewards of such captioners.
     """
+    freeze_positions: Positions = 0
+    """Of an open_clip model: number of position embeddings, the first, to freeze; 20 in Long-CLIP,
+    0 in SPECS.
+    """
+
+
+class ClipLossConfig(Section):
+    """The loss of a dual encoder."""
 
     max_scale: MaxScale = 100.0
+    """Largest logit scale (inverse temperature)."""
 
 
-@dataclass
 class ClipConfig(RewardModelConfig):
-    """An open_clip model or a dual encoder of pretrained parts. Further arguments:
+    """An open_clip model or a dual encoder of pretrained parts."""
 
-    Args:
-        model: the model to train.
-        loss: weights of the terms of the loss.
-    """
+    model: ClipModelConfig = Field(default_factory=ClipModelConfig)
+    """The model to train."""
+    loss: ClipLossConfig = Field(default_factory=ClipLossConfig)
+    """Weights of the terms of the loss."""
+    train: ClipTrainConfig = Field(default_factory=ClipTrainConfig)
 
-    model: ClipModelConfig = field(default_factory=ClipModelConfig)
-    loss: ClipLossConfig = field(default_factory=ClipLossConfig)
-    train: ClipTrainConfig = field(default_factory=ClipTrainConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_clip(self) -> Self:
         if self.data.features_root is not None and self.model.image.train_blocks != 0:
             raise ConfigError(
                 "data.features_root needs a frozen image encoder: set model.image.train_blocks to 0"
             )
+        return self
 
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""
@@ -199,8 +191,7 @@ class ClipConfig(RewardModelConfig):
         )
         measured, metric = "", best_by or metric
         if best_by:  # its value depends on the batch, the loss and the negatives
-            options = asdict(self)
-            sections = {key: options[key] for key in ("loss", "negatives") if key in options}
+            sections = self.model_dump(include={"loss", "negatives"})
             measured = f"train.batch_size {train.batch_size}, {sections}"
         return train_embeddings(
             run,

@@ -8,11 +8,11 @@ Sources: Radford et al. 2021 (CLIP); Yuksekgonul et al. 2023 (NegCLIP); Zhang et
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,86 +40,70 @@ from rl_caption.reward_models.negatives import (
     validation_negatives,
 )
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Probability, Range, Rank, Weight
+from rl_caption.runtime.options import Probability, Rank, Weight
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.run import Run
 
 ShortSource = Literal["first_sentence", "references"]
 
 
-@dataclass
 class ContrastiveLossConfig(ClipLossConfig):
-    """The contrastive loss. Further arguments:
-
-    Args:
-        false_negatives: ``mask`` removes false negatives from the softmax: other pairs of the same
-            image or the same caption, and hard negatives that are captions of the image. ``keep``
-            keeps them, as CLIP does.
-        short: weight of Long-CLIP's second term, between short captions and the principal
-            components of the images; 0 leaves it out, 1 in Long-CLIP.
-        pca_rank: number of principal components.
-    """
+    """The contrastive loss."""
 
     false_negatives: Literal["keep", "mask"] = "keep"
-    short: Weight = 0.0
-    pca_rank: Rank = 32
-
-
-@dataclass
-class ContrastiveTrainConfig(ClipTrainConfig):
-    """Contrastive training. Further arguments:
-
-    Args:
-        label_smoothing: fraction of the target that is spread evenly over the batch; 0.1 in
-            Long-CLIP's code.
-        short_captions: with ``loss.short``: the short caption is the ``first_sentence`` of the
-            caption (Long-CLIP), or a random one of the image's short ``references`` (with
-            ``data.long_captions``).
-        sentences: ``[min, max]`` number of sentences of each caption to use, chosen at random at
-            every step, in their order; null uses whole captions.
+    """``mask`` removes false negatives from the softmax: other pairs of the same image or the same
+    caption, and hard negatives that are captions of the image. ``keep`` keeps them, as CLIP does.
     """
+    short: Weight = 0.0
+    """Weight of Long-CLIP's second term, between short captions and the principal components of the
+    images; 0 leaves it out, 1 in Long-CLIP.
+    """
+    pca_rank: Rank = 32
+    """Number of principal components."""
+
+
+class ContrastiveTrainConfig(ClipTrainConfig):
+    """Contrastive training."""
 
     label_smoothing: Probability = 0.0
+    """Fraction of the target that is spread evenly over the batch; 0.1 in Long-CLIP's code."""
     short_captions: ShortSource = "first_sentence"
-    sentences: list[Annotated[int, Range(min=1, max=1000)]] | None = None
-
-
-@dataclass
-class ContrastiveEvalConfig(EvalConfig):
-    """Validation of a contrastive model. Further arguments:
-
-    Args:
-        best_by: metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``,
-            the loss on the validation split; ``val/hard_negatives``, how often the true caption
-            scores higher than its hard negatives; null is ``val/retrieval_r1``.
+    """With ``loss.short``: the short caption is the ``first_sentence`` of the caption (Long-CLIP),
+    or a random one of the image's short ``references`` (with ``data.long_captions``).
     """
+    sentences: list[Annotated[int, Field(ge=1, le=1000)]] | None = None
+    """``[min, max]`` number of sentences of each caption to use, chosen at random at every step, in
+    their order; null uses whole captions.
+    """
+
+
+class ContrastiveEvalConfig(EvalConfig):
+    """Validation of a contrastive model."""
 
     best_by: Literal["val/loss", "val/hard_negatives"] | None = None
-
-
-@dataclass
-class ContrastiveConfig(ClipConfig):
-    """``reward_model --task contrastive``: an open_clip model or a dual encoder, by InfoNCE.
-    Further arguments:
-
-    Args:
-        negatives: hard negatives.
+    """Metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``, the loss on
+    the validation split; ``val/hard_negatives``, how often the true caption scores higher than its
+    hard negatives; null is ``val/retrieval_r1``.
     """
 
-    task: Literal["contrastive"] = "contrastive"
-    loss: ContrastiveLossConfig = field(default_factory=ContrastiveLossConfig)
-    negatives: NegativesConfig = field(default_factory=NegativesConfig)
-    train: ContrastiveTrainConfig = field(default_factory=ContrastiveTrainConfig)
-    eval: ContrastiveEvalConfig = field(default_factory=ContrastiveEvalConfig)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+class ContrastiveConfig(ClipConfig):
+    """``reward_model --task contrastive``: an open_clip model or a dual encoder, by InfoNCE."""
+
+    task: Literal["contrastive"] = "contrastive"
+    loss: ContrastiveLossConfig = Field(default_factory=ContrastiveLossConfig)
+    negatives: NegativesConfig = Field(default_factory=NegativesConfig)
+    """Hard negatives."""
+    train: ContrastiveTrainConfig = Field(default_factory=ContrastiveTrainConfig)
+    eval: ContrastiveEvalConfig = Field(default_factory=ContrastiveEvalConfig)
+
+    @model_validator(mode="after")
+    def _check_contrastive(self) -> Self:
         loss, train, count = self.loss, self.train, self.negatives.count
         if train.label_smoothing and (count or loss.false_negatives == "mask"):
             raise ConfigError(
                 "train.label_smoothing gives a share of the target to every pair, also to hard "
-                "negatives "
-                "and to pairs that loss.false_negatives masks: leave it out"
+                "negatives and to pairs that loss.false_negatives masks: leave it out"
             )
         if self.eval.best_by == "val/hard_negatives" and not count:
             raise ConfigError(
@@ -128,10 +112,10 @@ class ContrastiveConfig(ClipConfig):
             )
         if count and self.negatives.source == "data" and train.sentences:
             raise ConfigError(
-                f"train.sentences is {train.sentences}: it changes the captions that "
-                f"negatives.source 'data' was made "
-                "from, leave one of them out"
+                f"train.sentences is {train.sentences}: it changes the captions of which "
+                "negatives.source 'data' was made, leave one of them out"
             )
+        return self
 
     def check(self) -> None:
         """See ``RewardModelConfig.check``."""

@@ -7,12 +7,12 @@ A student (``students.py``) learns the embeddings of a frozen teacher (``teacher
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -47,7 +47,7 @@ from rl_caption.reward_models.teacher import Teacher, Tower, check_teacher, load
 from rl_caption.reward_models.validation import EmbeddingValidator
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Weight
+from rl_caption.runtime.options import Section, Weight
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.run import CHECKED_IMAGES, Run
 
@@ -61,106 +61,79 @@ REGULATOR_WEIGHT = 1 / 30
 """
 
 
-@dataclass
-class StudentConfig:
-    """The student, an L-CLIP or one of its towers.
+class StudentConfig(Section):
+    """The student, an L-CLIP or one of its towers."""
 
-    Args:
-        kwargs: shape of a student with random weights, options of ``LCLIPConfig``.
-        init: weights to start from: the export of such a run; of ``distill_dual``, a whole L-CLIP.
-    """
-
-    kwargs: dict = field(default_factory=dict)
+    kwargs: dict = {}
+    """Shape of a student with random weights, options of ``LCLIPConfig``."""
     init: str | None = None
+    """Weights to start from: the export of such a run; of ``distill_dual``, a whole L-CLIP."""
 
 
-@dataclass
 class DualStudentConfig(StudentConfig):
-    """The student, a whole L-CLIP. Further arguments:
-
-    Args:
-        image_init: the export of ``distill_image``; null starts from random weights.
-        text_init: the export of ``distill_text``; null starts from random weights.
-    """
+    """The student, a whole L-CLIP."""
 
     image_init: str | None = None
+    """The export of ``distill_image``; null starts from random weights."""
     text_init: str | None = None
+    """The export of ``distill_text``; null starts from random weights."""
 
 
-@dataclass
-class DistanceConfig:
-    """The loss of a tower. Null is the published code's value.
-
-    Args:
-        l1: mean absolute difference to the teacher's raw embedding, per tower. Null: 1/2 for one
-            tower, 1/6 for both.
-        cosine: 1 - cosine to the teacher's embedding, per tower. Null: 1/2 for one tower, 1/6 for
-            both.
-    """
+class DistanceConfig(Section):
+    """The loss of a tower. Null is the published code's value."""
 
     l1: Weight | None = None
-    cosine: Weight | None = None
-
-
-@dataclass
-class DualDistanceConfig(DistanceConfig):
-    """The loss of both towers. Further arguments:
-
-    Args:
-        regulator: the Similarity Regulator; 0 leaves it out. Null: 1/30.
-        regulator_reduction: ``mean``, over diagonal and other pairs separately (released code), or
-            ``sum`` (paper).
+    """Mean absolute difference to the teacher's raw embedding, per tower. Null: 1/2 for one tower,
+    1/6 for both.
     """
+    cosine: Weight | None = None
+    """1 - cosine to the teacher's embedding, per tower. Null: 1/2 for one tower, 1/6 for both."""
+
+
+class DualDistanceConfig(DistanceConfig):
+    """The loss of both towers."""
 
     regulator: Weight | None = None
+    """The Similarity Regulator; 0 leaves it out. Null: 1/30."""
     regulator_reduction: Reduction = "mean"
+    """``mean``, over diagonal and other pairs separately (released code), or ``sum`` (paper)."""
 
 
-@dataclass
 class ImageTrainConfig(TrainConfig):
-    """Distilling an image tower. Further arguments:
-
-    Args:
-        freeze_patch_embed: copy the patch projection, the class token and, if they fit, the
-            position embeddings from the teacher, and freeze them.
-    """
+    """Distilling an image tower."""
 
     freeze_patch_embed: bool = True
-
-
-@dataclass
-class DualTrainConfig(CaptionTrainConfig):
-    """Distilling both towers. Further arguments:
-
-    Args:
-        freeze_text: freeze the text tower; one with random weights is always trained.
+    """Copy the patch projection, the class token and, if they fit, the position embeddings from the
+    teacher, and freeze them.
     """
+
+
+class DualTrainConfig(CaptionTrainConfig):
+    """Distilling both towers."""
 
     freeze_text: bool = True
+    """Freeze the text tower; one with random weights is always trained."""
 
 
-@dataclass
 class DistillConfig(RewardModelConfig):
-    """A student of a frozen dual encoder. Further arguments:
+    """A student of a frozen dual encoder."""
 
-    Args:
-        model: the model to train.
-        teacher: the model to distil.
-        loss: weights of the terms of the loss.
-    """
+    model: StudentConfig = Field(default_factory=StudentConfig)
+    """The model to train."""
+    teacher: TeacherConfig = Field(default_factory=TeacherConfig)
+    """The model to distil."""
+    loss: DistanceConfig = Field(default_factory=DistanceConfig)
+    """Weights of the terms of the loss."""
 
-    model: StudentConfig = field(default_factory=StudentConfig)
-    teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    loss: DistanceConfig = field(default_factory=DistanceConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_distill(self) -> Self:
         check_teacher(self.teacher, f"{self.task} distils a")
         if self.data.features_kwargs.get("views"):
             raise ConfigError(
                 "data.features_kwargs.views is set, but the teacher would not see these views: "
                 "leave it out"
             )
+        return self
 
     def check(self) -> None:
         """Raise ``ConfigError`` where the student has fewer tokens than CLIP's tokenizer."""
@@ -187,13 +160,11 @@ class DistillConfig(RewardModelConfig):
         return {"model.init": self.model.init, "teacher.name": self.teacher.folder}
 
 
-@dataclass
 class DistillImageConfig(DistillConfig):
     """``reward_model --task distill_image``: stage 1 of L-CLIP, the image tower."""
 
     task: Literal["distill_image"] = "distill_image"
-    train: ImageTrainConfig = field(default_factory=ImageTrainConfig)
-
+    train: ImageTrainConfig = Field(default_factory=ImageTrainConfig)
     needs = frozenset({"image"})
     unpaired = frozenset({"images"})
 
@@ -212,13 +183,11 @@ class DistillImageConfig(DistillConfig):
         return distil(self, run, build, "val/teacher_cosine_image")
 
 
-@dataclass
 class DistillTextConfig(DistillConfig):
     """``reward_model --task distill_text``: stage 1 of L-CLIP, the text tower."""
 
     task: Literal["distill_text"] = "distill_text"
-    train: CaptionTrainConfig = field(default_factory=CaptionTrainConfig)
-
+    train: CaptionTrainConfig = Field(default_factory=CaptionTrainConfig)
     needs = frozenset({"text"})
     unpaired = frozenset({"captions"})
 
@@ -232,14 +201,13 @@ class DistillTextConfig(DistillConfig):
         return distil(self, run, build, "val/teacher_cosine_text", self.train.captions)
 
 
-@dataclass
 class DistillDualConfig(DistillConfig):
     """``reward_model --task distill_dual``: stage 2 of L-CLIP, both towers."""
 
     task: Literal["distill_dual"] = "distill_dual"
-    model: DualStudentConfig = field(default_factory=DualStudentConfig)
-    loss: DualDistanceConfig = field(default_factory=DualDistanceConfig)
-    train: DualTrainConfig = field(default_factory=DualTrainConfig)
+    model: DualStudentConfig = Field(default_factory=DualStudentConfig)
+    loss: DualDistanceConfig = Field(default_factory=DualDistanceConfig)
+    train: DualTrainConfig = Field(default_factory=DualTrainConfig)
 
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.loader import row_generator
 from rl_caption.data.negatives import NEGATIVES, NegativeSource
 from rl_caption.reward_models.batch import Addition, chance
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code, naming
-from rl_caption.runtime.options import Fraction, Range, check_type, load_target
+from rl_caption.runtime.options import Fraction, Section, check_type, load_target
 
 
-@dataclass
-class NegativesConfig:
+class NegativesConfig(Section):
     """Hard negatives: false captions of an image, in addition to those of the other images of the
     batch (NegCLIP).
-
-    Args:
-        count: hard negatives per caption; 0 uses none.
-        source: ``rules`` (part-of-speech tags), ``scenes`` (exact, of generated scenes), ``data``
-            (the column ``negatives`` of JSON lines), or ``package.module:Class`` of a
-            ``NegativeSource``.
-        kwargs: options of the source, such as ``{kinds: [replace_relation, swap_attribute]}``.
-        share: fraction of the captions of a step that get negatives.
     """
 
-    count: Annotated[int, Range(min=0, max=64)] = 0
+    count: Annotated[int, Field(ge=0, le=64)] = 0
+    """Hard negatives per caption; 0 uses none."""
     source: str = "rules"
-    kwargs: dict = field(default_factory=dict)
+    """``rules`` (part-of-speech tags), ``scenes`` (exact, of generated scenes), ``data`` (the
+    column ``negatives`` of JSON lines), or ``package.module:Class`` of a ``NegativeSource``.
+    """
+    kwargs: dict = {}
+    """Options of the source, such as ``{kinds: [replace_relation, swap_attribute]}``."""
     share: Fraction = 1.0
+    """Fraction of the captions of a step that get negatives."""
 
 
 @dataclass(frozen=True)

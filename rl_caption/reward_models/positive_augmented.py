@@ -7,11 +7,12 @@ Source: Sarto et al., CVPR 2023, and its successor PAC-S++ (LoRA).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from rl_caption.config.schema import EvalConfig
@@ -27,67 +28,56 @@ from rl_caption.reward_models.embedding import image_inputs, text_inputs
 from rl_caption.reward_models.encoders import train_only
 from rl_caption.reward_models.losses import Embeddings, Objective, contrastive_metrics, info_nce
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Positive, Range, Rank, Weight
+from rl_caption.runtime.options import Positive, Rank, Weight
 from rl_caption.runtime.types import LOSS, TrainState
 from rl_caption.training.run import CHECKED_IMAGES, Run
 
 
-@dataclass
 class PositiveAugmentedLossConfig(ClipLossConfig):
-    """The loss of PAC-S. Further arguments:
-
-    Args:
-        positive_images: weight of the term between captions and images generated from them.
-        positive_captions: weight of the term between images and captions generated from them; 0
-            leaves a term out.
-    """
+    """The loss of PAC-S."""
 
     positive_images: Weight = 0.05
+    """Weight of the term between captions and images generated from them."""
     positive_captions: Weight = 0.1
+    """Weight of the term between images and captions generated from them; 0 leaves a term out."""
 
 
-@dataclass
 class PositiveAugmentedTrainConfig(ClipTrainConfig):
-    """Training on generated positives. Further arguments:
-
-    Args:
-        trainable: train the final ``projections`` of both towers and the temperature (PAC-S),
-            ``lora`` in both towers (PAC-S++), or ``all`` weights.
-        lora_rank: rank of LoRA.
-        lora_alpha: the LoRA update is scaled by ``lora_alpha / lora_rank``.
-        sentences: ``[min, max]`` number of sentences of each caption to use, chosen at random at
-            every step, in their order; null uses whole captions.
-    """
+    """Training on generated positives."""
 
     trainable: Literal["projections", "lora", "all"] = "projections"
+    """Train the final ``projections`` of both towers and the temperature (PAC-S), ``lora`` in both
+    towers (PAC-S++), or ``all`` weights.
+    """
     lora_rank: Rank = 4
+    """Rank of LoRA."""
     lora_alpha: Positive = 1.0
-    sentences: list[Annotated[int, Range(min=1, max=1000)]] | None = None
-
-
-@dataclass
-class PositiveAugmentedEvalConfig(EvalConfig):
-    """Validation during training. Further arguments:
-
-    Args:
-        best_by: metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``,
-            the loss on the validation split; null is ``val/retrieval_r1``.
+    """The LoRA update is scaled by ``lora_alpha / lora_rank``."""
+    sentences: list[Annotated[int, Field(ge=1, le=1000)]] | None = None
+    """``[min, max]`` number of sentences of each caption to use, chosen at random at every step, in
+    their order; null uses whole captions.
     """
 
+
+class PositiveAugmentedEvalConfig(EvalConfig):
+    """Validation during training."""
+
     best_by: Literal["val/loss"] | None = None
+    """Metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``, the loss on
+    the validation split; null is ``val/retrieval_r1``.
+    """
 
 
-@dataclass
 class PositiveAugmentedConfig(ClipConfig):
     """``reward_model --task positive_augmented``: PAC-S."""
 
     task: Literal["positive_augmented"] = "positive_augmented"
-    loss: PositiveAugmentedLossConfig = field(default_factory=PositiveAugmentedLossConfig)
-    train: PositiveAugmentedTrainConfig = field(default_factory=PositiveAugmentedTrainConfig)
-    eval: PositiveAugmentedEvalConfig = field(default_factory=PositiveAugmentedEvalConfig)
+    loss: PositiveAugmentedLossConfig = Field(default_factory=PositiveAugmentedLossConfig)
+    train: PositiveAugmentedTrainConfig = Field(default_factory=PositiveAugmentedTrainConfig)
+    eval: PositiveAugmentedEvalConfig = Field(default_factory=PositiveAugmentedEvalConfig)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_positive_augmented(self) -> Self:
         if self.data.features_root is not None and self.loss.positive_images:
             raise ConfigError(
                 "loss.positive_images needs pixels: set it to 0, or leave data.features_root out"
@@ -96,9 +86,9 @@ class PositiveAugmentedConfig(ClipConfig):
         if not (trains_all or self.model.has_parts or self.model.init is not None):
             raise ConfigError(
                 f"train.trainable is {self.train.trainable!r} with random weights, most of which "
-                f"would stay random: "
-                "set model.init, or train.trainable all"
+                "would stay random: set model.init, or train.trainable all"
             )
+        return self
 
     def objective(self) -> Objective:
         """``positive_augmented`` with the weights of this configuration."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,54 +40,47 @@ largest scale, 100.
 """
 
 
-@dataclass
 class SpecificityLossConfig(ClipLossConfig):
-    """The loss of SPECS. Further arguments:
-
-    Args:
-        alpha: weight of the contrastive term.
-        beta: weight of the positive hinge: one more true detail scores higher.
-        gamma: weight of the negative hinge: one more false detail scores lower.
-        margin_units: unit of the hinges: ``logit`` (cosine times the learned scale; released code)
-            or ``cosine``.
-        max_margin: largest dynamic margin, in this unit; null is 1.5 logits or a cosine of 0.015.
-        fixed_margin: this margin of both hinges, in this unit, in place of the dynamic ones.
-        symmetric: contrastive term in both directions; false is caption to image (released code).
-    """
+    """The loss of SPECS."""
 
     alpha: Weight = 1.0
+    """Weight of the contrastive term."""
     beta: Weight = 8.0
+    """Weight of the positive hinge: one more true detail scores higher."""
     gamma: Weight = 0.8
+    """Weight of the negative hinge: one more false detail scores lower."""
     margin_units: Literal["logit", "cosine"] = "logit"
-    max_margin: Weight | None = None
-    fixed_margin: Weight | None = None
-    symmetric: bool = False
-
-
-@dataclass
-class SpecificityTrainConfig(ClipTrainConfig):
-    """Training on triplets. Further arguments:
-
-    Args:
-        shuffle_rate: fraction of false details whose words are shuffled.
-        negatives: take false details from the other captions of the ``batch`` (paper), or from the
-            first caption of all images of the training ``data`` (released code).
-        shuffle_per: decide about shuffling for each false detail (``unit``; paper) or each caption
-            (``row``; released code).
+    """Unit of the hinges: ``logit`` (cosine times the learned scale; released code) or ``cosine``.
     """
+    max_margin: Weight | None = None
+    """Largest dynamic margin, in this unit; null is 1.5 logits or a cosine of 0.015."""
+    fixed_margin: Weight | None = None
+    """This margin of both hinges, in this unit, in place of the dynamic ones."""
+    symmetric: bool = False
+    """Contrastive term in both directions; false is caption to image (released code)."""
+
+
+class SpecificityTrainConfig(ClipTrainConfig):
+    """Training on triplets."""
 
     shuffle_rate: Fraction = 0.9
+    """Fraction of false details whose words are shuffled."""
     negatives: Literal["batch", "data"] = "batch"
+    """Take false details from the other captions of the ``batch`` (paper), or from the first
+    caption of all images of the training ``data`` (released code).
+    """
     shuffle_per: Per = "unit"
+    """Decide about shuffling for each false detail (``unit``; paper) or each caption (``row``;
+    released code).
+    """
 
 
-@dataclass
 class SpecificityConfig(ClipConfig):
     """``reward_model --task specificity``: SPECS."""
 
     task: Literal["specificity"] = "specificity"
-    loss: SpecificityLossConfig = field(default_factory=SpecificityLossConfig)
-    train: SpecificityTrainConfig = field(default_factory=SpecificityTrainConfig)
+    loss: SpecificityLossConfig = Field(default_factory=SpecificityLossConfig)
+    train: SpecificityTrainConfig = Field(default_factory=SpecificityTrainConfig)
 
     def check(self) -> None:
         """See ``RewardModelConfig.check``."""

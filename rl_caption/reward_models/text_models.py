@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from accelerate import Accelerator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -30,6 +31,7 @@ from rl_caption.reward_models.encoders import check_shape
 from rl_caption.reward_models.teacher import Teacher, check_teacher, load_teacher
 from rl_caption.runtime.engines import Averages, autocast, backward_all, dropout_off, global_count
 from rl_caption.runtime.errors import ConfigError, naming
+from rl_caption.runtime.options import Section
 from rl_caption.runtime.types import TrainState, Validation
 from rl_caption.training.loop import Metric, train
 from rl_caption.training.run import Run
@@ -45,41 +47,35 @@ Encode = Callable[[Sequence[str]], Ids]
 """From captions to the token ids that the model reads or learns to write."""
 
 
-@dataclass
-class TextModelConfig:
-    """The model to train, of captions alone.
+class TextModelConfig(Section):
+    """The model to train, of captions alone."""
 
-    Args:
-        kwargs: shape of a model with random weights, options of its configuration in Transformers;
-            and ``tokenizer``, or ``vocab_size`` of one that is made from the captions.
-        init: weights to start from: a folder, or a name on the hub.
+    kwargs: dict = {}
+    """Shape of a model with random weights, options of its configuration in Transformers; and
+    ``tokenizer``, or ``vocab_size`` of one that is made from the captions.
     """
-
-    kwargs: dict = field(default_factory=dict)
     init: str | None = None
+    """Weights to start from: a folder, or a name on the hub."""
 
 
-@dataclass
-class BottleneckModelConfig:
-    """The linear layer to train, between two frozen models.
+class BottleneckModelConfig(Section):
+    """The linear layer to train, between two frozen models."""
 
-    Args:
-        kwargs: options of a new layer, ``{soft_tokens, ending}``.
-        init: weights to start from: the export of such a run.
-        language_model: folder or hub name of the frozen causal language model (Transformers).
-    """
-
-    kwargs: dict = field(default_factory=dict)
+    kwargs: dict = {}
+    """Options of a new layer, ``{soft_tokens, ending}``."""
     init: str | None = None
+    """Weights to start from: the export of such a run."""
     language_model: str | None = None
+    """Folder or hub name of the frozen causal language model (Transformers)."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_bottleneck_model(self) -> Self:
         options = asdict(BottleneckConfig(1, 1)).items()
         others = {key: value for key, value in options if key not in ("soft_tokens", "ending")}
         check_shape(self.kwargs, BottleneckConfig, **others)
+        return self
 
 
-@dataclass
 class TextConfig(RewardModelConfig):
     """A model of captions alone."""
 
@@ -87,47 +83,38 @@ class TextConfig(RewardModelConfig):
     unpaired = frozenset({"captions", "caption_targets"})
 
 
-@dataclass
 class LanguageModelConfig(TextConfig):
-    """``reward_model --task language_model``: a causal language model of captions. Further
-    arguments:
-
-    Args:
-        model: the model to train.
-    """
+    """``reward_model --task language_model``: a causal language model of captions."""
 
     task: Literal["language_model"] = "language_model"
-    model: TextModelConfig = field(default_factory=TextModelConfig)
-    train: CaptionTrainConfig = field(default_factory=CaptionTrainConfig)
+    model: TextModelConfig = Field(default_factory=TextModelConfig)
+    """The model to train."""
+    train: CaptionTrainConfig = Field(default_factory=CaptionTrainConfig)
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""
         return train_text_model(run, self, _language_model(run, self.model), self.train.captions)
 
 
-@dataclass
 class SemanticBottleneckConfig(TextConfig):
-    """``reward_model --task semantic_bottleneck``: between a dual encoder and a language model.
-    Further arguments:
-
-    Args:
-        model: the model to train.
-        teacher: the frozen dual encoder whose text features are read.
-    """
+    """``reward_model --task semantic_bottleneck``: between a dual encoder and a language model."""
 
     task: Literal["semantic_bottleneck"] = "semantic_bottleneck"
-    model: BottleneckModelConfig = field(default_factory=BottleneckModelConfig)
-    teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    train: CaptionTrainConfig = field(default_factory=CaptionTrainConfig)
+    model: BottleneckModelConfig = Field(default_factory=BottleneckModelConfig)
+    """The model to train."""
+    teacher: TeacherConfig = Field(default_factory=TeacherConfig)
+    """The frozen dual encoder whose text features are read."""
+    train: CaptionTrainConfig = Field(default_factory=CaptionTrainConfig)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_semantic_bottleneck(self) -> Self:
         check_teacher(self.teacher, f"{self.task} reads the text features of a")
         if self.model.language_model is None:
             raise ConfigError(
                 "model.language_model is not set: a folder or hub name of a causal language model, "
                 "such as gpt2"
             )
+        return self
 
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""
@@ -138,25 +125,21 @@ class SemanticBottleneckConfig(TextConfig):
         return train_text_model(run, self, _bottleneck(run, self), self.train.captions)
 
 
-@dataclass
 class TextRegressionConfig(TextConfig):
-    """``reward_model --task text_regression``: a number of each caption, as ICC. Further arguments:
-
-    Args:
-        model: the model to train.
-    """
+    """``reward_model --task text_regression``: a number of each caption, as ICC."""
 
     task: Literal["text_regression"] = "text_regression"
-    model: TextModelConfig = field(default_factory=TextModelConfig)
-
+    model: TextModelConfig = Field(default_factory=TextModelConfig)
+    """The model to train."""
     unpaired = frozenset({"caption_targets"})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_text_regression(self) -> Self:
         if self.data.target is None and self.data.format != "caption_targets":
             raise ConfigError(
                 f"data.format is {self.data.format!r}: text_regression learns from caption_targets"
             )
+        return self
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""

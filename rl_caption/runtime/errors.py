@@ -18,6 +18,14 @@ class UserError(Exception):
     """
 
 
+class UsageError(SystemExit):
+    """The command line cannot be understood; ends the program with code 2 and a message."""
+
+    def __init__(self, message: str) -> None:
+        print(f"error: {message}", file=sys.stderr)
+        super().__init__(2)
+
+
 class ConfigError(UserError, ValueError):
     """A configuration is not usable; the message names the key, the value, and what would be right."""
 
@@ -34,17 +42,6 @@ config_errors = partial(
 """
 
 
-@contextmanager
-def section_errors(section: str) -> Iterator[None]:
-    """Put the section's key before the message of a ``ConfigError``, which begins with the name of
-    an option.
-    """
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{section}.{error}" if section else str(error)) from error
-
-
 naming = partial(rewards.base.naming, error=ConfigError, kept=(ConfigError,))
 """Inside ``naming(where)``, a ``ValueError`` or ``OSError`` becomes a ``ConfigError`` that begins
 with ``where``.
@@ -57,6 +54,8 @@ errors_of_user_code = partial(rewards.base.errors_of_user_code, error=ConfigErro
 """
 EXPECTED = (UserError, rewards.base.RewardError, OSError)
 """What ends a program with one message and without a traceback."""
+
+
 OPTIONAL = {
     "open_clip": ("open_clip_torch", "clip", "no CLIP-based rewards, no reward models"),
     "peft": ("peft", "peft", "no LoRA (model.lora, and lora of grpo_vlm)"),
@@ -135,7 +134,7 @@ def user_errors() -> Iterator[None]:
             sys.exit(128 + signal.SIGPIPE)
         print(f"error: {error}", file=sys.stderr)  # of another pipe
         sys.exit(1)
-    except (ImportError, RuntimeError, *EXPECTED) as error:
+    except (ImportError, RuntimeError, ValueError, *EXPECTED) as error:
         message = _message(error)
         if not message:
             raise
@@ -153,4 +152,5 @@ def _message(error: BaseException) -> str:
         behind = behind.__cause__ or behind.__context__
     if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
         return not_installed(module)
-    return str(error) if isinstance(error, EXPECTED) else ""
+    is_configuration = type(error).__module__.startswith("pydantic")  # made in code
+    return str(error) if is_configuration or isinstance(error, EXPECTED) else ""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code
 from rl_caption.runtime.options import (
     Positive,
-    Range,
     Temperature,
     Weight,
     build_target,
@@ -149,8 +149,8 @@ class PpoClip(Reinforce):
     In the first update w is 1, and the gradient is that of ``Reinforce``.
     """
 
-    clip_low: Annotated[float, Range(above=0, max=1)] = 0.2
-    clip_high: Annotated[float, Range(above=0, max=1e6)] = 0.2
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0, le=1e6)] = 0.2
 
     def policy_sum(
         self, logprobs: Tensor, old_logprobs: Tensor, weights: Tensor

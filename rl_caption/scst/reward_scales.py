@@ -97,7 +97,9 @@ def sample_scores(
     is used.
     """
     k = max(decoding.num_samples, 2)
-    decoding = Decoding(k, False, decoding.temperature, decoding.max_new_tokens)
+    decoding = Decoding(
+        num_samples=k, temperature=decoding.temperature, max_new_tokens=decoding.max_new_tokens
+    )
     policy = captioner.policy.to(accelerator.device)
     scores: Groups = {name: [] for name in reward.rewards}
     starts = range(0, len(rows), batch_size)

@@ -101,7 +101,7 @@ def with_greedy_captions(
     So does self-critical.pytorch decode its baseline, while dropout stays on for the samples.
     ``batch`` has images, not the states that dropout changed.
     """
-    greedy = replace(decoding, num_samples=0, temperature=1.0)
+    greedy = decoding.replace(num_samples=0, temperature=1.0)
     with dropout_off(policy):
         inputs = captioner.image_states(policy, batch.inputs)
         token_ids = captioner.generate(policy, inputs, greedy)[:, 0]

@@ -181,7 +181,7 @@ class SelfCriticalTask:
         """
         captioner, policy = self.captioner, self.captioner.policy
         apart = self.dropout and decoding.with_greedy
-        drawn = replace(decoding, with_greedy=False) if apart else decoding
+        drawn = decoding.replace(with_greedy=False) if apart else decoding
         rollout = sample_captions(captioner, policy, encoded, drawn, self.seed, step, self.generate)
         if not apart:
             return rollout
@@ -198,7 +198,7 @@ class SelfCriticalTask:
                 log.add(f"schedule/weight/{name}", reward.weights[name])
         if self.temperature_schedule:
             temperature = decoding.temperature * factor_at(self.temperature_schedule, step)
-            decoding = replace(decoding, temperature=temperature)
+            decoding = decoding.replace(temperature=temperature)
             log.add("schedule/temperature", temperature)
         if self.adaptive_kl is not None:
             self.objective = self.adaptive_kl.objective(self.adaptive_kl.coef)

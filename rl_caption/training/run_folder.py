@@ -8,7 +8,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -136,7 +135,7 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
 
 def plain(config: Any) -> dict[str, Any]:
     """A configuration as JSON would store it (tuples as lists)."""
-    settings: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    settings: dict[str, Any] = config.model_dump(mode="json")
     return settings
 
 

@@ -4,6 +4,8 @@ import itertools
 from functools import lru_cache, partial
 from typing import Annotated, Any, TypeAlias
 
+from pydantic import Field
+
 from rl_caption.data.base import Row, RowView, Splits
 from rl_caption.data.plain_files import hash_text
 from rl_caption.data.scenes.language import long_reference, references
@@ -17,11 +19,11 @@ from rl_caption.data.scenes.world import (
     make_scene,
     moves,
 )
-from rl_caption.runtime.options import Range, Seed
+from rl_caption.runtime.options import Seed
 
-Scenes: TypeAlias = Annotated[int, Range(min=0, max=10**9)]
-Side: TypeAlias = Annotated[int, Range(min=16, max=4096)]
-Captions: TypeAlias = Annotated[int, Range(min=1, max=10)]
+Scenes: TypeAlias = Annotated[int, Field(ge=0, le=10**9)]
+Side: TypeAlias = Annotated[int, Field(ge=16, le=4096)]
+Captions: TypeAlias = Annotated[int, Field(ge=1, le=10)]
 BUCKETS_OF_SPLIT = {
     "train": range(2, 8),
     "val": range(1),

@@ -1,99 +1,85 @@
 """Configuration of ``grpo_vlm``: dataclasses only, as in ``rl_caption.config.schema``."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
 
 from rl_caption.captioners.config import SavedModelConfig
 from rl_caption.config.schema import DataConfig, PairsConfig, RewardConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import BatchSize, Beams, Workers
+from rl_caption.runtime.options import BatchSize, Beams, Section, Workers
 
 
-@dataclass
-class VlmTrainConfig:
-    """The processes that train.
-
-    Args:
-        num_processes: required number of processes; null accepts the number that the launcher
-            started.
-        threads: CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides
-            the physical cores among the processes of the machine.
-    """
+class VlmTrainConfig(Section):
+    """The processes that train."""
 
     num_processes: Workers | None = None
+    """Required number of processes; null accepts the number that the launcher started."""
     threads: Workers | None = None
-
-
-@dataclass
-class VlmEvalConfig:
-    """The evaluation of the exported model, as by ``evaluate``.
-
-    Args:
-        split: name of the split; null evaluates nothing.
-        before: also evaluate the starting model, before training.
-        batch_size: images per forward pass of one process.
-        num_beams: beam width; 1 is greedy.
-        metrics: as in ``evaluate``.
-        tokenizer: as in ``evaluate``; ``auto`` follows ``data.tokenizer``.
-        judges: rewards whose means are further metrics, by their column headings.
+    """CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides the
+    physical cores among the processes of the machine.
     """
+
+
+class VlmEvalConfig(Section):
+    """The evaluation of the exported model, as by ``evaluate``."""
 
     split: str | None = "test"
+    """Name of the split; null evaluates nothing."""
     before: bool = False
+    """Also evaluate the starting model, before training."""
     batch_size: BatchSize = 8
+    """Images per forward pass of one process."""
     num_beams: Beams = 1
-    metrics: list[str] = field(
-        default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"]
-    )
+    """Beam width; 1 is greedy."""
+    metrics: list[str] = ["bleu", "meteor", "rouge", "cider", "spice"]
+    """As in ``evaluate``."""
     tokenizer: Literal["auto", "java", "python", "unicode", "char"] = "auto"
-    judges: dict[str, JudgeConfig] = field(default_factory=dict)
+    """As in ``evaluate``; ``auto`` follows ``data.tokenizer``."""
+    judges: dict[str, JudgeConfig] = {}
+    """Rewards whose means are further metrics, by their column headings."""
 
 
-@dataclass
-class VlmRunConfig:
-    """Where a run lives.
-
-    Args:
-        dir: the run's folder.
-        resume: continue from the newest intact checkpoint, if configuration, data, reward and model
-            are the same, or start a new run; false refuses a folder that holds one.
-    """
+class VlmRunConfig(Section):
+    """Where a run lives."""
 
     dir: str = "runs/grpo_vlm"
+    """The run's folder."""
     resume: bool = True
-
-
-@dataclass
-class GrpoVlmConfig(PairsConfig):
-    """``grpo_vlm``: fine-tune a decoder-only vision-language model with TRL's trainers.
-
-    Args:
-        trainer: ``grpo`` or ``rloo``.
-        model: the model, as in ``scst``; ``gradient_checkpointing`` is an option of ``trl``.
-        data: images and captions.
-        reward: the reward of sampled captions; TRL adds up its terms.
-        trl: arguments of TRL's ``GRPOConfig`` or ``RLOOConfig``: steps, learning rate, sampling,
-            vLLM and so on.
-        eval: evaluation of the trained model.
-        train: processes.
-        run: folder and resuming.
+    """Continue from the newest intact checkpoint, if configuration, data, reward and model are the
+    same, or start a new run; false refuses a folder that holds one.
     """
 
-    trainer: Literal["grpo", "rloo"] = "grpo"
-    model: SavedModelConfig = field(default_factory=SavedModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    trl: dict[str, Any] = field(default_factory=dict)
-    eval: VlmEvalConfig = field(default_factory=VlmEvalConfig)
-    train: VlmTrainConfig = field(default_factory=VlmTrainConfig)
-    run: VlmRunConfig = field(default_factory=VlmRunConfig)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+class GrpoVlmConfig(PairsConfig):
+    """``grpo_vlm``: fine-tune a decoder-only vision-language model with TRL's trainers."""
+
+    trainer: Literal["grpo", "rloo"] = "grpo"
+    """``grpo`` or ``rloo``."""
+    model: SavedModelConfig = Field(default_factory=SavedModelConfig)
+    """The model, as in ``scst``; ``gradient_checkpointing`` is an option of ``trl``."""
+    data: DataConfig = Field(default_factory=DataConfig)
+    """Images and captions."""
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    """The reward of sampled captions; TRL adds up its terms."""
+    trl: dict[str, Any] = {}
+    """Arguments of TRL's ``GRPOConfig`` or ``RLOOConfig``: steps, learning rate, sampling, vLLM and
+    so on.
+    """
+    eval: VlmEvalConfig = Field(default_factory=VlmEvalConfig)
+    """Evaluation of the trained model."""
+    train: VlmTrainConfig = Field(default_factory=VlmTrainConfig)
+    """Processes."""
+    run: VlmRunConfig = Field(default_factory=VlmRunConfig)
+    """Folder and resuming."""
+
+    @model_validator(mode="after")
+    def _check_grpo_vlm(self) -> Self:
         terms = self.reward.terms.values()
         if self.reward.normalize != "none" or any(t.schedule or t.length_ratio for t in terms):
             raise ConfigError(
                 "reward has normalize, schedule or length_ratio, but TRL adds up the terms itself: "
                 "leave them out (GRPO's own is trl.multi_objective_aggregation)"
             )
+        return self

@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -381,7 +380,7 @@ class Run:
         evaluation = add_judges(evaluation, rows, captions, self.judges)
         write_evaluation(evaluation, captions, self.folder / "eval" / name)
         settings = {
-            "data": asdict(self.config.data),
+            "data": plain(self.config.data),
             "split": options.split,
             "weights": weights_hash(captioner.name),
         }

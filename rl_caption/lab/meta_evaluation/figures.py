@@ -403,7 +403,10 @@ def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetRes
     paths = [folder / f"agreement.{suffix}" for suffix in ("md", "csv", "json")]
     write_text(paths[0], "\n".join(as_markdown(result, config.bootstrap) for result in results))
     write_text(paths[1], _csv(results))
-    write_json(paths[2], {"config": asdict(config), "sets": [asdict(result) for result in results]})
+    write_json(
+        paths[2],
+        {"config": config.model_dump(mode="json"), "sets": [asdict(result) for result in results]},
+    )
     return paths
 
 

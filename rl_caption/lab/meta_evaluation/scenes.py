@@ -94,7 +94,13 @@ def sample_at_temperatures(
     ``sample at <temperature>`` -> [R] lists of captions.
     """
     decodings = [
-        Decoding(1, number == 0, value, max_new_tokens) for number, value in enumerate(temperatures)
+        Decoding(
+            num_samples=1,
+            with_greedy=number == 0,
+            temperature=value,
+            max_new_tokens=max_new_tokens,
+        )
+        for number, value in enumerate(temperatures)
     ]
     samples: dict[str, list[list[str]]] = {"greedy": []}
     samples |= {f"sample at {value:g}": [] for value in temperatures}

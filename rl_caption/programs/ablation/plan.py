@@ -4,7 +4,7 @@ checked before the first run.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from transformers.utils import flatten_dict
@@ -63,14 +63,14 @@ def make_cells(config: AblateConfig) -> tuple[dict[str, CellConfig], dict[str, f
             for terms, factor in ((alpha.terms, value), (alpha.against, round(1 - value, 12))):
                 for name, term in terms.items():
                     if term.weight * factor != 0:
-                        mixture[name] = replace(term, weight=term.weight * factor)
+                        mixture[name] = term.replace(weight=term.weight * factor)
             cells[label] = CellConfig(terms=mixture)
     return cells | config.cells, alphas
 
 
 def cell_values(cell: CellConfig) -> dict[str, Any]:
     """The values of a cell by dotted key."""
-    terms = {name: asdict(term) for name, term in cell.terms.items()}
+    terms = {name: term.model_dump(mode="json") for name, term in cell.terms.items()}
     return {"reward.terms": terms, **cell.overrides}
 
 
@@ -83,12 +83,12 @@ def make_plan(grid: AblateConfig, parse: Parse) -> Plan:
         DataError: the data cannot be read, or has no such split.
         UsageError: a configuration has keys that do not exist, or values that cannot be understood.
     """
-    words = ["--config", str(grid.base), *as_words(flatten_dict(grid.all))]
+    words = ["--config", grid.recipe, *as_words(flatten_dict(grid.all))]
     base: ScstConfig = parse(ScstConfig, words, "rl-caption scst")
     start = base.model.init
     if start is None or not is_captioner(start):
         raise ConfigError(
-            f"{grid.base}: model.init is {start!r}: expected the policy that all cells start from, "
+            f"{grid.recipe}: model.init is {start!r}: expected the policy that all cells start from, "
             f"a saved captioner or a name on the hub"
         )
     source = build_data(base.data)
@@ -142,8 +142,8 @@ def build_rewards(
         signatures[run.label] = {}
         reward, words = run.config.reward, run.config.data.tokenizer
         for name, term in reward.terms.items():
-            single = replace(reward, terms={name: replace(term, weight=1.0, schedule=None)})
-            key = json.dumps([asdict(single), words], sort_keys=True)
+            single = reward.replace(terms={name: term.replace(weight=1.0, schedule=None)})
+            key = json.dumps([single.model_dump(mode="json"), words], sort_keys=True)
             if key not in built:
                 with config_errors(f"cell {run.label!r}"):
                     made = build_reward(single, [["a dog"], ["a cat"]], tokenizer=words)

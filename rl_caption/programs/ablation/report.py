@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from rl_caption.config.schema import RewardTerm
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import column_of, csv_text, markdown
@@ -141,13 +139,9 @@ def formula(cell: CellConfig) -> str:
     """A cell's reward, with options that differ from the defaults, and its overrides, as one line
     of text: ``0.3 rouge_l + 0.7 cider; train.lr = 1e-05``.
     """
-    plain, terms = asdict(RewardTerm()), []
+    terms = []
     for name, term in cell.terms.items():
-        options = {
-            key: value
-            for key, value in asdict(term).items()
-            if key != "weight" and value != plain[key]
-        }
+        options = term.model_dump(mode="json", exclude={"weight"}, exclude_defaults=True)
         weight = "" if term.weight == 1 else f"{term.weight:g} "
         terms.append(weight + name + (f" {json.dumps(options)}" if options else ""))
     return "; ".join(

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from rl_caption.evaluation.results import factor_of
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.runtime.errors import naming
-from rl_caption.runtime.options import check_options, class_names
+from rl_caption.runtime.options import class_names
 
 MAX_IMAGES = 200
 THUMBNAIL = 176
@@ -78,8 +79,7 @@ def received_data(data: Mapping[str, Any]) -> DataConfig:
     with naming("data"):
         for name in class_names(data):
             check_trusted(name, "its class")
-    check_options(DataConfig, 0, "data", data, "data")
-    return DataConfig(**data)
+        return DataConfig.model_validate_json(json.dumps(data))
 
 
 def reference_scores(

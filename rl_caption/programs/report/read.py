@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from rl_caption.data.files import PREDICTIONS, read_captions
 from rl_caption.data.plain_files import read_json, read_log, read_yaml
@@ -30,7 +33,7 @@ class ReportError(UserError, ValueError):
 class Comparison(TypedDict):
     """``comparison.json``; differences by metric key."""
 
-    systems: tuple[str, str]
+    systems: Annotated[tuple[str, str], Field(strict=False)]
     resamples: int
     differences: dict[str, Difference]
 

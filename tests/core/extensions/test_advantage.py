@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import pytest
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from rl_caption.config.build import build_decoding
 from rl_caption.config.schema import RolloutConfig
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Range
 from rl_caption.scst.advantages import build_advantage
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
@@ -24,7 +24,7 @@ NAME = "tests.core.extensions.test_advantage:step_norm"
 def step_norm(
     rewards: Tensor,
     greedy_rewards: Tensor | None,
-    epsilon: Annotated[float, Range(above=0, max=1)] = 1e-4,
+    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-4,
 ) -> Tensor:
     """Mean-centred by image, divided by the standard deviation of the whole step's rewards; [B, K]
     -> [B, K].

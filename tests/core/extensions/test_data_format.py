@@ -7,21 +7,21 @@ import json
 import pickle
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from PIL import Image
+from pydantic import Field
 
+from rl_caption.cli.configuration import load
 from rl_caption.cli.main import run_program
 from rl_caption.config.build import build_data
-from rl_caption.config.schema import DataConfig
+from rl_caption.config.schema import DataConfig, XeConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.formats import rows_of
-from rl_caption.runtime.errors import ConfigError, section_errors
-from rl_caption.runtime.options import Range
+from rl_caption.runtime.errors import ConfigError
 from tests.training_for_tests import checked_run, lines, xe_config
 
 NAME = "tests.core.extensions.test_data_format:csv_captions"
@@ -32,7 +32,7 @@ ROWS: Any = None
 def csv_captions(
     path: str,
     image_root: str | None = None,
-    val_every: Annotated[int, Range(min=2, max=1000)] = 5,
+    val_every: Annotated[int, Field(ge=2, le=1000)] = 5,
 ) -> Iterator[dict[str, Any]]:
     """Captions in a CSV file with the columns ``image`` and ``caption``, one caption a line.
 
@@ -161,15 +161,15 @@ def test_long_captions_are_those_of_any_format(data: dict[str, Any]) -> None:
 def test_what_cannot_be_used_is_refused_by_name(
     data: dict[str, Any], changes: dict[str, Any], part: str
 ) -> None:
-    with pytest.raises(ConfigError) as refused, section_errors("data"):
-        DataConfig(**data | changes)
+    with pytest.raises(ConfigError) as refused:
+        load(XeConfig, words=[f"--data={json.dumps(data | changes)}"])
     assert part in str(refused.value)
 
 
 def test_what_only_its_making_can_find_is_refused_too(data: dict[str, Any]) -> None:
     config = DataConfig(**data)
     with pytest.raises(ConfigError, match=f"data.path is not set: data.target {NAME} needs it"):
-        build_data(replace(config, path=None))
+        build_data(config.replace(path=None))
     Path(data["path"]).write_text("picture,caption\na.png,a dog")
     with pytest.raises(DataError, match=r"captions\.csv, row 0, 'image' is None"):
         build_data(config)

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import pytest
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Range
 from rl_caption.runtime.types import Scores
 from rl_caption.scst.objectives import Metrics, Reinforce, build_objective
 from tests.captioners_for_tests import tiny_captioner
@@ -27,7 +27,7 @@ class ClippedReinforce:
     the policy went.
     """
 
-    limit: Annotated[float, Range(above=0, max=1e6)] = 1.0
+    limit: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     needs_reference = True
 
     def __call__(
@@ -132,7 +132,7 @@ def test_a_wrong_answer_is_an_error_of_the_objective(objective: Any) -> None:
             "dico",
             {"temperature": 0},
             {},
-            "train.objective_kwargs.temperature is 0: expected at least 1e-06",
+            "train.objective_kwargs.temperature is 0: expected at least 0.000001",
         ),
         ("dico", {}, {"kl_coef": 0.1}, "train.kl_coef is 0.1: train.objective dico"),
         (

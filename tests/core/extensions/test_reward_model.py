@@ -2,13 +2,13 @@
 (docs/design.md).
 """
 
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,7 +21,6 @@ from rl_caption.reward_models.embedding import image_inputs, text_inputs, train_
 from rl_caption.reward_models.losses import Embeddings, contrastive_metrics, cosine_matrix
 from rl_caption.reward_models.validation import EmbeddingValidator
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Range
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.run import Run
 from tests.reward_models_for_tests import CLIP, reward_model_config
@@ -30,22 +29,17 @@ from tests.training_for_tests import Kill, checked_run, lines, run
 NAME = "tests.core.extensions.test_reward_model:SigmoidConfig"
 
 
-@dataclass
 class SigmoidLossConfig(ClipLossConfig):
-    """The sigmoid loss. Further arguments:
+    """The sigmoid loss."""
 
-    Args:
-        bias: added to all logits: most pairs of a batch do not match.
-    """
-
-    bias: Annotated[float, Range(min=-100, max=100)] = -10.0
+    bias: Annotated[float, Field(ge=-100, le=100)] = -10.0
+    """Added to all logits: most pairs of a batch do not match."""
 
 
-@dataclass
 class SigmoidConfig(ClipConfig):
     """``reward_model --task my_package.reward_models:SigmoidConfig``: SigLIP's loss."""
 
-    loss: SigmoidLossConfig = field(default_factory=SigmoidLossConfig)
+    loss: SigmoidLossConfig = Field(default_factory=SigmoidLossConfig)
 
     def fit(self, run: Run) -> TrainState:
         model = self.build_model(run.accelerator.num_processes)
@@ -119,7 +113,6 @@ def test_the_loss_is_that_of_a_loop_over_the_pairs() -> None:
     [
         (NAME, ["--loss.bias", "900"], "loss.bias"),
         (NAME, ["--loss.short", "1"], "loss.short"),
-        (NAME, ["--data.tokenizer", "char"], "data.tokenizer"),
         ("tests.core.extensions.test_reward_model:sigmoid", [], "task"),
         ("tests.core.extensions.test_reward_model:Absent", [], "task"),
         ("nowhere.at_all:Config", [], "task"),

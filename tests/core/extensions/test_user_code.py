@@ -19,6 +19,7 @@ from rl_caption.config.build import build_captioner, build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.lab.config import (
+    PositiveCaptionsConfig,
     PositivesConfig,
     RecaptionConfig,
     RecaptionerConfig,
@@ -136,15 +137,21 @@ SCENES = DataConfig(**DATA)
 
 
 def recaptioned(out: Path) -> Any:
-    return recaption(RecaptionConfig(SCENES, recaptioner=RecaptionerConfig(NAME), out=str(out)))
+    return recaption(
+        RecaptionConfig(data=SCENES, recaptioner=RecaptionerConfig(target=NAME), out=str(out))
+    )
 
 
 def captioned(out: Path) -> Any:
-    return make_positives(PositivesConfig(SCENES, captions=RecaptionerConfig(NAME), out=str(out)))
+    return make_positives(
+        PositivesConfig(data=SCENES, captions=PositiveCaptionsConfig(target=NAME), out=str(out))
+    )
 
 
 def drawn(out: Path) -> Any:
-    return make_positives(PositivesConfig(SCENES, images=TextToImageConfig(NAME), out=str(out)))
+    return make_positives(
+        PositivesConfig(data=SCENES, images=TextToImageConfig(target=NAME), out=str(out))
+    )
 
 
 def detected(out: Path) -> Any:
@@ -261,7 +268,7 @@ def test_a_module_that_cannot_be_imported_is_named(text: str, tmp_path: Path, mo
     monkeypatch.syspath_prepend(tmp_path)
     name = f"own_module_{np.abs(hash(text))}"
     (tmp_path / f"{name}.py").write_text(text)
-    with pytest.raises(ConfigError, match=name):
+    with pytest.raises(ValueError, match=name):
         build_data(DataConfig(target=f"{name}:Data"))
     with pytest.raises(ValueError, match=name):
         Chair(["dog"], detector=f"{name}:Detector")

@@ -77,7 +77,7 @@ def configuration(folder: Path) -> dict[str, Any]:
     interrupting = {"weight": 1.0, "target": "rewards_for_ablation:Interrupting", "kwargs": marker}
     failing = {"terms": {"failing": {"weight": 1.0, "target": "rewards_for_ablation:Failing"}}}
     config = {
-        "base": str(folder / "scst.yaml"),
+        "recipe": str(folder / "scst.yaml"),
         "alpha": {"values": [0, 1], "terms": {"interrupting": interrupting}},
         "cells": {"broken": failing},
         "metrics": ["cider", "bleu"],

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +134,6 @@ def test_the_recipes_differ_in_reward_baseline_and_learning_rate_alone() -> None
         "ref_l_clipscore": 0.5,
     }
     changed = {"run": cider.run, "reward": cider.reward}
-    assert replace(mix, **changed) == cider
-    train = replace(nsc.train, advantage=cider.train.advantage, lr=cider.train.lr)
-    assert replace(nsc, run=cider.run, train=train) == cider
+    assert mix.replace(**changed) == cider
+    train = nsc.train.replace(advantage=cider.train.advantage, lr=cider.train.lr)
+    assert nsc.replace(run=cider.run, train=train) == cider

@@ -38,7 +38,7 @@ def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> 
         {"data.kwargs.num_test": 4},
     )
     grid = {
-        "base": str(tmp_path / "scst.yaml"),
+        "recipe": str(tmp_path / "scst.yaml"),
         "cells": {"cider": {"terms": {"cider": {"weight": 1.0}}}},
         "metrics": ["cider"],
         "tokenizer": "python",

@@ -379,7 +379,7 @@ def test_a_grid_trains_a_vision_language_model(answering, asked, tmp_path):
     (tmp_path / "scst.yaml").write_text(yaml.safe_dump(scst))
     terms = {"cider": {"weight": 1.0}}
     grid = {
-        "base": str(tmp_path / "scst.yaml"), "split": "val", "metrics": ["cider"], "tokenizer": "python",
+        "recipe": str(tmp_path / "scst.yaml"), "split": "val", "metrics": ["cider"], "tokenizer": "python",
         "cells": {name: {"terms": terms, "overrides": {"train.objective": name}} for name in ("reinforce", "dico")},
         "out": str(tmp_path / "grid"),
     }  # fmt: skip

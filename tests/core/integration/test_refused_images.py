@@ -159,7 +159,7 @@ def test_images_in_any_source_are_found_without_being_decoded(
         "in memory": rows_of([noise_image(0), Image.new("RGB", LONG)]),
         "drawn": rows_of([Blank(32, 32), Blank(*LONG)]),
         "frames": rows_of([[Blank(32, 32)], [Blank(32, 32), Blank(*LONG)]]),
-        "parquet": build_data(DataConfig("hub", path=str(tmp_path / "train.parquet"))).split(
+        "parquet": build_data(DataConfig(format="hub", path=str(tmp_path / "train.parquet"))).split(
             "train"
         ),
     }

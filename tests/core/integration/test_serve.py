@@ -310,7 +310,7 @@ def test_a_token_is_required_where_there_is_one_and_other_hosts_need_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RL_CAPTION_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match="RL_CAPTION_TOKEN"):
+    with pytest.raises(ValueError, match="RL_CAPTION_TOKEN"):
         ServeConfig(host="0.0.0.0")
     body = json.dumps({"captions": ["a"], "columns": {"references": [["a"]]}}).encode()
     with served(MixedReward({"rouge": (build("rouge_l"), 1.0)})) as url:

@@ -165,7 +165,7 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_resco
     captioner.policy.norm.bias.add_(
         3 * captioner.policy.lm_head.weight[captioner.eos_token_id]
     )  # captions do end
-    decoding = Decoding(6, True, max_new_tokens=16, temperature=temperature)
+    decoding = Decoding(num_samples=6, with_greedy=True, max_new_tokens=16, temperature=temperature)
     noise = sampling_noise(0, 0, ["a", "b", "c"], 6, 16)
 
     def decode(leaving):
@@ -243,7 +243,7 @@ def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_lea
     captioner, inputs = any_case
     noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 6)
     greedy = captioner.generate(
-        captioner.policy, inputs, Decoding(2, True, max_new_tokens=6), noise
+        captioner.policy, inputs, Decoding(num_samples=2, with_greedy=True, max_new_tokens=6), noise
     )[:, 2:]
     decoding = Decoding(num_beams=8, max_new_tokens=6, length_penalty=0.0)
     beam = captioner.generate(captioner.policy, inputs, decoding, None)
@@ -265,7 +265,7 @@ def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_lea
 
 def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(any_case):
     captioner, inputs = any_case
-    rows, decoding = tiny_rows(3), Decoding(4, True, max_new_tokens=6)
+    rows, decoding = tiny_rows(3), Decoding(num_samples=4, with_greedy=True, max_new_tokens=6)
 
     def texts(chosen):
         batch = CaptionBatch(

@@ -1,7 +1,6 @@
 """Decoding methods equal Transformers' own, ensembles the mean of their distributions."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,7 +98,10 @@ def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_ran
     captioner, inputs = ending_captioner(ends=1.0)
     noise = sampling_noise(5, 0, IDS, 4, 10)
     found = captioner.generate(
-        captioner.policy, inputs, Decoding(4, True, max_new_tokens=10, **options), noise
+        captioner.policy,
+        inputs,
+        Decoding(num_samples=4, with_greedy=True, max_new_tokens=10, **options),
+        noise,
     )
     numbers = iter(noise.flatten(0, 1).T)
 
@@ -119,7 +121,12 @@ def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_ran
     assert trimmed(found[:, :4], captioner) == trimmed(drawn[:, 1:], captioner)
     greedy = captioner.policy.generate(**inputs, do_sample=False, **shared)
     assert trimmed(found[:, 4:], captioner) == trimmed(greedy[:, 1:], captioner)
-    full = captioner.generate(captioner.policy, inputs, Decoding(4, True, max_new_tokens=10), noise)
+    full = captioner.generate(
+        captioner.policy,
+        inputs,
+        Decoding(num_samples=4, with_greedy=True, max_new_tokens=10),
+        noise,
+    )
     assert trimmed(full, captioner) != trimmed(found, captioner), (
         "the case must hold a token that is left out"
     )
@@ -144,7 +151,7 @@ def test_diverse_beam_search_is_that_of_transformers_4(case):
     found = beam_search(table, next_logits, 4, decoding)
     assert trimmed(found.token_ids, table) == [ids for of_image in captions for ids in of_image]
     assert torch.allclose(found.scores, scores, atol=1e-5)
-    other = beam_search(table, next_logits, 4, replace(decoding, diversity_penalty=1e-9))
+    other = beam_search(table, next_logits, 4, decoding.replace(diversity_penalty=1e-9))
     assert not torch.allclose(other.scores, scores, atol=1e-5)
 
 
@@ -173,7 +180,7 @@ def test_scores_of_constrained_beams_are_the_models_log_probabilities(tmp_path):
     decoding = Decoding(
         num_beams=4, num_return_sequences=4, max_new_tokens=6, no_repeat_ngram_size=1
     )
-    decoding = replace(decoding, remove_bad_endings=True)
+    decoding = decoding.replace(remove_bad_endings=True)
     ids, scores = captioner.generate_with_scores(captioner.policy, inputs, decoding)
     mask = caption_mask(ids, captioner.eos_token_id)
     logprobs = token_logprobs(captioner.token_logits(captioner.policy, inputs, ids), ids)
@@ -192,7 +199,13 @@ def test_no_caption_that_ends_ends_badly(num_beams):
     assert set(captioner.words) >= BAD_WORDS
     samples = 0 if num_beams > 1 else 40
     decoding = Decoding(
-        samples, not samples, 1.0, 12, num_beams, 0.0, num_return_sequences=num_beams
+        num_samples=samples,
+        with_greedy=not samples,
+        temperature=1.0,
+        max_new_tokens=12,
+        num_beams=num_beams,
+        length_penalty=0.0,
+        num_return_sequences=num_beams,
     )
     noise = sampling_noise(0, 0, IDS, samples, 12) if samples else None
 
@@ -203,7 +216,7 @@ def test_no_caption_that_ends_ends_badly(num_beams):
         return {text.split()[-1] for text in captioner.decode(ids[ended]) if text}
 
     assert endings(decoding) & BAD_WORDS
-    assert not endings(replace(decoding, remove_bad_endings=True)) & BAD_WORDS
+    assert not endings(decoding.replace(remove_bad_endings=True)) & BAD_WORDS
 
 
 def test_words_are_looked_at_and_not_their_tokens():
@@ -244,7 +257,7 @@ def test_trigrams_that_cost_much_are_not_repeated():
         return sum(len(one) - 2 - len({*zip(one, one[1:], one[2:], strict=False)}) for one in ids)
 
     for plain in (Decoding(max_new_tokens=16), Decoding(max_new_tokens=16, num_beams=3)):
-        assert repeated(plain) > 0 == repeated(replace(plain, block_trigrams=100.0))
+        assert repeated(plain) > 0 == repeated(plain.replace(block_trigrams=100.0))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +295,13 @@ def test_a_decoding_says_all_that_captions_depend_on():
         "at most 24 tokens"
     )
     samples = Decoding(
-        5, False, 0.8, top_k=50, top_p=0.9, block_trigrams=2.0, remove_bad_endings=True
+        num_samples=5,
+        with_greedy=False,
+        temperature=0.8,
+        top_k=50,
+        top_p=0.9,
+        block_trigrams=2.0,
+        remove_bad_endings=True,
     )
     assert samples.describe() == (
         "5 sampled at temperature 0.8, top_k 50, top_p 0.9, block_trigrams 2, no bad endings, at "

@@ -101,7 +101,7 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
         lambda one, ids: own_logits(captioner, one["pixel_values"], [*start, *ids])[-1],
         ending=True,
     )
-    decoding = Decoding(2, True, temperature=1.3, max_new_tokens=L)
+    decoding = Decoding(num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=L)
     tokens = captioner.generate(captioner.policy, inputs, decoding, noise)[:, :2]
     assert torch.equal(tokens, expected[..., : tokens.shape[-1]])
     mask = caption_mask(tokens, captioner.eos_token_id)
@@ -142,8 +142,13 @@ def test_captions_that_go_on_from_prompts_of_their_rows_are_those_of_each_prompt
     inputs = captioner.preprocess(rows)
     noise = sampling_noise(1, 0, [row["image_id"] for row in rows], K, 60)
     beams = Decoding(num_beams=3, num_return_sequences=2, max_new_tokens=L)
-    decodings = [Decoding(K, True, max_new_tokens=L, temperature=1.3), beams]
-    decodings.append(Decoding(1, True, max_new_tokens=60))  # more than there are positions for
+    decodings = [
+        Decoding(num_samples=K, with_greedy=True, max_new_tokens=L, temperature=1.3),
+        beams,
+    ]
+    decodings.append(
+        Decoding(num_samples=1, with_greedy=True, max_new_tokens=60)
+    )  # more than there are positions for
     for decoding in decodings:
         numbers = (
             None
@@ -166,7 +171,7 @@ def test_scores_and_references_after_prompts_of_rows_are_those_of_each_prompt_al
     inputs = captioner.preprocess(rows)
     noise = sampling_noise(2, 0, [row["image_id"] for row in rows], K, L)
     tokens = captioner.generate(
-        captioner.policy, inputs, Decoding(K, True, max_new_tokens=L), noise
+        captioner.policy, inputs, Decoding(num_samples=K, with_greedy=True, max_new_tokens=L), noise
     )[:, :K]
     mask = caption_mask(tokens, captioner.eos_token_id)
     expected = []
@@ -343,7 +348,7 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
     ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(3, 1, 1)
     noise, decoding = (
         sampling_noise(1, 0, ["a", "b", "c"], 2, L),
-        Decoding(2, True, max_new_tokens=L),
+        Decoding(num_samples=2, with_greedy=True, max_new_tokens=L),
     )
 
     def measured(captioner):
@@ -432,7 +437,7 @@ def test_the_image_is_encoded_once_for_all_captions(family_case):
     )
     noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
     tokens = captioner.generate(
-        captioner.policy, inputs, Decoding(K, True, max_new_tokens=L), noise
+        captioner.policy, inputs, Decoding(num_samples=K, with_greedy=True, max_new_tokens=L), noise
     )
     captioner.token_logits(captioner.policy, inputs, tokens)
     captioner.generate(captioner.policy, inputs, Decoding(num_beams=3, max_new_tokens=L), None)
@@ -469,7 +474,7 @@ def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gra
     assert states["states"].requires_grad != frozen
     noise, decoding = (
         sampling_noise(1, 0, ["a", "b", "c"], K, L),
-        Decoding(K, True, max_new_tokens=L),
+        Decoding(num_samples=K, with_greedy=True, max_new_tokens=L),
     )
     found = []
     for given in (inputs, states):

@@ -7,7 +7,6 @@ graph is.
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,15 +86,13 @@ def regions() -> tuple[Any, dict[str, Tensor], Tensor]:
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "decoding", [SAMPLING, replace(SAMPLING, with_greedy=False), Decoding(max_new_tokens=L)]
+    "decoding", [SAMPLING, SAMPLING.replace(with_greedy=False), Decoding(max_new_tokens=L)]
 )
 def test_captions_of_fixed_shapes_are_those_of_the_tree(made, decoding):
     captioner, inputs = made
     noise = sampling_noise(3, 0, IDS, decoding.num_samples, L) if decoding.num_samples else None
     tree = captioner.generate(captioner.policy, inputs, decoding, noise)
-    fixed = captioner.generate(
-        captioner.policy, inputs, replace(decoding, fixed_shapes=True), noise
-    )
+    fixed = captioner.generate(captioner.policy, inputs, decoding.replace(fixed_shapes=True), noise)
     assert fixed.shape == (3, decoding.captions_per_image, L)
     assert torch.equal(fixed[..., : tree.shape[-1]], tree)
     assert (fixed[..., tree.shape[-1] :] == captioner.pad_token_id).all()
@@ -130,8 +127,8 @@ def test_every_shape_and_decoding_is_recorded_until_there_are_too_many_and_all_a
     monkeypatch.setattr(decoding_module, "MAX_GRAPHS", 3)
     counting = Counting()
     generate = ReplayedGenerate(captioner, counting)
-    short = replace(SAMPLING, max_new_tokens=2)
-    cooler = replace(short, temperature=0.5)
+    short = SAMPLING.replace(max_new_tokens=2)
+    cooler = short.replace(temperature=0.5)
 
     def found(images, decoding):
         part, numbers = (
@@ -213,7 +210,7 @@ def test_a_cuda_graph_gives_the_same_captions(case):
                     for name, t in inputs.items()
                 }
                 fixed = captioner.generate(
-                    captioner.policy, given, replace(SAMPLING, fixed_shapes=True), noise
+                    captioner.policy, given, SAMPLING.replace(fixed_shapes=True), noise
                 )
                 found = generate(captioner.policy, given, SAMPLING, noise)
                 assert torch.equal(found, fixed[..., : found.shape[-1]])

@@ -234,7 +234,7 @@ def test_a_scheduled_step_is_that_of_the_values_at_its_step(captioner, batches):
     coefficient.
     """
     scheduled = normalised_task(captioner, Letters(), "leave_one_out", "none")
-    scheduled.decoding = replace(scheduled.decoding, temperature=2.0)
+    scheduled.decoding = scheduled.decoding.replace(temperature=2.0)
     scheduled.weight_schedules = {"words": [(0, 1.0), (4, 0.0)]}
     scheduled.temperature_schedule = [(2, 1.0), (4, 0.75)]
     scheduled.ref_policy = perturbed(captioner)
@@ -243,7 +243,7 @@ def test_a_scheduled_step_is_that_of_the_values_at_its_step(captioner, batches):
     )
     plain = replace(scheduled, weight_schedules={}, temperature_schedule=(), adaptive_kl=None)
     plain.reward = MixedReward({"words": (WordCount(), 0.7 * 0.25), "letters": (Letters(), 0.3)})
-    plain.decoding = replace(plain.decoding, temperature=1.75)
+    plain.decoding = plain.decoding.replace(temperature=1.75)
     plain.objective = Reinforce(kl_coef=0.4)
     found = gradient(captioner, scheduled, batches, step=3)
     assert_equal_gradients(found, gradient(captioner, plain, batches, step=3), atol=0)

@@ -103,7 +103,7 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
         lambda one, ids: whole_logits(captioner, alone[int(one["image"])], ids)[-1],
         ending=True,
     )
-    decoding = Decoding(2, True, temperature=1.3, max_new_tokens=L)
+    decoding = Decoding(num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=L)
     for given in (inputs, captioner.image_states(captioner.policy, inputs)):
         tokens = captioner.generate(captioner.policy, given, decoding, noise)[:, :2]
         assert torch.equal(tokens, expected[..., : tokens.shape[-1]])
@@ -245,7 +245,10 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
     saving.adapt(frozen=[], lora=None, checkpointed=True)
     saving = copy.deepcopy(saving)  # as the reference policy is
     assert plain.policy.state_dict().keys() == saving.policy.state_dict().keys()
-    noise, decoding = sampling_noise(1, 0, NAMES, 2, L), Decoding(2, True, max_new_tokens=L)
+    noise, decoding = (
+        sampling_noise(1, 0, NAMES, 2, L),
+        Decoding(num_samples=2, with_greedy=True, max_new_tokens=L),
+    )
 
     def measured(captioner):
         """Captions, their scores, gradients, and the number of tensors that are kept for the
@@ -293,7 +296,9 @@ def test_an_image_is_encoded_once_for_all_captions_and_with_states_once_a_step(c
     noise, policy = sampling_noise(1, 0, NAMES, K, L), captioner.policy
     for given, expected in ((inputs, 3), (captioner.image_states(policy, inputs), 0)):
         calls.clear()
-        tokens = captioner.generate(policy, given, Decoding(K, True, max_new_tokens=L), noise)
+        tokens = captioner.generate(
+            policy, given, Decoding(num_samples=K, with_greedy=True, max_new_tokens=L), noise
+        )
         captioner.token_logits(policy, given, tokens)
         captioner.generate(policy, given, Decoding(num_beams=3, max_new_tokens=L), None)
         assert len(calls) == expected

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import unicodedata
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,7 @@ def configured(files: dict[str, str], **changes: Any) -> EvaluateConfig:
     options = {"predictions": files["a"], "references": files["references"], "out": files["out"]}
     options |= {"metrics": ["rouge", "cider"], "tokenizer": "python", "bootstrap": 2} | changes
     options = {key: value for key, value in options.items() if value is not None}
-    return EvaluateConfig.alternative(options)(**options)
+    return EvaluateConfig.choose(options)(**options)
 
 
 def scored(config: EvaluateConfig) -> tuple[int, dict[str, float]]:
@@ -244,7 +243,7 @@ def test_tokens_that_are_given_are_kept_as_they_are(files: dict[str, str]) -> No
 )
 def test_what_was_scored_is_printed_before_a_failure(error, said, files, capsys, monkeypatch):
     monkeypatch.setattr(Failing, "error", error)
-    judges = {"rouge_l": JudgeConfig(), "mine": JudgeConfig(f"{__name__}:Failing")}
+    judges = {"rouge_l": JudgeConfig(), "mine": JudgeConfig(target=f"{__name__}:Failing")}
     with pytest.raises(error, match=said):
         evaluate_split(configured(files, judges=judges))
     printed = capsys.readouterr().out
@@ -297,7 +296,11 @@ def with_judges(folder: Path, **changes: Any) -> EvaluateConfig:
         data=DataConfig(format="jsonl", path=str(folder / "data.jsonl")),
         metrics=["cider"],
         tokenizer="python",
-        judges={"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(folder / "student")})},
+        judges={
+            "L-CLIPS": JudgeConfig(
+                target="l_clipscore", kwargs={"backbone": str(folder / "student")}
+            )
+        },
         out=str(folder / "out"),
     )
     return changed(config, **changes)
@@ -307,9 +310,9 @@ def changed(config: EvaluateConfig, **changes: Any) -> EvaluateConfig:
     """The configuration with other values, of which None leaves a key out: of the class that they
     choose.
     """
-    options = {option.name: getattr(config, option.name) for option in fields(config)} | changes
+    options = dict(config) | changes
     options = {key: value for key, value in options.items() if value is not None}
-    chosen = EvaluateConfig.alternative(options)
+    chosen = EvaluateConfig.choose(options)
     return chosen(**options)
 
 
@@ -336,7 +339,10 @@ def test_rewards_by_language_models_are_metrics(folder: Path) -> None:
         names = ("caption_qa", "claims", "vlm_judge")
         evaluate_split(
             with_judges(
-                folder, judges={name: JudgeConfig(name, {"endpoint": options}) for name in names}
+                folder,
+                judges={
+                    name: JudgeConfig(target=name, kwargs={"endpoint": options}) for name in names
+                },
             )
         )
     metrics = json.loads((folder / "out/scores.json").read_text())["metrics"]
@@ -373,7 +379,7 @@ def test_a_judge_is_a_metric_with_its_range_and_signature(folder: Path) -> None:
 
 def test_captions_and_references_find_their_image(folder: Path) -> None:
     table = evaluate_split(
-        with_judges(folder, judges={}, retrieval=RetrievalConfig(str(folder / "student")))
+        with_judges(folder, judges={}, retrieval=RetrievalConfig(backbone=str(folder / "student")))
     )
     written = json.loads((folder / "out/scores.json").read_text())
     encoder = load_encoder(EncoderOptions(folder / "student"))
@@ -440,7 +446,7 @@ def refuse(*_: Any, **__: Any) -> None:
     raise AssertionError("this takes long, and the mistake could be known")
 
 
-STUDENT = RetrievalConfig("student")
+STUDENT = RetrievalConfig(backbone="student")
 MODEL = {"predictions": None, "model": "model"}
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (MODEL | {"judges": {"rogue_l": JudgeConfig()}}, ConfigError, r"^judges\.rogue_l: .*rouge_l"),
@@ -493,7 +499,7 @@ def test_decoded_captions_outlive_a_failure(folder: Path) -> None:
     out = folder / "out"
     out.mkdir()
     (out / "scores.json").write_text("{}")
-    judges = {"mine": JudgeConfig(f"{__name__}:Failing")}
+    judges = {"mine": JudgeConfig(target=f"{__name__}:Failing")}
     with pytest.raises(RewardError, match=r"judges\.mine"):
         evaluate_split(
             with_judges(folder, predictions=None, model=str(folder / "model"), judges=judges)

@@ -128,7 +128,11 @@ def test_metrics_that_need_more_than_the_caption_are_refused(tmp_path: Path) -> 
         ("specs", "images.*icc_captions"),
     ):
         config = JudgeSetConfig(
-            "icc_captions", str(tmp_path), metrics=metric, partial=True, out=str(tmp_path / "out")
+            set="icc_captions",
+            data=str(tmp_path),
+            metrics=metric,
+            partial=True,
+            out=str(tmp_path / "out"),
         )
         with pytest.raises(ConfigError, match=message):
             compare_with_people(config)

@@ -2,16 +2,13 @@
 misspelt key.
 """
 
-import inspect
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import is_dataclass, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 import yaml
@@ -24,16 +21,14 @@ from rl_caption.cli.stages import ENCODER, Stage, read_pipeline, starts_from
 from rl_caption.config.build import build_data
 from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import DataConfig, RewardTerm, ScstConfig, TrustConfig, XeConfig
+from rl_caption.config.schema import DataConfig, RewardTerm, ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.data.formats import where_from
-from rl_caption.integrations.config import ServeConfig
 from rl_caption.integrations.trl.config import GrpoVlmConfig
 from rl_caption.lab.config import (
     ConcretenessConfig,
     PositivesConfig,
     RecaptionConfig,
-    WebConfig,
     WriteNegativesConfig,
 )
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
@@ -42,7 +37,6 @@ from rl_caption.programs.ablation.grid import make_runs
 from rl_caption.programs.ablation.plan import cell_values, make_cells
 from rl_caption.programs.train import selecting_metric
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Range
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 LAUNCHERS = CONFIGS / "accelerate"
@@ -57,7 +51,7 @@ TRAINING = sorted(
 SIZE = re.compile(r"\d ?[KMGT]B\b")
 MEASURED = re.compile(r"sizes (measured|not verified)")
 KINDS: list[tuple[set[str], type[Any]]] = [
-    ({"base", "cells", "alpha"}, AblateConfig),
+    ({"recipe", "cells", "alpha"}, AblateConfig),
     ({"task"}, RewardModelConfig),
     ({"recaptioner"}, RecaptionConfig),
     ({"writer"}, WriteNegativesConfig),
@@ -171,8 +165,8 @@ def test_recipes_and_what_they_name_are_found_from_any_folder(
     }
     for path in TRAINING:
         written = yaml.safe_load(path.read_text())
-        if "base" in written:
-            assert find_config(written["base"]).samefile(CONFIGS.parent / written["base"])
+        if "recipe" in written:
+            assert find_config(written["recipe"]).samefile(CONFIGS.parent / written["recipe"])
     Path("demo_scst").mkdir()
     for name in ("demo_scst", "demo_scst.yaml", "./configs/demo_scst.yaml"):
         assert parse(ScstConfig, ["--config", name], "test") == parsed("configs/demo_scst.yaml")
@@ -190,14 +184,11 @@ def test_recipes_and_what_they_name_are_found_from_any_folder(
         ("!", "rl-caption configs list"),
     ],
 )
-def test_a_recipe_that_is_not_there_is_named_with_the_nearest(
-    name: str, part: str, capsys: Any
-) -> None:
-    with pytest.raises(SystemExit):
+def test_a_recipe_that_is_not_there_is_named_with_the_nearest(name: str, part: str) -> None:
+    with pytest.raises(FileNotFoundError) as error:
         parse(ScstConfig, ["--config", name], "test")
-    message = capsys.readouterr().err
-    assert repr(name) in message
-    assert part in message
+    assert repr(name) in str(error.value)
+    assert part in str(error.value)
 
 
 def test_recipes_are_listed_by_program_in_eighty_columns_the_core_first(capsys: Any) -> None:
@@ -222,45 +213,32 @@ def test_recipes_are_listed_by_program_in_eighty_columns_the_core_first(capsys: 
     assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()
 
 
-def test_the_configuration_of_another_program_is_named_with_that_program(capsys: Any) -> None:
+def test_the_configuration_of_another_program_is_named_with_that_program() -> None:
     for path in TRAINING:
         for kind in (XeConfig, ScstConfig, RewardModelConfig, EvaluateConfig):
             if kind is not program_of(path):
-                with pytest.raises(SystemExit):
-                    parse(kind, ["--config", str(path)], "test")
-                message = capsys.readouterr().err
                 program = next(
                     name
                     for name, one in CLI_PROGRAMS.items()
                     if one.config and resolve_name(one.config) is program_of(path)
                 )
-                assert f"rl-caption {program} --config {path}" in message
+                command = re.escape(f"rl-caption {program} --config {path}")
+                with pytest.raises(ConfigError, match=command):
+                    parse(kind, ["--config", str(path)], "test")
     for name, use in (("accelerate/cpu2", "accelerate launch"), ("own", "rl-caption run own")):
-        with pytest.raises(SystemExit):
+        with pytest.raises(ConfigError, match=use):
             parse(XeConfig, ["--config", name], "test")
-        assert use in capsys.readouterr().err
 
 
-def test_a_key_that_does_not_exist_is_refused(tmp_path: Path, capsys: Any) -> None:
+def test_a_key_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     for kind, path in {program_of(path): path for path in TRAINING}.items():
         config = yaml.safe_load(path.read_text())
         owner = config["scenes"] if kind is JudgeSetConfig else config
         owner.setdefault("data", {})["fromat"] = "scenes"
         (tmp_path / "misspelt.yaml").write_text(yaml.safe_dump(config))
-        with pytest.raises((SystemExit, ConfigError)) as ended:
-            parse(kind, ["--config", str(tmp_path / "misspelt.yaml")], "test")
-        message = capsys.readouterr().err + str(ended.value)
         without_data = kind in (ConcretenessConfig, AblateConfig)
-        assert "data.fromat" in message or (without_data and "no key data" in message)
-
-
-def test_a_key_of_a_term_that_does_not_exist_is_answered_by_those_of_a_term(capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        parse(ScstConfig, ["--reward.terms", "{short: {name: cider}}"], "test")
-    message = capsys.readouterr().err
-    assert "reward.terms.short.name" in message
-    assert "kwargs" in message
-    assert "model.name" not in message
+        with pytest.raises(ConfigError, match="no key data" if without_data else r"data\.fromat"):
+            parse(kind, ["--config", str(tmp_path / "misspelt.yaml")], "test")
 
 
 def test_coco_is_evaluated_as_in_the_literature() -> None:
@@ -301,7 +279,7 @@ def test_models_that_the_documentation_names_are_made_by_a_configuration() -> No
 def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(path: Path) -> None:
     config = parsed(path)
     (models,) = made_before(path)
-    base = str(CONFIGS.parent / str(config.base))
+    base = str(CONFIGS.parent / str(config.recipe))
     cells = make_cells(config)[0]
     grid = {label: cell_values(cell) for label, cell in cells.items()}
     runs = make_runs("scst", ScstConfig, ["--config", base], grid, [0], "nowhere", parse)
@@ -337,36 +315,8 @@ def test_launcher_configurations_load() -> None:
         assert config.mixed_precision == (path.stem if path.stem in ("bf16", "fp16") else "no")
 
 
-PROGRAMS = (*(kind for _, kind in KINDS if kind is not PositivesConfig), WebConfig)
-
-
-def options(kind: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and annotation of every option of a configuration, those of lists and dictionaries
-    included.
-    """
-    if is_dataclass(kind):
-        for name, hint in get_type_hints(kind, include_extras=True).items():
-            yield from options(hint, f"{key}.{name}" if key else name)
-    elif get_origin(kind) is not Annotated and get_args(kind) and get_origin(kind) is not Literal:
-        for inner in get_args(kind):
-            yield from options(inner, key)
-    else:
-        yield key, kind
-
-
-@pytest.mark.parametrize("kind", PROGRAMS, ids=lambda kind: kind.__name__)
-def test_every_number_has_a_range_with_two_ends_and_a_default_inside(kind: type[Any]) -> None:
-    for key, hint in options(kind):
-        assert hint not in (int, float), f"{key} has no range"
-        if get_origin(hint) is Annotated:
-            (given,) = hint.__metadata__
-            assert isinstance(given, Range)
-            assert all(given.expected(value) for value in (-math.inf, math.inf, math.nan)), key
-    default(kind)  # is not refused
-
-
 def default(kind: type[Any]) -> Any:
-    grid = {"base": "x", "cells": {"a": CellConfig({"cider": RewardTerm()})}}
+    grid = {"recipe": "x", "cells": {"a": CellConfig(terms={"cider": RewardTerm()})}}
     required = {
         JudgeSetConfig: {"set": "x"},
         ConcretenessConfig: {"captions": "x"},
@@ -379,17 +329,15 @@ def default(kind: type[Any]) -> Any:
     ("kind", "key", "value"),
     [
         (XeConfig, "train.betas", (0.9, 1.0)),
-        (ScstConfig, "reward.terms", {"cider": RewardTerm(weight=math.nan)}),
-        (ScstConfig, "run.dir", "a\udc80b"),
+        (ScstConfig, "reward.terms", {"cider": {"weight": math.nan}}),
         (JudgeSetConfig, "scenes.temperatures", [1.0, 0.0]),
     ],
 )
 def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) -> None:
     config = default(kind)
     path, _, name = key.rpartition(".")
-    setattr(attrgetter(path)(config), name, value)
-    with pytest.raises(ConfigError, match=f"^{re.escape(key)}.*: expected"):
-        replace(config)
+    with pytest.raises(ValueError, match=name):
+        attrgetter(path)(config).replace(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -398,19 +346,9 @@ def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) ->
         (XeConfig, "data: {format: scenes, path: d.json}", ("data.path", "'d.json'")),
         (XeConfig, "data: {format: images, path: d}", ("data.format", "'images'")),
         (
-            XeConfig,
-            "data: {format: jsonl, path: d, augment: [crop, rand_augment]}",
-            ("data.augment", "'rand_augment'"),
-        ),
-        (
             RewardModelConfig,
             "{task: distill_text, data: {format: images, path: d}}",
             ("data.format", "distill_image"),
-        ),
-        (
-            XeConfig,
-            "train: {schedule: step, decay_every: 5, decay_epochs: 3}",
-            ("train.decay_every", "decay_epochs"),
         ),
         (ScstConfig, "rollout: {num_samples: 1}", ("rollout.num_samples is 1", "leave_one_out")),
         (
@@ -421,7 +359,7 @@ def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) ->
         (JudgeSetConfig, "{set: scenes, scenes: {data: {path: x}}}", ("scenes.data.path",)),
     ],
 )
-def test_what_would_have_no_effect_is_refused(kind, text, parts, tmp_path):
+def test_what_does_not_fit_together_is_refused(kind, text, parts, tmp_path):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         parse(kind, ["--config", str(tmp_path / "a.yaml")], "test")
@@ -430,25 +368,5 @@ def test_what_would_have_no_effect_is_refused(kind, text, parts, tmp_path):
 
 def test_arguments_of_the_generated_world_are_of_their_type() -> None:
     for key, value in (("seed", 1.5), ("num_train", "many"), ("positives", 1)):
-        with pytest.raises(ConfigError, match=rf"kwargs\.{key} is {value!r}: expected"):
+        with pytest.raises(ValueError, match=rf"kwargs\.{key} is {value!r}: expected"):
             build_data(DataConfig(format="scenes", kwargs={key: value}))
-
-
-def subclasses(base: type[Any]) -> Iterator[type[Any]]:
-    for one in base.__subclasses__():
-        yield one
-        yield from subclasses(one)
-
-
-def test_every_configuration_checks_its_ranges() -> None:
-    """A class with a ``__post_init__`` of its own that forgets its base's takes a port of -1."""
-    for program in CLI_PROGRAMS.values():
-        if program.config is not None:
-            resolve_name(program.config)
-    checked = {one for one in subclasses(TrustConfig) if "__post_init__" in vars(one)}
-    assert {ServeConfig, WebConfig, AblateConfig, ScstConfig} <= checked
-    for one in checked:
-        assert "super().__post_init__()" in inspect.getsource(vars(one)["__post_init__"]), one
-    for key, value in (("port", -1), ("workers", 0), ("max_mb", 0.0)):
-        with pytest.raises(ConfigError, match=key):
-            ServeConfig(**{key: value})

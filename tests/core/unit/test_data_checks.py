@@ -257,7 +257,9 @@ def test_rows_of_other_splits_that_this_training_could_not_use_are_passed_over(
     rows = [json.dumps({"image": str(photo(tmp_path / f"{n}.jpg", n)), "references": ["a dog"], "split": split} | more)
             for n, (split, more) in enumerate([("train", {"long_reference": "a long dog"}), ("test", {})])]  # fmt: skip
     (tmp_path / "data.jsonl").write_text("\n".join(rows))
-    data = build_data(DataConfig("jsonl", path=str(tmp_path / "data.jsonl"), long_captions=True))
+    data = build_data(
+        DataConfig(format="jsonl", path=str(tmp_path / "data.jsonl"), long_captions=True)
+    )
     assert check_data(data, ["train"]).ok
 
 

@@ -16,7 +16,6 @@ from rl_caption.data.base import DataError, Splits, load_image
 from rl_caption.data.checks import check_data
 from rl_caption.data.formats import build_data
 from rl_caption.data.rows import jsonl, karpathy
-from rl_caption.runtime.errors import ConfigError
 
 
 def record(number: int, split: str = "train", **changes: Any) -> dict[str, Any]:
@@ -252,7 +251,7 @@ def test_the_long_description_is_the_one_reference(tmp_path: Path) -> None:
         "positives": True,
     }
     short, long = (
-        build_data(DataConfig("scenes", kwargs=sizes, long_captions=wanted))
+        build_data(DataConfig(format="scenes", kwargs=sizes, long_captions=wanted))
         for wanted in (False, True)
     )
     assert long.splits == short.splits
@@ -271,14 +270,14 @@ def test_the_long_description_is_the_one_reference(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path, GOOD | {"long_reference": "A cat. It sits."}, GOOD | {"image": "b.jpg"}
     )
-    rows = build_data(DataConfig("jsonl", path=str(path), long_captions=True)).split("train")
+    rows = build_data(DataConfig(format="jsonl", path=str(path), long_captions=True)).split("train")
     assert rows[0]["references"] == ["A cat. It sits."]
     with pytest.raises(DataError, match=r"train 'b.*'.*long_reference, which data\.long_captions"):
         rows[1]
 
 
 def test_options_are_listed_by_name_alone() -> None:
-    with pytest.raises(ConfigError, match="image_size") as raised:
-        DataConfig("jsonl", path="a.jsonl", kwargs={"image_size": 3})
+    with pytest.raises(ValueError, match="image_size") as raised:
+        DataConfig(format="jsonl", path="a.jsonl", kwargs={"image_size": 3})
     assert "max_images" in str(raised.value)
     assert "|" not in str(raised.value)

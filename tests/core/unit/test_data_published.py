@@ -74,7 +74,7 @@ def nocaps(folder: Path) -> dict[str, Any]:
 
 def test_nocaps_is_one_split_or_one_for_each_domain(tmp_path: Path) -> None:
     path = write(tmp_path / "nocaps_val_4500_captions.json", nocaps(tmp_path))
-    config = DataConfig("coco", path=str(path), image_root="validation")
+    config = DataConfig(format="coco", path=str(path), image_root="validation")
     data = build_data(config)
     assert data.splits == ("val",)
     assert check_data(data, ["val"]).ok
@@ -103,7 +103,7 @@ def test_nocaps_is_one_split_or_one_for_each_domain(tmp_path: Path) -> None:
 def test_wrong_annotations_are_named(tmp_path: Path, change: dict[str, Any], part: str) -> None:
     path = write(tmp_path / "captions.json", nocaps(tmp_path) | change)
     with pytest.raises(DataError) as caught:
-        build_data(DataConfig("coco", path=str(path)))
+        build_data(DataConfig(format="coco", path=str(path)))
     assert str(path) in str(caught.value)
     assert part in str(caught.value)
 
@@ -123,7 +123,9 @@ def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_ca
     )
     for number in range(5):
         photo(tmp_path / "data" / "coco" / "train2017" / f"{number}.png", number)
-    config = DataConfig("sharegpt4v", path=str(path), image_root="data", kwargs={"val_images": 2})
+    config = DataConfig(
+        format="sharegpt4v", path=str(path), image_root="data", kwargs={"val_images": 2}
+    )
     data = build_data(config)
     assert (len(data.split("val")), len(data.split("train"))) == (2, 3)
     assert check_data(data, data.splits).ok
@@ -155,7 +157,7 @@ def test_summaries_of_sdci_are_references_and_images_without_are_left_out(tmp_pa
         }
         write(folder / "complete" / f"{name}.json", content)
     write(folder / "splits.json", {"train": ["a.json", "c.json"], "valid": ["b.json"]})
-    data = build_data(DataConfig("dci", path=str(folder)))
+    data = build_data(DataConfig(format="dci", path=str(folder)))
     assert [row["references"] for row in data.split("train")] == [["A cat.", "A cat sits."]]
     assert [(row["image_id"], row["long_reference"]) for row in data.split("val")] == [
         ("b.json", "A dog.")
@@ -163,14 +165,14 @@ def test_summaries_of_sdci_are_references_and_images_without_are_left_out(tmp_pa
     assert check_data(data, data.splits).ok
     (folder / "complete" / "b.json").unlink()
     with pytest.raises(OSError, match=r"b\.json"):
-        build_data(DataConfig("dci", path=str(folder)))
+        build_data(DataConfig(format="dci", path=str(folder)))
 
 
 def test_urban_1k_pairs_files_by_name_and_reads_the_first_line(tmp_path: Path) -> None:
     for number in (1, 2, 10):
         photo(tmp_path / "image" / f"{number}.png", number)
         write(tmp_path / "caption" / f"{number}.txt", f"A street {number}.\nMore.")
-    config = DataConfig("urban1k", path=str(tmp_path))
+    config = DataConfig(format="urban1k", path=str(tmp_path))
     assert [
         (row["image_id"], row["references"])
         for row in rows_of("test", format="urban1k", path=str(tmp_path))
@@ -251,7 +253,7 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
         ({"image": "file", "references": "objects"}, "references"),
     ):
         with pytest.raises(DataError) as caught:
-            build_data(DataConfig("jsonl", path=str(path), columns=columns))
+            build_data(DataConfig(format="jsonl", path=str(path), columns=columns))
         assert part in str(caught.value)
         assert columns.keys() == {"image", "caption"} or str(path) in str(caught.value)
 
@@ -289,7 +291,7 @@ def test_parquet_and_a_data_set_of_the_hub_have_images_in_their_rows(
 ) -> None:
     folder = tables(datasets, tmp_path / "data")
     columns = {"image": "picture", "references": "captions", "image_id": "{number}"}
-    data = build_data(DataConfig("hub", path=str(folder), columns=columns))
+    data = build_data(DataConfig(format="hub", path=str(folder), columns=columns))
     assert sorted(data.splits) == ["train", "val"]
     assert check_data(data, data.splits).ok
     rows = list(data.split("train"))
@@ -300,7 +302,7 @@ def test_parquet_and_a_data_set_of_the_hub_have_images_in_their_rows(
     assert len({image_identity(row["image"]) for row in rows}) == 3
     assert image_identity(rows[0]["image"]) == image_identity(data.split("train")[0]["image"])
     del columns["image_id"]
-    numbered = build_data(DataConfig("hub", path=str(folder), columns=columns))
+    numbered = build_data(DataConfig(format="hub", path=str(folder), columns=columns))
     assert [row["image_id"] for row in numbered.split("val")] == ["val/0"]
 
 
@@ -329,7 +331,7 @@ def test_images_may_be_paths_and_sentences_objects(tmp_path: Path, datasets: Any
     photo(tmp_path / "photos" / "val2014" / "1.png")
     named = {"image": "{filepath}/{filename}", "references": "sentences"}
     config = DataConfig(
-        "hub",
+        format="hub",
         path=str(tmp_path / "rows.parquet"),
         image_root=str(tmp_path / "photos"),
         columns=named,
@@ -351,7 +353,7 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, datasets: Any) -> N
     with pytest.raises(RewardError, match=r"rows\.parquet.*row 0"):
         open_image(row["image"])
     named = {"image": "image", "references": "text"}
-    data = build_data(DataConfig("hub", path=str(path), columns=named))
+    data = build_data(DataConfig(format="hub", path=str(path), columns=named))
     with pytest.raises(DataError, match=r"1 unreadable images: train .*rows\.parquet.*row 0"):
         check_data(data, ["train"])
     for config, part in (
@@ -366,7 +368,7 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, datasets: Any) -> N
             rows_of(format="hub", **config)
         assert part in str(caught.value)
     with pytest.raises(DataError, match="nobody/nothing"):
-        build_data(DataConfig("hub", path="nobody/nothing"))
+        build_data(DataConfig(format="hub", path="nobody/nothing"))
 
 
 def tar(path: Path, files: dict[str, bytes], mode: str = "w") -> Path:
@@ -398,7 +400,7 @@ def test_tar_shards_are_tables_of_the_library(tmp_path: Path, datasets: Any) -> 
     tar(folder / "train-1.tar", sample(1, "Caption 1.", long="L1"))
     tar(folder / "validation-0.tar", sample(3, "Caption 3.", long="L3"))
     columns = COLUMNS | {"long_reference": "json.long"}
-    data = build_data(DataConfig("hub", path=str(folder), columns=columns))
+    data = build_data(DataConfig(format="hub", path=str(folder), columns=columns))
     assert data.splits == ("train", "val")
     assert check_data(data, data.splits).ok
     rows = data.split("train")
@@ -519,11 +521,11 @@ def test_every_program_reads_stored_images(stored: Path, tmp_path: Path, kind: s
 def test_missing_data_are_told_with_what_they_take(tmp_path: Path) -> None:
     source = "photos.zip (3 GB) of https://example.org"
     with pytest.raises(DataError, match=r"lost\.json.*photos\.zip \(3 GB\)"):
-        build_data(DataConfig("coco", path=str(tmp_path / "lost.json"), source=source))
+        build_data(DataConfig(format="coco", path=str(tmp_path / "lost.json"), source=source))
     photos = write(
         tmp_path / "photos.jsonl", json.dumps({"image": "a.png", "references": ["A dog."]}) + "\n"
     )
-    config = DataConfig("jsonl", path=str(photos), source=source)
+    config = DataConfig(format="jsonl", path=str(photos), source=source)
     with pytest.raises(DataError, match=r"a\.png[^$]*photos\.zip \(3 GB\)"):
         checked_splits(
             config, build_data(config), ["train"], Accelerator(cpu=True), tmp_path / "checked.json"

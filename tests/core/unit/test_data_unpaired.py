@@ -50,7 +50,7 @@ def test_folders_are_splits_and_paths_are_ids(tmp_path: Path) -> None:
     written(root / "train/n1/list.txt", "no image")
     elsewhere = images(tmp_path / "more", "d.png")
     (root / "train/n3").symlink_to(elsewhere)
-    data = build_data(DataConfig("images", path=str(root)))
+    data = build_data(DataConfig(format="images", path=str(root)))
     assert data.splits == ("train", "val")
     assert ids(data, "train") == ["train/n1/a.png", "train/n2/b.JPEG", "train/n3/d.png"]
     row = data.split("val")[0]
@@ -115,7 +115,7 @@ def test_files_are_splits_and_a_column_is_the_caption(tmp_path: Path) -> None:
     written(tmp_path / "train.tsv", "a dog\thttp://a", "two cats\thttp://b")
     written(tmp_path / "val.tsv", "red\thttp://c")
     written(tmp_path / "notes.md", "else")
-    data = build_data(DataConfig("captions", path=str(tmp_path), kwargs={"column": 0}))
+    data = build_data(DataConfig(format="captions", path=str(tmp_path), kwargs={"column": 0}))
     assert {split: captions(data, split) for split in data.splits} == {
         "train": ["a dog", "two cats"],
         "val": ["red"],

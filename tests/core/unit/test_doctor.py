@@ -18,8 +18,7 @@ from accelerate.state import AcceleratorState
 from rl_caption.captioners.config import LoraConfig
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli import doctor
-from rl_caption.cli.configuration import read_mapping
-from rl_caption.cli.programs import program_of
+from rl_caption.cli.configuration import program_of, read_file
 from rl_caption.config.shipped import shipped_configs
 from rl_caption.runtime.errors import EXTRAS, OPTIONAL, ConfigError, user_errors
 from tests.captioners_for_tests import tiny_captioner
@@ -52,7 +51,7 @@ def test_complete_environment(capsys: pytest.CaptureFixture[str]) -> None:
         "torchvision",
         "transformers",
         "accelerate",
-        "jsonargparse",
+        "pydantic",
         "pycocoevalcap",
     ):
         assert f"\n  {name} " in "\n" + report
@@ -285,7 +284,7 @@ def small_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-RECIPES = {name: program_of(read_mapping(file)) for name, file in shipped_configs().items()}
+RECIPES = {name: program_of(read_file(file)) for name, file in shipped_configs().items()}
 
 
 @pytest.mark.parametrize(
@@ -299,7 +298,7 @@ def test_every_shipped_recipe_of_a_captioner_is_described_before_anything_is_the
     monkeypatch.setattr(doctor, "SECTIONS", {})
     for name, family in HUB.items():
         put_on_hub(name, small_files / family, tmp_path / "hub", monkeypatch)
-    values = read_mapping(shipped_configs()[recipe])
+    values = read_file(shipped_configs()[recipe])
     generated = "scenes" in values["data"].get("format", "")
     small = ["--data.kwargs.num_train", "40", "--data.kwargs.num_val", "8"] if generated else []
     code = doctor.main(["--config", recipe, *small])

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,9 @@ from rl_caption.captioners.averaging import average_weights
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding, LoraConfig, ModelConfig, SavedModelConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
-from rl_caption.cli.caption import caption_files, main
+from rl_caption.cli.caption import caption_files
 from rl_caption.cli.configuration import parse
+from rl_caption.cli.main import run_program
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
@@ -52,7 +52,7 @@ def blip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(**model: Any) -> Any:
-    return build_captioner(ModelConfig.alternative(model)(**model), REFERENCES, cache_mb=0)
+    return build_captioner(ModelConfig.choose(model)(**model), REFERENCES, cache_mb=0)
 
 
 def refusal(**model: Any) -> str:
@@ -231,7 +231,7 @@ def test_every_program_takes_a_name_on_the_hub(blip, tmp_path, monkeypatch, caps
     (row,) = tiny_rows(1)
     row["image"].save(tmp_path / "photo.png")
     words = ["--model", "someone/tiny-blip", "--prompt", PROMPT, "--max_new_tokens", "5"]
-    assert main([*words, str(tmp_path / "photo.png")]) == 0
+    assert run_program("caption", [*words, str(tmp_path / "photo.png")]) == 0
     printed = capsys.readouterr().out.strip().split("\t")[1]
 
     record = {"image": "photo.png", "references": row["references"], "split": "test"}
@@ -285,8 +285,8 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
     if config.data.format in ("sharegpt4v", "jsonl"):
         return
     coco = parse(XeConfig, ["--config", str(CONFIGS / "coco_transformer_bu_xe.yaml")], "test").data
-    assert replace(config.data, num_workers=0, source=None) == replace(
-        coco, num_workers=0, source=None, features_root=None, features_kwargs={}
+    assert config.data.replace(num_workers=0, source=None) == coco.replace(
+        num_workers=0, source=None, features_root=None, features_kwargs={}
     )
 
 

@@ -6,7 +6,7 @@ import math
 import pickle
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from rewards.mixed import MixedReward, Moments, moments, z_scores
 from rewards.registry import build
 from rewards.text.cider import CiderD
 from rewards.text.degeneration import Repetition
-from rl_caption.config.build import ConfigError, build_reward
+from rl_caption.config.build import build_reward
 from rl_caption.config.schema import JudgeConfig, RewardConfig, RewardTerm
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.runtime.types import CaptionBatch, Rollout
@@ -135,7 +135,7 @@ def test_moments_of_more_captions_may_be_given() -> None:
         {"one": [1.0]}, {"one": Moments(3.0, 4.0)}
     ) == [2.0]
     config = RewardConfig(terms={"repetition": RewardTerm()}, normalize="batch")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"normalize is 'batch'.*per_term, per_group"):
+    with pytest.raises(ValueError, match="normalize"):
         build_reward(config, [["a dog"]])
 
 
@@ -210,7 +210,7 @@ def test_a_term_with_a_length_ratio_scores_captions_of_other_lengths_0() -> None
         length_ratio=(0.5, 2),
     )
     mixed = build_reward(
-        RewardConfig(terms={"one": config, "two": replace(config, length_ratio=None)}), [["a"]]
+        RewardConfig(terms={"one": config, "two": config.replace(length_ratio=None)}), [["a"]]
     )
     assert mixed.terms(None, texts, **columns) == {"one": [0.0, 3.0, 3.0, 0.0], "two": [3.0] * 4}
     assert mixed.signature == "1*[length0.5-2(table)]+1*[table]"
@@ -245,9 +245,9 @@ def clip_terms(student: Path, **second: Any) -> RewardConfig:
     folder = str(student)
     return RewardConfig(
         terms={
-            "l_clipscore": RewardTerm(0.3, kwargs={"backbone": folder}),
+            "l_clipscore": RewardTerm(weight=0.3, kwargs={"backbone": folder}),
             "repetition": RewardTerm(),
-            "ref_l_clipscore": RewardTerm(0.7, kwargs={"backbone": folder, **second}),
+            "ref_l_clipscore": RewardTerm(weight=0.7, kwargs={"backbone": folder, **second}),
         }
     )
 

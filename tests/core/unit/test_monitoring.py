@@ -16,10 +16,9 @@ import pytest
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.evaluation import validation_cider
-from rl_caption.monitoring.config import JudgeConfig, MonitorConfig
+from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import (
@@ -290,8 +289,8 @@ def test_thresholds_are_used() -> None:
     )
     assert len(judge_alarm(now, START, REFERENCES, Thresholds())) == 2
     assert judge_alarm(now, START, REFERENCES, Thresholds(judge_fall=0.2, vocabulary=0.0)) == {}
-    with pytest.raises(ConfigError, match=r"^monitor\.thresholds\.length is -0\.1: expected "):
-        ScstConfig(monitor=MonitorConfig(thresholds=Thresholds(length=-0.1)))
+    with pytest.raises(ValueError, match="length"):
+        Thresholds(length=-0.1)
 
 
 def test_the_paired_difference_of_a_case_worked_by_hand() -> None:
@@ -356,7 +355,7 @@ def test_the_default_judges_are_not_in_the_reward() -> None:
 def test_cider_as_a_judge_is_that_of_validation_under_any_name() -> None:
     references = {"a": ["a red circle"], "b": ["two blue squares"]}
     captions = {"a": "a red circle", "b": "a blue circle"}
-    judges = {"cider": JudgeConfig(), "CIDEr-D": JudgeConfig("rewards.text.cider:CiderD")}
+    judges = {"cider": JudgeConfig(), "CIDEr-D": JudgeConfig(target="rewards.text.cider:CiderD")}
     for judge in build_judges(judges, None, list(references.values())).values():
         scores = judge(None, list(captions.values()), references=list(references.values()))
         assert sum(scores) / 2 == pytest.approx(validation_cider(captions, references))
@@ -365,7 +364,11 @@ def test_cider_as_a_judge_is_that_of_validation_under_any_name() -> None:
 def test_a_term_with_other_arguments_is_no_judge() -> None:
     reward = MixedReward({"mine": (build("rouge_l"), 1.0)})
     with pytest.raises(ConfigError, match=r"monitor.judges.other.*term 'mine'"):
-        build_judges({"other": JudgeConfig("rouge_l", {"beta": 1.0})}, reward, [["a red circle"]])
+        build_judges(
+            {"other": JudgeConfig(target="rouge_l", kwargs={"beta": 1.0})},
+            reward,
+            [["a red circle"]],
+        )
 
 
 def test_a_judge_on_the_encoder_of_a_term_is_refused(tmp_path: Path) -> None:
@@ -378,17 +381,17 @@ def test_a_judge_on_the_encoder_of_a_term_is_refused(tmp_path: Path) -> None:
         ("l_clipscore", {"w": 1.0, "prefix": "A "}),
         ("ref_l_clipscore", {"precision": "bf16"}),
     ):
-        judges = {"other": JudgeConfig(target, {"backbone": str(student), **more})}
+        judges = {"other": JudgeConfig(target=target, kwargs={"backbone": str(student), **more})}
         with pytest.raises(ConfigError, match=r"judges.other.*term 'mine'.*encoder"):
             build_judges(judges, reward, [["a red circle"]])
-    judges = {"other": JudgeConfig("l_clipscore", {"backbone": str(other)})}
+    judges = {"other": JudgeConfig(target="l_clipscore", kwargs={"backbone": str(other)})}
     assert list(build_judges(judges, reward, [["a red circle"]])) == ["other"]
 
 
 def test_a_language_model_is_a_judge_of_the_monitor() -> None:
     references = [["a red circle"]]
     with endpoint(lambda body: (200, listing(Yes=0.75, No=0.25))) as options:
-        judges = {"other": JudgeConfig("claims", {"endpoint": options})}
+        judges = {"other": JudgeConfig(target="claims", kwargs={"endpoint": options})}
         (judge,) = build_judges(
             judges, MixedReward({"cider": (build("rouge_l"), 1.0)}), references
         ).values()

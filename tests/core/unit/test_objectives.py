@@ -14,7 +14,6 @@ from rl_caption.captioners.config import Decoding, SavedModelConfig
 from rl_caption.captioners.tokens import FORBIDDEN_LOGIT
 from rl_caption.config.schema import RewardTerm, RolloutConfig, ScstConfig, ScstTrainConfig
 from rl_caption.programs.train import scst_signature
-from rl_caption.runtime.errors import ConfigError, section_errors
 from rl_caption.runtime.types import Scores
 from rl_caption.scst.advantages import build_advantage, needs_greedy
 from rl_caption.scst.cross_entropy import cross_entropy_sum
@@ -367,16 +366,15 @@ def test_an_image_with_fewer_captions_than_beams_is_named():
         (
             {"temperature": 0.5},
             {"objective": "dico"},
-            "rollout.temperature is 0.5: it is for samples",
+            "temperature is set: it is for samples",
         ),
     ],
 )
 def test_what_beam_search_does_not_go_with_is_refused(rollout, train, part):
-    with pytest.raises(ConfigError) as refused, section_errors("rollout" if rollout else ""):
+    with pytest.raises(ValueError, match=part):
         ScstConfig(
             rollout=RolloutConfig(beam_search=True, **rollout), train=ScstTrainConfig(**train)
         )
-    assert part in str(refused.value)
 
 
 def test_whatever_changes_the_objective_or_the_samples_changes_the_signature(tmp_path):

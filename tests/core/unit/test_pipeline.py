@@ -61,15 +61,14 @@ def test_data_and_root_reach_every_stage_and_any_other_key_one(two: Path, tmp_pa
 )
 def test_what_is_not_for_a_stage_is_named(words, part, two, tmp_path, capsys):
     words = [word.replace("D/", f"{tmp_path}/") for word in words]
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises((SystemExit, ConfigError)) as ended:
         run_program("run", [str(two), *words])
-    assert ended.value.code == 2
-    assert part in capsys.readouterr().err
+    assert part in str(ended.value) + capsys.readouterr().err
 
 
 def test_changes_stand_in_the_file_and_a_grid_is_a_stage(two: Path, tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(
-        f"base: {tmp_path}/scst.yaml\ncells: {{a: {{terms: {{cider: {{}}}}}}}}\nout: {tmp_path}/grid"
+        f"recipe: {tmp_path}/scst.yaml\ncells: {{a: {{terms: {{cider: {{}}}}}}}}\nout: {tmp_path}/grid"
     )
     written = yaml.safe_load(two.read_text())
     written["stages"]["scst"]["train.lr"] = 0.25

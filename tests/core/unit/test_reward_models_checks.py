@@ -81,18 +81,9 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
             ("label_smoothing",),
         ),
         (parts(RANDOM, {"pretrained": False, "train_blocks": 1}), ("model.text.train_blocks",)),
-        ({"data": {"tokenizer": "char"}}, ("data.tokenizer", "char")),
         (
             {"task": "distill_text", "data": {"format": "images", "path": "d"}, **TEACHER},
             ("data.format", "images"),
-        ),
-        (
-            {"task": "distill_text", "data": {"augment": ["crop"]}, **TEACHER},
-            ("data.augment", "distill_text"),
-        ),
-        (
-            {"task": "distill_text", "data": {"features_root": "x"}, **TEACHER},
-            ("data.features_root", "distill_text"),
         ),
     ],
 )

@@ -206,8 +206,12 @@ def test_the_frames_of_a_video_count_equally_whatever_their_length() -> None:
 
 
 def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> None:
-    parts = [PartConfig(OWN, train_blocks=1), PartConfig(save_text_encoder(tmp_path))]
-    network = TrainedDual(pretrained_dual(ClipModelConfig(None, {"embed_dim": 8}, *parts))).train()
+    model = ClipModelConfig(
+        kwargs={"embed_dim": 8},
+        image=PartConfig(encoder=OWN, train_blocks=1),
+        text=PartConfig(encoder=save_text_encoder(tmp_path)),
+    )
+    network = TrainedDual(pretrained_dual(model)).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     network({"image": torch.randn(4, 3, 32, 32)})
     moved = {

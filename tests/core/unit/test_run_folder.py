@@ -124,7 +124,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     folder = Path(config.run.dir)
     assert {path.name for path in folder.iterdir()} == {"config.yaml", "env.json"}
     assert yaml.safe_load((folder / "config.yaml").read_text()) == json.loads(
-        json.dumps(asdict(config))
+        config.model_dump_json()
     )
     environment = json.loads((folder / "env.json").read_text())
     assert environment["signature"] == "s"
@@ -137,7 +137,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
 def test_changed_keys_are_told(tmp_path: Path) -> None:
     config = ScstConfig()
     config.reward.terms = {"rouge_l": RewardTerm()}
-    saved = json.loads(json.dumps(asdict(config)))
+    saved = json.loads(config.model_dump_json())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
     assert changed_keys(tmp_path / "config.yaml", config) == []
     config.train.advantage_kwargs = {"epsilon": 1}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rewards.mixed import MixedReward
 from rl_caption.captioners.tokens import forbid, sample_tokens
-from rl_caption.runtime.options import TEMPERATURES
+from rl_caption.runtime.options import MAX_TEMPERATURE, MIN_TEMPERATURE
 from rl_caption.runtime.types import CaptionBatch, Rollout
 from rl_caption.scst.objectives import token_logprobs_and_entropy
 from rl_caption.scst.rollout import sampling_noise, term_scores
@@ -23,7 +23,7 @@ def noise_to_its_ends(rows: int) -> Tensor:
     return noise
 
 
-@pytest.mark.parametrize("temperature", [TEMPERATURES.min, TEMPERATURES.max, 1e-3, 1.0, 90.0, 1e3])
+@pytest.mark.parametrize("temperature", [MIN_TEMPERATURE, MAX_TEMPERATURE, 1e-3, 1.0, 90.0, 1e3])
 @pytest.mark.parametrize("scale", [0.0, 3.0, 1e4])
 def test_forbidden_tokens_are_never_drawn_and_have_no_probability(temperature, scale):
     torch.manual_seed(0)

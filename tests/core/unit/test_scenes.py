@@ -36,7 +36,6 @@ from rl_caption.data.scenes.world import (
     moves,
     relations_between,
 )
-from rl_caption.runtime.errors import ConfigError
 
 SCENES = [make_scene(seed) for seed in range(400)]
 DATA = ScenesData(num_train=200, num_val=60, num_test=60, num_unseen=60)
@@ -234,7 +233,7 @@ def test_unseen_pairs_are_unseen() -> None:
     ("key", "value"), [("num_unseen", -5), ("image_size", 4), ("captions_per_image", 11)]
 )
 def test_bad_parameters_are_named(key: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=key):
+    with pytest.raises(ValueError, match=key):
         build_data(DataConfig(format="scenes", kwargs={key: value}))
 
 

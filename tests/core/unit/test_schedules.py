@@ -99,7 +99,7 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
         ("rollout: {temperature_schedule: [[0, 1], [9, 0]]}", "the temperature 1 x 0 at step 9"),
         (
             "rollout: {temperature_schedule: [[0, 1]], cuda_graph: true}",
-            "rollout.cuda_graph and rollout.temp",
+            "rollout.cuda_graph and temp",
         ),
         (
             "{rollout: {num_samples: 1}, reward: {normalize: per_group}, train: {advantage: "
@@ -107,7 +107,6 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
             "rollout.num_samples is 1: reward.normalize per_group",
         ),
         ("train: {kl_target: 0.1}", "train.kl_target is 0.1"),
-        ("train: {kl_coef: 0.1, kl_horizon: 5}", "train.kl_horizon is 5"),
         (
             "{train: {kl_coef: 0.1, kl_target: 1, kl_horizon: 50}, rollout: {num_samples: 5}}",
             "train.kl_horizon is 50: a step has 250 captions",

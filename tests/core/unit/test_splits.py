@@ -30,7 +30,7 @@ def json_lines(folder: Path, *splits: str) -> DataConfig:
     ]
     path = folder / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return DataConfig("jsonl", path=str(path))
+    return DataConfig(format="jsonl", path=str(path))
 
 
 def karpathy(folder: Path, *splits: str) -> DataConfig:
@@ -40,7 +40,7 @@ def karpathy(folder: Path, *splits: str) -> DataConfig:
     ]
     path = folder / "dataset.json"
     path.write_text(json.dumps({"images": rows}), encoding="utf-8")
-    return DataConfig("karpathy", path=str(path))
+    return DataConfig(format="karpathy", path=str(path))
 
 
 def parquet(folder: Path, *splits: str, **config: Any) -> DataConfig:
@@ -152,7 +152,13 @@ def test_folders_and_files_of_one_split_may_have_its_usual_names(tmp_path: Path)
     for name in ("Train/a.png", "Train/b.png", "validation/c.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name)
-    assert counts(build_data(DataConfig("images", path=str(tmp_path)))) == {"train": 2, "val": 1}
+    assert counts(build_data(DataConfig(format="images", path=str(tmp_path)))) == {
+        "train": 2,
+        "val": 1,
+    }
     for name, captions in (("train.txt", "a dog\na cat"), ("validation.txt", "a cow")):
         (tmp_path / name).write_text(captions, encoding="utf-8")
-    assert counts(build_data(DataConfig("captions", path=str(tmp_path)))) == {"train": 2, "val": 1}
+    assert counts(build_data(DataConfig(format="captions", path=str(tmp_path)))) == {
+        "train": 2,
+        "val": 1,
+    }

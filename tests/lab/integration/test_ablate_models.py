@@ -38,7 +38,7 @@ def grid(tmp_path: Path) -> Path:
     for number in range(3):
         noise_image(number).save(tmp_path / "images" / ["1_a.jpg", "2_b.jpg", "3_c.jpg"][number])
     config = {
-        "base": str(tmp_path / "recipe.yaml"),
+        "recipe": str(tmp_path / "recipe.yaml"),
         "cells": {"recipe": {}, "fast": {"overrides": {"train.lr": 0.01}}},
         "seeds": [0],
         "sets": {"people": {"set": "flickr8k_expert", "data": str(tmp_path), "partial": True}},
@@ -76,7 +76,7 @@ def test_a_grid_of_reward_models(grid: Path, capsys: pytest.CaptureFixture[str])
         ("cells", "{a: {overrides: {train.lrr: 1}}}", "lrr"),
         ("seeds", "[0, 0]", "seeds"),
         ("sets.people.data", "nowhere", "nowhere"),
-        ("base", "none.yaml", "none.yaml"),
+        ("recipe", "none.yaml", "none.yaml"),
     ],
 )
 def test_what_is_wrong_is_said_before_any_training(

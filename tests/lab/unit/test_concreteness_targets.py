@@ -102,7 +102,10 @@ def config(folder: Path, **changes: Any) -> ConcretenessConfig:
     ratings = [("a cat", 3), ("the sea", 2), ("a great day", 0), ("a cat", 2), ("nothing much", 1)]
     lines = [json.dumps({"caption": caption, "rating": rating}) for caption, rating in ratings]
     (folder / "ratings.jsonl").write_text("\n".join(lines))
-    scorers = {letter: JudgeConfig(f"{__name__}:Share", {"letter": letter}) for letter in "at"}
+    scorers = {
+        letter: JudgeConfig(target=f"{__name__}:Share", kwargs={"letter": letter})
+        for letter in "at"
+    }
     values = {
         "captions": str(folder / "captions.txt"),
         "scorers": scorers,
@@ -180,7 +183,7 @@ def test_wrong_ratings_are_named_before_anything_is_scored(tmp_path: Path) -> No
     made = config(
         tmp_path,
         ratings=str(tmp_path / "ratings.jsonl"),
-        scorers={"x": JudgeConfig("nowhere:Never")},
+        scorers={"x": JudgeConfig(target="nowhere:Never")},
     )
     for line, error, message in (
         ('{"caption": "a cat"}', DataError, r"ratings\.jsonl, line 2: rating"),

@@ -3,7 +3,6 @@ training reads.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +79,13 @@ FORMATS = {"jsonl": "jsonl", "parquet": "hub", "json": "karpathy"}
 
 def options(path: Path, out: Path, on_bad: Any = "fail", **changed: Any) -> CurateConfig:
     data = DataConfig(
-        FORMATS[path.suffix[1:]],
+        format=FORMATS[path.suffix[1:]],
         path=str(path),
         image_root="photos" if path.suffix == ".json" else str(path.parent / "photos"),
         on_bad=on_bad,
     )
-    scores = {"length": JudgeConfig(f"{__name__}:Length")}
-    return CurateConfig(data, out=str(out), **{"scores": scores, "part_rows": 2} | changed)
+    scores = {"length": JudgeConfig(target=f"{__name__}:Length")}
+    return CurateConfig(data=data, out=str(out), **{"scores": scores, "part_rows": 2} | changed)
 
 
 def kept(out: Path) -> list[tuple[str, list[str]]]:
@@ -102,7 +101,7 @@ def kept(out: Path) -> list[tuple[str, list[str]]]:
 def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path, kind)
     rules: dict[str, Any] = {"words": [3, None], "capitalised": [None, 0.5]}
-    select = [Selection("length", top=2), Selection("length", max=40)]
+    select = [Selection(score="length", top=2), Selection(score="length", max=40)]
     config = options(path, tmp_path / "out", rules=rules, duplicates="pair", select=select)
     table = curate(config)
     # Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three left, and one of
@@ -117,7 +116,7 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
     with pytest.raises(
         ConfigError, match="rules was"
     ):  # another order counts captions for other rules
-        curate(replace(config, rules=dict(reversed(rules.items()))))
+        curate(config.replace(rules=dict(reversed(rules.items()))))
 
 
 def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> No
     assert Length.scored == 2  # of the second pair of rows
     assert curate(options(path, out)).splitlines()[:-1] == whole.splitlines()[:-1]
     assert Length.scored == 2
-    curate(options(path, out, select=[Selection("length", bottom=0.5)]))
+    curate(options(path, out, select=[Selection(score="length", bottom=0.5)]))
     assert Length.scored == 2
     assert kept(out) == [("a.png", ["a dog runs on the beach", "A Dog"]), ("c.png", ["x"])]
     with pytest.raises(ConfigError, match="rules was"):
@@ -148,8 +147,8 @@ def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path: Path) -> 
         "positive_images": ["0.png", "1.png"],
     }
     (tmp_path / "in.jsonl").write_text(json.dumps(item))
-    data = DataConfig("jsonl", path=str(tmp_path / "in.jsonl"))
-    curate(CurateConfig(data, rules={"words": [2, None]}, out=str(tmp_path / "out")))
+    data = DataConfig(format="jsonl", path=str(tmp_path / "in.jsonl"))
+    curate(CurateConfig(data=data, rules={"words": [2, None]}, out=str(tmp_path / "out")))
     (row,) = jsonl(tmp_path / "out/kept.jsonl").split("train")
     assert (row["references"], row["negatives"]) == (["a red dog"], [["a blue dog"]])
     assert row["positive_images"] == [str(tmp_path / "1.png")], "not relative to another folder"
@@ -165,15 +164,15 @@ def test_parts_are_made_anew_wherever_a_setting_changes_what_is_in_them(tmp_path
         ("duplicates", None),
         ("part_rows", 3),
         ("rules", {"words": [2, None]}),
-        ("scores", {"length": JudgeConfig("repetition")}),
-        ("scores", {**config.scores, "again": JudgeConfig("repetition")}),
+        ("scores", {"length": JudgeConfig(target="repetition")}),
+        ("scores", {**config.scores, "again": JudgeConfig(target="repetition")}),
     ):
         named = "rows" if name == "splits" else name
         with pytest.raises(ConfigError, match=f"{named} was"):
-            curate(replace(config, **{name: value}))
+            curate(config.replace(**{name: value}))
     Length.scored = 0
-    for name, value in (("select", [Selection("length", top=1)]), ("examples", 1)):
-        curate(replace(config, **{name: value}))
+    for name, value in (("select", [Selection(score="length", top=1)]), ("examples", 1)):
+        curate(config.replace(**{name: value}))
     assert Length.scored == 0
 
 
@@ -182,8 +181,8 @@ def test_wrong_settings_are_named(tmp_path: Path) -> None:
     for changed, message in (
         ({"rules": {"word": [1, 2]}}, "rules.word is"),
         ({"rules": {"words": [1]}}, "rules.words is"),
-        ({"select": [Selection("clip", top=1)]}, "select"),
-        ({"select": [Selection("length", top=1, bottom=1)]}, "select"),
+        ({"select": [Selection(score="clip", top=1)]}, "select"),
+        ({"select": [Selection(score="length", top=1, bottom=1)]}, "select"),
         ({"splits": ["trian"]}, "trian"),
         ({"worker": "2/2"}, "worker is '2/2'"),
     ):
@@ -203,10 +202,10 @@ def test_ends_of_rules_and_selections_are_kept(tmp_path: Path) -> None:
         ({"characters": [24, 37]}, [], []),
         (
             {},
-            [Selection("length", min=23, max=38)],
+            [Selection(score="length", min=23, max=38)],
             ["a dog runs on the beach", *ROWS[1][1], "a dog runs on the beach"],
         ),
-        ({}, [Selection("length", min=24, max=37)], []),
+        ({}, [Selection(score="length", min=24, max=37)], []),
     ):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
         curate(options(path, out, rules=rules, select=select))

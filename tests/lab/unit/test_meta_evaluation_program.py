@@ -3,7 +3,6 @@
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +184,7 @@ def test_metrics_of_groups(tmp_path: Path, student: Path) -> None:
     (tmp_path / "val2017").mkdir()
     for number in (1, 2):
         noise_image(number).save(tmp_path / "val2017" / f"{number:012}.jpg")
-    judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(student)})}
+    judges = {"L-CLIPS": JudgeConfig(target="l_clipscore", kwargs={"backbone": str(student)})}
     shown = compare_with_people(config(tmp_path, "sugarcrepe_pp", metrics="length", judges=judges))
     assert "ITT, mean of kinds, % right" in shown
     (found,) = content(tmp_path)["sets"]
@@ -228,7 +227,7 @@ def test_scores_of_images_on_every_set_with_images(
         file.parent.mkdir(parents=True, exist_ok=True)
         noise_image(number).save(file)
     judges = {
-        reward: JudgeConfig(reward, {"backbone": str(student)})
+        reward: JudgeConfig(target=reward, kwargs={"backbone": str(student)})
         for reward in ("l_clipscore", "ref_l_clipscore")
     }
     settings = config(tmp_path, name, metrics="", judges=judges, images=str(photos))
@@ -275,11 +274,11 @@ def test_without_java_meteor_is_left_out_with_the_reason(
 def test_the_generated_world(tmp_path: Path) -> None:
     """And a metric that fails late leaves the finished figures."""
     judges = {
-        name: JudgeConfig(f"{__name__}:{kind}")
+        name: JudgeConfig(target=f"{__name__}:{kind}")
         for name, kind in (("late", "FailsOnPairs"), ("next", "Length"))
     }
     settings = JudgeSetConfig(
-        "scenes", metrics="rouge", judges=judges, bootstrap=0, out=str(tmp_path / "out")
+        set="scenes", metrics="rouge", judges=judges, bootstrap=0, out=str(tmp_path / "out")
     )
     settings.scenes = ScenesConfig(max_images=12)
     with pytest.raises(RewardError, match=r"^late.* hard negatives"):
@@ -326,7 +325,7 @@ def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
     ]
     file = tmp_path / "fleur.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)))
-    compare_with_people(replace(settings, scores={"FLEUR": str(file)}))
+    compare_with_people(settings.replace(scores={"FLEUR": str(file)}))
     (result,) = content(tmp_path)["sets"]
     expected = kendall_tau_b(
         [list(pairs).index(pair) for pair in zip(part.image_ids, part.captions, strict=True)],
@@ -338,24 +337,28 @@ def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
     assert result["signatures"]["FLEUR"].startswith("fleur.jsonl[")
     file.write_text("\n".join(map(json.dumps, lines[1:])))
     with pytest.raises(RewardError, match=lines[0]["image"]):
-        compare_with_people(replace(settings, scores={"FLEUR": str(file)}))
+        compare_with_people(settings.replace(scores={"FLEUR": str(file)}))
     file.write_text("\n".join(map(json.dumps, [*lines, {**lines[0], "score": 9}])))
     with pytest.raises(ConfigError, match=f"FLEUR.*line {len(lines) + 1}.*'score'"):
-        compare_with_people(replace(settings, scores={"FLEUR": str(file)}))
+        compare_with_people(settings.replace(scores={"FLEUR": str(file)}))
     with pytest.raises(ConfigError, match=r"scores\.ROUGE-L"):
-        compare_with_people(replace(settings, metrics="rouge", scores={"ROUGE-L": str(file)}))
+        compare_with_people(settings.replace(metrics="rouge", scores={"ROUGE-L": str(file)}))
 
 
 def test_costs_of_metrics(tmp_path: Path, student: Path) -> None:
-    judges = {"student": JudgeConfig("l_clipscore", {"backbone": str(student), "device": "cpu"})}
+    judges = {
+        "student": JudgeConfig(
+            target="l_clipscore", kwargs={"backbone": str(student), "device": "cpu"}
+        )
+    }
     settings = config(tmp_path, "flickr8k_expert", metrics="length", costs=True)
     (part,) = load("flickr8k_expert", tmp_path, partial=True)
     (tmp_path / "images").mkdir()
     for name in set(part.image_ids):
         noise_image(8).save(tmp_path / "images" / name)
     with endpoint(lambda body: (200, listing(**{"7": 1.0}))) as options:
-        judges["rating"] = JudgeConfig("vlm_judge", {"endpoint": options})
-        table = compare_with_people(replace(settings, judges=judges))
+        judges["rating"] = JudgeConfig(target="vlm_judge", kwargs={"endpoint": options})
+        table = compare_with_people(settings.replace(judges=judges))
     (result,) = content(tmp_path)["sets"]
     model = LClipScore(str(student), device="cpu").backbone.encoder
     captions_a_second, *others, seconds = result["costs"]["length"]

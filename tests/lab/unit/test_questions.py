@@ -92,7 +92,7 @@ def answer(body: dict[str, Any]) -> tuple[int, Any]:
 
 
 def config(data: DataConfig, out: Path, **options: Any) -> QuestionsConfig:
-    return QuestionsConfig(data, out=str(out), part_rows=2, **options)
+    return QuestionsConfig(data=data, out=str(out), part_rows=2, **options)
 
 
 def rows_of(out: Path, split: str = "train") -> list[Any]:
@@ -188,7 +188,7 @@ def test_a_tiny_local_model_reads_and_writes(tmp_path: Path, photos: DataConfig)
     read = config(
         asked_photos(tmp_path, train=20),
         tmp_path / "read",
-        reader=LanguageModelConfig(model),
+        reader=LanguageModelConfig(model=model),
         splits=["train"],
     )
     write_questions(read)
@@ -203,7 +203,9 @@ def test_a_tiny_local_model_reads_and_writes(tmp_path: Path, photos: DataConfig)
     score = CaptionQA(model=model)
     columns = {key: [line[key] for line in train] for key in ("questions", "image_id")}
     assert all(0 < value < 1 for value in score(None, ["a red circle"] * len(train), **columns))
-    write = config(photos, tmp_path / "write", writer=LanguageModelConfig(model), max_new_tokens=8)
+    write = config(
+        photos, tmp_path / "write", writer=LanguageModelConfig(model=model), max_new_tokens=8
+    )
     with pytest.raises(DataError, match=r"questions\.jsonl"):  # random weights write no list
         write_questions(write)
 

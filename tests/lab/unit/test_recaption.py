@@ -20,11 +20,13 @@ from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.evaluation import EvaluationError
 from rl_caption.lab.config import (
+    PositiveCaptionsConfig,
     PositivesConfig,
     RecaptionConfig,
     RecaptionerConfig,
     TextToImageConfig,
     WriteNegativesConfig,
+    WriterConfig,
 )
 from rl_caption.lab.negative_writers import EXAMPLES, LanguageModelWriter
 from rl_caption.lab.recaption import make_positives, recaption, write_negatives
@@ -54,7 +56,11 @@ class Counting:
 def config(out: Path, target: str = f"{__name__}:Counting", **changed: Any) -> RecaptionConfig:
     kwargs = changed.pop("kwargs", {})
     return RecaptionConfig(
-        SCENES, recaptioner=RecaptionerConfig(target, kwargs), out=str(out), part_rows=3, **changed
+        data=SCENES,
+        recaptioner=RecaptionerConfig(target=target, kwargs=kwargs),
+        out=str(out),
+        part_rows=3,
+        **changed,
     )
 
 
@@ -115,13 +121,24 @@ def test_two_rows_of_one_image_id_are_refused(tmp_path: Path, program: str) -> N
     path.write_text("\n".join(map(json.dumps, rows)))
     for n in range(3):
         Image.new("RGB", (8, 8), (90 * n, 0, 0)).save(tmp_path / f"{n}.png")
-    data, asked = DataConfig("jsonl", path=str(path)), RecaptionerConfig(f"{__name__}:Counting")
+    data, asked = (
+        DataConfig(format="jsonl", path=str(path)),
+        RecaptionerConfig(target=f"{__name__}:Counting"),
+    )
     for splits in (["train"], ["test"]):
         out = str(tmp_path / "out")
-        run = partial(recaption, RecaptionConfig(data, recaptioner=asked, splits=splits, out=out))
+        run = partial(
+            recaption, RecaptionConfig(data=data, recaptioner=asked, splits=splits, out=out)
+        )
         if program == "positives":
             run = partial(
-                make_positives, PositivesConfig(data, captions=asked, splits=splits, out=out)
+                make_positives,
+                PositivesConfig(
+                    data=data,
+                    captions=PositiveCaptionsConfig(target=asked.target),
+                    splits=splits,
+                    out=out,
+                ),
             )
         with pytest.raises(EvaluationError, match=r"split 'train'.*'5'"):
             run()
@@ -129,7 +146,7 @@ def test_two_rows_of_one_image_id_are_refused(tmp_path: Path, program: str) -> N
     path.write_text("\n".join(map(json.dumps, rows[1:])))  # one in each split
     recaption(
         RecaptionConfig(
-            data, recaptioner=asked, splits=["train", "train"], out=str(tmp_path / "out")
+            data=data, recaptioner=asked, splits=["train", "train"], out=str(tmp_path / "out")
         )
     )
     assert len(rows_of(tmp_path / "out/captions.jsonl", "train")) == 1
@@ -156,9 +173,9 @@ def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(tmp_
         out = tmp_path / "-".join(splits)
         data, asked = (
             DataConfig(target=f"{__name__}:Numbered"),
-            RecaptionerConfig("captioner", kwargs),
+            RecaptionerConfig(target="captioner", kwargs=kwargs),
         )
-        recaption(RecaptionConfig(data, splits, recaptioner=asked, out=str(out)))
+        recaption(RecaptionConfig(data=data, splits=splits, recaptioner=asked, out=str(out)))
         made = out / "captions.jsonl"
         found[len(splits)] = [row["long_reference"] for row in rows_of(made, "train")]
         for split in ("train", "val"):
@@ -168,7 +185,7 @@ def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(tmp_
     captioner = tiny_captioner(1)
     captioner.save_pretrained(captioner.policy, model)
     with pytest.raises(ConfigError, match="recaptioner was"):
-        recaption(RecaptionConfig(data, splits, recaptioner=asked, out=str(out)))
+        recaption(RecaptionConfig(data=data, splits=splits, recaptioner=asked, out=str(out)))
 
 
 def test_descriptions_of_scenes_are_true_thinned_or_wrong() -> None:
@@ -228,14 +245,14 @@ class Painter:
 def positives(
     out: Path, captions: str | None = f"{__name__}:Two", images: str | None = None, **changed: Any
 ) -> Any:
-    painter = TextToImageConfig(images, batch_size=2, captions=changed.pop("of", "all"))
+    painter = TextToImageConfig(target=images, batch_size=2, captions=changed.pop("of", "all"))
     own = {
-        "captions": RecaptionerConfig(captions),
+        "captions": PositiveCaptionsConfig(target=captions),
         "images": painter,
         "out": str(out),
         "part_rows": 5,
     }
-    return PositivesConfig(changed.pop("data", SCENES), **own, **changed)
+    return PositivesConfig(data=changed.pop("data", SCENES), **own, **changed)
 
 
 def test_positives_are_rows_for_pac_s(tmp_path: Path) -> None:
@@ -309,8 +326,8 @@ class Swapping:
 def negatives_config(
     out: Path, target: str = f"{__name__}:Swapping", **options: Any
 ) -> WriteNegativesConfig:
-    writer = RecaptionerConfig(target, options.pop("kwargs", {}))
-    return WriteNegativesConfig(SCENES, writer=writer, part_rows=3, out=str(out), **options)
+    writer = WriterConfig(target=target, kwargs=options.pop("kwargs", {}))
+    return WriteNegativesConfig(data=SCENES, writer=writer, part_rows=3, out=str(out), **options)
 
 
 class Silent:

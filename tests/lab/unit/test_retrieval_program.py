@@ -86,7 +86,10 @@ def test_features_of_a_frozen_encoder_are_read_instead_of_images(tmp_path: Path)
     (tmp_path / "data/dataset.json").write_text(json.dumps({"images": images}))
     encoder = "tests.encoders_for_tests:TinyImageEncoder"
     encode_features(encoder, tmp_path / "data", tmp_path / "grids", "images", dtype="float32")
-    parts = {"image": PartConfig(encoder), "text": PartConfig(save_text_encoder(tmp_path / "text"))}
+    parts = {
+        "image": PartConfig(encoder=encoder),
+        "text": PartConfig(encoder=save_text_encoder(tmp_path / "text")),
+    }
     pretrained_dual(ClipModelConfig(kwargs={"embed_dim": 8, "hidden": 0}, **parts)).save_pretrained(
         tmp_path / "dual"
     )

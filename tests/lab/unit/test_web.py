@@ -31,8 +31,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def models(paths: list[str]) -> SideBySide:
-    judges = {"ROUGE": JudgeConfig("rouge_l"), "repetition": JudgeConfig()}
-    return load_models(WebConfig(paths, judges))
+    judges = {"ROUGE": JudgeConfig(target="rouge_l"), "repetition": JudgeConfig()}
+    return load_models(WebConfig(models=paths, judges=judges))
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def test_the_page_of_gradio_has_no_place_elsewhere(models: SideBySide) -> None:
     config = str(blocks.get_config_file())
     assert "References" in config
     assert not blocks.analytics_enabled
-    options = launch_options(WebConfig(["x"]))
+    options = launch_options(WebConfig(models=["x"]))
     assert (options["server_name"], options["share"]) == ("127.0.0.1", False)
     assert not re.findall(r"https?://(?!www.w3.org)", options["theme"]._get_theme_css())
     assert options["app_kwargs"]["middleware"][0].kwargs["allowed_hosts"][0] == "127.0.0.1"
-    assert launch_options(WebConfig(["x"], host="0.0.0.0"))["server_name"] == "0.0.0.0"
+    assert launch_options(WebConfig(models=["x"], host="0.0.0.0"))["server_name"] == "0.0.0.0"
     assert gradio.__version__

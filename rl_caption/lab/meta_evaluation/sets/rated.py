@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from rewards.base import naming
 from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import json_lines, parse_json, single_spaced
@@ -26,7 +28,6 @@ from rl_caption.lab.meta_evaluation.sets.base import (
     table_rows,
 )
 from rl_caption.lab.meta_evaluation.sets.hub import hub_files, hub_rows
-from rl_caption.runtime.options import Range
 
 FLICKR8K = (
     "Flickr8k_text.zip (captions and annotations) and Flickr8k_Dataset.zip (photos), University of "
@@ -298,7 +299,7 @@ def _flickr8k_json(path: Path) -> list[Judged]:
 
 
 def icc_captions(
-    release: Files, first: Annotated[int, Range(min=2, max=500)] | None = None
+    release: Files, first: Annotated[int, Field(ge=2, le=500)] | None = None
 ) -> list[JudgementSet]:
     """Read ``caption_concreteness_annotations.csv``: captions of LAION that people rated 0 to 3.
 

@@ -94,12 +94,14 @@ def check(captioner: VisionLanguageCaptioner) -> Verdict:
         CaptionerError: none is exact: samples would not be scored as they were drawn.
     """
     policy = captioner.policy
+    device = _device(policy)
 
     def compare() -> Verdict:
-        with torch.enable_grad(), dropout_off(policy), _prepared_for_check(policy.model):
+        prepared = _prepared_for_check(policy.model)
+        with _on(device, policy), torch.enable_grad(), dropout_off(policy), prepared:
             return _Check(captioner).run()
 
-    verdict = _remembered(_key(captioner), compare)
+    verdict = _remembered(_key(captioner, device), compare)
     policy.mode, policy.visual_names = verdict.mode, frozenset(verdict.visual)
     captioner.verdict = verdict
     trained = [name for name in verdict.unused if policy.model.get_parameter(name).requires_grad]
@@ -272,6 +274,34 @@ def check_rows() -> list[Row]:
     return rows
 
 
+def _device(policy: nn.Module) -> torch.device:
+    """The GPU of this process where the policy has room on it, else where it is."""
+    parameters = list(policy.parameters())
+    home = parameters[0].device
+    if home.type != "cpu" or not torch.cuda.is_available():
+        return home
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    size = sum(parameter.nbytes for parameter in parameters)
+    return device if 2 * size < torch.cuda.mem_get_info(device)[0] else home
+
+
+@contextmanager
+def _on(device: torch.device, policy: nn.Module) -> Iterator[None]:
+    """Within, the policy is on ``device``, and products in float32 are not rounded to TF32."""
+    home = next(policy.parameters()).device
+    products: tuple[Any, ...] = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    precisions = [product.fp32_precision for product in products]
+    try:
+        for product in products:
+            product.fp32_precision = "ieee"
+        policy.to(device)
+        yield
+    finally:
+        policy.to(home)
+        for product, precision in zip(products, precisions, strict=True):
+            product.fp32_precision = precision
+
+
 @contextmanager
 def _prepared_for_check(model: nn.Module) -> Iterator[None]:
     """Within, windows are short, adapters do something, and every weight asks for a gradient."""
@@ -329,19 +359,20 @@ def _leaves(tensors: Iterable[Any]) -> set[int]:
 _verdicts: dict[str, Verdict] = {}
 
 
-def _key(captioner: VisionLanguageCaptioner) -> str:
+def _key(captioner: VisionLanguageCaptioner, device: torch.device) -> str:
     """Hash of what a verdict depends on: configuration, processor, names and types of weights,
     device, versions of libraries, and this package's code.
     """
     policy = captioner.policy
     parts = [
-        f"{torch.__version__} {transformers.__version__} {policy.config._attn_implementation}",
+        f"{torch.__version__} {transformers.__version__} {device.type}",
+        str(policy.config._attn_implementation),
         policy.config.to_json_string(),
         repr(captioner.processor),
         repr(captioner.messages),
     ]
     parts += (
-        f"{name} {parameter.dtype} {parameter.device.type} {tuple(parameter.shape)}"
+        f"{name} {parameter.dtype} {tuple(parameter.shape)}"
         for name, parameter in policy.named_parameters()
     )
     parts += (name for name, m in policy.named_modules() if isinstance(m.forward, partial))

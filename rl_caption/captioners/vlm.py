@@ -282,7 +282,9 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         how = policy.mode.decode
         if how == "cache" or decoding.num_beams > 1:
             return super()._generate_tokens(policy, inputs, decoding, noise, longest)
-        numbers = torch.empty(0, decoding.max_new_tokens) if noise is None else noise[0]
+        device = inputs["input_ids"].device
+        nothing = torch.empty(0, decoding.max_new_tokens, device=device)
+        numbers = nothing if noise is None else noise[0]
         (row,) = policy.rows(inputs)
         row = policy.given(row)
         captions = sample(self, row, decoding, numbers, together=how == "generate")

@@ -35,18 +35,16 @@ class VisionLanguageFamily:
         default_prompt: the prompt of a model for which none is named.
         chat_prompts: whether prompts are made by the processor's chat template.
         first_position: position of the first token, without M-RoPE.
-        lora_targets, frozen, never_trained: as in ``hf_families.Family``.
+        lora_targets, frozen: as in ``hf_families.Family``.
     """
 
     default_prompt = "Describe this image in one sentence."
     chat_prompts = True
     first_position = 0
     lora_targets = r"(?!.*(vision|visual)).*\.(q_proj|v_proj)"
-    never_trained: tuple[str, ...] = ()
     # What ``HuggingFaceCaptioner`` asks of a family. The tokens of a caption do not depend on the
     # prompt.
-    q_former_tokenizer = fixed_prompt = False
-    encoder_prompt = True
+    fixed_prompt, encoder_prompt = False, True
 
     def __init__(self, model_type: str) -> None:
         self.name = model_type

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.cli.configuration import program_of, read_file
-from rl_caption.cli.pipeline import make_stages, read_wishes
+from rl_caption.cli.pipeline import Wishes, make_stages, read_wishes
 from rl_caption.cli.preflight import Finding, has_weights, preflight
 from rl_caption.cli.stages import Stage, load, read_pipeline
 from rl_caption.cli.torchvision_remedy import FAULT, import_error, mend
@@ -246,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.config is None:
         if words:
             parser.error(f"unrecognized arguments: {' '.join(words)}")
-        return doctor()
+        return doctor(preflight(make_stages("demo", Wishes()), rows=False))
     name = program_of(read_file(find_config(options.config))) or "scst"
     if name == "run":
         wishes = read_wishes(words, list(read_pipeline(options.config)))

@@ -146,7 +146,7 @@ def _with_wishes(stage: Stage, wishes: Wishes, moved: Mapping[Path, Path]) -> St
         words.append(f"--{key}={Path(wishes.root) / stage.name}")
     prefix = "--" if hasattr(stage.config, "data") else "--all."  # of a grid's runs
     words += [prefix + word for word in wishes.data]
-    words += wishes.stages[stage.name]
+    words += wishes.stages.get(stage.name, [])
     if not words:
         return stage
     words = [*stage.words, *words]
@@ -202,15 +202,16 @@ def inputs_of(stage: Stage) -> dict[str, dict[str, str]]:
     from rewards.model_files import MANIFEST
     from rl_caption.config.build import build_data
     from rl_caption.data.fingerprint import fingerprint
-    from rl_caption.data.plain_files import hash_text
+    from rl_caption.training.checkpoint import hash_of
 
     data = build_data(stage.config.data)
     splits = [split for split in ("train", stage.config.eval.split) if split in data.splits]
-    models = {}
-    for key, value in stage.values.items():
-        manifest = (path_of(value) or Path()) / MANIFEST
-        if manifest.is_file():
-            models[key] = f"{hash_text(manifest.read_text()):016x}"
+    paths = {key: path_of(value) for key, value in stage.values.items()}
+    models = {
+        key: hash_of(path)
+        for key, path in paths.items()
+        if path is not None and (path / MANIFEST).is_file()
+    }
     return {"data": fingerprint({split: data.split(split) for split in splits}), "models": models}
 
 

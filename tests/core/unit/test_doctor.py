@@ -74,6 +74,12 @@ def test_a_package_that_is_missing_is_named_with_its_cost(package, code, monkeyp
     assert ("pip install" if code else "rl-caption run demo") in report.splitlines()[-1]
 
 
+def test_what_the_demo_needs_is_part_of_the_report(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    assert doctor.main([]) == 1
+    assert "rl-caption[clip]" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_the_packages_are_those_of_the_project_file() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 

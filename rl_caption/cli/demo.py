@@ -13,8 +13,8 @@ from PIL import Image
 
 from rewards.files import atomic_write
 from rl_caption.captioners.config import Decoding
+from rl_caption.cli import pipeline
 from rl_caption.cli.configs import describe
-from rl_caption.cli.pipeline import run_pipeline
 from rl_caption.cli.stages import Stage
 from rl_caption.config.build import build_data
 from rl_caption.config.evaluation import EvaluateModelConfig
@@ -54,8 +54,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
     Options are those of ``rl-caption run demo``.
     """
+    if "--help" in (words or ()):
+        return pipeline.main(["demo", "--help"])
     started = time.monotonic()
-    told = run_pipeline("demo", words or [])
+    told = pipeline.run_pipeline("demo", words or [])
     stages = {stage.name: stage for stage, _ in told or ()}
     if not set(CAPTIONERS.values()) <= stages.keys():
         return 0 if told is not None else 1  # no run, or no run of all

@@ -89,7 +89,7 @@ def rewards_of(values: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any
     if not isinstance(values, dict):
         return
     reward = values.get("target") or name
-    if "kwargs" in values and reward in REWARDS:
+    if {"target", "kwargs"} <= values.keys() and reward in REWARDS:
         yield reward, values["kwargs"]
     for key, value in values.items():
         yield from rewards_of(value, key)

@@ -137,7 +137,7 @@ def _with_wishes(stage: Stage, wishes: Wishes, moved: Mapping[Path, Path]) -> St
     words = []
     for key, value in stage.values.items() if moved else ():
         for before, now in moved.items():
-            if is_inside(value, before) and not key.startswith(("cells.", "alpha.")):
+            if is_inside(value, before):
                 prefix = ENCODER if value.startswith(ENCODER) else ""
                 rest = path_of(value).resolve().relative_to(before.resolve())
                 words.append(f"--{key}={prefix}{now / rest}")

@@ -235,6 +235,7 @@ def test_scores_of_images_on_every_set_with_images(
         with pytest.raises(ConfigError, match="ref_l_clipscore"):
             compare_with_people(settings)
         del judges["ref_l_clipscore"]
+        settings = config(tmp_path, name, metrics="", judges=judges, images=str(photos))
     compare_with_people(settings)
     for part, found in zip(parts, content(tmp_path)["sets"], strict=True):
         assert found["figures"].keys() - found["blind"] == judges.keys()

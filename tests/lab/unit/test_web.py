@@ -90,6 +90,7 @@ def test_a_photo_that_cannot_be_read_is_named_and_the_others_go_on(
     ],
 )
 def test_what_is_wrong_is_said_before_it_listens(options, named, paths, capsys) -> None:
+    pytest.importorskip("gradio")
     with pytest.raises(SystemExit):
         run("web", [*(["--models", paths[0]] if options else []), *options])
     assert named in capsys.readouterr().err

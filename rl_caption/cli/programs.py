@@ -154,7 +154,7 @@ LAB = {
         "rl_caption.lab.config:ConcretenessConfig",
     ),
     "stress": Program(
-        "how a reward can be hacked, before training on it",
+        "what a reward pays for, tried before training on it",
         "rl_caption.lab.stress:stress",
         "rl_caption.lab.config:StressConfig",
         parses=True,

@@ -380,7 +380,7 @@ class TestedRewardConfig(RewardConfig):
 
 
 class StressConfig(PairsConfig):
-    """``stress``: how a reward can be hacked, before training on it (docs/stress.md)."""
+    """``stress``: what a reward pays for, tried before training on it (docs/stress.md)."""
 
     reward: TestedRewardConfig = Field(default_factory=TestedRewardConfig)
     """The reward to test; ``reward.normalize`` must be ``none``, as scores of different calls are

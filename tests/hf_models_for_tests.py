@@ -45,7 +45,7 @@ from transformers import (
 )
 
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
-from rl_caption.reward_models.text_models import caption_tokenizer
+from rl_caption.reward_models.text import caption_tokenizer
 from tests.captioners_for_tests import REFERENCES
 
 SIDE = 16

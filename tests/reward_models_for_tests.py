@@ -54,7 +54,7 @@ ROBERTA = {
 def config_of(task: str = "contrastive", **sections: Any) -> Any:
     """The configuration of a task from the values of its sections."""
     kind = RewardModelConfig.choose({"task": task})
-    if task.startswith("distill"):
+    if task == "distill":
         sections = {"teacher": {"name": "ViT-B-32", "pretrained": "openai"}} | sections
     return kind(**sections)
 
@@ -127,9 +127,9 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
             "contrastive",
             negatives={"count": 2, "source": "scenes"},
         ),
-        "image": reward_model_config(folder / "image", "distill_image", **teacher),
-        "text": reward_model_config(folder / "text", "distill_text", **teacher),
-        "dual": reward_model_config(folder / "dual", "distill_dual", **towers),
+        "image": reward_model_config(folder / "image", "distill", towers="image", **teacher),
+        "text": reward_model_config(folder / "text", "distill", towers="text", **teacher),
+        "dual": reward_model_config(folder / "dual", "distill", towers="dual", **towers),
         "pac": reward_model_config(folder / "pac", "positive_augmented", **positive),
         "long": reward_model_config(folder / "long", "contrastive", **long),
         "specific": reward_model_config(folder / "specific", "specificity", **specific),
@@ -156,7 +156,9 @@ def pretrained_chain(folder: Path) -> dict[str, dict[str, Any]]:
     }
     return {
         "dual": reward_model_config(folder / "dual", "contrastive", **dual, **data),
-        "hybrid": reward_model_config(folder / "hybrid", "distill_image", **hybrid, **data),
+        "hybrid": reward_model_config(
+            folder / "hybrid", "distill", towers="image", **hybrid, **data
+        ),
     }
 
 

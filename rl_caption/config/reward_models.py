@@ -30,14 +30,12 @@ if TYPE_CHECKING:
 
 TASKS = {
     "contrastive": "rl_caption.reward_models.contrastive:ContrastiveConfig",
-    "positive_augmented": "rl_caption.reward_models.positive_augmented:PositiveAugmentedConfig",
-    "specificity": "rl_caption.reward_models.specificity:SpecificityConfig",
-    "distill_image": "rl_caption.reward_models.distillation:DistillImageConfig",
-    "distill_text": "rl_caption.reward_models.distillation:DistillTextConfig",
-    "distill_dual": "rl_caption.reward_models.distillation:DistillDualConfig",
-    "language_model": "rl_caption.reward_models.text_models:LanguageModelConfig",
-    "semantic_bottleneck": "rl_caption.reward_models.text_models:SemanticBottleneckConfig",
-    "text_regression": "rl_caption.reward_models.text_models:TextRegressionConfig",
+    "positive_augmented": "rl_caption.reward_models.pac:PositiveAugmentedConfig",
+    "specificity": "rl_caption.reward_models.specs:SpecificityConfig",
+    "distill": "rl_caption.reward_models.distill:DistillConfig",
+    "language_model": "rl_caption.reward_models.text:LanguageModelConfig",
+    "semantic_bottleneck": "rl_caption.reward_models.text:SemanticBottleneckConfig",
+    "text_regression": "rl_caption.reward_models.text:TextRegressionConfig",
 }
 """Task -> its configuration class."""
 
@@ -46,8 +44,7 @@ class PartConfig(Section):
     """A pretrained image or text encoder of a dual encoder (docs/reward_models.md)."""
 
     encoder: str | None = None
-    """``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG``, ``timm:NAME`` (images), or
-    ``package.module:Class``.
+    """``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG`` or ``package.module:Class``.
     """
     kwargs: dict = {}
     """Options of that class. For a decoder language model (``text``, ``transformers:NAME``):
@@ -105,8 +102,7 @@ class RewardModelConfig(TrustConfig):
     task: str = "contrastive"
     """``contrastive`` (InfoNCE on image-caption pairs), ``positive_augmented`` (PAC-S: also on
     generated images and captions), ``specificity`` (SPECS: triplets of growing captions),
-    ``distill_image`` and ``distill_text`` (stage 1 of L-CLIP, one tower), ``distill_dual`` (stage
-    2, both); from captions only: ``language_model``, ``semantic_bottleneck`` and
+    ``distill`` (L-CLIP); from captions only: ``language_model``, ``semantic_bottleneck`` and
     ``text_regression`` (docs/papers.md); or ``package.module:Class``, a task of your own.
     """
     data: DataConfig = Field(default_factory=DataConfig)
@@ -138,8 +134,7 @@ class RewardModelConfig(TrustConfig):
         data = self.data
         if data.target is None and data.format in set(UNPAIRED) - self.unpaired:
             raise ConfigError(
-                f"data.format is {data.format!r}, which the task {self.task} does not read, but "
-                f"{learners(data.format)}"
+                f"data.format is {data.format!r}, which the task {self.task} does not read"
             )
         if data.features_kwargs.keys() - {"pattern", "views"}:
             raise ConfigError(
@@ -169,13 +164,6 @@ class RewardModelConfig(TrustConfig):
         raise ConfigError(
             f"task is {self.task!r}, whose class does not say what it trains: expected a method fit"
         )
-
-
-def learners(unpaired: str) -> str:
-    """The tasks that learn from one of ``UNPAIRED``, separated by "or"."""
-    return " or ".join(
-        task for task in TASKS if unpaired in RewardModelConfig.choose({"task": task}).unpaired
-    )
 
 
 TrainingConfig: TypeAlias = XeConfig | ScstConfig | RewardModelConfig

@@ -201,6 +201,11 @@ class Sentences:
         return sampled_sentences(caption, least, most, draws)
 
 
+def sentence_wordings(count: Sequence[int] | None, seed: int) -> list[Sentences]:
+    """``Sentences`` of the key ``train.sentences``; none where it is null."""
+    return [] if count is None else [Sentences(count, seed)]
+
+
 def plain_form(caption: str) -> str:
     """A caption as a word-level captioner writes it: lower-case words of the caption tokeniser, no
     punctuation.

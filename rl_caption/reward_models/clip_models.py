@@ -15,11 +15,16 @@ from rewards.clip.dual import MODEL_TYPE, DualConfig, PretrainedDual
 from rewards.clip.preprocessing import preprocessing_of
 from rewards.clip.pretrained import open_blocks
 from rewards.model_files import has_model_type
-from rl_caption.config.reward_models import CaptionTrainConfig, PartConfig, RewardModelConfig
-from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
+from rl_caption.config.reward_models import (
+    CaptionTrainConfig,
+    PartConfig,
+    RewardModelConfig,
+)
+from rl_caption.reward_models.batch import PairCollate, Texts
 from rl_caption.reward_models.embedding import (
     RETRIEVAL,
     EmbeddingModel,
+    image_inputs,
     train_embeddings,
 )
 from rl_caption.reward_models.encoders import (
@@ -149,7 +154,6 @@ class ClipConfig(RewardModelConfig):
         self,
         run: Run,
         model: EmbeddingModel,
-        pixels: PixelCache | FeatureCache,
         tokens: Texts,
         objective: Objective,
         wordings: Sequence[Any] = (),
@@ -166,7 +170,7 @@ class ClipConfig(RewardModelConfig):
             best_by: ``eval.best_by``; None takes ``metric``.
             **validated: what else ``EmbeddingValidator`` measures: ``negatives`` or ``triplets``.
         """
-        train = self.train
+        train, pixels = self.train, image_inputs(self.data, model)
         collate = PairCollate(
             pixels,
             tokens,
@@ -219,9 +223,14 @@ class ClipConfig(RewardModelConfig):
             dual = pretrained_dual(model)
             network: Any = TrainedDual(dual, max_scale)
             check_batch_norm(network, self.train, processes)
-            length, export = dual.context_length, dual.save_pretrained
             return EmbeddingModel(
-                network, dual.preprocessing, length, True, export, is_trained, dual
+                network,
+                dual.preprocessing,
+                dual.context_length,
+                True,
+                dual.save_pretrained,
+                is_trained,
+                dual,
             )
         if model.init is not None:
             clip, shape, preprocessing = pretrained_clip(
@@ -257,19 +266,17 @@ def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
         ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of ``DualConfig``, or an
             encoder has fewer blocks than ``train_blocks``.
     """
+    parts = {"image": model.image, "text": model.text}
     with naming("model", (TypeError, ValueError)):
         if model.init is not None:
             dual = PretrainedDual.from_pretrained(model.init)
         else:
             image, text = str(model.image.encoder), str(model.text.encoder)
             config = DualConfig(image, text, model.image.kwargs, model.text.kwargs, **model.kwargs)
-            encoders = {"image": model.image, "text": model.text}
-            dual = PretrainedDual(
-                config,
-                pretrained=[name for name, encoder in encoders.items() if encoder.pretrained],
-            )
+            pretrained = [name for name, part in parts.items() if part.pretrained]
+            dual = PretrainedDual(config, pretrained=pretrained)
     dual.requires_grad_(True)
-    for name, encoder in (("image", model.image), ("text", model.text)):
+    for name, encoder in parts.items():
         with naming(f"model.{name}.train_blocks is {encoder.train_blocks}"):
             open_blocks(getattr(dual, f"{name}_encoder"), encoder.train_blocks)
     return dual

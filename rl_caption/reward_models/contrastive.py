@@ -1,5 +1,5 @@
 """The task ``contrastive``: InfoNCE on image-caption pairs, with hard negatives, and Long-CLIP's
-short captions.
+short captions. Its loss comes first.
 
 Sources: Radford et al. 2021 (CLIP); Yuksekgonul et al. 2023 (NegCLIP); Zhang et al. 2024
 (Long-CLIP). docs/reward_models.md.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -19,20 +19,19 @@ from torch.nn import functional as F
 from rewards.text.detail_units import default_tagger
 from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import DataError, Row
-from rl_caption.reward_models.batch import Addition, Sentences, draw
+from rl_caption.reward_models.batch import Addition, draw, sentence_wordings
 from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
 )
-from rl_caption.reward_models.embedding import image_inputs, text_inputs
+from rl_caption.reward_models.embedding import text_inputs
 from rl_caption.reward_models.losses import (
     Embeddings,
     Objective,
     contrastive_metrics,
-    false_negatives,
+    cross_entropies,
     info_nce,
-    short_info_nce,
 )
 from rl_caption.reward_models.negatives import (
     NegativesConfig,
@@ -43,6 +42,116 @@ from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Probability, Rank, Weight
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.run import Run
+
+
+def contrastive(
+    student: Embeddings,
+    target: Embeddings,
+    label_smoothing: float = 0.0,
+    short: float = 0.0,
+    pca_rank: int = 32,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of
+    ``text_short``.
+
+    Where ``target`` has ``false`` [B, n], the texts ``text_false0`` to ``text_false{n - 1}`` are
+    hard negatives of all images of the batch. Where it has the group numbers ``image_group``,
+    ``text_group`` and so on, [B] each, pairs of the same group are no negatives in either term, nor
+    is a hard negative that is word for word an image's caption.
+    """
+    images, texts, scale = student["image"], student["text"], student["scale"]
+    masks = "image_group" in target
+
+    def excluded_pairs(name: str) -> Tensor | None:
+        return false_negatives(target["image_group"], target[f"{name}_group"]) if masks else None
+
+    false = false_excluded = None
+    metrics = contrastive_metrics(student)
+    if "false" in target:
+        names = [f"text_false{n}" for n in range(target["false"].shape[1])]
+        columns = [student[name] for name in names]
+        false, false_excluded = torch.cat(columns), target["false"].T.flatten() == 0
+        if masks:
+            groups = torch.cat([target[f"{name}_group"] for name in names])
+            false_excluded = false_excluded | (target["text_group"][:, None] == groups)
+        metrics["contrastive/hard_negatives"] = _above_false(student, columns, target["false"])
+    loss = info_nce(
+        images,
+        texts,
+        scale,
+        label_smoothing,
+        excluded=excluded_pairs("text"),
+        false=false,
+        false_excluded=false_excluded,
+    )
+    if short:
+        term = short_info_nce(
+            images,
+            student["text_short"],
+            scale,
+            pca_rank,
+            label_smoothing,
+            excluded_pairs("text_short"),
+        )
+        loss, metrics = loss + short * term, metrics | {"contrastive/short": term}
+    return loss, metrics
+
+
+@torch.no_grad()
+def _above_false(student: Embeddings, columns: Sequence[Tensor], counts: Tensor) -> Tensor:
+    """Fraction of hard negatives whose cosine to their image is below that of its caption."""
+    images, true = student["image"], F.cosine_similarity(student["image"], student["text"], dim=-1)
+    right = torch.stack(
+        [true > F.cosine_similarity(images, column, dim=-1) for column in columns], dim=1
+    )
+    return (right * counts).sum() / counts.sum().clamp(min=1)
+
+
+def short_info_nce(
+    images: Tensor,
+    texts: Tensor,
+    scale: Tensor | float,
+    rank: int,
+    label_smoothing: float = 0.0,
+    excluded: Tensor | None = None,
+) -> Tensor:
+    """``info_nce`` of short captions with the ``principal_reconstruction`` of the normalised images
+    (Long-CLIP).
+
+    The reconstruction is not normalised again (Long-CLIP's code): images that it explains less of
+    have lower logits.
+    """
+    coarse = principal_reconstruction(F.normalize(images, dim=-1), rank)
+    return cross_entropies(
+        scale * coarse @ F.normalize(texts, dim=-1).T, label_smoothing, excluded=excluded
+    )
+
+
+def principal_reconstruction(rows: Tensor, rank: int) -> Tensor:
+    """The projection of [B, D] rows on their first ``rank`` principal components, the mean added
+    back; [B, D].
+
+    ``(X - m) V Vᵀ + m`` with V the right singular vectors of X - m of the ``rank`` largest singular
+    values: the coarse image features that Long-CLIP matches with short captions (Zhang et al. 2024,
+    section 3.3). V has no gradient: its derivative has no bound where singular values come close.
+    With ``rank`` at least min(B - 1, D), the rows themselves.
+    """
+    mean = rows.mean(dim=0, keepdim=True)
+    centred = rows - mean
+    basis = torch.linalg.svd(centred.detach(), full_matrices=False).Vh[:rank]
+    return centred @ basis.T @ basis + mean
+
+
+def false_negatives(*groups: Tensor) -> Tensor:
+    """Pairs i != j of a batch whose group numbers are equal in any of ``groups`` ([B] each); bool
+    [B, B].
+
+    With groups of images and of captions these pairs are no true negatives: caption j was written
+    for image i as well, or is word for word the caption of image i.
+    """
+    same = torch.stack([group[:, None] == group[None] for group in groups]).any(dim=0)
+    return same & ~torch.eye(len(same), dtype=torch.bool, device=same.device)
+
 
 ShortSource = Literal["first_sentence", "references"]
 
@@ -137,7 +246,6 @@ class ContrastiveConfig(ClipConfig):
         """See ``RewardModelConfig.fit``."""
         loss, train, negatives = self.loss, self.train, self.negatives
         model = self.build_model(run.accelerator.num_processes)
-        pixels = image_inputs(self.data, model)
         stored = not (loss.short or negatives.count or train.sentences)
         tokens = text_inputs(run, model, stored=stored, plain_captions=train.plain_captions)
         rows = run.train_rows
@@ -145,21 +253,23 @@ class ContrastiveConfig(ClipConfig):
         if loss.short and train.short_captions == "references" and bare:
             raise DataError(
                 f"{len(bare)} of {len(rows)} training images have no references besides the long "
-                f"one (first: "
-                f"{bare[0]!r}), of which train.short_captions references draws: set "
+                f"one (first: {bare[0]!r}), of which train.short_captions references draws: set "
                 f"data.long_captions, or take first_sentence"
             )
-        short = [partial(add_short_captions, source=train.short_captions, seed=train.seed)]
+        additions: list[Any] = []
+        if loss.short:
+            source = train.short_captions
+            additions.append(partial(add_short_captions, source=source, seed=train.seed))
         hard = build_negatives(negatives, rows, train.seed)
-        sentences = [] if train.sentences is None else [Sentences(train.sentences, train.seed)]
+        if hard is not None:
+            additions.append(hard)
         return self.train_pairs(
             run,
             model,
-            pixels,
             tokens,
             self.objective(),
-            wordings=sentences,
-            additions=[*(short if loss.short else []), *([] if hard is None else [hard])],
+            wordings=sentence_wordings(train.sentences, train.seed),
+            additions=additions,
             groups=loss.false_negatives == "mask",
             best_by=self.eval.best_by,
             negatives=validation_negatives(hard, run.val_rows, self.eval.best_by),
@@ -187,66 +297,3 @@ def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: 
         head, stop, _ = caption.replace("\n", " ").partition(". ")
         return head + stop.strip()
     return draw(row["short_references"], row, seed, step, "short")
-
-
-def contrastive(
-    student: Embeddings,
-    target: Embeddings,
-    label_smoothing: float = 0.0,
-    short: float = 0.0,
-    pca_rank: int = 32,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of
-    ``text_short``.
-
-    Where ``target`` has ``false`` [B, n], the texts ``text_false0`` to ``text_false{n - 1}`` are
-    hard negatives of all images of the batch. Where it has the group numbers ``image_group``,
-    ``text_group`` and so on, [B] each, pairs of the same group are no negatives in either term, nor
-    is a hard negative that is word for word an image's caption.
-    """
-    images, texts, scale = student["image"], student["text"], student["scale"]
-    masks = "image_group" in target
-
-    def excluded_pairs(name: str) -> Tensor | None:
-        return false_negatives(target["image_group"], target[f"{name}_group"]) if masks else None
-
-    false = false_excluded = None
-    metrics = contrastive_metrics(student)
-    if "false" in target:
-        names = [f"text_false{n}" for n in range(target["false"].shape[1])]
-        columns = [student[name] for name in names]
-        false, false_excluded = torch.cat(columns), target["false"].T.flatten() == 0
-        if masks:
-            groups = torch.cat([target[f"{name}_group"] for name in names])
-            false_excluded = false_excluded | (target["text_group"][:, None] == groups)
-        metrics["contrastive/hard_negatives"] = _above_false(student, columns, target["false"])
-    loss = info_nce(
-        images,
-        texts,
-        scale,
-        label_smoothing,
-        excluded=excluded_pairs("text"),
-        false=false,
-        false_excluded=false_excluded,
-    )
-    if short:
-        term = short_info_nce(
-            images,
-            student["text_short"],
-            scale,
-            pca_rank,
-            label_smoothing,
-            excluded_pairs("text_short"),
-        )
-        loss, metrics = loss + short * term, metrics | {"contrastive/short": term}
-    return loss, metrics
-
-
-@torch.no_grad()
-def _above_false(student: Embeddings, columns: Sequence[Tensor], counts: Tensor) -> Tensor:
-    """Fraction of hard negatives whose cosine to their image is below that of its caption."""
-    images, true = student["image"], F.cosine_similarity(student["image"], student["text"], dim=-1)
-    right = torch.stack(
-        [true > F.cosine_similarity(images, column, dim=-1) for column in columns], dim=1
-    )
-    return (right * counts).sum() / counts.sum().clamp(min=1)

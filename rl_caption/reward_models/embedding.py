@@ -20,7 +20,13 @@ from rewards.clip.pretrained import ClipText
 from rewards.devices import chunks
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.encode_features import made_by, read_record
-from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts, plain_form
+from rl_caption.reward_models.batch import (
+    FeatureCache,
+    PairCollate,
+    PixelCache,
+    Texts,
+    plain_form,
+)
 from rl_caption.reward_models.encoders import TrainedDual, is_frozen
 from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.task import EmbeddingTask, Target

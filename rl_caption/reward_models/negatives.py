@@ -53,15 +53,20 @@ class HardNegatives:
     seed: int = 0
 
     def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
-        none = [""] * self.count, [0.0] * self.count
-        drawn = [
-            hard_negatives(self.source, self.count, row, caption, self.seed, step)
-            if chance(self.share, "has negatives", row, self.seed, step)
-            else none
-            for (row, step), caption in zip(items, captions, strict=True)
-        ]
-        texts = {f"text_false{n}": [false[n] for false, _ in drawn] for n in range(self.count)}
-        return Addition(texts, {"false": torch.tensor([counts for _, counts in drawn])})
+        drawn = []
+        for (row, step), caption in zip(items, captions, strict=True):
+            is_drawn = chance(self.share, "has negatives", row, self.seed, step)
+            drawn.append(self.of(row, caption, step) if is_drawn else [])
+        texts, counts = {}, []
+        for n in range(self.count):
+            texts[f"text_false{n}"] = [false[n] if n < len(false) else "" for false in drawn]
+            counts.append([float(n < len(false)) for false in drawn])
+        return Addition(texts, {"false": torch.tensor(counts).T.contiguous()})
+
+    def of(self, row: Row, caption: str, step: int) -> list[str]:
+        """At most ``count`` false captions of a row."""
+        generator = row_generator(self.seed, step, f"negatives/{row['image_id']}")
+        return [text for _, text in self.source(row, caption, generator)[: self.count]]
 
 
 def build_negatives(
@@ -83,34 +88,17 @@ def validation_negatives(
     """Index of a row, its first caption and a false caption; the same at every validation."""
     if negatives is None:
         return []
-    captions = [(index, row, row["references"][0]) for index, row in enumerate(rows)]
-    false_captions = [
-        (index, caption, text)
-        for index, row, caption in captions
-        for text, counted in zip(
-            *hard_negatives(negatives.source, negatives.count, row, caption, negatives.seed, -1),
-            strict=True,
-        )
-        if counted
-    ]
+    false_captions = []
+    for index, row in enumerate(rows):
+        caption = row["references"][0]
+        for text in negatives.of(row, caption, -1):
+            false_captions.append((index, caption, text))
     if best_by == "val/hard_negatives" and not false_captions:
         raise ConfigError(
             f"eval.best_by is {best_by!r}, but negatives.source has none for the first captions of "
-            f"the validation "
-            "split"
+            "the validation split"
         )
     return false_captions
-
-
-def hard_negatives(
-    source: NegativeSource, count: int, row: Row, caption: str, seed: int, step: int
-) -> tuple[list[str], list[float]]:
-    """``count`` false captions of a row, "" where the source has fewer; and 1 for each that it has,
-    else 0.
-    """
-    drawn = source(row, caption, row_generator(seed, step, f"negatives/{row['image_id']}"))[:count]
-    missing = count - len(drawn)
-    return [text for _, text in drawn] + [""] * missing, [1.0] * len(drawn) + [0.0] * missing
 
 
 def caption_source(name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]) -> Any:
@@ -123,17 +111,14 @@ def caption_source(name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]) ->
     """
     key = "negatives.source"
     target = load_target(name, key, NEGATIVES)
-    with (
-        naming(f"{key}: {name} cannot be made", (TypeError, ValueError)),
-        errors_of_user_code(f"{key} {name}"),
-    ):
+    cannot = naming(f"{key}: {name} cannot be made", (TypeError, ValueError))
+    with cannot, errors_of_user_code(f"{key} {name}"):
         source = target(**kwargs)
     if ":" in name:
         source = _UserSource(source, f"{key} {name}")
     generator = np.random.default_rng(0)
-    for row in (
-        rows if name == "data" else rows[:1]
-    ):  # a column that is absent, or scenes that are none
+    # A column that is absent, or scenes that are none.
+    for row in rows if name == "data" else rows[:1]:
         source(row, row["references"][0], generator)
     return source
 
@@ -150,10 +135,6 @@ class _UserSource:
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> Any:
         with errors_of_user_code(self.name, error=DataError):
             captions = self.source(row, caption, generator)
-        check_type(
-            captions,
-            list[tuple[str, str]],
-            f"{self.name}: what it returned of image {row['image_id']!r}",
-            DataError,
-        )
+        what = f"{self.name}: what it returned of image {row['image_id']!r}"
+        check_type(captions, list[tuple[str, str]], what, DataError)
         return captions

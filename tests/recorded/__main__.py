@@ -130,7 +130,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "distillation_image": (
         "reward_model",
         {
-            "task": "distill_image",
+            "task": "distill",
+            "towers": "image",
             "teacher": {"name": "{contrastive_negatives}"},
             "model": {"kwargs": STUDENT},
             "data": DATA,
@@ -141,7 +142,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "distillation_text": (
         "reward_model",
         {
-            "task": "distill_text",
+            "task": "distill",
+            "towers": "text",
             "teacher": {"name": "{contrastive_negatives}"},
             "model": {"kwargs": STUDENT},
             "data": DATA,
@@ -152,7 +154,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "distillation": (
         "reward_model",
         {
-            "task": "distill_dual",
+            "task": "distill",
+            "towers": "dual",
             "teacher": {"name": "{contrastive_negatives}"},
             "model": {"image_init": "{distillation_image}", "text_init": "{distillation_text}"},
             "data": DATA,

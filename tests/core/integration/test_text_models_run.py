@@ -103,7 +103,7 @@ def test_the_regression_is_an_icc_reward(trained: Path, tmp_path: Path, is_decod
 
 def test_only_the_linear_layer_of_a_bottleneck_is_trained(trained: Path) -> None:
     newest = max((trained / "semantic_bottleneck/checkpoints").iterdir())
-    assert weights(newest).keys() == {"bottleneck.linear.weight", "bottleneck.linear.bias"}
+    assert weights(newest).keys() == {"model.linear.weight", "model.linear.bias"}
     bottleneck = Bottleneck.from_pretrained(trained / "semantic_bottleneck/export/best")
     assert bottleneck(torch.zeros(3, 16)).shape == (3, 2, 16)
     assert bottleneck.config.ending == "eos"

@@ -73,7 +73,7 @@ class Lookup:
 
 
 def target_of(task: str) -> Target:
-    return {"distill_dual": Lookup(8)}.get(task, attrgetter("targets"))
+    return {"distill": Lookup(8)}.get(task, attrgetter("targets"))
 
 
 def objective(task: str) -> Any:
@@ -120,7 +120,7 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         assert torch.allclose(one[name], other[name], atol=atol), name
 
 
-NETWORKS = dict.fromkeys(CLIP_TASKS, clip_towers) | {"distill_dual": student_towers}
+NETWORKS = dict.fromkeys(CLIP_TASKS, clip_towers) | {"distill": student_towers}
 
 
 @pytest.mark.parametrize("task", sorted(NETWORKS))
@@ -187,9 +187,9 @@ def test_random_numbers_go_on_after_those_of_the_loss() -> None:
 
 def test_a_frozen_tower_gets_no_gradient_and_changes_none() -> None:
     network, inputs = student_towers(), pairs(8)
-    whole, _ = step(network, "distill_dual", split(inputs, 8))
+    whole, _ = step(network, "distill", split(inputs, 8))
     network.towers["text"].requires_grad_(False)
-    frozen, _ = step(network, "distill_dual", split(inputs, 4))
+    frozen, _ = step(network, "distill", split(inputs, 4))
     assert all(name.startswith("towers.image.") for name in frozen)
     assert_equal({name: value for name, value in whole.items() if name in frozen}, frozen)
 

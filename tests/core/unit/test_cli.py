@@ -139,7 +139,7 @@ def test_words_that_belong_to_no_option_are_the_positional_key() -> None:
     ],
 )
 def test_a_key_of_another_alternative_is_told_with_what_it_is_for(words, key, owner) -> None:
-    importlib.import_module("rl_caption.reward_models.specificity")
+    importlib.import_module("rl_caption.reward_models.specs")
     with pytest.raises(ConfigError, match=rf" {re.escape(key)} .*{owner}"):
         run_program(words[0], words[1:])
 

@@ -346,8 +346,8 @@ def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) ->
         (XeConfig, "data: {format: images, path: d}", ("data.format", "'images'")),
         (
             RewardModelConfig,
-            "{task: distill_text, data: {format: images, path: d}}",
-            ("data.format", "distill_image"),
+            "{task: distill, towers: text, teacher: {name: x}, data: {format: images, path: d}}",
+            ("data.format", "distill"),
         ),
         (ScstConfig, "rollout: {num_samples: 1}", ("rollout.num_samples is 1", "leave_one_out")),
         (

@@ -475,7 +475,7 @@ def test_every_program_reads_stored_images(stored: Path, tmp_path: Path, kind: s
     )
     teacher = {"teacher": {"name": clip["backbone"]}}
     checked_run(
-        reward_model_config(tmp_path / "student", "distill_image", **short, **teacher),
+        reward_model_config(tmp_path / "student", "distill", towers="image", **short, **teacher),
         tmp_path / "student",
         "reward_model",
     )

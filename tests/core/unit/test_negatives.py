@@ -21,7 +21,7 @@ from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.negatives import SceneNegatives
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.reward_models.batch import sampled_sentences
-from rl_caption.reward_models.negatives import hard_negatives
+from rl_caption.reward_models.negatives import HardNegatives
 
 CAPTIONS = [
     "Two brown dogs run in front of a small boy.",
@@ -90,9 +90,9 @@ def test_negatives_are_no_reference_and_a_function_of_the_generator() -> None:
     found = source(row, row["references"][0], np.random.default_rng(3))
     assert found == source(row, row["references"][0], np.random.default_rng(3))
     assert {kind for kind, _ in found} == {"swap_object", "add_object"}
-    texts, counts = hard_negatives(source, 4, row, row["references"][0], 0, 5)
-    assert (counts, texts[2:]) == ([1.0, 1.0, 0.0, 0.0], ["", ""])
-    assert hard_negatives(source, 1, row, row["references"][0], 0, 5)[0] == texts[:1]
+    texts = HardNegatives(source, 4).of(row, row["references"][0], 5)
+    assert len(texts) == 2
+    assert HardNegatives(source, 1).of(row, row["references"][0], 5) == texts[:1]
     with pytest.raises(ValueError, match="replace_colour"):
         RuleNegatives(CAPTIONS, ["replace_colour"])
 

@@ -16,7 +16,7 @@ from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.text.icc import Icc
 from rewards.trust import trust
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.reward_models.students import build_dual
+from rl_caption.reward_models.distill import build_dual
 from rl_caption.runtime.errors import EXPECTED
 from rl_caption.training.checkpoint import seal
 from tests.captioners_for_tests import tiny_captioner

@@ -37,8 +37,8 @@ from rl_caption.reward_models.batch import (
 )
 from rl_caption.reward_models.contrastive import add_short_captions, short_caption
 from rl_caption.reward_models.negatives import HardNegatives
-from rl_caption.reward_models.positive_augmented import GeneratedPositives, check_positives
-from rl_caption.reward_models.specificity import StepTriplets, donors_of
+from rl_caption.reward_models.pac import GeneratedPositives, check_positives
+from rl_caption.reward_models.specs import StepTriplets, donors_of
 from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.triplets import (
     Donor,

@@ -8,18 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_caption.reward_models.contrastive import contrastive
-from rl_caption.reward_models.losses import (
-    cosine_matrix,
-    dynamic_margin,
+from rl_caption.reward_models.contrastive import (
+    contrastive,
     false_negatives,
-    info_nce,
     principal_reconstruction,
     short_info_nce,
-    similarity_regulator,
 )
-from rl_caption.reward_models.positive_augmented import positive_augmented
-from rl_caption.reward_models.specificity import specificity
+from rl_caption.reward_models.distill import similarity_regulator
+from rl_caption.reward_models.losses import cosine_matrix, info_nce
+from rl_caption.reward_models.pac import positive_augmented
+from rl_caption.reward_models.specs import dynamic_margin, specificity
 from tests.reward_models_for_tests import config_of
 
 NAMES = ("image", "text", "text_false0", "text_false1")
@@ -161,21 +159,21 @@ def test_the_contrastive_objective_logs_its_scale_and_accuracy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "weights", "l1", "angle", "regulator"),
+    ("names", "weights", "l1", "angle", "regulator"),
     [
-        ("distill_text", {}, 1 / 2, 1 / 2, 0.0),
-        ("distill_dual", {}, 1 / 6, 1 / 6, 1 / 30),
-        ("distill_dual", {"l1": 0.0, "cosine": 2.0, "regulator": 0.0}, 0.0, 2.0, 0.0),
+        ("text", {}, 1 / 2, 1 / 2, 0.0),
+        ("dual", {}, 1 / 6, 1 / 6, 1 / 30),
+        ("dual", {"l1": 0.0, "cosine": 2.0, "regulator": 0.0}, 0.0, 2.0, 0.0),
     ],
 )
 def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
-    task, weights, l1, angle, regulator
+    names, weights, l1, angle, regulator
 ):
     """Distances are taken on raw embeddings."""
-    towers = ["image", "text"] if task == "distill_dual" else [task.removeprefix("distill_")]
+    towers = ["image", "text"] if names == "dual" else [names]
     student = {tower: rows(4, 5, seed) for seed, tower in enumerate(towers)}
     teacher = {tower: rows(4, 5, 3 + seed) for seed, tower in enumerate(towers)}
-    loss, metrics = config_of(task, loss=weights).objective()(student, teacher)
+    loss, metrics = config_of("distill", towers=names, loss=weights).objective()(student, teacher)
     expected, terms = 0.0, {}
     for tower in towers:
         pairs = list(zip(student[tower], teacher[tower], strict=True))

@@ -22,7 +22,7 @@ from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.reward_models import validation
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
 from rl_caption.reward_models.contrastive import contrastive
-from rl_caption.reward_models.positive_augmented import GeneratedPositives, positive_augmented
+from rl_caption.reward_models.pac import GeneratedPositives, positive_augmented
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
 from rl_caption.runtime.errors import ConfigError

@@ -31,7 +31,7 @@ from rl_caption.lab.config import (
 from rl_caption.lab.negative_writers import EXAMPLES, LanguageModelWriter
 from rl_caption.lab.recaption import make_positives, recaption, write_negatives
 from rl_caption.lab.recaptioners import SceneRecaptioner, VisionLanguageRecaptioner
-from rl_caption.reward_models.positive_augmented import check_positives
+from rl_caption.reward_models.pac import check_positives
 from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import tiny_gpt2

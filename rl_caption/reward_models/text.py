@@ -1,9 +1,9 @@
 """Models of captions alone: a language model, the semantic bottleneck between a dual encoder and
 one, a regression.
 
-Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/papers.md). Losses are sums
-over the tokens, or the captions, of a batch, so that the gradient does not depend on how the global
-batch is split.
+Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/papers.md). Losses, which come
+first, are sums over the tokens, or the captions, of a batch, so that the gradient does not depend
+on how the global batch is split.
 """
 
 import inspect
@@ -24,12 +24,22 @@ from torch.nn.utils.rnn import pad_sequence
 from rewards.clip.bottleneck import Bottleneck, BottleneckConfig, CaptionWriter
 from rewards.frozen_model import load_frozen, most_tokens
 from rewards.model_files import transformers_options
-from rl_caption.config.reward_models import CaptionTrainConfig, RewardModelConfig, TeacherConfig
+from rl_caption.config.reward_models import (
+    CaptionTrainConfig,
+    RewardModelConfig,
+    TeacherConfig,
+)
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import Captions, PairBatch, caption_index
 from rl_caption.reward_models.encoders import check_shape
 from rl_caption.reward_models.teacher import Teacher, check_teacher, load_teacher
-from rl_caption.runtime.engines import Averages, autocast, backward_all, dropout_off, global_count
+from rl_caption.runtime.engines import (
+    Averages,
+    autocast,
+    backward_all,
+    dropout_off,
+    global_count,
+)
 from rl_caption.runtime.errors import ConfigError, naming
 from rl_caption.runtime.options import Section
 from rl_caption.runtime.types import TrainState, Validation
@@ -42,9 +52,41 @@ it.
 """
 VOCABULARY = 8192
 """Default size of such a tokenizer."""
+LIKELIHOOD = "nats a token, up to 0"
+"""Range of the metric of models that write captions."""
 Ids = Sequence[Sequence[int]]
 Encode = Callable[[Sequence[str]], Ids]
 """From captions to the token ids that the model reads or learns to write."""
+
+
+def negative_log_likelihood(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Minus ln p of the tokens ``ids`` [B, L] after the first, where ``mask`` [B, L] is true,
+    summed, in nats.
+    """
+    ids, mask = inputs["ids"], inputs["mask"]
+    logits = model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1].float()
+    losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+    return (losses * mask[:, 1:]).sum()
+
+
+def squared_error(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Sum over B captions ``ids``, ``mask`` [B, L] of (logit - ``target``)²; the model has one
+    label.
+    """
+    logits = model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long()).logits[:, 0]
+    return ((logits.float() - inputs["target"]) ** 2).sum()
+
+
+class TextLoss(nn.Module):
+    """A model whose output is its loss: a scalar, a function of the model and a batch's inputs."""
+
+    def __init__(self, model: Any, loss: Callable[[Any, dict[str, Tensor]], Tensor]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        """The loss, summed over tokens or captions."""
+        return self.loss(self.model, inputs)
 
 
 class TextModelConfig(Section):
@@ -176,9 +218,7 @@ def train_text_model(
     run: Run, config: RewardModelConfig, model: TextModel, captions: Captions = "random"
 ) -> TrainState:
     """Train a model of captions; ``captions`` is which reference a step learns."""
-    collate = TextCollate(
-        model.encode, captions, config.train.seed, model.counted_from, model.padding
-    )
+    collate = TextCollate(model, captions, config.train.seed)
     (metric, *_) = model.metrics(1.0)
     network = run.restore(
         model.network,
@@ -190,7 +230,7 @@ def train_text_model(
         run,
         SummedLossTask(run.accelerator, network, model.target, config.task),
         collate,
-        _validator(run, model, collate),
+        partial(_validate, run, model, collate),
         model.export,
         Metric(metric, model.metric_range, model.signature),
         model.starts_trained,
@@ -203,33 +243,32 @@ class TextCollate:
     where rows have one.
 
     Args:
-        encode: from captions to token ids.
+        model: tokenises captions, and says what its loss is a sum over.
         captions: which reference of a row a step learns.
         seed: of that choice.
-        counted_from: as in ``TextModel``.
-        padding: as in ``TextModel``.
     """
 
-    encode: Encode
+    model: TextModel
     captions: Captions = "random"
     seed: int = 0
-    counted_from: int | None = 0
-    padding: int = 0
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
-        index = [caption_index(row, self.captions, self.seed, step) for row, step in items]
-        texts = [row["references"][number] for (row, _), number in zip(items, index, strict=True)]
+        texts = []
+        for row, step in items:
+            texts.append(row["references"][caption_index(row, self.captions, self.seed, step)])
         return self.batch([row for row, _ in items], texts)
 
     def batch(self, rows: Sequence[Row], captions: Sequence[str]) -> PairBatch:
         """A batch of B captions of B rows."""
-        ids = [torch.tensor(tokens) for tokens in self.encode(captions)]
+        model = self.model
+        ids = [torch.tensor(tokens) for tokens in model.encode(captions)]
         lengths = torch.tensor([len(tokens) for tokens in ids])
-        inputs = {"ids": pad_sequence(ids, batch_first=True, padding_value=self.padding)}
+        inputs = {"ids": pad_sequence(ids, batch_first=True, padding_value=model.padding)}
         inputs["mask"] = torch.arange(inputs["ids"].shape[1]) < lengths[:, None]
         if all("target" in row for row in rows):
             inputs["target"] = torch.tensor([row["target"] for row in rows])
-        count = torch.ones(len(rows)) if self.counted_from is None else lengths - self.counted_from
+        start = model.counted_from
+        count = torch.ones(len(rows)) if start is None else lengths - start
         return PairBatch(rows, inputs, list(captions), {"count": count.float()})
 
 
@@ -263,68 +302,28 @@ class SummedLossTask:
         def loss_of(batch: PairBatch) -> Tensor:
             return self.model(batch.inputs | self.target(batch)) / count
 
-        loss = backward_all(
-            self.accelerator, self.model, [partial(loss_of, batch) for batch in batches]
-        )
+        passes = [partial(loss_of, batch) for batch in batches]
+        loss = backward_all(self.accelerator, self.model, passes)
         log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
         yield log
 
 
-def _validator(
-    run: Run, model: TextModel, collate: TextCollate
-) -> Callable[[int, Mapping[str, float]], Validation]:
-    """A function of the step that validates the model by its mean loss over all captions of the
-    validation split.
-    """
+def _validate(
+    run: Run, model: TextModel, collate: TextCollate, step: int, logged: Mapping[str, float]
+) -> Validation:
+    """Validate a model by its mean loss over all captions of the validation split."""
     accelerator, size = run.accelerator, run.eval_batch_size
     pairs = [(row, caption) for row in run.val_rows for caption in row["references"]]
     share = pairs[accelerator.process_index :: accelerator.num_processes]
-
-    def validate(step: int, logged: Mapping[str, float]) -> Validation:
-        """The loss of the model as it is at ``step``."""
-        sums = torch.zeros(2, dtype=torch.float32, device=accelerator.device)
-        with torch.no_grad(), dropout_off(model.network), autocast(accelerator):
-            for start in range(0, len(share), size):
-                rows, captions = zip(*share[start : start + size], strict=True)
-                batch = collate.batch(rows, captions).to(accelerator.device)
-                sums[0] += model.network(batch.inputs | model.target(batch)).float()
-                sums[1] += batch.targets["count"].sum()
-        total, count = accelerator.reduce(sums, reduction="sum").tolist()
-        return Validation(model.metrics(total / count))
-
-    return validate
-
-
-class TextLoss(nn.Module):
-    """A text model of Transformers whose output is its loss: a scalar, a function of the model and
-    a batch's inputs.
-    """
-
-    def __init__(self, model: Any, loss: Callable[[Any, dict[str, Tensor]], Tensor]) -> None:
-        super().__init__()
-        self.model, self.loss = model, loss
-
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """The loss, summed over tokens or captions."""
-        return self.loss(self.model, inputs)
-
-
-def negative_log_likelihood(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Minus ln p of the tokens ``ids`` [B, L] after the first, where ``mask`` [B, L] is true,
-    summed, in nats.
-    """
-    ids, mask = inputs["ids"], inputs["mask"]
-    logits = model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1].float()
-    losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-    return (losses * mask[:, 1:]).sum()
-
-
-def squared_error(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Sum over B captions ``ids``, ``mask`` [B, L] of (logit - ``target``)²; the model has one
-    label.
-    """
-    logits = model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long()).logits[:, 0]
-    return ((logits.float() - inputs["target"]) ** 2).sum()
+    sums = torch.zeros(2, dtype=torch.float32, device=accelerator.device)
+    with torch.no_grad(), dropout_off(model.network), autocast(accelerator):
+        for start in range(0, len(share), size):
+            rows, captions = zip(*share[start : start + size], strict=True)
+            batch = collate.batch(rows, captions).to(accelerator.device)
+            sums[0] += model.network(batch.inputs | model.target(batch)).float()
+            sums[1] += batch.targets["count"].sum()
+    total, count = accelerator.reduce(sums, reduction="sum").tolist()
+    return Validation(model.metrics(total / count))
 
 
 def _token_metrics(loss: float) -> dict[str, float]:
@@ -336,8 +335,8 @@ def _language_model(run: Run, config: TextModelConfig) -> TextModel:
     from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
     tokenizer, kwargs = _tokenizer(run, config, "<|endoftext|>", "<|endoftext|>")
-    start, end = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    start = end if start is None else start
+    end = tokenizer.eos_token_id
+    start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if config.init is not None:
         model = _load_pretrained(AutoModelForCausalLM, config.init)
     else:
@@ -354,56 +353,39 @@ def _language_model(run: Run, config: TextModelConfig) -> TextModel:
         encode,
         partial(_save_pretrained, model, tokenizer),
         _token_metrics,
-        "nats a token, up to 0",
+        LIKELIHOOD,
         config.init is not None,
         counted_from=1,
         vocabulary=tokenizer.get_vocab(),
     )
 
 
-class BottleneckLikelihood(nn.Module):
-    """The linear layer of a semantic bottleneck; the frozen language model behind it is not among
-    the parameters.
-    """
-
-    def __init__(self, bottleneck: Bottleneck, writer: CaptionWriter) -> None:
-        super().__init__()
-        self.bottleneck, self.writer = bottleneck, writer
-
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Minus ln p of ``ids`` [B, L] after the soft tokens of the features ``text`` [B, D],
-        summed, in nats.
-        """
-        return self.writer.negative_log_likelihood(
-            self.bottleneck(inputs["text"]), inputs["ids"], inputs["mask"]
-        )
-
-
 def _bottleneck(run: Run, config: SemanticBottleneckConfig) -> TextModel:
     """A linear layer between the pooled text feature of ``teacher`` and ``model.language_model``,
     both frozen.
     """
-    accelerator, options, precision = run.accelerator, config.model, config.teacher.precision
-    assert options.language_model is not None  # __post_init__
-    teacher: Teacher = load_teacher(accelerator, config.teacher, config.data, ("text",))
+    accelerator, options, section = run.accelerator, config.model, config.teacher
+    teacher: Teacher = load_teacher(accelerator, section, config.data, ("text",))
     with naming("semantic_bottleneck"):
         with accelerator.main_process_first():
             frozen = load_frozen(
                 "AutoModelForCausalLM",
-                options.language_model,
+                str(options.language_model),
                 "model.language_model",
                 str(accelerator.device),
-                precision,
+                section.precision,
             )
         fingerprints = {
             "encoder_fingerprint": teacher.backbone.fingerprint,
             "language_model_fingerprint": frozen.weights,
         }
         names: dict[str, Any] = {
-            "encoder": str(config.teacher.name),
-            "pretrained": config.teacher.pretrained,
+            "encoder": str(section.name),
+            "pretrained": section.pretrained,
+            "language_model": options.language_model,
+            "precision": section.precision,
+            **fingerprints,
         }
-        names |= {"language_model": options.language_model, "precision": precision} | fingerprints
         if options.init is not None:
             bottleneck = Bottleneck.from_pretrained(options.init)
             for name, value in fingerprints.items():
@@ -412,22 +394,26 @@ def _bottleneck(run: Run, config: SemanticBottleneckConfig) -> TextModel:
                         f"model.init was trained with another {name} than {value}: set the models "
                         f"it had"
                     )
-            bottleneck.config = replace(
-                bottleneck.config, **names
-            )  # the same models, perhaps in other folders
+            # The same models, perhaps in other folders.
+            bottleneck.config = replace(bottleneck.config, **names)
         else:
             hidden = int(frozen.network.get_input_embeddings().weight.shape[1])
-            bottleneck = Bottleneck(
-                BottleneckConfig(teacher.width, hidden, **options.kwargs, **names)
-            )
+            shape = BottleneckConfig(teacher.width, hidden, **options.kwargs, **names)
+            bottleneck = Bottleneck(shape)
         writer = CaptionWriter(frozen, bottleneck.config.ending, bottleneck.config.soft_tokens)
-    teacher.prepare(run.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
+    teacher.prepare(run.train_rows, config.train.captions, section.cache_mb * 2**20)
+
+    def loss(bottleneck: Bottleneck, inputs: dict[str, Tensor]) -> Tensor:
+        """Minus ln p of ``ids`` [B, L] after the soft tokens of the features ``text`` [B, D]."""
+        soft = bottleneck(inputs["text"])
+        return writer.negative_log_likelihood(soft, inputs["ids"], inputs["mask"])
+
     return TextModel(
-        BottleneckLikelihood(bottleneck, writer),
+        TextLoss(bottleneck, loss),
         writer.token_ids,
         bottleneck.save_pretrained,
         _token_metrics,
-        "nats a token, up to 0",
+        LIKELIHOOD,
         options.init is not None,
         teacher,
         f"semantic_bottleneck[{teacher.backbone.signature},{frozen.weights}]",
@@ -445,16 +431,15 @@ def _regression(run: Run, config: TextModelConfig) -> TextModel:
     )
 
     tokenizer, kwargs = _tokenizer(run, config, "<s>", "</s>", "<pad>")
-    if tokenizer.pad_token_id is None:
+    padding = tokenizer.pad_token_id
+    if padding is None:
         raise ConfigError(
             f"the tokenizer of {config.init or kwargs} has no padding token, which icc needs"
         )
     head = {"num_labels": 1, "problem_type": "regression"}
     if config.init is not None:
         model = _load_pretrained(AutoModelForSequenceClassification, config.init, **head)
-        model.config.pad_token_id = (
-            tokenizer.pad_token_id
-        )  # which many decoders' config.json does not say
+        model.config.pad_token_id = padding  # which many decoders' config.json does not say
     else:
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
         ids = {"vocab_size": len(tokenizer)} | {name: getattr(tokenizer, name) for name in names}
@@ -477,7 +462,7 @@ def _regression(run: Run, config: TextModelConfig) -> TextModel:
         lambda loss: {"val/r_squared": 1 - loss / spread, "val/mse": loss},
         "up to 1",
         counted_from=None,
-        padding=tokenizer.pad_token_id,
+        padding=padding,
         vocabulary=tokenizer.get_vocab(),
     )
 
@@ -490,8 +475,10 @@ def _load_pretrained(head: Any, name: str, **options: Any) -> Any:
 
 def _shape(config_class: Any, kwargs: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
     """A configuration of Transformers from ``model.kwargs``, which may not set the keys of
-    ``fixed``.
+    ``fixed``; Transformers itself takes unknown ones without a word.
     """
+    from huggingface_hub.errors import StrictDataclassError
+
     options = set(inspect.signature(config_class).parameters) - set(fixed)
     unknown = sorted(set(kwargs) - options)
     if unknown:
@@ -499,8 +486,6 @@ def _shape(config_class: Any, kwargs: Mapping[str, Any], fixed: Mapping[str, Any
             f"model.kwargs has {unknown}: expected tokenizer, vocab_size or those of "
             f"{config_class.__name__}"
         )
-    from huggingface_hub.errors import StrictDataclassError
-
     with naming("model.kwargs", (ValueError, TypeError, StrictDataclassError)):
         return config_class(**kwargs, **fixed)
 
@@ -521,19 +506,16 @@ def _tokenizer(
     """
     from transformers import AutoTokenizer
 
-    kwargs = dict(config.kwargs)
-    source, size = (
-        config.init or kwargs.pop("tokenizer", None),
-        kwargs.pop("vocab_size", VOCABULARY),
-    )
+    kwargs, folder = dict(config.kwargs), run.folder / TOKENIZER
+    size = kwargs.pop("vocab_size", VOCABULARY)
+    source = config.init or kwargs.pop("tokenizer", None)
+    is_new = run.checkpoint is None or not folder.is_dir()
     with run.accelerator.main_process_first():
-        if source is None:
-            folder = run.folder / TOKENIZER
-            if run.accelerator.is_main_process and (run.checkpoint is None or not folder.is_dir()):
-                shutil.rmtree(folder, ignore_errors=True)
-                captions = [caption for row in run.train_rows for caption in row["references"]]
-                caption_tokenizer(captions, size, bos, eos, pad).save_pretrained(folder)
-            source = str(folder)
+        if source is None and run.accelerator.is_main_process and is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+            captions = [caption for row in run.train_rows for caption in row["references"]]
+            caption_tokenizer(captions, size, bos, eos, pad).save_pretrained(folder)
+        source = source or str(folder)
         with naming(f"the tokenizer {source!r} cannot be loaded"):
             tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return tokenizer, kwargs
@@ -545,26 +527,20 @@ def caption_tokenizer(
     """Byte-level BPE of at most ``size`` tokens, 256 bytes among them. With ``pad``, it adds BOS
     and EOS to texts.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import ByteLevelBPETokenizer
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = ByteLevelBPETokenizer()
     special = list(dict.fromkeys(token for token in (bos, pad, eos) if token))
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+    tokenizer.train_from_iterator(
+        captions, size, min_frequency=0, show_progress=False, special_tokens=special
     )
-    tokenizer.train_from_iterator(captions, trainer)
     names = {"bos_token": bos, "eos_token": eos, "unk_token": eos}
     if pad is not None:
         tokens = [(token, tokenizer.token_to_id(token)) for token in (bos, eos)]
-        tokenizer.post_processor = TemplateProcessing(
+        tokenizer._tokenizer.post_processor = TemplateProcessing(
             single=f"{bos} $A {eos}", special_tokens=tokens
         )
         names["pad_token"] = pad
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, **names)

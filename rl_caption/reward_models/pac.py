@@ -18,19 +18,56 @@ from torch import Tensor
 from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import SHOWN, DataError, Row
 from rl_caption.data.file_checks import ImageFile, check_image_files
-from rl_caption.reward_models.batch import Addition, Captions, Sentences, caption_index, draw
+from rl_caption.reward_models.batch import (
+    Addition,
+    Captions,
+    caption_index,
+    draw,
+    sentence_wordings,
+)
 from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
 )
-from rl_caption.reward_models.embedding import image_inputs, text_inputs
+from rl_caption.reward_models.embedding import text_inputs
 from rl_caption.reward_models.encoders import train_only
-from rl_caption.reward_models.losses import Embeddings, Objective, contrastive_metrics, info_nce
+from rl_caption.reward_models.losses import (
+    Embeddings,
+    Objective,
+    contrastive_metrics,
+    info_nce,
+)
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Positive, Rank, Weight
 from rl_caption.runtime.types import LOSS, TrainState
 from rl_caption.training.run import CHECKED_IMAGES, Run
+
+
+def positive_augmented(
+    student: Embeddings,
+    target: Embeddings,
+    positive_images: float = 0.05,
+    positive_captions: float = 0.1,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PAC-S: ``l(V, T) + λv l(V', T) + λt l(V, T')``, l = 2 ``info_nce`` (Sarto et al., CVPR 2023,
+    section 3.1).
+
+    V and T are ``image`` and ``text``; V' (``image_generated``) was generated for the captions T,
+    and T' (``text_generated``) for the images V. Negatives are the other rows of the batch; V' and
+    T' are not compared with each other. A weight of 0 leaves its term out. Nats; terms are logged
+    unweighted.
+    """
+    images, texts, scale = student["image"], student["text"], student["scale"]
+    loss = 2 * info_nce(images, texts, scale)
+    metrics = contrastive_metrics(student) | {"positive/pairs": loss}
+    if positive_images:
+        metrics["positive/images"] = 2 * info_nce(student["image_generated"], texts, scale)
+        loss = loss + positive_images * metrics["positive/images"]
+    if positive_captions:
+        metrics["positive/captions"] = 2 * info_nce(images, student["text_generated"], scale)
+        loss = loss + positive_captions * metrics["positive/captions"]
+    return loss, metrics
 
 
 class PositiveAugmentedLossConfig(ClipLossConfig):
@@ -105,26 +142,22 @@ class PositiveAugmentedConfig(ClipConfig):
         model = self.build_model(run.accelerator.num_processes, tune)
         weights = {"image": self.loss.positive_images, "text": self.loss.positive_captions}
         positives = [name for name, weight in weights.items() if weight]
-        splits = {"train": run.train_rows} | (
-            {self.eval.split: run.val_rows} if best_by == LOSS else {}
-        )
+        splits = {"train": run.train_rows}
+        if best_by == LOSS:
+            splits[self.eval.split] = run.val_rows
+        cache, checks = run.folder / CHECKED_IMAGES, self.data.check_images
         with run.accelerator.main_process_first():  # the others then find the verdicts in the cache
             for split, rows in splits.items():
-                cache = run.folder / CHECKED_IMAGES
-                check_positives(
-                    rows, positives, train.captions, self.data.check_images, cache, split
-                )
-        pixels = image_inputs(self.data, model)
+                check_positives(rows, positives, train.captions, checks, cache, split)
         tokens = text_inputs(
             run, model, stored=not train.sentences, plain_captions=train.plain_captions
         )
         return self.train_pairs(
             run,
             model,
-            pixels,
             tokens,
             self.objective(),
-            wordings=[] if train.sentences is None else [Sentences(train.sentences, train.seed)],
+            wordings=sentence_wordings(train.sentences, train.seed),
             additions=[GeneratedPositives(positives, train.captions, train.seed)],
             best_by=best_by,
         )
@@ -148,17 +181,15 @@ class GeneratedPositives:
 
     def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
         texts, images = dict[str, list[str]](), dict[str, list[tuple[str, Any]]]()
-        if "text" in self.which:
-            texts["text_generated"] = [
-                draw(row["positive_captions"], row, self.seed, step, "generated")
-                for row, step in items
-            ]
-        if "image" in self.which:
-            index = [caption_index(row, self.captions, self.seed, step) for row, step in items]
-            images["image_generated"] = [
-                (f"{row['image_id']}/generated/{number}", row["positive_images"][number])
-                for (row, _), number in zip(items, index, strict=True)
-            ]
+        for row, step in items:
+            if "text" in self.which:
+                text = draw(row["positive_captions"], row, self.seed, step, "generated")
+                texts.setdefault("text_generated", []).append(text)
+            if "image" in self.which:
+                number = caption_index(row, self.captions, self.seed, step)
+                key = f"{row['image_id']}/generated/{number}"
+                image = (key, row["positive_images"][number])
+                images.setdefault("image_generated", []).append(image)
         return Addition(texts, images=images)
 
 
@@ -191,51 +222,22 @@ def check_positives(
                     f"{split} {row['image_id']!r} has {len(images)} positive_images for {texts} "
                     f"reference(s)"
                 )
-            paths |= {
-                str(image): row["image_id"] for image in images if isinstance(image, str | Path)
-            }
+            for image in images:
+                if isinstance(image, str | Path):
+                    paths[str(image)] = row["image_id"]
     if wrong:
         raise DataError(
             f"{'; '.join(wrong[:SHOWN])} ({len(wrong)} in all): expected positive_captions "
-            f"generated for the image, "
-            "and positive_images generated for its references, one each in their order (the first "
-            "alone with "
-            "train.captions: first). A weight of 0 (loss.positive_captions, loss.positive_images) "
-            "needs none"
+            "generated for the image, and positive_images generated for its references, one each "
+            "in their order (the first alone with train.captions: first). A weight of 0 "
+            "(loss.positive_captions, loss.positive_images) needs none"
         )
     verdicts = check_image_files(map(ImageFile, paths), check_pixels=check_pixels, cache=cache)
-    bad = [
-        f"{split} {paths[path]!r}, {path!r}: {check.error}"
-        for (path, _), check in verdicts.items()
-        if check.error
-    ]
+    bad = []
+    for (path, _), check in verdicts.items():
+        if check.error:
+            bad.append(f"{split} {paths[path]!r}, {path!r}: {check.error}")
     if bad:
         raise DataError(
             f"{len(bad)} of {len(paths)} positive_images cannot be used: {'; '.join(bad[:SHOWN])}"
         )
-
-
-def positive_augmented(
-    student: Embeddings,
-    target: Embeddings,
-    positive_images: float = 0.05,
-    positive_captions: float = 0.1,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """PAC-S: ``l(V, T) + λv l(V', T) + λt l(V, T')``, l = 2 ``info_nce`` (Sarto et al., CVPR 2023,
-    section 3.1).
-
-    V and T are ``image`` and ``text``; V' (``image_generated``) was generated for the captions T,
-    and T' (``text_generated``) for the images V. Negatives are the other rows of the batch; V' and
-    T' are not compared with each other. A weight of 0 leaves its term out. Nats; terms are logged
-    unweighted.
-    """
-    images, texts, scale = student["image"], student["text"], student["scale"]
-    loss = 2 * info_nce(images, texts, scale)
-    metrics = contrastive_metrics(student) | {"positive/pairs": loss}
-    if positive_images:
-        metrics["positive/images"] = 2 * info_nce(student["image_generated"], texts, scale)
-        loss = loss + positive_images * metrics["positive/images"]
-    if positive_captions:
-        metrics["positive/captions"] = 2 * info_nce(images, student["text_generated"], scale)
-        loss = loss + positive_captions * metrics["positive/captions"]
-    return loss, metrics

@@ -20,16 +20,25 @@ from rewards.text.detail_units import default_tagger, detail_units_of
 from rl_caption.data.base import Row
 from rl_caption.data.loader import row_generator, step_indices
 from rl_caption.reward_models.batch import Addition, Captions, Texts, caption_index
-from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig
-from rl_caption.reward_models.embedding import image_inputs, text_inputs
+from rl_caption.reward_models.clip_models import (
+    ClipConfig,
+    ClipLossConfig,
+    ClipTrainConfig,
+)
+from rl_caption.reward_models.embedding import text_inputs
 from rl_caption.reward_models.losses import (
     Embeddings,
     Objective,
     contrastive_metrics,
-    dynamic_margin,
     info_nce,
 )
-from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets, triplet_texts
+from rl_caption.reward_models.triplets import (
+    Donor,
+    Per,
+    Triplet,
+    make_triplets,
+    triplet_texts,
+)
 from rl_caption.runtime.options import Fraction, Weight
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.run import Run
@@ -38,6 +47,72 @@ LARGEST_MARGIN = {"logit": 1.5, "cosine": 0.015}
 """Largest dynamic margin: SPECS's code has 1.5 logits, which are a cosine of 0.015 at CLIP's
 largest scale, 100.
 """
+
+
+def specificity(
+    student: Embeddings,
+    target: Embeddings,
+    alpha: float = 1.0,
+    beta: float = 8.0,
+    gamma: float = 0.8,
+    margin_units: Literal["logit", "cosine"] = "logit",
+    max_margin: float | None = None,
+    symmetric: bool = False,
+    fixed_margin: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """SPECS: a caption with one more true detail scores higher, one with a false detail lower (Chen
+    et al., section 3).
+
+    ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma * hinge(s(base) -
+    s(negative))`` with s the cosine to the image. ``hinge(gaps)`` is the mean of relu(margin - gap)
+    over the rows with a triplet, 0 where no row has one; each of the two has its own
+    ``dynamic_margin``, or both have ``fixed_margin`` (the paper's Table 5). Terms are logged
+    unweighted.
+
+    ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative`` and
+    ``scale``; ``target``
+    has ``triplet`` [B]. ``margin_units`` of s: ``logit``, cosines times scale (released code), or
+    ``cosine``; ``max_margin`` is in these units, None is ``LARGEST_MARGIN``. ``symmetric`` is that
+    of ``info_nce``.
+    """
+    counts, scale = target["triplet"], student["scale"]
+    counted = counts.sum().clamp(min=1)
+    factor = scale if margin_units == "logit" else torch.ones_like(scale)
+    largest = LARGEST_MARGIN[margin_units] if max_margin is None else max_margin
+    base, positive, negative = (
+        factor * F.cosine_similarity(student["image"], student[f"text_{name}"], dim=-1)
+        for name in ("base", "positive", "negative")
+    )
+    contrast = info_nce(student["image"], student["text"], scale, symmetric=symmetric)
+    loss, metrics = (
+        alpha * contrast,
+        contrastive_metrics(student) | {"specificity/contrastive": contrast},
+    )
+    for name, weight, gaps in (
+        ("positive", beta, positive - base),
+        ("negative", gamma, base - negative),
+    ):
+        margin = (
+            dynamic_margin(gaps, counts, largest)
+            if fixed_margin is None
+            else gaps.new_tensor(fixed_margin)
+        )
+        term = (F.relu(margin - gaps) * counts).sum() / counted
+        loss = loss + weight * term
+        metrics[f"specificity/{name}_hinge"] = term
+        metrics[f"specificity/{name}_margin"] = margin
+        metrics[f"specificity/{name}_rate"] = ((gaps > 0) * counts).sum() / counted
+    return loss, metrics
+
+
+def dynamic_margin(gaps: Tensor, counts: Tensor, largest: float) -> Tensor:
+    """Mean of the [B] gaps that count (``counts`` 1, else 0), clamped to [0, ``largest``] and
+    detached; a scalar.
+
+    A gap is the score of the better text less that of the worse one: the margin asks of every row
+    the mean gap of the batch (SPECS, section 3). 0 where no row counts.
+    """
+    return ((gaps * counts).sum() / counts.sum().clamp(min=1)).detach().clamp(0, largest)
 
 
 class SpecificityLossConfig(ClipLossConfig):
@@ -96,7 +171,6 @@ class SpecificityConfig(ClipConfig):
         """See ``RewardModelConfig.fit``."""
         train, rows = self.train, run.train_rows
         model = self.build_model(run.accelerator.num_processes)
-        pixels = image_inputs(self.data, model)
         tokens = text_inputs(run, model, plain_captions=train.plain_captions)
         donors = donors_of(rows) if train.negatives == "data" else None
         triplets = StepTriplets(
@@ -116,7 +190,6 @@ class SpecificityConfig(ClipConfig):
         return self.train_pairs(
             run,
             model,
-            pixels,
             tokens,
             self.objective(),
             additions=[triplets],
@@ -177,59 +250,3 @@ def donors_of(rows: Sequence[Row]) -> list[Donor]:
     """The first reference of each row, cut into detail units that false details are taken from."""
     units = detail_units_of([row["references"][0] for row in rows])
     return [Donor(row["image_id"], details) for row, details in zip(rows, units, strict=True)]
-
-
-def specificity(
-    student: Embeddings,
-    target: Embeddings,
-    alpha: float = 1.0,
-    beta: float = 8.0,
-    gamma: float = 0.8,
-    margin_units: Literal["logit", "cosine"] = "logit",
-    max_margin: float | None = None,
-    symmetric: bool = False,
-    fixed_margin: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """SPECS: a caption with one more true detail scores higher, one with a false detail lower (Chen
-    et al., section 3).
-
-    ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma * hinge(s(base) -
-    s(negative))`` with s the cosine to the image. ``hinge(gaps)`` is the mean of relu(margin - gap)
-    over the rows with a triplet, 0 where no row has one; each of the two has its own
-    ``dynamic_margin``, or both have ``fixed_margin`` (the paper's Table 5). Terms are logged
-    unweighted.
-
-    ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative`` and
-    ``scale``; ``target``
-    has ``triplet`` [B]. ``margin_units`` of s: ``logit``, cosines times scale (released code), or
-    ``cosine``; ``max_margin`` is in these units, None is ``LARGEST_MARGIN``. ``symmetric`` is that
-    of ``info_nce``.
-    """
-    counts, scale = target["triplet"], student["scale"]
-    counted = counts.sum().clamp(min=1)
-    factor = scale if margin_units == "logit" else torch.ones_like(scale)
-    largest = LARGEST_MARGIN[margin_units] if max_margin is None else max_margin
-    base, positive, negative = (
-        factor * F.cosine_similarity(student["image"], student[f"text_{name}"], dim=-1)
-        for name in ("base", "positive", "negative")
-    )
-    contrast = info_nce(student["image"], student["text"], scale, symmetric=symmetric)
-    loss, metrics = (
-        alpha * contrast,
-        contrastive_metrics(student) | {"specificity/contrastive": contrast},
-    )
-    for name, weight, gaps in (
-        ("positive", beta, positive - base),
-        ("negative", gamma, base - negative),
-    ):
-        margin = (
-            dynamic_margin(gaps, counts, largest)
-            if fixed_margin is None
-            else gaps.new_tensor(fixed_margin)
-        )
-        term = (F.relu(margin - gaps) * counts).sum() / counted
-        loss = loss + weight * term
-        metrics[f"specificity/{name}_hinge"] = term
-        metrics[f"specificity/{name}_margin"] = margin
-        metrics[f"specificity/{name}_rate"] = ((gaps > 0) * counts).sum() / counted
-    return loss, metrics

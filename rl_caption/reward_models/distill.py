@@ -1,0 +1,475 @@
+"""The task ``distill``: L-CLIP's two stages (docs/reward_models.md), by the losses below.
+
+A student, both towers of an L-CLIP or one of them, learns the embeddings of a frozen teacher
+(``teacher.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rewards.clip.preprocessing import Preprocessing
+from rewards.clip.pretrained import save_encoder_config
+from rewards.clip.student import (
+    LCLIP,
+    MODEL_TYPE,
+    ImageStudent,
+    LCLIPConfig,
+    TextStudent,
+    load_student,
+)
+from rewards.model_files import MANIFEST, float_state, read_object, save_model
+from rl_caption.config.reward_models import (
+    CaptionTrainConfig,
+    RewardModelConfig,
+    TeacherConfig,
+)
+from rl_caption.data.checks import check_row_images
+from rl_caption.reward_models.batch import PairCollate
+from rl_caption.reward_models.embedding import (
+    RETRIEVAL,
+    EmbeddingModel,
+    image_inputs,
+    text_inputs,
+    train_embeddings,
+)
+from rl_caption.reward_models.encoders import (
+    TOKENS,
+    TrainedTowers,
+    check_batch_norm,
+    check_vocabulary,
+)
+from rl_caption.reward_models.losses import Embeddings, Objective, cosine_matrix
+from rl_caption.reward_models.teacher import Teacher, Tower, check_teacher, load_teacher
+from rl_caption.reward_models.validation import EmbeddingValidator
+from rl_caption.runtime.engines import print_main
+from rl_caption.runtime.errors import ConfigError, naming
+from rl_caption.runtime.options import Section, Weight
+from rl_caption.runtime.types import TrainState
+from rl_caption.training.run import CHECKED_IMAGES, Run
+
+Reduction = Literal["mean", "sum"]
+
+
+def distillation(
+    student: Embeddings,
+    teacher: Embeddings,
+    towers: tuple[str, ...],
+    l1: float,
+    cosine: float,
+    regulator: float = 0.0,
+    reduction: Reduction = "mean",
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """L-CLIPScore: ``l1`` |f - f_T| + ``cosine`` (1 - cos(f, f_T)) of each tower, + ``regulator``
+    Similarity Regulator.
+
+    f and f_T are raw embeddings of student and teacher; |.| is the mean over batch and dimensions.
+    Stage 1 has one tower, stage 2 both and the regulator, whose weight of 0 leaves it out. Terms
+    are logged unweighted.
+    """
+    loss = torch.zeros((), device=student[towers[0]].device)
+    metrics: dict[str, Tensor] = {}
+    for tower in towers:
+        metrics[f"distill/l1_{tower}"] = absolute = F.l1_loss(student[tower], teacher[tower])
+        angle = (1 - F.cosine_similarity(student[tower], teacher[tower], dim=-1)).mean()
+        metrics[f"distill/cosine_{tower}"] = angle
+        loss = loss + l1 * absolute + cosine * angle
+    if regulator:
+        term = similarity_regulator(
+            student["image"], student["text"], teacher["image"], teacher["text"], reduction
+        )
+        loss = loss + regulator * term
+        metrics["distill/regulator"] = term
+    return loss, metrics
+
+
+def similarity_regulator(
+    student_images: Tensor,
+    student_texts: Tensor,
+    teacher_images: Tensor,
+    teacher_texts: Tensor,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Similarity Regulator of L-CLIPScore: matching cosines at least the teacher's, all others at
+    most the teacher's.
+
+    With S and T the cosine matrices of student and teacher: ``Σᵢ relu(Tᵢᵢ - Sᵢᵢ) + Σᵢⱼ relu(Sᵢⱼ -
+    Tᵢⱼ)``, i ≠ j. The L-CLIPScore paper writes sums; its code takes the mean of each of the two
+    parts, which gives a negative pair B - 1 times less weight. The code's average over S and Sᵀ is
+    the same number.
+
+    The student's embeddings are [B, D], the teacher's [B, E]; E may differ from D. A scalar, at
+    least 0.
+    """
+    student = cosine_matrix(student_images, student_texts)
+    teacher = cosine_matrix(teacher_images, teacher_texts)
+    diagonal = torch.eye(*student.shape, dtype=torch.bool, device=student.device)
+    missing = F.relu(teacher - student)[diagonal]
+    excess = F.relu(student - teacher)[~diagonal]
+    if reduction == "sum":
+        return missing.sum() + excess.sum()
+    return missing.mean() + excess.sum() / max(excess.numel(), 1)
+
+
+class StudentConfig(Section):
+    """The student, an L-CLIP or one of its towers."""
+
+    kwargs: dict = {}
+    """Shape of a student with random weights, options of ``LCLIPConfig``."""
+    init: str | None = None
+    """Weights to start from: the export of such a run."""
+    image_init: str | None = None
+    """With ``towers: dual``: the export of ``towers: image``; null starts from random weights."""
+    text_init: str | None = None
+    """The same of ``towers: text``."""
+
+
+class DistanceConfig(Section):
+    """The loss of a student. Null is the published code's value.
+
+    Stage 1 of that code averages two losses; stage 2 averages three (L1, cosine, regulator), the
+    first two over both towers, and scales the third by 0.1.
+    """
+
+    l1: Weight | None = None
+    """Mean absolute difference to the teacher's raw embedding, per tower. Null: 1/2 for one tower,
+    1/6 for both.
+    """
+    cosine: Weight | None = None
+    """1 - cosine to the teacher's embedding, per tower. Null: 1/2 for one tower, 1/6 for both."""
+    regulator: Weight | None = None
+    """With both towers: the Similarity Regulator; 0 leaves it out. Null: 1/30."""
+    regulator_reduction: Reduction = "mean"
+    """``mean``, over diagonal and other pairs separately (released code), or ``sum`` (paper)."""
+
+
+class DistillTrainConfig(CaptionTrainConfig):
+    """Distilling a student."""
+
+    freeze_patch_embed: bool = True
+    """With ``towers: image``: copy the patch projection, the class token and, if they fit, the
+    position embeddings from the teacher, and freeze them.
+    """
+    freeze_text: bool = True
+    """With ``towers: dual``: freeze the text tower; one with random weights is always trained."""
+
+
+class DistillConfig(RewardModelConfig):
+    """``reward_model --task distill``: an L-CLIP of a frozen dual encoder."""
+
+    task: Literal["distill"] = "distill"
+    towers: Literal["image", "text", "dual"] = "dual"
+    """``image`` or ``text``: one tower, stage 1 of L-CLIP; ``dual``: both, stage 2."""
+    model: StudentConfig = Field(default_factory=StudentConfig)
+    """The model to train."""
+    teacher: TeacherConfig = Field(default_factory=TeacherConfig)
+    """The model to distil."""
+    loss: DistanceConfig = Field(default_factory=DistanceConfig)
+    """Weights of the terms of the loss."""
+    train: DistillTrainConfig = Field(default_factory=DistillTrainConfig)
+
+    @model_validator(mode="after")
+    def _check_distill(self) -> Self:
+        check_teacher(self.teacher, "distill has a")
+        if self.data.features_kwargs.get("views"):
+            raise ConfigError(
+                "data.features_kwargs.views is set, but the teacher would not see these views: "
+                "leave it out"
+            )
+        return self
+
+    @property
+    def names(self) -> tuple[Tower, ...]:
+        """Names of the student's towers."""
+        return ("image", "text") if self.towers == "dual" else (self.towers,)
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """What every row of the data must have."""
+        return frozenset(self.names)
+
+    @property
+    def unpaired(self) -> frozenset[str]:  # type: ignore[override]
+        """Those of ``UNPAIRED`` that the task learns from."""
+        return {"image": frozenset({"images"}), "text": frozenset({"captions"})}.get(
+            self.towers, frozenset()
+        )
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` where the student has fewer tokens than CLIP's tokenizer."""
+        if self.model.init is None:
+            check_vocabulary(self.model.kwargs.get("vocab_size", TOKENS), "model.kwargs.vocab_size")
+
+    def folders(self) -> dict[str, str | None]:
+        """See ``RewardModelConfig.folders``."""
+        model, teacher = self.model, self.teacher
+        return {
+            "model.init": model.init,
+            "model.image_init": model.image_init,
+            "model.text_init": model.text_init,
+            "teacher.name": teacher.folder,
+        }
+
+    def objective(self) -> Objective:
+        """``distillation`` with the weights of this configuration."""
+        loss, weight = self.loss, 1 / 6 if self.towers == "dual" else 1 / 2
+        regulator = 0.0
+        if self.towers == "dual":
+            regulator = 1 / 30 if loss.regulator is None else loss.regulator
+        return partial(
+            distillation,
+            towers=self.names,
+            l1=weight if loss.l1 is None else loss.l1,
+            cosine=weight if loss.cosine is None else loss.cosine,
+            regulator=regulator,
+            reduction=loss.regulator_reduction,
+        )
+
+    def fit(self, run: Run) -> TrainState:
+        """See ``RewardModelConfig.fit``."""
+        data, options, names = self.data, self.train, self.names
+        teacher = load_teacher(run.accelerator, self.teacher, data, names)
+        model = self._student(run, teacher)
+        preprocessing = teacher.backbone.preprocessing
+        if data.augment and "image" in names and preprocessing != model.preprocessing:
+            raise ConfigError(
+                f"data.augment is set, but the teacher reads {preprocessing} and the student "
+                f"{model.preprocessing}: both must see the same view. Give the student the "
+                "teacher's image_size, or leave data.augment out"
+            )
+        check_batch_norm(model.network, options, run.accelerator.num_processes)
+        if data.features_root is not None and not teacher.reads_features:
+            rows = [*run.train_rows, *run.val_rows]  # whose images are not checked yet
+            check_row_images(rows, "the teacher", data.check_images, run.folder / CHECKED_IMAGES)
+        pixels = image_inputs(data, model)
+        tokens = text_inputs(run, model, needs_text="text" in names)
+        collate = PairCollate(
+            pixels if "image" in names else None,
+            tokens if "text" in names else None,
+            options.captions,
+            data.augment,
+            options.seed,
+        )
+        validate = EmbeddingValidator(
+            run.accelerator,
+            model.network,
+            names,
+            run.val_rows,
+            pixels,
+            tokens,
+            self.eval.batch_size,
+            teacher,
+        )
+        teacher.prepare(run.train_rows, options.captions, self.teacher.cache_mb * 2**20)
+        is_dual = self.towers == "dual"
+        return train_embeddings(
+            run,
+            model,
+            f"distill_{self.towers}",
+            self.objective(),
+            collate,
+            validate,
+            RETRIEVAL if is_dual else f"val/teacher_cosine_{self.towers}",
+            "0 to 1" if is_dual else "-1 to 1",
+            teacher,
+            f"distill_{self.towers}[{teacher.backbone.signature}]",
+        )
+
+    def _student(self, run: Run, teacher: Teacher) -> EmbeddingModel:
+        """The student of a teacher, and what it reads."""
+        model, fingerprint = self.model, teacher.backbone.fingerprint
+        if self.towers == "dual":
+            folders = {"image": model.image_init, "text": model.text_init}
+            dual = build_dual(model.init, folders, model.kwargs, teacher.width, fingerprint)
+            if self.train.freeze_text and (model.init or model.text_init):
+                dual.text.requires_grad_(False)
+            is_trained = model.init is not None or None not in folders.values()
+            towers: dict[str, Any] = {"image": dual.image, "text": dual.text}
+            return _embedding_model(towers, dual.config, dual.save_pretrained, is_trained)
+        tower: Any = build_tower(self.towers, model.init, model.kwargs, teacher.width)
+        if self.towers == "image" and self.train.freeze_patch_embed:
+            frozen = copy_patch_embedding(tower, teacher.backbone.model)
+            print_main(run.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}")
+        export = partial(save_tower, tower, self.towers, teacher=fingerprint)
+        return _embedding_model({self.towers: tower}, tower.config, export, model.init is not None)
+
+
+def _embedding_model(
+    towers: Mapping[str, Any], shape: LCLIPConfig, export: Any, is_trained: bool
+) -> EmbeddingModel:
+    preprocessing = Preprocessing(shape.image_size)
+    if "image" in towers:
+        preprocessing = towers["image"].preprocessing
+    trims = shape.pad_attention == "masked"
+    network = TrainedTowers(towers)
+    return EmbeddingModel(network, preprocessing, shape.context_length, trims, export, is_trained)
+
+
+TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}
+TOWER_TYPES: dict[Tower, str] = {"image": f"{MODEL_TYPE}_image", "text": f"{MODEL_TYPE}_text"}
+"""``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for
+the other.
+"""
+TEACHER = "teacher_fingerprint"
+"""Key in a tower's config.json: ``FrozenEncoder.fingerprint`` of the model that it was distilled
+from.
+"""
+
+
+def student_config(kwargs: Mapping[str, Any], embed_dim: int) -> LCLIPConfig:
+    """The shape of a student, whose joint width is the teacher's ``embed_dim``.
+
+    Raises ``ConfigError`` for arguments that make no student, and for another ``embed_dim``.
+    """
+    with naming("model.kwargs", (TypeError, ValueError)):
+        config = LCLIPConfig(**({"embed_dim": embed_dim} | dict(kwargs)))
+    _check_width(config, embed_dim)
+    return config
+
+
+def _check_width(config: LCLIPConfig, embed_dim: int) -> None:
+    if config.embed_dim != embed_dim:
+        raise ConfigError(
+            f"model.kwargs.embed_dim is {config.embed_dim}, the teacher's embeddings have "
+            f"{embed_dim} dimensions: set it to that"
+        )
+
+
+def save_tower(tower: nn.Module, which: Tower, folder: Path, teacher: str | None = None) -> None:
+    """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is
+    its fingerprint.
+    """
+    save_encoder_config(getattr(tower, "encoder", None), folder / "image_encoder")
+    config: Any = tower.config
+    origin = {"model_type": TOWER_TYPES[which]} | ({} if teacher is None else {TEACHER: teacher})
+    save_model(float_state(tower), {**origin, **asdict(config)}, folder)
+
+
+def _load_tower(
+    path: str, which: Tower, key: str, embed_dim: int, teacher: str | None = None
+) -> Any:
+    """A tower that ``save_tower`` wrote; ``key`` of the configuration names the folder."""
+    folder = Path(path)
+    with naming(f"{key}, the export of distill with towers {which}"):
+        tower: Any = load_student(TOWERS[which], folder, TOWER_TYPES[which], [TEACHER])
+        origin = read_object(folder / "config.json").get(TEACHER)
+    if None not in (origin, teacher) and origin != teacher:
+        raise ConfigError(
+            f"{key} is {path!r}, distilled from a teacher of fingerprint {origin}; this run's "
+            f"teacher has {teacher}: name the same (weights, preprocessing and precision), or "
+            "distil the tower from this one. If only library versions differ, remove "
+            f"{TEACHER} from the tower's config.json, and {MANIFEST}"
+        )
+    _check_width(tower.config, embed_dim)
+    return tower
+
+
+def build_tower(
+    which: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int
+) -> nn.Module:
+    """One tower, from a folder or from random weights; ``ConfigError`` where neither can be."""
+    if init is None:
+        return TOWERS[which](student_config(kwargs, embed_dim))
+    return _load_tower(init, which, "model.init", embed_dim)
+
+
+def build_dual(
+    init: str | None,
+    towers: Mapping[Tower, str | None],
+    kwargs: Mapping[str, Any],
+    embed_dim: int,
+    teacher: str | None = None,
+) -> LCLIP:
+    """A whole L-CLIP: from its folder, from one folder for each tower, or with random weights where
+    there is none.
+
+    ``kwargs`` are arguments of ``LCLIPConfig`` that no folder gives, ``embed_dim`` is the teacher's
+    joint width. ``teacher`` is the fingerprint that towers must name as the teacher they were
+    distilled from; None takes any.
+
+    Raises:
+        ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each
+            other, the joint width is not the teacher's, or a tower was distilled from another
+            teacher.
+    """
+    if init is not None:
+        with naming("model.init"):
+            model = LCLIP.from_pretrained(init).train()
+        _check_width(model.config, embed_dim)
+        return model
+    loaded: dict[Tower, Any] = {}
+    for which, path in towers.items():
+        if path is not None:
+            loaded[which] = _load_tower(path, which, f"model.{which}_init", embed_dim, teacher)
+    shapes = {which: tower.config for which, tower in loaded.items()}
+    config = student_config(_joined_shape(shapes, kwargs), embed_dim)
+    with torch.device("meta"):
+        model = LCLIP(replace(config, image_encoder=None))
+    model.config = config
+    for which, build in TOWERS.items():
+        tower = loaded[which] if which in loaded else build(config)
+        tower.config = config
+        setattr(model, which, tower)
+    return model
+
+
+def _joined_shape(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The shape of both towers: that of loaded towers as they are, the rest from ``kwargs``."""
+    values = dict(kwargs)
+    for which, config in towers.items():
+        for name, value in asdict(config).items():
+            owner = "image" if name.startswith("image_") or name == "patch_size" else "text"
+            if owner != which and name not in ("embed_dim", "mlp_ratio"):
+                continue
+            if values.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"model.{which}_init has {name} {value!r}, but the other tower or model.kwargs "
+                    f"has {values[name]!r}: expected equal values"
+                )
+    return values
+
+
+@torch.no_grad()
+def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
+    """Copy patch projection, class token and, where they fit, positions of an open_clip ViT, and
+    freeze them.
+
+    The bias of the student's patch projection has no counterpart in the teacher: it stays random
+    and is trained, as in the released code. Returns the names of the frozen parameters.
+
+    Raises:
+        ConfigError: the teacher is no ViT, or its patches have another size or width.
+    """
+    visual = getattr(teacher, "visual", None)
+    kernel = getattr(getattr(visual, "conv1", None), "weight", None)
+    class_token = getattr(visual, "class_embedding", None)
+    expected = tuple(student.get_parameter("patch_embed.weight").shape)
+    is_vit = kernel is not None and class_token is not None and tuple(kernel.shape) == expected
+    if not is_vit or kernel.shape[-1] != visual.conv1.stride[0]:  # type: ignore[union-attr]
+        raise ConfigError(
+            "the teacher's image encoder is not a ViT with patches of the student's width and "
+            f"size, {expected[0]} and {expected[-1]} pixels, to copy: set train.freeze_patch_embed "
+            "to false"
+        )
+    sources = {
+        "patch_embed.weight": kernel,
+        "cls_token": class_token,
+        "pos_embed": getattr(visual, "positional_embedding", None),
+    }
+    frozen = []
+    for name, source in sources.items():
+        target = student.get_parameter(name)
+        if source is not None and source.numel() == target.numel():
+            target.copy_(source.reshape(target.shape))
+            target.requires_grad_(False)
+            frozen.append(name)
+    return frozen

@@ -16,6 +16,7 @@ from typing import Any
 from rl_caption.cli.configuration import program_of, read_file
 from rl_caption.cli.pipeline import Wishes, make_stages, read_wishes
 from rl_caption.cli.preflight import Finding, has_weights, preflight
+from rl_caption.cli.programs import PROGRAMS
 from rl_caption.cli.stages import Stage, load, read_pipeline
 from rl_caption.cli.torchvision_remedy import FAULT, import_error, mend
 from rl_caption.config.shipped import find_config
@@ -247,7 +248,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words:
             parser.error(f"unrecognized arguments: {' '.join(words)}")
         return doctor(preflight(make_stages("demo", Wishes()), rows=False))
-    name = program_of(read_file(find_config(options.config))) or "scst"
+    found = program_of(read_file(find_config(options.config)))
+    name = found if found in PROGRAMS else "scst"  # whose loader says what is wrong
     if name == "run":
         wishes = read_wishes(words, list(read_pipeline(options.config)))
         stages = make_stages(options.config, wishes)

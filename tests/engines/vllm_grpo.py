@@ -5,7 +5,7 @@
 #     "peft==0.21.2",
 #     "accelerate>=1.15,<2",
 #     "datasets>=4.7,<6",
-#     "jsonargparse[signatures]>=4.53,<5",
+#     "pydantic>=2.11,<3",
 #     "pycocoevalcap>=1.2,<2",
 #     "scipy>=1.15",
 # ]

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator
 from tqdm.auto import tqdm
 from typing_extensions import TypedDict
 
@@ -24,7 +24,7 @@ from rl_caption.evaluation.hallucination import CHAIR_KEYS, chair_of_sums
 from rl_caption.evaluation.metrics import METRIC_KEYS, Evaluation, EvaluationError
 
 Floats = NDArray[np.float64]
-Interval = Annotated[tuple[float, float], Field(strict=False)]
+Interval = Annotated[tuple[float, float], BeforeValidator(lambda ends: tuple(ends))]
 """Both ends; a list in JSON."""
 
 RESAMPLES = 1000

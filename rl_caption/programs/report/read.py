@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field
+from pydantic import BeforeValidator
 from typing_extensions import TypedDict
 
 from rl_caption.data.files import PREDICTIONS, read_captions
@@ -33,7 +33,7 @@ class ReportError(UserError, ValueError):
 class Comparison(TypedDict):
     """``comparison.json``; differences by metric key."""
 
-    systems: Annotated[tuple[str, str], Field(strict=False)]
+    systems: Annotated[tuple[str, str], BeforeValidator(lambda names: tuple(names))]
     resamples: int
     differences: dict[str, Difference]
 

@@ -3,24 +3,39 @@
     python -m benchmarks.gpu first --out FOLDER      # tests, steps, reward, towers, a profile
     python -m benchmarks.gpu second --out FOLDER     # pretrained captioners, replayed decode, ZeRO, memory
     python -m benchmarks.gpu first --out FOLDER --device cpu --tiny       # a rehearsal without a GPU: every part, small
+    python -m benchmarks.gpu --what-is-missing LIST [--download FOLDER]
 
 Each part is a process of its own with a limit of its own. Rows and logs of all parts are written to
 ``COMMAND.json``, a page of them to ``COMMAND.md``, whenever a part ends. Called again with the same
 folder, a command goes on with the parts that did not pass; ``--only`` names some.
+
+A machine without a package index gets what it lacks as wheels: LIST is a file that names its
+packages (``pip list``, or any text), ``--download`` fetches the missing ones for ``--python`` and
+shrinks pycocoevalcap to its CIDEr. There:
+
+    python3 -m pip install --no-index --no-deps --target /tmp/site FOLDER/*.whl && export
+    PYTHONPATH=/tmp/site
 """
 
 import argparse
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from benchmarks.harness import HEAD, Measurement
 
@@ -33,6 +48,7 @@ class Part:
     seconds: int
 
 
+ROOT = Path(__file__).parents[1]
 TESTS = "pytest -q -rs -p no:cacheprovider -m gpu tests/core/integration/test_gpu.py -k"
 COMMANDS: dict[str, dict[str, Part]] = {
     "first": {
@@ -51,6 +67,8 @@ COMMANDS: dict[str, dict[str, Part]] = {
     },
 }
 """Command -> its parts. Each part but the tests takes --device, --tiny and --json."""
+CARRIED = ("open_clip_torch", "deepspeed")
+"""Of the extras, what the parts need."""
 
 
 def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
@@ -123,24 +141,105 @@ def run_command(command: str, out: Path, device: str, tiny: bool, only: Sequence
     return int(any(results[name]["code"] != 0 for name in only))
 
 
+def missing_packages(text: str) -> list[str]:
+    """``NAME==VERSION``, as installed here, of this package's requirements, and theirs, that the
+    list ``text`` lacks.
+    """
+    there = {
+        canonicalize_name(name) for name in re.findall(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", text)
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting = [Requirement(line) for line in (*project["dependencies"], *CARRIED)]
+    missing: dict[str, str] = {}
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in there or name in missing:
+            continue
+        missing[name] = f"{name}=={version(name)}"
+        for line in distribution(name).requires or []:
+            need = Requirement(line)
+            extras = requirement.extras or {""}
+            if need.marker is None or any(need.marker.evaluate({"extra": e}) for e in extras):
+                waiting.append(need)
+    return sorted(missing.values())
+
+
+def download(packages: Sequence[str], folder: Path, python: str) -> float:
+    """Put a wheel of each package for Linux on x86-64 into ``folder``; returns their MiB."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip"]
+    target = ["--only-binary=:all:", f"--python-version={python}"]
+    target += [f"--platform=manylinux{name}_x86_64" for name in ("_2_28", "_2_17", "2014")]
+    for package in packages:
+        line = [*pip, "download", "-q", "--no-deps", *target, "-d", str(folder), package]
+        if subprocess.run(line, capture_output=True).returncode:  # no wheel: build it
+            line = [*pip, "wheel", "-q", "--no-deps", "-w", str(folder), package]
+            subprocess.run(line, check=True)
+    for file in folder.glob("pycocoevalcap-*.whl"):
+        keep_cider(file)
+    return sum(file.stat().st_size for file in folder.glob("*.whl")) / 2**20
+
+
+def keep_cider(wheel: Path) -> None:
+    """Leave METEOR, SPICE and the Java tokenizer out of pycocoevalcap's wheel: 100 MB without a use
+    here.
+    """
+    kept = ("pycocoevalcap/cider/", "pycocoevalcap/__init__", "pycocoevalcap-")
+    slim = wheel.with_suffix(".slim")
+    with (
+        zipfile.ZipFile(wheel) as source,
+        zipfile.ZipFile(slim, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for name in source.namelist():
+            if name.startswith(kept):
+                target.writestr(name, source.read(name))
+    shutil.move(slim, wheel)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command's parts."""
+    """Run a command's parts, or say what a machine lacks."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder of COMMAND.json and COMMAND.md"
-    )
+    parser.add_argument("command", nargs="?", choices=COMMANDS)
+    parser.add_argument("--out", type=Path, help="folder of COMMAND.json and COMMAND.md")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tiny", action="store_true", help="small sizes, one round, no limits")
     parser.add_argument("--only", nargs="+", help="parts of the command; all by default")
+    parser.add_argument(
+        "--what-is-missing",
+        type=Path,
+        metavar="LIST",
+        help="file that names the packages of a machine",
+    )
+    parser.add_argument(
+        "--download", type=Path, metavar="FOLDER", help="where the missing wheels go"
+    )
+    parser.add_argument("--python", default="3.12", help="version of Python there")
     chosen = parser.parse_args(arguments)
-    parts = list(COMMANDS[chosen.command])
-    only = chosen.only or parts
-    if not set(only) <= set(parts):
-        parser.error(f"--only is {only}: {chosen.command} has the parts {parts}")
-    return run_command(chosen.command, chosen.out, chosen.device, chosen.tiny, only)
+    if chosen.what_is_missing:
+        packages = missing_packages(chosen.what_is_missing.read_text())
+        print("\n".join(packages))
+        if chosen.download:
+            print(
+                f"{download(packages, chosen.download, chosen.python):.1f} MiB in {chosen.download}"
+            )
+        return 0
+    if not (chosen.command and chosen.out):
+        parser.error("COMMAND and --out, or --what-is-missing LIST, are needed")
+    if unknown := set(chosen.only or []) - set(COMMANDS[chosen.command]):
+        parser.error(
+            f"--only: {chosen.command} has no part {sorted(unknown)}: "
+            f"{list(COMMANDS[chosen.command])}"
+        )
+    return run_command(
+        chosen.command,
+        chosen.out,
+        chosen.device,
+        chosen.tiny,
+        chosen.only or list(COMMANDS[chosen.command]),
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,13 +17,14 @@ import transformers
 from accelerate.state import AcceleratorState
 
 from benchmarks import __main__ as every
-from benchmarks import cider, gpu, hf_step, l_clip, memory, scst_step, startup
+from benchmarks import cider, evaluation, gpu, hf_step, l_clip, memory, scst_step, startup, threads
 from benchmarks.harness import Measurement, Timing, command
 from benchmarks.l_clip import Shapes as ClipShapes
 from benchmarks.l_clip import measure as measure_l_clip
 from benchmarks.scst_step import PHASES, Bench, Shapes
 from rewards.clip.student import LCLIP
 from rl_caption.runtime.types import CaptionBatch
+from tests.captions_for_tests import needs_java
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
 from tests.hf_models_for_tests import SIDE, save_model
 
@@ -268,3 +270,56 @@ def test_a_part_that_takes_too_long_is_cut_off_and_its_rows_are_kept(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     result = gpu.run_part(gpu.Part("slow_part", 2), "cpu", tiny=False)
     assert (result["code"], result["rows"], result["log"]) == (None, [1], "begun\n")
+
+
+@pytest.mark.slow
+def test_both_ways_of_waiting_are_timed_alone_and_beside_other_work() -> None:
+    rows = list(threads.measure(TIMING, steps={"xe": 2, "scst": 2}, batch_size=4))
+    details = [row.detail.rpartition("; ")[2] for row in rows]
+    beside = "beside 1 busy processes"
+    assert details == [
+        "demo_xe, alone",
+        f"demo_xe, {beside}",
+        "demo_scst, alone",
+        f"demo_scst, {beside}",
+    ]
+
+
+@needs_java
+def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captions, references = evaluation.generated(3)
+    (tmp_path / "predictions").mkdir()
+    named = [{"image_name": name, "captions": texts} for name, texts in references.items()]
+    (tmp_path / "refs.json").write_text(json.dumps(named))
+    found = [{"image_name": name, "caption": text} for name, text in captions.items()]
+    (tmp_path / "predictions" / "mine.json").write_text(json.dumps(found))
+    (row,) = evaluation.measure(TIMING, data=str(tmp_path))
+    assert (row.name, row.baseline) == ("evaluation, mine", "pycocoevalcap with Java")
+    assert "3 images, 6 scores equal to the bit" in row.detail
+    monkeypatch.setattr(evaluation, "by_toolkit", lambda *_: {"BLEU-1": 0.5})
+    assert evaluation.compare(captions, references) == "differ: BLEU-1"
+
+
+def test_packages_that_a_machine_lacks_are_found_with_what_they_need() -> None:
+    there = "torch 2.11, numpy, pyyaml, timm, tqdm,\nregex"
+    missing = {package.partition("==")[0] for package in gpu.missing_packages(there)}
+    assert {"accelerate", "open-clip-torch", "ftfy", "wcwidth", "pycocoevalcap"} <= missing
+    assert not {"torch", "numpy", "timm"} & missing
+
+
+def test_a_wheel_of_pycocoevalcap_keeps_its_cider_alone(tmp_path) -> None:
+    wheel = tmp_path / "pycocoevalcap-1.2-py3-none-any.whl"
+    names = ["__init__.py", "cider/cider.py", "meteor/meteor-1.5.jar", "spice/lib/x.jar"]
+    with zipfile.ZipFile(wheel, "w") as file:
+        for name in [
+            *(f"pycocoevalcap/{name}" for name in names),
+            "pycocoevalcap-1.2.dist-info/METADATA",
+        ]:
+            file.writestr(name, "text")
+    gpu.keep_cider(wheel)
+    with zipfile.ZipFile(wheel) as file:
+        assert sorted(file.namelist()) == [
+            "pycocoevalcap-1.2.dist-info/METADATA",
+            "pycocoevalcap/__init__.py",
+            "pycocoevalcap/cider/cider.py",
+        ]

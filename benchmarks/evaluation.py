@@ -1,0 +1,116 @@
+"""The Karpathy test table without METEOR and SPICE, by this package and by pycocoevalcap, in one
+run.
+
+    python -m benchmarks.evaluation [DATA] [--system magic_result] [--images 5000] [--json FILE]
+
+DATA holds ``refs.json`` and ``predictions/*.json``; without it captions are random words, as many
+as the Karpathy test split has. Both start from captions as written and end with BLEU-1 to 4,
+ROUGE-L and CIDEr; pycocoevalcap tokenises with Java. The detail says whether all scores are equal
+to the last bit. Needs Java.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks.harness import Measurement, Timing, command, compared, timed
+from benchmarks.scst_step import random_rows
+from rewards.text.tokenize import _scan
+from rl_caption.data.files import read_captions, read_references
+from rl_caption.evaluation import JavaError, evaluate_captions, find_java
+
+METRICS = ("bleu", "rouge", "cider")
+IMAGES = 5000
+"""Of the Karpathy test split, with five references each."""
+Captions = dict[str, str]
+References = dict[str, list[str]]
+
+
+def by_package(captions: Captions, references: References) -> dict[str, float]:
+    """Scores of this package, with the tokenizer's cache empty, as a program finds it."""
+    _scan.cache_clear()
+    return evaluate_captions(captions, references, metrics=METRICS).metrics
+
+
+def by_toolkit(captions: Captions, references: References) -> dict[str, float]:
+    """Scores of pycocoevalcap, under this package's names."""
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    tokenizer = PTBTokenizer()
+    written = tokenizer.tokenize(
+        {key: [{"caption": text} for text in references[key]] for key in captions}
+    )
+    found = tokenizer.tokenize({key: [{"caption": text}] for key, text in captions.items()})
+    with contextlib.redirect_stdout(io.StringIO()):
+        bleu, _ = Bleu(4).compute_score(written, found)
+    scores = {f"BLEU-{n + 1}": value for n, value in enumerate(bleu)}
+    return scores | {
+        "ROUGE-L": Rouge().compute_score(written, found)[0],
+        "CIDEr": Cider().compute_score(written, found)[0],
+    }
+
+
+def generated(images: int) -> tuple[Captions, References]:
+    """A caption and five references of each image; the caption is one of its references with words
+    of another image's.
+    """
+    words = [f"word{number}" for number in range(9000)]
+    rows = random_rows(words, images)
+    references = {row["image_id"]: row["references"] for row in rows}
+    captions = {}
+    for row, other in zip(rows, [*rows[1:], rows[0]], strict=True):
+        first, second = row["references"][0].split(), other["references"][1].split()
+        captions[row["image_id"]] = " ".join(["A", *first[:7], "and", *second[7:]]) + "."
+    return captions, references
+
+
+def systems_of(
+    data: str | Path | None, system: str | None, images: int
+) -> list[tuple[str, Captions, References]]:
+    """Name, captions and references of every system."""
+    if data is None:
+        return [("generated captions", *generated(images))]
+    references = read_references(Path(data, "refs.json"), by="image_name")
+    files = sorted(Path(data, "predictions").glob(f"{system or '*'}.json"))
+    if not files:
+        raise SystemExit(f"there is no {system or '*'}.json in {Path(data, 'predictions')}")
+    return [(path.stem, read_captions(path, allow_empty=True), references) for path in files]
+
+
+def compare(captions: Captions, references: References) -> str:
+    """Whether both give the same scores."""
+    ours, theirs = by_package(captions, references), by_toolkit(captions, references)
+    unequal = [key for key, value in theirs.items() if ours[key] != value]
+    return f"differ: {', '.join(unequal)}" if unequal else f"{len(theirs)} scores equal to the bit"
+
+
+def measure(
+    timing: Timing,
+    images: int = IMAGES,
+    data: str | None = None,
+    system: str | None = None,
+) -> Iterator[Measurement]:
+    """Time both on every system; elapsed time, because the toolkit's tokenizer is a process of its
+    own.
+    """
+    try:
+        find_java()
+    except JavaError as error:
+        raise SystemExit(f"pycocoevalcap's tokenizer needs Java: {error}") from error
+    for name, captions, references in systems_of(data, system, images):
+        note = f"; {len(captions)} images, {compare(captions, references)}"
+        variants: dict[str, Callable[[], object]] = {
+            f"evaluation, {name}": partial(by_package, captions, references),
+            "pycocoevalcap with Java": partial(by_toolkit, captions, references),
+        }
+        times = timed(variants, Timing("cpu", timing.repeats), f"evaluation, {name}")
+        yield compared(times, *variants, note=note)
+
+
+if __name__ == "__main__":
+    command(__doc__, measure, repeats=1, operand="data", system=None, images=IMAGES)

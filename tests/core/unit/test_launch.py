@@ -114,8 +114,7 @@ import os, signal, sys, time
 from rl_caption.runtime import launch
 seconds, ignored = float(sys.argv[1]), sys.argv[2] == "ignored"
 launch.SAME_REQUEST_SECONDS = seconds
-if ignored:  # by nohup
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)  # nohup ignores it
 with launch.stop_requests() as asked:
     os.kill(os.getpid(), signal.SIGHUP)
     print(asked(), flush=True)

@@ -24,6 +24,10 @@ settings.load_profile("no_deadline")
 # test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Under nohup a hangup is ignored. With a handler of this process, programs that a test starts hear
+# it, and this one goes on.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.fixture(autouse=True)

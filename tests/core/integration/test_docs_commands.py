@@ -28,7 +28,7 @@ import yaml
 from PIL import Image
 
 from rl_caption.config import shipped
-from rl_caption.programs.ablation import runner
+from rl_caption.programs.ablation import grid
 from rl_caption.programs.ablation.jobs import EndedJob
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.docs_for_tests import (
@@ -206,7 +206,7 @@ def run_python(words: list[str], root: Path) -> None:
         patched.setattr(sys, "argv", [str(program), *arguments])
         patched.setattr(sys, "path", list(sys.path))
         patched.setattr(shipped, "FOLDER", root / "configs")
-        patched.setattr(runner, "run_jobs", run_jobs_here)
+        patched.setattr(grid, "run_jobs", run_jobs_here)
         patched.setattr(subprocess, "run", partial(run_here, subprocess.run))
         patched.setattr(
             shutil,

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from rewards.clip.backbone import load_frozen_encoder
@@ -389,12 +388,19 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(photos: Path) -> None:
+@pytest.fixture(scope="module")
+def dual(photos: Path) -> Path:
+    """A trained dual encoder of pretrained parts, in ``photos``."""
+    trained_run(pretrained_chain(photos)["dual"], photos / "dual")
+    return photos / "dual/export/best"
+
+
+def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(
+    photos: Path, dual: Path
+) -> None:
     configs = pretrained_chain(photos)
-    for name, config in configs.items():
-        (photos / f"{name}.yaml").write_text(yaml.safe_dump(config))
     trained_run(configs["hybrid"], photos / "hybrid")
-    start = PretrainedDual.from_pretrained(photos / "dual/export/best")
+    start = PretrainedDual.from_pretrained(dual)
     encoder = load_text_encoder(str(configs["dual"]["model"]["text"]["encoder"]))
     for name, value in encoder.state_dict().items():
         assert torch.equal(start.text_encoder.state_dict()[name], value)
@@ -402,7 +408,7 @@ def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(phot
     assert best(photos / "hybrid") > lines(photos / "hybrid")[0].get(
         "val/teacher_cosine_image", -1.0
     )
-    score = LClipScore(backbone=str(photos / "dual/export/best"))
+    score = LClipScore(backbone=str(dual))
     row = ScenesData(**DATA["kwargs"]).split("val")[0]
     assert 0 <= score([""], row["references"][:1], image=[row["image"]])[0] <= 2.5
 
@@ -496,16 +502,16 @@ def positives(photos: Path) -> Path:
 
 
 def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
-    photos: Path, positives: Path, tmp_path: Path
+    photos: Path, dual: Path, positives: Path, tmp_path: Path
 ) -> None:
     """Over features of images and cached states of captions, positive ones among them; the tuned
     model is a judge.
     """
-    dual = pretrained_chain(photos)["dual"]
-    config = dual | {
+    config = pretrained_chain(photos)["dual"] | {
         "task": "positive_augmented",
         "loss": {"positive_images": 0.0},
-        "model": {"init": str(photos / "dual/export/best")},
+        "model": {"init": str(dual)},
+        "trust": ["tests.encoders_for_tests:TinyImageEncoder"],
         "data": {"format": "jsonl", "path": str(positives), "features_root": str(photos / "grids")},
     }
     trained_run(config, tmp_path / "tuned", **{"eval.best_by": "val/loss"})

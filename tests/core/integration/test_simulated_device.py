@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 
 from tests.clip_for_tests import tiny_student
@@ -118,10 +117,9 @@ def test_a_hugging_face_captioner_with_adapters(folder: Path, tmp_path: Path) ->
 
 
 def test_the_chain_of_reward_models(tmp_path: Path) -> None:
-    """The last one trains the others first."""
     configs = chain(tmp_path)
     for name in ("teacher", "image", "text"):
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(configs[name]))
+        checked_run(configs[name], tmp_path / name, "reward_model")
     for name in ("simulated", "cpu"):
         config = configs["dual"] | {"run": {"dir": str(tmp_path / name), "log_every": 1}}
         checked_run(config, tmp_path / name, "reward_model", simulated=name == "simulated")

@@ -151,7 +151,7 @@ WRITTEN = ("--out", "--run.dir", "--run_dir", "--repo_id", "--json")
 FOLDERS = ("data", "models", "runs", "checkpoints")
 PATH = re.compile(r"[\w.*-]*(/[\w.*+=-]+)+|[\w*]+\.(json|jsonl|yaml|txt|tsv)|[A-Z]+")
 HUB = re.compile(
-    r"(\w+:)?(Qwen|Salesforce|google|meta-llama|microsoft|moranyanuka|nlpconnect|stabilityai)/[\w.-]+"
+    r"(\w+:)?(HuggingFaceTB|Qwen|Salesforce|google|meta-llama|microsoft|moranyanuka|nlpconnect|stabilityai)/[\w.-]+"
     r"|openai|laion2b_\w+"
 )
 INSTALLERS = {

@@ -117,7 +117,7 @@ rl_caption("xe --config xe.yaml")
 # %% [markdown]
 # ## The grid
 #
-# `base` is what all runs share. A cell replaces the reward's terms; a term of one's own has a `target`. `judges` are
+# `recipe` is what all runs share. A cell replaces the reward's terms; a term of one's own has a `target`. `judges` are
 # scores that become columns of the table, and the reward itself is one of them. With `seeds: [0, 1, 2]` each cell is
 # run three times and the table has means and standard deviations. One seed, as here for the sake of time, shows the
 # direction of large effects and nothing about small ones.
@@ -133,7 +133,7 @@ eval: {{every: {SCST_STEPS // 2}}}
 run: {{dir: runs/base, log_every: {SCST_STEPS // 3}}}
 """)
 Path("ablation.yaml").write_text("""
-base: base.yaml
+recipe: base.yaml
 cells:
   CIDEr-D: {terms: {cider: {weight: 1.0}}}
   mixture: {terms: {cider: {weight: 1.0}, colours: {weight: 1.0, target: "my_rewards:Colours"}}}

@@ -289,7 +289,7 @@ def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[s
     these names.
 
     Name and arguments come with the saved model, often from other people. They may name an
-    architecture of open_clip or timm, a class of this package, or what the user trusts
+    architecture of open_clip, a class of this package, or what the user trusts
     (``rewards.trust``).
 
     Raises:

@@ -747,3 +747,21 @@ def test_no_captions_are_shown_where_that_is_switched_off(tmp_path, monkeypatch)
     captioner: Any = SimpleNamespace(policy=None)
     validate = validation.CaptionValidator(accelerator, captioner, rows, Decoding(), tmp_path)
     assert "val/cider" in validate(0, {}).metrics
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    restored(run)
+    path = checkpoint_of(run, global_step=1)
+    with pytest.raises(CheckpointError, match=path.name):
+        run_of(tmp_path, path).restore(nn.Linear(5, 2))
+
+
+def test_the_last_line_says_what_the_best_and_the_last_model_gained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = [0.1, 0.5, 0.2]
+    Training(tmp_path, scores, max_steps=2, eval_every=1, validate_first=True).fit()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "export/best val/cider +0.4000" in line
+    assert "export/last val/cider +0.1000" in line

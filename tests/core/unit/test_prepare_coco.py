@@ -142,3 +142,20 @@ def test_the_counts_are_those_of_the_official_files() -> None:
         25_010,
         25_010,
     ]
+
+
+def test_a_part_of_coco_is_taken_where_that_is_said_and_the_download_never_overwritten(
+    downloads, tmp_path
+):
+    change(downloads, lambda images: images.pop(3))
+    with pytest.raises(DataError, match=r"COCO.*--subset"):
+        prepare(tmp_path / "coco", downloads)
+    assert prepare(tmp_path / "coco", downloads, subset=True)["images"] == {
+        "train": 9,
+        "val": 4,
+        "test": 4,
+    }
+    before = (downloads / "dataset_coco.json").read_bytes()
+    with pytest.raises(DataError, match=r"downloads/dataset_coco\.json"):
+        prepare(downloads, downloads)
+    assert (downloads / "dataset_coco.json").read_bytes() == before

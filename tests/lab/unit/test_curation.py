@@ -3,6 +3,7 @@ training reads.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.lab.curate import MEASURES, best, curate
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
+from tests.endpoints_for_tests import endpoint, listing, prompt_of
 from tests.interruptions_for_tests import interrupted
 
 
@@ -34,6 +36,12 @@ class Length:
         Length.scored += len(completions)
         assert len(columns["image"]) == len(columns["image_id"]) == len(completions)
         return [float(len(caption)) for caption in completions]
+
+
+class Seen(Length):
+    """A score that reads images."""
+
+    columns = frozenset({"image"})
 
 
 ROWS = [
@@ -244,3 +252,69 @@ def test_selection_by_hand() -> None:
     assert sorted(best(scores, 9)) == [0, 1, 2, 3]
     assert len(best(np.ones(100, dtype=np.float32), 0.29)) == 29
     assert len(best(np.ones(3, dtype=np.float32), 0.9)) == 2, "rounded down"
+
+
+def test_a_vision_language_model_filters_captions(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl")
+
+    def rate(body: dict[str, Any]) -> tuple[int, Any]:
+        return 200, listing(**{"9" if "dog" in prompt_of(body) else "2": 1.0})
+
+    with endpoint(rate) as server:
+        scores = {"rating": JudgeConfig(target="vlm_judge", kwargs={"endpoint": server})}
+        config = options(
+            path,
+            tmp_path / "out",
+            rules={"words": [3, None]},
+            select=[Selection(score="rating", min=0.5)],
+        )
+        curate(config.replace(scores=scores))
+    assert kept(tmp_path / "out") == [
+        ("a.png", ROWS[0][1][:1]),
+        ("a.png", ROWS[2][1]),
+        ("c.png", ["x"]),
+    ]
+
+
+def test_images_stored_as_bytes_are_scored_and_written(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    write(tmp_path, "jsonl")
+    (tmp_path / "photos/b.png").write_bytes(b"no image")
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "photos/c.png")
+    items = []
+    for image, captions, split in ROWS:
+        content = {"bytes": (tmp_path / "photos" / image).read_bytes(), "path": None}
+        items.append({"image": content, "references": captions, "split": split})
+    features = datasets.Features(
+        image=datasets.Image(),
+        references=[datasets.Value("string")],
+        split=datasets.Value("string"),
+    )
+    path = tmp_path / "rows.parquet"
+    datasets.Dataset.from_list(items, features=features).to_parquet(path)
+    scores = {"repetition": JudgeConfig(target=f"{__name__}:Seen")}
+    with pytest.raises(DataError, match=r"1 of 2 images.*rows\.parquet.*row 1"):
+        curate(options(path, tmp_path / "none", scores=scores))
+    out = tmp_path / "out"
+    curate(options(path, out, on_bad="skip", scores=scores, duplicates="pair"))
+    data = jsonl(out / "kept.jsonl")
+    check_data(data, ["train", "test"])
+    first, _ = *data.split("train"), *data.split("test")
+    assert first["references"] == ["a dog runs on the beach", "A Dog"]
+    assert len(list((out / "images").rglob("*.png"))) == 2, "the third row is a duplicate"
+
+
+def test_parts_of_images_that_were_replaced_do_not_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, out = write(tmp_path, "jsonl"), tmp_path / "out"
+    config = options(path, out, scores={"seen": JudgeConfig(target=f"{__name__}:Seen")})
+    curate(config)
+    os.utime(tmp_path / "photos" / ROWS[0][0], (1, 1))
+    curate(config)
+    assert "train times" in caplog.text
+    caplog.clear()
+    Image.new("RGB", (400, 40)).save(tmp_path / "photos" / ROWS[0][0])
+    with pytest.raises(ConfigError, match="train files"):
+        curate(config)
+    assert "sizes are the same" not in caplog.text

@@ -214,3 +214,13 @@ def test_further_figures_of_rated_captions() -> None:
         "main",
         "correlations",
     }
+
+
+def test_intervals_do_not_depend_on_the_order_of_rows() -> None:
+    scores, ratings = [0.1, 0.4, 0.3, 0.9, 0.7, 0.2], [1, 3, 2, 4, 5, 3]
+    images = ["x", "z", "y", "y", "w", "v"]
+    order = [3, 0, 5, 1, 4, 2]
+    first = rated_figures(rated_set(ratings, images), scores, 50)
+    again = rated_set([ratings[n] for n in order], [images[n] for n in order])
+    second = rated_figures(again, [scores[n] for n in order], 50)
+    assert [(one.low, one.high) for one in first] == [(one.low, one.high) for one in second]

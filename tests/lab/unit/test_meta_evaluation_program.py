@@ -458,3 +458,17 @@ def test_meteor_of_single_captions_is_of_their_tokens(monkeypatch: pytest.Monkey
     assert scores == pytest.approx([0.1, 0.2, 0.3])
     assert calls == [(["a dog", "a cat", "a dog"], [["dogs"], ["cats"], ["a dog"]])]
     assert metric.signature.startswith("METEOR[pycocoevalcap")
+
+
+def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(
+    tmp_path: Path,
+) -> None:
+    settings = config(tmp_path, "flickr8k_expert", metrics="cider,length")
+    file = tmp_path / "Flickr8k.token.txt"
+    file.write_text(file.read_text().replace("in place", "猫 in place"), encoding="utf-8")
+    compare_with_people(settings)
+    (found,) = content(tmp_path)["sets"]
+    assert ["+PTB-python[" in found["signatures"][name] for name in ("CIDEr", "length")] == [
+        True,
+        False,
+    ]

@@ -514,3 +514,46 @@ def test_the_real_files_have_the_published_counts(shared_data: Path) -> None:
         (part,) = load(name, shared_data / folder)
         counts[name] = len(part.image_ids)
     assert counts == {"abstract50s": 400, "foil": 943, "sugarcrepe": 7_511}
+
+
+@pytest.mark.parametrize(
+    ("name", "caption", "image"), [("polaris", "cand", "img"), ("nebula", "mt", "image")]
+)
+def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
+    pytest.importorskip("pyarrow")
+    content = io.BytesIO()
+    Image.new("P", (3, 2)).save(content, "PNG")
+    row = {"refs": ["dogs", "a dog runs"], "human_score": 0.25} | (
+        {"file_name": "x.jpg"} if name == "nebula" else {}
+    )
+    for number, stored in ((1, b"none"), (0, content.getvalue())):
+        own = row | {caption: f"dog {number}", image: {"bytes": stored, "path": None}}
+        parquet(tmp_path / "data" / f"test-0000{number}-of-2.parquet", [own])
+    found = read(name, tmp_path)
+    assert (found.captions, found.ratings) == (["dog 0", "dog 1"], [0.25] * 2), (
+        "files in their order"
+    )
+    assert found.image_ids[0] == ("x.jpg" if name == "nebula" else "dogs\na dog runs")
+    first, second = found.images
+    assert (first.render().size, first.render().mode) == ((3, 2), "P"), "as a file's for a score"
+    with pytest.raises(RewardError, match="Parquet"):
+        second.render()
+
+
+def test_both_forms_of_flickr8k_expert_are_the_same(shared_data: Path, tmp_path: Path) -> None:
+    raw = read("flickr8k_expert", shared_data / "flickr8k")
+    (tmp_path / "flickr8k.json").symlink_to(shared_data / "flickr8k" / "flickr8k.json")
+    made = read("flickr8k_expert", tmp_path)
+    rows = [
+        sorted(
+            zip(
+                part.image_ids,
+                part.captions,
+                part.ratings,
+                map(tuple, part.references or ()),
+                strict=True,
+            )
+        )
+        for part in (raw, made)
+    ]
+    assert rows[0] == rows[1]

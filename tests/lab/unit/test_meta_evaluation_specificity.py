@@ -89,3 +89,14 @@ def test_any_reward_scores_chains_in_batches(batch_size, monkeypatch):
     assert sum(reward.calls) == 8
     # Ups: yes, tie | yes. Negatives: tie, tie | tie.
     assert specificity_rates(scores) == (2 / 3, 0, 2, 3)
+
+
+def test_chains_end_where_no_other_image_has_a_unit():
+    long = "A dog runs and a cat sits. The sky is blue."
+    assert make_chains([long, long]) == [None, None], "equal captions are one image's"
+    chain, short = make_chains([long, "A bus"])
+    assert short is None, "a caption of one unit"
+    assert chain is not None
+    assert list(chain.negatives) == [f"{base} A bus" for base in chain.captions[:-1]]
+    chain, _ = make_chains([long, "A man waits and a cat sits."])
+    assert chain is None, "the other image's second unit is the true one"

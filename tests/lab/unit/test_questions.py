@@ -217,3 +217,34 @@ def test_further_questions_repetitions_and_other_keys_are_dropped() -> None:
         {"unreadable": 1},
     )
     assert read_questions(1, json.dumps([again, UNSAID]))[0] == [{key: again[key] for key in GOOD}]
+
+
+def test_rows_and_models_that_do_not_fit_are_named_before_any_work(
+    photos: DataConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"train image '0\.png'"):
+        write_questions(config(photos, tmp_path / "out"))
+    both = LanguageModelConfig(model="x", endpoint={"url": "http://127.0.0.1:1", "model": "m"})
+    with pytest.raises(ConfigError, match=r"^writer"):
+        write_questions(config(photos, tmp_path / "out", writer=both))
+    reader = LanguageModelConfig(endpoint={"url": "http://127.0.0.1:1", "modell": "m"})
+    with pytest.raises(ConfigError, match=r"^reader.*modell"):
+        write_questions(config(photos, tmp_path / "out", reader=reader))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "none",
+        "[]",
+        "[1]",
+        '["a"]',
+        "[" * 5000 + "]" * 5000,
+        json.dumps([{**GOOD, "answer": "A"}]),
+        '[{"question": "x"}]',
+    ],
+)
+def test_an_answer_without_a_question_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        read_questions(6, text)

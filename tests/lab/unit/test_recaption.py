@@ -390,3 +390,11 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         )
         with pytest.raises(DataError, match=message):
             recaption(config(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("target", ["Silent", "Counting"])
+def test_answers_that_are_no_lists_of_false_captions_are_refused(
+    tmp_path: Path, target: str
+) -> None:
+    with pytest.raises(DataError):
+        write_negatives(negatives_config(tmp_path, f"{__name__}:{target}"))

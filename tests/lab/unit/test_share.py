@@ -166,3 +166,14 @@ def test_every_reward_with_a_paper_is_cited() -> None:
     without = {"length_router", "pac_s_video", "repetition"}
     names = {name.removeprefix("ref_") for name in available()} - without
     assert names <= yaml.safe_load(PAPERS.read_text()).keys()
+
+
+def test_a_full_disk_leaves_no_half_of_a_model(
+    trained: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setattr(ModelCard, "save", Mock(side_effect=OSError(28, "No space left on device")))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(SystemExit):
+        run("share", [str(trained), "--out", str(tmp_path / "out")])
+    assert "No space left" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -146,3 +146,20 @@ def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> 
         run.signature
         != DiffusionImages("stabilityai/stable-diffusion-2", device="cpu", seed=3).signature
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"similarity": "length_router", "similarity_kwargs": {}}, "needs"),
+        ({"similarity": "repetition"}, "similarity 'repetition'"),
+        ({"text_to_image": "scene"}, "text_to_image is 'scene'"),
+        ({"text_to_image": "diffusers:x"}, "package diffusers"),
+        ({"text_to_image": "diffusers:x", "text_to_image_kwargs": {"noise": "batch"}}, "noise"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
+    ],
+)
+def test_wrong_arguments_are_named(captioner, options, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(ValueError, match=message):
+        vba(captioner, **options)

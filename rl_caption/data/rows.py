@@ -5,6 +5,7 @@ JSON.
 import difflib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Required
 
@@ -95,11 +96,19 @@ def check_keys(found: Iterable[str], keys: Collection[str], where: str) -> None:
 
     A row with 'splits' in place of 'split' would silently become training data.
     """
-    names = set(found)
-    for key in names - {*keys}:
-        meant = difflib.get_close_matches(key.lower(), {*keys} - names, n=1, cutoff=0.8)
-        if meant:
-            raise DataError(f"{where}: unknown key {key!r}: did you mean {meant[0]!r}?")
+    for key, meant in _misspelt(frozenset(found), frozenset(keys)).items():
+        raise DataError(f"{where}: unknown key {key!r}: did you mean {meant!r}?")
+
+
+@lru_cache(maxsize=1024)  # rows of a file have the same keys
+def _misspelt(found: frozenset[str], keys: frozenset[str]) -> dict[str, str]:
+    """Unknown key -> the missing one of ``keys`` that it looks like."""
+    meant = {}
+    for key in sorted(found - keys):
+        near = difflib.get_close_matches(key.lower(), sorted(keys - found), n=1, cutoff=0.8)
+        if near:
+            meant[key] = near[0]
+    return meant
 
 
 def _image(value: Any, root: str | Path, where: str) -> Any:

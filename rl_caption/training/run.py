@@ -142,11 +142,7 @@ class Run:
         Raises ConfigError where a batch is larger than the training split.
         """
         images = len(self.train_rows)
-        if self.batch_size > images:
-            raise ConfigError(
-                f"train.batch_size is {self.batch_size}: the training split has {images} usable "
-                "images, and a batch must not repeat images. Lower it"
-            )
+        check_batch_size(self.batch_size, images)
 
         def steps_of(epochs: float) -> int:
             return max(round(epochs * images / self.batch_size), 1)
@@ -455,6 +451,15 @@ class Run:
         )
 
 
+def check_batch_size(batch_size: int, images: int) -> None:
+    """Raise ConfigError where a batch is larger than the training split."""
+    if batch_size > images:
+        raise ConfigError(
+            f"train.batch_size is {batch_size}: the training split has {images} usable images, and "
+            "a batch must not repeat images. Lower it"
+        )
+
+
 @contextmanager
 def open_run(
     config: TrainingConfig,
@@ -499,6 +504,7 @@ def open_run(
         splits = ("train", usable_split(data, split))
         scored = not isinstance(config, RewardModelConfig)
         rows = checked_splits(config.data, data, splits, accelerator, cache, needs, scored)
+        check_batch_size(train.batch_size, len(rows["train"]))
         val_rows = rows[split]
         if config.eval.max_images is not None:
             val_rows = val_rows[: config.eval.max_images]

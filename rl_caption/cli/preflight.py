@@ -236,6 +236,7 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
             check_pixels=False,
             check_images=options.features_root is None,
             needs=getattr(config, "needs", ("image", "text")),
+            tokenizer=options.tokenizer,
         )
         train = report.good_rows_of(data).split("train")
         wanted = _columns(rewards_of(stage.sections))
@@ -248,6 +249,8 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
         yield Finding("data", f"{error}{takes}", "the run does not start", fatal=True)
         return
     yield Finding("data", f"{len(train)} training images")
+    for warning in report.warnings:
+        yield Finding("captions", warning)
     for name, columns in wanted.items():
         lacking = sorted(columns - {*COLUMNS, *(train[0] if len(train) else ())})
         if lacking:

@@ -495,8 +495,6 @@ class XeConfig(PairsConfig):
 
     model: AnyModel = Field(default_factory=NewModelConfig)
     """The captioner."""
-    data: DataConfig = Field(default_factory=DataConfig)
-    """Images and captions."""
     train: XeTrainConfig = Field(default_factory=XeTrainConfig)
     """Optimisation."""
     eval: CaptionEvalConfig = Field(default_factory=CaptionEvalConfig)
@@ -515,8 +513,6 @@ class ScstConfig(PairsConfig):
 
     model: AnyModel = Field(default_factory=NewModelConfig)
     """The captioner; ``model.init`` is the one to start from."""
-    data: DataConfig = Field(default_factory=DataConfig)
-    """Images and captions."""
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     """Sampling."""
     reward: RewardConfig = Field(default_factory=RewardConfig)

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import json
 import re
 import shutil
 import sys
@@ -14,6 +15,7 @@ import psutil
 import pytest
 import yaml
 from accelerate.state import AcceleratorState
+from PIL import Image
 
 from rl_caption.captioners.config import LoraConfig
 from rl_caption.captioners.loading import load_captioner
@@ -352,6 +354,20 @@ def test_what_a_configuration_lacks_is_said(tmp_path, capsys, changes, name, mes
     assert message in line
     lacking = "model.init, data" if name == "data" else name
     assert f"The main job can run here, but not yet with this configuration: {lacking}." in report
+
+
+def test_captions_that_the_tokenizer_cannot_split_are_told_before_training(tmp_path, capsys):
+    Image.new("RGB", (32, 32)).save(tmp_path / "1.png")
+    rows = [
+        {"image": str(tmp_path / "1.png"), "image_id": split, "references": ["一只狗在草地上奔跑"]}
+        | {"split": split}
+        for split in ("train", "val")
+    ]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--config", "own_xe", "--data.path", str(tmp_path / "mine.jsonl")]
+    for tokenizer, told in (("ptb", True), ("char", False)):
+        doctor.main([*words, "--data.tokenizer", tokenizer, "--data.on_bad", "skip"])
+        assert ("set the tokenizer to char" in capsys.readouterr().out) == told
 
 
 @pytest.mark.parametrize(

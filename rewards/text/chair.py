@@ -68,10 +68,12 @@ class ObjectVocabulary:
                 word.
         """
         found: dict[tuple[str, ...], str] = {}
-        lines = path
+        lines: Sequence[str] = ()
         if isinstance(path, str | Path):
             with naming(f"synonyms {str(path)!r} cannot be read"):
                 lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        else:
+            lines = path
         for number, line in enumerate(lines, start=1):
             phrases = [tuple(tokenize(phrase)) for phrase in line.split(",")]
             for phrase in filter(None, phrases):

@@ -128,7 +128,9 @@ class _Check:
         self.inputs = {name: value.to(device) for name, value in prepared.items()}
         self.ids = torch.tensor([self.captions] * len(self.rows), device=device)  # [B, K, T]
         self.alone = self.policy.rows(self.inputs)
-        with naming(f"generate of this {captioner.family.name!r} fails", Exception, CaptionerError):
+        with naming(
+            f"generate of this {captioner.family.name!r} fails", (Exception,), CaptionerError
+        ):
             alone = [
                 torch.cat([self._forced(row, [ids]) for ids in self.captions]) for row in self.alone
             ]
@@ -143,7 +145,7 @@ class _Check:
         gaps: dict[Mode, float] = {}
         found: Mode | None = None
         for mode in self._candidates():
-            gaps[mode] = self._gap(lambda mode=mode: self._scored(mode))
+            gaps[mode] = self._gap(partial(self._scored, mode))
             if gaps[mode] <= tolerance:
                 found = mode
                 break
@@ -162,7 +164,7 @@ class _Check:
                 gap = max(gap, self._gap(lambda: self._scored(batch, rows=True)))
             if gap <= tolerance:
                 found, difference = batch, max(gap, difference)
-        gap = self._gap(lambda: self._decoded(found)) if found.prefix != "none" else math.inf
+        gap = self._gap(partial(self._decoded, found)) if found.prefix != "none" else math.inf
         if gap <= tolerance:
             difference = max(gap, difference)
         else:
@@ -289,7 +291,8 @@ def _device(policy: nn.Module) -> torch.device:
 def _on(device: torch.device, policy: nn.Module) -> Iterator[None]:
     """Within, the policy is on ``device``, and products in float32 are not rounded to TF32."""
     home = next(policy.parameters()).device
-    products: tuple[Any, ...] = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    backends: Any = torch.backends
+    products = (backends.cudnn.conv, backends.cuda.matmul)
     precisions = [product.fp32_precision for product in products]
     try:
         for product in products:
@@ -312,7 +315,7 @@ def _prepared_for_check(model: nn.Module) -> Iterator[None]:
         if ".lora_B." in name
     }
     generator = torch.Generator().manual_seed(0)
-    owners = {
+    owners: dict[int, Any] = {
         id(owner): owner
         for module in model.modules()
         for owner in (module, getattr(module, "config", None))

@@ -123,10 +123,10 @@ class CaptionLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        keys, values = (
-            torch.cat([of_prompts.index_select(0, self.prompt), own], dim=-2)
-            for of_prompts, own in ((self.keys, key_states), (self.values, value_states))
-        )
+        assert self.keys is not None
+        assert self.values is not None
+        keys = torch.cat([self.keys.index_select(0, self.prompt), key_states], dim=-2)
+        values = torch.cat([self.values.index_select(0, self.prompt), value_states], dim=-2)
         return keys, values
 
 
@@ -328,7 +328,9 @@ class VisionLanguagePolicy(nn.Module):
 
     def arguments(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Arguments of the model for rows that are joined."""
-        given = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+        given: dict[str, Any] = {
+            name: value for name, value in inputs.items() if isinstance(value, Tensor)
+        }
         images = inputs[IMAGES].value
         for name in images[0]:
             if name != IMAGE_KEY:

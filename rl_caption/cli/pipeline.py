@@ -108,13 +108,13 @@ def read_wishes(words: Sequence[str], stages: Sequence[str]) -> Wishes:
 def make_stages(name: str, wishes: Wishes) -> list[Stage]:
     """The stages of a pipeline that are asked for, with checked configurations."""
     written = []
-    for stage, (program, recipe, changes) in read_pipeline(name).items():
+    for own_name, (program, recipe, changes) in read_pipeline(name).items():
         words = [
             "--config",
             recipe,
             *(f"--{key}={as_word(value)}" for key, value in changes.items()),
         ]
-        written.append(Stage(stage, program, words, load(program, words)))
+        written.append(Stage(own_name, program, words, load(program, words)))
     chosen = set(wishes.only or [stage.name for stage in written])
     for stage in reversed(written):
         if stage.name in chosen:
@@ -206,11 +206,11 @@ def inputs_of(stage: Stage) -> dict[str, dict[str, str]]:
 
     data = build_data(stage.config.data)
     splits = [split for split in ("train", stage.config.eval.split) if split in data.splits]
-    paths = {key: path_of(value) for key, value in stage.values.items()}
+    texts = {key: value for key, value in stage.values.items() if isinstance(value, str)}
     models = {
-        key: hash_of(path)
-        for key, path in paths.items()
-        if path is not None and (path / MANIFEST).is_file()
+        key: hash_of(path_of(value))
+        for key, value in texts.items()
+        if (path_of(value) / MANIFEST).is_file()
     }
     return {"data": fingerprint({split: data.split(split) for split in splits}), "models": models}
 

@@ -4,7 +4,7 @@ configuration, pipelines and ``doctor`` ask ``preflight``.
 
 import inspect
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -252,12 +252,12 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
     for warning in report.warnings:
         yield Finding("captions", warning)
     for name, columns in wanted.items():
-        lacking = sorted(columns - {*COLUMNS, *(train[0] if len(train) else ())})
+        lacking = sorted(columns - {*COLUMNS} - {*(train[0] if len(train) else ())})
         if lacking:
             yield Finding(name, f"the rows have no {', '.join(lacking)}", fatal=True)
 
 
-def _columns(rewards: Iterable[tuple[str, Any]]) -> dict[str, Collection[str]]:
+def _columns(rewards: Iterable[tuple[str, Any]]) -> dict[str, frozenset[str]]:
     """Reward -> the columns that its class says it needs."""
     found = {name: getattr(load_reward(name), "columns", None) for name, _ in rewards}
     return {name: columns for name, columns in found.items() if isinstance(columns, frozenset)}

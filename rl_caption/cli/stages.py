@@ -92,15 +92,16 @@ def as_word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def path_of(value: Any) -> Path | None:
-    """The path that a value of a configuration may be; an encoder's has a prefix."""
-    return Path(value.removeprefix(ENCODER)) if isinstance(value, str) else None
+def path_of(value: str) -> Path:
+    """The path that a text of a configuration may be; an encoder's has a prefix."""
+    return Path(value.removeprefix(ENCODER))
 
 
 def is_inside(value: Any, folder: str | Path) -> bool:
     """Whether a value is the path of a folder, or of something in it."""
-    path = path_of(value)
-    return path is not None and path.resolve().is_relative_to(Path(folder).resolve())
+    if not isinstance(value, str):
+        return False
+    return path_of(value).resolve().is_relative_to(Path(folder).resolve())
 
 
 def starts_from(stage: Stage, others: Iterable[Stage]) -> list[Stage]:

@@ -88,7 +88,7 @@ def encode_features(
     with naming(f"encoder {encoder!r} on {device!r}", unusable, ConfigError):
         network = load_image_encoder(encoder, kwargs or {}).to(device)
         shape = grid_shape(network)[1:]
-    record = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype}
+    record: dict[str, Any] = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype}
     record |= _identity(network)
     if augment:
         record |= {"augment": [*augment], "seed": seed}

@@ -307,8 +307,9 @@ def write_features(path: Path, values: NDArray[Any], dtype: str, where: str, **m
         stored = single.astype(dtype).reshape(values.shape)
     if not np.isfinite(stored).all():
         raise DataError(f"{where}: a value is beyond {dtype}: convert to float32")
+    arrays: dict[str, Any] = {"features": stored, **more}
     with atomic_write(path) as file:
-        np.savez(file, features=stored, **more)
+        np.savez(file, **arrays)
 
 
 def pad_features(features: Sequence[NDArray[np.floating]]) -> tuple[torch.Tensor, torch.Tensor]:

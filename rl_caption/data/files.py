@@ -121,7 +121,9 @@ def read_references(
             raise DataError(f"{path} has no splits: leave split {split!r} out")
         split = None
     wanted = ("train", "restval") if split == "train" else (split,)
-    references, ids, empty = References(), [], []
+    references = References()
+    ids: list[str] = []
+    empty: list[str] = []
     for image in annotated:
         if split is not None and image.split not in wanted:
             continue
@@ -187,8 +189,8 @@ def _annotated(
         for name, captions in content.items():
             yield _Annotated(name, captions)
     else:
-        for row in _objects(content, path):
-            yield _Annotated(row.get(by), row.get("captions"))
+        for item in _objects(content, path):
+            yield _Annotated(item.get(by), item.get("captions"))
 
 
 def coco_records(content: Any, path: str | Path) -> list[tuple[dict[str, Any], list[str]]]:

@@ -143,8 +143,8 @@ def word_pool(captions: Sequence[str]) -> dict[str, tuple[list[str], np.ndarray]
         for letter, counter in counts.items():
             words = [tagged.lower[at] for at in tagged.of(letter)]
             counter.update(word for word in words if word.isalpha())
-    for letter, words in (("J", _NO_ATTRIBUTES), ("N", _NOT_SWAPPED)):
-        for word in words:
+    for letter, left_out in (("J", _NO_ATTRIBUTES), ("N", _NOT_SWAPPED)):
+        for word in left_out:
             del counts[letter][word]
     return {
         letter: ([*counter], np.cumsum(np.array([*counter.values()]) / max(1, counter.total())))

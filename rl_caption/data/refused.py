@@ -162,7 +162,7 @@ def _error(row: Row, kind: _Kind, try_row: Callable[[Row], object]) -> str:
     is_video = isinstance(row["image"], list | tuple)
     blank_row: Any = {**row, "image": blanks if is_video else blanks[0]}
     try:
-        try_row({**blank_row, "image_id": f"{width} x {height} pixels"})
+        try_row(blank_row | {"image_id": f"{width} x {height} pixels"})
     except (ValueError, RewardError) as error:
         return f"{width} x {height} pixels: {error}"
     return ""

@@ -247,7 +247,7 @@ def karpathy_records(
 
     Raises ``DataError`` where one is wrong or lacks one of ``needs``.
     """
-    images = content.get("images") if isinstance(content, dict) else None
+    images: Any = content.get("images") if isinstance(content, dict) else None
     check_type(images, list[dict], f"{path}, images", DataError)
     for index, item in enumerate(images):
         where = f"{path}, images[{index}]"

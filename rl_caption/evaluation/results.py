@@ -132,8 +132,8 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
         notes.append("signatures differ:")
         notes += [f"  {name}: {signature}" for name, signature in signatures.items()]
     line = " ".join(groups[0])
-    title = [f"x100: {line} (CIDEr of 1.0 is printed as 100.00)"] if line else []
-    return "\n\n".join([*title, *blocks, "\n".join(notes)])
+    heading = [f"x100: {line} (CIDEr of 1.0 is printed as 100.00)"] if line else []
+    return "\n\n".join([*heading, *blocks, "\n".join(notes)])
 
 
 def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:

@@ -224,7 +224,7 @@ def select(
         left = steps[title] = left & (reasons != name)
     if config.duplicates is not None:
         index = np.flatnonzero(left)
-        first = np.unique([keys[at] for at in index], return_index=True)[1]
+        first = np.unique(np.array(keys, dtype=str)[index], return_index=True)[1]
         left = steps[f"duplicate {config.duplicates}"] = _mask(len(left), index[first])
     for step in config.select:
         index = np.flatnonzero(left)

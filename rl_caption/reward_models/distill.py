@@ -288,7 +288,7 @@ class DistillConfig(RewardModelConfig):
         """The student of a teacher, and what it reads."""
         model, fingerprint = self.model, teacher.backbone.fingerprint
         if self.towers == "dual":
-            folders = {"image": model.image_init, "text": model.text_init}
+            folders: dict[Tower, str | None] = {"image": model.image_init, "text": model.text_init}
             dual = build_dual(model.init, folders, model.kwargs, teacher.width, fingerprint)
             if self.train.freeze_text and (model.init or model.text_init):
                 dual.text.requires_grad_(False)

@@ -234,7 +234,8 @@ def check_positives(
         )
     verdicts = check_image_files(map(ImageFile, paths), check_pixels=check_pixels, cache=cache)
     bad = []
-    for (path, _), check in verdicts.items():
+    for path in paths:
+        check = verdicts[ImageFile(path)]
         if check.error:
             bad.append(f"{split} {paths[path]!r}, {path!r}: {check.error}")
     if bad:

@@ -186,8 +186,10 @@ class EmbeddingValidator:
             metrics |= {f"val/{name}": value for name, value in recall.items()}
             metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
         if self.negatives:
-            images = embeddings["image"][[row for row, _, _ in self.negatives]]
-            metrics["val/hard_negatives"] = _nearer(images, embeddings["true"], embeddings["false"])
+            opposed = embeddings["image"][[row for row, _, _ in self.negatives]]
+            metrics["val/hard_negatives"] = _nearer(
+                opposed, embeddings["true"], embeddings["false"]
+            )
         if self.triplets is not None:
             image, base, positive, negative = (
                 embeddings[name][self.fits.bool()]

@@ -204,10 +204,9 @@ def _resampled(
             values = [*tau_of_table(table)]
         if with_r:
             with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
-                values += [
-                    float(np.corrcoef(columns)[0, 1])
-                    for columns in (drawn, rankdata(drawn, axis=1))
-                ]
+                for columns in (drawn, rankdata(drawn, axis=1)):
+                    matrix: Any = np.corrcoef(columns)
+                    values.append(float(matrix[0, 1]))
         return values
 
     return resample
@@ -255,8 +254,9 @@ def order_figures(
             name: [(values[:, i], values[:, j]) for i, j in pairs]
             for name, pairs in judged.above.items()
         }
-        for name, pairs in judged.texts_above.items() if cosines is not None else ():
-            orders[name] = [(cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in pairs]
+        if cosines is not None:
+            for name, quads in judged.texts_above.items():
+                orders[name] = [(cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in quads]
         for name, order in orders.items():
             title = ", ".join(filter(None, [condition, name]))
             if judged.ties == "random":
@@ -279,7 +279,7 @@ def _by_image(
     numbers = group_numbers(judged.image_ids)
     places = np.unique(numbers, return_index=True)[1]
     rows = [judged.rows[place] for place in places]
-    summed = {
+    summed: dict[str, Floats] = {
         name: np.stack([np.bincount(numbers, column) for column in np.transpose(values)], axis=1)
         for name, values in scores.items()
     }

@@ -358,7 +358,8 @@ def score_set(
         scores = {}
         for number, name in enumerate(names):
             references = [row.references[number] for row in judged.rows]
-            scores[name] = _score(judged, _with_df(metric, references), [number], timings)[0]
+            own_df: Any = _with_df(metric, references)
+            scores[name] = _score(judged, own_df, [number], timings)[0]
     else:
         numbers = range(len(names)) if "references" in metric.columns else [None]
         scores = dict(zip(names, _score(judged, metric, numbers, timings), strict=True))
@@ -412,5 +413,5 @@ def _score(
     scores = checked_scores(metric, found, len(columns))
     timings.append((len(columns), time.perf_counter() - start))
     by_key = dict(zip(columns, scores, strict=True))
-    values = np.array([by_key[key] for key in keys], np.float64)
-    return list(values.reshape(len(conditions), len(judged.rows), -1))
+    found_by_row = np.array([by_key[key] for key in keys], np.float64)
+    return list(found_by_row.reshape(len(conditions), len(judged.rows), -1))

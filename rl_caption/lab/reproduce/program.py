@@ -332,8 +332,8 @@ def list_tables(paper: Paper) -> Iterator[str]:
         for row in table.rows:
             kinds.setdefault(_requirement(table, row), []).append(row.name)
         yield from (f"- {'; '.join(names)}: {text}" for text, names in kinds.items())
-        models = {column.get("model") for column in columns if "captions" in column}
-        yield from (f"- --model {name}: {table.models[name]}" for name in sorted(models - {None}))
+        models = {column["model"] for column in columns if {"captions", "model"} <= column.keys()}
+        yield from (f"- --model {name}: {table.models[name]}" for name in sorted(models))
 
 
 def _requirement(table: Table, row: Row) -> str:

@@ -127,7 +127,7 @@ def _table(
     own = {"default": values.get("default")} | values.get("metrics", {})
     rows = []
     for name, texts in printed.items():
-        source = own.get(name) or own["default"] or shared.get(name) or content.get("default")
+        source = own.get(name) or own["default"] or shared.get(name) or content["default"]
         numbers = [None if text == "null" else Decimal(text) for text in texts]
         rows.append(Row(name, numbers, source))
     for name in values.get("extra", ()):

@@ -67,7 +67,7 @@ class ObjectVocabulary:
             ValueError: the file cannot be read or names no object, or two objects have the same
                 word.
         """
-        found: dict[tuple[str, ...], str] = {}
+        synonyms: dict[tuple[str, ...], str] = {}
         lines: Sequence[str] = ()
         if isinstance(path, str | Path):
             with naming(f"synonyms {str(path)!r} cannot be read"):
@@ -77,17 +77,17 @@ class ObjectVocabulary:
         for number, line in enumerate(lines, start=1):
             phrases = [tuple(tokenize(phrase)) for phrase in line.split(",")]
             for phrase in filter(None, phrases):
-                other = found.setdefault(phrase, " ".join(phrases[0]))
+                other = synonyms.setdefault(phrase, " ".join(phrases[0]))
                 if other != " ".join(phrases[0]):
                     raise ValueError(
                         f"{path}, line {number}: {' '.join(phrase)!r} is a word for {other!r} "
                         f"already"
                     )
-        if not found:
+        if not synonyms:
             raise ValueError(
                 f"synonyms {str(path)!r} has no object: expected lines such as: bicycle, bike"
             )
-        return cls(found)
+        return cls(synonyms)
 
     def mentions(self, caption: str) -> list[str]:
         """The objects that a caption mentions, once per mention; of overlapping phrases the longest
@@ -268,7 +268,7 @@ class Chair:
                 )
         sources = {}  # column -> where objects come from
         if self.objects is not None:
-            pairs = [(image_id, sorted(found)) for image_id, found in self.objects.items()]
+            pairs = [(image_id, sorted(names)) for image_id, names in self.objects.items()]
             sources["image_id"] = f"file[{_digest(pairs)}]"
         if self.detector is not None:
             sources["image"] = self.detector.signature
@@ -302,11 +302,11 @@ class Chair:
         if self.detector is not None:
             images = required_column(columns, "image", self.__name__, count)
             seen = self._detect(self.detector, images)
-            objects = [before | found for before, found in zip(objects, seen, strict=True)]
+            objects = [before | names for before, names in zip(objects, seen, strict=True)]
         if self.references:
             lists = reference_lists(columns, self.__name__, count)
             mentioned = map(self._mentions, lists)
-            objects = [before | found for before, found in zip(objects, mentioned, strict=True)]
+            objects = [before | names for before, names in zip(objects, mentioned, strict=True)]
         return objects
 
     def _detect(self, detector: ObjectDetector, images: Sequence[Any]) -> list[frozenset[str]]:

@@ -143,35 +143,35 @@ class _Check:
             itself = self._together(use_cache=False)
             tolerance = max(TOLERANCE, min(3 * itself, LOW_PRECISION_TOLERANCE))
         gaps: dict[Mode, float] = {}
-        found: Mode | None = None
+        exact: Mode | None = None
         for mode in self._candidates():
             gaps[mode] = self._gap(partial(self._scored, mode))
             if gaps[mode] <= tolerance:
-                found = mode
+                exact = mode
                 break
-        if found is None:
+        if exact is None:
             least = min(gaps.values())
             what = f"differ by up to {least:.2g} nats from" if least < math.inf else "are none of"
             raise CaptionerError(
                 f"a {self.captioner.family.name!r} cannot be trained: log-probabilities of captions "
                 f"{what} those that Transformers' generate draws from (allowed: {tolerance:.1g})"
             ) from self.problem
-        difference = gaps[found]
-        if found.prefix == "rows":
-            batch = replace(found, prefix="batch", padded=self._differ_in_size())
+        difference = gaps[exact]
+        if exact.prefix == "rows":
+            batch = replace(exact, prefix="batch", padded=self._differ_in_size())
             gap = self._gap(lambda: self._scored(batch))
             if batch.features:  # as where the vision tower is frozen
                 gap = max(gap, self._gap(lambda: self._scored(batch, rows=True)))
             if gap <= tolerance:
-                found, difference = batch, max(gap, difference)
-        gap = self._gap(partial(self._decoded, found)) if found.prefix != "none" else math.inf
+                exact, difference = batch, max(gap, difference)
+        gap = self._gap(partial(self._decoded, exact)) if exact.prefix != "none" else math.inf
         if gap <= tolerance:
             difference = max(gap, difference)
         else:
-            exact = self._together() <= tolerance
-            found = replace(found, decode="generate" if exact else "alone")
-        visual, unused = self._dependencies(found)
-        return Verdict(found, difference, tolerance, visual, unused)
+            in_batch = self._together() <= tolerance
+            exact = replace(exact, decode="generate" if in_batch else "alone")
+        visual, unused = self._dependencies(exact)
+        return Verdict(exact, difference, tolerance, visual, unused)
 
     def _candidates(self) -> Iterator[Mode]:
         """Modes from the fastest on; where rows alone are exact, a batch is tried after that."""
@@ -193,8 +193,8 @@ class _Check:
     def _gap(self, logits: Callable[[], Tensor]) -> float:
         """Largest difference of log-probabilities; infinite where they cannot be computed."""
         try:
-            found = logits().detach().float().log_softmax(-1)
-            largest = float((found - self.expected).abs().max())
+            logprobs = logits().detach().float().log_softmax(-1)
+            largest = float((logprobs - self.expected).abs().max())
         except Exception as error:  # noqa: BLE001 - whatever a model raises
             self.problem = error
             return math.inf

@@ -51,14 +51,16 @@ class Entries(dict[str, Any]):
     """Values of a command line, each of which changes one entry, also of a table."""
 
 
-def load(kind: type[Config], file: str | Path | None = None, words: Sequence[str] = ()) -> Config:
+def load(
+    section_type: type[Config], file: str | Path | None = None, words: Sequence[str] = ()
+) -> Config:
     """Load a configuration from a file or the name of a recipe, and ``--section.key value`` words.
 
     Raises ``ConfigError``, which names the key, the value and what would be right.
     """
-    values = merged_values(kind, file, words)
+    values = merged_values(section_type, file, words)
     trust(class_names(values))
-    chosen = kind.choose(values)
+    chosen = section_type.choose(values)
     try:
         return chosen.model_validate_json(json.dumps(values))
     except ValidationError as error:
@@ -68,14 +70,14 @@ def load(kind: type[Config], file: str | Path | None = None, words: Sequence[str
 
 
 def merged_values(
-    kind: type[Section], file: str | Path | None = None, words: Sequence[str] = ()
+    section_type: type[Section], file: str | Path | None = None, words: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The plain values of a file, its base files and a command line, before they are checked."""
-    values = {} if file is None else read_file(find_config(file), kind)
+    values = {} if file is None else read_file(find_config(file), section_type)
     entries = _entries(words)
-    guess = merge(kind, values, entries)
+    guess = merge(section_type, values, entries)
     for word, texts in split_words(words):
-        annotation = annotation_at(kind, word, guess)
+        annotation = annotation_at(section_type, word, guess)
         if not texts and (annotation is Any or not _admits(annotation, bool)):
             raise ConfigError(f"--{'.'.join(word)} has no value")
         value = _value(annotation, texts)
@@ -83,7 +85,7 @@ def merged_values(
         if section is not None and isinstance(value, str):  # the section alone, in a file
             value = read_file(find_config(value), section)
         _set(entries, word, value)
-    merged: dict[str, Any] = merge(kind, values, entries)
+    merged: dict[str, Any] = merge(section_type, values, entries)
     return merged
 
 
@@ -109,16 +111,16 @@ for _tag, _pattern, _first in (
     )
 
 
-def read_file(path: Path, kind: type[Section] = Section) -> dict[str, Any]:
+def read_file(path: Path, section_type: type[Section] = Section) -> dict[str, Any]:
     """The values of a file over those of its ``base`` files, which are relative to it, or recipes."""
     own = read_mapping(path)
     bases = own.pop("base", [])
     values: dict[str, Any] = {}
     for name in [bases] if isinstance(bases, str) else bases:
         beside = path.parent / name
-        base = read_file(beside if beside.is_file() else find_config(name), kind)
-        values = merge(kind, values, base)
-    merged: dict[str, Any] = merge(kind, values, own)
+        base = read_file(beside if beside.is_file() else find_config(name), section_type)
+        values = merge(section_type, values, base)
+    merged: dict[str, Any] = merge(section_type, values, own)
     return merged
 
 
@@ -246,14 +248,14 @@ def annotation_at(annotation: Any, path: Sequence[str], values: Any) -> Any:
     return annotation
 
 
-def _admits(annotation: Any, kind: type) -> bool:
+def _admits(annotation: Any, value_type: type) -> bool:
     """Whether a key may have a value of this type, as far as its annotation says."""
     for member in _members(annotation):
         if get_origin(member) is Annotated:
             member = get_args(member)[0]
-        if member in (None, Any, kind) or (kind is int and member is float):
+        if member in (None, Any, value_type) or (value_type is int and member is float):
             return True
-        if get_origin(member) is Literal and kind in map(type, get_args(member)):
+        if get_origin(member) is Literal and value_type in map(type, get_args(member)):
             return True
     return False
 
@@ -283,16 +285,16 @@ def split_words(words: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
         option, texts = name.split("."), [text] if equals else []
 
 
-def with_positional(kind: type[Section], words: Sequence[str]) -> list[str]:
+def with_positional(section_type: type[Section], words: Sequence[str]) -> list[str]:
     """The words with those that belong to no option behind ``--NAME`` of a positional key."""
-    if not kind.positional:
+    if not section_type.positional:
         return list(words)
     options: list[str] = []
     free: list[str] = []
     takes = 0
     for word in words:
         if word.startswith("--"):
-            field = kind.model_fields.get(word[2:])
+            field = section_type.model_fields.get(word[2:])
             annotation = None if field is None else field.annotation
             is_list = annotation is not None and get_origin(annotation) is list
             takes = 0 if "=" in word or annotation is bool else len(words) if is_list else 1
@@ -302,7 +304,7 @@ def with_positional(kind: type[Section], words: Sequence[str]) -> list[str]:
             options.append(word)
         else:
             free.append(word)
-    return [*options, f"--{kind.positional}", *free] if free else options
+    return [*options, f"--{section_type.positional}", *free] if free else options
 
 
 def _entries(words: Sequence[str]) -> Entries:
@@ -335,7 +337,7 @@ def _value(annotation: Any, texts: Sequence[str]) -> Any:
     """The value of a word's texts, as far as the annotation decides: a switch, a list, text."""
     if not texts:
         return True
-    lists = [kind for kind in _members(annotation) if get_origin(kind) is list]
+    lists = [member for member in _members(annotation) if get_origin(member) is list]
     value = _plain(texts[0])
     if len(texts) == 1 and (not lists or value is None or isinstance(value, list)):
         return _text_or(annotation, value, texts[0])
@@ -365,10 +367,10 @@ def program_of(values: Mapping[str, Any]) -> str | None:
         if program.config is None:
             continue
         try:
-            kind = resolve_name(program.config).choose(values)
+            section_type = resolve_name(program.config).choose(values)
         except ConfigError:  # the values choose no alternative
             continue
-        if fits(kind, values):
+        if fits(section_type, values):
             return name
     return None
 
@@ -385,14 +387,16 @@ def _of_another(values: Mapping[str, Any], file: str | Path) -> str:
     return f"this is a configuration of {program}: {use}"
 
 
-def _sentences(kind: type[Section], values: Mapping[str, Any], error: ValidationError) -> list[str]:
+def _sentences(
+    section_type: type[Section], values: Mapping[str, Any], error: ValidationError
+) -> list[str]:
     """What is wrong, one sentence a key."""
     found: dict[str, str] = {}
     for item in error.errors(include_url=False):
-        path = _path(kind, item["loc"], values)
+        path = _path(section_type, item["loc"], values)
         key = dotted(path)
         if item["type"] == "extra_forbidden":
-            text = _no_key(kind, path, values)
+            text = _no_key(section_type, path, values)
         else:
             text = sentence(item, key)
         if key in found and item["type"] != "value_error":  # another type of a union
@@ -406,26 +410,26 @@ def _sentences(kind: type[Section], values: Mapping[str, Any], error: Validation
 def _path(annotation: Any, location: tuple[int | str, ...], values: Any) -> tuple[int | str, ...]:
     """The location of an error without the tags of alternatives and unions."""
     path: list[int | str] = []
-    for part in location:
+    for key in location:
         section = section_of(annotation, values)
-        if section is not None and part == section.__name__:
+        if section is not None and key == section.__name__:
             continue
-        if isinstance(part, int):
-            items = [get_args(kind)[0] for kind in _members(annotation) if get_args(kind)]
+        if isinstance(key, int):
+            items = [get_args(member)[0] for member in _members(annotation) if get_args(member)]
             annotation = items[0] if items else Any
         elif section is None and _item(annotation) is None and annotation is not Any:
             break
         else:
-            annotation = _inner(annotation, part, values)
-        path.append(part)
-        is_table = isinstance(values, Mapping) and isinstance(part, str)
-        values = values.get(part) if is_table else None
+            annotation = _inner(annotation, key, values)
+        path.append(key)
+        is_table = isinstance(values, Mapping) and isinstance(key, str)
+        values = values.get(key) if is_table else None
     return tuple(path)
 
 
-def keys_of(kind: type[Section], values: Any = None) -> Iterator[str]:
+def keys_of(section_type: type[Section], values: Any = None) -> Iterator[str]:
     """Yield the dotted names of all keys of a section and of the sections in it."""
-    for name, field in kind.model_fields.items():
+    for name, field in section_type.model_fields.items():
         yield name
         inner = values.get(name) if isinstance(values, Mapping) else None
         section = section_of(field.annotation, inner)
@@ -433,10 +437,10 @@ def keys_of(kind: type[Section], values: Any = None) -> Iterator[str]:
             yield from (f"{name}.{key}" for key in keys_of(section, inner))
 
 
-def fits(kind: type[Section], values: Mapping[str, Any]) -> bool:
+def fits(section_type: type[Section], values: Mapping[str, Any]) -> bool:
     """Whether a section has all keys of ``values``."""
     for name, value in values.items():
-        field = kind.model_fields.get(name)
+        field = section_type.model_fields.get(name)
         if field is None:
             return False
         section = section_of(field.annotation, value)
@@ -445,20 +449,22 @@ def fits(kind: type[Section], values: Mapping[str, Any]) -> bool:
     return True
 
 
-def _no_key(kind: type[Section], path: tuple[int | str, ...], values: Mapping[str, Any]) -> str:
+def _no_key(
+    section_type: type[Section], path: tuple[int | str, ...], values: Mapping[str, Any]
+) -> str:
     """That there is no such key, and which alternative has it, or the nearest one."""
     key = dotted(path)
     *parents, last = map(str, path)
     inner: Any = values
     for name in parents:
         inner = inner.get(name) if isinstance(inner, Mapping) else None
-    owner = section_of(annotation_at(kind, parents, values), inner) or kind
-    for section, rest in ((owner, last), (kind, key)):
+    owner = section_of(annotation_at(section_type, parents, values), inner) or section_type
+    for section, rest in ((owner, last), (section_type, key)):
         others = [other for other in _alternatives(section) if rest in keys_of(other)]
         if others:
             owners = " or ".join(_summary(other) for other in others)
             return f"there is no key {key} here: it is for {owners}"
-    known = list(keys_of(kind, values))
+    known = list(keys_of(section_type, values))
     same = [name for name in known if name.rpartition(".")[2] == last]
     siblings = [".".join([*parents, name]) for name in owner.model_fields]
     nearest = [SYNONYMS[last]] if SYNONYMS.get(last) in known else []
@@ -493,12 +499,14 @@ def _summary(section: type[Section]) -> str:
 # --- command line ---------------------------------------------------------------------------------
 
 
-def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
+def parse(section_type: type[Config], arguments: Sequence[str], program: str) -> Config:
     """Load the configuration of a command line: ``--config FILE``, then ``--section.key value``.
 
     ``--help``, ``--help SECTION`` and ``--print_config`` print and leave.
     """
-    words = with_positional(kind, ["--help" if word == "-h" else word for word in arguments])
+    words = with_positional(
+        section_type, ["--help" if word == "-h" else word for word in arguments]
+    )
     prints = "--print_config" in words
     if prints:
         words.remove("--print_config")
@@ -508,11 +516,11 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
         where = program if file is None else f"{program} --config {file}"
         if "--help" in words:
             place = words.index("--help")
-            values = merged_values(kind, file, words[:place])
+            values = merged_values(section_type, file, words[:place])
             section = "".join(words[place + 1 : place + 2]).removeprefix("--")
-            print("\n".join(help_lines(kind.choose(values), section)))
+            print("\n".join(help_lines(section_type.choose(values), section)))
             sys.exit(0)
-        config = load(kind, file, words)
+        config = load(section_type, file, words)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     if prints:
@@ -543,11 +551,11 @@ WIDTH = 100
 INDENT = " " * 6
 
 
-def help_lines(kind: type[Section], section: str = "") -> Iterator[str]:
+def help_lines(section_type: type[Section], section: str = "") -> Iterator[str]:
     """Keys, types, defaults, ranges and descriptions; of all, or of one section."""
-    schema = kind.model_json_schema()
+    schema = section_type.model_json_schema()
     if not section:
-        yield from textwrap.wrap(first_paragraph(kind), WIDTH)
+        yield from textwrap.wrap(first_paragraph(section_type), WIDTH)
         yield ""
         yield "--config  FILE, or the name of a recipe (rl-caption configs list)"
     options = list(_options(schema, schema.get("$defs", {})))
@@ -568,14 +576,14 @@ def _options(
     """Yield key, JSON schema and description of each option, also of those in sections."""
     for name, option in schema["properties"].items():
         key = f"{prefix}{name}"
-        parts = [option, *option.get("anyOf", ()), *option.get("oneOf", ())]
-        inner = [(part["$ref"], f"{key}.") for part in parts if "$ref" in part]
-        for part in parts:
-            table = part.get("additionalProperties")
+        branches = [option, *option.get("anyOf", ()), *option.get("oneOf", ())]
+        inner = [(branch["$ref"], f"{key}.") for branch in branches if "$ref" in branch]
+        for branch in branches:
+            table = branch.get("additionalProperties")
             if isinstance(table, dict) and "$ref" in table:
                 inner.append((table["$ref"], f"{key}.NAME."))
-            if "$ref" in part.get("items", {}):
-                inner.append((part["items"]["$ref"], f"{key}[0]."))
+            if "$ref" in branch.get("items", {}):
+                inner.append((branch["items"]["$ref"], f"{key}[0]."))
         if not inner:
             yield key, option, option.get("description", "")
         for reference, inner_prefix in inner:
@@ -585,7 +593,7 @@ def _options(
 def _type_name(schema: Mapping[str, Any]) -> str:
     """A JSON schema in words: ``integer >= 1 or null``."""
     if "anyOf" in schema:
-        return " or ".join(_type_name(part) for part in schema["anyOf"])
+        return " or ".join(_type_name(branch) for branch in schema["anyOf"])
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
     if "const" in schema:

@@ -121,8 +121,8 @@ def _target(config: DataConfig, key: str) -> tuple[Any, str]:
     """The class or function of a format, and its name in messages."""
     option, table = ("format", FORMATS) if config.target is None else ("target", None)
     name = getattr(config, option)
-    found = load_target(name, f"{key}.{option}", table, values=(Iterable,))
-    return found, f"{key}.{option} {name}"
+    target = load_target(name, f"{key}.{option}", table, values=(Iterable,))
+    return target, f"{key}.{option} {name}"
 
 
 def _given(config: DataConfig) -> dict[str, Any]:
@@ -183,10 +183,10 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
         else:
             split, row = read_row(item, f"{name}, row {index}", "", None, ROW_KEYS, f"{index}")
         groups.setdefault(split, new()).append(row)
-    found = {split: RowView(rows) for split, rows in groups.items() if len(rows)}
-    if not found:
+    splits = {split: RowView(rows) for split, rows in groups.items() if len(rows)}
+    if not splits:
         raise DataError(f"{name} holds no images")
-    return Splits(found, name)
+    return Splits(splits, name)
 
 
 def _is_table(source: Any) -> bool:
@@ -201,7 +201,7 @@ def _read(where: str, split: str, index: int, item: Any) -> Row:
 
 def map_rows(data: Splits, make: Callable[[str, int, Row], Row]) -> Splits:
     """A dataset whose rows are ``make(split, index, row)``, applied when a row is accessed."""
-    rows = {split: RowView(found, partial(make, split)) for split, found in data.items()}
+    rows = {split: RowView(view, partial(make, split)) for split, view in data.items()}
     return Splits(rows, data.source)
 
 

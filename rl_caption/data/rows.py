@@ -86,26 +86,26 @@ def read_row(
         with naming(where, (RewardError,), DataError):
             check_questions(row["questions"], "questions")
     if "negatives" in row and len(row["negatives"]) != len(row["references"]):
-        found = shown(row["negatives"])
-        raise DataError(f"{where}: 'negatives' is {found}: expected a list for each reference")
+        negatives = shown(row["negatives"])
+        raise DataError(f"{where}: 'negatives' is {negatives}: expected a list for each reference")
     return split_name(item.get("split", "train"), where), row
 
 
-def check_keys(found: Iterable[str], keys: Collection[str], where: str) -> None:
+def check_keys(names: Iterable[str], keys: Collection[str], where: str) -> None:
     """Raise ``DataError`` where a key is likely a misspelt one of ``keys``.
 
     A row with 'splits' in place of 'split' would silently become training data.
     """
-    for key, meant in _misspelt(frozenset(found), frozenset(keys)).items():
+    for key, meant in _misspelt(frozenset(names), frozenset(keys)).items():
         raise DataError(f"{where}: unknown key {key!r}: did you mean {meant!r}?")
 
 
 @lru_cache(maxsize=1024)  # rows of a file have the same keys
-def _misspelt(found: frozenset[str], keys: frozenset[str]) -> dict[str, str]:
+def _misspelt(names: frozenset[str], keys: frozenset[str]) -> dict[str, str]:
     """Unknown key -> the missing one of ``keys`` that it looks like."""
     meant = {}
-    for key in sorted(found - keys):
-        near = difflib.get_close_matches(key.lower(), sorted(keys - found), n=1, cutoff=0.8)
+    for key in sorted(names - keys):
+        near = difflib.get_close_matches(key.lower(), sorted(keys - names), n=1, cutoff=0.8)
         if near:
             meant[key] = near[0]
     return meant
@@ -184,11 +184,11 @@ def by_split(
     for split, row in rows:
         groups.setdefault(split, []).append(row)
     limits = max_images or {}
-    kept = {split: found[: limits.get(split)] for split, found in groups.items() if found}
+    kept = {split: rows[: limits.get(split)] for split, rows in groups.items() if rows}
     if not kept:
         raise DataError(f"{source} holds no images")
     if features_root is not None:
-        every = [row for found in kept.values() for row in found]
+        every = [row for rows in kept.values() for row in rows]
         options = FeatureOptions(**(features_kwargs or {}))
         for row, features in zip(every, features_of(every, features_root, options), strict=True):
             row["features"] = features
@@ -319,7 +319,7 @@ def karpathy(
     if file.is_dir():
         files = sorted(file.glob("dataset*.json"))
         if len(files) != 1:
-            names = ", ".join(found.name for found in files) or "none"
+            names = ", ".join(file.name for file in files) or "none"
             raise DataError(f"{path} must hold exactly one dataset*.json, found {names}")
         (file,) = files
     root = file.parent / (image_root or "")

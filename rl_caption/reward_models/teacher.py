@@ -106,14 +106,14 @@ class Teacher:
             keys = batch.captions if tower == "text" else [row["image_id"] for row in batch.rows]
             index, table = self._tables.get(tower, ({}, torch.zeros(0)))
             if tower == "image" and self.augmented:
-                found = self.backbone.encode_pixels(batch.inputs["image"], normalize=False)
+                encoded = self.backbone.encode_pixels(batch.inputs["image"], normalize=False)
             elif all(key in index for key in keys):
-                found = table[[index[key] for key in keys]]
+                encoded = table[[index[key] for key in keys]]
             elif tower == "text":
-                found = self.text_embeddings(keys)
+                encoded = self.text_embeddings(keys)
             else:
-                found = self.image_embeddings(batch.rows)
-            embeddings[tower] = found.to(self.accelerator.device)
+                encoded = self.image_embeddings(batch.rows)
+            embeddings[tower] = encoded.to(self.accelerator.device)
         return embeddings
 
     def image_embeddings(self, rows: Sequence[Row]) -> Tensor:

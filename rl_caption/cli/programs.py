@@ -70,10 +70,6 @@ CORE = {
         "a page of a run, or of one or several evaluations",
         "rl_caption.programs.report.program:main",
     ),
-    "average": Program(
-        "one captioner of the mean weights of several from one start (model soup)",
-        "rl_caption.cli.average:main",
-    ),
     "grpo_vlm": Program(
         "fine-tune a vision-language model with TRL's GRPO or RLOO trainer",
         "rl_caption.integrations.trl.program:fine_tune",

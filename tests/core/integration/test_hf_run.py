@@ -346,28 +346,24 @@ def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(
             assert captioner.decode(ids[:, 0]) == [found[record["image"]]]
 
 
-def test_a_vision_language_model_is_averaged_joined_captioning_and_reported(
+def test_a_vision_language_model_is_asked_for_files_joined_and_reported(
     answering, asked, data, tmp_path, capsys
 ):
     xe, scst = (folder / "export/best" for folder in answering)
-    mean = tmp_path / "mean"
-    assert main(["average", "--models", str(xe), str(scst), "--out", str(mean)]) == 0
-    for name, tensor in weights(mean).items():
-        torch.testing.assert_close(tensor, (weights(xe)[name] + weights(scst)[name]) / 2)
     photo = Path(asked["path"]).with_name("9.png")
     capsys.readouterr()
-    assert main(["caption", "--model", str(mean), str(photo)]) == 0
+    assert main(["caption", "--model", str(scst), str(photo)]) == 0
     path, _, caption = capsys.readouterr().out.strip().partition("\t")
     assert path == str(photo)
-    alone = evaluate(mean, asked, tmp_path / "mean-evaluation", 24)
+    alone = evaluate(scst, asked, tmp_path / "scst-evaluation", 24)
     assert caption == alone["9.png"], "a row without a prompt of its own"
     twice = evaluate(xe, data, tmp_path / "twice", 12, shutil.copytree(xe, tmp_path / "twin"))
     assert twice == evaluate(xe, data, tmp_path / "once", 12), (
         "an ensemble of equal captioners is that captioner"
     )
-    evaluate(xe, data, tmp_path / "two", 12, mean)
+    evaluate(xe, data, tmp_path / "two", 12, scst)
     settings = json.loads((tmp_path / "two/settings.json").read_text())
-    assert settings["weights"] == [weights_hash(xe), weights_hash(mean)]
+    assert settings["weights"] == [weights_hash(xe), weights_hash(scst)]
     assert main(["report", str(answering[1])]) == 0
     page = (answering[1] / "report.html").read_text()
     assert all(text in page for text in validated(answering[0]).values())

@@ -23,7 +23,6 @@ from transformers import (
 
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.text.perplexity import Perplexity
-from rl_caption.captioners.averaging import average_weights
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding, LoraConfig, ModelConfig, SavedModelConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
@@ -149,7 +148,6 @@ def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):
         assert f"did you mean {expected}?" in refusal(init=str(tmp_path / folder))
         for call in (
             lambda name: caption_files([name], [tmp_path / "photo.png"], Decoding()),
-            lambda name: average_weights([name, expected]),
             lambda name: score_captions(
                 EvaluateModelConfig(model=name, data=data, out=str(tmp_path / "out"))
             ),

@@ -1,7 +1,7 @@
 """All that has to be seen on a GPU: two commands of at most 330 s each, the most important first.
 
     python -m benchmarks.gpu first --out FOLDER      # tests, steps, reward, towers, a profile
-    python -m benchmarks.gpu second --out FOLDER     # pretrained captioners, replayed decode, ZeRO, memory
+    python -m benchmarks.gpu second --out FOLDER     # pretrained captioners, ZeRO, memory
     python -m benchmarks.gpu first --out FOLDER --device cpu --tiny       # a rehearsal without a GPU: every part, small
     python -m benchmarks.gpu --what-is-missing LIST [--download FOLDER]
 
@@ -61,7 +61,6 @@ COMMANDS: dict[str, dict[str, Part]] = {
     },
     "second": {
         "pretrained": Part("benchmarks.hf_step --images 50 --precision bf16 --copied states", 120),
-        "profile_replayed": Part("benchmarks.profile_step --replayed", 30),
         "zero": Part(f"{TESTS} ZeRO", 60),
         "memory": Part("benchmarks.memory --precision bf16", 90),
     },

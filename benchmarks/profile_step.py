@@ -1,7 +1,7 @@
 """What a self-critical step does on a device: the largest kernels and CPU operations, and how long
 the CPU waits.
 
-    python -m benchmarks.profile_step [--device cuda] [--precision bf16] [--replayed] [--json FILE]
+    python -m benchmarks.profile_step [--device cuda] [--precision bf16] [--json FILE]
 
 The step of ``benchmarks.scst_step`` (50 images), ten times under torch.profiler after two that warm
 up. Times are of one step. ``GPU busy`` is the sum over kernels, which one stream runs one after
@@ -17,7 +17,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import Measurement, Timing, command, synchronise
 from benchmarks.scst_step import SIZES, build_bench, in_turn, shapes_of
-from rl_caption.captioners.decoding import ReplayedGenerate
 
 STEPS, LARGEST = 10, 30
 WAITS = (
@@ -30,16 +29,12 @@ WAITS = (
 """Operations of the CPU that wait for the GPU; a copy to pinned memory does not."""
 
 
-def measure(
-    timing: Timing, precision: str = "bf16", replayed: bool = False, **sizes: Any
-) -> Iterator[Measurement]:
+def measure(timing: Timing, precision: str = "bf16", **sizes: Any) -> Iterator[Measurement]:
     """Elapsed and busy time of a step, then the largest operations of the CPU and of the device."""
     shapes = shapes_of(timing, **sizes)
     bench = build_bench(shapes, timing.device, precision)
     on_gpu = timing.device.startswith("cuda")
-    capture = None if on_gpu else lambda function, example: function  # nothing to capture on a CPU
-    generate = ReplayedGenerate(bench.captioner, capture) if replayed else None
-    step = in_turn(bench, bench.batch, generate)
+    step = in_turn(bench, bench.batch)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     for _ in range(2):
         step()
@@ -66,7 +61,7 @@ def measure(
             if e.device_type == DeviceType.CUDA
         ],
     }
-    whole = f"one step, {shapes.images} images, {precision}" + ", decode replayed" * replayed
+    whole = f"one step, {shapes.images} images, {precision}"
     for device, operations in rows.items():
         seconds = sum(microseconds for _, microseconds, _ in operations) / STEPS / 1e6
         calls = sum(count for *_, count in operations) / STEPS
@@ -86,4 +81,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    command(__doc__, measure, **SIZES, temperature=1.0, precision="bf16", replayed=False)
+    command(__doc__, measure, **SIZES, temperature=1.0, precision="bf16")

@@ -34,9 +34,7 @@ from benchmarks.harness import Measurement, Timing, command, compared, synchroni
 from rewards.mixed import MixedReward
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.captioners.base import Generate
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.captioners.packed import unique_prefixes
 from rl_caption.captioners.tokens import caption_mask, forbid
 from rl_caption.captioners.transformer import TransformerCaptioner
@@ -269,12 +267,8 @@ def end_captions(
         policy.position_embedding.weight[: shapes.tokens] += factor.unsqueeze(1) * vector
 
 
-def our_step(
-    bench: Bench, batch: CaptionBatch, generate: Generate | None = None, step: int = 0
-) -> Averages:
-    """Take the package's step and return its log. ``generate`` replaces the captioner's; ``step``
-    seeds the samples.
-    """
+def our_step(bench: Bench, batch: CaptionBatch, step: int = 0) -> Averages:
+    """Take the package's step and return its log; ``step`` seeds the samples."""
     parts = (
         bench.accelerator,
         bench.captioner,
@@ -284,18 +278,15 @@ def our_step(
         bench.decoding,
     )
     task = SelfCriticalTask(*parts)
-    task.generate = generate
     (log,) = task.training_step([batch], step)
     bench.update()
     return log
 
 
-def in_turn(
-    bench: Bench, batch: CaptionBatch, generate: Generate | None = None
-) -> Callable[[], Averages]:
+def in_turn(bench: Bench, batch: CaptionBatch) -> Callable[[], Averages]:
     """A function that takes ``our_step`` with other samples at each call."""
     steps = count()
-    return lambda: our_step(bench, batch, generate, next(steps))
+    return lambda: our_step(bench, batch, next(steps))
 
 
 def generate_step(bench: Bench, batch: CaptionBatch, copied: str = "images") -> None:
@@ -406,11 +397,6 @@ def measure(timing: Timing, precision: str = "no", **sizes: Any) -> Iterator[Mea
         prefix: partial(prefix_step, bench, small),
     }
     pairs = {ours: twice, few: prefix}
-    if timing.device.startswith("cuda"):
-        for label, baseline, batch in ((ours, twice, bench.batch), (few, prefix, small)):
-            replayed = label.replace("step", "step, decode replayed")
-            variants[replayed] = in_turn(bench, batch, ReplayedGenerate(bench.captioner))
-            pairs[replayed] = baseline
     times = timed(variants, timing, "self-critical steps")
     note = f"; {shapes.samples} samples and the greedy caption, {lengths_of(bench, bench.batch)}, {precision}"
     yield from (compared(times, name, baseline, note=note) for name, baseline in pairs.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -69,10 +69,6 @@ class reading(AbstractContextManager[None]):
             return
         name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise CaptionerError(f"{self.what} cannot be loaded: {name}{error}") from error
-
-
-Generate = Callable[[Any, dict[str, Tensor], Decoding, Tensor | None], Tensor]
-"""``Captioner.generate``."""
 
 
 class Captioner(Protocol):
@@ -258,9 +254,7 @@ class Captioner(Protocol):
         return logits_without_cache(self, policy, inputs)
 
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id, for comparing members of an ensemble, and a run with its checkpoint; empty
-        if unknown.
-        """
+        """Token -> id, for comparing a run with its checkpoint; empty if unknown."""
         return {}
 
     def prefix_logits(

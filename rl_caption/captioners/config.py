@@ -151,10 +151,6 @@ class Decoding(Section):
     """Of beam search: log-probabilities are divided by length**length_penalty. 1 compares means, as
     Transformers does; 0 compares sums, as self-critical.pytorch does (docs/coco.md).
     """
-    fixed_shapes: bool = False
-    """Decode every caption to the length limit, so that shapes do not depend on values (CUDA
-    graphs). The captions are the same. Not for beam search.
-    """
     num_return_sequences: Beams = 1
     """Of beam search: number of captions per image, the best, for ``rerank`` or ``candidates``."""
     num_beam_groups: Beams = 1
@@ -202,11 +198,6 @@ class Decoding(Section):
         if beams % groups:
             raise ConfigError(
                 f"num_beam_groups is {groups}: expected a number that divides num_beams, {beams}"
-            )
-        truncated = any(getattr(self, name) != off for name, off in _TRUNCATIONS.items())
-        if self.fixed_shapes and (truncated or beams > 1 or self.has_constraints):
-            raise ConfigError(
-                "fixed_shapes is on: it is for greedy captions and samples of the full distribution"
             )
         return self
 

@@ -1,5 +1,4 @@
-"""Decoding for any captioner: sampling along a prefix tree, (diverse) beam search, decoding as a
-CUDA graph.
+"""Decoding for any captioner: sampling along a prefix tree, and (diverse) beam search.
 
 Captions of an image that begin with the same tokens are one row of the batch until they differ, and
 captions that have ended leave it. Every token is drawn with its own random number, so this changes
@@ -8,7 +7,6 @@ no caption.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,19 +19,11 @@ from torch import Tensor, nn
 from rewards.text.degeneration import bad_ending
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.tokens import (
-    FORBIDDEN_LOGIT,
-    Generated,
-    caption_mask,
-    forbid,
-    sample_tokens,
-)
-from rl_caption.runtime.errors import CaptionerError
+from rl_caption.captioners.tokens import FORBIDDEN_LOGIT, Generated, forbid, sample_tokens
 
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner
 
-logger = logging.getLogger(__name__)
 Processor = Callable[[Tensor, Tensor], Tensor]
 """Changes the logits or log-probabilities [N, V] of the next tokens, given the tokens of the
 captions so far [N, t], without BOS and prompt. It is called as Transformers' ``LogitsProcessor``
@@ -44,14 +34,6 @@ COMPACT_AT = 1 / 8
 """Ended captions leave the batch at once where captions part, because the cache is copied anyway;
 elsewhere when they are this fraction of the rows.
 """
-WARM_UP = 3
-"""Calls before a CUDA graph is captured, in which libraries choose their kernels and allocate their
-workspace.
-"""
-MIN_EQUAL = 0.95
-"""Fraction of captions of a new graph that must be those of the decode that was captured."""
-MAX_GRAPHS = 8
-"""Graphs that are kept; each holds the memory of a whole decode."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +46,11 @@ class Prefixes:
         parent: [M] index of the prefix of the previous call that each extends; None stands for 0,
             1, ..., M - 1.
         image: [M] index of the image of each, ascending.
-        per_image: number of prefixes of every image, if known without reading values; else None.
     """
 
     tokens: Tensor
     parent: Tensor | None
     image: Tensor
-    per_image: int | None = None
 
     def extend(self, earlier: Tensor) -> Tensor:
         """All tokens [M, t + 1] of the prefixes, from the tokens ``earlier`` [., t] of those of the
@@ -108,7 +88,7 @@ def decode_with_scores(
             between them.
 
     Returns:
-        Token ids [B, R, T] padded after EOS, T <= L (T = L with ``fixed_shapes``): K samples, then
+        Token ids [B, R, T] padded after EOS, T <= L: K samples, then
         the greedy caption. With beam search the R best captions and their scores.
 
     Raises:
@@ -118,8 +98,6 @@ def decode_with_scores(
         return beam_search(captioner, next_logits, images, decoding)
     if decoding.num_samples and noise is None:
         raise ValueError("sampling needs noise [B, K, L]: one uniform number for each token")
-    if decoding.fixed_shapes:
-        return Generated(_decode_fixed(captioner, next_logits, images, decoding, noise), None)
     if decoding.has_constraints:
         next_logits = _add_processors(next_logits, constraints(captioner, decoding))
     return Generated(
@@ -271,43 +249,6 @@ def _decode_tree(
         image = prefixes.image
         logits = forbid(next_logits(prefixes), captioner.forbidden)
     return ids[:, : position + 1].unflatten(0, (images, per_image))
-
-
-def _decode_fixed(
-    captioner: Captioner,
-    next_logits: NextLogits,
-    images: int,
-    decoding: Decoding,
-    noise: Tensor | None,
-) -> Tensor:
-    """Decode B·R rows to the length limit, padding included, so that no shape depends on a value:
-    [B, R, L].
-    """
-    samples, rows = decoding.num_samples, decoding.captions_per_image
-    logits = (
-        forbid(next_logits(None), captioner.forbidden).unsqueeze(1).expand(-1, rows, -1)
-    )  # [B, R, V]
-    image = torch.arange(images, device=logits.device).repeat_interleave(rows)
-    ended = torch.zeros(images, rows, dtype=torch.bool, device=logits.device)
-    # The greedy caption is sampled too and then replaced: leaving it out would copy the logits.
-    numbers = (
-        None if noise is None else torch.nn.functional.pad(noise, (0, 0, 0, rows - samples))
-    )  # [B, R, L]
-    ids: list[Tensor] = []
-    for position in range(decoding.max_new_tokens):
-        if position:
-            prefixes = Prefixes(ids[-1].flatten(), image if position == 1 else None, image, rows)
-            logits = forbid(next_logits(prefixes), captioner.forbidden).unflatten(0, (images, rows))
-        chosen = best = logits.argmax(-1)
-        if numbers is not None and samples:
-            uniform = numbers[:, :, position].reshape(-1, 1)
-            drawn = sample_tokens(
-                logits.flatten(0, 1), uniform, decoding.temperature, best.view(-1, 1)
-            )
-            chosen = torch.cat([drawn.view(images, rows)[:, :samples], best[:, samples:]], dim=1)
-        ids.append(chosen.masked_fill(ended, captioner.pad_token_id))
-        ended = ended | (ids[-1] == captioner.eos_token_id)
-    return torch.stack(ids, dim=-1)
 
 
 @torch.no_grad()
@@ -500,127 +441,3 @@ def logits_without_cache(
         return captioner.token_logits(policy, expanded, ids.unsqueeze(1))[:, 0, -1]
 
     return next_logits
-
-
-Decode = Callable[..., Tensor]
-"""Returns token ids; takes tensors by name."""
-Capture = Callable[[Decode, dict[str, Tensor]], Decode]
-"""Takes a function and example arguments; returns a function that does the same for tensors of
-those shapes.
-"""
-
-
-class ReplayedGenerate:
-    """``Captioner.generate`` without beam search, captured once for every shape of its inputs and
-    then replayed.
-
-    A token of a small policy takes a few hundred short kernels, and the GPU waits for their
-    launches. A CUDA graph launches them all at once, at fixed addresses. That is correct while no
-    kernel and no shape depends on values (``Decoding.fixed_shapes``) and the weights stay where
-    they are in memory; if they have moved, everything is captured again. Every new graph is
-    compared with the decode that it was captured from. After ``MAX_GRAPHS`` shapes, inputs of other
-    shapes are decoded without a graph, which gives the same captions; one warning says so.
-
-    Args:
-        captioner: its ``generate`` with ``fixed_shapes`` must not read any value.
-        capture: what captures; a CUDA graph by default.
-    """
-
-    def __init__(self, captioner: Captioner, capture: Capture | None = None) -> None:
-        self.captioner = captioner
-        self.capture: Capture = capture or capture_cuda_graph
-        self.graphs: dict[tuple[Any, ...], Decode] = {}
-        self.addresses: tuple[int, ...] = ()
-        self.warned = False
-
-    def __call__(
-        self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None
-    ) -> Tensor:
-        """Token ids [B, captions_per_image, T] of new captions; see ``Captioner.generate``.
-
-        Raises:
-            CaptionerError: the policy cannot be captured, or the graph gives other captions than
-                the decode that it was captured from.
-            ValueError: the policy is in training mode.
-        """
-        if policy.training:
-            raise ValueError(
-                "decoding by a CUDA graph needs the policy in eval mode: every replay would drop "
-                "the same units"
-            )
-        addresses = tuple(tensor.data_ptr() for tensor in (*policy.parameters(), *policy.buffers()))
-        if addresses != self.addresses:
-            self.graphs.clear()
-            self.addresses = addresses
-        tensors = inputs if noise is None else {**inputs, "noise": noise}
-        shapes = tuple(
-            (name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()
-        )
-        device = next(iter(tensors.values())).device.type
-        key = (decoding, torch.is_autocast_enabled(device), shapes)
-        if key not in self.graphs:
-            if len(self.graphs) == MAX_GRAPHS:
-                if not self.warned:
-                    logger.warning(
-                        "rollout.cuda_graph: inputs have more than %d shapes. Further ones, such "
-                        "as %s, are decoded "
-                        "without a graph: pad images to fewer sizes",
-                        MAX_GRAPHS,
-                        shapes,
-                    )
-                self.warned = True
-                return self.captioner.generate(policy, inputs, decoding, noise)
-            self.graphs[key] = self._capture(policy, decoding, tensors)
-        tokens = self.graphs[key](**tensors)
-        longest = caption_mask(tokens, self.captioner.eos_token_id).flatten(0, 1).any(0).sum()
-        return tokens[..., : int(longest)]
-
-    def _capture(self, policy: nn.Module, decoding: Decoding, example: dict[str, Tensor]) -> Decode:
-        def decode_fixed(noise: Tensor | None = None, **inputs: Tensor) -> Tensor:
-            return self.captioner.generate(
-                policy, inputs, decoding.replace(fixed_shapes=True), noise
-            )
-
-        replay = self.capture(decode_fixed, example)
-        equal = (replay(**example) == decode_fixed(**example)).all(-1).double().mean().item()
-        if equal < MIN_EQUAL:  # near ties may fall either way
-            raise CaptionerError(
-                f"the CUDA graph reproduces {equal:.0%} of the captions that are decoded without "
-                f"it, expected "
-                f"{MIN_EQUAL:.0%}: turn rollout.cuda_graph off"
-            )
-        return replay
-
-
-def capture_cuda_graph(function: Decode, example: dict[str, Tensor]) -> Decode:
-    """Capture ``function`` as a CUDA graph for tensors of the shapes in ``example``.
-
-    Raises ``CaptionerError`` if it does something that cannot be captured, such as reading a value.
-    """
-    inputs = {name: tensor.clone() for name, tensor in example.items()}
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            function(**inputs)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    torch.clear_autocast_cache()  # a graph casts the weights anew at every replay
-    try:
-        # Only this thread is kept from what cannot be captured: the loader's pins memory meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            output = function(**inputs)
-    except RuntimeError as error:
-        raise CaptionerError(
-            f"decoding cannot be recorded as a CUDA graph, turn rollout.cuda_graph off: {error}"
-        ) from error
-    finally:
-        torch.clear_autocast_cache()
-
-    def replay(**tensors: Tensor) -> Tensor:
-        for name, tensor in tensors.items():
-            inputs[name].copy_(tensor)
-        graph.replay()
-        return output.clone()
-
-    return replay

@@ -42,14 +42,14 @@ class DecodeState:
         """The part of the cache with a row for each prefix."""
         return self.cache.self_attention_cache if self.shared else self.cache
 
-    def select(self, parent: Tensor | None, image: Tensor, per_image: int | None = None) -> None:
+    def select(self, parent: Tensor | None, image: Tensor) -> None:
         """Reorder the rows of the cache to the parents of the next prefixes; arguments as in
         ``Prefixes``.
         """
         if parent is None:
             return
         self.tokens.batch_select_indices(parent)
-        if not self.shared or per_image is not None:
+        if not self.shared:
             return
         image = torch.searchsorted(self.images, image)
         left = image.unique()
@@ -124,7 +124,7 @@ class HuggingFacePolicy(nn.Module):
         """
         if decode_state is not None:
             assert prefixes is not None
-            decode_state.select(prefixes.parent, prefixes.image, prefixes.per_image)
+            decode_state.select(prefixes.parent, prefixes.image)
             tokens = prefixes.tokens.unsqueeze(1)
             return self.family.decode(self.model, decode_state.states, tokens, decode_state.cache)[
                 :, -1

@@ -244,10 +244,7 @@ class TransformerCaptioner(Captioner):
             else:
                 if prefixes.parent is not None:
                     cache.self_attention_cache.batch_select_indices(prefixes.parent)
-                tokens, image = (
-                    prefixes.tokens,
-                    prefixes.image if prefixes.per_image is None else None,
-                )
+                tokens, image = prefixes.tokens, prefixes.image
             output = policy(
                 region_mask=inputs.get("region_mask"),
                 states=states,

@@ -12,7 +12,8 @@ from rewards.devices import is_main_process
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.ensemble import Average
+from rl_caption.captioners.loading import load_captioner
+from rl_caption.config.build import quiet_libraries
 from rl_caption.config.commands import CaptionConfig
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
@@ -22,7 +23,6 @@ from rl_caption.programs.captions import (
     Captions,
     build_reranker,
     caption_rows,
-    load_captioners,
     rerank_captions,
 )
 from rl_caption.runtime.engines import accelerator_kwargs
@@ -78,34 +78,30 @@ def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
 
 
 def caption_files(
-    models: Sequence[str],
+    model: str,
     paths: Sequence[Path],
     decode: Decoding,
     prompt: str | None = None,
-    ensemble: Average = "probabilities",
     rerank: str | None = None,
     rerank_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     on_bad: str = "fail",
 ) -> Captions:
-    """Captions of image files by path, of one captioner (saved, or from the hub) or of an ensemble
-    of ``models``.
+    """Captions of image files by path, of a captioner (saved, or from the hub).
 
     The main process alone chooses by ``rerank``; if that fails, it prints all captions.
 
     Raises:
-        CaptionerError: one of ``models`` is not a captioner over pixels, or they have different
-            vocabularies.
+        CaptionerError: ``model`` is not a captioner over pixels.
         ConfigError: ``rerank`` is not a reward that can choose, or options of ``decode`` contradict
             each other.
         DataError: an image cannot be read, unless ``on_bad`` is ``skip``.
     """
     reward = None if rerank is None else build_reranker(rerank, rerank_kwargs or {}, ())
-    captioner = load_captioners(models, prompt, ensemble)
+    quiet_libraries()
+    captioner = load_captioner(model, prompt=prompt)
     if captioner.input_kind != "pixels":
-        raise CaptionerError(
-            f"--model {', '.join(models)} reads region features, not photos: use evaluate"
-        )
+        raise CaptionerError(f"--model {model} reads region features, not photos: use evaluate")
     rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
     accelerator = Accelerator(**accelerator_kwargs())
     rows = [*usable_rows({"": rows}, captioner, on_bad, accelerator)[""]]
@@ -126,11 +122,10 @@ def caption(config: CaptionConfig) -> int:
         check_writable_file(file)
     paths = readable_images(find_images(config.photos), config.on_bad)
     captions = caption_files(
-        config.models or [str(config.model)],
+        config.model,
         paths,
         config,
         config.prompt,
-        config.ensemble,
         config.rerank,
         config.rerank_kwargs,
         config.seed,

@@ -7,7 +7,6 @@ from pydantic import model_validator
 from rl_caption.captioners.config import Decoding
 from rl_caption.config.evaluation import check_choice
 from rl_caption.config.schema import TrustConfig
-from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Seed
 
 
@@ -18,12 +17,8 @@ class CaptionConfig(TrustConfig, Decoding):
 
     photos: list[str]
     """Photos, and folders of photos."""
-    model: str | None = None
+    model: str
     """Folder of a captioner, such as ``RUN/export/best``, or the name of a model on the hub."""
-    models: list[str] = []
-    """Several captioners with one vocabulary, instead of ``model``: an ensemble."""
-    ensemble: Literal["probabilities", "log_probabilities"] = "probabilities"
-    """What the ensemble averages at every token."""
     prompt: str | None = None
     """Prompt of a model of Transformers; null uses the prompt that was saved with it, if any."""
     rerank: str | None = None
@@ -41,7 +36,5 @@ class CaptionConfig(TrustConfig, Decoding):
 
     @model_validator(mode="after")
     def _check_caption(self) -> Self:
-        if (self.model is None) == (not self.models):
-            raise ConfigError("model is not set: name a captioner, or several as models")
         check_choice(self, self.rerank, self.candidates is not None)
         return self

@@ -40,8 +40,7 @@ class EvaluateConfig(PairsConfig):
     """``evaluate``: captions against references; ``--predictions F --help`` and ``--compare A B
     --help`` list theirs.
 
-    The captions are of a captioner (``model``, or an ensemble of ``models``), of a file
-    (``predictions``), or of two files (``compare``), each of which has keys of its own.
+    The captions are of a captioner (``model``), of a file (``predictions``), or of two files (``compare``), each of which has keys of its own.
     """
 
     data: DataConfig = Field(default_factory=DataConfig)
@@ -101,10 +100,6 @@ class EvaluateModelConfig(EvaluateConfig):
     """Folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a model on the
     hub.
     """
-    models: list[str] = []
-    """Several captioners with one vocabulary, instead of ``model``: an ensemble."""
-    ensemble: Literal["probabilities", "log_probabilities"] = "probabilities"
-    """What the ensemble averages at every token: ``probabilities`` or ``log_probabilities``."""
     prompt: str | list[dict] | None = None
     """Prompt of a model of Transformers; null uses the prompt that was saved with it, if any."""
     rerank: str | None = None
@@ -121,8 +116,6 @@ class EvaluateModelConfig(EvaluateConfig):
 
     @model_validator(mode="after")
     def _check_evaluate_model(self) -> Self:
-        if self.model is not None and self.models:
-            raise ConfigError(f"model is {self.model!r} and models is {self.models}: set only one")
         if self.decode.remove_bad_endings and self.data.tokenizer != TOKENIZER:
             raise ConfigError(
                 f"data.tokenizer is {self.data.tokenizer!r}: decode.remove_bad_endings is for "
@@ -130,11 +123,6 @@ class EvaluateModelConfig(EvaluateConfig):
             )
         check_choice(self.decode, self.rerank, self.candidates)
         return self
-
-    @property
-    def captioners(self) -> list[str]:
-        """``models``, or ``model`` alone."""
-        return self.models or [str(self.model)]
 
 
 class EvaluateFileConfig(EvaluateConfig):

@@ -256,10 +256,6 @@ class RolloutConfig(Section):
     """Keep dropout on while sampling and in the loss, as the first self-critical implementations
     did; off keeps the update on-policy.
     """
-    cuda_graph: bool = False
-    """Decode with a CUDA graph, which is captured at the first step: the same captions in less
-    time. Needs a CUDA device, inputs of few sizes, no ZeRO-3 and ``dropout`` off.
-    """
     beam_search: bool = False
     """Use the K captions of a beam search of width K (length penalty 1) instead of samples; for
     objectives that compare the captions of an image, as in the DiCO paper.
@@ -273,14 +269,6 @@ class RolloutConfig(Section):
             )
         if self.beam_search and (self.temperature != 1 or self.temperature_schedule):
             raise ConfigError("temperature is set: it is for samples, but beam_search is on")
-        if self.cuda_graph and self.dropout:
-            raise ConfigError(
-                "cuda_graph and dropout are both on: every replay would drop the same units"
-            )
-        if self.cuda_graph and self.temperature_schedule:
-            raise ConfigError(
-                "cuda_graph and temperature_schedule are both set: a graph has one temperature"
-            )
         _check_ascending("temperature_schedule", self.temperature_schedule)
         for step, factor in self.temperature_schedule or ():
             if not MIN_TEMPERATURE <= self.temperature * factor <= MAX_TEMPERATURE:

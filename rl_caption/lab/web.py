@@ -19,11 +19,11 @@ from rewards.base import Reward, score_captions
 from rewards.registry import short_name
 from rl_caption.captioners.base import Captioner, CaptionerError
 from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import DataError, Row, load_image, reward_inputs
 from rl_caption.evaluation.results import unique_names
 from rl_caption.lab.config import WebConfig
 from rl_caption.monitoring.judges import build_judges
-from rl_caption.programs.captions import load_captioners
 from rl_caption.programs.report.charts import macros
 from rl_caption.programs.report.gallery import gallery, source_of
 from rl_caption.programs.report.pages import Page, render
@@ -183,7 +183,7 @@ def load_models(config: WebConfig) -> SideBySide:
     folders = [Path(model.rstrip("/").removesuffix("/export/best")) for model in config.models]
     captioners = {}
     for name, model in zip(unique_names(folders), config.models, strict=True):
-        captioners[name] = load_captioners([model], None, "probabilities")
+        captioners[name] = load_captioner(model)
         if captioners[name].input_kind != "pixels":
             raise CaptionerError(f"models: {model} reads region features, not photos")
         captioners[name].policy.to(accelerator.device)

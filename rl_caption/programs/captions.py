@@ -1,6 +1,4 @@
-"""Captions of images by a saved captioner or an ensemble of several, and the choice among several
-of an image.
-"""
+"""Captions of images by a saved captioner, and the choice among several of an image."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +13,6 @@ from rewards.registry import short_name
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.ensemble import Average, Ensemble
-from rl_caption.captioners.loading import load_captioner
-from rl_caption.config.build import quiet_libraries
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.data.files import write_json_lines
 from rl_caption.runtime.errors import ConfigError, config_errors
@@ -73,19 +68,6 @@ class Captions:
                 {"image_id": written, "chosen": self.chosen(image_id), "candidates": lines_of}
             )
         write_json_lines(path, lines)
-
-
-def load_captioners(
-    names: Sequence[str], prompt: str | list[dict[str, Any]] | None, average: Average
-) -> Captioner:
-    """Load one captioner, or several as an ensemble. Raises ``CaptionerError`` or, for a repeated
-    name, ConfigError.
-    """
-    quiet_libraries()
-    if len(set(names)) < len(names):
-        raise ConfigError(f"models is {list(names)}: expected different ones")
-    loaded = {name: load_captioner(name, prompt=prompt) for name in names}
-    return loaded[names[0]] if len(loaded) == 1 else Ensemble(loaded, average)
 
 
 def build_reranker(

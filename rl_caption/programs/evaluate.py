@@ -271,10 +271,9 @@ def score_captions(
         chosen = _of_images(read, images, str(config.predictions))
         evaluation = _Scorer(config, images, chosen, judges).score(chosen, _name(config))
         return evaluation, chosen, images.rows
-    if not isinstance(config, EvaluateModelConfig) or (config.model is None and not config.models):
+    if not isinstance(config, EvaluateModelConfig) or config.model is None:
         raise ConfigError(
-            "set either model (a saved captioner), models (several), predictions (a file in COCO "
-            "result format) or "
+            "set either model (a saved captioner), predictions (a file in COCO result format) or "
             "compare (two such files)"
         )
     from accelerate import Accelerator
@@ -321,11 +320,9 @@ def settings_of(config: EvaluateConfig) -> dict[str, Any]:
     from rl_caption.captioners.loading import weights_hash
 
     decode = plain["decode"]
-    for key in ("with_greedy", "fixed_shapes"):
-        if not decode[key]:
-            del decode[key]
-    hashes = [weights_hash(name) for name in config.captioners]
-    weights = hashes[0] if len(hashes) == 1 else hashes
+    if not decode["with_greedy"]:
+        del decode["with_greedy"]
+    weights = weights_hash(str(config.model))
     return settings | {"prompt": plain["prompt"], "decode": decode, "weights": weights}
 
 
@@ -349,7 +346,7 @@ def _name(config: EvaluateConfig) -> str:
     if isinstance(config, EvaluateFileConfig):
         return Path(str(config.predictions)).stem
     assert isinstance(config, EvaluateModelConfig)
-    return " + ".join(config.captioners)
+    return str(config.model)
 
 
 def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
@@ -563,13 +560,10 @@ def _decode(
     """Captions of the images, and how they were decoded; writes ``candidates.jsonl`` where that is
     asked for.
     """
+    from rl_caption.captioners.loading import load_captioner
+    from rl_caption.config.build import quiet_libraries
     from rl_caption.data.refused import usable_rows
-    from rl_caption.programs.captions import (
-        build_reranker,
-        caption_rows,
-        load_captioners,
-        rerank_captions,
-    )
+    from rl_caption.programs.captions import build_reranker, caption_rows, rerank_captions
     from rl_caption.runtime.engines import print_main
 
     reward, how = None, config.decode.describe()
@@ -587,9 +581,8 @@ def _decode(
         )
         check_judges({"rerank": reward}, images.rows, images.source, key="")
         how += f", chosen by {reward.signature}"
-    if config.models:
-        how += f", ensemble of {len(config.models)} by their mean {config.ensemble}"
-    captioner = load_captioners(config.captioners, config.prompt, config.ensemble)
+    quiet_libraries()
+    captioner = load_captioner(str(config.model), prompt=config.prompt)
     split = config.split or SPLIT
     rows = usable_rows({split: images.rows}, captioner, config.data.on_bad, accelerator)[split]
     print_main(

@@ -15,7 +15,6 @@ from rewards.text.cider import CIDER_DIFFERENCES, CiderD
 from rewards.text.tokenize import untested_texts
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import (
     build_captioner,
@@ -35,7 +34,7 @@ from rl_caption.monitoring.rule import few_images, reference_statistics
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import TrainState
-from rl_caption.runtime.zero import engine_of, uses_deepspeed
+from rl_caption.runtime.zero import uses_deepspeed
 from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
 from rl_caption.scst.objectives import Objective, build_objective
@@ -193,10 +192,6 @@ def make_task(
     run started from.
     """
     options, rollout = config.train, config.rollout
-    if rollout.cuda_graph and engine_of(run.accelerator) == "zero3":
-        raise ConfigError(
-            "rollout.cuda_graph is on: ZeRO-3 gathers the weights anew at every step; turn it off"
-        )
     objective_of = partial(
         build_objective, options.objective, options.objective_kwargs, options.loss_reduction
     )
@@ -222,7 +217,6 @@ def make_task(
         ref_policy=_frozen_copy(captioner.policy, run.accelerator) if compares else None,
         xe_weight=options.xe_weight,
         label_smoothing=options.label_smoothing,
-        generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
         updates_per_rollout=options.updates_per_rollout,
         weight_schedules={name: points for name, points in schedules.items() if points},
         temperature_schedule=rollout.temperature_schedule or (),

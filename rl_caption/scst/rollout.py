@@ -15,7 +15,7 @@ from rewards.base import checked_scores
 from rewards.mixed import MixedReward, moments
 from rewards.text.degeneration import bad_ending, repeated_ngram_share
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-from rl_caption.captioners.base import Captioner, Generate
+from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.tokens import caption_mask
 from rl_caption.data.base import reward_inputs
@@ -48,13 +48,11 @@ def sample_captions(
     decoding: Decoding,
     seed: int,
     step: int,
-    generate: Generate | None = None,
 ) -> Rollout:
     """Draw K captions of each of B images (and the greedy ones, if ``decoding`` asks for them) from
     ``policy``.
 
-    With beam search, its K candidates stand for the samples. ``generate`` replaces the captioner's
-    own, for example by ``captioners.decoding.ReplayedGenerate``. Tensors of the rollout are on the
+    With beam search, its K candidates stand for the samples. Tensors of the rollout are on the
     device of ``batch``.
 
     Raises:
@@ -66,7 +64,7 @@ def sample_captions(
     if decoding.num_samples:
         numbers = sampling_noise(seed, step, batch.image_ids, samples, decoding.max_new_tokens)
         noise = numbers.to(next(iter(batch.inputs.values())).device)
-    token_ids = (generate or captioner.generate)(policy, batch.inputs, decoding, noise)
+    token_ids = captioner.generate(policy, batch.inputs, decoding, noise)
     if decoding.num_beams > 1 and captioner.pad_token_id != captioner.eos_token_id:
         for image, first in zip(batch.image_ids, token_ids[..., 0].tolist(), strict=True):
             if captioner.pad_token_id in first:  # a row without a token

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from rewards.mixed import MixedReward
-from rl_caption.captioners.base import Captioner, Generate
+from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
 from rl_caption.runtime.engines import Averages, autocast, backward_all, dropout_off, global_count
 from rl_caption.runtime.types import CaptionBatch, Rollout, Scores
@@ -71,8 +71,6 @@ class SelfCriticalTask:
         xe_weight: weight of the cross-entropy on the references (a token mean), which is added to
             the objective.
         label_smoothing: of that cross-entropy.
-        generate: used instead of the captioner's own ``generate``, such as
-            ``captioners.decoding.ReplayedGenerate``.
         updates_per_rollout: optimizer updates on the samples of one step.
         weight_schedules: reward term -> (step, factor) points of its weight.
         temperature_schedule: (step, factor) points of the sampling temperature.
@@ -92,7 +90,6 @@ class SelfCriticalTask:
     ref_policy: nn.Module | None = None
     xe_weight: float = 0.0
     label_smoothing: float = 0.0
-    generate: Generate | None = None
     updates_per_rollout: int = 1
     weight_schedules: Mapping[str, Points] = field(default_factory=dict)
     temperature_schedule: Points = ()
@@ -182,7 +179,7 @@ class SelfCriticalTask:
         captioner, policy = self.captioner, self.captioner.policy
         apart = self.dropout and decoding.with_greedy
         drawn = decoding.replace(with_greedy=False) if apart else decoding
-        rollout = sample_captions(captioner, policy, encoded, drawn, self.seed, step, self.generate)
+        rollout = sample_captions(captioner, policy, encoded, drawn, self.seed, step)
         if not apart:
             return rollout
         return with_greedy_captions(captioner, policy, batch, decoding, rollout)

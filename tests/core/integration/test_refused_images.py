@@ -18,7 +18,6 @@ from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, LazyImage, Row
 from rl_caption.data.formats import build_data
 from rl_caption.data.refused import PASSED, refused_rows, usable_rows
-from rl_caption.programs.captions import load_captioners
 from tests.clip_for_tests import noise_image
 from tests.hf_models_for_tests import save_model
 from tests.training_for_tests import Ended, changed, run, run_arguments, run_two
@@ -216,9 +215,3 @@ def test_the_time_does_not_grow_with_the_number_of_sizes() -> None:
     assert list(found) == [20_000, 20_001, 20_002]
     assert len(tried) < 5 * PASSED
     assert time.monotonic() - started < 20
-
-
-def test_members_of_an_ensemble_are_all_asked(folder: Path, tmp_path: Path) -> None:
-    names = [str(folder / "qwen2_vl"), str(tiny_qwen2_vl(tmp_path / "other"))]
-    ensemble = load_captioners(names, None, "probabilities")
-    assert list(refused_rows(rows_of([Blank(*LONG), Blank(32, 32)]), ensemble.try_row)) == [0]

@@ -156,10 +156,6 @@ def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path: Path) -> 
             "train.objective risk compares",
         ),
         ({"train.updates_per_rollout": 2}, "train.updates_per_rollout is 2"),
-        (
-            {"rollout.cuda_graph": True, "rollout.dropout": True},
-            "rollout.cuda_graph and dropout are both on",
-        ),
         ({"rollout.temperature": 1e-9}, "rollout.temperature is 1e-09: expected at least 0.000001"),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""Decoding methods equal Transformers' own, ensembles the mean of their distributions."""
+"""Decoding methods equal Transformers' own."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import (
     beam_search,
@@ -16,14 +15,11 @@ from rl_caption.captioners.decoding import (
     penalise_trigrams,
     refuse_bad_endings,
 )
-from rl_caption.captioners.ensemble import Ensemble
 from rl_caption.captioners.tokens import caption_mask, forbid, sample_tokens
-from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
 from rl_caption.training.validation import decode_candidates
-from tests.captioners_for_tests import REFERENCES, SHAPE, tiny_captioner, tiny_rows
-from tests.core.extensions.test_captioner import tiny as without_vocabulary
+from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import PROMPT, tiny_hf_captioner
 
 IDS = ["a", "b", "c"]
@@ -269,8 +265,6 @@ def test_trigrams_that_cost_much_are_not_repeated():
         ({"temperature": float("inf")}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"num_samples": 2, "num_beams": 2}, "num_samples is 2"),
-        ({"num_samples": 2, "top_k": 3, "fixed_shapes": True}, "fixed_shapes"),
-        ({"num_beams": 3, "fixed_shapes": True}, "fixed_shapes"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message):
@@ -305,72 +299,6 @@ def test_a_decoding_says_all_that_captions_depend_on():
         "most 24 tokens"
     )
     assert Decoding().describe() == "greedy, at most 24 tokens"
-
-
-# ensembles
-
-
-@pytest.fixture(scope="module")
-def members():
-    return {
-        name: ending_captioner(seed, ends=1.0)[0]
-        for seed, name in enumerate(("one", "two", "three"))
-    }
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("average", ["probabilities", "log_probabilities"])
-def test_an_ensemble_decodes_the_mean_of_its_distributions(members, average):
-    ensemble = Ensemble(members, average)
-    inputs = ensemble.preprocess(tiny_rows(3))
-    own = next(iter(members.values())).preprocess(tiny_rows(3))
-
-    def mean(ids):
-        each = [
-            one.token_logits(one.policy, own, ids).double().softmax(-1) for one in members.values()
-        ]
-        product = torch.stack(each).log().mean(0).exp()
-        return (
-            torch.stack(each).mean(0)
-            if average == "probabilities"
-            else product / product.sum(-1, keepdim=True)
-        )
-
-    greedy = ensemble.generate(ensemble.policy, inputs, Decoding(max_new_tokens=8))
-    mask = caption_mask(greedy, ensemble.eos_token_id)
-    assert torch.equal(mean(greedy).argmax(-1)[mask], greedy[mask])
-    beams = Decoding(num_beams=4, num_return_sequences=3, max_new_tokens=8)
-    ids, scores = ensemble.generate_with_scores(ensemble.policy, inputs, beams)
-    mask = caption_mask(ids, ensemble.eos_token_id)
-    logprobs = mean(ids).log().gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-    expected = logprobs.masked_fill(~mask, 0).sum(-1) / mask.sum(-1)
-    assert torch.allclose(scores.double(), expected, atol=1e-5)
-    logits = ensemble.token_logits(ensemble.policy, inputs, ids)
-    assert torch.allclose(logits.softmax(-1).double()[mask], mean(ids)[mask], atol=1e-5)
-    alone = [one.generate(one.policy, own, Decoding(max_new_tokens=8)) for one in members.values()]
-    assert any(trimmed(each, ensemble) != trimmed(greedy, ensemble) for each in alone)
-
-
-@torch.no_grad()
-def test_an_ensemble_of_equal_captioners_is_that_captioner(members):
-    one = members["one"]
-    inputs = one.preprocess(tiny_rows(3))
-    twice = Ensemble({"a": one, "b": one})
-    for decoding in (Decoding(max_new_tokens=8), Decoding(num_beams=3, max_new_tokens=8)):
-        found = twice.generate(twice.policy, twice.preprocess(tiny_rows(3)), decoding)
-        assert torch.equal(found, one.generate(one.policy, inputs, decoding))
-
-
-def test_captioners_that_share_no_vocabulary_are_refused(members):
-    other = TransformerCaptioner.from_scratch(
-        [*REFERENCES, ["a zebra"]], 1, image_size=16, patch_size=8, **SHAPE
-    )
-    with pytest.raises(CaptionerError, match=r"'one' has 'zebra' not, 'new' has 'zebra' as \d+"):
-        Ensemble({"one": members["one"], "new": other})
-    with pytest.raises(CaptionerError, match="'gru'"):
-        Ensemble({"one": members["one"], "gru": without_vocabulary()})
-    with pytest.raises(CaptionerError, match=r"\['one'\]"):
-        Ensemble({"one": members["one"]})
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10**6])

@@ -1,6 +1,4 @@
-"""Several captions of an image: the choice among them, ensembles, and what the programs write and
-refuse.
-"""
+"""Several captions of an image: the choice among them, and what the programs write and refuse."""
 
 import json
 from pathlib import Path
@@ -15,7 +13,6 @@ from rewards.text.tokenize import tokenize
 from rl_caption.captioners.config import Decoding
 from rl_caption.cli.caption import caption as caption_photos
 from rl_caption.cli.configuration import parse
-from rl_caption.cli.main import main
 from rl_caption.config.commands import CaptionConfig
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig
@@ -58,10 +55,9 @@ LONGEST = f"{__name__}:Longest"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two captioners with one vocabulary, photos, and data of four test images."""
-    for seed in (0, 1):
-        captioner = tiny_captioner(seed)
-        captioner.save_pretrained(captioner.policy, tmp_path / f"model{seed}")
+    """A captioner, photos, and data of four test images."""
+    captioner = tiny_captioner()
+    captioner.save_pretrained(captioner.policy, tmp_path / "model")
     (tmp_path / "photos").mkdir()
     lines = []
     for row in tiny_rows(4):
@@ -84,7 +80,7 @@ def configured(folder: Path, **changes: Any) -> EvaluateModelConfig:
     decode = Decoding(max_new_tokens=8, **changes.pop("decode", {}))
     data = DataConfig(format="jsonl", path=str(folder / "data.jsonl"))
     options: dict[str, Any] = {
-        "model": str(folder / "model0"),
+        "model": str(folder / "model"),
         "out": str(folder / "out"),
         "bootstrap": 0,
     }
@@ -137,15 +133,10 @@ def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
     assert not (folder / "out" / "candidates_scores.json").exists()
 
 
-def test_a_reward_chooses_among_beams_of_an_ensemble(folder: Path) -> None:
-    models = [str(folder / "model0"), str(folder / "model1")]
+def test_a_reward_chooses_among_beams(folder: Path) -> None:
     decode = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.0}
-    evaluate_split(
-        configured(
-            folder, decode=decode, rerank=LONGEST, candidates=True, model=None, models=models
-        )
-    )
-    captions, scores, lines = results(folder)
+    evaluate_split(configured(folder, decode=decode, rerank=LONGEST, candidates=True))
+    captions, _, lines = results(folder)
     for line in lines:
         own = line["candidates"]
         lengths = [len(one["caption"]) for one in own]
@@ -157,33 +148,10 @@ def test_a_reward_chooses_among_beams_of_an_ensemble(folder: Path) -> None:
     assert any(line["chosen"] for line in lines), (
         "the case must hold a caption that is not the likeliest"
     )
-    assert "ensemble of 2 by their mean probabilities" in scores["decoding"]
 
 
-def test_the_command_line_takes_a_list_of_captioners(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = [str(folder / "model0"), str(folder / "model1")]
-    words = [
-        "--data.format",
-        "jsonl",
-        "--data.path",
-        str(folder / "data.jsonl"),
-        "--out",
-        str(folder / "out"),
-    ]
-    words += ["--metrics", "cider", "--tokenizer", "python", "--ensemble", "log_probabilities"]
-    assert main(["evaluate", "--models", *models, *words]) == 0
-    assert (
-        "greedy, at most 24 tokens, ensemble of 2 by their mean log_probabilities"
-        in results(folder)[1]["decoding"]
-    )
-
-
-def test_photos_are_captioned_by_an_ensemble_whose_best_caption_is_chosen(
-    folder: Path, capsys: Any
-) -> None:
-    words = ["--models", str(folder / "model0"), str(folder / "model1"), "--num_beams", "3"]
+def test_the_best_caption_of_a_photo_is_chosen(folder: Path, capsys: Any) -> None:
+    words = ["--model", str(folder / "model"), "--num_beams", "3"]
     words += ["--num_return_sequences", "3", "--remove_bad_endings", "--rerank", LONGEST]
     out = folder / "candidates.jsonl"
     assert caption([*words, "--candidates", str(out), str(folder / "photos")]) == 0
@@ -198,7 +166,7 @@ def test_photos_are_captioned_by_an_ensemble_whose_best_caption_is_chosen(
     decoded = [[line["image_id"], one["caption"]] for line in lines for one in line["candidates"]]
     assert [text.split("\t") for text in capsys.readouterr().out.splitlines()] == decoded
     with pytest.raises(ConfigError, match="decode gives 3 captions an image"):
-        caption(["--model", str(folder / "model0"), "--num_samples", "3", str(folder / "photos")])
+        caption(["--model", str(folder / "model"), "--num_samples", "3", str(folder / "photos")])
 
 
 @pytest.mark.parametrize(

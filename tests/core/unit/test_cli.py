@@ -111,9 +111,9 @@ def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:
         (["--report"], True),
     ):
         assert parse(EvaluateConfig, arguments, "evaluate.py").report is report
-    words = ["--models", "x", "y", "--report", "--trust", "a:B"]
+    words = ["--metrics", "x", "y", "--report", "--trust", "a:B"]
     config = parse(EvaluateConfig, words, "evaluate.py")
-    assert (config.models, config.report, config.trust) == (["x", "y"], True, ["a:B"])
+    assert (config.metrics, config.report, config.trust) == (["x", "y"], True, ["a:B"])
 
 
 def test_words_that_belong_to_no_option_are_the_positional_key() -> None:

@@ -98,10 +98,6 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
         ),
         ("rollout: {temperature_schedule: [[0, 1], [9, 0]]}", "the temperature 1 x 0 at step 9"),
         (
-            "rollout: {temperature_schedule: [[0, 1]], cuda_graph: true}",
-            "rollout.cuda_graph and temp",
-        ),
-        (
             "{rollout: {num_samples: 1}, reward: {normalize: per_group}, train: {advantage: "
             "greedy}}",
             "rollout.num_samples is 1: reward.normalize per_group",

@@ -129,8 +129,8 @@ class Decoding(Section):
     """How captions are decoded. Nothing is inherited from a model's own generation settings.
 
     Options that Transformers' ``generate`` also has mean the same here; docs/evaluation.md gives
-    the sources. Temperature is applied first, then top-k, top-p and typical sampling, each to what
-    the one before left.
+    the sources. Temperature is applied first, then top-k and top-p, each to what the one before
+    left.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -165,8 +165,6 @@ class Decoding(Section):
     """Sample from the most likely tokens whose probabilities sum to this (nucleus); 1 samples from
     all.
     """
-    typical_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the most typical tokens whose probabilities sum to this; 1 samples from all."""
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=16384)] = 0
     """An n-gram of this size occurs at most once in a caption; 0 allows repetition."""
     block_trigrams: Weight = 0.0
@@ -247,5 +245,5 @@ class Decoding(Section):
         return ", ".join([*phrases, f"at most {self.max_new_tokens} tokens"])
 
 
-_TRUNCATIONS: dict[str, float] = {"top_k": 0, "top_p": 1, "typical_p": 1}
+_TRUNCATIONS: dict[str, float] = {"top_k": 0, "top_p": 1}
 """Options that truncate the distribution of samples, and the value that does not."""

@@ -127,19 +127,13 @@ def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
 
 def truncations(decoding: Decoding) -> list[Processor]:
     """Processors that truncate the distribution of samples, in the order of Transformers."""
-    from transformers.generation.logits_process import (
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-        TypicalLogitsWarper,
-    )
+    from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
     processors: list[Processor] = []
     if decoding.top_k:
         processors.append(TopKLogitsWarper(decoding.top_k))
     if decoding.top_p < 1:
         processors.append(TopPLogitsWarper(decoding.top_p))
-    if decoding.typical_p < 1:
-        processors.append(TypicalLogitsWarper(decoding.typical_p))
     return processors
 
 
@@ -272,40 +266,36 @@ def beam_search(
     0; the others are not renormalised.
     """
     width, groups, limit = decoding.num_beams, decoding.num_beam_groups, decoding.max_new_tokens
-    width_of, penalty, processors = (
-        width // groups,
-        decoding.length_penalty,
-        constraints(captioner, decoding),
-    )
+    each, penalty = width // groups, decoding.length_penalty
+    processors = constraints(captioner, decoding)
     finished: list[list[Finished]] = [[[] for _ in range(groups)] for _ in range(images)]
     logits = next_logits(None).repeat_interleave(width, 0)
     device = logits.device
     active = torch.arange(images, device=device)  # images that are not done
     going = torch.ones(images, groups, dtype=torch.bool, device=device)  # groups that are not done
-    scores = torch.full((images, groups, width_of), -torch.inf, device=device)
+    scores = torch.full((images, groups, each), -torch.inf, device=device)
     scores[..., 0] = 0.0  # all beams are equal at first: only one of a group counts
     prefixes = torch.empty(images, width, 0, dtype=torch.long, device=device)
     for length in range(1, limit + 1):
         logprobs = forbid(logits, captioner.forbidden).log_softmax(-1)
         for process in processors:
             logprobs = process(prefixes.flatten(0, 1), logprobs)
-        numbers = active.tolist()
-        logprobs = logprobs.unflatten(0, (len(active), groups, width_of))
-        ended = [finished[image] for image in numbers]
+        logprobs = logprobs.unflatten(0, (len(active), groups, each))
+        ended = [finished[image] for image in active.tolist()]
         scores, parent, token = _extend_groups(
             decoding, captioner.eos_token_id, logprobs, scores, prefixes, going, ended
         )
         rows = parent.flatten(1) + width * torch.arange(len(active), device=device).unsqueeze(1)
         token = token.flatten(1)
         prefixes = torch.cat([prefixes.flatten(0, 1)[rows], token.unsqueeze(-1)], dim=-1)
-        open_groups = [
+        firsts = (scores[..., 0].double() / length**penalty).tolist()
+        going &= torch.tensor(
             [
-                not _is_done(finished[image][group], width_of, score / length**penalty)
-                for group, score in enumerate(firsts)
-            ]
-            for image, firsts in zip(numbers, scores[..., 0].tolist(), strict=True)
-        ]
-        going = going & torch.tensor(open_groups, device=device)
+                [_can_improve(*pair, each) for pair in zip(of_image, best, strict=True)]
+                for of_image, best in zip(ended, firsts, strict=True)
+            ],
+            device=device,
+        )
         stay = going.any(1).nonzero().squeeze(1)
         active, going, scores, prefixes, token, rows = (
             tensor[stay] for tensor in (active, going, scores, prefixes, token, rows)
@@ -313,20 +303,15 @@ def beam_search(
         if not len(active) or length == limit:
             break
         image_of = active.repeat_interleave(width)
-        before = (
-            image_of if length == 1 else rows.flatten()
-        )  # at first there was one prefix an image
+        # At first there was one prefix an image.
+        before = image_of if length == 1 else rows.flatten()
         logits = next_logits(Prefixes(token.flatten(), before, image_of))
-    numbers = active.tolist()
+    open_scores = (scores.double() / limit**penalty).tolist()
+    captions = prefixes.unflatten(1, (groups, each)).tolist()
     for row, group in going.nonzero().tolist():
-        captions = prefixes[row, group * width_of : (group + 1) * width_of].tolist()
-        pairs = zip(scores[row, group].tolist(), captions, strict=True)
-        finished[numbers[row]][group] += [(score / limit**penalty, ids) for score, ids in pairs]
-    together = [
-        [*chain.from_iterable(_best(group, width_of) for group in of_groups)]
-        for of_groups in finished
-    ]
-    return _n_best(together, decoding.num_return_sequences, captioner, device)
+        pairs = zip(open_scores[row][group], captions[row][group], strict=True)
+        finished[active[row]][group] += [pair for pair in pairs if pair[0] > -torch.inf]
+    return _n_best(finished, each, decoding.num_return_sequences, captioner, device)
 
 
 def _extend_groups(
@@ -347,28 +332,23 @@ def _extend_groups(
     """
     groups, width = scores.shape[1:]
     divisor = (prefixes.shape[-1] + 1) ** decoding.length_penalty
-    chosen_counts = (
-        torch.zeros_like(logprobs[:, 0, :1]) if groups > 1 else None
-    )  # by earlier groups
+    chosen_before = torch.zeros_like(logprobs[:, 0, 0])  # how many earlier groups took a token
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     for group in range(groups):
         candidates = logprobs[:, group]
-        if chosen_counts is not None:
-            candidates = candidates - decoding.diversity_penalty * chosen_counts
+        if groups > 1:
+            candidates = candidates - decoding.diversity_penalty * chosen_before.unsqueeze(1)
         best, parent, token = _best_extensions(scores[:, group], candidates)
         parent = parent + group * width
         ends = (token == eos_token_id) & best.isfinite()
         for row, rank in (ends[:, :width] & going[:, group, None]).nonzero().tolist():
             caption = [*prefixes[row, parent[row, rank]].tolist(), eos_token_id]
             finished[row][group].append((best[row, rank].item() / divisor, caption))
-        order = (
-            ends.long().sort(dim=-1, stable=True).indices[:, :width]
-        )  # candidates that go on, best first
+        # Candidates that go on, best first.
+        order = ends.long().sort(dim=-1, stable=True).indices[:, :width]
         kept.append((best.gather(1, order), parent.gather(1, order), token.gather(1, order)))
-        if chosen_counts is not None:
-            chosen_counts.squeeze(1).scatter_add_(
-                1, kept[-1][2], going[:, group, None].float().expand(-1, width)
-            )
+        counted = going[:, group, None].float().expand(-1, width)
+        chosen_before.scatter_add_(1, kept[-1][2], counted)
     scores, parent, token = (torch.stack(tensors, dim=1) for tensors in zip(*kept, strict=True))
     return scores, parent, token
 
@@ -380,12 +360,9 @@ def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, 
     first; extensions by a forbidden token have the score -inf.
     """
     best, index = (scores.unsqueeze(-1) + logprobs).flatten(1).topk(2 * scores.shape[1], dim=-1)
+    best = best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf)
     vocabulary = logprobs.shape[-1]
-    return (
-        best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf),
-        index // vocabulary,
-        index % vocabulary,
-    )
+    return best, index // vocabulary, index % vocabulary
 
 
 def _best(captions: Finished, count: int) -> Finished:
@@ -393,27 +370,34 @@ def _best(captions: Finished, count: int) -> Finished:
     return sorted(captions, key=lambda item: -item[0])[:count]
 
 
-def _is_done(finished: Finished, count: int, score: float) -> bool:
-    """Whether ``count`` captions score at least ``score``; drops all but the best ``count`` from
-    ``finished``.
+def _can_improve(finished: Finished, score: float, count: int) -> bool:
+    """Whether an open beam of ``score`` beats one of the best ``count`` of ``finished``, which
+    keeps no others.
     """
     finished[:] = _best(finished, count)
-    return len(finished) == count and finished[-1][0] >= score
+    return len(finished) < count or finished[-1][0] < score
 
 
 def _n_best(
-    finished: Sequence[Finished], count: int, captioner: Captioner, device: torch.device
+    finished: list[list[Finished]],
+    each: int,
+    count: int,
+    captioner: Captioner,
+    device: torch.device,
 ) -> Generated:
-    """The best ``count`` captions of each image, best first; if there are fewer, empty ones with
-    the score -inf.
+    """The best ``count`` captions of each image, of at most ``each`` of a group; if there are
+    fewer, empty ones with the score -inf.
     """
-    finite = [[caption for caption in captions if caption[0] > -torch.inf] for captions in finished]
-    nothing: Finished = [(-torch.inf, [])] * count
-    best = [_best(captions + nothing, count) for captions in finite]
-    flat = [torch.tensor(ids, dtype=torch.long) for captions in best for _, ids in captions]
+    scores: list[list[float]] = []
+    flat: list[Tensor] = []
+    for of_image in finished:
+        captions = [*chain.from_iterable(_best(group, each) for group in of_image)]
+        captions = _best(captions + [(-torch.inf, [])] * count, count)
+        scores.append([score for score, _ in captions])
+        flat += [torch.tensor(ids, dtype=torch.long) for _, ids in captions]
     padded = nn.utils.rnn.pad_sequence(flat, batch_first=True, padding_value=captioner.pad_token_id)
-    scores = torch.tensor([[score for score, _ in captions] for captions in best], device=device)
-    return Generated(padded.to(device).unflatten(0, (len(best), count)), scores)
+    ids = padded.to(device).unflatten(0, (len(finished), count))
+    return Generated(ids, torch.tensor(scores, device=device))
 
 
 def select_rows(inputs: dict[str, Any], rows: Tensor) -> dict[str, Any]:

@@ -30,8 +30,7 @@ class CaptionerImage(nn.Module):
             to be loaded.
 
     Raises:
-        OSError, ValueError: the folder holds no such captioner, or one that reads region features
-            or several frames.
+        OSError, ValueError: the folder holds no such captioner, or one that reads region features.
     """
 
     def __init__(self, model: str, pretrained: bool = True) -> None:
@@ -41,11 +40,8 @@ class CaptionerImage(nn.Module):
         else:
             policy = CaptionTransformer(read_config(Path(model) / "config.json"))
         config = policy.config
-        if config.input_kind != "pixels" or config.num_frames != 1:
-            raise ValueError(
-                f"{model} reads {config.input_kind} of {config.num_frames} images: expected pixels "
-                f"of one"
-            )
+        if config.input_kind != "pixels":
+            raise ValueError(f"{model} reads {config.input_kind}: expected pixels")
         self.encoder, self.built_from = policy.encoder, (config,)
         self.preprocessing = Preprocessing(
             config.image_size, (PIXEL_MEAN,) * 3, (PIXEL_STD,) * 3, "bicubic", resize="squash"

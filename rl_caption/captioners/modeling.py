@@ -49,13 +49,6 @@ class CaptionTransformerConfig(PreTrainedConfig):
         patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3 convolutions, after Xiao
             et al. 2021, "Early convolutions help transformers see better"), which learns from far
             fewer images.
-        position_init: pixels only; initial values of the learned positions of patches: ``normal``
-            (standard deviation 0.02) or ``sincos`` (``sincos_positions``), with which rows and
-            columns need not be learned first. The latter needs a ``d_model`` that is a multiple of
-            4.
-        num_frames: pixels only; above 1, the model reads videos of that many frames (``pixel_values
-            [B, T, 3, S, S]``) and attends to the patches of all frames at once; each frame has a
-            learned embedding.
         feature_dim: regions only; 2048 for bottom-up features, 2054 for VinVL.
         feature_dropout: regions only; dropout after the projection of the features, before
             ``dropout``; 0.5 in the recipe of the self-critical literature.
@@ -79,11 +72,9 @@ class CaptionTransformerConfig(PreTrainedConfig):
         image_size: Side = 224,
         patch_size: Side = 16,
         patch_stem: Literal["linear", "conv"] = "linear",
-        position_init: Literal["normal", "sincos"] = "normal",
         feature_dim: Long = 2048,
         feature_dropout: Dropout = 0.0,
         max_positions: Long = 64,
-        num_frames: Annotated[int, Field(ge=1, le=2**12)] = 1,
         pad_token_id: int = 0,
         bos_token_id: int = 1,
         eos_token_id: int = 2,
@@ -137,57 +128,28 @@ def _check(values: Mapping[str, Any]) -> None:
         raise ValueError(f"d_model {d_model} is not a multiple of num_heads {values['num_heads']}")
     if values["input_kind"] == "pixels" and size % patch:
         raise ValueError(f"image_size {size} is not a multiple of patch_size {patch}")
-    if values["position_init"] == "sincos" and d_model % 4:
-        raise ValueError(
-            f"d_model {d_model} is not a multiple of 4: position_init sincos needs one"
-        )
-    if values["eos_token_id"] in (
-        values["pad_token_id"],
-        values["bos_token_id"],
-        values["unk_token_id"],
-    ):
-        raise ValueError(
-            f"eos_token_id {values['eos_token_id']} is that of padding, BOS or UNK: no caption "
-            f"would end"
-        )
+    eos = values["eos_token_id"]
+    if eos in {values[name] for name in SPECIAL if name != "eos_token_id"}:
+        raise ValueError(f"eos_token_id {eos} is that of padding, BOS or UNK: no caption would end")
 
 
 class PixelEmbedding(nn.Module):
     """Embedded patches of images, with learned positions: [B, 3, S, S] -> [B, (S / patch_size)²,
     D].
-
-    Videos [B, T, 3, S, S] give the patches of all frames in order, with a learned embedding of each
-    frame added.
     """
 
     def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__()
         width, size = config.d_model, config.patch_size
-        linear = config.patch_stem == "linear"
-        self.stem: nn.Module = (
-            nn.Conv2d(3, width, size, stride=size) if linear else _conv_stem(width, size)
-        )
+        if config.patch_stem == "linear":
+            self.stem: nn.Module = nn.Conv2d(3, width, size, stride=size)
+        else:
+            self.stem = _conv_stem(width, size)
         self.position = nn.Parameter(torch.zeros(1, (config.image_size // size) ** 2, width))
-        if config.num_frames > 1:
-            self.frame = nn.Parameter(torch.zeros(config.num_frames, 1, width))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        patches = self.stem(pixel_values.flatten(0, -4)).flatten(2).transpose(1, 2) + self.position
-        if pixel_values.ndim == 4:
-            return patches
-        return (patches.unflatten(0, pixel_values.shape[:2]) + self.frame).flatten(1, 2)
-
-
-def sincos_positions(side: int, width: int) -> Tensor:
-    """Positions of ``side`` x ``side`` patches: sines and cosines of the row, then of the column.
-
-    [side², width], in [-1, 1]; ``width`` is a multiple of 4. Wavelengths go from 2π to nearly
-    20,000π patches. Source: Beyer et al. 2022, "Better plain ViT baselines for ImageNet-1k".
-    """
-    frequencies = 10_000 ** (-torch.arange(width // 4) / (width // 4))
-    angles = torch.arange(side)[:, None] * frequencies
-    axis = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side, width / 2]
-    return torch.cat([axis.repeat_interleave(side, dim=0), axis.repeat(side, 1)], dim=1)
+        patches = self.stem(pixel_values).flatten(2).transpose(1, 2)
+        return patches + self.position
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -233,16 +195,11 @@ def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
 
     From a boolean mask attention would make the same, anew in every layer.
     """
-    device_type = states.device.type
-    dtype = (
-        torch.get_autocast_dtype(device_type)
-        if torch.is_autocast_enabled(device_type)
-        else states.dtype
-    )
-    shape = (len(mask), 1, 1, mask.shape[1])
-    return torch.zeros(shape, dtype=dtype, device=mask.device).masked_fill(
-        ~mask.bool().view(shape), -torch.inf
-    )
+    device, dtype = states.device.type, states.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    left_out = ~mask.bool()[:, None, None]
+    return torch.zeros_like(left_out, dtype=dtype).masked_fill(left_out, -torch.inf)
 
 
 class Attention(nn.Module):
@@ -289,11 +246,12 @@ class Attention(nn.Module):
 
 
 def _feed_forward(config: CaptionTransformerConfig) -> nn.Sequential:
-    inner, outer = (
+    return nn.Sequential(
         nn.Linear(config.d_model, config.ffn_dim),
+        nn.GELU(),
+        nn.Dropout(config.dropout),
         nn.Linear(config.ffn_dim, config.d_model),
     )
-    return nn.Sequential(inner, nn.GELU(), nn.Dropout(config.dropout), outer)
 
 
 class EncoderLayer(nn.Module):
@@ -323,11 +281,12 @@ class Encoder(nn.Module):
     def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__()
         self.config = config
-        over_pixels = config.input_kind == "pixels"
-        self.main_input_name = "pixel_values" if over_pixels else "region_features"
-        self.embedding: nn.Module = (
-            PixelEmbedding(config) if over_pixels else RegionEmbedding(config)
-        )
+        if config.input_kind == "pixels":
+            self.main_input_name = "pixel_values"
+            self.embedding: nn.Module = PixelEmbedding(config)
+        else:
+            self.main_input_name = "region_features"
+            self.embedding = RegionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.norm = nn.LayerNorm(config.d_model)
@@ -339,8 +298,8 @@ class Encoder(nn.Module):
         region_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """``last_hidden_state`` [B, S, D] of ``pixel_values`` [B, 3, H, W] (videos [B, T, 3, H, W])
-        or ``region_features`` [B, S, F].
+        """``last_hidden_state`` [B, S, D] of ``pixel_values`` [B, 3, H, W] or
+        ``region_features`` [B, S, F].
         """
         inputs = pixel_values if self.config.input_kind == "pixels" else region_features
         if inputs is None:
@@ -453,13 +412,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             init.ones_(module.weight)
             init.zeros_(module.bias)
         elif isinstance(module, PixelEmbedding):
-            if self.config.position_init == "sincos":
-                side = self.config.image_size // self.config.patch_size
-                init.copy_(module.position, sincos_positions(side, self.config.d_model)[None])
-            else:
-                init.normal_(module.position, std=0.02)
-            if self.config.num_frames > 1:
-                init.normal_(module.frame, std=0.02)
+            init.normal_(module.position, std=0.02)
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding, which the output layer shares."""
@@ -483,7 +436,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         """Next-token logits.
 
         Args:
-            pixel_values: [B, 3, S, S] (videos [B, T, 3, S, S]).
+            pixel_values: [B, 3, S, S].
             region_features, region_mask: in their place [B, R, F], and [B, R], True for real
                 regions.
             states, encoder_outputs: in place of both, the encoder's states [B, S, D] (from
@@ -503,15 +456,16 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             ``logits`` [N, T, V], or [P, V] with ``token_mask``, in float32 or the autocast dtype.
         """
         if decoder_input_ids is None:
-            raise ValueError(
-                "decoder_input_ids is missing: the captioner reads the tokens before the next one"
-            )
+            raise ValueError("decoder_input_ids is missing: the tokens before the next one")
         if states is None:
-            states = (encoder_outputs or self.encoder(pixel_values, region_features, region_mask))[
-                0
-            ]
-        cache = _usable(kwargs.get("past_key_values", cache), use_cache)
-        start = cache.get_seq_length() if cache is not None else 0
+            encoded = encoder_outputs or self.encoder(pixel_values, region_features, region_mask)
+            states = encoded[0]
+        cache = kwargs.get("past_key_values", cache)
+        if cache is None and use_cache:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        if not isinstance(cache, EncoderDecoderCache):  # not all of ``generate``'s have both parts
+            cache = None
+        start = 0 if cache is None else cache.get_seq_length()
         count, length = decoder_input_ids.shape
         if start + length > self.config.max_positions:
             raise ValueError(
@@ -522,11 +476,11 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         index = None if token_mask is None else token_mask.flatten().nonzero().squeeze(-1)
         if index is not None:
             tokens, positions = tokens[index], positions[index]
-        by_sequence = Packing(
-            count, length, index, None if token_node is None else token_node.flatten()
-        )
-        by_image = Packing(len(states), count * length // len(states), index)
-        if image is not None:
+        source = None if token_node is None else token_node.flatten()
+        by_sequence = Packing(count, length, index, source)
+        if image is None:
+            by_image = Packing(len(states), count * length // len(states), index)
+        else:
             by_image = Packing.of_captions(image, len(states))
         hidden = self._embed(tokens, positions)
         memory_mask = None if region_mask is None else additive_mask(region_mask, hidden)
@@ -542,12 +496,3 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         scale = self.config.d_model**0.5
         embedded = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale
         return self.embedding_dropout(embedded)
-
-
-def _usable(cache: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:
-    """``cache`` if it has both parts, as not all of ``generate``'s have; a new one with
-    ``use_cache``; else None.
-    """
-    if cache is None and use_cache:
-        return EncoderDecoderCache(DynamicCache(), DynamicCache())
-    return cache if isinstance(cache, EncoderDecoderCache) else None

@@ -102,17 +102,13 @@ class TransformerCaptioner(Captioner):
             ValueError: an unknown argument, a value out of range, or the model does not fit into
                 memory.
         """
-        unknown = sorted(set(shape) - SHAPE)
-        if unknown:
-            raise ValueError(
-                f"{', '.join(unknown)} is not an option of the model: expected some of "
-                f"{sorted(SHAPE)}"
-            )
-        words = (
-            load_tokenizer(tokenizer)
-            if tokenizer
-            else build_vocabulary(references, min_count, split_by)
-        )
+        if unknown := sorted(set(shape) - SHAPE):
+            raise ValueError(f"{unknown} are no options of the model: expected {sorted(SHAPE)}")
+        if tokenizer:
+            words = load_tokenizer(tokenizer)
+        else:
+            words = build_vocabulary(references, min_count, split_by)
+        unknown_id = words.unk_token_id
         if split_by != TOKENIZER:
             words.init_kwargs[SPLIT_BY] = split_by
         config = CaptionTransformerConfig(
@@ -120,9 +116,7 @@ class TransformerCaptioner(Captioner):
             pad_token_id=words.pad_token_id,
             bos_token_id=words.bos_token_id,
             eos_token_id=words.eos_token_id,
-            unk_token_id=words.unk_token_id
-            if words.unk_token_id is not None
-            else words.pad_token_id,
+            unk_token_id=words.pad_token_id if unknown_id is None else unknown_id,
             **shape,
         )
         return cls(CaptionTransformer(config), words, cache_bytes)
@@ -156,8 +150,7 @@ class TransformerCaptioner(Captioner):
         self.tokenizer.save_pretrained(path)
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """``pixel_values`` [B, 3, S, S], or [B, T, 3, S, S] of videos, in [-1, 1]; resized to
-        squares (bicubic).
+        """``pixel_values`` [B, 3, S, S] in [-1, 1]; resized to squares (bicubic).
 
         Over region features, ``region_features`` [B, R, F] with ``region_mask`` [B, R] instead.
         """
@@ -185,32 +178,22 @@ class TransformerCaptioner(Captioner):
             array = self._resize_image(row)
             if (len(self.cached) + 1) * array.nbytes <= self.cache_bytes:
                 self.cached[key] = array
-        return torch.from_numpy(
-            (array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD
-        ).movedim(-1, -3)
+        pixels = (array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD
+        return torch.from_numpy(pixels).movedim(-1, -3)
 
     def try_row(self, row: Row) -> None:
         self.max_tokens_of(row)
         self._resize_image(row)
 
     def _resize_image(self, row: Row) -> np.ndarray:
-        """Resized image of a row, uint8 [S, S, 3]; of a video [T, S, S, 3]."""
-        config = self.policy.config
-        source, count = row["image"], config.num_frames
-        frames = source if isinstance(source, list | tuple) else [source]
-        if len(frames) != count:
-            raise DataError(
-                f"{row['image_id']!r} has {len(frames)} frames, the captioner reads {count} (1 of "
-                f"an image): set "
-                "model.kwargs.num_frames from scratch, and data.num_frames"
-            )
-        arrays, side = [], config.image_size
-        for frame in frames:
-            image = load_image(frame)
-            if image.size != (side, side):
-                image = image.resize((side, side), Image.Resampling.BICUBIC)
-            arrays.append(np.asarray(image, dtype=np.uint8))
-        return arrays[0] if count == 1 else np.stack(arrays)
+        """Resized image of a row, uint8 [S, S, 3]."""
+        if isinstance(row["image"], list | tuple):
+            raise DataError(f"{row['image_id']!r} is a video: this captioner reads single images")
+        side = self.policy.config.image_size
+        image = load_image(row["image"])
+        if image.size != (side, side):
+            image = image.resize((side, side), Image.Resampling.BICUBIC)
+        return np.asarray(image, dtype=np.uint8)
 
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
@@ -306,11 +289,7 @@ def read_config(file: Path) -> CaptionTransformerConfig:
     """The ``config.json`` of a saved captioner. Raises ``ValueError`` if it is incomplete or
     another model's.
     """
-    values = {
-        "num_frames": 1,
-        "position_init": "normal",
-        **read_object(file),
-    }  # what older files leave out
+    values = read_object(file)
     model_type, expected = values.get("model_type"), CaptionTransformerConfig.model_type
     if model_type != expected:
         raise ValueError(f"model_type is {model_type!r}: expected {expected!r}")
@@ -319,8 +298,7 @@ def read_config(file: Path) -> CaptionTransformerConfig:
         for name, p in signature(CaptionTransformerConfig).parameters.items()
         if p.kind is not p.VAR_KEYWORD
     ]
-    missing = [name for name in names if name not in values]
-    if missing:
+    if missing := [name for name in names if name not in values]:
         raise ValueError(f"it has no {', '.join(missing)}")
     return CaptionTransformerConfig(**{name: values[name] for name in names})
 
@@ -349,10 +327,8 @@ def build_vocabulary(
     Rarer words become UNK, which no caption may contain; so does an ``<unk>`` in the references.
 
     Raises:
-        ValueError: ``min_count`` is below 1, or no word occurs often enough.
+        ValueError: no word occurs often enough.
     """
-    if min_count < 1:
-        raise ValueError(f"min_count is {min_count}: it must be at least 1")
     split = tokenizer_of(split_by)
     counts = Counter(
         word for captions in references for caption in captions for word in split(caption)

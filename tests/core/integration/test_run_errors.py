@@ -183,10 +183,6 @@ def test_settings_that_cannot_work_are_named_when_they_are_read(
             "train.max_target_tokens is 17: the captioner has positions for 16",
         ),
         ({"model.kwargs.d_model": 15}, "d_model 15 is not a multiple of num_heads 2"),
-        (
-            {"model.kwargs.d_model": 30, "model.kwargs.position_init": "sincos"},
-            "d_model 30 is not a multiple of 4",
-        ),
         ({"model": {"init": "nowhere"}}, "model.init: 'nowhere'"),
         ({"eval.split": "dev"}, "split 'dev' is not in the data"),
         ({"data.kwargs.num_val": 1}, "eval.split 'val' has 1 usable image"),

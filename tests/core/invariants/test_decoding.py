@@ -84,8 +84,7 @@ def test_the_best_beams_and_their_scores_are_those_of_transformers(
     [
         {"top_k": 3},
         {"top_p": 0.6},
-        {"typical_p": 0.3},
-        {"top_k": 8, "top_p": 0.8, "typical_p": 0.7, "temperature": 1.4, "no_repeat_ngram_size": 1},
+        {"top_k": 8, "top_p": 0.8, "temperature": 1.4, "no_repeat_ngram_size": 1},
     ],
 )
 def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_random_numbers(
@@ -261,7 +260,7 @@ def test_trigrams_that_cost_much_are_not_repeated():
     [
         ({"num_return_sequences": 2}, "num_return_sequences is 2"),
         ({"num_beams": 5, "num_beam_groups": 2, "diversity_penalty": 1.0}, "num_beam_groups is 2"),
-        ({"num_samples": 2, "typical_p": 0.0}, "typical_p"),
+        ({"num_samples": 2, "top_p": 0.0}, "top_p"),
         ({"temperature": float("inf")}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"num_samples": 2, "num_beams": 2}, "num_samples is 2"),

@@ -171,7 +171,6 @@ DECODINGS = [
     Decoding(num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=6),
     Decoding(num_samples=3, top_k=5, max_new_tokens=6),
     Decoding(num_samples=2, with_greedy=True, top_p=0.7, temperature=0.8, max_new_tokens=6),
-    Decoding(num_samples=2, with_greedy=True, typical_p=0.6, max_new_tokens=6),
     Decoding(num_samples=2, with_greedy=True, no_repeat_ngram_size=1, max_new_tokens=6),
     Decoding(num_samples=2, with_greedy=True, block_trigrams=2.0, max_new_tokens=9),
     Decoding(max_new_tokens=6),

@@ -1,6 +1,4 @@
-"""Videos by the real commands: a dual encoder over frames, a captioner over frames, SCST on
-EMScore, evaluation.
-"""
+"""Videos by the real commands: a dual encoder over frames."""
 
 import json
 from pathlib import Path
@@ -8,82 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.encoder import CachedEncoder
-from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.formats import build_data
-from rl_caption.data.loader import Collate, augment
 from rl_caption.data.scenes import ScenesData
-from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.reward_models_for_tests import reward_model_config
-from tests.training_for_tests import checked_run, lines, scst_config, xe_config
+from tests.training_for_tests import checked_run, lines
 
 pytestmark = pytest.mark.slow
-
-SHORT = {"train.max_steps": 1, "eval.every": 1}
-
-
-def video_rows(frames: int, count: int = 3) -> list[Any]:
-    images = tiny_rows(count * frames)
-    return [
-        {
-            "image_id": f"video-{n}",
-            "image": tuple(row["image"] for row in images[n * frames : (n + 1) * frames]),
-            "references": REFERENCES[n],
-        }
-        for n in range(count)
-    ]
-
-
-@pytest.mark.parametrize("stem", ["linear", "conv"])
-def test_a_captioner_reads_frames_in_their_order(tmp_path: Path, stem: str) -> None:
-    captioner = tiny_captioner(num_frames=3, patch_stem=stem)
-    rows = video_rows(3)
-    inputs = captioner.preprocess(rows)
-    assert inputs["pixel_values"].shape == (3, 3, 3, 16, 16)
-    frame = captioner.policy.encoder.embedding.frame
-    frame.data.normal_(std=1.0)
-    states = captioner.policy.encoder(**inputs).last_hidden_state
-    assert states.shape == (3, 3 * 4, 32)
-    backwards = [{**row, "image": row["image"][::-1]} for row in rows]
-    assert not torch.allclose(
-        captioner.policy.encoder(**captioner.preprocess(backwards)).last_hidden_state, states
-    )
-    captioner.cached.clear()
-    still = tiny_captioner(patch_stem=stem)
-    assert "encoder.embedding.frame" not in still.policy.state_dict()
-    embedded = captioner.policy.encoder.embedding(inputs["pixel_values"])
-    one = (
-        captioner.policy.encoder.embedding.stem(inputs["pixel_values"][:, 1])
-        .flatten(2)
-        .transpose(1, 2)
-    )
-    assert torch.allclose(
-        embedded[:, 4:8], one + captioner.policy.encoder.embedding.position + frame[1], atol=1e-6
-    )
-    captioner.save_pretrained(captioner.policy, tmp_path)
-    again = TransformerCaptioner.from_pretrained(tmp_path)
-    decoding = Decoding(max_new_tokens=8)
-    assert torch.equal(
-        again.generate(again.policy, again.preprocess(rows), decoding),
-        captioner.generate(captioner.policy, inputs, decoding),
-    )
-
-
-def test_all_frames_of_a_video_are_seen_in_the_same_view() -> None:
-    captioner, names = tiny_captioner(num_frames=3), ("horizontal", "crop", "rotate")
-    rows = video_rows(3)
-    pixels = captioner.preprocess(rows)["pixel_values"]
-    found = Collate(captioner, augmentations=names, seed=3)([(row, 5) for row in rows]).inputs[
-        "pixel_values"
-    ]
-    for row, frames, views in zip(rows, pixels, found, strict=True):
-        for frame, view in zip(frames, views, strict=True):
-            assert torch.allclose(augment(frame, names, 3, 5, row["image_id"]), view, atol=1e-6)
 
 
 def written_videos(folder: Path) -> dict[str, Any]:
@@ -108,12 +40,10 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(videos: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dual encoder and a captioner of videos, hardly trained."""
+    """A dual encoder of videos, hardly trained."""
     folder = tmp_path_factory.mktemp("runs")
     teacher = reward_model_config(folder / "teacher", "contrastive", **videos)
     checked_run(teacher, folder / "teacher", "reward_model")
-    shape = {"model.kwargs.num_frames": 3, "model.kwargs.image_size": 32, **SHORT}
-    checked_run(xe_config(folder / "xe", **videos, **shape), folder / "xe")
     return folder
 
 
@@ -133,24 +63,3 @@ def test_the_encoder_that_was_trained_scores_as_it_was_trained(
     }
     best = json.loads((trained / "teacher" / "result.json").read_text())["best_step"]
     assert by_step[best]["val/t2i_r1"] == pytest.approx(recall, abs=1e-6)
-
-
-def test_scst_on_animated_files_with_a_video_reward(
-    trained: Path, videos: dict[str, Any], tmp_path: Path
-) -> None:
-    folder, captioner = tmp_path / "run", trained / "xe" / "export" / "best"
-    reward = {
-        "emscore": {
-            "weight": 1.0,
-            "kwargs": {"backbone": str(trained / "teacher" / "export" / "best")},
-        }
-    }
-    checked_run(
-        scst_config(folder, captioner, **videos, **{"reward.terms": reward, **SHORT}),
-        folder,
-        "scst",
-    )
-    scores = [line["reward/emscore"] for line in lines(folder) if "reward/emscore" in line]
-    assert scores
-    assert all(-0.5 <= score <= 1 for score in scores)
-    assert (folder / "report.html").is_file()

@@ -348,7 +348,7 @@ def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(
 def test_a_vision_language_model_is_asked_for_files_and_reported(
     answering, asked, tmp_path, capsys
 ):
-    xe, scst = (folder / "export/best" for folder in answering)
+    scst = answering[1] / "export/best"
     photo = Path(asked["path"]).with_name("9.png")
     capsys.readouterr()
     assert main(["caption", "--model", str(scst), str(photo)]) == 0

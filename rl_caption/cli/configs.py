@@ -1,32 +1,28 @@
 """The recipes that the package brings: what there is, and one of them to read, copy and change."""
 
-import argparse
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rl_caption.cli.configuration import program_of, read_file
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.shipped import find_config, shipped_configs
+from rl_caption.runtime.errors import UsageError
 
 WIDTH = 80
 INDENT = 22
 """Columns of the names; a longer name has a line of its own."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """``configs list``, or ``configs show NAME > mine.yaml``."""
-    parser = argparse.ArgumentParser(prog="rl-caption configs", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="list | show NAME")
-    commands.add_parser("list", help="print what there is for each program, and what it is")
-    show = commands.add_parser("show", help="print the file that --config NAME reads")
-    show.add_argument("name", metavar="NAME")
-    options = parser.parse_args(argv)
-    if options.command == "show":
-        print(find_config(options.name).read_text(encoding="utf-8"), end="")
-        return 0
-    print("\n".join(_list_lines()))
+def main(words: Sequence[str]) -> int:
+    """Run ``configs list``, or ``configs show NAME > mine.yaml``."""
+    if len(words) == 2 and words[0] == "show":
+        print(find_config(words[1]).read_text(encoding="utf-8"), end="")
+    elif words and words != ["list"]:
+        raise UsageError("expected rl-caption configs list, or rl-caption configs show NAME")
+    else:
+        print("\n".join(_list_lines()))
     return 0
 
 

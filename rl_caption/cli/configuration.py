@@ -296,7 +296,7 @@ def with_positional(section_type: type[Section], words: Sequence[str]) -> list[s
         if word.startswith("--"):
             field = section_type.model_fields.get(word[2:])
             annotation = None if field is None else field.annotation
-            is_list = annotation is not None and get_origin(annotation) is list
+            is_list = any(get_origin(member) is list for member in _members(annotation))
             takes = 0 if "=" in word or annotation is bool else len(words) if is_list else 1
             options.append(word)
         elif takes:
@@ -512,7 +512,7 @@ def parse(section_type: type[Config], arguments: Sequence[str], program: str) ->
         words.remove("--print_config")
     where = program
     try:
-        file, words = _file_of(words)
+        file, words = file_of(words)
         where = program if file is None else f"{program} --config {file}"
         if "--help" in words:
             place = words.index("--help")
@@ -529,7 +529,7 @@ def parse(section_type: type[Config], arguments: Sequence[str], program: str) ->
     return config
 
 
-def _file_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
+def file_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The value of ``--config``, None where there is none, and the other words."""
     file, rest = None, []
     words = list(words)

@@ -2,7 +2,6 @@
 what that costs.
 """
 
-import argparse
 import os
 import platform
 import shlex
@@ -13,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rl_caption.cli.configuration import program_of, read_file
+from rl_caption.cli.configuration import file_of, program_of, read_file
 from rl_caption.cli.pipeline import Wishes, make_stages, read_wishes
 from rl_caption.cli.preflight import Finding, has_weights, preflight
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.cli.stages import Stage, load, read_pipeline
 from rl_caption.cli.torchvision_remedy import FAULT, import_error, mend
 from rl_caption.config.shipped import find_config
-from rl_caption.runtime.errors import EXPECTED, OPTIONAL, installed_version
+from rl_caption.runtime.errors import EXPECTED, OPTIONAL, UsageError, installed_version
 from rl_caption.runtime.threads import granted_cores
 
 NEEDED = (
@@ -222,39 +221,33 @@ def doctor(findings: Iterable[Finding] | None = None, command: str = "run demo")
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``doctor [--mend] [--config FILE [OPTIONS]]``; the file is a recipe or a pipeline."""
-    parser = argparse.ArgumentParser(
-        prog="rl-caption doctor",
-        description="Print versions, devices, what is missing and what that costs. Ends with 1 when the main job "
-        "cannot run, else with 0.",
-        epilog="Options of the program that the configuration is for may follow it.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="a recipe or a pipeline: also say what it needs, and of captioners whether a step fits the device",
-    )
-    parser.add_argument(
-        "--mend",
-        action="store_true",
-        help="first let torchvision load beside a CPU-only torch, by a file in this environment, if that is its fault",
-    )
-    options, words = parser.parse_known_args(argv)
-    if options.mend and (done := mend()[0]):
+USAGE = """usage: rl-caption doctor [--mend] [--config FILE [OPTIONS]]
+
+Print versions, devices, what is missing and what that costs. Ends with 1 where the main job cannot run.
+
+  --mend          first let torchvision load beside a CPU-only torch, if that is its fault
+  --config FILE   a recipe or a pipeline: also say what it needs; options of its program may follow"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the report, and what a recipe or a pipeline needs."""
+    if "--help" in arguments:
+        print(USAGE)
+        return 0
+    config, words = file_of([word for word in arguments if word != "--mend"])
+    if "--mend" in arguments and (done := mend()[0]):
         print(f"{done}\n")
-    if options.config is None:
+    if config is None:
         if words:
-            parser.error(f"unrecognized arguments: {' '.join(words)}")
+            raise UsageError(USAGE)
         return doctor(preflight(make_stages("demo", Wishes()), rows=False))
-    found = program_of(read_file(find_config(options.config)))
+    found = program_of(read_file(find_config(config)))
     name = found if found in PROGRAMS else "scst"  # whose loader says what is wrong
     if name == "run":
-        wishes = read_wishes(words, list(read_pipeline(options.config)))
-        stages = make_stages(options.config, wishes)
-        return doctor(stage_findings(stages), shlex.join(["run", options.config, *words]))
-    words = ["--config", options.config, *words]
+        wishes = read_wishes(words, list(read_pipeline(config)))
+        stages = make_stages(config, wishes)
+        return doctor(stage_findings(stages), shlex.join(["run", config, *words]))
+    words = ["--config", config, *words]
     stage = Stage(name, name, words, load(name, words))
     return doctor(stage_findings([stage]), shlex.join([name, *words]))
 

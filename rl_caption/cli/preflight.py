@@ -136,7 +136,9 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
     paths = {
         key: value
         for key, value in values.items()
-        if isinstance(value, str) and ("/export/" in value or value.endswith(CHECKPOINTS))
+        if isinstance(value, str)
+        and key != "out"
+        and ("/export/" in value or value.endswith(CHECKPOINTS))
     }
     if hasattr(config, "folders"):
         paths |= {key: value for key, value in config.folders().items() if value is not None}

@@ -54,7 +54,11 @@ CORE = {
         "rl_caption.programs.evaluate:evaluate",
         "rl_caption.config.evaluation:EvaluateConfig",
     ),
-    "score": Program("score captions in files with any reward", "rl_caption.cli.score:main"),
+    "score": Program(
+        "score captions in files with any reward",
+        "rl_caption.cli.score:main",
+        "rl_caption.config.commands:ScoreConfig",
+    ),
     "caption": Program(
         "caption photos with a trained captioner",
         "rl_caption.cli.caption:caption",
@@ -69,6 +73,7 @@ CORE = {
     "report": Program(
         "a page of a run, or of one or several evaluations",
         "rl_caption.programs.report.program:main",
+        "rl_caption.config.commands:ReportConfig",
     ),
     "grpo_vlm": Program(
         "fine-tune a vision-language model with TRL's GRPO or RLOO trainer",
@@ -90,11 +95,14 @@ CORE = {
     ),
     "demo": Program("the whole job on a generated world", "rl_caption.cli.demo:main"),
     "prepare_coco": Program(
-        "COCO captions: from the downloads to a checked folder", "rl_caption.data.prepare_coco:main"
+        "COCO captions: from the downloads to a checked folder",
+        "rl_caption.data.prepare_coco:main",
+        "rl_caption.config.commands:PrepareCocoConfig",
     ),
     "prepare_features": Program(
         "region features: published files unpacked, or photos encoded",
         "rl_caption.data.prepare_features:main",
+        "rl_caption.config.commands:PrepareFeaturesConfig",
     ),
 }
 LAB = {
@@ -113,6 +121,7 @@ LAB = {
     "reproduce": Program(
         "a table of one of the five papers: published and measured values side by side",
         "rl_caption.lab.reproduce.program:main",
+        "rl_caption.lab.config:ReproduceConfig",
     ),
     "retrieval": Program(
         "how well dual encoders find the captions of images, and the images of captions",
@@ -164,6 +173,7 @@ LAB = {
     "share": Program(
         "a trained model with its model card, in a folder or on the Hugging Face hub",
         "rl_caption.lab.share:main",
+        "rl_caption.lab.config:ShareConfig",
     ),
 }
 """Programs of ``rl_caption.lab``, which the core names nowhere else."""

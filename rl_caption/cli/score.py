@@ -1,6 +1,5 @@
 """Score captions in files with any reward."""
 
-import argparse
 import math
 from collections.abc import Mapping
 from itertools import chain
@@ -9,9 +8,10 @@ from typing import Any
 
 from rewards.base import score_captions
 from rewards.build import RewardBuilder
-from rewards.registry import available, describe, parameters
+from rewards.registry import parameters
 from rewards.text.cider import SIGNATURE_PARTS
-from rewards.text.tokenize import TOKENIZER, TOKENIZERS, untested_texts
+from rewards.text.tokenize import TOKENIZER, untested_texts
+from rl_caption.config.commands import ScoreConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.files import (
     find_images,
@@ -21,11 +21,9 @@ from rl_caption.data.files import (
     with_ids_of,
     write_json,
 )
-from rl_caption.data.plain_files import json_object
 from rl_caption.evaluation.metrics import warn_of_forms
 from rl_caption.evaluation.results import check_writable_file
 from rl_caption.runtime.errors import config_errors
-from rl_caption.runtime.options import add_trust
 
 SCALE_OF_CIDER = "CIDEr-D is on the scale [0, 10] of the COCO toolkit, where 1.30 is what papers print as CIDEr 130.0 (times 100)."
 
@@ -110,68 +108,13 @@ def score_files(
     return result
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line: ``score --reward NAME --captions F --references F [--out F]``."""
-    listing = "\n".join(f"  {describe(name)}" for name in available())
-    parser = argparse.ArgumentParser(
-        prog="rl-caption score",
-        description=f"Score captions in files with any reward.\n\nrewards:\n{listing}\n\n{SCALE_OF_CIDER}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--reward",
-        required=True,
-        metavar="NAME",
-        help="a name of the list, or package.module:Class",
-    )
-    parser.add_argument(
-        "--captions",
-        required=True,
-        metavar="F",
-        help="JSON: [{image_id, caption}, ...], or a folder of evaluate",
-    )
-    parser.add_argument(
-        "--references",
-        metavar="F",
-        help="{image_id: [str, ...]}, COCO, Karpathy JSON or JSON lines",
-    )
-    parser.add_argument(
-        "--split", metavar="NAME", help="split of Karpathy JSON or JSON lines (default: all)"
-    )
-    parser.add_argument(
-        "--images", metavar="DIR", help="folder of the images, for rewards that look at them"
-    )
-    parser.add_argument(
-        "--df", metavar="F", help="document frequencies (default: those of the references)"
-    )
-    parser.add_argument(
-        "--eos", action="store_true", help="count EOS as a token (default: as published, without)"
-    )
-    parser.add_argument(
-        "--tokenizer",
-        choices=tuple(TOKENIZERS),
-        help="of n-gram rewards; ptb: English (default); unicode: words of other languages; char: characters of "
-        "Chinese and Japanese; none: of text that is tokenised already, which is split at white "
-        "space",
-    )
-    parser.add_argument(
-        "--kwargs",
-        metavar="JSON",
-        default="{}",
-        help="further arguments of the reward, as an object",
-    )
-    parser.add_argument(
-        "--out", metavar="F", help="where {reward, signature, mean, scores} is written"
-    )
-    add_trust(parser)
-    arguments = parser.parse_args(argv)
-    options = {name: value for name, value in vars(arguments).items() if name != "trust"}
-    result = score_files(**options | {"kwargs": json_object(arguments.kwargs, "--kwargs")})
+def main(config: ScoreConfig) -> int:
+    """Score, and print the mean."""
+    result = score_files(**config.model_dump(exclude={"trust"}))
     print(f"{result['reward']} {result['mean']:.6f} (mean of {len(result['scores'])} captions)")
     print(f"signature {result['signature']}")
     if result["reward"] == "cider":
         print(f"({SIGNATURE_PARTS})\n{SCALE_OF_CIDER}")
-    if arguments.out is not None:
-        print(f"written to {arguments.out}")
+    if config.out is not None:
+        print(f"written to {config.out}")
     return 0

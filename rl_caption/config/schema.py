@@ -55,6 +55,10 @@ DataFormat: TypeAlias = Literal[
     "caption_targets",
 ]
 
+Augmentation: TypeAlias = Literal[
+    "horizontal", "vertical", "transpose", "crop", "shift", "rotate", "rand_augment"
+]
+
 
 class DataConfig(Section):
     """The images and their captions."""
@@ -95,9 +99,7 @@ class DataConfig(Section):
     """
     features_kwargs: dict = {}
     """How features are stored, such as ``{dim: 2048, max_regions: 100}`` (docs/data.md)."""
-    augment: list[
-        Literal["horizontal", "vertical", "transpose", "crop", "shift", "rotate", "rand_augment"]
-    ] = []
+    augment: list[Augmentation] = []
     """Random augmentations of the training images: ``horizontal``, ``vertical``, ``transpose``,
     ``crop``, ``shift``, ``rotate``. Choose only those after which captions are still true.
     ``rand_augment`` is for reward models only.

@@ -2,8 +2,6 @@
 the downloads.
 """
 
-import argparse
-import json
 import logging
 import os
 from collections import Counter
@@ -117,28 +115,12 @@ def _link(out: Path, source: str | Path | None, name: str) -> Path | None:
     return place.absolute() if place.exists() else None
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line: ``prepare_coco --out data/coco [--images DIR] [--features PATH]``."""
-    parser = argparse.ArgumentParser(
-        prog="rl-caption prepare_coco",
-        description="Check the downloads of COCO captions and make the folder that the "
-        "configurations read.",
-        epilog=f"what to download:\n{SOURCES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    option = parser.add_argument
-    option("--out", default="data/coco", help="the folder to make (default: data/coco)")
-    option("--downloads", help="folder of the downloaded JSON files (default: OUT/downloads)")
-    option("--images", help="folder with train2014 and val2014")
-    option("--features", help="folder or HDF5 file of region features")
-    option("--features_kwargs", type=json.loads, metavar="JSON", help='such as {"dim": 2048}')
-    option("--subset", action="store_true", help="a part of COCO: do not compare the counts")
-    option("--fast", action="store_true", help="do not decode images")
-    options = vars(parser.parse_args(argv))
-    options["downloads"] = options["downloads"] or Path(options["out"], "downloads")
+def main(config: Any) -> int:
+    """Prepare the folder as a ``PrepareCocoConfig`` says, and print what is in it."""
+    options = dict(config)
+    options["downloads"] = config.downloads or Path(config.out, "downloads")
     counts = prepare(**options)
     for split, number in counts["images"].items():
         print(f"{split}: {number:,} images, {counts['captions'][split]:,} captions")
-    print(f"{options['out']} is ready")
+    print(f"{config.out} is ready")
     return 0

@@ -1,6 +1,5 @@
 """Make region features: unpack published TSV files, or encode images with a frozen encoder."""
 
-import argparse
 import base64
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from rewards.base import naming
 from rl_caption.data.base import DataError
 from rl_caption.data.features import check_width, write_features
 from rl_caption.data.file_checks import progress
-from rl_caption.data.plain_files import check_name, json_object, parse_json
+from rl_caption.data.plain_files import check_name, parse_json
 
 
 def convert_tsv(
@@ -85,69 +84,15 @@ def _features(columns: Sequence[bytes], where: str) -> NDArray[np.float32]:
         return np.frombuffer(base64.b64decode(text, validate=True), "<f4").reshape(int(rows), -1)
 
 
-def read_options(argv: list[str] | None) -> dict[str, Any]:
-    """Options of the command line that are set; those of TSV files, or those of an encoder."""
-    from rl_caption.data.loader import AUGMENTATIONS
-
-    parser = argparse.ArgumentParser(
-        prog="rl-caption prepare_features",
-        description="Prepare image features for training (data.features_root): convert published "
-        "TSV files, or encode images with a frozen encoder.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("tsv", nargs="*", help="files of bottom-up attention, LXMERT or VinVL")
-    parser.add_argument("--out", required=True, help="output: a folder for one .npz per image")
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "float16"),
-        help="of the stored features (default: float32 for TSV files, float16 with --encoder)",
-    )
-    group = parser.add_argument_group("with an encoder")
-    kind: dict[str, Any]
-    for name, kind, text in (
-        (
-            "encoder",
-            {},
-            "transformers:NAME, open_clip:ARCHITECTURE/TAG or package.module:Class",
-        ),
-        ("kwargs", {}, "keyword arguments of the encoder, as a JSON object"),
-        ("data", {}, "images to encode: a Karpathy JSON file, its folder, or a folder of images"),
-        ("image_root", {}, "folder of the images of a Karpathy JSON, as data.image_root"),
-        ("image_extension", {}, "file extension of the images, as data.image_extension"),
-        ("flatten", {"action": "store_true", "default": None}, "as data.flatten"),
-        ("splits", {"nargs": "+"}, "of the Karpathy JSON (default: all)"),
-        ("device", {}, "such as cpu or cuda:0 (default: a GPU if there is one)"),
-        ("batch_size", {"type": int}, "images per forward pass (default: 32)"),
-        ("num_workers", {"type": int}, "threads that read images (default: 4)"),
-        (
-            "augment",
-            {"nargs": "+", "choices": AUGMENTATIONS},
-            "encode a randomly augmented view of each image for data.features_kwargs.views",
-        ),
-        ("seed", {"type": int}, "random seed of the augmented views (default: 0)"),
-    ):
-        group.add_argument(f"--{name}", help=text, **kind)
-    given = vars(parser.parse_args(argv))
-    options = {name: value for name, value in given.items() if value not in (None, [])}
-    needed = {"encoder", "data"} if "encoder" in options else {"tsv"}
-    unfit = {"tsv"} if "encoder" in options else options.keys() - {"tsv", "out", "dtype"}
-    if not options.keys() >= needed or options.keys() & unfit:
-        parser.error("expected TSV files, or --encoder with --data and its options")
-    return options
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line: ``prepare_features TSV... --out FOLDER``, or ``--encoder NAME --data
-    PATH --out FOLDER``.
-    """
-    options = read_options(argv)
-    if "encoder" in options:
+def main(config: Any) -> int:
+    """Unpack files, or encode photos, as a ``PrepareFeaturesConfig`` says."""
+    options = config.model_dump(exclude={"trust"}, exclude_unset=True)
+    if config.encoder is not None:
         from rl_caption.data.encode_features import encode_features
 
-        options["kwargs"] = json_object(options.get("kwargs", "{}"), "--kwargs")
         written, kept = encode_features(**options)
-        print(f"{options['out']}: {written:,} images written, {kept:,} images existed already")
+        print(f"{config.out}: {written:,} images written, {kept:,} images existed already")
     else:
-        written, repeated = convert_tsv(options.pop("tsv"), **options)
-        print(f"{options['out']}: {written:,} images written, {repeated:,} repeated lines skipped")
+        written, repeated = convert_tsv(config.tsv, config.out, config.dtype or "float32")
+        print(f"{config.out}: {written:,} images written, {repeated:,} repeated lines skipped")
     return 0

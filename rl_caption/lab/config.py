@@ -1,8 +1,8 @@
 """Configurations of the lab's programs but ``judge``: concreteness, curation, new columns,
-retrieval, the page.
+retrieval, the page, sharing, tables of papers.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -418,3 +418,53 @@ class StressConfig(PairsConfig):
     """Of all choices."""
     out: str = "stress"
     """Folder for ``stress.json``, ``report.html`` and the run ``push``."""
+
+
+class ShareConfig(Section):
+    """``share RUN_OR_EXPORT --repo_id USER/NAME``: a trained model with its card."""
+
+    positional: ClassVar[str] = "path"
+
+    path: str
+    """Folder of a run, or of an exported model."""
+    repo_id: str | None = None
+    """Repository on the hub to upload to, ``USER/NAME``."""
+    private: bool = False
+    """Make the repository a private one."""
+    out: str | None = None
+    """Write the model and its card to this folder."""
+    evaluation: str | None = None
+    """Output of ``evaluate``: its scores go on the card."""
+    license: str | None = None
+    """The hub's identifier, such as ``apache-2.0``."""
+
+
+class ReproduceConfig(TrustConfig):
+    """``reproduce PAPER TABLE --data FOLDER ...``: a table of a paper, published and measured.
+
+    Without a table, ``reproduce`` lists all tables, or those of a paper: what each needs, and which
+    rows can be made.
+    """
+
+    positional: ClassVar[str] = "which"
+
+    which: list[str] = []
+    """The paper, and the number of the table in it."""
+    data: list[str] = []
+    """Folders of data sets, or ``NAME=FOLDER`` of one."""
+    rows: list[str] | None = None
+    """Make only these rows."""
+    images: str | None = None
+    """Folder of the images; null looks beside the data."""
+    model: list[str] = []
+    """``NAME=BACKBONE``: weights of models of the table, as for clipscore; also
+    ``NAME=BACKBONE@PRETRAINED``.
+    """
+    captions: list[str] = []
+    """``ROW=FILE``: captions by the system of a row, in COCO's result format."""
+    scores: list[str] = []
+    """``ROW=FILE``: scores of the metric of a row, JSON lines with image, caption and score."""
+    partial: bool = False
+    """Accept data with another number of judgements."""
+    out: str | None = None
+    """Folder for ``reproduce.md`` and ``reproduce.json``."""

@@ -4,10 +4,9 @@ hub.
 Every number on the card comes from the files of the run and of its evaluation.
 """
 
-import argparse
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from rl_caption.captioners.hf_families import FAMILIES, check_architectures
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import CAPTION_COLUMNS, column_of, format_value
+from rl_caption.lab.config import ShareConfig
 from rl_caption.programs.report.pages import score_notes, score_tables, validations_table
 from rl_caption.programs.report.read import (
     EvaluationFolder,
@@ -235,22 +235,10 @@ def _without_folders(value: Any) -> Any:
     return value
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """``share RUN_OR_EXPORT --repo_id USER/NAME [--private] [--out FOLDER]``"""
-    parser = argparse.ArgumentParser(
-        prog="rl-caption share", description=__doc__, allow_abbrev=False
+def main(config: ShareConfig) -> int:
+    """Share what a command line names, and print where it is."""
+    out, evaluation = (
+        None if name is None else Path(name) for name in (config.out, config.evaluation)
     )
-    add = parser.add_argument
-    add("path", type=Path, metavar="RUN_OR_EXPORT", help="folder of a run, or of an exported model")
-    add("--repo_id", metavar="USER/NAME", help="repository on the hub to upload to")
-    add("--private", action="store_true", help="make the repository a private one")
-    add("--out", type=Path, metavar="FOLDER", help="write the model and its card to this folder")
-    add(
-        "--evaluation",
-        type=Path,
-        metavar="DIR",
-        help="output of evaluate: its scores go on the card",
-    )
-    add("--license", dest="licence", metavar="ID", help="the hub's identifier, such as apache-2.0")
-    print(share(**vars(parser.parse_args(argv))))
+    print(share(Path(config.path), config.repo_id, config.private, out, evaluation, config.license))
     return 0

@@ -6,7 +6,6 @@ A class or function is named by a name from one of this package's tables, or as
 """
 
 import inspect
-from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from functools import partial, update_wrapper
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
@@ -18,7 +17,6 @@ from rewards.options import check_type as check_type
 from rewards.options import options_of as options_of
 from rewards.options import target_name as target_name
 from rewards.options import wrong_arguments as wrong_arguments
-from rewards.trust import trust
 from rl_caption.runtime.errors import KEPT, ConfigError, config_errors, errors_of_user_code
 
 shown = rewards.options.short_repr
@@ -108,18 +106,6 @@ def class_names(value: Any, key: str = "") -> Iterator[str]:
             yield from class_names(item, key)
     elif isinstance(value, str) and (key == "trust" or (key in CLASS_KEYS and ":" in value)):
         yield value
-
-
-def add_trust(parser: ArgumentParser) -> None:
-    """Add the option ``--trust package.module:Class`` (see ``TrustConfig``), which may be repeated."""
-
-    def consent(name: str) -> None:
-        trust([name])
-
-    help_text = "a class outside this package that a saved model's config.json may name (docs/reliability.md)"
-    parser.add_argument(
-        "--trust", type=consent, action="append", metavar="package.module:Class", help=help_text
-    )
 
 
 def check_options(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], key: str) -> None:

@@ -2,7 +2,6 @@
 side.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rl_caption.config.build import quiet_libraries
 from rl_caption.data.files import write_json, write_text
 from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.results import LEFT_OUT, markdown
+from rl_caption.lab.config import ReproduceConfig
 from rl_caption.lab.reproduce.measures import Inputs, Measures, describe_data
 from rl_caption.lab.reproduce.tables import (
     PAPERS,
@@ -29,45 +29,6 @@ from rl_caption.lab.reproduce.tables import (
     load_paper,
 )
 from rl_caption.runtime.errors import ConfigError, UserError
-from rl_caption.runtime.options import add_trust
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "--list": {"action": "store_true", "help": "what each table needs, and which rows can be made"},
-    "--data": {
-        "nargs": "+",
-        "default": [],
-        "metavar": "FOLDER",
-        "help": "folders of data sets, or NAME=FOLDER of one (--list)",
-    },
-    "--rows": {"nargs": "+", "metavar": "ROW", "help": "make only these rows"},
-    "--images": {
-        "metavar": "FOLDER",
-        "help": "folder of the images; else looked for beside the data",
-    },
-    "--model": {
-        "action": "append",
-        "default": [],
-        "metavar": "NAME=BACKBONE",
-        "help": "weights of a model of the table, as for clipscore; also NAME=BACKBONE@PRETRAINED",
-    },
-    "--captions": {
-        "action": "append",
-        "default": [],
-        "metavar": "ROW=FILE",
-        "help": "captions by the system of a row, in COCO's result format",
-    },
-    "--scores": {
-        "action": "append",
-        "default": [],
-        "metavar": "ROW=FILE",
-        "help": "scores of the metric of a row: JSON lines with image, caption and score",
-    },
-    "--partial": {
-        "action": "store_true",
-        "help": "accept data with another number of judgements",
-    },
-    "--out": {"metavar": "FOLDER", "help": "where reproduce.md and reproduce.json are written"},
-}
 
 
 @dataclass
@@ -97,29 +58,18 @@ class Cell:
         return self.as_printed - self.published
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """``reproduce PAPER TABLE --data FOLDER ...``, or ``reproduce [PAPER] --list``."""
-    parser = argparse.ArgumentParser(prog="rl-caption reproduce", description=__doc__)
-    parser.add_argument("paper", nargs="?", metavar="PAPER", help=f"one of {', '.join(PAPERS)}")
-    parser.add_argument("table", nargs="?", metavar="TABLE", help="its number in the paper")
-    for option, settings in OPTIONS.items():
-        parser.add_argument(option, **settings)
-    add_trust(parser)
-    options = parser.parse_args(argv)
-    if options.list:
-        papers = [options.paper] if options.paper else PAPERS
-        print("\n".join(line for name in papers for line in list_tables(load_paper(name))))
+def main(config: ReproduceConfig) -> int:
+    """Make a table, or list what there is."""
+    if len(config.which) < 2:
+        for name in config.which or PAPERS:
+            print("\n".join(list_tables(load_paper(name))))
         return 0
-    if options.table is None:
-        raise ConfigError(
-            "name a paper and a table, such as: reproduce pac_s 1 --data FOLDER; --list says which"
-        )
-    table = find_table(options.paper, options.table, options.rows)
-    print(reproduce(table, read_inputs(table, options), options.out))
+    table = find_table(config.which[0], config.which[1], config.rows)
+    print(reproduce(table, read_inputs(table, config), config.out))
     return 0
 
 
-def read_inputs(table: Table, options: argparse.Namespace) -> Inputs:
+def read_inputs(table: Table, config: ReproduceConfig) -> Inputs:
     """Check what the user names against what the table can use.
 
     Raises:
@@ -130,7 +80,7 @@ def read_inputs(table: Table, options: argparse.Namespace) -> Inputs:
     pairs: dict[str, dict[str, str]] = {}
     for option, names in (("model", list(table.models)), ("captions", rows), ("scores", rows)):
         pairs[option] = {}
-        for text in getattr(options, option):
+        for text in getattr(config, option):
             name, _, value = text.partition("=")
             if not value or name not in names:
                 expected = f"NAME=VALUE with a name of {', '.join(names) or 'none'}"
@@ -138,15 +88,15 @@ def read_inputs(table: Table, options: argparse.Namespace) -> Inputs:
             if option != "model" and not Path(value).exists():
                 raise ConfigError(f"--{option} {name!r}: {value!r} is not there")
             pairs[option][name] = value
-    if options.images is not None and not Path(options.images).is_dir():
-        raise ConfigError(f"--images {options.images!r} is not a folder")
+    if config.images is not None and not Path(config.images).is_dir():
+        raise ConfigError(f"--images {config.images!r} is not a folder")
     return Inputs(
-        find_data(table, options.data),
+        find_data(table, config.data),
         pairs["model"],
         {name: Path(file) for name, file in pairs["captions"].items()},
         {name: Path(file) for name, file in pairs["scores"].items()},
-        None if options.images is None else Path(options.images),
-        options.partial,
+        None if config.images is None else Path(config.images),
+        config.partial,
     )
 
 

@@ -1,6 +1,5 @@
 """The report program: one self-contained HTML page about a run, an evaluation, or several of them."""
 
-import argparse
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from rewards.base import RewardError
 from rewards.trust import trust
+from rl_caption.config.commands import ReportConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_text
@@ -21,7 +21,7 @@ from rl_caption.programs.report.read import (
     read_evaluation,
     read_run,
 )
-from rl_caption.runtime.options import add_trust, class_names
+from rl_caption.runtime.options import class_names
 from rl_caption.training.run_folder import read_config
 
 logger = logging.getLogger(__name__)
@@ -73,47 +73,17 @@ def write_report(folder: Path, rows: Sequence[Any], page: pages.Page | None = No
     return folder / REPORT
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(config: ReportConfig) -> int:
     """Write a page and print its path."""
-    parser = argparse.ArgumentParser(
-        prog="rl-caption report", description=__doc__, allow_abbrev=False
-    )
-    parser.add_argument(
-        "folders",
-        nargs="+",
-        type=Path,
-        metavar="FOLDER",
-        help="a run, an evaluation, or a comparison",
-    )
-    parser.add_argument(
-        "--out", type=Path, help=f"HTML file to write (default: {REPORT} in the folder)"
-    )
-    parser.add_argument(
-        "--images",
-        type=int,
-        default=MAX_IMAGES,
-        help=f"maximum number of images in the gallery (default: {MAX_IMAGES})",
-    )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        help="YAML file whose data section says where references and images are",
-    )
-    parser.add_argument(
-        "--split", default="test", help="split of the data of --config (default: test)"
-    )
-    add_trust(parser)
-    chosen = parser.parse_args(argv)
-    if chosen.out is None and len(chosen.folders) > 1:
-        parser.error("several folders are compared in one page: set its file with --out FILE")
+    folders = [Path(folder) for folder in config.folders]
     source = None
-    if chosen.config is not None:
-        data = read_config(find_config(chosen.config)).get("data")
+    if config.data is not None:
+        data = read_config(find_config(config.data)).get("data")
         trust(class_names(data))
-        source = rows_of_config(data, chosen.split)
+        source = rows_of_config(data, config.split)
         if not source.rows:
-            raise ReportError(f"--config {chosen.config}: {source.missing}")
-    out = chosen.out or chosen.folders[0] / REPORT
-    write_text(out, pages.render(make_page(chosen.folders, source, chosen.images)))
+            raise ReportError(f"data is {config.data}: {source.missing}")
+    out = Path(config.out or folders[0] / REPORT)
+    write_text(out, pages.render(make_page(folders, source, config.images)))
     print(out)
     return 0

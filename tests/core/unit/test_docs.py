@@ -132,18 +132,10 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], bool]:
     def parse_args(
         parser: argparse.ArgumentParser, arguments: Any = None, namespace: Any = None
     ) -> None:
+        """Of ``python -m benchmarks``."""
         _, unknown = read_known(parser, arguments, namespace)
         if unknown:
             parser.error(f"unrecognized arguments: {unknown}")
-        raise Parsed
-
-    def parse_known_args(
-        parser: argparse.ArgumentParser, arguments: Any = None, namespace: Any = None
-    ) -> Any:
-        """Of the programs that pass words on: ``doctor`` to the parser of its configuration."""
-        given = read_known(parser, arguments, namespace)
-        if "config" in given[0]:
-            return given
         raise Parsed
 
     def doctor_of(*_: Any) -> None:
@@ -161,7 +153,6 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], bool]:
             else:
                 patched.setattr(stages, "parse", parse_and_end)
             patched.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-            patched.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
             patched.setattr(doctor, "doctor", doctor_of)
             with pytest.raises((Parsed, SystemExit)) as ended:
                 runpy.run_path(str(program), run_name="__main__")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl_caption.cli.main import run_program
 from rl_caption.data import prepare_coco
 from rl_caption.data.base import DataError
 from rl_caption.data.files import read_references
@@ -65,7 +66,7 @@ def test_everything_at_once_and_a_second_time_nothing(
     assert references == {str(100 + number): captions_of(number) for number in range(14, 18)}
 
     shutil.copytree(downloads, tmp_path / "cli" / "downloads")
-    assert prepare_coco.main(["--out", str(tmp_path / "cli")]) == 0
+    assert run_program("prepare_coco", ["--out", str(tmp_path / "cli")]) == 0
     assert "test: 4 images, 20 captions" in capsys.readouterr().out
 
     before = stamps(out)

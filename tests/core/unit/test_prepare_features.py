@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_caption.data import prepare_features
+from rl_caption.cli.main import run_program
 from rl_caption.data.base import DataError
 from rl_caption.data.features import as_image_features
 from rl_caption.data.prepare_features import convert_tsv
@@ -111,7 +111,7 @@ def test_half_the_space_and_the_command_line(
         "--dtype",
         "float16",
     ]
-    assert prepare_features.main(arguments) == 0
+    assert run_program("prepare_features", arguments) == 0
     assert "1 images written" in capsys.readouterr().out
     np.testing.assert_allclose(
         as_image_features(tmp_path / "out/5.npz", "5").load(8), features(5), atol=2e-3

@@ -15,6 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from rewards.text.cider import CIDER_DIFFERENCES
+from rl_caption.cli.main import run_program
 from rl_caption.evaluation import validation_cider
 from rl_caption.programs.report.charts import (
     METRICS_PAGE,
@@ -29,8 +30,9 @@ from rl_caption.programs.report.charts import (
 )
 from rl_caption.programs.report.gallery import rows_of_config, select_images
 from rl_caption.programs.report.pages import render
-from rl_caption.programs.report.program import main, make_page, write_report
+from rl_caption.programs.report.program import make_page, write_report
 from rl_caption.programs.report.read import ReportError, read_run
+from rl_caption.runtime.errors import ConfigError
 from tests.conftest import REPOSITORY
 from tests.report_for_tests import (
     DATA,
@@ -320,14 +322,14 @@ def test_a_rewarded_cider_is_told_apart_from_that_of_validation(tmp_path: Path) 
 
 def test_the_program_writes_beside_the_run_or_where_it_is_told(tmp_path: Path, capsys: Any) -> None:
     run = write_evaluation(tmp_path / "run", 1.0)
-    assert main([str(run)]) == 0
+    assert run_program("report", [str(run)]) == 0
     assert capsys.readouterr().out.strip() == str(run / "report.html")
-    assert main([str(run), "--out", str(tmp_path / "deep/x.html"), "--images", "3"]) == 0
+    words = ["--out", str(tmp_path / "deep/x.html"), "--images", "3"]
+    assert run_program("report", [str(run), *words]) == 0
     assert len(Seen((tmp_path / "deep/x.html").read_text()).cards) == 3
     (run / "settings.json").unlink()
     (tmp_path / "data.yaml").write_text(json.dumps({"data": DATA}))
-    main([str(run), "--config", str(tmp_path / "data.yaml")])
+    run_program("report", [str(run), "--data", str(tmp_path / "data.yaml")])
     assert Seen((run / "report.html").read_text()).tags("img") == 30
-    with pytest.raises(SystemExit):
-        main([str(run), str(run)])
-    assert "--out FILE" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="out"):
+        run_program("report", [str(run), str(run)])

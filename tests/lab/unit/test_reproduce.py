@@ -186,7 +186,6 @@ def test_the_command_line(
     [
         (["pac", "1"], "'pac'"),
         (["pac_s", "99"], "'99'"),
-        (["pac_s"], "table"),
         (["pac_s", "1"], "Flickr8k.token.txt"),
         (["pac_s", "1", "--data", "{folder}"], "hockenmaier"),
         (["pac_s", "1", "--data", "{folder}/none"], "none"),

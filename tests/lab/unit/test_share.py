@@ -12,8 +12,8 @@ from huggingface_hub import ModelCard
 
 from rewards.registry import available
 from rl_caption.captioners.loading import weights_hash
-from rl_caption.cli.main import run
-from rl_caption.lab.share import PAPERS, main
+from rl_caption.cli.main import run, run_program
+from rl_caption.lab.share import PAPERS
 from rl_caption.training.checkpoint import seal
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import tiny_student
@@ -40,7 +40,7 @@ def trained(tmp_path: Path) -> Path:
 
 def shared(path: Path, out: Path, *words: str) -> tuple[ModelCard, str]:
     """The card that ``share`` writes, and its text."""
-    assert main([str(path), "--out", str(out), *words]) == 0
+    assert run_program("share", [str(path), "--out", str(out), *words]) == 0
     return ModelCard.load(out / "README.md"), (out / "README.md").read_text()
 
 

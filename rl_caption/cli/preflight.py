@@ -140,7 +140,7 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
         and key != "out"
         and ("/export/" in value or value.endswith(CHECKPOINTS))
     }
-    if hasattr(config, "folders"):
+    if stage.program == "reward_model":
         paths |= {key: value for key, value in config.folders().items() if value is not None}
     if stage.program in ("xe", "scst") and config.model.init is not None:
         paths["model.init"] = config.model.init

@@ -1,7 +1,6 @@
 """Tiny sets of judgements in the formats in which the real ones are published."""
 
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,35 +196,6 @@ def aro(folder: Path) -> None:
     write_json(folder / "visual_genome_attribution.json", attributes + rare)
 
 
-def polaris(folder: Path) -> None:
-    lines = [
-        "mt,refs,score,imgid",
-        'a dog,"[\'a dog runs\', ""a dog\'s""]",0.75,1.jpg',
-        "a cat,\"['cats']\",0.5,2.jpg",
-    ]
-    (folder / "polaris_test.csv").write_text("\n".join(lines))
-
-
-def rated_json(name: str) -> Callable[[Path], None]:
-    def build(folder: Path) -> None:
-        rows = [
-            {"imgid": "59cf", "mt": "a  dog", "refs": ["dogs ", "a dog runs"], "score": 1.0},
-            {"imgid": "aa0c", "mt": "a cat", "refs": ["cats"], "score": 0.55},
-        ]
-        write_json(folder / f"{name}_test.json", rows)
-
-    return build
-
-
-def coco_captions(folder: Path) -> None:
-    annotations = [
-        {"image_id": image, "id": 10 * image + number, "caption": f"{words}  in place {number}."}
-        for image, words in ((7, "A dog runs"), (8, "A cat sits"))
-        for number in range(5)
-    ]
-    write_json(folder / "captions_val2014.json", {"images": [], "annotations": annotations})
-
-
 def ratings(folder: Path) -> None:
     rows = [
         {"image": f"{n}.jpg", "caption": "A dog.", "rating": n, "references": ["dogs"], "group": n}
@@ -250,14 +220,6 @@ def foil_of_valse(folder: Path) -> None:
     write_json(
         folder / "foil-it.json", {"0": {**pair, "mturk": votes}, "1": {**pair, "mturk": votes}}
     )
-
-
-def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
-    import pyarrow
-    from pyarrow.parquet import write_table
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_table(pyarrow.Table.from_pylist(rows), path)
 
 
 def icc_captions(folder: Path) -> None:
@@ -288,67 +250,21 @@ def icc_words(folder: Path) -> None:
     )
 
 
-def vatex_eval(folder: Path) -> None:
-    """Pickled NumPy arrays, as ``VATEX-EVAL-demo.py`` of EMScore reads them: ratings are [people,
-    captions], flat.
-    """
-    contents = {
-        "candidates_list": np.array(["a man  runs .", "a dog sits .", "a cat sleeps ."]),
-        "gts_list": np.array(
-            [["a person runs", "a runner"], ["a dog", "a sitting dog"], ["a cat", "a sleepy cat"]]
-        ),
-        "human_scores": np.array([[3, 1, 5], [4, 2, 5], [3, 2, 4]]).reshape(-1),
-        "video_ids": np.array(["aaa_000001_000011", "aaa_000001_000011", "bbb_000002_000012"]),
-    }
-    for name, content in contents.items():
-        (folder / f"{name}.pkl").write_bytes(pickle.dumps(content, protocol=2))
-
-
-def activitynet_foil(folder: Path) -> None:
-    """As ``ActivityNet-FOIL_demo.py`` of EMScore reads them."""
-    right = ["A man  runs.", "He stops.", "A dog barks."]
-    foiled = ["A woman runs.", "He stops.", "A cat barks."]
-    for name, sentences in (("right", right), ("foil", foiled)):
-        results = {"v_1": [{"sentence": text, "timestamp": [0, 1]} for text in sentences]}
-        write_json(
-            folder / f"final_{name}_video_sentences.json", {"version": "1", "results": results}
-        )
-    times = [[0, 10.4], [10.4, 20], [15, 40]]
-    first = {"duration": 40.0, "timestamps": times, "sentences": right}
-    second = {
-        "duration": 40.0,
-        "timestamps": [[0, 4], [3, 30]],
-        "sentences": ["A runner.", "A long  run."],
-    }
-    write_json(folder / "anet_entities_test_1.json", {"v_1": first, "v_2": first})
-    write_json(folder / "anet_entities_test_2.json", {"v_1": second})
-
-
 _NAMED = (
-    *(
-        vatex_eval,
-        activitynet_foil,
-        composite,
-        pascal50s,
-        abstract50s,
-        foil,
-        sugarcrepe,
-        aro,
-        sugarcrepe_pp,
-    ),
-    *(aro_order, polaris, ratings, icc_captions, icc_words),
+    composite,
+    pascal50s,
+    abstract50s,
+    foil,
+    sugarcrepe,
+    aro,
+    sugarcrepe_pp,
+    aro_order,
+    ratings,
+    icc_captions,
+    icc_words,
 )
 BUILDERS: dict[str, Callable[[Path], None]] = {
-    **{
-        "flickr8k_expert": flickr8k,
-        "flickr8k_crowdflower": flickr8k,
-        "nebula": rated_json("nebula"),
-    },
+    "flickr8k_expert": flickr8k,
+    "flickr8k_crowdflower": flickr8k,
     **{build.__name__: build for build in _NAMED},
 }
-OTHER_FORMS: list[tuple[str, Callable[[Path], None]]] = [
-    ("flickr8k_expert", flickr8k_json),
-    ("foil", foil_of_valse),
-    ("polaris", rated_json("polaris")),
-]
-"""Set -> builder of another of the forms in which it is read."""

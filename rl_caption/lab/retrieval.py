@@ -19,7 +19,7 @@ from rl_caption.evaluation.metrics import check_has_images
 from rl_caption.evaluation.results import markdown
 from rl_caption.evaluation.retrieval import KS, both_ways
 from rl_caption.lab.config import CompareRetrievalConfig
-from rl_caption.lab.meta_evaluation.figures import intervals
+from rl_caption.lab.meta_evaluation.figures import estimates
 from rl_caption.programs.evaluate import load_dual_encoder
 from rl_caption.reward_models.teacher import embed_features, reads_features
 
@@ -136,11 +136,9 @@ def _figures(
         drawn = np.repeat(ranks, weights, axis=0)
         return np.append(drawn[:, 1:].mean(axis=0), np.median(drawn[:, 0]))
 
-    values = statistic(np.ones(len(ranks), np.int64)).tolist()
-    bounds = intervals(statistic, images, config.bootstrap, config.seed) or [None] * len(values)
-    figures = {}
-    for name, value, interval in zip(FIGURES, values, bounds, strict=True):
-        low, high = interval or (None, None)
+    found = estimates(statistic, images, config.bootstrap, config.seed)
+    figures: dict[str, dict[str, float | None]] = {}
+    for name, (value, low, high) in zip(FIGURES, found, strict=True):
         figures[f"{way}_{name}"] = {"value": value, "low": low, "high": high}
     return figures
 

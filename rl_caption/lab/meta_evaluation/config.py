@@ -53,11 +53,9 @@ class JudgeSetConfig(TrustConfig):
     """Accept a set whose number of judgements differs from the published one."""
     bootstrap: Resamples = 1000
     """Number of bootstrap resamples of images for the 95 % intervals; 0 computes none."""
-    costs: bool = False
-    """Also print captions a second, and calls and tokens of language models."""
     seed: Seed = 0
     """Of the bootstrap and, for ``scenes``, of captions."""
     scenes: ScenesConfig = Field(default_factory=ScenesConfig)
     """The captions to judge if ``set`` is ``scenes``."""
     out: str = "agreement"
-    """Folder for ``agreement.md``, ``agreement.csv`` and ``agreement.json``."""
+    """Folder for ``agreement.md`` and ``agreement.json``."""

@@ -1,22 +1,18 @@
-"""What a metric costs: captions a second, and parameters, arithmetic and time of the dual encoder
-that it scores with.
+"""What a dual encoder costs: parameters, arithmetic and time.
 
 The L-CLIPScore paper prints parameters, size and milliseconds for a batch of 128 pairs (table I),
 the SPECS paper operations of one pair (table 2).
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rewards.base import Reward
 from rewards.clip.backbone import FrozenEncoder
-from rewards.language.models import Calls
-from rl_caption.evaluation.results import LEFT_OUT
 
 PAIRS = 128
 """Pairs of a batch that is timed."""
@@ -60,42 +56,14 @@ def encoder_cost(
     """Measure a dual encoder on its own device; its texts fill the context."""
     size, text = backbone.preprocessing.size, "a " * backbone.context_length
 
-    def embed(count: int) -> None:
+    def embed(count: int) -> float:
+        start = time.perf_counter()
         backbone.encode_pixels(torch.zeros(count, 3, size, size)).cpu()
         backbone.encode_texts([text] * count)
+        return time.perf_counter() - start
 
     parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
     operations = count_operations(lambda: embed(1))
     embed(pairs)
-    seconds = min(_seconds(lambda: embed(pairs)) for _ in range(repeats))
+    seconds = min(embed(pairs) for _ in range(repeats))
     return EncoderCost(parameters, 2 * parameters / 2**20, operations / 1e12, 1000 * seconds)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def cost_cells(
-    metric: Reward, timings: Sequence[tuple[int, float]], calls: Calls | None
-) -> list[str]:
-    """Cells of ``figures.COST_HEADINGS``; ``timings`` are numbers of captions and seconds.
-
-    ``calls`` are those of the metric before; cells of language models are left out without any.
-    """
-    captions, seconds = (sum(column) for column in zip(*timings, strict=True))
-    speed = f"{captions / seconds:,.0f}" if seconds else LEFT_OUT
-    requests, tokens = LEFT_OUT, LEFT_OUT
-    after = metric_calls(metric)
-    if calls is not None and after is not None:
-        requests = f"{after.requests - calls.requests:,}"
-        if after.tokens is not None and calls.tokens is not None:
-            tokens = f"{after.tokens - calls.tokens:,}"
-    return [speed, requests, tokens, f"{seconds:,.1f}"]
-
-
-def metric_calls(metric: Reward) -> Calls | None:
-    """Calls of a metric's language models so far; None for a metric without one."""
-    calls = getattr(metric, "calls", None)
-    return calls if isinstance(calls, Calls) else None

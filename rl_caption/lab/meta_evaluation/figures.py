@@ -3,68 +3,47 @@ as tables.
 
 Judgements of one image are not independent, so images are drawn with replacement, each with all of
 its judgements (Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics
-1979).
+1979). Kendall's tau of n items with C concordant and D discordant pairs, n_s pairs whose scores
+differ, n_r pairs whose ratings differ, and m the smaller of the numbers of distinct scores and
+ratings:
+
+    tau_b = (C - D) / sqrt(n_s n_r)                  (Kendall, Biometrika 1945)
+    tau_c = 2 (C - D) / (n^2 (m - 1) / m)            (Stuart, Biometrika 1953)
 """
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import permutations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
+from scipy import stats
 
 from rewards.text.tokenize import tokenize
 from rl_caption.data.files import write_json, write_text
 from rl_caption.evaluation.confidence import ENDS, drawn_weights
-from rl_caption.evaluation.results import LEFT_OUT as UNDEFINED
-from rl_caption.evaluation.results import csv_text, markdown
+from rl_caption.evaluation.results import LEFT_OUT, markdown
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
-from rl_caption.lab.meta_evaluation.correlation import (
-    group_numbers,
-    grouped_tau_b,
-    inverse_r_squared,
-    kendall_tau_b,
-    kendall_tau_c,
-    pearson,
-    spearman,
-    tau_of_table,
-    unexplained_variance,
-)
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 
 Floats = NDArray[np.float64]
 Weights = NDArray[np.int64]
-Interval = tuple[float, float]
+Estimate = tuple[float, float | None, float | None]
+"""Value, and the ends of its interval; None without one, or where it is not defined."""
 NO_REFERENCES = ""
 """The condition of metrics that see no references."""
 BLIND = {"blind: chance": 0, "blind: longer": 1, "blind: shorter": -1}
 """Heading of a baseline that sees neither image nor references -> factor of the length of the
 caption, its score.
 """
-COST_HEADINGS = ("captions/s", "calls", "tokens", "seconds")
-"""Columns of the table of costs (``costs.cost_cells``)."""
 LENGTHS = (10, 20, 40, 60, 100)
 """Largest numbers of words of all classes of captions by length but the last."""
-CORRELATIONS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
-    "tau_b": kendall_tau_b,
-    "tau_c": kendall_tau_c,
-    "pearson": pearson,
-    "spearman": spearman,
-    "1 / r^2": inverse_r_squared,
-    "1 - R^2 of ratings": lambda scores, ratings: unexplained_variance(ratings, scores),
-    "1 - R^2 of scores": unexplained_variance,
-}
 PLAIN = ("1 / r^2", "1 - R^2")
 """Beginnings of the names of figures that are printed as they are, all others times 100."""
 WITHIN = "tau_b within images"
-MAX_CELLS = 5_000_000
-"""Largest table of ratings by scores: 40 MB. Where nearly all ratings differ, resamples are
-correlated item by item.
-"""
 
 
 @dataclass(frozen=True)
@@ -106,8 +85,32 @@ class SetResult:
     """What is drawn with replacement for the intervals."""
     blind: list[str] = field(default_factory=list)
     """Headings of metrics and baselines that see neither image nor references."""
-    costs: dict[str, list[str]] = field(default_factory=dict)
-    """Heading of a metric -> its cells of the table of costs, where that was asked for."""
+
+
+def unexplained_variance(truth: ArrayLike, predictions: ArrayLike) -> float:
+    """1 - R^2 without a fit, sum (t - p)^2 / sum (t - mean t)^2 of [N] values; 0 is perfect, no
+    upper bound.
+    """
+    true, predicted = np.asarray(truth, np.float64), np.asarray(predictions, np.float64)
+    spread = float(((true - true.mean()) ** 2).sum())
+    return float(((true - predicted) ** 2).sum()) / spread if spread else math.nan
+
+
+def inverse_r_squared(scores: ArrayLike, ratings: ArrayLike) -> float:
+    """1 / r^2 of Pearson's r, at least 1: what the SPECS paper prints as "1 - R^2" in its own rows."""
+    correlation = stats.pearsonr(scores, ratings).statistic
+    return float(1 / correlation**2) if correlation else math.nan
+
+
+CORRELATIONS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
+    "tau_b": lambda scores, ratings: stats.kendalltau(scores, ratings).statistic,
+    "tau_c": lambda scores, ratings: stats.kendalltau(scores, ratings, variant="c").statistic,
+    "pearson": lambda scores, ratings: stats.pearsonr(scores, ratings).statistic,
+    "spearman": lambda scores, ratings: stats.spearmanr(scores, ratings).statistic,
+    "1 / r^2": inverse_r_squared,
+    "1 - R^2 of ratings": lambda scores, ratings: unexplained_variance(ratings, scores),
+    "1 - R^2 of scores": unexplained_variance,
+}
 
 
 def rated_figures(
@@ -126,90 +129,80 @@ def rated_figures(
     al., "SPECS", EMNLP 2025, table 2 and figure 3.
     """
     ratings, image_ids = judged.ratings, judged.image_ids
-    published: set[str | None] = {judged.published}
     names = ["tau_b", "tau_c"]
     if judged.text_alone:
-        published = {"pearson", "spearman", "tau_b"}
         names += ["pearson", "spearman"]
-    resample = _resampled(scores, ratings, judged.text_alone)
-    bounds = intervals(resample, image_ids, resamples, seed) or [None] * len(names)
+    both = np.array([scores, ratings], np.float64)
+
+    def resample(weights: Weights) -> list[float]:
+        drawn = np.repeat(both, weights, axis=1)
+        with warnings.catch_warnings():  # a resample may have one value only: NaN
+            warnings.simplefilter("ignore")
+            return [CORRELATIONS[name](*drawn) for name in names]
+
     figures = []
-    for name, ends in zip(names, bounds, strict=True):
-        figure = _correlation(name, scores, ratings, "main")
-        low, high = ends or (None, None)
-        figures.append(replace(figure, low=low, high=high, published=name in published))
+    bounds = estimates(resample, image_ids, resamples, seed)
+    for name, (_, low, high) in zip(names, bounds, strict=True):
+        figure = _correlation(name, scores, ratings)
+        published = name in judged.published
+        figures.append(replace(figure, low=low, high=high, published=published, table="main"))
     figures.sort(key=lambda figure: not figure.published)
     others = [_correlation(name, scores, ratings) for name in CORRELATIONS if name not in names]
+    within = _within_images(scores, ratings, image_ids)
     if judged.within_images:
-        figures.append(_within_images(scores, ratings, image_ids))
+        figures.append(within)
     elif not judged.text_alone and len(set(image_ids)) < len(image_ids):
-        others.append(
-            replace(_within_images(scores, ratings, image_ids), table="correlations", note="")
-        )
+        others.append(replace(within, table="correlations", note=""))
     figures += others
     for title, rows in rows_by_length(judged.captions, lengths).items():
-        columns = [scores[row] for row in rows], [ratings[row] for row in rows]
         for name in ("pearson", "tau_b"):
-            figure = _correlation(name, *columns, "lengths")
-            figures.append(replace(figure, name=f"{name}, {title}"))
+            figure = _correlation(
+                name, [scores[row] for row in rows], [ratings[row] for row in rows]
+            )
+            figures.append(replace(figure, name=f"{name}, {title}", table="lengths"))
     return figures
 
 
-def _correlation(
-    name: str, scores: Sequence[float], ratings: Sequence[float], table: Any = "correlations"
-) -> Figure:
+def _correlation(name: str, scores: Sequence[float], ratings: Sequence[float]) -> Figure:
     """One of ``CORRELATIONS``; with a note in place of a value where it is not defined."""
     note, value = "", math.nan
     for what, values in (("scores", scores), ("ratings", ratings)):
         if len(set(values)) == 1:
             note = f"all {len(values)} {what} are {values[0]:g}: {name} is not defined"
     if not note or name.startswith("1 - R^2"):
-        value = CORRELATIONS[name](scores, ratings)
+        value = float(CORRELATIONS[name](scores, ratings))
     if math.isfinite(value):
-        return Figure(name, value, len(scores), table=table)
-    return Figure(name, None, len(scores), note=note, table=table)
+        return Figure(name, value, len(scores), table="correlations")
+    return Figure(name, None, len(scores), note=note, table="correlations")
 
 
 def _within_images(
     scores: Sequence[float], ratings: Sequence[float], image_ids: Sequence[str]
 ) -> Figure:
-    grouped = grouped_tau_b(scores, ratings, image_ids)
-    if not grouped.groups:
-        return Figure(WITHIN, None, len(scores), note="no image has different ratings")
-    note = (
-        f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, "
-        "count 0"
-    )
-    return Figure(WITHIN, grouped.mean, len(scores), note=note)
+    """tau_b within each group (the captions of one image), averaged over groups.
 
-
-def _resampled(
-    scores: Sequence[float], ratings: Sequence[float], with_r: bool
-) -> Callable[[Weights], list[float]]:
-    """How often each caption is drawn, [N] -> tau_b and tau_c, and ``with_r`` Pearson's and
-    Spearman's r; NaN where they are not defined.
+    Groups whose ratings are all equal are left out, for every metric the same ones. Where only the
+    scores are equal, tau_b is 0 / 0 and counts as 0: the metric orders nothing, and leaving such
+    groups out would reward it.
     """
-    both = np.array([scores, ratings], np.float64)
-    levels, score_ranks = np.unique(both[0], return_inverse=True)
-    rated, rating_ranks = np.unique(both[1], return_inverse=True)
-    cells = rating_ranks * len(levels) + score_ranks
-    size = len(rated) * len(levels)
-
-    def resample(weights: Weights) -> list[float]:
-        drawn = np.repeat(both, weights, axis=1)
-        if size > MAX_CELLS:
-            values = [kendall_tau_b(*drawn), kendall_tau_c(*drawn)]
+    members: dict[str, list[int]] = {}
+    for index, image_id in enumerate(image_ids):
+        members.setdefault(image_id, []).append(index)
+    taus, constant = [], 0
+    for indices in members.values():
+        scored = [scores[index] for index in indices]
+        rated = [ratings[index] for index in indices]
+        if len(set(rated)) == 1:
+            continue
+        if len(set(scored)) == 1:
+            constant += 1
+            taus.append(0.0)
         else:
-            table = np.bincount(cells, weights, size).reshape(len(rated), len(levels))
-            values = [*tau_of_table(table)]
-        if with_r:
-            with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
-                for columns in (drawn, rankdata(drawn, axis=1)):
-                    matrix: Any = np.corrcoef(columns)
-                    values.append(float(matrix[0, 1]))
-        return values
-
-    return resample
+            taus.append(CORRELATIONS["tau_b"](scored, rated))
+    if not taus:
+        return Figure(WITHIN, None, len(scores), note="no image has different ratings")
+    note = f"mean over {len(taus)} images; {constant} of them, scored all alike, count 0"
+    return Figure(WITHIN, math.fsum(taus) / len(taus), len(scores), note=note)
 
 
 def rows_by_length(
@@ -242,27 +235,20 @@ def order_figures(
     ``scores`` is condition of the references -> [N, K]; a metric without references has the one
     condition ``NO_REFERENCES``. ``cosines``, [N, K, K], are between the captions of a row; without
     them the figures of texts alone are left out. Each has a figure for each kind, where the set
-    shows them, and a summary. Rows of a set that is judged ``by_image`` are put together first.
+    shows them, and a summary.
     """
-    if judged.by_image:
-        judged, scores = _by_image(judged, scores)
-    better = [row.better for row in judged.rows]
     won: dict[str, Floats] = {}
     tied: dict[str, float] = {}
     for condition, values in scores.items():
-        orders = {
-            name: [(values[:, i], values[:, j]) for i, j in pairs]
-            for name, pairs in judged.above.items()
-        }
+        orders = {}
+        for name, pairs in judged.above.items():
+            orders[name] = [(values[:, i], values[:, j]) for i, j in pairs]
         if cosines is not None:
             for name, quads in judged.texts_above.items():
                 orders[name] = [(cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in quads]
         for name, order in orders.items():
             title = ", ".join(filter(None, [condition, name]))
-            if judged.ties == "random":
-                won[title] = in_random_order(values, judged.above[name])
-            else:
-                won[title] = np.min([wins(*one, better, judged.ties) for one in order], axis=0)
+            won[title] = wins(order, [row.better for row in judged.rows], judged.ties)
             tied[title] = float(np.any([high == low for high, low in order], axis=0).mean())
     if judged.averaged and len(won) > 1:
         won, tied = {"": np.mean(list(won.values()), axis=0)}, {"": 0.0}
@@ -270,37 +256,6 @@ def order_figures(
     for title, values in won.items():
         figures += _accuracies(judged, title, values, tied[title], resamples, seed)
     return figures
-
-
-def _by_image(
-    judged: JudgementSet, scores: Mapping[str, Floats]
-) -> tuple[JudgementSet, dict[str, Floats]]:
-    """A row for each image, and its scores: the sums over the rows of the image."""
-    numbers = group_numbers(judged.image_ids)
-    places = np.unique(numbers, return_index=True)[1]
-    rows = [judged.rows[place] for place in places]
-    summed: dict[str, Floats] = {
-        name: np.stack([np.bincount(numbers, column) for column in np.transpose(values)], axis=1)
-        for name, values in scores.items()
-    }
-    return replace(judged, rows=rows, by_image=False), summed
-
-
-def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
-    """Probability [N] that i is ahead of j in all pairs (i, j) of ``above``, by the [N, K] values
-    of K captions.
-
-    Equal values are in random order, for which all K! orders are tried.
-    """
-    orders = list(permutations(range(values.shape[1])))
-    held = np.zeros(len(values))
-    for order in orders:
-        ahead = [
-            (values[:, i] > values[:, j]) | ((values[:, i] == values[:, j]) & (order[i] > order[j]))
-            for i, j in above
-        ]
-        held += np.all(ahead, axis=0)
-    return held / len(orders)
 
 
 def blind_figures(
@@ -314,7 +269,7 @@ def blind_figures(
     """
     if judged.is_rated or {row.better for row in judged.rows} != {1.0}:
         return {}
-    random = replace(judged, ties="random", texts_above={})
+    random = replace(judged, ties="half", texts_above={})
     lengths = np.array([[len(text) for text in row.captions] for row in judged.rows], np.float64)
     figures = {}
     for heading, factor in BLIND.items():
@@ -324,18 +279,21 @@ def blind_figures(
     return figures
 
 
-def wins(first: ArrayLike, second: ArrayLike, better: ArrayLike, ties: str = "wrong") -> Floats:
-    """What each of N pairs of scores counts, [N]: 1 if they prefer the better caption, 0 if not.
+def wins(order: Sequence[tuple[Floats, Floats]], better: ArrayLike, ties: str = "wrong") -> Floats:
+    """What each of N rows counts, [N]: 1 if the scores are in order, 0 if not.
 
-    ``better`` is 1 where the first caption is better and 0 where the second is; pairs on which
-    people are divided evenly (0.5) count 0.5. Equal scores count 0 with ``ties`` ``wrong``, 0.5
-    with ``half`` and 1 with ``right``.
+    ``order`` are pairs ([N], [N]) of which the first must be the higher one, the same one of the
+    captions in all. ``better`` is 1 where that is so and 0 where the second must; rows on which
+    people are divided evenly (0.5) count 0.5. Equal scores are wrong or right (``ties``); ``half``
+    is the probability of the order if equal scores are in a random one.
     """
-    left, right, preference = (np.asarray(values, np.float64) for values in (first, second, better))
-    if not np.isfinite([left, right]).all():
-        raise ValueError("a score is not finite")
-    won = np.where(preference == 1, left > right, right > left).astype(np.float64)
-    won[left == right] = {"wrong": 0.0, "half": 0.5, "right": 1.0}[ties]
+    preference = np.asarray(better)
+    highs, lows = np.swapaxes(np.array(order), 0, 1)
+    flipped = preference == 0
+    highs, lows = np.where(flipped, lows, highs), np.where(flipped, highs, lows)
+    won = np.all(highs > lows if ties == "wrong" else highs >= lows, axis=0).astype(np.float64)
+    if ties == "half":
+        won /= 1 + (highs == lows).sum(axis=0)
     won[preference == 0.5] = 0.5
     return won
 
@@ -345,7 +303,8 @@ def _accuracies(
 ) -> list[Figure]:
     """The accuracy of each kind, then the summary; ``tied``: share of rows with equal scores."""
     kinds = [row.kind for row in judged.rows]
-    names, numbers = list(dict.fromkeys(kinds)), group_numbers(kinds)
+    names = list(dict.fromkeys(kinds))
+    numbers = np.array([names.index(kind) for kind in kinds])
 
     def rates(weights: Weights) -> Floats:
         counts = np.bincount(numbers, weights, len(names))
@@ -366,47 +325,46 @@ def _accuracies(
     if judged.summary == "kinds" and len(names) > 1:
         summary = "mean of kinds"
     counts = [*np.bincount(numbers).tolist(), len(won)]
-    values = rates(np.ones(len(won), np.int64)).tolist()
-    bounds = intervals(rates, judged.image_ids, resamples, seed) or [None] * len(values)
+    found = estimates(rates, judged.image_ids, resamples, seed)
     figures = []
-    for name, value, count, ends in zip([*names, summary], values, counts, bounds, strict=True):
-        low, high = ends or (None, None)
+    for name, count, (value, low, high) in zip([*names, summary], counts, found, strict=True):
         heading = ", ".join(filter(None, [title, name]))
         figures.append(Figure(heading, value, count, low, high, True, note))
-    return figures if judged.shown_kinds else figures[-1:]
+    return figures if judged.shown_kinds and names != [""] else figures[-1:]
 
 
-def intervals(
+def estimates(
     statistic: Callable[[Weights], Sequence[float] | Floats],
     groups: Sequence[Hashable],
     resamples: int = 1000,
     seed: int = 0,
-) -> list[Interval | None]:
-    """The 95 % percentile intervals of K statistics; empty with 0 resamples.
+) -> list[Estimate]:
+    """K statistics with 95 % percentile intervals; without any of 0 resamples.
 
     ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where one is ever
-    NaN (not defined), its interval is None. ``groups`` is [N], the image (or another group) of each
+    NaN (not defined), it has no interval. ``groups`` is [N], the image (or another group) of each
     item, by which items are drawn.
     """
+    values = list(map(float, statistic(np.ones(len(groups), np.int64))))
+    if not resamples:
+        return [(value, None, None) for value in values]
     draws = [statistic(weights) for weights in drawn_weights(groups, resamples, seed)]
-    bounds: list[Interval | None] = []
-    for column in np.array(draws, np.float64).T:
+    found: list[Estimate] = []
+    for value, column in zip(values, np.array(draws, np.float64).T, strict=True):
         low, high = np.quantile(column, ENDS).tolist()
-        bounds.append((low, high) if np.isfinite(column).all() else None)
-    return bounds
+        found.append((value, low, high) if np.isfinite(column).all() else (value, None, None))
+    return found
 
 
 def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]) -> list[Path]:
-    """Write ``agreement.md``, ``agreement.csv`` and ``agreement.json``; return their paths in this
-    order.
-    """
-    paths = [folder / f"agreement.{suffix}" for suffix in ("md", "csv", "json")]
+    """Write ``agreement.md`` and ``agreement.json``; return their paths in this order."""
+    paths = [folder / "agreement.md", folder / "agreement.json"]
     write_text(paths[0], "\n".join(as_markdown(result, config.bootstrap) for result in results))
-    write_text(paths[1], _csv(results))
-    write_json(
-        paths[2],
-        {"config": config.model_dump(mode="json"), "sets": [asdict(result) for result in results]},
-    )
+    content = {
+        "config": config.model_dump(mode="json"),
+        "sets": [asdict(result) for result in results],
+    }
+    write_json(paths[1], content)
     return paths
 
 
@@ -422,9 +380,6 @@ def as_markdown(result: SetResult, resamples: int) -> str:
     for name in ("correlations", "lengths"):
         if any(figure.table == name for figure in figures):
             tables.append(_table(result, name))
-    if result.costs:
-        rows = [[name, *cells] for name, cells in result.costs.items()]
-        tables.append(markdown(["metric", *COST_HEADINGS], rows))
     notes = [f"Convention: {result.convention}"]
     for reason, count in result.excluded.items():
         notes += [f"Excluded: {count}, {reason}"] if count else []
@@ -438,7 +393,7 @@ def as_markdown(result: SetResult, resamples: int) -> str:
         notes.append(f"See neither image nor references: {', '.join(result.blind)}")
     for metric, column in result.figures.items():
         notes += dict.fromkeys(f"{metric}: {figure.note}" for figure in column if figure.note)
-    notes += [f"{UNDEFINED} {metric}: {reason}" for metric, reason in result.left_out.items()]
+    notes += [f"{LEFT_OUT} {metric}: {reason}" for metric, reason in result.left_out.items()]
     notes += [f"{metric}: `{signature}`" for metric, signature in result.signatures.items()]
     title = f"## {result.name}: {result.description}"
     return "\n\n".join([title, *tables, "\n".join(f"- {note}" for note in notes)]) + "\n"
@@ -459,33 +414,16 @@ def _table(result: SetResult, name: str, bold: Collection[str] = ()) -> str:
         [metric, *(_cell(figures.get(figure)) for figure in names)]
         for metric, figures in columns.items()
     ]
-    lines += [[metric, *[UNDEFINED] * len(names)] for metric in result.left_out]
+    lines += [[metric, *[LEFT_OUT] * len(names)] for metric in result.left_out]
     return markdown(head, lines)
 
 
 def _cell(figure: Figure | None) -> str:
     if figure is None or figure.value is None:
-        return UNDEFINED
+        return LEFT_OUT
     if figure.name.startswith(PLAIN):
         return f"{figure.value:.4g}"
     text = f"{100 * figure.value:z.1f}"
     if figure.low is None or figure.high is None:
         return text
     return f"{text} [{100 * figure.low:z.1f}, {100 * figure.high:z.1f}]"
-
-
-def _csv(results: Sequence[SetResult]) -> str:
-    """All figures, unrounded: correlations in [-1, 1], accuracies in [0, 1]; undefined ones empty."""
-    fields = ["value", "low", "high", "count", "published"]
-    lines: list[list[Any]] = [
-        ["set", "metric", "figure", *fields[:-1], "published_convention", "signature", "note"]
-    ]
-    for result in results:
-        for metric, figures in result.figures.items():
-            signature = result.signatures[metric]
-            for figure in figures:
-                values = [getattr(figure, name) for name in fields]
-                lines.append([result.name, metric, figure.name, *values, signature, figure.note])
-        for metric, reason in result.left_out.items():
-            lines.append([result.name, metric, *[None] * 7, reason])
-    return csv_text(lines)

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import math
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 from rewards.base import Reward, RewardError, as_texts, checked_scores, naming, reference_lists
 from rewards.build import RewardBuilder
 from rewards.clip.clipscore import ClipScore
-from rewards.registry import load
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER, tokenize, tokenizer_of, untested_texts
@@ -24,11 +22,10 @@ from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.data.base import DataError
 from rl_caption.data.file_checks import missing_files
 from rl_caption.data.plain_files import json_lines, single_spaced
-from rl_caption.evaluation import JavaError, check_writable, find_java
+from rl_caption.evaluation import JavaError, check_writable
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
-from rl_caption.lab.meta_evaluation.costs import cost_cells, metric_calls
 from rl_caption.lab.meta_evaluation.figures import (
     NO_REFERENCES,
     Figure,
@@ -48,20 +45,16 @@ from rl_caption.runtime.errors import config_errors
 
 logger = logging.getLogger(__name__)
 
-_BLEU = {f"BLEU-{n}": ("bleu", {"n": n}) for n in (1, 2, 3, 4)}
-NAMES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
-    "bleu": _BLEU,
-    **{f"bleu{n}": {f"BLEU-{n}": _BLEU[f"BLEU-{n}"]} for n in (1, 2, 3, 4)},
-    "rouge": {"ROUGE-L": ("rouge_l", {})},
-    "rouge_l": {"ROUGE-L": ("rouge_l", {})},
-    "cider": {"CIDEr": ("cider", {})},
-    "meteor": {"METEOR": (f"{__name__}:ToolkitMetric", {"metric": "meteor"})},
-    "length": {"length": ("rewards.text.concreteness:CaptionLength", {})},
-    "spice": {"SPICE": (f"{__name__}:ToolkitMetric", {"metric": "spice"})},
+NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    **{f"bleu{n}": (f"BLEU-{n}", "bleu", {"n": n}) for n in (1, 2, 3, 4)},
+    "rouge": ("ROUGE-L", "rouge_l", {}),
+    "cider": ("CIDEr", "cider", {}),
+    "meteor": ("METEOR", f"{__name__}:ToolkitMetric", {"metric": "meteor"}),
+    "length": ("length", "rewards.text.concreteness:CaptionLength", {}),
+    "spice": ("SPICE", f"{__name__}:ToolkitMetric", {"metric": "spice"}),
 }
-"""Name on the command line -> heading -> (name of the reward, its arguments)."""
+"""Name on the command line -> heading, name of the reward, its arguments."""
 FILE_SCORES = f"{__name__}:FileScores"
-NOT_REACHED = "not computed: the program ended before"
 
 
 class ToolkitMetric:
@@ -97,7 +90,7 @@ class ToolkitMetric:
         for number, (text, own) in enumerate(zip(texts, lists, strict=True)):
             candidates[str(number)] = " ".join(tokenize(text))
             references[str(number)] = [" ".join(tokenize(reference)) for reference in own]
-        with naming(f"metric {self.__name__!r}", (ValueError,), RewardError):
+        with naming(f"metric {self.__name__!r}", (ValueError,), RewardError, (JavaError,)):
             scored = SCORERS[self.__name__](candidates, references)
         _, scores = scored.values[self.__name__.upper()]
         return checked_scores(self, scores, len(texts))
@@ -126,14 +119,8 @@ class FileScores:
             with naming(where, READING, DataError):
                 key = str(row["image"]), single_spaced(row["caption"])
                 score = float(row["score"])
-            if self._scores.setdefault(key, score) != score:
-                raise DataError(
-                    f"{where}: 'score' is {score:g}, in an earlier line {self._scores[key]:g}"
-                )
-        if not self._scores:
-            raise DataError(
-                f"{file} has no scores: expected JSON lines with image, caption and score"
-            )
+                if self._scores.setdefault(key, score) != score:
+                    raise ValueError(f"'score' is {score:g}, and {self._scores[key]:g} before")
 
     @property
     def signature(self) -> str:
@@ -153,11 +140,9 @@ class FileScores:
         ]
         absent = [key for key in keys if key not in self._scores]
         if absent:
-            image, text = absent[0]
             raise RewardError(
-                f"{self.file} has no score of {len(absent)} of {len(keys)} captions, such as "
-                f"{text!r:.80} of the image "
-                f"{image!r:.80}"
+                f"{self.file} has no score of {len(absent)} of {len(keys)} captions, such as image "
+                f"and caption {absent[0]}"
             )
         return [self._scores[key] for key in keys]
 
@@ -167,11 +152,12 @@ def build_metrics(
     judges: Mapping[str, JudgeConfig],
     judgement_sets: Sequence[JudgementSet] = (),
     scores: Mapping[str, str] | None = None,
-) -> dict[str, Reward | str]:
-    """Return heading -> metric, or why it is left out (no Java).
+) -> dict[str, Reward]:
+    """Return heading -> metric.
 
     Args:
-        names: of ``NAMES``, or of rewards that need no arguments; with commas, or a list.
+        names: of ``NAMES``, ``bleu`` (BLEU-1 to 4), or rewards that need no arguments; with commas,
+            or a list.
         judges: heading -> reward with arguments. CIDEr-D is without EOS unless its arguments say
             otherwise.
         judgement_sets: the sets that will be scored.
@@ -179,41 +165,27 @@ def build_metrics(
 
     Raises:
         ConfigError: there is no metric, one is there twice or does not exist, or one needs what a
-            set does not have. This is checked before any weights are loaded.
+            set does not have.
     """
     asked: list[tuple[str, str, str, dict[str, Any]]] = []
-    for name in names.split(",") if isinstance(names, str) else names:
-        plain: dict[str, Any] = {name.strip(): (name.strip(), {})} if name.strip() else {}
-        for heading, (reward, arguments) in NAMES.get(name.strip(), plain).items():
-            asked.append(("metrics", heading, reward, arguments))
+    listed = names.split(",") if isinstance(names, str) else names
+    for name in filter(None, map(str.strip, listed)):
+        for one in [f"bleu{n}" for n in (1, 2, 3, 4)] if name == "bleu" else [name]:
+            asked.append(("metrics", *NAMES.get(one, (one, one, {}))))
     for heading, judge in judges.items():
-        reward = judge.target or heading
-        asked.append((f"judges.{heading}", heading, reward, dict(judge.kwargs)))
+        asked.append((f"judges.{heading}", heading, judge.target or heading, dict(judge.kwargs)))
     for heading, file in (scores or {}).items():
         options = {"file": file, "heading": heading}
         asked.append((f"scores.{heading}", heading, FILE_SCORES, options))
     if not asked:
         raise ConfigError(f"metrics is {names!r}, judges and scores are empty: name a metric")
-    kinds: dict[str, Any] = {}
-    for key, heading, reward, _ in asked:
-        if heading in kinds:
-            raise ConfigError(f"{key}: {heading} is listed twice: give it another heading")
-        with config_errors(key):
-            kinds[heading] = load(reward)
-        columns = getattr(kinds[heading], "columns", None)
-        if isinstance(columns, frozenset):  # some classes decide when they are built
-            check_columns(heading, columns, judgement_sets)
-    metrics: dict[str, Reward | str] = {}
+    metrics: dict[str, Reward] = {}
     builder = RewardBuilder()
     for key, heading, reward, arguments in asked:
-        try:
-            if kinds[heading] is ToolkitMetric:
-                find_java()
-            with config_errors(key):
-                metric = metrics[heading] = builder.build(reward, arguments)
-        except JavaError as error:
-            metrics[heading] = str(error)
-        else:
+        with config_errors(key):
+            if heading in metrics:
+                raise ConfigError(f"{heading} is listed twice: give it another heading")
+            metric = metrics[heading] = builder.build(reward, arguments)
             check_columns(heading, metric.columns, judgement_sets)
     return metrics
 
@@ -222,20 +194,17 @@ def check_columns(
     heading: str, columns: frozenset[str], judgement_sets: Sequence[JudgementSet]
 ) -> None:
     """Refuse a metric that needs columns or images which the sets do not have."""
-    other = columns - {"references", "image", "image_id"}
-    lacking = [f"the columns {sorted(other)}"] if other else []
+    lacking = [f"the column {name!r}" for name in columns - {"references", "image", "image_id"}]
     for judged in judgement_sets:
-        name, images = judged.name, judged.images
         if "references" in columns and not judged.has_references:
-            lacking.append(f"references, which {name} has none of")
-        if "image" in columns and images is None:
-            lacking.append(f"images, which were not found for {name} (--images, if it has any)")
-        elif "image" in columns:
-            files = {image.path if isinstance(image, Region) else image for image in images or ()}
+            lacking.append(f"references, which {judged.name} has none of")
+        if "image" in columns:
+            images = judged.images or ()
+            files = {image.path if isinstance(image, Region) else image for image in images}
             lost = sorted(missing_files(files))
-            if lost:
-                count = f"{len(lost)} of {len(files)} of {name}"
-                lacking.append(f"images, and {count} are not there, such as {lost[0]!r} (--images)")
+            if lost or not files:
+                found = f"{len(lost)} of {len(files)} are not there, such as {lost[:1]}"
+                lacking.append(f"images of {judged.name}: {found if lost else 'none is there'}")
     if lacking:
         raise ConfigError(f"{heading} needs {lacking[0]}; see docs/judging.md")
 
@@ -254,26 +223,29 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     """
     quiet_libraries()
     folder = check_writable(config.out)
-    judgement_sets = _read(config)
+    if config.set == "scenes":
+        judgement_sets: Sequence[JudgementSet] = scenes_sets(config.scenes, config.seed)
+    elif config.data is None:
+        raise ConfigError(f"data is not set: name the folder of the files of {config.set!r}")
+    else:
+        files = config.data, config.images
+        judgement_sets = sets.load(config.set, *files, config.partial, config.set_kwargs)
     metrics = build_metrics(config.metrics, config.judges, judgement_sets, config.scores)
-    results = []
+    draws = config.bootstrap, config.seed
+    results: list[SetResult] = []
     for judged in judgement_sets:
         excluded = dict(judged.excluded)
-        results.append(
-            SetResult(judged.name, _describe(judged), judged.convention, len(judged.rows), excluded)
+        result = SetResult(
+            judged.name, _describe(judged), judged.convention, len(judged.rows), excluded
         )
-        for heading, metric in metrics.items():
-            results[-1].left_out[heading] = metric if isinstance(metric, str) else NOT_REACHED
-    for judged, result in zip(judgement_sets, results, strict=True):
+        results.append(result)
         result.drawn = "captions" if judged.text_alone else "images"
-        draws = config.bootstrap, config.seed
         for heading, scores in judged.released.items():
             result.figures[heading] = rated_figures(judged, scores, *draws)
             result.signatures[heading] = "as released with the set"
         for heading, metric in metrics.items():
-            if not isinstance(metric, str):
-                _add_metric(result, judged, heading, metric, config)
-                write_results(folder, config, results)
+            _add_metric(result, judged, heading, metric, config)
+            write_results(folder, config, results)
         for heading, figures in blind_figures(judged, *draws).items():
             result.figures[heading] = figures
             result.signatures[heading] = "number of characters; equal ones in random order"
@@ -283,30 +255,17 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     return paths[0].read_text(encoding="utf-8")
 
 
-def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
-    if config.set == "scenes":
-        return scenes_sets(config.scenes, config.seed)
-    if config.data is None:
-        raise ConfigError(
-            f"data is not set: name the folder of the files of {config.set!r} (docs/judging.md)"
-        )
-    return sets.load(config.set, config.data, config.images, config.partial, config.set_kwargs)
-
-
 def _add_metric(
     result: SetResult, judged: JudgementSet, heading: str, metric: Reward, config: JudgeSetConfig
 ) -> None:
-    """Add the figures of a metric to a result."""
+    """Add the figures of a metric to a result, or why it is left out (no Java)."""
     logger.info("%s: scoring by %s", judged.name, heading)
-    timings: list[tuple[int, float]] = []
-    calls = metric_calls(metric)
     try:
-        with naming(f"{heading} on {judged.name}", (RewardError,), RewardError, (JavaError,)):
-            figures = score_set(judged, metric, config.bootstrap, config.seed, timings)
+        with naming(f"{heading} on {judged.name}", (RewardError,), RewardError):
+            figures = score_set(judged, metric, config.bootstrap, config.seed)
     except JavaError as error:
         result.left_out[heading] = str(error)
         return
-    del result.left_out[heading]
     result.figures[heading] = figures
     signature = metric.signature
     if isinstance(metric, CiderD) and metric.df is None:
@@ -314,8 +273,6 @@ def _add_metric(
     result.signatures[heading] = signature + untested_texts(metric, _texts(judged))
     if not metric.columns:
         result.blind.append(heading)
-    if config.costs:
-        result.costs[heading] = cost_cells(metric, timings, calls)
 
 
 def _describe(judged: JudgementSet) -> str:
@@ -339,30 +296,24 @@ def _texts(judged: JudgementSet) -> Iterator[str]:
 
 
 def score_set(
-    judged: JudgementSet,
-    metric: Reward,
-    resamples: int = 0,
-    seed: int = 0,
-    timings: list[tuple[int, float]] | None = None,
+    judged: JudgementSet, metric: Reward, resamples: int = 0, seed: int = 0
 ) -> list[Figure]:
     """Score a set with one metric and compute its figures of agreement, with intervals of
     ``resamples`` draws.
 
-    Numbers of captions and the seconds that these took are appended to ``timings``. CIDEr-D without
-    document frequencies of its own counts one document for each judgement, not one for each image,
-    as the published figures do (pycocoevalcap on all judgements in one call).
+    CIDEr-D without document frequencies of its own counts one document for each judgement, not one
+    for each image, as the published figures do (pycocoevalcap on all judgements in one call).
     """
-    timings = [] if timings is None else timings
-    names = list(judged.conditions) if "references" in metric.columns else [NO_REFERENCES]
-    if isinstance(metric, CiderD) and metric.df is None:
-        scores = {}
-        for number, name in enumerate(names):
+    scores: dict[str, Floats] = {}
+    if "references" not in metric.columns:
+        scores[NO_REFERENCES] = _score(judged, metric, [None])[0]
+    elif isinstance(metric, CiderD) and metric.df is None:
+        for number, name in enumerate(judged.conditions):
             references = [row.references[number] for row in judged.rows]
-            own_df: Any = _with_df(metric, references)
-            scores[name] = _score(judged, own_df, [number], timings)[0]
+            scores[name] = _score(judged, _with_df(metric, references), [number])[0]
     else:
-        numbers = range(len(names)) if "references" in metric.columns else [None]
-        scores = dict(zip(names, _score(judged, metric, numbers, timings), strict=True))
+        found = _score(judged, metric, range(len(judged.conditions)))
+        scores = dict(zip(judged.conditions, found, strict=True))
     if judged.is_rated:
         (values,) = scores.values()
         return rated_figures(judged, values[:, 0].tolist(), resamples, seed)
@@ -374,7 +325,7 @@ def score_set(
     return order_figures(judged, scores, cosines, resamples, seed)
 
 
-def _with_df(metric: CiderD, references: Sequence[Sequence[str]]) -> CiderD:
+def _with_df(metric: CiderD, references: Sequence[Sequence[str]]) -> Any:
     """CIDEr-D with the document frequencies of a set, one document for each judgement."""
     split = tokenizer_of(metric.tokenizer)
     tokens = {row: [split(text) for text in row] for row in set(map(tuple, references))}
@@ -383,12 +334,7 @@ def _with_df(metric: CiderD, references: Sequence[Sequence[str]]) -> CiderD:
     return CiderD(df, sigma=metric.sigma, **how)
 
 
-def _score(
-    judged: JudgementSet,
-    metric: Reward,
-    conditions: Sequence[int | None],
-    timings: list[tuple[int, float]],
-) -> list[Floats]:
+def _score(judged: JudgementSet, metric: Reward, conditions: Sequence[int | None]) -> list[Floats]:
     """Score all captions in one call, equal ones once: [N, K] scores for each of some conditions.
 
     A condition is the number of the list of references that the metric sees; None shows none.
@@ -400,18 +346,14 @@ def _score(
         for row in judged.rows:
             references = () if condition is None else tuple(row.references[condition])
             image = row.image if sees else None
-            # Two regions of one file are two images.
-            identity = image if isinstance(image, str | Path | Region) else id(image)
             values = {"image_id": row.image_id, "image": image, "references": list(references)}
             for caption in row.captions:
-                keys.append((row.image_id, identity, caption, references))
+                # Two regions of one file are two images.
+                keys.append((row.image_id, str(image), caption, references))
                 columns.setdefault(keys[-1], values)
     names = ["image_id"] + ["image"] * sees + ["references"] * (conditions[0] is not None)
     seen = {name: [values[name] for values in columns.values()] for name in names}
-    start = time.perf_counter()
     found = metric(None, [caption for _, _, caption, _ in columns], **seen)
-    scores = checked_scores(metric, found, len(columns))
-    timings.append((len(columns), time.perf_counter() - start))
-    by_key = dict(zip(columns, scores, strict=True))
+    by_key = dict(zip(columns, checked_scores(metric, found, len(columns)), strict=True))
     found_by_row = np.array([by_key[key] for key in keys], np.float64)
     return list(found_by_row.reshape(len(conditions), len(judged.rows), -1))

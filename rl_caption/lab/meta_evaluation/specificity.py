@@ -19,15 +19,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from tqdm.auto import tqdm
-
 from rewards.base import Reward, score_captions
 from rewards.text.detail_units import detail_units_of
 from rl_caption.data.scenes.world import Draws
 from rl_caption.reward_models.triplets import Donor, append_unit, negative_unit, shuffled_words
-
-BATCH_SIZE = 512
-"""Texts of a call of the reward."""
 
 
 class Chain(NamedTuple):
@@ -99,7 +94,6 @@ def make_chains(
     seed: int = 0,
     shuffle_rate: float = 0.0,
     image_ids: Sequence[Hashable] | None = None,
-    processes: int = 1,
 ) -> list[Chain | None]:
     """Grow N captions unit by unit, with a negative at each step, made as those of
     ``make_triplets``.
@@ -115,9 +109,8 @@ def make_chains(
             shuffles none, so that a metric cannot win by noticing broken English.
         image_ids: [N]; no unit is taken from a caption of the same image. Without them, equal
             captions are taken to be of one image.
-        processes: as for ``detail_units_of``.
     """
-    units = detail_units_of(captions, processes)
+    units = detail_units_of(captions)
     owners = list(captions) if image_ids is None else list(image_ids)
     donors = [Donor(owner, unit_texts) for owner, unit_texts in zip(owners, units, strict=True)]
     chains: list[Chain | None] = []
@@ -140,27 +133,14 @@ def score_chains(
     """Score every text of N chains with a reward; ``columns`` are [N] values of what it needs:
     ``image``, ...
     """
-    texts = [
-        (number, text)
-        for number, chain in enumerate(chains)
-        for text in (*chain.captions, *chain.negatives)
-    ]
-    values: list[float] = []
-    for start in tqdm(
-        range(0, len(texts), BATCH_SIZE), desc="specificity", unit="batch", delay=2, disable=None
-    ):
-        batch = texts[start : start + BATCH_SIZE]
-        columns_of_batch = {
-            name: [column[number] for number, _ in batch] for name, column in columns.items()
-        }
-        values += score_captions(
-            reward,
-            f"reward {reward.__name__!r}",
-            None,
-            [text for _, text in batch],
-            columns_of_batch,
-        )
-    scores = iter(values)
+    texts: list[str] = []
+    owners: list[int] = []
+    for number, chain in enumerate(chains):
+        own = [*chain.captions, *chain.negatives]
+        texts += own
+        owners += [number] * len(own)
+    values = {name: [column[number] for number in owners] for name, column in columns.items()}
+    scores = iter(score_captions(reward, f"reward {reward.__name__!r}", None, texts, values))
     return [
         ChainScores([next(scores) for _ in chain.captions], [next(scores) for _ in chain.negatives])
         for chain in chains

@@ -40,8 +40,6 @@ from rl_caption.lab.retrieval import texts_of
 from rl_caption.programs.evaluate import load_dual_encoder
 from rl_caption.runtime.errors import ConfigError
 
-VIDEOS = ("vatex_eval", "activitynet_foil")
-
 
 class NotMeasured(ConfigError):
     """A cell cannot be measured; the message says why."""
@@ -69,6 +67,8 @@ class Inputs:
         nothing is.
         """
         data, model = data_of(column), row.model
+        if "why" in column:
+            return str(column["why"])
         if "captions" in column:
             if row.name not in self.captions:
                 return f"needs --captions '{row.name}=FILE': {row.source['how']}"
@@ -170,12 +170,9 @@ class Measures:
             options = {"file": str(self.inputs.scores[row.name]), "heading": row.name}
             return self._builder.build(FILE_SCORES, options)
         if source.get("name") in NAMES:
-            ((reward, options),) = NAMES[source["name"]].values()
+            _, reward, options = NAMES[source["name"]]
             return self._builder.build(reward, options)
-        name = source["reward"]
-        if column["set"] in VIDEOS:
-            name = source.get("video", name)
-        return self._reward(name, row.model, source)
+        return self._reward(source["reward"], row.model, source)
 
     def _reward(self, name: str, model: str | None, source: Mapping[str, Any]) -> Reward:
         """A reward whose weights are those of a ``model`` that the user named."""

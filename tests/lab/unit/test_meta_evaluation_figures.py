@@ -9,15 +9,14 @@ import pytest
 from scipy import stats
 from scipy.stats import kendalltau
 
-from rl_caption.lab.meta_evaluation import figures as figures_module
-from rl_caption.lab.meta_evaluation.correlation import unexplained_variance
 from rl_caption.lab.meta_evaluation.figures import (
+    CORRELATIONS,
     Figure,
     blind_figures,
-    in_random_order,
-    intervals,
+    estimates,
     order_figures,
     rated_figures,
+    unexplained_variance,
     wins,
 )
 from rl_caption.lab.meta_evaluation.sets import Judged, JudgementSet
@@ -60,33 +59,18 @@ def test_intervals_have_the_known_width() -> None:
     def mean(weights: Any) -> list[float]:
         return [float((weights * values).sum() / weights.sum())]
 
-    ((low, high),) = [
-        bounds for bounds in intervals(mean, range(400), 2000, seed=0) if bounds is not None
-    ]
+    ((value, low, high),) = estimates(mean, range(400), 2000, seed=0)
+    assert value == pytest.approx(values.mean())
+    assert low is not None
+    assert high is not None
     assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.01)
     assert high - low == pytest.approx(2 * 1.96 * values.std() / math.sqrt(400), rel=0.05)
-    assert intervals(mean, range(400), 0) == []
-
-
-def test_ratings_that_nearly_all_differ_have_the_same_intervals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    generator = np.random.default_rng(0)
-    ratings = generator.normal(size=60).round(1)
-    scores = (ratings + generator.normal(size=60)).tolist()
-    part = rated_set(ratings.tolist(), (np.arange(60) // 2).tolist())
-    expected = main_figures(part, scores, 30)
-    monkeypatch.setattr(figures_module, "MAX_CELLS", 100)
-    for found, wanted in zip(main_figures(part, scores, 30), expected, strict=True):
-        assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
-    part = rated_set([1, 2], "xy")
-    for figure in main_figures(part, [1, 2], 20):
-        assert (figure.value, figure.low) == (1, None), "some resamples have one image only"
+    assert estimates(mean, range(400), 0) == [(value, None, None)]
 
 
 def test_figures_of_rated_captions() -> None:
     scores = [0.1, 0.4, 0.2, 0.3]
-    first, second = main_figures(rated_set(**RATED, published="tau_b"), scores)
+    first, second = main_figures(rated_set(**RATED, published=["tau_b"]), scores)
     assert (first.name, first.published, second.name, second.published) == (
         "tau_b",
         True,
@@ -100,18 +84,27 @@ def test_figures_of_rated_captions() -> None:
         assert (figure.count, figure.low) == (4, None)
     within = main_figures(rated_set(**RATED, within_images=True), scores)[2]
     assert (within.name, within.value) == ("tau_b within images", 1.0)
-    flat = main_figures(rated_set(**RATED, published="tau_c"), [1.0] * 4)
+    flat = main_figures(rated_set(**RATED, published=["tau_c"]), [1.0] * 4)
     assert [figure.value for figure in flat] == [None, None]
     assert "all 4 scores are 1" in flat[0].note
     assert flat[0].name == "tau_c"
 
 
-def test_what_a_pair_counts() -> None:
-    first, second, preference = [2, 1, 1, 1, 5], [1, 2, 1, 2, 1], [1, 1, 1, 0, 0.5]
-    assert wins(first, second, preference).tolist() == [1, 0, 0, 1, 0.5]
-    assert wins(first, second, preference, "half").tolist() == [1, 0, 0.5, 1, 0.5]
-    with pytest.raises(ValueError):
-        wins([math.nan], [1], [1])
+def test_what_a_row_counts() -> None:
+    first, second = np.array([2.0, 1, 1, 1, 5]), np.array([1.0, 2, 1, 2, 1])
+    better = [1, 1, 1, 0, 0.5]
+    assert wins([(first, second)], better).tolist() == [1, 0, 0, 1, 0.5]
+    assert wins([(first, second)], better, "half").tolist() == [1, 0, 0.5, 1, 0.5]
+    assert wins([(first, second)], better, "right").tolist() == [1, 0, 1, 1, 0.5]
+    top = np.array([1.0, 2, 2, 1, 1])  # against two others: 1 of 3 orders, 1 of 2, ...
+    others = np.array([1.0, 2, 1, 2, 1]), np.array([1.0, 1, 1, 0, 2])
+    chance = wins([(top, other) for other in others], [1] * 5, "half")
+    assert chance == pytest.approx([1 / 3, 1 / 2, 1, 0, 0])
+
+
+def test_resamples_with_one_value_have_no_interval() -> None:
+    for figure in main_figures(rated_set([1, 2], "xy"), [1, 2], 20):
+        assert (figure.value, figure.low) == (1, None), "some resamples have one image only"
 
 
 def test_accuracy_is_strict() -> None:
@@ -153,23 +146,6 @@ def test_pairs_have_intervals() -> None:
         assert figure.high - figure.low == pytest.approx(width, rel=0.1)
 
 
-def test_ties_of_groups_by_their_expectation() -> None:
-    above = [(0, 1), (0, 2)]
-    values = np.array([[1.0, 1, 1], [2, 2, 1], [2, 1, 1], [1, 2, 0], [1, 1, 2]])
-    assert in_random_order(values, above) == pytest.approx([1 / 3, 1 / 2, 1, 0, 0])
-    winoground = (
-        [(0, 2), (3, 1)],
-        [(0, 1), (3, 2)],
-    )  # the captions of either image; the images of either caption
-    text, image, both = (
-        in_random_order(np.zeros((1, 4)), own)
-        for own in (*winoground, [*winoground[0], *winoground[1]])
-    )
-    assert (text, image, both) == pytest.approx((1 / 4, 1 / 4, 1 / 6)), (
-        "chance, as the paper prints it"
-    )
-
-
 def test_what_is_right_without_a_look() -> None:
     captions = [("a cat", "a big cat"), ("a dog on it", "a dog"), ("two", "six")]
     rows = [
@@ -186,6 +162,34 @@ def test_what_is_right_without_a_look() -> None:
     groups = [Judged("1", own) for own in (("a b", "b a"), ("a cat", "cat"))]
     order = JudgementSet("s", groups, "", above={"top": [(0, 1)]}, ties="right")
     assert [own[-1].value for own in blind_figures(order).values()] == [0.5, 0.75, 0.25]
+
+
+def test_tau_within_images() -> None:
+    scores = [1, 2, 2, 1, 5, 5, 7, 8]
+    ratings = [1, 2, 1, 2, 1, 2, 3, 3]
+    images = ["agrees"] * 2 + ["opposes"] * 2 + ["scored alike"] * 2 + ["rated alike"] * 2
+    within = main_figures(rated_set(ratings, images, within_images=True), scores)[2]
+    assert within.value == pytest.approx((1 - 1 + 0) / 3)
+    assert within.note == "mean over 3 images; 1 of them, scored all alike, count 0"
+    (*_, none) = main_figures(rated_set([1, 1, 2], "aab", within_images=True), [1, 2, 3])
+    assert none.value is None
+
+
+SCORES, RATINGS = [0.0, 1.0, 2.0, 1.0], [1.0, 2.0, 4.0, 5.0]
+
+
+def test_correlations_by_hand() -> None:
+    # Means 1 and 3. Deviations -1 0 1 0 and -2 -1 1 2: products 3, squares 2 and 10.
+    assert CORRELATIONS["pearson"](SCORES, RATINGS) == pytest.approx(3 / math.sqrt(20))
+    assert CORRELATIONS["1 / r^2"](SCORES, RATINGS) == pytest.approx(20 / 9)
+    # Differences 1 1 2 4: squares 22.
+    assert CORRELATIONS["1 - R^2 of ratings"](SCORES, RATINGS) == pytest.approx(22 / 10)
+    assert CORRELATIONS["1 - R^2 of scores"](SCORES, RATINGS) == pytest.approx(22 / 2)
+    # Pairs: 01 C, 02 C, 03 C, 12 C, 13 tied score, 23 D.
+    assert CORRELATIONS["tau_b"](SCORES, RATINGS) == pytest.approx(3 / math.sqrt(5 * 6))
+    assert CORRELATIONS["tau_c"](SCORES, RATINGS) == pytest.approx(2 * 3 / (16 * 2 / 3))
+    assert math.isnan(CORRELATIONS["1 / r^2"]([1, 2, 1, 2], [1, 1, 2, 2]))
+    assert math.isnan(unexplained_variance([1.0, 1.0], [1.0, 2.0]))
 
 
 def test_further_figures_of_rated_captions() -> None:

@@ -1,26 +1,20 @@
 """judge.py: metrics against human judgements, from the command line to the tables."""
 
-import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from scipy.stats import kendalltau
 
 from rewards.base import RewardError
-from rewards.clip.l_clipscore import LClipScore
-from rewards.images import frames_of
 from rewards.text.cider import CiderD
-from rewards.videos import VideoFrame
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError
 from rl_caption.evaluation import metrics as metrics_module
 from rl_caption.evaluation.toolkit import Scores
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig, ScenesConfig
-from rl_caption.lab.meta_evaluation.correlation import kendall_tau_b
-from rl_caption.lab.meta_evaluation.costs import encoder_cost
 from rl_caption.lab.meta_evaluation.program import (
     ToolkitMetric,
     build_metrics,
@@ -84,9 +78,7 @@ def content(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "out" / "agreement.json").read_text())
 
 
-def test_the_command_line_writes_three_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     BUILDERS["flickr8k_expert"](tmp_path)
     arguments = [
         "--set",
@@ -118,14 +110,10 @@ def test_the_command_line_writes_three_tables(
     ):
         assert text in shown
     assert shown.strip() == (tmp_path / "out" / "agreement.md").read_text().strip()
-    rows = list(csv.DictReader((tmp_path / "out" / "agreement.csv").open()))
-    assert [(row["metric"], row["figure"]) for row in rows] == [
-        (metric, figure)
-        for metric in ("ROUGE-L", "CIDEr", "mine")
-        for figure in ("tau_c", "tau_b", *FURTHER, "tau_b within images")
-    ]
-    assert rows[0]["published_convention"] == "True"
     (found,) = content(tmp_path)["sets"]
+    for metric in ("ROUGE-L", "CIDEr", "mine"):
+        names = [figure["name"] for figure in found["figures"][metric]]
+        assert names == ["tau_c", "tau_b", *FURTHER, "tau_b within images"]
     assert found["excluded"] == {"the caption is one of the image's references": 3}
     assert content(tmp_path)["config"]["metrics"] == "rouge,cider"
     assert found["figures"]["mine"][0]["value"] is None, "all captions have six words"
@@ -219,11 +207,8 @@ def test_scores_of_images_on_every_set_with_images(
         (photos / below).mkdir(parents=True)
     noise_image(0).save(photos / "1.jpg")  # ratings have images where the first one is there
     parts = load(name, tmp_path, photos, partial=True)
-    frames = [frame for part in parts for image in part.images or () for frame in frames_of(image)]
-    for number, image in enumerate(frames):
+    for number, image in enumerate(image for part in parts for image in part.images or ()):
         file = Path(image.path if isinstance(image, Region) else str(image))
-        if isinstance(image, VideoFrame):
-            file = Path(image.path).with_suffix("") / f"{image.index}.png"  # a folder of frames
         file.parent.mkdir(parents=True, exist_ok=True)
         noise_image(number).save(file)
     judges = {
@@ -246,19 +231,19 @@ def test_scores_of_images_on_every_set_with_images(
             )
 
 
-def test_a_metric_without_what_it_needs_is_refused_before_anything_is_loaded(
-    tmp_path: Path,
-) -> None:
+def test_a_metric_without_what_it_needs_is_refused(tmp_path: Path, student: Path) -> None:
     for metrics, message in (
         ("cider", r"CIDEr.*sugarcrepe"),
-        ("clipscore", "clipscore .*sugarcrepe"),
-        ("clipscore", r"2 of 2.*'.*000000000001\.jpg'"),
-        (f"{__name__}:Ages", r"\['age'\]"),
-    ):  # the default backbone of clipscore would have to be fetched
+        (f"{__name__}:Ages", "'age'"),
+    ):
         with pytest.raises(ConfigError, match=message):
             compare_with_people(config(tmp_path, "sugarcrepe", metrics=metrics))
-        if metrics == "clipscore":
-            (tmp_path / "val2017").mkdir(exist_ok=True)
+    judges = {"clip": JudgeConfig(target="l_clipscore", kwargs={"backbone": str(student)})}
+    with pytest.raises(ConfigError, match="clip needs images of sugarcrepe"):
+        compare_with_people(config(tmp_path, "sugarcrepe", metrics="", judges=judges))
+    (tmp_path / "val2017").mkdir()
+    with pytest.raises(ConfigError, match=r"2 of 2.*'.*000000000001\.jpg'"):
+        compare_with_people(config(tmp_path, "sugarcrepe", metrics="", judges=judges))
 
 
 def test_without_java_meteor_is_left_out_with_the_reason(
@@ -290,9 +275,7 @@ def test_the_generated_world(tmp_path: Path) -> None:
     assert pairs["figures"]["ROUGE-L"][-1]["name"] == "all pairs"
     assert list(rated["figures"]) == ["ROUGE-L", "late", "next"]
     assert (list(pairs["figures"]), rated["left_out"]) == (["ROUGE-L"], {})
-    assert pairs["left_out"] == dict.fromkeys(judges, "not computed: the program ended before")
     shown = (tmp_path / "out" / "agreement.md").read_text()
-    assert "– late: not computed" in shown
     assert "Bold" not in shown, "nobody prints a figure of this set"
     settings.scenes = ScenesConfig(split="none", max_images=1)
     with pytest.raises((ConfigError, DataError), match="split 'none'"):
@@ -328,10 +311,10 @@ def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
     file.write_text("\n".join(map(json.dumps, lines)))
     compare_with_people(settings.replace(scores={"FLEUR": str(file)}))
     (result,) = content(tmp_path)["sets"]
-    expected = kendall_tau_b(
+    expected = kendalltau(
         [list(pairs).index(pair) for pair in zip(part.image_ids, part.captions, strict=True)],
         part.ratings,
-    )
+    ).statistic
     assert {figure["name"]: figure["value"] for figure in result["figures"]["FLEUR"]}[
         "tau_b"
     ] == pytest.approx(expected)
@@ -344,38 +327,6 @@ def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
         compare_with_people(settings.replace(scores={"FLEUR": str(file)}))
     with pytest.raises(ConfigError, match=r"scores\.ROUGE-L"):
         compare_with_people(settings.replace(metrics="rouge", scores={"ROUGE-L": str(file)}))
-
-
-def test_costs_of_metrics(tmp_path: Path, student: Path) -> None:
-    judges = {
-        "student": JudgeConfig(
-            target="l_clipscore", kwargs={"backbone": str(student), "device": "cpu"}
-        )
-    }
-    settings = config(tmp_path, "flickr8k_expert", metrics="length", costs=True)
-    (part,) = load("flickr8k_expert", tmp_path, partial=True)
-    (tmp_path / "images").mkdir()
-    for name in set(part.image_ids):
-        noise_image(8).save(tmp_path / "images" / name)
-    with endpoint(lambda body: (200, listing(**{"7": 1.0}))) as options:
-        judges["rating"] = JudgeConfig(target="vlm_judge", kwargs={"endpoint": options})
-        table = compare_with_people(settings.replace(judges=judges))
-    (result,) = content(tmp_path)["sets"]
-    model = LClipScore(str(student), device="cpu").backbone.encoder
-    captions_a_second, *others, seconds = result["costs"]["length"]
-    assert float(captions_a_second.replace(",", "")) > 0
-    assert float(seconds) >= 0
-    assert others == ["–"] * 2
-    pairs = len(set(zip(part.image_ids, part.captions, strict=True)))
-    assert result["costs"]["rating"][1:3] == [str(pairs), f"{50 * pairs:,}"], (
-        "one call a caption, of 50 tokens"
-    )
-    operations = encoder_cost(model, pairs=2, repeats=1).teraflops * 1e12
-    linear = [layer for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)]
-    assert operations > 2 * sum(layer.weight.numel() for layer in linear), (
-        "every weight is used at least once"
-    )
-    assert "| captions/s |" in table
 
 
 def long_captions(folder: Path) -> None:
@@ -406,7 +357,7 @@ def answer(body: dict[str, Any]) -> tuple[int, Any]:
 
 
 @pytest.mark.usefixtures("random_weights")
-def test_one_table_has_all_rewards_of_long_captions_and_what_they_cost(
+def test_one_table_has_all_rewards_of_long_captions(
     tmp_path: Path, student: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long_captions(tmp_path)
@@ -425,7 +376,6 @@ def test_one_table_has_all_rewards_of_long_captions_and_what_they_cost(
         words += [
             "--metrics=cider",
             f"--judges={json.dumps(judges)}",
-            "--costs=true",
             "--bootstrap=20",
         ]
         assert main(["judge", *words, f"--out={tmp_path / 'out'}"]) == 0
@@ -436,11 +386,6 @@ def test_one_table_has_all_rewards_of_long_captions_and_what_they_cost(
     for heading in ("CIDEr", *judges):
         assert f"| {heading} | " in table
         assert any(figure["value"] is not None for figure in result["figures"][heading])
-    calls = {heading: cells[-3:-1] for heading, cells in result["costs"].items()}
-    assert calls["CIDEr"] == calls["specs"] == ["–", "–"]
-    assert calls["vlm_judge"][0] == "6"
-    assert int(calls["claims"][0]) > 12
-    assert all(float(cells[-1]) >= 0 for cells in result["costs"].values())
 
 
 def test_meteor_of_single_captions_is_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

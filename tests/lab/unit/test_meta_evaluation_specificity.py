@@ -4,7 +4,6 @@ import pytest
 
 from rewards.text.detail_units import detail_units, prefixes
 from rl_caption.data.scenes import ScenesData
-from rl_caption.lab.meta_evaluation import specificity
 from rl_caption.lab.meta_evaluation.specificity import (
     Chain,
     ChainScores,
@@ -79,14 +78,11 @@ class Words:
 CHAINS = [Chain(["a", "a b", "a b c"], ["a x", "a b y"]), Chain(["b", "b a"], ["b z"])]
 
 
-@pytest.mark.parametrize("batch_size", [3, 100])
-def test_any_reward_scores_chains_in_batches(batch_size, monkeypatch):
-    monkeypatch.setattr(specificity, "BATCH_SIZE", batch_size)
+def test_any_reward_scores_chains():
     reward = Words()
     scores = score_chains(reward, CHAINS, {"image": [["a", "b"], ["a"]]})
     assert scores == [([1, 2, 2], [1, 2]), ([0, 1], [0])]
-    assert max(reward.calls) <= batch_size
-    assert sum(reward.calls) == 8
+    assert reward.calls == [8]
     # Ups: yes, tie | yes. Negatives: tie, tie | tie.
     assert specificity_rates(scores) == (2 / 3, 0, 2, 3)
 

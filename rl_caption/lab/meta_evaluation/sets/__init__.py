@@ -1,7 +1,7 @@
 """Public sets of human judgements of captions, read from the files in which they are published.
 
 A set is one function ``(files, ...) -> [JudgementSet]`` in ``SETS``. A file that is missing, wrong
-or incomplete is a ``DataError``.
+or incomplete is a ``DataError`` that names it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError
-from rl_caption.lab.meta_evaluation.sets import hub, pairs, rated, videos
-from rl_caption.lab.meta_evaluation.sets.base import Files, Judged, JudgementSet
-from rl_caption.runtime.options import wrong_arguments
+from rl_caption.lab.meta_evaluation.sets import pairs, rated
+from rl_caption.lab.meta_evaluation.sets.base import READING, Files, Judged, JudgementSet
+from rl_caption.runtime.options import check_options
 
 __all__ = ["SETS", "Judged", "JudgementSet", "load"]
 
@@ -28,11 +28,6 @@ SETS: dict[str, Callable[..., Sequence[JudgementSet]]] = {
     "aro_order": pairs.aro_order,
     "icc_captions": rated.icc_captions,
     "icc_words": rated.icc_words,
-    "vatex_eval": videos.vatex_eval,
-    "activitynet_foil": videos.activitynet_foil,
-    "polaris": hub.test_split,
-    "nebula": hub.test_split,
-    "longcap_arena": hub.longcap_arena,
     "ratings": rated.ratings,
 }
 """Name of a set -> its function."""
@@ -52,14 +47,19 @@ def load(
     accepts other numbers of judgements than the published ones.
 
     Raises:
-        DataError: an unknown name or argument, or files that are missing, wrong or incomplete.
+        ConfigError: an argument that the set does not take.
+        DataError: an unknown name, or files that are missing, wrong or incomplete.
     """
     if name not in SETS:
         raise DataError(f"{name!r} is not a set of judgements: expected one of {', '.join(SETS)}")
-    wrong = wrong_arguments(
-        SETS[name], 1, name, kwargs or {}, lambda option: f"set_kwargs.{option}"
-    )
-    if wrong:
-        raise DataError("; ".join(wrong))
+    options = kwargs or {}
+    check_options(SETS[name], 1, name, options, "set_kwargs")
     files = Files(name, Path(folder), None if images is None else Path(images), partial)
-    return SETS[name](files, **(kwargs or {}))
+    try:
+        return SETS[name](files, **options)
+    except DataError:
+        raise
+    except READING as error:
+        raise DataError(
+            f"{(files.opened or [files.folder])[-1]}: {type(error).__name__}: {error}"
+        ) from error

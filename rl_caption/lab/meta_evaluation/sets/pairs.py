@@ -6,7 +6,6 @@ One function for each set, named as in ``SETS``.
 import re
 from collections import Counter
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +18,16 @@ from rl_caption.data.base import DataError
 from rl_caption.data.negatives import EDITS, tag_words
 from rl_caption.data.rows import read_records
 from rl_caption.lab.meta_evaluation.sets.base import (
-    COCO_CAPTIONS,
-    READING,
     Files,
     Judged,
     JudgementSet,
     captions_of,
-    convert,
-    json_rows,
-    other_captions,
+    with_other_captions,
 )
 
-CONSENSUS = (
-    "the PASCAL-50S and ABSTRACT-50S datasets and the consensus annotations, "
-    "https://vrama91.github.io/cider/"
-)
 VOTES, REFERENCES, DRAWS = 48, 5, 5
 KINDS = {1: "HC", 2: "HI", 3: "HM", 4: "MM"}
 PASCAL_IMAGES = ["JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "images"]
-
-FOIL_SOURCE = (
-    "foilv1.0_test_2017.json from https://foilunitn.github.io/, or foil-it.json from VALSE "
-    "(https://github.com/Heidelberg-NLP/VALSE); captions_val2014.json and val2014 from "
-    "https://cocodataset.org/"
-)
-KARPATHY_SOURCE = "caption_datasets.zip of https://cs.stanford.edu/people/karpathy/deepimagesent"
-AGAINST_FOILS = "the caption scores higher than its foil; equal scores are wrong"
-FOIL_PAIRS = {"foilv1.0_test_2017.json": 99_480, "foil-it.json": 1_000}
-SUGARCREPE_SOURCE = (
-    "the folder data of https://github.com/RAIVNLab/sugar-crepe, and val2017 from "
-    "https://cocodataset.org/"
-)
-COCO_VAL2017 = "captions_val2017.json"
 SUGARCREPE = {
     "add_att": 692,
     "add_obj": 2062,
@@ -61,28 +38,10 @@ SUGARCREPE = {
     "swap_obj": 245,
 }
 """File -> published number of pairs."""
-ARO_SOURCE = (
-    "the files that https://github.com/mertyg/vision-language-models-are-bows downloads, with "
-    "their images"
-)
-ARO = {"visual_genome_relation": 23_937, "visual_genome_attribution": 28_748}
+SUGARCREPE_PP = ("swap_obj", "swap_att", "replace_obj", "replace_att", "replace_rel")
+"""Files of SugarCrepe++, with as many triplets as SugarCrepe has pairs."""
+ARO = {"relation": 23_937, "attribution": 28_748}
 MIN_ATTRIBUTE_PAIRS = 25
-SUGARCREPE_PP_SOURCE = (
-    "the folder data of https://github.com/Sri-Harsha/scpp, and val2017 from "
-    "https://cocodataset.org/"
-)
-SUGARCREPE_PP = {
-    "swap_obj": 245,
-    "swap_att": 666,
-    "replace_obj": 1652,
-    "replace_att": 788,
-    "replace_rel": 1406,
-}
-"""File -> published number of triplets."""
-ORDER_SOURCE = (
-    "https://storage.googleapis.com/sfr-vision-language-research/datasets/, to which add the name "
-    "of the file"
-)
 ORDER = {"coco_karpathy_test.json": 25_010, "flickr30k_test.json": 5_000}
 """File -> published number of captions."""
 ORDER_EDITS = (
@@ -94,7 +53,7 @@ ORDER_EDITS = (
 MAX_WORDS = 30
 
 
-def pascal50s(release: Files, seed: int = 0) -> list[JudgementSet]:
+def pascal50s(files: Files, seed: int = 0) -> list[JudgementSet]:
     """Read ``consensus_pascal.mat`` (votes) with ``pair_pascal.mat`` (images and kinds).
 
     Vedantam, Zitnick and Parikh, "CIDEr", CVPR 2015: 48 people said which of two captions is more
@@ -104,114 +63,93 @@ def pascal50s(release: Files, seed: int = 0) -> list[JudgementSet]:
     draws. Where people are divided evenly, released code draws the better one at random; here the
     pair counts one half, which is its expectation, and so does a pair with equal scores.
     """
-    file = _annotations(release, "consensus_pascal.mat")
-    rows = _voted_pairs(file, seed)
-    path = _annotations(release, "pair_pascal.mat")
-    content = _mat(path)
-    written = convert(path, content["new_input"], lambda row: list(row.values())[:3])
-    kinds = convert(path, content["category"], lambda category: KINDS[int(category)])
-    texts = [{text.strip() for text in captions} for _, *captions in written]  # in either order
-    if len(kinds) != len(texts) or texts != [set(row.captions) for row in rows]:
-        raise DataError(
-            f"{path} has {len(texts)} pairs that are not those of the {len(rows)} of {file.name}, "
-            "in order"
-        )
-    release.check_count("pairs", len(rows), 4000)
-    names = [name.strip() for name, *_ in written]
-    rows = [
-        row._replace(image_id=name, kind=kind)
-        for row, name, kind in zip(rows, names, kinds, strict=True)
-    ]
-    return [_consensus("pascal50s", release.with_images(rows, *PASCAL_IMAGES))]
+    rows = _voted_pairs(files, "consensus_pascal.mat", seed)
+    files.check_count("pairs", len(rows), 4000)
+    content = _mat(files, "pair_pascal.mat")
+    kinds = [KINDS[int(category)] for category in content["category"]]
+    named = []
+    for row, pair, kind in zip(rows, content["new_input"], kinds, strict=True):
+        name, *captions = (text.strip() for text in list(pair.values())[:3])
+        if set(captions) != set(row.captions):  # in either order
+            raise ValueError(f"{captions} are not the captions {row.captions} of the votes")
+        named.append(row._replace(image_id=name, kind=kind))
+    return [_consensus(files, named, *PASCAL_IMAGES)]
 
 
-def abstract50s(release: Files, seed: int = 0) -> list[JudgementSet]:
+def abstract50s(files: Files, seed: int = 0) -> list[JudgementSet]:
     """Read ``consensus_abstract.mat``, and ``abstract_candsB.json`` for the names of the images.
 
     Protocol as for ``pascal50s``, but the public files do not say which pairs are HC and which are
     HI. Without the second file there are no images.
     """
-    file = _annotations(release, "consensus_abstract.mat")
-    rows = _voted_pairs(file, seed)
-    release.check_count("pairs", len(rows), 400)
-    path = file.with_name("abstract_candsB.json")
-    if not path.is_file():
+    rows = _voted_pairs(files, "consensus_abstract.mat", seed)
+    files.check_count("pairs", len(rows), 400)
+    if not files.opened[-1].with_name("abstract_candsB.json").is_file():
         numbered = [row._replace(image_id=f"pair {n}") for n, row in enumerate(rows)]
-        return [_consensus("abstract50s", numbered)]
-    named = convert(path, json_rows(path), lambda row: (row["image_id"], row["caption"].strip()))
-    if len(named) != len(rows) or not all(
-        caption in row.captions for (_, caption), row in zip(named, rows, strict=True)
-    ):
-        raise DataError(f"{path}: expected a caption of each of the {len(rows)} pairs, in order")
-    rows = [row._replace(image_id=name) for row, (name, _) in zip(rows, named, strict=True)]
-    rows = release.with_images(rows, "images", "AbstractScenes", "RenderedScenes")
-    return [_consensus("abstract50s", rows)]
+        return [_consensus(files, numbered)]
+    named = []
+    candidates = files.json("abstract_candsB.json", "pyCIDErConsensus/abstract_candsB.json")
+    for row, candidate in zip(rows, candidates, strict=True):
+        if candidate["caption"].strip() not in row.captions:
+            raise ValueError(f"{candidate} has none of the captions {row.captions} of the votes")
+        named.append(row._replace(image_id=candidate["image_id"]))
+    return [_consensus(files, named, "images", "AbstractScenes", "RenderedScenes")]
 
 
-def _consensus(name: str, rows: list[Judged]) -> JudgementSet:
+def _consensus(files: Files, rows: list[Judged], *folders: str) -> JudgementSet:
     convention = (
         f"the caption with most of {VOTES} votes scores higher; metrics with references see "
         f"{REFERENCES} of {VOTES}, mean of {DRAWS} draws; pairs with as many votes for both, and "
         "equal scores, count one half"
     )
     return JudgementSet(
-        name,
-        rows,
+        files.name,
+        files.with_images(rows, *folders) if folders else rows,
         convention,
         conditions=[f"draw {draw + 1}" for draw in range(DRAWS)],
         averaged=True,
         ties="half",
         summary="kinds",
-        shown_kinds=len({row.kind for row in rows}) > 1,
     )
 
 
-def _annotations(release: Files, name: str) -> Path:
-    """A file in the folder, or in the subfolder that the release has."""
-    return release.require(CONSENSUS, name, f"pyCIDErConsensus/{name}")
-
-
-def _mat(path: Path) -> dict[str, Any]:
+def _mat(files: Files, name: str) -> dict[str, Any]:
     """Variables of a MATLAB file: structures as dictionaries, cells as lists."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
-    with naming(f"{path} is no MATLAB file", (*READING, OSError, MatReadError), DataError):
+    # In the folder, or in the subfolder that the release has.
+    path = files.require(name, f"pyCIDErConsensus/{name}")
+    with naming(str(path), (MatReadError,), DataError):
         content: dict[str, Any] = loadmat(path, simplify_cells=True)
     return content
 
 
-def _voted_pairs(path: Path, seed: int) -> list[Judged]:
+def _voted_pairs(files: Files, name: str, seed: int) -> list[Judged]:
     """Read triplets (reference A, captions B and C, vote 1 or -1), 48 of each pair.
 
     The rows have no images; their references are ``DRAWS`` draws of 5 of the 48.
     """
-
-    def triplet(row: dict[str, Any]) -> tuple[str, str, str, int]:
-        vote = next(value for key, value in row.items() if key not in "ABC")
-        return row["A"].strip(), row["B"].strip(), row["C"].strip(), {1: 1, -1: -1}[vote]
-
-    triplets = convert(path, _mat(path)["triplets"], triplet)
+    triplets = _mat(files, name)["triplets"]
     rows = []
-    for number in range(-(-len(triplets) // VOTES)):
-        own = triplets[number * VOTES : (number + 1) * VOTES]
-        compared, first, second, votes = zip(*own, strict=True)
-        if len(votes) < VOTES or len(set(first)) > 1 or len(set(second)) > 1:
-            start = number * VOTES
-            raise DataError(
-                f"{path}: the {VOTES} triplets from {start} are not of one pair of captions"
-            )
+    for number, start in enumerate(range(0, len(triplets), VOTES)):
+        own = triplets[start : start + VOTES]
+        compared = [row["A"].strip() for row in own]
+        pairs = {(row["B"].strip(), row["C"].strip()) for row in own}
+        votes = [value for row in own for key, value in row.items() if key not in "ABC"]
+        if len(own) < VOTES or len(pairs) > 1 or not set(votes) <= {1, -1}:
+            raise ValueError(f"the {VOTES} triplets from {start} are not of one pair of captions")
         drawn = []
         for draw in range(DRAWS):
             order = np.random.default_rng((seed, draw, number)).permutation(VOTES)
             drawn.append([compared[index] for index in order[:REFERENCES]])
         better = float(1 + np.sign(sum(votes))) / 2
-        rows.append(Judged("", (first[0], second[0]), better=better, references=drawn))
+        rows.append(Judged("", pairs.pop(), better=better, references=drawn))
     return rows
 
 
 def foil(
-    release: Files, one_per_image: bool = False, held_out: bool = False, seed: int = 0
+    files: Files, one_per_image: bool = False, held_out: bool = False, seed: int = 0
 ) -> list[JudgementSet]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json``.
 
@@ -225,96 +163,81 @@ def foil(
     (``train`` and ``restval``), on which PAC-S was tuned, as its paper does; it reads
     ``dataset_coco.json``.
     """
-    path = release.require(FOIL_SOURCE, *FOIL_PAIRS)
+    path = files.require("foilv1.0_test_2017.json", "foil-it.json")
+    content = files.json(path.name)
     excluded: dict[str, int] = {}
-    rows = _valse_foil(path) if path.name == "foil-it.json" else _released_foil(path)
-    release.check_count(f"pairs in {path}", len(rows), FOIL_PAIRS[path.name])
-
-    def keep(kept: list[Judged], reason: str) -> list[Judged]:
-        excluded[reason] = len(rows) - len(kept)
-        return kept
-
-    agreed = [row for row in rows if row.better == 1]
-    rows = keep(agreed, "fewer than 2 of 3 people found the caption right")
+    if path.name == "foil-it.json":
+        files.check_count("pairs", len(content), 1_000)
+        rows = [
+            Judged(row["image_file"], (row["caption"], row["foil"]))
+            for row in content.values()
+            if row["mturk"]["caption"] >= 2
+        ]
+        disputed = len(content) - len(rows)
+        excluded["fewer than 2 of 3 people found the caption right"] = disputed
+    else:
+        rows = _released_foil(content)
+        files.check_count("pairs", len(rows), 99_480)
     if held_out:
-        records = read_records(release.require(KARPATHY_SOURCE, "dataset_coco.json"))
+        records = read_records(files.require("dataset_coco.json"))
         seen = {record.filename for record in records if record.split in ("train", "restval")}
         unseen = [row for row in rows if row.image_id not in seen]
-        rows = keep(unseen, "the image is in Karpathy's training split")
+        excluded["the image is in Karpathy's training split"] = len(rows) - len(unseen)
+        rows = unseen
     if one_per_image:
         rows_of_image: dict[str, list[Judged]] = {}
         for row in rows:
             rows_of_image.setdefault(row.image_id, []).append(row)
         generator = np.random.default_rng(seed)
         drawn = [own[int(generator.integers(len(own)))] for own in rows_of_image.values()]
-        rows = keep(drawn, "another pair of the image was drawn")
-    release.check_count(f"judged pairs in {path}", len(rows))
-    others = other_captions(release.folder / COCO_CAPTIONS, rows, path)
-    if others is not None:
-        rows = [
-            row._replace(references=(texts[:1], texts))
-            for row, texts in zip(rows, others, strict=True)
-        ]
+        excluded["another pair of the image was drawn"] = len(rows) - len(drawn)
+        rows = drawn
+    files.check_count("judged pairs", len(rows))
+    rows = with_other_captions(files, "captions_val2014.json", rows)
     return [
         JudgementSet(
             "foil",
-            release.with_images(rows, "val2014", "images"),
-            AGAINST_FOILS,
-            {reason: count for reason, count in excluded.items() if count},
+            files.with_images(rows, "val2014", "images"),
+            "the caption scores higher than its foil; equal scores are wrong",
+            excluded,
             conditions=["1 reference", "4 references"],
-            shown_kinds=False,
         )
     ]
 
 
-def _valse_foil(path: Path) -> list[Judged]:
-    """Pairs; 0 as ``better`` where fewer than two people found the caption right."""
-
-    def read(row: dict[str, Any]) -> Judged:
-        agreed = row["mturk"]["caption"] >= 2
-        return Judged(row["image_file"], (row["caption"], row["foil"]), better=float(agreed))
-
-    return convert(path, json_rows(path), read)
-
-
-def _released_foil(path: Path) -> list[Judged]:
-    images = convert(path, json_rows(path, "images"), lambda row: (row["id"], row["file_name"]))
-    names = dict(images)
-    true: dict[Any, str] = {}
-    wrong: list[tuple[Any, str, str]] = []
-
-    def read(row: dict[str, Any]) -> None:
-        name = names[row["image_id"]]
-        if {True: True, False: False}[row["foil"]]:
-            wrong.append((row["id"], name, row["caption"]))
+def _released_foil(content: Any) -> list[Judged]:
+    names = {row["id"]: row["file_name"] for row in content["images"]}
+    true, wrong = {}, []
+    for row in content["annotations"]:
+        if not isinstance(row["foil"], bool):
+            raise ValueError(f"foil is {row['foil']!r}: expected true or false")
+        if row["foil"]:
+            wrong.append(row)
         else:
             true[row["id"]] = row["caption"]
-
-    convert(path, json_rows(path, "annotations"), read)
-    return convert(path, wrong, lambda foil: Judged(foil[1], (true[foil[0]], foil[2])))
+    return [Judged(names[row["image_id"]], (true[row["id"]], row["caption"])) for row in wrong]
 
 
-def sugarcrepe(release: Files) -> list[JudgementSet]:
+def sugarcrepe(files: Files) -> list[JudgementSet]:
     """Read SugarCrepe's seven files (Hsieh et al., NeurIPS 2023).
 
     The summary is the mean of their accuracies. The set has no references. Where
     ``captions_val2017.json`` of COCO lies beside it, they are the image's other captions, so that
     metrics of text alone can be judged, too.
     """
-
-    def read(row: dict[str, str]) -> Judged:
-        return Judged(row["filename"], (row["caption"], row["negative_caption"]))
-
     rows = []
-    for kind, pairs in release.read_counted(SUGARCREPE_SOURCE, SUGARCREPE, read):
-        rows += [pair._replace(kind=kind) for pair in pairs]
-    others = other_captions(release.folder / COCO_VAL2017, rows, release.folder)
-    if others is not None:
-        rows = [row._replace(references=(o,)) for row, o in zip(rows, others, strict=True)]
+    for kind, published in SUGARCREPE.items():
+        pairs = files.json(f"{kind}.json")
+        files.check_count(f"pairs in {kind}.json", len(pairs), published)
+        for row in pairs.values():
+            captions = row["caption"], row["negative_caption"]
+            rows.append(Judged(row["filename"], captions, kind=kind))
+    rows = with_other_captions(files, "captions_val2017.json", rows)
+    rows = [row._replace(references=row.references[1:]) for row in rows]
     return [
         JudgementSet(
             "sugarcrepe",
-            release.with_images(rows, "val2017", "images"),
+            files.with_images(rows, "val2017", "images"),
             "the caption scores higher than its hard negative; equal scores are wrong",
             conditions=["other captions"],
             summary="kinds",
@@ -335,25 +258,25 @@ class Region:
         return open_image(self.path).crop(self.box)
 
 
-def aro(release: Files, by_relation: bool = False) -> list[JudgementSet]:
+def aro(files: Files, by_relation: bool = False) -> list[JudgementSet]:
     """Read the relations and the attributes of ARO, two sets without references.
 
     Yuksekgonul et al., ICLR 2023. The image is cut to the box around the two things. Accuracies are
     averaged over relations, without those of ``ARO_LEFT_OUT``, and over pairs of attributes that
     occur at least 25 times. ``by_relation`` shows the accuracy of each, too.
     """
-    photos = release.image_folder("images", "VG_100K")
-
-    def read(row: dict[str, Any]) -> Judged:
-        name, left, top = row["image_path"], row["bbox_x"], row["bbox_y"]
-        box = left, top, left + row["bbox_w"], top + row["bbox_h"]
-        kind = row["relation_name"] if "relation_name" in row else "_".join(row["attributes"])
-        captions = row["true_caption"], row["false_caption"]
-        return Judged(name, captions, kind=kind, image=photos and Region(photos / name, box))
-
-    judgement_sets = []
-    for file, pairs in release.read_counted(ARO_SOURCE, ARO, read):
-        title = file.removeprefix("visual_genome_")
+    photos = files.image_folder("images", "VG_100K")
+    parts = []
+    for title, published in ARO.items():
+        pairs = []
+        for row in files.json(f"visual_genome_{title}.json"):
+            name, left, top = row["image_path"], row["bbox_x"], row["bbox_y"]
+            box = left, top, left + row["bbox_w"], top + row["bbox_h"]
+            kind = row["relation_name"] if title == "relation" else "_".join(row["attributes"])
+            captions = row["true_caption"], row["false_caption"]
+            image = photos and Region(photos / name, box)
+            pairs.append(Judged(name, captions, kind=kind, image=image))
+        files.check_count(f"pairs of {title}s", len(pairs), published)
         if title == "relation":
             left_out, reason = ARO_LEFT_OUT, "relations that the released evaluation leaves out"
         else:
@@ -361,32 +284,37 @@ def aro(release: Files, by_relation: bool = False) -> list[JudgementSet]:
             left_out = frozenset(kind for kind in counts if counts[kind] < MIN_ATTRIBUTE_PAIRS)
             reason = f"pairs of attributes that occur less than {MIN_ATTRIBUTE_PAIRS} times"
         rows = [pair for pair in pairs if pair.kind not in left_out]
-        release.check_count(f"pairs in {file}.json besides {reason}", len(rows))
+        files.check_count(f"pairs of {title}s besides {reason}", len(rows))
         convention = (
             "the true caption scores higher than the false one; equal scores are wrong; mean over "
             f"{title}s"
         )
-        excluded = {reason: len(pairs) - len(rows)}
-        options: dict[str, Any] = {"shown_kinds": by_relation, "summary": "kinds"}
-        judgement_sets.append(JudgementSet(f"aro {title}", rows, convention, excluded, **options))
-    return judgement_sets
+        part = JudgementSet(
+            f"aro {title}",
+            rows,
+            convention,
+            {reason: len(pairs) - len(rows)},
+            shown_kinds=by_relation,
+            summary="kinds",
+        )
+        parts.append(part)
+    return parts
 
 
-def sugarcrepe_pp(release: Files) -> list[JudgementSet]:
+def sugarcrepe_pp(files: Files) -> list[JudgementSet]:
     """Read SugarCrepe++'s five files: two captions that are right and a hard negative.
 
     Dumpala et al., NeurIPS 2024. ITT: both captions score higher than the negative. TOT, for
     metrics with a text encoder: the cosine between the two captions is higher than that of either
     with the negative. The summaries are means over the files.
     """
-
-    def read(row: dict[str, str]) -> Judged:
-        captions = row["caption"], row["caption2"], row["negative_caption"]
-        return Judged(row["filename"], captions)
-
     rows = []
-    for kind, groups in release.read_counted(SUGARCREPE_PP_SOURCE, SUGARCREPE_PP, read):
-        rows += [group._replace(kind=kind) for group in groups]
+    for kind in SUGARCREPE_PP:
+        triplets = files.json(f"{kind}.json")
+        files.check_count(f"triplets in {kind}.json", len(triplets), SUGARCREPE[kind])
+        for row in triplets:
+            captions = row["caption"], row["caption2"], row["negative_caption"]
+            rows.append(Judged(row["filename"], captions, kind=kind))
     convention = (
         "ITT: both captions score higher than the hard negative; TOT: the cosine of the two "
         "captions is above those of each with the negative, by the text encoder alone; equal "
@@ -395,7 +323,7 @@ def sugarcrepe_pp(release: Files) -> list[JudgementSet]:
     return [
         JudgementSet(
             "sugarcrepe_pp",
-            release.with_images(rows, "val2017", "images"),
+            files.with_images(rows, "val2017", "images"),
             convention,
             above={"ITT": [(0, 2), (1, 2)]},
             texts_above={"TOT": [((0, 1), (0, 2)), ((0, 1), (1, 2))]},
@@ -404,7 +332,7 @@ def sugarcrepe_pp(release: Files) -> list[JudgementSet]:
     ]
 
 
-def aro_order(release: Files, seed: int = 0) -> list[JudgementSet]:
+def aro_order(files: Files, seed: int = 0) -> list[JudgementSet]:
     """Read COCO and Flickr30k captions for ARO's COCO-Order and Flickr30k-Order, if they are there.
 
     Yuksekgonul et al., ICLR 2023: a caption against four shuffles of its words. They have no
@@ -417,21 +345,17 @@ def aro_order(release: Files, seed: int = 0) -> list[JudgementSet]:
     Raises:
         RewardError: the package of the tagger is missing (extra ``specs``).
     """
-    release.require(ORDER_SOURCE, *ORDER)
-    judgement_sets = []
-    for file, published in ORDER.items():
-        path = release.folder / file
-        if not path.is_file():
+    files.require(*ORDER)
+    parts = []
+    for name, published in ORDER.items():
+        if not (files.folder / name).is_file():
             continue
-        listed = convert(
-            path,
-            json_rows(path),
-            lambda row: [(row["image"], text) for text in captions_of(row["caption"])],
-        )
-        written = list(chain.from_iterable(listed))
-        release.check_count(f"captions in {path}", len(written), published)
-        below = release.folder if (release.folder / written[0][0]).parent.is_dir() else None
-        folder = release.images or below
+        written = [
+            (row["image"], text) for row in files.json(name) for text in captions_of(row["caption"])
+        ]
+        files.check_count(f"captions in {name}", len(written), published)
+        below = files.folder if (files.folder / written[0][0]).parent.is_dir() else None
+        folder = files.images or below
         rows = []
         for number, (image, text) in enumerate(written):
             words, generator = tag_words(text), np.random.default_rng((seed, number))
@@ -443,9 +367,9 @@ def aro_order(release: Files, seed: int = 0) -> list[JudgementSet]:
             "are right"
         )
         above = {"precision at 1": [(0, other) for other in range(1, 5)]}
-        name, options = f"aro_order {file.split('_')[0]}", {"ties": "right", "shown_kinds": False}
-        judgement_sets.append(JudgementSet(name, rows, convention, above=above, **options))  # type: ignore[arg-type]
-    return judgement_sets
+        title = f"aro_order {name.split('_')[0]}"
+        parts.append(JudgementSet(title, rows, convention, above=above, ties="right"))
+    return parts
 
 
 def _as_released(text: str) -> str:

@@ -78,19 +78,9 @@ class ReportConfig(TrustConfig):
     folders: list[str]
     """A run, an evaluation or a comparison, or several evaluations."""
     out: str | None = None
-    """HTML file to write; null is ``report.html`` in the folder."""
+    """HTML file to write; null is ``report.html`` in the first folder."""
     images: Annotated[int, Field(ge=0, le=10**6)] = 200
     """Maximum number of images in the gallery."""
-    data: str | None = None
-    """YAML file whose section ``data`` says where references and images are."""
-    split: str = "test"
-    """Split of these data."""
-
-    @model_validator(mode="after")
-    def _check_report(self) -> Self:
-        if self.out is None and len(self.folders) > 1:
-            raise ConfigError("out is not set: several folders are compared in one file")
-        return self
 
 
 class PrepareCocoConfig(Section):

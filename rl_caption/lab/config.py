@@ -18,6 +18,7 @@ from rl_caption.config.schema import (
     TrustConfig,
     WorldConfig,
 )
+from rl_caption.programs.ablation.config import GridConfig
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import (
     BatchSize,
@@ -27,7 +28,6 @@ from rl_caption.runtime.options import (
     Steps,
     Tokens,
     Weight,
-    Workers,
 )
 
 
@@ -313,13 +313,6 @@ class WebConfig(TrustConfig):
         return self
 
 
-class ModelCellConfig(Section):
-    """How one cell differs from the recipe."""
-
-    overrides: dict = {}
-    """Values by dotted key of the recipe, such as ``{loss.regulator: 3.333}``."""
-
-
 class JudgedSetConfig(Section):
     """A set of judgements, as in ``judge``."""
 
@@ -335,17 +328,11 @@ class JudgedSetConfig(Section):
     """Accept a set whose number of judgements differs from the published one."""
 
 
-class AblateModelsConfig(TrustConfig):
-    """``ablate_models``: a grid of reward models from one recipe, and tables of what they are good
-    for.
+class AblateModelsConfig(GridConfig):
+    """``ablate_models``: a grid of reward models from one recipe of ``reward_model``, and tables of
+    what they are good for.
     """
 
-    recipe: str
-    """Recipe of ``reward_model`` that all cells share."""
-    cells: dict[str, ModelCellConfig] = {}
-    """Overrides of each cell, by its label."""
-    seeds: list[Seed] = [0]
-    """Values of ``train.seed``; each cell is trained with each of them."""
     retrieval: str | None = "test"
     """Split of the recipe's data on which R@1 is computed in both directions; null computes none.
     """
@@ -358,18 +345,6 @@ class AblateModelsConfig(TrustConfig):
     """
     kwargs: dict = {}
     """Further options of the reward."""
-    jobs: Workers = 1
-    """Number of runs at a time, each in its own process."""
-    out: str = "runs/ablation_models"
-    """Folder of all runs and of ``table.md`` and ``table.json``."""
-
-    @model_validator(mode="after")
-    def _check_ablate_models(self) -> Self:
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ConfigError(
-                f"seeds is {self.seeds}: expected different whole numbers, and at least one"
-            )
-        return self
 
 
 class TestedRewardConfig(RewardConfig):

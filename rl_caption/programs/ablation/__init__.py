@@ -1,3 +1,1 @@
-"""Grids of self-critical runs from one starting checkpoint, and the comparison of what came of
-them.
-"""
+"""Grids of runs, and the comparison of what came of them."""

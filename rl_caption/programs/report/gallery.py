@@ -3,12 +3,9 @@
 import base64
 import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from tqdm.auto import tqdm
 
 from rewards.text.tokenize import TOKENIZER
 from rewards.trust import check_trusted
@@ -24,8 +21,7 @@ from rl_caption.runtime.options import class_names
 MAX_IMAGES = 200
 THUMBNAIL = 176
 """Longest side in pixels."""
-N_GRAM_SCORES = {"CIDEr-D (x100)": "cider", "ROUGE-L": "rouge_l"}
-WORD = re.compile(r"(\w+)")
+CIDER = "CIDEr-D (x100)"
 
 Captions = Mapping[str, Mapping[str, str]]
 """System -> image id -> caption."""
@@ -34,9 +30,7 @@ Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 class Source(NamedTuple):
-    """Image id -> row, for references and images, and a sentence for the reader where either is
-    missing.
-    """
+    """Image id -> row, for references and images, and why there are none."""
 
     rows: Mapping[str, Row]
     missing: str = ""
@@ -44,30 +38,21 @@ class Source(NamedTuple):
 
 def source_of(rows: Sequence[Row]) -> Source:
     """A source of rows, whose ``image`` may be missing."""
-    rows_by_id = {row["image_id"]: row for row in (rows[index] for index in range(len(rows)))}
-    without = all(row.get("image", "") == "" for row in rows_by_id.values())
-    return Source(
-        rows_by_id, "No images are shown: no folder of images was named." if without else ""
-    )
+    return Source({row["image_id"]: row for row in rows})
 
 
 def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
     """A split of the data that the section ``data`` of a configuration names; empty where it cannot
     be read.
-
-    The configuration may be that of a run from elsewhere: a class in it has to be trusted
-    (``rewards.trust``).
     """
-    if not data:
-        return Source(
-            {},
-            "No references and images are shown: the folder does not say which data was captioned.",
-        )
-    try:
-        return source_of(build_data(received_data(data)).split(split))
-    except (DataError, ConfigError, OSError, TypeError) as error:
-        where = f"split {split!r} of the data cannot be read from {Path.cwd()}"
-        return Source({}, f"No references and images are shown: {where} ({error}).")
+    reason = "the folder does not say which data was captioned"
+    if data:
+        try:
+            return source_of(build_data(received_data(data)).split(split))
+        except (DataError, ConfigError, OSError, TypeError) as error:
+            where = f"split {split!r} of the data cannot be read from {Path.cwd()}"
+            reason = f"{where} ({error})"
+    return Source({}, f"No references and images are shown: {reason}.")
 
 
 def received_data(data: Mapping[str, Any]) -> DataConfig:
@@ -85,31 +70,27 @@ def received_data(data: Mapping[str, Any]) -> DataConfig:
 def reference_scores(
     systems: Captions, rows: Mapping[str, Row], tokenizer: str = TOKENIZER
 ) -> Scores:
-    """CIDEr-D (times 100: 0 to 1000) and ROUGE-L (0 to 1) of every caption.
+    """CIDEr-D of every caption, times 100: 0 to 1000.
 
     Document frequencies are those of the captioned images' references, without EOS, as in
     ``val/cider``. Captions of images without references get no score; the result is empty if fewer
     than two images have references.
-
-    Raises:
-        RewardError: a metric failed.
     """
     captioned = [rows[i] for captions in systems.values() for i in captions if i in rows]
     references = {row["image_id"]: row["references"] for row in captioned if row["references"]}
     if len(references) < 2:
         return {}
-    judge_configs = {name: JudgeConfig() for name in N_GRAM_SCORES.values()}
-    judges = build_judges(judge_configs, None, list(references.values()), tokenizer=tokenizer)
-    scores: dict[str, dict[str, dict[str, float]]] = {heading: {} for heading in N_GRAM_SCORES}
+    corpus = list(references.values())
+    judges = build_judges({"cider": JudgeConfig()}, None, corpus, tokenizer=tokenizer)
+    scores: dict[str, dict[str, float]] = {}
     for system, captions in systems.items():
         ids = [image_id for image_id in captions if image_id in references]
-        texts, refs = [captions[i] for i in ids], [references[i] for i in ids]
-        for heading, name in N_GRAM_SCORES.items():
-            values = judges[name]([""] * len(ids), texts, references=refs) if ids else []
-            scores[heading][system] = {
-                i: factor_of(name) * value for i, value in zip(ids, values, strict=True)
-            }
-    return scores
+        texts = [captions[image_id] for image_id in ids]
+        own = [references[image_id] for image_id in ids]
+        values = judges["cider"](None, texts, references=own) if ids else []
+        shown = [factor_of("cider") * value for value in values]
+        scores[system] = dict(zip(ids, shown, strict=True))
+    return {CIDER: scores}
 
 
 def select_images(systems: Captions, scores: Scores, limit: int) -> tuple[list[str], str]:
@@ -134,56 +115,35 @@ def select_images(systems: Captions, scores: Scores, limit: int) -> tuple[list[s
 def gallery(
     systems: Captions, scores: Scores, source: Source, note: str, limit: int
 ) -> dict[str, Any]:
-    """The values that the template shows: ``systems``, ``metrics``, ``note``, and ``items``, one
-    for each image.
+    """The values that the template shows: ``note``, and ``items``, one for each image.
 
-    An item has ``id``, ``image`` (a data URI or None), ``references``, ``scores``
-    [metrics][systems] (None: no score),
-    and ``captions`` [systems]: None, or pairs of a piece of text and whether it is a word that the
-    first system did not use.
+    An item has ``id``, ``image`` (a data URI or None), ``references``, and ``captions``: system,
+    caption (None where there is none), scores by metric.
     """
     ids, sentence = select_images(systems, scores, limit)
-    items, unreadable = [], 0
-    for image_id in tqdm(ids, desc="gallery", unit="image", leave=False, disable=None, delay=2):
+    items = []
+    for image_id in ids:
         row: Any = source.rows.get(image_id, {})
-        picture = _picture(row)
-        unreadable += row.get("image", "") != "" and picture is None
-        texts = [captions.get(image_id) for captions in systems.values()]
-        values = [
-            [by_name.get(name, {}).get(image_id) for name in systems] for by_name in scores.values()
-        ]
-        items.append(
-            {
-                "id": image_id,
-                "image": picture,
-                "references": list(row.get("references", ())),
-                "captions": [_mark_new_words(text, texts[0]) for text in texts],
-                "scores": values,
-            }
-        )
-    lost = f"{unreadable:,} images could not be read and have no picture." if unreadable else ""
-    about = " ".join(filter(None, [sentence, note, source.missing, lost]))
-    return {"systems": list(systems), "metrics": list(scores), "items": items, "note": about}
-
-
-def _mark_new_words(text: str | None, before: str | None) -> list[tuple[str, bool]] | None:
-    if text is None:
-        return None
-    known = None if before is None else set(WORD.findall(before.lower()))
-    pieces = []
-    for index, piece in enumerate(WORD.split(text)):
-        is_word = index % 2 == 1
-        pieces.append((piece, is_word and known is not None and piece.lower() not in known))
-    return pieces if text.strip() else []
+        captions = []
+        for name, texts in systems.items():
+            own = {}
+            for metric, by_system in scores.items():
+                if image_id in by_system.get(name, {}):
+                    own[metric] = by_system[name][image_id]
+            captions.append((name, texts.get(image_id), own))
+        references = list(row.get("references", ()))
+        item = {"id": image_id, "image": _picture(row), "references": references}
+        items.append(item | {"captions": captions})
+    return {"items": items, "note": " ".join(filter(None, [sentence, note, source.missing]))}
 
 
 def _picture(row: Mapping[str, Any]) -> str | None:
     """A data URI of a thumbnail, as WebP; None where there is no image."""
+    if row.get("image", "") == "":
+        return None
     try:
-        image = thumbnail(row["image"], THUMBNAIL) if row.get("image", "") != "" else None
+        image = thumbnail(row["image"], THUMBNAIL)
     except DataError:  # captioners over region features do without the pictures
-        image = None
-    if image is None:
         return None
     buffer = io.BytesIO()
     image.save(buffer, "webp", quality=85)

@@ -1,4 +1,4 @@
-"""What the programs leave in folders: runs (finished or not), evaluations, comparisons.
+"""What the programs leave in folders: runs (finished or not), evaluations.
 
 A file that is missing or damaged raises ``ReportError``, damaged captions raise ``DataError``; both
 name the file.
@@ -9,33 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import BeforeValidator
-from typing_extensions import TypedDict
+from typing import Any, NamedTuple
 
 from rl_caption.data.files import PREDICTIONS, read_captions
 from rl_caption.data.plain_files import read_json, read_log, read_yaml
-from rl_caption.evaluation.confidence import Difference
-from rl_caption.evaluation.results import COMPARISON, SETTINGS, ScoresFile, factor_of, folder_of
+from rl_caption.evaluation.results import SETTINGS, ScoresFile
 from rl_caption.runtime.errors import UserError
 from rl_caption.training.checkpoint import newest_checkpoint, read_state
-
-TOTALS = ("reward/total", "reward/greedy", "val/reward")
 
 
 class ReportError(UserError, ValueError):
     """A folder or file cannot be reported on; the message names it, the line where there is one,
     and what is right.
     """
-
-
-class Comparison(TypedDict):
-    """``comparison.json``; differences by metric key."""
-
-    systems: Annotated[tuple[str, str], BeforeValidator(lambda names: tuple(names))]
-    resamples: int
-    differences: dict[str, Difference]
 
 
 class EvaluationFolder(NamedTuple):
@@ -64,9 +50,7 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The folder's name; one that is just called ``run`` gets the names of the two above it:
-        ``A/B``.
-        """
+        """The folder's name; ``A/B`` of a run in ``A/B/run``."""
         names = self.path.resolve().parts
         return "/".join(names[-3:-1]) if names[-1] == "run" else names[-1]
 
@@ -77,11 +61,8 @@ class RunFolder:
 
     @property
     def reward(self) -> str:
-        """Weights other than 1, and terms, such as ``cider + 0.5 l_clipscore``."""
-        weights = {name: term.get("weight", 1) for name, term in self.terms.items()}
-        return " + ".join(
-            name if weight == 1 else f"{weight:g} {name}" for name, weight in weights.items()
-        )
+        """Weights and terms, such as ``1 cider + 0.5 l_clipscore``."""
+        return " + ".join(f"{term.get('weight', 1):g} {name}" for name, term in self.terms.items())
 
     @property
     def best_step(self) -> int | None:
@@ -91,34 +72,16 @@ class RunFolder:
         return self.state.get("best_step") or None
 
     @property
-    def first_alarm(self) -> Mapping[str, Any]:
-        """``step`` and ``evidence`` (sentences) of the first alarm; empty where there was none, or
-        none was noted.
-        """
-        return self.state.get("notes", {}).get("hacking", {}).get("first_alarm") or {}
+    def evidence(self) -> Sequence[str]:
+        """Sentences on the first alarm of the monitor."""
+        alarm = self.state.get("notes", {}).get("hacking", {}).get("first_alarm") or {}
+        return alarm.get("evidence", [])
 
     @cached_property
     def keys(self) -> list[str]:
         """All logged keys except ``step``, in the order of the log."""
         keys = dict.fromkeys(key for line in self.lines for key in line)
         return [key for key in keys if key != "step"]
-
-    @cached_property
-    def doubles(self) -> set[str]:
-        """Judges and reward terms whose values equal another key's: they are not shown twice."""
-        originals = {
-            "val/judge/": "val/cider",
-            "reward/": "reward/total",
-            "val/reward/": "val/reward",
-        }
-        found = set()
-        for prefix, original in originals.items():
-            for key in self.keys:
-                if key.startswith(prefix) and key not in TOTALS:
-                    both = [line for line in self.lines if key in line and original in line]
-                    if both and all(abs(line[key] - line[original]) < 1e-9 for line in both):
-                        found.add(key)
-        return found
 
     @property
     def validations(self) -> list[Mapping[str, Any]]:
@@ -137,7 +100,7 @@ class RunFolder:
         """Whether the monitor looked for signs of reward hacking."""
         return "hacking/alarm" in self.keys
 
-    @cached_property
+    @property
     def alarms(self) -> list[int]:
         """Steps of the validations with an alarm."""
         return [step for step, value in self.series("hacking/alarm") if value > 0]
@@ -145,10 +108,6 @@ class RunFolder:
     def series(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of a logged key, in order."""
         return [(line["step"], line[key]) for line in self.lines if key in line]
-
-    def shown(self, key: str) -> list[tuple[int, float]]:
-        """``series``, with CIDEr-D times 100."""
-        return [(step, factor_of(key) * value) for step, value in self.series(key)]
 
     def predictions(self, step: int) -> dict[str, str]:
         """Image id -> greedy caption at the validation of ``step``; empty where captions were not
@@ -165,40 +124,17 @@ class RunFolder:
         }
 
     def shown_steps(self) -> dict[str, int]:
-        """Validations that are shown: ``start`` (``first`` if not step 0), ``best``, ``last`` ->
-        step.
-        """
+        """The validations that are shown: ``step 0 (first)``, also ``best`` and ``last`` -> step."""
         steps = [line["step"] for line in self.validations]
-        if not steps:
-            return {}
-        steps_by_name = {"start" if steps[0] == 0 else "first": steps[0]}
-        if self.best_step in steps[1:]:
-            steps_by_name["best"] = self.best_step
-        if steps[-1] not in steps_by_name.values():
-            steps_by_name["last"] = steps[-1]
-        return steps_by_name
+        words = {}
+        if steps:
+            words = {steps[0]: "first", steps[-1]: "last"}
+        if self.best_step in steps:
+            words[self.best_step] = "best"
+        return {f"step {step} ({words[step]})": step for step in sorted(words)}
 
     def _validation(self, step: int) -> Path:
         return self.path / "eval" / f"step-{step:08d}"
-
-
-def kind_of(path: Path) -> str:
-    """What a folder holds: ``run``, ``evaluation`` or ``comparison``; ``ReportError`` if none of
-    them.
-    """
-    signs = {
-        "config.yaml": "run",
-        "metrics.jsonl": "run",
-        "scores.json": "evaluation",
-        COMPARISON: "comparison",
-    }
-    for file, content in signs.items():
-        if (path / file).is_file():
-            return content
-    raise ReportError(
-        f"{path} is no folder of a run (config.yaml), an evaluation (scores.json) or a comparison "
-        "(comparison.json)"
-    )
 
 
 def read_run(path: Path) -> RunFolder:
@@ -217,12 +153,6 @@ def read_evaluation(path: Path) -> EvaluationFolder:
     """Read what ``evaluate`` wrote."""
     scores = read_json(path / "scores.json", ReportError, ScoresFile)
     return EvaluationFolder(scores, _captions(path), _read(path / SETTINGS))
-
-
-def read_comparison(path: Path) -> tuple[Comparison, dict[str, EvaluationFolder]]:
-    """Read what ``evaluate --compare`` wrote: the comparison, and both evaluations by name."""
-    content: Comparison = read_json(path / COMPARISON, ReportError, Comparison)
-    return content, {name: read_evaluation(path / folder_of(name)) for name in content["systems"]}
 
 
 def over_seeds(evaluations: Sequence[EvaluationFolder]) -> dict[str, tuple[float, float | None]]:

@@ -29,7 +29,6 @@ from PIL import Image
 
 from rl_caption.config import shipped
 from rl_caption.programs.ablation import grid
-from rl_caption.programs.ablation.jobs import EndedJob
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.docs_for_tests import (
     PAGES,
@@ -207,7 +206,7 @@ def run_python(words: list[str], root: Path) -> None:
         patched.setattr(sys, "argv", [str(program), *arguments])
         patched.setattr(sys, "path", list(sys.path))
         patched.setattr(shipped, "FOLDER", root / "configs")
-        patched.setattr(grid, "run_jobs", run_jobs_here)
+        patched.setattr(grid, "trained", train_here)
         patched.setattr(subprocess, "run", partial(run_here, subprocess.run))
         patched.setattr(
             shutil,
@@ -233,11 +232,14 @@ def run_here(run: Callable[..., Any], command: list[str], **how: Any) -> Any:
     return run_python(["python", *command[1:]], Path.cwd())
 
 
-def run_jobs_here(jobs: list[Any], devices: Any = None) -> Iterator[EndedJob]:
+def train_here(program: str, runs: list[Any], _: int) -> Iterator[tuple[Any, int]]:
     """In place of the processes of a grid."""
-    for job in jobs:
-        run_python(["python", *job.command[1:]], Path.cwd())
-        yield EndedJob(job, 0, 0.0)
+    for run in runs:
+        file = run.parent / "config.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(yaml.safe_dump(run.config.model_dump(mode="json")))
+        run_python(["python", "-m", "rl_caption", program, "--config", str(file)], Path.cwd())
+        yield run, 0
 
 
 PROGRAMS = {"task": "reward_model", "cells": "ablate", "rollout": "scst", "scorers": "concreteness"}

@@ -18,7 +18,6 @@ from rl_caption.config.commands import CaptionConfig
 from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.schema import JudgeConfig, RewardTerm, ScstConfig, XeConfig
 from rl_caption.lab.config import CurateConfig, Selection
-from rl_caption.programs.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.runtime.errors import ConfigError
 
 FILE = """
@@ -87,11 +86,6 @@ def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
     ):
         terms = parse(ScstConfig, arguments, "scst.py").reward.terms
         assert terms == {"cider": RewardTerm(), "bleu": RewardTerm()}
-    grid = ["--alpha={values: [0, 1], terms: {bleu: {}}, against: {cider: {}}}"]
-    alpha = parse(AblateConfig, ["--recipe=demo_scst", *grid], "ablate.py").alpha
-    assert alpha == AlphaConfig(
-        values=[0, 1], terms={"bleu": RewardTerm()}, against={"cider": RewardTerm()}
-    )
 
 
 def test_items_on_the_command_line_take_no_options_from_the_file(file: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from rl_caption.cli.stages import ENCODER, Stage, read_pipeline, starts_from
 from rl_caption.config.build import build_data
 from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import DataConfig, RewardTerm, ScstConfig, XeConfig
+from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.data.formats import where_from
 from rl_caption.integrations.trl.config import GrpoVlmConfig
@@ -32,9 +32,8 @@ from rl_caption.lab.config import (
     WriteNegativesConfig,
 )
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
-from rl_caption.programs.ablation.config import AblateConfig, CellConfig
+from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.programs.ablation.grid import make_runs
-from rl_caption.programs.ablation.plan import cell_values, make_cells
 from rl_caption.programs.train import selecting_metric
 from rl_caption.runtime.errors import ConfigError
 
@@ -258,9 +257,7 @@ def test_models_that_the_documentation_names_are_made_by_a_configuration() -> No
     made = set(re.findall(r"--run\.dir (runs/[\w/]+)", "\n".join(pages.values())))
     made |= {config.run.dir for config in configs if hasattr(config, "run")}
     grids = [config for config in configs if isinstance(config, AblateConfig)]
-    made |= {
-        f"{grid.out}/cells/{label}/seed/run" for grid in grids for label in make_cells(grid)[0]
-    }
+    made |= {f"{grid.out}/cells/{label}/seed/run" for grid in grids for label in grid.cells}
     found = {
         (name, run)
         for name, text in pages.items()
@@ -279,9 +276,7 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(pa
     config = parsed(path)
     (models,) = made_before(path)
     base = str(CONFIGS.parent / str(config.recipe))
-    cells = make_cells(config)[0]
-    grid = {label: cell_values(cell) for label, cell in cells.items()}
-    runs = make_runs("scst", ScstConfig, ["--config", base], grid, [0], "nowhere", parse)
+    runs = make_runs(config.replace(out="nowhere"), ScstConfig, ["--config", base], parse)
     for planned in (run.config for run in runs):
         kwargs = [term.kwargs for term in planned.reward.terms.values()] + [
             j.kwargs for j in config.judges.values()
@@ -291,17 +286,17 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(pa
 
 @pytest.mark.parametrize("file", ["ablate_alpha.yaml", "ablate_coco_alpha.yaml"])
 def test_the_alpha_grid_is_that_of_the_paper(file: str) -> None:
-    cells, alphas = make_cells(parsed(f"configs/{file}"))
     weights = {
-        alpha: {name: term.weight for name, term in cells[label].terms.items()}
-        for label, alpha in alphas.items()
+        label: {name: term.weight for name, term in cell.terms.items()}
+        for label, cell in parsed(f"configs/{file}").cells.items()
+        if label.startswith("alpha")
     }
     assert weights == {
-        0.0: {"cider": 1.0},
-        0.3: {"l_clipscore": 0.3, "cider": 0.7},
-        0.5: {"l_clipscore": 0.5, "cider": 0.5},
-        0.7: {"l_clipscore": 0.7, "cider": 0.3},
-        1.0: {"l_clipscore": 1.0},
+        "alpha_0": {"cider": 1.0},
+        "alpha_03": {"l_clipscore": 0.3, "cider": 0.7},
+        "alpha_05": {"l_clipscore": 0.5, "cider": 0.5},
+        "alpha_07": {"l_clipscore": 0.7, "cider": 0.3},
+        "alpha_1": {"l_clipscore": 1.0},
     }
 
 
@@ -315,11 +310,10 @@ def test_launcher_configurations_load() -> None:
 
 
 def default(kind: type[Any]) -> Any:
-    grid = {"recipe": "x", "cells": {"a": CellConfig(terms={"cider": RewardTerm()})}}
     required = {
         JudgeSetConfig: {"set": "x"},
         ConcretenessConfig: {"captions": "x"},
-        AblateConfig: grid,
+        AblateConfig: {"recipe": "x"},
     }
     return kind(**required.get(kind, {}))
 

@@ -2,10 +2,8 @@
 said.
 """
 
-import json
 import math
 import re
-import tomllib
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,26 +12,13 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from rewards.text.cider import CIDER_DIFFERENCES
 from rl_caption.cli.main import run_program
 from rl_caption.evaluation import validation_cider
-from rl_caption.programs.report.charts import (
-    METRICS_PAGE,
-    WINDOW,
-    Series,
-    define,
-    definitions,
-    draw,
-    figure,
-    number,
-    title_of,
-)
+from rl_caption.programs.report.charts import WINDOW, draw
 from rl_caption.programs.report.gallery import rows_of_config, select_images
 from rl_caption.programs.report.pages import render
 from rl_caption.programs.report.program import make_page, write_report
 from rl_caption.programs.report.read import ReportError, read_run
-from rl_caption.runtime.errors import ConfigError
-from tests.conftest import REPOSITORY
 from tests.report_for_tests import (
     DATA,
     EVIDENCE,
@@ -97,21 +82,44 @@ def run_html(run_folder: Path) -> str:
     return render(make_page([run_folder]))
 
 
-def test_every_logged_key_has_a_chart_and_every_validation_a_row(
+def test_every_logged_key_has_a_chart_and_every_validation_a_row(run_html: str) -> None:
+    text = unescape(run_html)
+    for key in {key for line in LINES for key in line} - {"step"}:
+        last = [line[key] for line in LINES if key in line][-1]
+        assert f">{key} {100 * last if key == 'val/cider' else last:.4g}<" in text, key
+    assert "val/cider (x100)</th><td>125</td><td>175</td><td>75</td>" in text
+
+
+def test_lines_are_drawn_through_their_points_and_long_ones_have_their_running_mean() -> None:
+    axes = Figure().subplots()
+    short = [(0, 1.0), (10, 2.0), (20, math.nan)]
+    long = [(step, float(step % WINDOW)) for step in range(10 * WINDOW)]
+    draw(axes, {"val/a": short, "b": long}, alarms=[10], errors=[0.0, 0.5, 0.0])
+    (drawn, thin, thick), marks = axes.lines[:3], axes.lines[3:]
+    assert drawn.get_xydata()[:2].tolist() == [[0, 1.0], [10, 2.0]]
+    assert axes.collections[0].get_segments()[1].tolist() == [[10, 1.5], [10, 2.5]]
+    assert thin.get_xydata().tolist() == [[*point] for point in long]
+    assert [*thick.get_ydata()] == pytest.approx([(WINDOW - 1) / 2] * (9 * WINDOW + 1))
+    assert thick.get_xdata()[0] == WINDOW // 2
+    assert [line.get_xdata()[0] for line in marks] == [10]
+
+
+def test_the_gallery_has_pictures_references_and_the_scores_of_validation(
     run_folder: Path, run_html: str
 ) -> None:
-    legends = dict(re.findall(r"</i>([\w/]+) <b>([^<]*)</b>", run_html))
-    for key in {key for line in LINES for key in line} - {"step", "hacking/alarm"}:
-        last = [line[key] for line in LINES if key in line][-1]
-        assert legends[key] == number(100 * last if key == "val/cider" else last), key
-    assert run_html.count("<svg") == len(legends)
-    table = run_html[run_html.index("All 3 validations") :]
-    for line in LINES:
-        if "val/cider" in line:
-            values = [value for key, value in line.items() if key != "step"]
-            assert all(f"<td>{value!r}</td>" in table for value in values)
-    row = r"CIDEr-D \(x100\)</th><td>125</td><td>175</td><td>75</td><td>−50<small>−40.0%"
-    assert re.search(row, run_html)
+    cards, rows = Seen(run_html).cards, rows_of_config(DATA, "val").rows
+    assert len(cards) == 30
+    for image_id, card in cards.items():
+        assert card["image"].startswith("data:image/")
+        assert card["references"] == rows[image_id]["references"]
+    references = {image_id: row["references"] for image_id, row in rows.items()}
+    for system, step in enumerate((0, 10, 20)):  # each with CIDEr-D and the judge
+        mean = math.fsum(card["scores"][2 * system] for card in cards.values()) / 30
+        cider = validation_cider(read_run(run_folder).predictions(step), references)
+        assert mean == pytest.approx(100 * cider, abs=1e-3)
+        assert cards["val-000007"]["scores"][2 * system + 1] == round(7 / 32 + step / 64, 3)
+    changes = [abs(card["scores"][4] - card["scores"][0]) for card in cards.values()]
+    assert changes == sorted(changes, reverse=True)
 
 
 def test_the_same_files_give_the_same_bytes(run_folder: Path, run_html: str) -> None:
@@ -142,7 +150,7 @@ def test_what_a_user_wrote_is_text_and_nothing_is_loaded(tmp_path: Path) -> None
     assert seen.tags("img") == 30
     assert not {"b>", "i>"} & {tag for tag, _ in seen.elements}
     captions = {f"step {step} ({word})": f"{NASTY} {step}" for step, word in
-                ((0, "start"), (10, "best"), (20, "last"))}  # fmt: skip
+                ((0, "first"), (10, "best"), (20, "last"))}  # fmt: skip
     assert seen.cards["val-000000"]["captions"] == captions
     assert "a<b>&'c" in seen.text
     for _, attributes in seen.elements:
@@ -151,25 +159,6 @@ def test_what_a_user_wrote_is_text_and_nothing_is_loaded(tmp_path: Path) -> None
             assert (attributes.get(name) or "#").startswith(("#", "data:"))
     assert not re.findall(r"@import|url\((?!#)", text)
     assert "default-src 'none'" in text
-
-
-def test_the_gallery_has_pictures_references_and_the_scores_of_validation(
-    run_folder: Path, run_html: str
-) -> None:
-    cards, rows = Seen(run_html).cards, rows_of_config(DATA, "val").rows
-    assert len(cards) == 30
-    for image_id, card in cards.items():
-        assert card["image"].startswith("data:image/")
-        assert card["references"] == rows[image_id]["references"]
-    references = {image_id: row["references"] for image_id, row in rows.items()}
-    for system, step in enumerate((0, 10, 20)):  # each with CIDEr-D, ROUGE-L and the judge
-        mean = math.fsum(card["scores"][3 * system] for card in cards.values()) / 30
-        cider = validation_cider(read_run(run_folder).predictions(step), references)
-        assert mean == pytest.approx(100 * cider, abs=1e-3)
-        assert cards["val-000007"]["scores"][3 * system + 2] == round(7 / 32 + step / 64, 3)
-    assert "there is a <mark>large</mark> <mark>large</mark> red square 7" in run_html
-    changes = [abs(card["scores"][6] - card["scores"][0]) for card in cards.values()]
-    assert changes == sorted(changes, reverse=True)
 
 
 def test_a_run_that_is_still_being_written_is_readable(tmp_path: Path) -> None:
@@ -181,7 +170,7 @@ def test_a_run_that_is_still_being_written_is_readable(tmp_path: Path) -> None:
     assert "not complete" in text
     assert read_run(folder).last_step == 20
     shown = [*Seen(text).cards["val-000001"]["captions"]]
-    assert shown == ["step 0 (start)", "step 20 (last)"], "the best step is not known"
+    assert shown == ["step 0 (first)", "step 20 (last)"], "the best step is not known"
 
 
 def test_a_damaged_line_is_named_and_does_not_end_a_finished_run(
@@ -212,50 +201,8 @@ def test_folders_without_anything_and_mixed_folders_are_refused(
 ) -> None:
     evaluation = write_evaluation(tmp_path / "evaluation", 1.0)
     for folders in ([tmp_path], [tmp_path / "absent"], [run_folder, evaluation]):
-        with pytest.raises(ReportError, match=re.escape(str(folders[-1]))):
+        with pytest.raises(OSError, match=re.escape(str(folders[0]))):
             make_page(folders)
-
-
-def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
-    text = figure("x", [Series("a", [(1, 2.0), (2, math.nan), (3, math.inf)])])
-    assert "2 values are not finite" in text
-    assert "at step 1" in text
-    assert figure("x", [Series("a", [(1, math.nan)])]) == ""
-
-
-def test_lines_are_drawn_through_their_points() -> None:
-    axes = Figure().subplots()
-    points = [(0, 1.0), (10, 2.0), (20, 1.5)]
-    draw(axes, [Series("a", points, dots=True, errors={10: 0.5})], alarms=[10, 20], best=10)
-    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
-    marks = {line.get_gid(): line.get_xdata() for line in axes.lines if line.get_gid()}
-    assert [[0, 1.0], [10, 2.0], [20, 1.5]] in drawn.values()
-    assert {gid: [*steps] for gid, steps in marks.items()} == {"alarms": [10, 20], "best": [10]}
-    bars = axes.collections[0].get_segments()
-    assert bars[1].tolist() == [[10, 1.5], [10, 2.5]]
-
-
-def test_a_long_line_has_its_running_mean() -> None:
-    axes = Figure().subplots()
-    points = [(step, float(step % WINDOW)) for step in range(10 * WINDOW)]
-    draw(axes, [Series("a", points)])
-    thin, thick = axes.lines
-    assert thin.get_xydata().tolist() == [[*point] for point in points]
-    assert [*thick.get_ydata()] == pytest.approx([(WINDOW - 1) / 2] * (9 * WINDOW + 1))
-    assert thick.get_xdata()[0] == WINDOW // 2
-
-
-def test_keys_are_defined_by_the_documentation_which_travels_with_the_package() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["rl_caption.programs.report"]
-    folder = METRICS_PAGE.parent
-    files = {path for path in folder.rglob("*.*") if path.suffix not in (".py", ".pyc")}
-    assert {path for pattern in patterns for path in folder.glob(pattern)} == files
-    page = (REPOSITORY / "docs/metrics.md").read_text()
-    assert METRICS_PAGE.read_text() == page
-    assert len(definitions()) == len(re.findall(r"^\| `", page, re.MULTILINE))
-    found = [define(key) for key in ("policy/entropy", "reward/cider", "nothing/known")]
-    assert [one and one.unit for one in found] == ["nats", "reward", None]
 
 
 def test_images_that_changed_most_come_first() -> None:
@@ -274,8 +221,7 @@ def test_evaluations_side_by_side(tmp_path: Path) -> None:
     one = write_evaluation(tmp_path / "one", 1.0, intervals={"CIDEr": [0.9, 1.125]})
     two = write_evaluation(tmp_path / "two", 1.25, "blue", signature="OTHER")
     text = render(make_page([one, two]))
-    assert "100.00<small>90.00 to 112.50</small>" in text
-    assert "<b>125.00</b>" in text
+    assert "<td>100.00 (90.00 to 112.50)</td><td>" in text
     assert "The signatures differ" in text
     assert "no &lt;b&gt;jar&lt;/b&gt;" in text
     assert [*Seen(text).cards["test-000000"]["captions"]] == ["one", "two"]
@@ -283,41 +229,8 @@ def test_evaluations_side_by_side(tmp_path: Path) -> None:
 
 def test_a_comparison_shows_its_test(tmp_path: Path) -> None:
     seen = Seen(render(make_page([write_comparison(tmp_path / "pair")])))
-    assert "Comparison: rl against xe" in seen.text
     assert "CIDEr (x100)100.00125.00+25.00+12.50 to +37.500.0010" in seen.text
     assert [*seen.cards["test-000000"]["captions"]] == ["xe", "rl"]
-
-
-def test_doubles_are_shown_once(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a" / "run")
-    lines = [
-        line | {"val/judge/cider": line["val/cider"]} if "val/cider" in line else line
-        for line in LINES
-    ]
-    write_lines(folder, lines)
-    text = render(make_page([folder]))
-    assert "CIDEr-D (x100)</th><td>125</td><td>175</td><td>75</td>" in text
-    assert "Judge: cider" not in text
-
-
-def test_a_reward_model_is_called_one(tmp_path: Path) -> None:
-    lines = [{"step": step, "loss/total": 1.0, "val/specificity": step / 8} for step in (0, 4)]
-    write_lines(tmp_path, lines)
-    (tmp_path / "config.yaml").write_text("{task: specificity, train: {max_steps: 4}}")
-    seen = Seen(render(make_page([tmp_path])))
-    assert "Training of a reward model: specificity" in seen.text
-    assert "val/specificity 0.5" in seen.text
-    assert "Captions" not in seen.text
-
-
-def test_a_rewarded_cider_is_told_apart_from_that_of_validation(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "mine", reward={"terms": {"cider": {}, "brevity": {}}})
-    assert CIDER_DIFFERENCES in Seen(render(make_page([folder]))).text
-    assert [title_of(key) for key in ("val/cider", "reward/cider", "val/judge/cider")] == [
-        "CIDEr-D (x100)",
-        "Reward: cider (x100)",
-        "Judge: cider (x100)",
-    ]
 
 
 def test_the_program_writes_beside_the_run_or_where_it_is_told(tmp_path: Path, capsys: Any) -> None:
@@ -327,9 +240,3 @@ def test_the_program_writes_beside_the_run_or_where_it_is_told(tmp_path: Path, c
     words = ["--out", str(tmp_path / "deep/x.html"), "--images", "3"]
     assert run_program("report", [str(run), *words]) == 0
     assert len(Seen((tmp_path / "deep/x.html").read_text()).cards) == 3
-    (run / "settings.json").unlink()
-    (tmp_path / "data.yaml").write_text(json.dumps({"data": DATA}))
-    run_program("report", [str(run), "--data", str(tmp_path / "data.yaml")])
-    assert Seen((run / "report.html").read_text()).tags("img") == 30
-    with pytest.raises(ConfigError, match="out"):
-        run_program("report", [str(run), str(run)])

@@ -74,7 +74,6 @@ def test_a_grid_of_reward_models(grid: Path, capsys: pytest.CaptureFixture[str])
     [
         ("cells", "{bad label: {}}", "bad label"),
         ("cells", "{a: {overrides: {train.lrr: 1}}}", "lrr"),
-        ("seeds", "[0, 0]", "seeds"),
         ("sets.people.data", "nowhere", "nowhere"),
         ("recipe", "none.yaml", "none.yaml"),
     ],

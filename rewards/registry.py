@@ -34,7 +34,6 @@ REWARDS: dict[str, str] = {
     "ref_pac_s": "rewards.clip.pac:RefPacScore",
     "ref_pac_s_video": "rewards.clip.pac:RefPacVideoScore",
     "repetition": "rewards.text.degeneration:Repetition",
-    "retrieval": "rewards.clip.retrieval:Retrieval",
     "rouge_l": "rewards.text.rouge:RougeL",
     "specs": "rewards.clip.specs:Specs",
     "vlm_judge": "rewards.language.judge:VlmJudge",

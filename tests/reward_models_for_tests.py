@@ -31,7 +31,6 @@ STUDENT: dict[str, Any] = {
     "text_heads": 2,
     "text_blocks": 1,
     "embedding_rank": 8,
-    "text_causal": True,
 }
 
 CLIP_TASKS = ("contrastive", "positive_augmented", "specificity")

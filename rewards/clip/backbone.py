@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rewards.base import RewardError
-from rewards.clip.checkpoints import load_file, load_tuned, stretch_student, stretch_text_tower
+from rewards.clip.checkpoints import load_file, load_tuned
 from rewards.clip.dual import MODEL_TYPE, PretrainedDual
 from rewards.clip.encoder import RELEASED, CachedEncoder, EncoderOptions
 from rewards.clip.preprocessing import (
@@ -34,6 +34,7 @@ from rewards.clip.preprocessing import (
     pixels,
     preprocessing_of,
 )
+from rewards.clip.pretrained import ClipText
 from rewards.clip.student import LCLIP
 from rewards.devices import DTYPES, chunks, default_device, is_main_process
 from rewards.images import ImageSource
@@ -74,22 +75,19 @@ class _Network:
     """A network with its tokenizer and preprocessing."""
 
     model: nn.Module
-    tokenize: Callable[
-        [list[str]], Tensor
-    ]  # captions -> ids [N, L], padded, truncated at ``context_length``
-    count_tokens: Callable[[str], int]  # of a caption that is not truncated, special ones included
+    tokenizer: Any
+    """Has ``tokenize``, ``count_tokens`` and ``lengths`` of a ``TextEncoder``."""
     preprocessing: Preprocessing
     context_length: int
     architecture: str
-    # whether text embeddings do not depend on padding, so that ids may be cut after the longest
-    # caption
-    trims: bool
     encode_text: Callable[[Tensor], Tensor]
-    # Ids [N, L] -> numbers of tokens [N] before the padding; EOT is the largest id.
-    lengths: Callable[[Tensor], Tensor] = lambda ids: ids.argmax(dim=1) + 1
-    # Ids [N, L] -> embeddings of their tokens [N, L, D]; None where the text tower tells none.
-    encode_tokens: Callable[[Tensor], Tensor] | None = None
-    note: str = ""  # for the signature, after the name of the weights
+    """Ids [N, L] -> embeddings [N, D]."""
+    encode_tokens: Callable[[Tensor], Tensor] | None
+    """Ids [N, L] -> embeddings of their tokens [N, L, D]; None where the text tower tells none."""
+    trims: bool
+    """Text embeddings do not depend on padding: ids may be cut after the longest caption."""
+    note: str = ""
+    """For the signature, after the name of the weights."""
     long_layout: bool = False
 
 
@@ -130,8 +128,6 @@ class FrozenEncoder:
         parts = [label, self.fingerprint[:12], options.precision, self._loaded.note]
         if not options.truncate:
             parts.append("no truncation")
-        if options.context_length is not None:
-            parts.append(f"{options.context_length} tokens")
         self.signature = ",".join(filter(None, parts))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -198,7 +194,7 @@ class FrozenEncoder:
             ids = self.token_ids(list(group))
             lengths = torch.full((len(ids),), ids.shape[1])
             if network.trims:
-                lengths = network.lengths(ids)
+                lengths = self.token_lengths(ids)
             features = embed_by_length(
                 network.encode_text, ids, lengths, batch_size * ids.shape[1], self.device
             )
@@ -207,7 +203,7 @@ class FrozenEncoder:
 
     def count_tokens(self, text: str) -> int:
         """See ``DualEncoder.count_tokens``; by the model's own tokenizer."""
-        return self._network().count_tokens(text)
+        return self._network().tokenizer.count_tokens(text)
 
     def too_long(self, texts: Sequence[str]) -> int:
         """Number of captions that have more tokens than ``context_length``, so that their end is
@@ -243,13 +239,12 @@ class FrozenEncoder:
 
     def token_lengths(self, ids: Tensor) -> Tensor:
         """Numbers of tokens [N] of ids [N, L], before the padding."""
-        return self._network().lengths(ids)
+        return self._network().tokenizer.lengths(ids)
 
     def token_ids(self, texts: list[str]) -> Tensor:
         """Token ids [N, L] of N captions, padded; L is at most ``context_length``. Raises as
         ``encode_texts``.
         """
-        network = self._network()
         if not self._options.truncate:
             for text in texts:
                 count = self.count_tokens(text)
@@ -258,7 +253,7 @@ class FrozenEncoder:
                         f"caption {text!r:.80} has {count} tokens, {self.name} reads "
                         f"{self.context_length}: shorten it, or score with truncate=True"
                     )
-        return network.tokenize(texts)
+        return self._network().tokenizer.tokenize(texts, self.context_length)
 
 
 def load_frozen_encoder(
@@ -305,55 +300,37 @@ def _load(options: EncoderOptions) -> _Network:
 
 def _load_folder(folder: str, options: EncoderOptions) -> _Network:
     """A model of this package: a dual of pretrained encoders, or a student."""
-    if has_model_type(folder, "clip"):
-        raise ValueError(
-            f"it is a CLIP of Transformers: name the architecture in open_clip "
-            f"(ViT-B-32-quickgelu for OpenAI's), "
-            f"and set 'pretrained' to {str(Path(folder) / 'model.safetensors')!r}"
-        )
-    is_dual = has_model_type(folder, MODEL_TYPE)
-    length = options.context_length
-    if options.pretrained or options.tuned_from or (is_dual and length is not None):
-        raise ValueError(
-            "a folder has its own weights, and a dual encoder its own positions: "
-            "leave 'pretrained', 'tuned_from' and 'context_length' out"
-        )
-    if is_dual:
+    if options.pretrained or options.tuned_from:
+        raise ValueError("a folder has its own weights: leave 'pretrained' and 'tuned_from' out")
+    if has_model_type(folder, MODEL_TYPE):
         return _dual_network(PretrainedDual.from_pretrained(folder))
-    model = LCLIP.from_pretrained(folder)
-    if length is not None:
-        stretch_student(model, length)
-    return _student_network(model)
+    return _student_network(LCLIP.from_pretrained(folder))
 
 
 def _dual_network(model: PretrainedDual) -> _Network:
     return _Network(
         model=model,
-        tokenize=model.tokenize,
-        count_tokens=model.text_encoder.count_tokens,
+        tokenizer=model.text_encoder,
         preprocessing=model.preprocessing,
         context_length=model.context_length,
         architecture=repr(model.config),
-        trims=True,
         encode_text=model.encode_text,
-        lengths=model.text_encoder.lengths,
         encode_tokens=lambda ids: model.text_head(model.text_encoder(ids)),
+        trims=True,
     )
 
 
 def _student_network(model: LCLIP) -> _Network:
-    config = model.config
-    tokenize, count_tokens = _tokenizer(clip_tokenizer(), config.context_length)
+    config, text = model.config, model.text
     return _Network(
         model=model,
-        tokenize=tokenize,
-        count_tokens=count_tokens,
+        tokenizer=ClipText(clip_tokenizer(), config.context_length),
         preprocessing=model.image.preprocessing,
         context_length=config.context_length,
         architecture=repr(config) + (config.image_encoder or ""),
-        trims=config.pad_attention == "masked",
         encode_text=model.encode_text,
-        encode_tokens=lambda ids: model.text.head(model.text.norm(model.text.states(ids))),
+        encode_tokens=lambda ids: text.head(text.norm(text.states(ids))),
+        trims=config.pad_attention == "masked",
     )
 
 
@@ -393,8 +370,6 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
             "QuickGELU" if config.get("quick_gelu") else "GELU",
             preprocessing.mean,
         )
-    if options.context_length is not None:
-        stretch_text_tower(model, options.context_length)
     is_native = isinstance(model, open_clip.CLIP)
     causal = is_native and model.attn_mask is not None and model.text_pool_type == "argmax"
     tokenizer = open_clip_tokenizer(name)
@@ -402,11 +377,9 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
     # say how many it has.
     limited = tokenizer if config.get("text_cfg", {}).get("hf_model_name") else model
     context_length = int(getattr(limited, "context_length", 77))
-    tokenize, count_tokens = _tokenizer(tokenizer, context_length)
     return _Network(
         model=model,
-        tokenize=tokenize,
-        count_tokens=count_tokens,
+        tokenizer=ClipText(tokenizer, context_length),
         preprocessing=preprocessing,
         context_length=context_length,
         architecture=repr(model) + json.dumps(config, sort_keys=True),
@@ -445,7 +418,7 @@ def _open_clip_model(name: str, options: EncoderOptions) -> tuple[Any, str, str 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="QuickGELU mismatch")
         if pretrained is not None and tuned_from is not None:
-            return *load_tuned(name, file, tuned_from, options.mlp_deltas), None
+            return load_tuned(name, file, tuned_from), f"tuned from {tuned_from}", None
         if pretrained is not None and file.is_file():
             model, layout = load_file(name, file, quick_gelu)
             return model, "", layout
@@ -455,19 +428,6 @@ def _open_clip_model(name: str, options: EncoderOptions) -> tuple[Any, str, str 
             name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True
         )
     return model, "", None
-
-
-def _tokenizer(
-    tokenizer: Any, context_length: int
-) -> tuple[Callable[[list[str]], Tensor], Callable[[str], int]]:
-    """``tokenize`` and ``count_tokens`` of an open_clip tokenizer."""
-
-    def count(text: str) -> int:
-        if hasattr(tokenizer, "encode"):
-            return len(tokenizer.encode(text)) + 2  # start and end
-        return len(tokenizer.tokenizer(tokenizer.clean_fn(text))["input_ids"])  # of Transformers
-
-    return partial(tokenizer, context_length=context_length), count
 
 
 def _fingerprint(loaded: _Network, precision: str) -> str:

@@ -17,20 +17,15 @@ import math
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from rewards.base import naming
-from rewards.clip.encoder import MlpDeltas
 from rewards.model_files import check_state, read_state, state_shapes
-from rewards.options import check_values
-
-if TYPE_CHECKING:
-    from rewards.clip.student import LCLIP
 
 Layout = Literal["archive", "long", "plain"]
 """Of a file: OpenAI's TorchScript archive, Long-CLIP's and SPECS's two tables of positions, or
@@ -50,27 +45,6 @@ _ARCHIVE_KEYS = ("input_resolution", "context_length", "vocab_size")
 """Keys of OpenAI's archives that are no weights."""
 _FACTOR = re.compile(r"(?P<owner>.+)(?P<joint>_|\.)lora_(?P<factor>[AB])")
 _MLP = re.compile(r".+\.mlp\.c_(fc|proj)\.weight")
-_FROM_TRANSFORMERS = (
-    (r"^vision_model\.", "visual."),
-    (r"^text_model\.", ""),
-    (r"embeddings\.class_embedding$", "class_embedding"),
-    (r"embeddings\.patch_embedding\.", "conv1."),
-    (r"embeddings\.position_embedding\.weight$", POSITIONS),
-    (r"embeddings\.token_embedding\.", "token_embedding."),
-    (r"pre_layrnorm\.", "ln_pre."),
-    (r"post_layernorm\.", "ln_post."),
-    (r"^final_layer_norm\.", "ln_final."),
-    (r"encoder\.layers\.", "transformer.resblocks."),
-    (r"\.layer_norm(\d)\.", r".ln_\1."),
-    (r"\.mlp\.fc1\.", ".mlp.c_fc."),
-    (r"\.mlp\.fc2\.", ".mlp.c_proj."),
-    (r"\.self_attn\.", ".attn."),
-    (r"^visual_projection\.weight$", "visual.proj"),
-    (r"^text_projection\.weight$", "text_projection"),
-)
-"""Pattern of a key of Transformers' ``CLIPModel`` -> what stands in its place in
-``open_clip.CLIP``.
-"""
 
 
 def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> Tensor:
@@ -110,20 +84,6 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
     tower.context_length = model.context_length = tower.num_pos = context_length
 
 
-def stretch_student(model: LCLIP, context_length: int) -> None:
-    """Give the text tower of an L-CLIP student ``context_length`` positions, in place, as
-    ``stretch_text_tower``.
-
-    Raises ``ValueError`` also for a student that attends to padding, of which longer inputs have
-    more, so that every score would change.
-    """
-    if model.config.pad_attention != "masked":
-        raise ValueError("a student with pad_attention full cannot be stretched")
-    model.text.pos_embed = _stretch(model.text.pos_embed, context_length, KEEP)
-    config = replace(model.config, context_length=context_length)
-    model.config = model.text.config = model.image.config = config
-
-
 def _stretch(positions: nn.Parameter, context_length: int, keep: int) -> nn.Parameter:
     rest = len(positions) - keep
     if rest < 1 or context_length < len(positions) or (context_length - keep) % rest:
@@ -149,8 +109,7 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
         return open_clip.load_openai_model(str(path), precision="fp32", device="cpu"), "archive"
     options: dict[str, Any] = {"force_quick_gelu": quick_gelu}
     if path.suffix not in (".npz", ".npy"):  # big_vision's, which open_clip converts
-        stored = read_state(path)
-        state = from_transformers(stored)
+        state = read_state(path)
         if POSITIONS_FROM_KEEP in state:
             return _load_long(name, state), "long"
         text: dict[str, Any] = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
@@ -161,9 +120,6 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
         if state_shapes(model) == {key: tuple(value.shape) for key, value in state.items()}:
             model.load_state_dict(state)
             return model, "plain"
-        if state.keys() != stored.keys():
-            what = f"weights in Transformers' layout in {str(path)!r}"
-            check_state(state, state_shapes(model), what)
     # Other layouts, and images of another size.
     return open_clip.create_model(name, str(path), require_pretrained=True, **options), "plain"
 
@@ -183,29 +139,6 @@ def _is_torchscript(path: Path) -> bool:
                 f"{path} is a TorchScript archive that runs code of its own when it is read"
             )
     return True
-
-
-def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict of ``CLIPModel`` of Transformers under the keys of ``open_clip.CLIP``; any other
-    one as it is.
-
-    Queries, keys and values are joined, and both projections transposed.
-    """
-    if "visual_projection.weight" not in state or "text_projection.weight" not in state:
-        return dict(state)
-    renamed: dict[str, Tensor] = {}
-    for original, value in state.items():
-        key = original
-        for pattern, name in _FROM_TRANSFORMERS:
-            key = re.sub(pattern, name, key)
-        if key in ("visual.proj", "text_projection"):
-            renamed[key] = value.T.contiguous()
-        elif ".q_proj." in key:
-            names = [original.replace("q_proj", name) for name in ("q_proj", "k_proj", "v_proj")]
-            renamed[key.replace("q_proj.", "in_proj_")] = torch.cat([state[name] for name in names])
-        elif not re.search(r"\.[kv]_proj\.|position_ids$", key):
-            renamed[key] = value
-    return renamed
 
 
 def _load_long(name: str, state: dict[str, Tensor]) -> Any:
@@ -253,19 +186,16 @@ def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
     return (b.float() @ a.float()).reshape(tuple(shape)) * (ALPHA * side / len(a))
 
 
-def merge_low_rank(
-    state: Mapping[str, Tensor], mlp_deltas: MlpDeltas = "ignored"
-) -> dict[str, Tensor]:
+def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Add the low-rank updates of a state dict to its weights: the float32 state dict without
     factors.
 
     The factors of ``W`` are ``W_lora_A`` and ``W_lora_B`` (``in_proj_weight``), those of
-    ``owner.weight`` are ``owner.lora_A`` and ``owner.lora_B``. ``mlp_deltas="ignored"`` leaves out
-    the updates of ``mlp.c_fc`` and ``mlp.c_proj``, as PAC-S++'s released scorer does, which takes
-    them for merged; ``added`` adds them, too. Raises ``ValueError`` with the key if a factor or the
-    weight of one is missing, or shapes do not fit.
+    ``owner.weight`` are ``owner.lora_A`` and ``owner.lora_B``. The updates of ``mlp.c_fc`` and
+    ``mlp.c_proj`` are left out, as PAC-S++'s released scorer does, which takes them for merged.
+    Raises ``ValueError`` with the key if a factor or the weight of one is missing, or shapes do not
+    fit.
     """
-    check_values(MlpDeltas, mlp_deltas=mlp_deltas)
     merged: dict[str, Tensor] = {}
     factors: dict[str, dict[str, Tensor]] = {}
     for key, value in _floats(state).items():
@@ -280,20 +210,17 @@ def merge_low_rank(
             raise ValueError(f"low-rank update of {weight}: a factor or the weight is missing")
         with naming(f"low-rank update of {weight}"):
             delta = low_rank_delta(pair["A"], pair["B"], merged[weight].shape)
-        if mlp_deltas == "added" or not _MLP.fullmatch(weight):
+        if not _MLP.fullmatch(weight):
             merged[weight] = merged[weight] + delta
     return merged
 
 
-def load_tuned(
-    name: str, path: Path, tuned_from: str, mlp_deltas: MlpDeltas = "ignored"
-) -> tuple[Any, str]:
+def load_tuned(name: str, path: Path, tuned_from: str) -> Any:
     """Build the architecture ``name`` of open_clip and load a tuned checkpoint into it, key by key.
 
     Keys may have the prefixes ``module.`` and ``text.``. ``tuned_from`` is the tag of open_clip of
     the weights that the tuning started from (``openai``), which decides activation and
-    preprocessing; nothing is downloaded. Returns an ``open_clip.CLIP`` in float32, and a note on
-    the last two arguments for signatures.
+    preprocessing; nothing is downloaded. Returns an ``open_clip.CLIP`` in float32.
 
     Raises:
         ValueError: the architecture or the tag is unknown, the architecture has other towers than
@@ -311,13 +238,10 @@ def load_tuned(
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(name))
         raise ValueError(f"tuned_from is {tuned_from!r}: expected a tag of {name!r} ({tags})")
     shape.pop("custom_text", None)
-    state = from_transformers(read_state(path))
-    merged = merge_low_rank(state, mlp_deltas)
-    weights = {
-        key.removeprefix("text."): value
-        for key, value in merged.items()
-        if key not in _ARCHIVE_KEYS
-    }
+    weights = {}
+    for key, value in merge_low_rank(read_state(path)).items():
+        if key not in _ARCHIVE_KEYS:
+            weights[key.removeprefix("text.")] = value
     with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten
         model: Any = open_clip.CLIP(**shape | {"quick_gelu": bool(tag.get("quick_gelu"))})
     check_state(weights, state_shapes(model), "weights")
@@ -325,5 +249,4 @@ def load_tuned(
     size = {"size": model.visual.image_size}
     preprocessing = merge_preprocess_dict(asdict(PreprocessCfg()), tag) | size
     set_model_preprocess_cfg(model, preprocessing)
-    has_deltas = any(_FACTOR.fullmatch(key) for key in state)
-    return model, f"tuned from {tuned_from}" + (f",MLP deltas {mlp_deltas}" if has_deltas else "")
+    return model

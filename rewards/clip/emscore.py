@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from rewards.base import RewardError, naming, passes_on
 from rewards.clip.clipscore import ClipScore, Floats, harmonic_mean
 from rewards.clip.encoder import EncoderOptions, EncoderSource, mean_embedding
 from rewards.images import frames_of
-from rewards.options import check_values
-
-Parts = Literal["both", "coarse", "fine"]
 
 
 class Embedded(NamedTuple):
@@ -72,7 +69,6 @@ class EmScore(ClipScore):
         backbone, pretrained, **encoder: fields of ``EncoderOptions``, as for ``ClipScore``. The
             text tower has to give an embedding of every token: open_clip's CLIP, an L-CLIP student,
             or a dual of pretrained encoders.
-        parts: ``both``, or only ``coarse`` or ``fine``.
         idf_captions: captions, or a file with one caption a line, such as those of the training
             split; tokens are weighted by their inverse document frequencies in them
             (``token_idf``). None gives all the same weight.
@@ -93,22 +89,19 @@ class EmScore(ClipScore):
         backbone: EncoderSource = "ViT-B-32",
         pretrained: str | None = None,
         *,
-        parts: Parts = "both",
         idf_captions: Sequence[str] | str | Path | None = None,
         prefix: str | None = None,
         **encoder: Any,
     ) -> None:
-        check_values(Parts, parts=parts)
-        captions = _read_captions(idf_captions) if parts != "coarse" else None
+        captions = _read_captions(idf_captions)
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
         self.encoder = cast(Any, self.backbone.encoder)
-        if parts != "coarse" and not getattr(self.encoder, "has_tokens", False):
+        if not getattr(self.encoder, "has_tokens", False):
             raise ValueError(
                 f"{self.backbone.signature} gives no token embeddings: expected open_clip's CLIP, "
                 "a student or a dual encoder of pretrained parts"
             )
-        self.parts: Parts = parts
-        self.bounds = {"both": (-0.5, 1.0), "coarse": (-1.0, 1.0), "fine": (0.0, 1.0)}[parts]
+        self.bounds = (-0.5, 1.0)
         self._idf: Mapping[int, float] | None = None
         weighted = "no idf"
         if captions is not None:
@@ -119,7 +112,7 @@ class EmScore(ClipScore):
             digest = hashlib.blake2b("\n".join(captions).encode(), digest_size=6).hexdigest()
             weighted = f"idf of {len(captions)} captions {digest}"
         self.signature = (
-            f"{self.__name__}[{self.backbone.signature},{parts},{weighted},prefix={self.prefix!r}]"
+            f"{self.__name__}[{self.backbone.signature},{weighted},prefix={self.prefix!r}]"
         )
 
     def _score_rows(
@@ -141,23 +134,15 @@ class EmScore(ClipScore):
         return scores
 
     def _score(self, caption: Embedded, other: Embedded) -> float:
-        coarse = fine = 0.0
-        if self.parts != "fine":
-            coarse = float(np.clip(caption.whole @ other.whole, -1, 1))
-        if self.parts != "coarse":
-            fine = min(
-                greedy_f1(caption.units @ other.units.T, caption.weights, other.weights), 1.0
-            )
-        return (coarse + fine) / 2 if self.parts == "both" else coarse + fine
+        coarse = float(np.clip(caption.whole @ other.whole, -1, 1))
+        fine = greedy_f1(caption.units @ other.units.T, caption.weights, other.weights)
+        return (coarse + min(fine, 1.0)) / 2
 
     def _captions(self, texts: Sequence[str]) -> dict[str, Embedded]:
         distinct = list(dict.fromkeys(texts))
         prefixed = [self.prefix + text for text in distinct]
         wholes = self.backbone.embed_texts(prefixed).astype(np.float64)
         pairs = zip(distinct, wholes, strict=True)
-        if self.parts == "coarse":
-            empty = np.zeros((0, 0))
-            return {text: Embedded(whole, empty, empty) for text, whole in pairs}
         embedded = {}
         encoded = self.encoder.encode_tokens(prefixed)
         for (text, whole), (ids, tokens) in zip(pairs, encoded, strict=True):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import psutil
@@ -46,7 +46,6 @@ fine-tuned.
 _ENTRY_BYTES = 250  # key, array object and dictionary slot of one embedding in memory
 _CHUNK = 1024
 Embeddings: TypeAlias = NDArray[np.float32]
-MlpDeltas = Literal["ignored", "added"]
 EncoderSource: TypeAlias = "str | Path | DualEncoder | CachedEncoder"
 """The ``backbone`` of a score: the name or folder of a model, or a loaded encoder."""
 
@@ -112,18 +111,9 @@ class EncoderOptions:
     """Cut captions that are longer than the encoder's context (77 tokens for CLIP), as CLIPScore's
     released code does; False raises instead.
     """
-    context_length: int | None = None
-    """Stretch the text tower to this many positions, keeping the first 20
-    (``rewards.clip.checkpoints``): 248 for
-    CLIP's 77. Not for students with ``pad_attention: full``. None leaves it as it is.
-    """
     tuned_from: str | None = None
     """For a checkpoint in the form of PAC-S or PAC-S++: the tag of open_clip whose weights were
     fine-tuned, which decides activation and preprocessing.
-    """
-    mlp_deltas: MlpDeltas = "ignored"
-    """Low-rank updates of MLPs in files of PAC-S++: ``ignored``, as in the released scorer, or
-    ``added`` as all others.
     """
     cache_dir: str | Path | None = None
     """Folder that keeps image embeddings between runs; None keeps them in memory only."""

@@ -206,11 +206,13 @@ class ClipText(nn.Module):
         self.tokenizer, self.context_length = tokenizer, context_length
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
-        ids = self.tokenizer(list(texts), context_length=context_length)
-        return ids[:, : int(self.lengths(ids).max())] if len(ids) else ids
+        return self.tokenizer(list(texts), context_length=context_length)
 
     def count_tokens(self, text: str) -> int:
-        return len(self.tokenizer.encode(text)) + 2
+        if hasattr(self.tokenizer, "encode"):
+            return len(self.tokenizer.encode(text)) + 2
+        cleaned = self.tokenizer.clean_fn(text)  # open_clip's wrapper of one of Transformers
+        return len(self.tokenizer.tokenizer(cleaned)["input_ids"])
 
     def lengths(self, ids: Tensor) -> Tensor:
         return ids.argmax(dim=1) + 1

@@ -89,10 +89,6 @@ class LCLIPConfig:
     text_blocks: Size = 2
     text_repeats: Size = 2
     text_qkv_bias: bool = False
-    text_causal: bool = False
-    """Tokens attend to those before them alone, as in CLIP. False, as in the released code, lets
-    them attend to all.
-    """
     embedding_rank: Size | None = 256
     """Width of the word vectors before they are projected to ``text_width``; None: one table of
     full width.
@@ -360,9 +356,6 @@ class TextStudent(nn.Module):
         end = ids.argmax(dim=-1)
         positions = torch.arange(ids.shape[1], device=ids.device)
         blocked = (positions > end[:, None])[:, None, None, :] if masked else None
-        if self.config.text_causal:
-            later = positions > positions[:, None]
-            blocked = later if blocked is None else blocked | later
         x = self.token_embed(ids) + self.pos_embed[: ids.shape[1]]
         for block in self.blocks:
             x = block(x, blocked)

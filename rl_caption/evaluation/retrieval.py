@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rewards.clip.encoder import CachedEncoder
-from rewards.clip.retrieval import TIE
 from rl_caption.evaluation.metrics import Evaluation
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 KS = (1, 5, 10)
+TIE = 1e-6
+"""Cosines nearer than this are tied."""
 RETRIEVAL = "retrieval/"
 REFERENCES = f"{RETRIEVAL}references/"
 """Prefixes of the keys of generated captions, and of people's."""

@@ -15,7 +15,7 @@ from rewards.registry import REWARDS
 from rl_caption.integrations.client import Scores
 
 logger = logging.getLogger(__name__)
-RELATIVE = frozenset({"bertscore", "consensus", "diversity", "retrieval"})
+RELATIVE = frozenset({"bertscore", "consensus", "diversity"})
 """Rewards of the registry whose score of a caption may depend on the other captions of a call."""
 
 

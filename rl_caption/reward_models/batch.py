@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import TextEncoder
@@ -148,7 +147,7 @@ class Texts:
         if self.features is not None:
             return self.features[[self.index[caption] for caption in captions]]
         ids = self.encoder.tokenize(captions, self.context_length)
-        return ids if self.trims else pad(ids, (0, self.context_length - ids.shape[1]))
+        return ids[:, : int(self.encoder.lengths(ids).max())] if self.trims else ids
 
     def too_long(self, captions: Sequence[str]) -> int:
         """How many of the captions are truncated."""

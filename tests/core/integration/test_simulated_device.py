@@ -53,7 +53,6 @@ def scst(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
         "cider": {"weight": 0.5},
         "l_clipscore": student,
         "ref_l_clipscore": student,
-        "retrieval": student,
     }
     options = {"reward.terms": terms, "train.max_steps": 2}
     return scst_config(folder / name, folder / "xe/export/best", **options, **changes)

@@ -90,15 +90,10 @@ def test_scores_by_hand(backbone: FrozenEncoder, idf: list[str] | None) -> None:
         table = token_idf([ids[: int(ids.argmax()) + 1].tolist() for ids in every])
         weights = lambda token: table.get(token, math.log(4))  # noqa: E731
     columns = {"image": [VIDEO, VIDEO[::-1]]}
-    scores = {
-        parts: EmScore(backbone, parts=parts, idf_captions=idf)(None, TEXTS, **columns)
-        for parts in ("coarse", "fine", "both")
-    }
+    scores = EmScore(backbone, idf_captions=idf)(None, TEXTS, **columns)
     for row, text in enumerate(TEXTS):
         coarse, fine = by_hand(backbone, text, frames, weights)
-        assert scores["coarse"][row] == pytest.approx(coarse, abs=1e-6)
-        assert scores["fine"][row] == pytest.approx(fine, abs=1e-6)
-        assert scores["both"][row] == pytest.approx((coarse + fine) / 2, abs=1e-6)
+        assert scores[row] == pytest.approx((coarse + fine) / 2, abs=1e-6)
 
 
 def test_the_score_with_references_is_the_mean_with_the_best_one(backbone: FrozenEncoder) -> None:
@@ -158,12 +153,9 @@ def test_frames_are_embedded_a_single_time(backbone: FrozenEncoder, tmp_path: Pa
     assert again.signature == EmScore(backbone, idf_captions=TEXTS).signature
     assert "idf of 2 captions" in again.signature
     assert again.signature != EmScore(backbone, idf_captions=[*TEXTS[:1], "another"]).signature
-    assert "both" in again.signature
 
 
 def test_errors(backbone: FrozenEncoder, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="parts is 'middle'"):
-        EmScore(backbone, parts="middle")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"idf_captions: .*none\.txt"):
         EmScore(backbone, idf_captions=tmp_path / "none.txt")
     with pytest.raises(ValueError, match="idf_captions"):

@@ -64,13 +64,13 @@ class ByHand:
     and B.
     """
 
-    def __init__(self, state: dict[str, Tensor], tag: str = "openai", mlp: str = "ignored") -> None:
+    def __init__(self, state: dict[str, Tensor], tag: str = "openai") -> None:
         merged = {key: value.double() for key, value in state.items() if "lora_" not in key}
         for key, weight in merged.items():
             factor = (
                 f"{key}_" if key.endswith("in_proj_weight") else key.removesuffix("weight")
             ) + "lora_"
-            if f"{factor}A" in state and (".mlp." not in key or mlp == "added"):
+            if f"{factor}A" in state and ".mlp." not in key:
                 product = state[f"{factor}B"].double() @ state[f"{factor}A"].double()
                 merged[key] = weight + 0.25 * product.reshape(weight.shape)
         model = open_clip.CLIP(**TINY, quick_gelu=tag == "openai")  # type: ignore[arg-type]
@@ -141,9 +141,8 @@ def test_the_score_has_the_prefix_of_clipscore_and_twice_the_cosine(folder: Path
     )
 
 
-@pytest.mark.parametrize("mlp", ["ignored", "added"])
-def test_low_rank_updates_equal_those_added_by_hand(folder: Path, mlp: Any) -> None:
-    state, given = low_rank_weights(), {} if mlp == "ignored" else {"mlp_deltas": mlp}
+def test_low_rank_updates_equal_those_added_by_hand(folder: Path) -> None:
+    state = low_rank_weights()
     block = "visual.transformer.resblocks.0"
     factors = {
         "visual.conv1.lora_A",
@@ -152,10 +151,10 @@ def test_low_rank_updates_equal_those_added_by_hand(folder: Path, mlp: Any) -> N
         f"{block}.mlp.c_fc.lora_A",
     }
     assert factors < state.keys()
-    backbone = backbone_of(state, folder / "low_rank.pth", **given)
-    assert f"tuned from openai,MLP deltas {mlp}" in backbone.signature
+    backbone = backbone_of(state, folder / "low_rank.pth")
+    assert "tuned from openai" in backbone.signature
     found = embeddings(backbone)
-    assert torch.allclose(found, ByHand(state, mlp=mlp).embeddings(), atol=2e-6)
+    assert torch.allclose(found, ByHand(state).embeddings(), atol=2e-6)
     assert ((found - ByHand(weights()).embeddings()).abs().amax(dim=1) > 1e-2).all(), (
         "every row is another one"
     )
@@ -205,15 +204,6 @@ def test_a_checkpoint_is_never_replaced_by_other_weights(folder: Path, tmp_path:
             r"'opnai'.*\(openai, .*laion2b_s32b",
         ),
         ({"backbone": str(tmp_path), "tuned_from": "openai"}, "'pretrained'"),
-        (
-            {
-                "backbone": ARCHITECTURE,
-                "pretrained": path,
-                "tuned_from": "openai",
-                "mlp_deltas": "merged",
-            },
-            "'merged'",
-        ),
     ):
         with pytest.raises(ValueError, match=message):
             RefPacScore(**arguments)  # type: ignore[arg-type]

@@ -65,7 +65,6 @@ def slow_attention(
     repeat: int,
     heads: int,
     keys: int,
-    causal: bool,
 ) -> np.ndarray:
     q, k, v = (
         slow_linear(x, weights, f"{name}.qkv").reshape(len(x), 3, heads, -1).transpose(1, 2, 0, 3)
@@ -75,8 +74,6 @@ def slow_attention(
     )
     scores = np.einsum("gh,hid,hjd->gij", before, q, k) / math.sqrt(q.shape[-1])
     powers = np.exp(scores[..., :keys])
-    if causal:
-        powers[:, np.arange(keys) > np.arange(len(x))[:, None]] = 0
     shares = np.einsum("gh,hij->gij", after, powers / powers.sum(-1, keepdims=True))
     out = np.einsum("hij,hjd->ihd", shares, v[:, :keys]).reshape(x.shape)
     return slow_linear(out, weights, f"{name}.proj")
@@ -88,12 +85,11 @@ def slow_blocks(
     order: list[tuple[int, int]],
     heads: int,
     keys: int,
-    causal: bool = False,
 ) -> np.ndarray:
     for block, repeat in order:
         name = f"blocks.{block}.block"
         normed = slow_norm(x, weights, f"{name}.norm1.instances.{repeat}")
-        x = x + slow_attention(normed, weights, f"{name}.attn", repeat, heads, keys, causal)
+        x = x + slow_attention(normed, weights, f"{name}.attn", repeat, heads, keys)
         normed = slow_norm(x, weights, f"{name}.norm2.instances.{repeat}")
         hidden = slow_linear(normed, weights, f"{name}.mlp.fc1")
         hidden = np.array(
@@ -116,9 +112,7 @@ def slow_image(
     return slow_linear(slow_norm(x, weights, "norm"), weights, "head")[0]
 
 
-def slow_text(
-    weights: dict[str, np.ndarray], ids: list[int], masked: bool, causal: bool
-) -> np.ndarray:
+def slow_text(weights: dict[str, np.ndarray], ids: list[int], masked: bool) -> np.ndarray:
     if "patch_embed.weight" in weights:
         words = weights["patch_embed.weight"][ids]
     else:
@@ -128,7 +122,7 @@ def slow_text(
         (block, repeat) for block in range(TINY.text_blocks) for repeat in range(TINY.text_repeats)
     ]
     keys = end + 1 if masked else len(ids)
-    x = slow_blocks(words + weights["pos_embed"], weights, order, TINY.text_heads, keys, causal)
+    x = slow_blocks(words + weights["pos_embed"], weights, order, TINY.text_heads, keys)
     return slow_linear(slow_norm(x, weights, "norm"), weights, "head")[end]
 
 
@@ -189,14 +183,13 @@ def test_image_tower_equals_the_slow_version_with_blocks_repeated_in_a_row() -> 
     )
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_text_tower_equals_the_slow_version(causal: bool) -> None:
+def test_text_tower_equals_the_slow_version() -> None:
     for pad_attention, rank in (("full", 3), ("masked", 3), ("masked", None)):
-        model = tiny(pad_attention=pad_attention, embedding_rank=rank, text_causal=causal)
+        model = tiny(pad_attention=pad_attention, embedding_rank=rank)
         weights = released_arrays(model, "text")
         got = model.encode_text(IDS).detach().numpy()
         for row, ids in enumerate(IDS.tolist()):
-            expected = slow_text(weights, ids, pad_attention == "masked", causal)
+            expected = slow_text(weights, ids, pad_attention == "masked")
             np.testing.assert_allclose(got[row], expected, rtol=1e-9, atol=1e-9)
 
 

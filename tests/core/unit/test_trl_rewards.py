@@ -61,7 +61,7 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     clip = {"backbone": ARCHITECTURE, "pretrained": tiny_checkpoint(folder)}
     student = {"backbone": str(tiny_student(folder / "student"))}
     arguments: dict[str, dict[str, Any]] = {name: {} for name in TEXT}
-    arguments |= dict.fromkeys(("clipscore", "ref_clipscore", "retrieval", "specs"), clip)
+    arguments |= dict.fromkeys(("clipscore", "ref_clipscore", "specs"), clip)
     arguments |= dict.fromkeys(("l_clipscore", "ref_l_clipscore"), student)
     loaded = {"backbone": load_frozen_encoder(ARCHITECTURE, clip["pretrained"])}
     videos = ("emscore", "ref_emscore", "pac_s_video", "ref_pac_s_video")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image, ImageOps
 
 from rewards.base import RewardError, naming
 
@@ -35,8 +35,8 @@ class Renderable(Protocol):
     """An image that is drawn when it is needed, such as a generated scene. It has to be picklable,
     for data loaders.
 
-    It may also have methods ``identity() -> str``, a cache key that is cheaper than drawing the
-    image (``rewards.videos`` has one), and ``dimensions()``, its width and height.
+    It may also have a method ``identity() -> str``, a cache key that is cheaper than drawing the
+    image (``rewards.videos`` has one).
     """
 
     def render(self) -> Image.Image:
@@ -111,22 +111,6 @@ def image_file(path: str | Path) -> Iterator[Image.Image]:
         Image.open(path) as image,
     ):
         yield image
-
-
-def image_size(path: str | Path) -> tuple[int, int]:
-    """Width and height of what ``open_image`` returns for a file, in most formats without decoding
-    it.
-    """
-    with image_file(path) as image:
-        # Pillow's versions differ in whether the size of a TIFF is that before or after turning.
-        if image.format == "TIFF":
-            return ImageOps.exif_transpose(image).size
-        width, height = image.size
-        try:
-            turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-        except UNREADABLE:
-            turned = False
-        return (height, width) if turned else (width, height)
 
 
 def image_identity(source: ImageSource | Frames) -> str:

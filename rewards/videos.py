@@ -17,7 +17,6 @@ from rewards.images import (
     file_stamp,
     image_file,
     image_identity,
-    image_size,
     list_images,
     open_image,
 )
@@ -68,13 +67,6 @@ class VideoFrame:
             return open_image(self._file())
         frames = _decode(self.path, self.count, self.span, file_hash(self.path))
         return frames[self.index].copy()
-
-    def dimensions(self) -> tuple[int, int]:
-        """Width and height, of a file of images without decoding it. Raises as ``render``."""
-        if os.path.isdir(self.path):
-            return image_size(self._file())
-        is_images = Path(self.path).suffix.lower() in IMAGE_SUFFIXES
-        return image_size(self.path) if is_images else self.render().size
 
     def identity(self) -> str:
         """Cache key, without decoding; see ``rewards.images.image_identity``."""

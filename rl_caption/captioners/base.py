@@ -134,12 +134,6 @@ class Captioner(Protocol):
         an unusable row.
         """
 
-    def try_row(self, row: Row) -> None:
-        """Prepare a row as ``preprocess`` does and keep nothing. Raises ``DataError`` for an
-        unusable row.
-        """
-        self.preprocess([row])
-
     @abstractmethod
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None

@@ -181,10 +181,6 @@ class TransformerCaptioner(Captioner):
         pixels = (array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD
         return torch.from_numpy(pixels).movedim(-1, -3)
 
-    def try_row(self, row: Row) -> None:
-        self.max_tokens_of(row)
-        self._resize_image(row)
-
     def _resize_image(self, row: Row) -> np.ndarray:
         """Resized image of a row, uint8 [S, S, 3]."""
         if isinstance(row["image"], list | tuple):

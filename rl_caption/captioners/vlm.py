@@ -196,9 +196,6 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         policy.cache.write(key, kept)
         return inputs
 
-    def try_row(self, row: Row) -> None:
-        self.prepare(row)
-
     def prepare(self, row: Row) -> dict[str, Tensor]:
         """The model's inputs of one row."""
         images = [load_image(frame) for frame in frames_of(row["image"])]

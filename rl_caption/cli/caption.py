@@ -17,7 +17,6 @@ from rl_caption.config.build import quiet_libraries
 from rl_caption.config.commands import CaptionConfig
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
-from rl_caption.data.refused import usable_rows
 from rl_caption.evaluation.results import check_writable_file
 from rl_caption.programs.captions import (
     Captions,
@@ -85,7 +84,6 @@ def caption_files(
     rerank: str | None = None,
     rerank_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
-    on_bad: str = "fail",
 ) -> Captions:
     """Captions of image files by path, of a captioner (saved, or from the hub).
 
@@ -95,7 +93,7 @@ def caption_files(
         CaptionerError: ``model`` is not a captioner over pixels.
         ConfigError: ``rerank`` is not a reward that can choose, or options of ``decode`` contradict
             each other.
-        DataError: an image cannot be read, unless ``on_bad`` is ``skip``.
+        DataError: an image cannot be read.
     """
     reward = None if rerank is None else build_reranker(rerank, rerank_kwargs or {}, ())
     quiet_libraries()
@@ -104,7 +102,6 @@ def caption_files(
         raise CaptionerError(f"--model {model} reads region features, not photos: use evaluate")
     rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
     accelerator = Accelerator(**accelerator_kwargs())
-    rows = [*usable_rows({"": rows}, captioner, on_bad, accelerator)[""]]
     captions = caption_rows(captioner, rows, decode, accelerator, seed)
     if reward is None or not accelerator.is_main_process:
         return captions
@@ -129,7 +126,6 @@ def caption(config: CaptionConfig) -> int:
         config.rerank,
         config.rerank_kwargs,
         config.seed,
-        config.on_bad,
     )
     if not is_main_process():
         return 0

@@ -19,8 +19,8 @@ from rewards.images import (
     ImageSource,
     frames_of,
     image_identity,
-    image_size,
     open_image,
+    pixel_hash,
 )
 from rewards.language.caption_qa import ImageQuestion
 from rewards.videos import VideoFrame
@@ -169,15 +169,6 @@ class LazyImage:
             source = content if isinstance(content, str) else Image.open(io.BytesIO(content))
             return open_image(source, own_mode=True)
 
-    def dimensions(self) -> tuple[int, int]:
-        """Width and height, without decoding it; ``RewardError`` as of ``render``."""
-        with naming(self.where, (*UNREADABLE, RewardError), RewardError):
-            content = self.read()
-            if isinstance(content, str):
-                return image_size(content)
-            with Image.open(io.BytesIO(content)) as image:
-                return image.size
-
     def identity(self) -> str:
         """Key of the image in caches: a hash of the bytes, or that of the file."""
         content = self.read()
@@ -186,6 +177,10 @@ class LazyImage:
         return hashlib.blake2b(content).hexdigest()
 
     stamp = identity
+
+    def check(self) -> str:
+        """Decode it, and hash the pixels. Raises ``RewardError``."""
+        return pixel_hash(open_image(self))
 
 
 def load_image(source: ImageSource | Frames) -> Image.Image:

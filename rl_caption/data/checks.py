@@ -2,33 +2,41 @@
 first offenders.
 """
 
+import hashlib
+import json
+import logging
 import os
-from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.images import Renderable, check_frames, open_image, pixel_hash
+from rewards.images import (
+    Renderable,
+    check_frames,
+    file_stamp,
+    image_file,
+    open_image,
+    pixel_hash,
+)
 from rewards.text.tokenize import TOKENIZER, tokenize
+from rewards.videos import VideoFrame, read_frames
 from rl_caption.data.base import SHOWN, DataError, LazyImage, Row, RowView, Splits, with_references
 from rl_caption.data.features import ImageFeatures, as_image_features
-from rl_caption.data.file_checks import (
-    ImageFile,
-    check_features,
-    check_image_files,
-    file_of,
-    progress,
-    refuse_bad_images,
-)
-from rl_caption.data.plain_files import TextForms
+from rl_caption.data.files import write_text
+from rl_caption.data.plain_files import TextForms, progress, read_json
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+R = TypeVar("R")
 MISSING = "missing images"
 UNREADABLE = "unreadable images"
 BAD_FEATURES = "missing or unusable features"
@@ -57,40 +65,49 @@ ADVICE = {
 """Kind of problem -> what to do about it, in the order of the report."""
 
 
-@dataclass
-class Problem:
-    """One kind of problem: how many rows have it (captions, if these are empty; images, if leaked),
-    and the first.
+class Verdict(NamedTuple):
+    """Result of reading an image, or features."""
+
+    content: Any = None
+    """Hash of the decoded RGB pixels, equal for copies of an image, or the size of a region
+    feature; None where nothing was read.
+    """
+    error: str | None = None
+    """Why it cannot be used, including its name; None if it can."""
+    missing: bool = False
+
+
+class ImageFile(NamedTuple):
+    """An image file, or a video (a file, or a folder of images) of which ``num_frames`` frames are
+    read.
     """
 
-    kind: str
-    advice: str
-    """What to do about it; may be empty."""
-    count: int = 0
-    offenders: list[str] = field(default_factory=list)
-    """The first ``SHOWN``."""
+    path: str
+    num_frames: int | None = None
 
-    def __str__(self) -> str:
-        named = "; ".join(self.offenders)
-        if self.count > len(self.offenders):
-            named += f", and {self.count - len(self.offenders)} more"
-        return f"{self.count} {self.kind}: {named}" + (f" ({self.advice})" if self.advice else "")
+    @property
+    def where(self) -> str:
+        """Name in messages, and in a cache: the path, and how many frames."""
+        return repr(self.path) if self.num_frames is None else f"{self.path!r}, {self.num_frames}"
+
+    def stamp(self) -> Any:
+        """``file_stamp``: to read every file for a hash would take minutes. None of a folder."""
+        stamp = [*file_stamp(self.path)]
+        return None if os.path.isdir(self.path) else stamp
+
+    def check(self) -> str:
+        """Decode it, and hash the pixels. Raises ``RewardError``."""
+        if self.num_frames is not None:
+            hashes = [pixel_hash(frame) for frame in read_frames(self.path, self.num_frames)]
+            return hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest()
+        with image_file(self.path) as image:
+            # checksums, where the format has them; the image cannot be used afterwards
+            image.verify()
+        return pixel_hash(open_image(self.path))
 
 
-class Findings(dict[str, Problem]):
-    """Problems by kind."""
-
-    def add(
-        self,
-        problem_name: str,
-        offender: str,
-        count: int = 1,
-    ) -> None:
-        """Count a problem of a kind, and remember the first offenders."""
-        problem = self.setdefault(problem_name, Problem(problem_name, ADVICE.get(problem_name, "")))
-        problem.count += count
-        if len(problem.offenders) < SHOWN:
-            problem.offenders.append(offender)
+Checkable = ImageFile | LazyImage | ImageFeatures
+C = TypeVar("C", bound=Checkable)
 
 
 @dataclass(frozen=True)
@@ -98,7 +115,8 @@ class CheckReport:
     """Problems found in the checked splits of a dataset, and the good rows."""
 
     rows: Mapping[str, int]
-    problems: tuple[Problem, ...]
+    problems: Mapping[str, Sequence[str]]
+    """Kind -> what has it: rows, captions if these are empty, images if they leaked."""
     kept: Mapping[str, Mapping[int, list[str] | None]]
     """Split -> index of each row to keep, ascending -> its non-empty references, or None where all
     are good.
@@ -108,16 +126,12 @@ class CheckReport:
     warnings: tuple[str, ...] = ()
     """Of references that are likely not meant as they are (``TextForms``)."""
 
-    @property
-    def ok(self) -> bool:
-        """Whether there is no problem at all."""
-        return not self.problems
-
     def __str__(self) -> str:
         counts = ", ".join(f"{split} {count}" for split, count in self.rows.items())
         found = f"{len(self.problems) or 'no'} problem{'s' * (len(self.problems) != 1)}"
         lines = [f"data: {found} in {sum(self.rows.values())} rows ({counts})"]
-        lines += [f"  - {problem}" for problem in self.problems]
+        for kind, offenders in self.problems.items():
+            lines.append(f"  - {len(offenders)} {kind}: {first_of(offenders)} ({ADVICE[kind]})")
         if self.skips and self.problems:
             left_out = [
                 f"{split} {count - len(self.kept[split])} of {count} rows"
@@ -134,6 +148,12 @@ class CheckReport:
         for split, kept in self.kept.items():
             splits[split] = RowView(data[split], partial(_good, kept), [*kept])
         return Splits(splits, data.source)
+
+
+def first_of(offenders: Sequence[str]) -> str:
+    """The first ``SHOWN``, and how many more there are."""
+    more = len(offenders) - SHOWN
+    return "; ".join(offenders[:SHOWN]) + (f", and {more} more" if more > 0 else "")
 
 
 def _good(references: Mapping[int, list[str] | None], index: int, row: Row) -> Row:
@@ -200,36 +220,35 @@ def check_data(
         DataError: with ``fail`` there is a problem, or with ``skip`` a split has no rows left (the
             message is the report); or a split is unknown.
     """
-    findings, forms = Findings(), TextForms()
+    found: dict[str, list[str]] = {kind: [] for kind in ADVICE}
+    forms = TextForms()
     names = list(dict.fromkeys(splits))
     entries: list[_Entry] = []
     for name in names:
-        entries += _read_split(data, name, check_images, needs, findings, forms)
+        entries += _read_split(data, name, check_images, needs, found, forms)
+    every = [*entries, *_other_splits(data, names)]
     if check_images:
-        _check_files(entries, num_workers, check_pixels, cache, findings)
-    _check_features(entries, num_workers, cache, findings)
-    for (split, image_id), group in _repeated(entries, lambda e: (e.split, e.image_id)).items():
-        times = f"{split} image {image_id!r}, {len(group)} times"
-        findings.add(DUPLICATE_IDS, times, len(group) - 1)
+        _check_images(every, names, num_workers, check_pixels, cache, found)
+    _check_features(entries, num_workers, cache, found)
+    for group in _repeated(entries, lambda entry: (entry.split, entry.image_id)):
+        for entry in group[1:]:
+            found[DUPLICATE_IDS].append(f"{entry.split} image {entry.image_id!r} once more")
         for entry in [entry for entry in group if not entry.bad][1:]:
             entry.bad = True
-    every = [*entries, *_other_splits(data, names)]
-    if check_images and check_pixels:
-        _hash_copies(every, names, num_workers, cache)
     for kind, what in LEAKED.items():
-        _check_leaks(every, names, kind, attrgetter(what), findings)
+        _check_leaks(every, names, kind, attrgetter(what), found)
     kept: dict[str, dict[int, list[str] | None]] = {name: {} for name in names}
     for entry in entries:
         if not entry.bad:
             kept[entry.split][entry.index] = entry.references
     report = CheckReport(
         rows={name: len(data[name]) for name in names},
-        problems=tuple(findings[kind] for kind in ADVICE if kind in findings),
+        problems={kind: offenders for kind, offenders in found.items() if offenders},
         kept=kept,
         skips=on_bad == "skip",
         warnings=tuple(forms.warnings(tokenizer)),
     )
-    if on_bad == "fail" and not report.ok:
+    if on_bad == "fail" and report.problems:
         raise DataError(str(report))
     empty = [name for name in names if not kept[name]]
     if empty:
@@ -242,14 +261,113 @@ def check_row_images(
     needed_by: str,
     check_pixels: bool = True,
     cache: str | Path | None = None,
-) -> None:
-    """Check the image files of rows whose captioner reads features, but of which ``needed_by`` (a
-    reward) reads the pixels.
+    num_workers: int = 4,
+    on_bad: str = "fail",
+) -> list[Row]:
+    """Check the image files of rows where ``needed_by`` reads their pixels, such as a reward beside
+    a captioner of features; return the good rows.
 
-    Raises ``DataError`` with the count and the first offenders.
+    Raises ``DataError`` with the count and the first offenders unless ``on_bad`` is ``skip``, or
+    where none is good.
     """
-    files = [file for row in rows if (file := file_of(row["image"])) is not None]
-    refuse_bad_images(files, needed_by, check_pixels=check_pixels, cache=cache)
+    files = [_file_of(row.get("image")) for row in rows]
+    verdicts = verify(_known(files), num_workers, check_pixels, cache)
+    bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
+    good = [
+        row
+        for row, file in zip(rows, files, strict=True)
+        if file is None or verdicts[file].error is None
+    ]
+    if bad:
+        message = (
+            f"{needed_by} looks at images, and {len(bad)} of {len(verdicts)} cannot be used: "
+            f"{first_of(bad)}"
+        )
+        if on_bad == "fail" or not good:
+            raise DataError(message)
+        logger.warning("WARNING: %s; left out", message)
+    return good
+
+
+def missing_files(images: Iterable[Any]) -> list[str]:
+    """The files among rows' images that do not exist."""
+    verdicts = verify(_known(map(_file_of, images)), read=False)
+    return [getattr(file, "path", file.where) for file in verdicts if verdicts[file].missing]
+
+
+def _known(files: Iterable[ImageFile | LazyImage | None]) -> list[ImageFile | LazyImage]:
+    return [file for file in files if file is not None]
+
+
+def _file_of(source: Any) -> ImageFile | LazyImage | None:
+    """What is behind a row's ``image``; None where the image is in memory or rendered."""
+    if isinstance(source, LazyImage):
+        return source
+    if isinstance(source, str | Path):
+        return ImageFile(str(source))
+    if isinstance(source, tuple) and source and isinstance(source[0], VideoFrame):
+        return ImageFile(source[0].path, source[0].count)
+    return None
+
+
+def verify(
+    items: Iterable[C],
+    num_workers: int = 4,
+    read: bool = True,
+    cache: str | Path | None = None,
+    title: str = "checking images",
+) -> dict[C, Verdict]:
+    """Read each item once, by threads; without ``read`` only look whether they exist.
+
+    ``cache`` is a JSON file of good results by name, each with the stamp that it counts for.
+    """
+    stored: dict[str, Any] = {}
+    if cache is not None and Path(cache).is_file():
+        stored = read_json(Path(cache), DataError)
+    verdicts: dict[C, Verdict] = {}
+    unseen: dict[C, Any] = {}
+    for item in dict.fromkeys(items):
+        try:
+            stamp = item.stamp()
+        except OSError as error:
+            reason = f"{item.where}: {error.strerror or error}"
+            verdicts[item] = Verdict(error=reason, missing=True)
+            continue
+        known, content = stored.get(item.where, (None, None))
+        if not read:
+            verdicts[item] = Verdict()
+        elif stamp is not None and known == stamp:
+            verdicts[item] = Verdict(content)
+        else:
+            unseen[item] = stamp
+    results = in_parallel(_verdict, list(unseen), num_workers, title)
+    for (item, stamp), verdict in zip(unseen.items(), results, strict=True):
+        verdicts[item] = verdict
+        if verdict.error is None and stamp is not None:
+            stored[item.where] = [stamp, verdict.content]
+    if unseen and cache is not None:
+        write_text(cache, json.dumps(stored))
+    return verdicts
+
+
+def _verdict(item: Checkable) -> Verdict:
+    try:
+        return Verdict(item.check())
+    except (RewardError, DataError) as error:
+        return Verdict(error=str(error))
+
+
+def in_parallel(
+    function: Callable[[T], R],
+    items: Sequence[T],
+    num_workers: int,
+    title: str,
+) -> Iterator[R]:
+    """Yield ``function(item)`` for every item in order, computed by threads, with the display of
+    ``progress``.
+    """
+    with ThreadPoolExecutor(max(1, num_workers)) as pool:
+        yield from progress(pool.map(function, items), title, total=len(items))
 
 
 def _read_split(
@@ -257,7 +375,7 @@ def _read_split(
     split: str,
     check_images: bool,
     needs: Collection[str],
-    findings: Findings,
+    found: dict[str, list[str]],
     forms: TextForms,
 ) -> Iterator[_Entry]:
     """Check ids, captions and in-memory images of a split; yield what the other checks need of each
@@ -265,68 +383,33 @@ def _read_split(
     """
     for index, row in enumerate(progress(data[split], f"checking {split}", "row")):
         source = row.get("image")
-        entry = _Entry(split, index, row["image_id"], file_of(source))
+        entry = _Entry(split, index, row["image_id"], _file_of(source))
         name = f"{split} image {entry.image_id!r}"
         if source is None and "image" in needs:
-            findings.add(NO_IMAGES, name)
+            found[NO_IMAGES].append(name)
             entry.bad = True
         elif check_images and source is not None and entry.file is None:
             try:
                 entry.content = _content(source)
             except RewardError as error:
-                findings.add(UNREADABLE, f"{name}: {error}")
+                found[UNREADABLE].append(f"{name}: {error}")
                 entry.bad = True
         if row.get("features") is not None:
             entry.features = as_image_features(row["features"], entry.image_id)
         good = []
         for number, caption in enumerate(row["references"], start=1):
             forms.add(f"reference of {name}", caption)
-            if _has_tokens(caption):
+            # Punctuation is no word: metrics drop it.
+            if any(map(str.isalnum, caption)) or tokenize(caption):
                 good.append(caption)
             else:
-                findings.add(EMPTY_CAPTIONS, f"{name}, caption {number}")
+                found[EMPTY_CAPTIONS].append(f"{name}, caption {number}")
         if len(good) < len(row["references"]):
             entry.references = good
         if not good and "text" in needs:
-            findings.add(NO_REFERENCES, name)
+            found[NO_REFERENCES].append(name)
             entry.bad = True
         yield entry
-
-
-def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
-    """What the checks of leakage need of the rows of further splits, where images are files."""
-    for name in [name for name in data if name not in names]:
-        rows = data[name]
-        for index in progress(range(len(rows)), f"looking through {name}", "row"):
-            with suppress(DataError):  # a row that lacks what this training needs
-                row = rows[index]
-                file = file_of(row.get("image"))
-                if file is None:
-                    break
-                yield _Entry(name, index, row["image_id"], file)
-
-
-def _hash_copies(
-    entries: Sequence[_Entry],
-    names: Collection[str],
-    num_workers: int,
-    cache: str | Path | None,
-) -> None:
-    """Set the content of the files of splits other than ``names`` that have the size of a file in
-    another split.
-    """
-    by_size: dict[int, list[_Entry]] = defaultdict(list)
-    for entry in entries:
-        if entry.path is not None and os.path.isfile(entry.path):
-            by_size[os.path.getsize(entry.path)].append(entry)
-    copies = []
-    for group in by_size.values():
-        if len({entry.split for entry in group}) > 1:
-            copies += [entry for entry in group if entry.split not in names]
-    files = [entry.file for entry in copies if entry.file is not None]
-    verdicts = check_image_files(files, num_workers, cache=cache)
-    for entry, file in zip(copies, files, strict=True):
-        entry.content = verdicts[file].content
 
 
 def _content(source: Any) -> str | None:
@@ -338,44 +421,74 @@ def _content(source: Any) -> str | None:
     return None
 
 
-def _has_tokens(caption: str) -> bool:
-    """Whether a caption has a token for the metrics, which drop punctuation."""
-    return any(map(str.isalnum, caption)) or bool(tokenize(caption))
+def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
+    """What the checks of leakage need of the rows of further splits, where images are files."""
+    for name in [name for name in data if name not in names]:
+        rows = data[name]
+        for index in progress(range(len(rows)), f"looking through {name}", "row"):
+            with suppress(DataError):  # a row that lacks what this training needs
+                row = rows[index]
+                file = _file_of(row.get("image"))
+                if file is None:
+                    break
+                yield _Entry(name, index, row["image_id"], file)
 
 
-def _check_files(
+def _check_images(
     entries: Sequence[_Entry],
+    names: Collection[str],
     num_workers: int,
     check_pixels: bool,
     cache: str | Path | None,
-    findings: Findings,
+    found: dict[str, list[str]],
 ) -> None:
-    """Check the image files, and record the hashes of their content."""
-    with_files = [(entry, entry.file) for entry in entries if entry.file is not None]
-    verdicts = check_image_files((file for _, file in with_files), num_workers, check_pixels, cache)
-    for entry, file in with_files:
+    """Check the image files of the splits ``names``, and record the hashes of their content, and of
+    the files of other splits that have the size of one of them.
+    """
+    checked = [entry for entry in entries if entry.split in names]
+    if check_pixels:
+        sizes = set(map(_size, checked)) - {None}
+        others = [entry for entry in entries if entry.split not in names]
+        checked += [entry for entry in others if _size(entry) in sizes]
+    owners = [(entry, entry.file) for entry in checked if entry.file is not None]
+    verdicts = verify((file for _, file in owners), num_workers, check_pixels, cache)
+    for entry, file in owners:
         verdict = verdicts[file]
         entry.content = verdict.content
-        if verdict.error is not None:
+        if verdict.error is not None and entry.split in names:
             kind = MISSING if verdict.missing else UNREADABLE
-            findings.add(kind, f"{entry.split} {verdict.error}")
+            found[kind].append(f"{entry.split} {verdict.error}")
             entry.bad = True
+
+
+def _size(entry: _Entry) -> int | None:
+    """Size of an image file in bytes; None where there is none."""
+    path = entry.path
+    return os.path.getsize(path) if path is not None and os.path.isfile(path) else None
 
 
 def _check_features(
     entries: Sequence[_Entry],
     num_workers: int,
     cache: str | Path | None,
-    findings: Findings,
+    found: dict[str, list[str]],
 ) -> None:
-    features = [(entry, entry.features) for entry in entries if entry.features is not None]
-    for entry, item in list(features):
-        if entry.split == "train":
-            features += [(entry, view) for view in item.views]
-    errors = check_features([item for _, item in features], num_workers, cache)
-    for (entry, _), error in zip(features, errors, strict=True):
+    """Check the headers of region features, which must have the size D of the majority."""
+    owners = []
+    for entry in entries:
+        if entry.features is not None:
+            views = entry.features.views if entry.split == "train" else ()
+            owners += [(entry, item) for item in (entry.features, *views)]
+    items = [item for _, item in owners]
+    verdicts = verify(items, num_workers, cache=cache, title="checking features")
+    sizes = Counter(verdicts[item].content for item in items if verdicts[item].error is None)
+    usual = max(sizes, key=sizes.__getitem__, default=None)
+    for entry, item in owners:
+        size, error, _ = verdicts[item]
+        if error is None and size != usual:
+            error = f"{item.where}: D is {size}, others have {usual}"
         if error is not None:
-            findings.add(BAD_FEATURES, f"{entry.split}: {error}")
+            found[BAD_FEATURES].append(f"{entry.split}: {error}")
             entry.bad = True
 
 
@@ -384,23 +497,25 @@ def _check_leaks(
     names: Collection[str],
     kind: str,
     key: Callable[[_Entry], Hashable | None],
-    findings: Findings,
+    found: dict[str, list[str]],
 ) -> None:
     """Find what several splits contain, one of ``names`` at least; only its rows in the most
     valuable stay good.
     """
-    for value, group in _repeated(entries, key).items():
-        first = {entry.split: entry for entry in reversed(group)}
+    for group in _repeated(entries, key):
+        first: dict[str, _Entry] = {}
+        for entry in group:
+            first.setdefault(entry.split, entry)
         # A file that is in two splits is named as a file, and not once more as equal content.
         paths = {entry.path for entry in group}
         is_one_file = kind == LEAKED_CONTENT and len(paths) == 1 and None not in paths
         if len(first) < 2 or is_one_file or not first.keys() & {*names}:
             continue
-        splits = list(dict.fromkeys(entry.split for entry in group))
-        places = [repr(first[split].path or first[split].image_id) for split in splits]
-        copies = " = ".join(f"{split} {place}" for split, place in zip(splits, places, strict=True))
-        shared = f"{value!r} in {' and '.join(splits)}"
-        findings.add(kind, copies if kind == LEAKED_CONTENT else shared)
+        if kind == LEAKED_CONTENT:
+            places = [f"{name} {entry.path or entry.image_id!r}" for name, entry in first.items()]
+            found[kind].append(" = ".join(places))
+        else:
+            found[kind].append(f"{key(group[0])!r} in {' and '.join(first)}")
         good = [entry for entry in group if not entry.bad]
         kept = max((entry.split for entry in good), key=_value_of_split, default=None)
         for entry in good:
@@ -414,11 +529,10 @@ def _value_of_split(split: str) -> int:
     return 1 if split.startswith(("val", "dev")) else 2
 
 
-def _repeated(entries: Sequence[_Entry], key: Callable[[_Entry], Any]) -> dict[Any, list[_Entry]]:
-    """Entries that share their key with another entry, by key."""
+def _repeated(entries: Sequence[_Entry], key: Callable[[_Entry], Any]) -> list[list[_Entry]]:
+    """Groups of entries that share their key."""
     groups: dict[Any, list[_Entry]] = defaultdict(list)
     for entry in entries:
-        value = key(entry)
-        if value is not None:
-            groups[value].append(entry)
-    return {value: group for value, group in groups.items() if len(group) > 1}
+        if key(entry) is not None:
+            groups[key(entry)].append(entry)
+    return [group for group in groups.values() if len(group) > 1]

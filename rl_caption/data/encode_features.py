@@ -25,12 +25,12 @@ from rewards.files import UNREADABLE_ARRAY, remove_leftovers
 from rewards.images import file_hash, list_images
 from rewards.model_files import fingerprint, read_object
 from rewards.options import Count, check_values
-from rl_caption.data.base import DataError
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.checks import check_row_images, in_parallel
 from rl_caption.data.features import write_features
-from rl_caption.data.file_checks import ImageFile, in_parallel, progress, refuse_bad_images
 from rl_caption.data.files import write_json
 from rl_caption.data.loader import augment as augmented
-from rl_caption.data.plain_files import check_name
+from rl_caption.data.plain_files import check_name, progress
 from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError, config_errors
 
@@ -102,7 +102,11 @@ def encode_features(
         kept = {name for name, good in zip(stored, usable, strict=True) if good}
         pending = {name: path for name, path in images.items() if name not in kept}
         if pending:
-            refuse_bad_images(map(ImageFile, pending.values()), "the encoder", num_workers)
+            rows: list[Row] = [
+                {"image_id": name, "image": path, "references": []}
+                for name, path in pending.items()
+            ]
+            check_row_images(rows, "the encoder", num_workers=num_workers)
             write_json(out / RECORD, record)
             view = partial(augmented, names=augment, seed=seed, step=0)
             grids = _encode_images(network, pending, batch_size, num_workers, view)

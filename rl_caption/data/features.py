@@ -89,9 +89,6 @@ class Location(NamedTuple):
 class FeatureFolder:
     """A folder with one file per image."""
 
-    parallel = True
-    """Whether several threads read faster than one."""
-
     def __init__(self, root: Path, options: FeatureOptions) -> None:
         self.path, self.options = root, options
 
@@ -129,8 +126,6 @@ class FeatureHdf5:
     """One HDF5 file with a dataset per image. Each process opens the file for itself when it first
     reads from it.
     """
-
-    parallel = False  # the HDF5 library reads one thing at a time
 
     def __init__(self, path: Path, options: FeatureOptions) -> None:
         self.path, self.options = path, options

@@ -20,7 +20,7 @@ import numpy as np
 
 from rewards.text.detail_units import default_tagger, word_class
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.file_checks import progress
+from rl_caption.data.plain_files import progress
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 OPPOSITES = (

@@ -6,14 +6,17 @@ import hashlib
 import json
 import os
 import re
+import sys
 import unicodedata
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from tqdm.auto import tqdm
 from typing_extensions import TypedDict
 
 from rewards.base import naming
@@ -22,6 +25,7 @@ from rl_caption.data.base import SHOWN, DataError
 from rl_caption.runtime.options import check_type as check_type
 from rl_caption.runtime.options import shown as shown
 
+T = TypeVar("T")
 SPECIAL_TOKENS = re.compile(
     r"</?(?:s|w|eos|bos|sos|pad|unk|mask|start|end|endoftext|image)>|<\|[^|<>\s]{1,40}\|>|<extra_id_\d+>"
     r"|<(?:start|end)_of_\w+>|\[(?:sep|cls|pad|unk|mask|eos|bos|dec|enc|/?inst)\]|(?<!\S)##\w|[ĠĊ▁]",
@@ -80,25 +84,22 @@ def parse_file(data: bytes, path: str | Path) -> Any:
     is an object.
     """
     first, _, rest = data.strip().partition(b"\n")
-    if rest and first.rstrip().endswith(b"}") and first.startswith(b"{"):
-        return [value for *_, value in parse_json_lines(data.split(b"\n"), path)]
+    if rest and first.startswith(b"{") and first.rstrip().endswith(b"}"):
+        return [value for *_, value in json_lines(path, data.split(b"\n"))]
     return parse_json(data, path, drop_tokens=True)
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, str, Any]]:
-    """Yield line number, ``FILE, line N`` and value of each non-empty line of JSON. Only a line
-    feed ends a line.
+def json_lines(
+    path: str | Path, lines: Iterable[bytes] | None = None
+) -> Iterator[tuple[int, str, Any]]:
+    """Yield line number, ``FILE, line N`` and value of each non-empty line of JSON, of a file or of
+    its ``lines``. Only a line feed ends a line.
     """
-    with open(path, "rb") as file:
-        yield from parse_json_lines(file, path)
-
-
-def parse_json_lines(lines: Iterable[bytes], path: str | Path) -> Iterator[tuple[int, str, Any]]:
-    """Yield of the ``lines`` of a file what ``json_lines`` does."""
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            yield number, where, parse_json(line, where)
+    with open(path, "rb") if lines is None else nullcontext(lines) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                yield number, where, parse_json(line, where)
 
 
 def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -194,6 +195,20 @@ def check_name(image_id: str, where: str) -> str:
     return image_id
 
 
+FORMS = {
+    "special": "have left-over special tokens, which count as words in every score: decode with "
+    "skip_special_tokens=True, or remove them",
+    "empty": "have no word and score as empty ones",
+    "decomposed": "write accents apart from their letters (Unicode NFD) and others do not (NFC), so "
+    "that equal words do not match: normalise all of them to NFC",
+    "char": "write no spaces, so that a caption is a word or two: set the tokenizer to char "
+    "(data.tokenizer, --tokenizer)",
+    "thai": "write no spaces, so that a caption is a word or two: write spaces between words, and "
+    "set the tokenizer to unicode",
+}
+"""Form of captions that costs scores -> what it costs, and what to do."""
+
+
 class TextForms:
     """Counts captions that cost scores by their form.
 
@@ -204,19 +219,13 @@ class TextForms:
     """
 
     def __init__(self) -> None:
-        self.total, self.scored, self.has_composed = 0, 0, False
+        self.total, self.has_composed = 0, False
         self.counts: Counter[str] = Counter()
         self.first: dict[str, list[str]] = defaultdict(list)
 
-    def add(
-        self,
-        where: str,
-        text: str,
-        scored: bool = False,
-    ) -> None:
+    def add(self, where: str, text: str, scored: bool = False) -> None:
         """Look at a text; ``where`` it is, such as ``caption of image '1'``, stands in warnings."""
         self.total += 1
-        self.scored += scored
         kinds = []
         if _MARKS.search(text) and SPECIAL_TOKENS.search(text):
             kinds.append("special")
@@ -241,29 +250,16 @@ class TextForms:
         ``tokenizer`` is one of ``rewards.text.tokenize``, or None where only a model reads the
         texts.
         """
-        unspaced = f"write no spaces, so that a caption is a word or two to {tokenizer}"
-        advice = {
-            "special": "have left-over special tokens, which count as words in every score: decode "
-            "with skip_special_tokens=True, or remove them",
-            "empty": "have no word and score as empty ones",
-            "decomposed": "write accents apart from their letters (Unicode NFD) and others do not "
-            "(NFC), so that equal words do not match: normalise all of them to NFC",
-            "char": f"{unspaced}: set the tokenizer to char (data.tokenizer, --tokenizer)",
-            "thai": f"{unspaced}: write spaces between words, and set the tokenizer to unicode",
-        }
-        if not self.has_composed or tokenizer in ("unicode", "char"):
-            del advice["decomposed"]
-        if tokenizer in ("char", None):
-            del advice["char"]
-        if tokenizer is None:
-            del advice["thai"]
-        sentences = []
-        for kind, sentence in advice.items():
-            texts = f"{self.scored} captions" if kind == "empty" else f"{self.total} texts"
-            if self.counts[kind]:
-                first = "; ".join(self.first[kind])
-                sentences.append(f"{self.counts[kind]} of {texts} {sentence} (first: {first})")
-        return sentences
+        harmless = {"char": ["decomposed", "char"], "unicode": ["decomposed"]}
+        left_out = ["char", "thai"] if tokenizer is None else harmless.get(tokenizer, [])
+        if not self.has_composed:
+            left_out = [*left_out, "decomposed"]
+        return [
+            f"{self.counts[kind]} of {self.total} texts {sentence} "
+            f"(first: {'; '.join(self.first[kind])})"
+            for kind, sentence in FORMS.items()
+            if self.counts[kind] and kind not in left_out
+        ]
 
 
 def _lacks_spaces(text: str, letters: re.Pattern[str], longest: int) -> bool:
@@ -275,3 +271,26 @@ def _lacks_spaces(text: str, letters: re.Pattern[str], longest: int) -> bool:
     is_one_word = longest == 3 <= count and words == 1
     in_script = 2 * count >= sum(map(str.isalnum, text)) and words > 0
     return in_script and (count > longest * words or is_one_word)
+
+
+def progress(
+    items: Iterable[T],
+    title: str,
+    unit: str = "file",
+    total: int | None = None,
+) -> Iterator[T]:
+    """Yield the items; show a bar in the main process after two seconds, or a line each ten seconds
+    where there is no terminal.
+
+    ``total`` is the number of items, by default their length.
+    """
+    yield from tqdm(
+        items,
+        title,
+        total,
+        leave=False,
+        unit=unit,
+        delay=2,
+        mininterval=0.1 if sys.stderr.isatty() else 10.0,
+        disable=os.environ.get("RANK", "0") != "0",
+    )

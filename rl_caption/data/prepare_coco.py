@@ -4,13 +4,13 @@ the downloads.
 
 import logging
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError
-from rl_caption.data.checks import Findings, check_data, check_row_images
+from rl_caption.data.checks import check_data, check_row_images, first_of
 from rl_caption.data.files import coco_records
 from rl_caption.data.plain_files import read_json, single_spaced
 from rl_caption.data.rows import karpathy, read_records
@@ -61,7 +61,7 @@ def prepare(
         if place is not None:
             for image, captions in coco_records(read_json(place, DataError), place):
                 official[str(image["id"])] = Counter(map(single_spaced, captions))
-    findings = Findings()
+    findings: dict[str, list[str]] = defaultdict(list)
     counts: dict[str, dict[str, int]] = {"images": Counter(), "captions": Counter()}
     for record in read_records(file):
         split = "train" if record.split == "restval" else record.split
@@ -69,14 +69,17 @@ def prepare(
         counts["captions"][split] += len(record.references)
         ours = Counter(map(single_spaced, record.references))
         if official and ours != official.get(record.image_id):
-            findings.add("images with other captions than officially", record.filename)
+            findings["images with other captions than officially"].append(record.filename)
     for what, expected in (("images", IMAGES), ("captions", CAPTIONS)) if not subset else ():
         for split in {**expected, **counts[what]}:
             number, right = counts[what].get(split, 0), expected.get(split, 0)
             if number != right:
-                findings.add("wrong counts", f"{split} has {number:,} {what}, expected {right:,}")
+                wrong = f"{split} has {number:,} {what}, expected {right:,}"
+                findings["wrong counts"].append(wrong)
     if findings:
-        lines = "\n".join(f"  - {problem}" for problem in findings.values())
+        lines = "\n".join(
+            f"  - {len(items)} {kind}: {first_of(items)}" for kind, items in findings.items()
+        )
         raise DataError(f"{file} is not ready (a part of COCO on purpose: --subset):\n{lines}")
     photos, regions = _link(out, images, "images"), _link(out, features, "features")
     if photos is not None:  # not for equal images in two splits: they are as published

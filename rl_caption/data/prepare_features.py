@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from rewards.base import naming
 from rl_caption.data.base import DataError
 from rl_caption.data.features import check_width, write_features
-from rl_caption.data.file_checks import progress
-from rl_caption.data.plain_files import check_name, parse_json
+from rl_caption.data.plain_files import check_name, parse_json, progress
 
 
 def convert_tsv(

@@ -17,13 +17,13 @@ from typing_extensions import TypedDict
 from rewards.base import naming
 from rewards.images import list_images
 from rl_caption.data.base import DataError
-from rl_caption.data.file_checks import progress
 from rl_caption.data.files import coco_records
 from rl_caption.data.plain_files import (
     check_type,
     csv_rows,
     hash_text,
     json_lines,
+    progress,
     read_json,
     read_utf8,
     shown,

@@ -29,7 +29,7 @@ from rewards.text.rouge import rouge_l
 from rewards.text.tokenize import TOKENIZER, is_tested, tokenize_lines, tokenizer_of
 from rl_caption import __version__
 from rl_caption.data.base import reward_inputs
-from rl_caption.data.file_checks import missing_files
+from rl_caption.data.checks import missing_files
 from rl_caption.data.plain_files import TextForms
 from rl_caption.evaluation.toolkit import (
     JavaError,

@@ -18,7 +18,7 @@ from rewards.text.degeneration import BAD_ENDINGS
 from rewards.text.detail_units import default_tagger, word_class
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError, Row, load_image, with_references
-from rl_caption.data.file_checks import in_parallel
+from rl_caption.data.checks import in_parallel
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.lab.parts import Columns, Report, Rows, add_columns, selected_rows

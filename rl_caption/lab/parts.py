@@ -15,12 +15,11 @@ from urllib.parse import quote
 
 from rewards.files import atomic_write
 from rl_caption.data.base import DataError, Row, Splits, load_image
-from rl_caption.data.file_checks import progress
 from rl_caption.data.files import write_json_lines, write_text
 from rl_caption.data.fingerprint import fingerprint
 from rl_caption.data.formats import build_data
 from rl_caption.data.parts import missing_parts, own_parts
-from rl_caption.data.plain_files import json_lines
+from rl_caption.data.plain_files import json_lines, progress
 from rl_caption.evaluation.metrics import check_one_row_each
 from rl_caption.lab.config import PartsConfig
 from rl_caption.runtime.errors import ConfigError

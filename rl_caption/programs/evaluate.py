@@ -562,7 +562,7 @@ def _decode(
     """
     from rl_caption.captioners.loading import load_captioner
     from rl_caption.config.build import quiet_libraries
-    from rl_caption.data.refused import usable_rows
+    from rl_caption.data.checks import check_row_images
     from rl_caption.programs.captions import build_reranker, caption_rows, rerank_captions
     from rl_caption.runtime.engines import print_main
 
@@ -584,7 +584,10 @@ def _decode(
     quiet_libraries()
     captioner = load_captioner(str(config.model), prompt=config.prompt)
     split = config.split or SPLIT
-    rows = usable_rows({split: images.rows}, captioner, config.data.on_bad, accelerator)[split]
+    rows = images.rows
+    if captioner.input_kind == "pixels":
+        skip = config.data.on_bad == "skip"
+        rows = check_row_images(rows, "the captioner", skip, on_bad=config.data.on_bad)
     print_main(
         accelerator,
         f"captioning {len(rows)} images of {split!r} ({how}) with {_name(config)}",

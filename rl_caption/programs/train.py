@@ -126,7 +126,7 @@ def train_scst(config: ScstConfig) -> TrainState:
 
 def make_captioner(run: Run, config: XeConfig | ScstConfig, key: str, max_tokens: int) -> Captioner:
     """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of
-    ``key``; ``run`` keeps the images that it can read.
+    ``key``.
     """
     data, references = config.data, references_of(run.train_rows)
     captioner = build_captioner(config.model, references, data.cache_mb, data.tokenizer)
@@ -137,7 +137,6 @@ def make_captioner(run: Run, config: XeConfig | ScstConfig, key: str, max_tokens
         )
     rows = itertools.chain(run.train_rows, run.val_rows)
     check_positions(captioner, key, max_tokens, rows)
-    run.keep_readable(captioner)
     return captioner
 
 

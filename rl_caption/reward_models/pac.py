@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import SHOWN, DataError, Row
-from rl_caption.data.file_checks import ImageFile, check_image_files
+from rl_caption.data.checks import ImageFile, verify
 from rl_caption.reward_models.batch import (
     Addition,
     Captions,
@@ -205,7 +205,7 @@ def check_positives(
 
     ``which``: ``image`` for ``positive_images``, of which each reference that is learnt needs its
     own; ``text`` for ``positive_captions``, of which a row needs one. ``check_pixels`` and
-    ``cache`` are those of ``check_image_files``.
+    ``cache`` are those of ``check_data``.
 
     Raises:
         DataError: positives are missing, or files of images cannot be read; with the count and the
@@ -232,7 +232,7 @@ def check_positives(
             "in their order (the first alone with train.captions: first). A weight of 0 "
             "(loss.positive_captions, loss.positive_images) needs none"
         )
-    verdicts = check_image_files(map(ImageFile, paths), check_pixels=check_pixels, cache=cache)
+    verdicts = verify(map(ImageFile, paths), read=check_pixels, cache=cache)
     bad = []
     for path in paths:
         check = verdicts[ImageFile(path)]

@@ -25,7 +25,6 @@ from rl_caption.data.base import Row
 from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.loader import micro_batch_size, micro_batches, row_loader
 from rl_caption.data.plain_files import hash_text
-from rl_caption.data.refused import Prepares, usable_rows
 from rl_caption.runtime.engines import (
     Averages,
     build_accelerator,
@@ -127,13 +126,6 @@ class Run:
         self.save_every, self.keep_checkpoints = run.save_every or 0, run.keep_checkpoints
         self.log_every, self.log_samples = run.log_every, run.log_samples
         self.started, self.skipped_in_a_row = 0.0, 0
-
-    def keep_readable(self, captioner: Prepares) -> None:
-        """Keep the images that a captioner can read, checked as ``data.on_bad`` says."""
-        splits = {"train": self.train_rows, "validation": self.val_rows}
-        on_bad = self.settings["data"]["on_bad"]
-        rows = usable_rows(splits, captioner, on_bad, self.accelerator)
-        self.train_rows, self.val_rows = rows["train"], rows["validation"]
 
     def count_steps(self) -> None:
         """Turn epochs into steps: a pass over the training images has at least one, and a batch may

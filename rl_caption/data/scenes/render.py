@@ -65,10 +65,6 @@ class SceneImage:
         """Draw the image as RGB. The result belongs to the caller, who may modify it."""
         return render(self.scene, self.size)
 
-    def dimensions(self) -> tuple[int, int]:
-        """Width and height, without drawing it."""
-        return self.size, self.size
-
 
 def render(scene: Scene, size: int = 64) -> Image.Image:
     """Draw a scene as an RGB image of ``size`` by ``size`` pixels, 4 times oversampled.

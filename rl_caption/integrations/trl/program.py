@@ -35,7 +35,6 @@ from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.fingerprint import TIMES, fingerprint
 from rl_caption.data.plain_files import read_json
-from rl_caption.data.refused import usable_rows
 from rl_caption.evaluation import (
     Evaluation,
     check_writable,
@@ -197,11 +196,10 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     folder = Path(config.run.dir)
     with run_lock(config.run.dir) if state.is_main_process else nullcontext():
         with unsharded_models(arguments):
-            reader = load_vlm(config.model, weights=False)  # refused before the data are read
+            load_vlm(config.model, weights=False)  # refused before the data are read
         data, split = build_data(config.data), config.eval.split
         splits = dict.fromkeys(usable_split(data, name) for name in ("train", split or "train"))
         rows = checked_splits(config.data, data, list(splits), state, folder / CHECKED_IMAGES)
-        rows = usable_rows(rows, reader, config.data.on_bad, state)
         with state.main_process_first():
             texts = references_of(rows["train"])
             reward = build_reward(config.reward, texts, folder, config.data.tokenizer)

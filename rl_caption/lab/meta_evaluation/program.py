@@ -20,7 +20,7 @@ from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER, tokenize, tokenizer_of, untested_texts
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.data.base import DataError
-from rl_caption.data.file_checks import missing_files
+from rl_caption.data.checks import missing_files
 from rl_caption.data.plain_files import json_lines, single_spaced
 from rl_caption.evaluation import JavaError, check_writable
 from rl_caption.evaluation.metrics import SCORERS

@@ -111,7 +111,7 @@ def test_rows_in_memory_are_the_data_of_any_program(
     assert {split: len(found) for split, found in rows.items()} == {"train": 6, "val": 2}
     assert rows["val"][0]["references"] == ["a white image", "white, all over"]
     pickle.loads(pickle.dumps(rows))
-    assert check_data(rows, ["train", "val"]).ok
+    check_data(rows, ["train", "val"])
     sizes = {"train.max_steps": 1, "train.batch_size": 6, "train.micro_batch_size": 3}
     run_in_process("xe", xe_config(tmp_path / "run", data=made, **sizes), tmp_path)
     exported = str(tmp_path / "run/export/best")

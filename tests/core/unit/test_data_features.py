@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from rl_caption.data.base import DataError, Row
+from rl_caption.data.checks import verify
 from rl_caption.data.features import (
     FeatureOptions,
     ImageFeatures,
     features_of,
     pad_features,
 )
-from rl_caption.data.file_checks import check_features
 
 
 def regions(count: int, dim: int = 4) -> np.ndarray:
@@ -34,6 +34,10 @@ def hdf5(path: Path, arrays: dict[str, Any]) -> Path:
         for key, value in arrays.items():
             file[key] = value
     return path
+
+
+def errors(features: list[ImageFeatures], cache: Path) -> list[str | None]:
+    return [verdict.error for verdict in verify(features, 1, cache=cache).values()]
 
 
 def refused(features: ImageFeatures, message: str) -> None:
@@ -158,10 +162,10 @@ def test_a_file_of_equal_size_and_time_is_checked_again(tmp_path: Path) -> None:
     np.save(tmp_path / "1.npy", regions(3))
     status = (tmp_path / "1.npy").stat()
     found, cache = [image(tmp_path, "1")], tmp_path / "checked.json"
-    assert check_features(found, 1, cache) == [None]
+    assert errors(found, cache) == [None]
     np.save(tmp_path / "1.npy", regions(6).reshape(6, 2, 2, 1)[:3])
     os.utime(tmp_path / "1.npy", ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert "the shape is" in str(check_features(found, 1, cache)[0])
+    assert "the shape is" in str(errors(found, cache)[0])
 
 
 def _load(features: ImageFeatures) -> float:
@@ -222,14 +226,12 @@ def test_good_headers_are_remembered_and_another_option_is_another_verdict(
         np.save(tmp_path / f"{name}.npy", regions(2, 5 if name == "2" else 4))
     rows: list[Row] = [{"image_id": name, "image": "", "references": []} for name in names]
     found, cache = features_of(rows, tmp_path, FeatureOptions()), tmp_path / "checked.json"
-    one, two, three = check_features(found, 1, cache)
-    assert (one, three) == (None, None)
-    assert "image '2'" in str(two), "another width than most"
+    assert errors(found, cache) == [None] * 3
     with monkeypatch.context() as patch:
         patch.setattr(ImageFeatures, "check", None)
-        assert check_features(found, 1, cache) == [one, two, three]
-    errors = check_features(features_of(rows, tmp_path, FeatureOptions(dim=7)), 1, cache)
-    assert all("expected 7" in str(error) for error in errors)
+        assert errors(found, cache) == [None] * 3
+    again = errors(features_of(rows, tmp_path, FeatureOptions(dim=7)), cache)
+    assert all("expected 7" in str(error) for error in again)
 
 
 def test_pad_features_masks_what_is_not_a_region() -> None:

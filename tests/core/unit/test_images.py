@@ -12,8 +12,8 @@ from PIL import Image, ImageOps
 
 from rewards.base import RewardError
 from rewards.clip.preprocessing import Preprocessing, pixels
-from rewards.images import image_identity, image_size, list_images, open_image
-from rl_caption.data.file_checks import ImageFile, check_image_file
+from rewards.images import image_identity, list_images, open_image
+from rl_caption.data.checks import ImageFile, verify
 from tests.clip_for_tests import noise_image
 
 RAMP = np.linspace(0, 255, 12).astype(np.uint8).reshape(3, 4)
@@ -92,7 +92,7 @@ def test_a_photo_stands_the_way_its_orientation_says(tmp_path: Path, kind: str) 
             **({"lossless": True} if kind == "webp" else {}),
         )
         image = open_image(path)
-        assert image_size(path) == image.size == upright.size
+        assert image.size == upright.size
         assert np.abs(np.asarray(image, int) - np.asarray(upright, int)).mean() < (
             4 if kind == "jpg" else 0.01
         )
@@ -116,7 +116,7 @@ def test_transparency_is_part_of_the_cache_key_where_it_changes_the_pixels(mode:
 def test_damaged_orientation_is_none(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     Image.fromarray(COLOURS).save(path, exif=b"Exif\x00\x00MM\x00*\x00\x00\x00\xff\xff\xff\xff")
-    assert open_image(path).size == image_size(path) == (4, 3)
+    assert open_image(path).size == (4, 3)
 
 
 def test_an_animation_gives_its_first_frame_and_a_list_of_frames_is_refused(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_what_is_no_image_is_refused_by_name(tmp_path: Path) -> None:
     for path in (tmp_path / "text.png", tmp_path, tmp_path / "absent.png"):
         with pytest.raises(RewardError, match=re.escape(repr(str(path)))):
             open_image(path)
-        assert repr(str(path)) in str(check_image_file(ImageFile(str(path))).error)
+        assert repr(str(path)) in str(*verify([ImageFile(str(path))]).values())
 
 
 def test_a_bomb_is_refused_before_it_is_decoded(

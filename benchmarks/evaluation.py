@@ -79,7 +79,7 @@ def systems_of(
     files = sorted(Path(data, "predictions").glob(f"{system or '*'}.json"))
     if not files:
         raise SystemExit(f"there is no {system or '*'}.json in {Path(data, 'predictions')}")
-    return [(path.stem, read_captions(path, allow_empty=True), references) for path in files]
+    return [(path.stem, read_captions(path), references) for path in files]
 
 
 def compare(captions: Captions, references: References) -> str:

@@ -77,7 +77,7 @@ def score_files(
             if value or (name in accepted and value is not None):
                 given[name] = value
         scorer = RewardBuilder(counting=()).build(reward, given | dict(kwargs or {}))
-    texts = read_captions(captions, allow_empty=True)
+    texts = read_captions(captions)
     columns: dict[str, Any] = {"image_id": (written := list(texts))}
     if references is not None:
         annotated = read_references(references, split, by=texts.by)

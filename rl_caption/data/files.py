@@ -41,7 +41,7 @@ class References(dict[str, list[str]]):
     """Image id -> path of the image, of all splits, where the file has paths (JSON lines)."""
 
 
-def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
+def read_captions(path: str | Path) -> Captions:
     """Read one caption per image from COCO result format, ``[{"image_id": …, "caption": …}, …]``.
 
     ``image_name`` may stand in place of ``image_id``, and JSON lines, an object each, in place of
@@ -50,18 +50,18 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
     Args:
         path: the file, plain or gzip, a pipe such as ``/dev/stdin``, or the folder of an
             evaluation, with ``predictions.json``.
-        allow_empty: accept captions without a word, which a model may produce.
 
     Raises:
-        DataError: another format, a repeated key or image, or an empty caption. The message has the
-            count and the first offenders.
+        DataError: another format, or a repeated key or image. The message has the count and the
+            first offenders.
     """
     captions, ids = Captions(), []
     path = captions_file(path)
     data = read_bytes(path)
     captions.sha256 = hashlib.sha256(data).hexdigest()
     content = parse_file(data, path)
-    rows = _objects([content] if _is_line(content, "caption") else content, path)
+    rows = content if isinstance(content, list) else [content]
+    check_type(rows, list[dict], str(path), DataError)
     if rows and "image_id" not in rows[0] and "image_name" in rows[0]:
         captions.by = "image_name"
     for index, row in enumerate(rows):
@@ -76,9 +76,6 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
             f"{path} has no captions: expected a list of objects with 'image_id' and 'caption'"
         )
     _refuse(_doubled(ids), "captioned more than once", path, "expected one caption per image")
-    if not allow_empty:
-        empty = [image_id for image_id, caption in captions.items() if not caption.strip()]
-        _refuse(empty, "without a word in their caption", path, "expected text in every caption")
     return captions
 
 
@@ -98,8 +95,8 @@ def read_references(
     """Read the reference captions of each image.
 
     The format is recognised by its content: ``{image_id: [str, …]}``; COCO annotations (``images``
-    and ``annotations``); Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); a
-    list of ``{"image_id": …, "captions": [str, …]}``; or JSON lines, as of ``data.format: jsonl``.
+    and ``annotations``); Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); or
+    JSON lines, as of ``data.format: jsonl``.
 
     Args:
         path: the file, plain or gzip, or a pipe such as ``/dev/stdin``.
@@ -107,7 +104,7 @@ def read_references(
             None takes all.
         by: what identifies images in the result. ``image_name`` is ``file_name`` in COCO
             annotations, ``filename`` in Karpathy JSON, the last part of ``image`` in JSON lines,
-            ``image_name`` in a list, and the key itself in ``{name: [str, …]}``.
+            and the key itself in ``{name: [str, …]}``.
         has_splits: whether a ``split`` of a file without splits is an error; with False, such a
             file is read whole.
 
@@ -115,30 +112,28 @@ def read_references(
         DataError: another format, a repeated key or image, an empty reference, or an unknown split.
     """
     content = parse_file(read_bytes(path), path)
-    annotated = list(_annotated(content, path, by, split, "train" if has_splits else ""))
-    if split is not None and not any(image.split for image in annotated):
+    annotated = list(_annotated(content, path, by))
+    named = dict.fromkeys(image.split for image in annotated if image.split)
+    if split is not None and not named:
         if has_splits:
             raise DataError(f"{path} has no splits: leave split {split!r} out")
         split = None
-    wanted = ("train", "restval") if split == "train" else (split,)
+    wanted = ("train", "restval", "") if split == "train" else (split,)
+    chosen = [image for image in annotated if split is None or image.split in wanted]
+    if not chosen:
+        raise DataError(f"no split {split!r} in {path}: it has {', '.join(named)}")
     references = References()
-    ids: list[str] = []
     empty: list[str] = []
-    for image in annotated:
-        if split is not None and image.split not in wanted:
-            continue
-        image_id = _id(image.image_id, f"{path}, id of image {len(ids)}")
-        ids.append(image_id)
+    for image in chosen:
+        image_id = _id(image.image_id, f"{path}, id of image {len(references)}")
         where = f"{path}: captions of image {shown(image_id)}"
         check_type(image.captions, list[str], where, DataError)
         if not all(map(str.strip, image.captions)):
             empty.append(image_id)
         references[image_id] = list(image.captions)
-    if split is not None and not references:
-        names = ", ".join(dict.fromkeys(image.split for image in annotated))
-        raise DataError(f"no split {split!r} in {path}: it has {names}")
     if not any(references.values()):
         raise DataError(f"{path} has no references: expected at least one image with captions")
+    ids = [str(image.image_id) for image in chosen]
     _refuse(_doubled(ids), "listed more than once", path, "expected every image once")
     _refuse(empty, "with an empty reference", path, "expected text in every reference")
     every = {str(image.image_id): image for image in annotated}
@@ -153,44 +148,32 @@ class _Annotated(NamedTuple):
     image_id: Any
     captions: Any
     split: str = ""
+    """Empty where the file does not say it."""
     file: str = ""
 
 
-def _annotated(
-    content: Any,
-    path: str | Path,
-    by: IdKey,
-    split: str | None,
-    default: str,
-) -> Iterator[_Annotated]:
-    """Yield the images of a parsed file, whose layout is recognised by its keys.
-
-    ``default`` is the split of JSON lines that name none.
-    """
-    lines = [content] if _is_line(content, "references") else content
-    if isinstance(lines, list) and lines and _is_line(lines[0], "references"):
+def _annotated(content: Any, path: str | Path, by: IdKey) -> Iterator[_Annotated]:
+    """Yield the images of a parsed file, whose layout is recognised by its keys."""
+    check_type(content, dict | list[dict], str(path), DataError)
+    is_line = isinstance(content, dict) and isinstance(content.get("image"), str)
+    lines = [content] if is_line else content
+    if isinstance(lines, list):
         for index, line in enumerate(lines, start=1):
-            name, row = read_row(line, f"{path}, row {index}", Path(path).parent)
+            split, row = read_row(line, f"{path}, row {index}", Path(path).parent)
             file = str(row["image"])
             key = row["image_id"] if by == "image_id" else Path(file).name
-            yield _Annotated(key, row["references"], name if "split" in line else default, file)
-    elif isinstance(content, dict) and "annotations" in content:
+            yield _Annotated(key, row["references"], split if "split" in line else "", file)
+    elif "annotations" in content:
         key = "id" if by == "image_id" else "file_name"
         for image, captions in coco_records(content, path):
             yield _Annotated(image.get(key), captions)
-    elif isinstance(content, dict) and isinstance(content.get("images"), list):
-        needs = ["image_id" if by == "image_id" else "filename", "sentences"]
-        if split is not None and default:
-            needs.append("split")
-        for record in karpathy_records(content, path, needs):
+    elif isinstance(content.get("images"), list):
+        for record in karpathy_records(content, path):
             name = record.image_id if by == "image_id" else record.filename
-            yield _Annotated(name, record.references, record.split)
-    elif isinstance(content, dict):
+            yield _Annotated(name, record.references, record.split or "")
+    else:
         for name, captions in content.items():
             yield _Annotated(name, captions)
-    else:
-        for item in _objects(content, path):
-            yield _Annotated(item.get(by), item.get("captions"))
 
 
 def coco_records(content: Any, path: str | Path) -> list[tuple[dict[str, Any], list[str]]]:
@@ -316,21 +299,6 @@ def write_text(path: str | Path, text: str) -> None:
     """Write UTF-8 text atomically (``rewards.files.atomic_write``). An ``OSError`` names the file."""
     with atomic_write(path) as file:
         file.write(text.encode())
-
-
-def _is_line(value: Any, key: str) -> bool:
-    """Whether a value is a single line of JSON lines with ``key``, and not an object by image ids."""
-    return (
-        isinstance(value, dict)
-        and key in value
-        and isinstance(value.get("image", value.get("image_id")), str | int)
-    )
-
-
-def _objects(content: Any, where: str | Path) -> list[dict[str, Any]]:
-    rows = content if isinstance(content, list) else [content]
-    check_type(rows, list[dict], str(where), DataError)
-    return rows
 
 
 def _doubled(ids: Sequence[str]) -> list[str]:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rewards.base import naming
 from rewards.videos import video_frames
 from rl_caption.data.base import BY_REFERENCE, DataError, Row, RowView, Splits
-from rl_caption.data.rows import ROW_KEYS, read_row
-from rl_caption.data.splits import STANDARD_SPLITS
+from rl_caption.data.rows import ROW_KEYS, STANDARD_SPLITS, read_row
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code
 from rl_caption.runtime.options import load_target, wrong_arguments
 
@@ -53,37 +52,21 @@ KEYS = (
 """Keys of ``data`` that are options of some formats."""
 
 
-def wrong_options(config: DataConfig, key: str = "data", required: bool = False) -> list[str]:
+def wrong_options(config: DataConfig, required: bool = False) -> list[str]:
     """What is wrong with the options of a format, one sentence each. Raises ``ConfigError`` for an
     unknown format.
 
-    ``config`` is the section ``data`` of a configuration, and ``key`` its dotted name. With
-    ``required``, missing options are wrong, too.
+    ``config`` is the section ``data`` of a configuration. With ``required``, missing options are
+    wrong, too.
     """
-    target, name = _target(config, key)
+    target, name = _target(config)
 
     def key_of(option: str) -> str:
-        return f"{key}.{option}" if option in KEYS else f"{key}.kwargs.{option}"
+        return f"data.{option}" if option in KEYS else f"data.kwargs.{option}"
 
     if not callable(target):  # rows themselves
         return []
-    options = _given(config) | config.kwargs
-    return wrong_arguments(target, 0, name, options, key_of, required)
-
-
-def check_path(config: DataConfig, run: str = "") -> None:
-    """Raise ``DataError`` if ``data.path`` is local and does not exist; it has ``data.source``
-    where that is set.
-
-    ``run`` is the beginning of the message.
-    """
-    if (
-        config.path is not None
-        and config.format != "hub"
-        and config.target is None
-        and not exists(config.path)
-    ):
-        raise DataError(f"{run}data.path {config.path!r} does not exist{where_from(config.source)}")
+    return wrong_arguments(target, 0, name, _options(config), key_of, required)
 
 
 def where_from(source: str | None) -> str:
@@ -101,33 +84,34 @@ def build_data(config: DataConfig) -> Splits:
     wrong = wrong_options(config, required=True)
     if wrong:
         raise ConfigError("; ".join(wrong))
-    target, name = _target(config, "data")
-    if config.source is not None:
-        check_path(config)
+    target, name = _target(config)
+    is_local = config.format != "hub" and config.target is None
+    if config.source and config.path and is_local and not exists(config.path):
+        raise DataError(f"data.path {config.path!r} does not exist{where_from(config.source)}")
     kept = (ConfigError, DataError)
     with (
         naming(f"data: {name}", (TypeError, ValueError), ConfigError, kept),
         errors_of_user_code(name),
     ):
-        made = target(**_given(config) | config.kwargs) if callable(target) else target
+        made = target(**_options(config)) if callable(target) else target
         source = config.path if callable(target) and config.path else name
         data = rows_of(made, source, checked=config.target is None)
     if config.num_frames is not None:
-        data = map_rows(data, partial(_video, config.num_frames))
-    return map_rows(data, _long) if config.long_captions else data
+        data = _map_rows(data, partial(_video, config.num_frames))
+    return _map_rows(data, _long) if config.long_captions else data
 
 
-def _target(config: DataConfig, key: str) -> tuple[Any, str]:
+def _target(config: DataConfig) -> tuple[Any, str]:
     """The class or function of a format, and its name in messages."""
     option, table = ("format", FORMATS) if config.target is None else ("target", None)
     name = getattr(config, option)
-    target = load_target(name, f"{key}.{option}", table, values=(Iterable,))
-    return target, f"{key}.{option} {name}"
+    target = load_target(name, f"data.{option}", table, values=(Iterable,))
+    return target, f"data.{option} {name}"
 
 
-def _given(config: DataConfig) -> dict[str, Any]:
-    """Those of ``KEYS`` that are set."""
-    return config.model_dump(include=set(KEYS), exclude_defaults=True)
+def _options(config: DataConfig) -> dict[str, Any]:
+    """Those of ``KEYS`` that are set, and ``kwargs``."""
+    return config.model_dump(include=set(KEYS), exclude_defaults=True) | config.kwargs
 
 
 class PackedRows(Sequence[Row]):
@@ -199,20 +183,19 @@ def _read(where: str, split: str, index: int, item: Any) -> Row:
     return read_row(item, place, "", None, ROW_KEYS, f"{split}/{index}")[1]
 
 
-def map_rows(data: Splits, make: Callable[[str, int, Row], Row]) -> Splits:
-    """A dataset whose rows are ``make(split, index, row)``, applied when a row is accessed."""
-    rows = {split: RowView(view, partial(make, split)) for split, view in data.items()}
-    return Splits(rows, data.source)
+def _map_rows(data: Splits, make: Callable[[int, Row], Row]) -> Splits:
+    """A dataset whose rows are ``make(index, row)``, applied when a row is accessed."""
+    return Splits({split: RowView(rows, make) for split, rows in data.items()}, data.source)
 
 
-def _video(num_frames: int, split: str, index: int, row: Row) -> Row:
+def _video(num_frames: int, _: int, row: Row) -> Row:
     """Replace a row's video file by ``num_frames`` of its frames."""
     if "image" not in row:
         return row
     return {**row, "image": video_frames(cast(str, row["image"]), num_frames)}
 
 
-def _long(split: str, index: int, row: Row) -> Row:
+def _long(_: int, row: Row) -> Row:
     """Make the long description of a row its only reference; the others become
     ``short_references``.
 
@@ -221,9 +204,8 @@ def _long(split: str, index: int, row: Row) -> Row:
     description = row.get("long_reference", "")
     if not description.strip():
         raise DataError(
-            f"{split} {row['image_id']!r} has no long_reference, which data.long_captions makes "
-            f"its caption: expected "
-            "a long description in every row (data.format jsonl or scenes)"
+            f"image {row['image_id']!r} has no long_reference, which data.long_captions makes its "
+            "caption"
         )
     long_row: Any = {name: value for name, value in row.items() if name not in BY_REFERENCE}
     long_row |= {"references": [description], "short_references": row["references"]}

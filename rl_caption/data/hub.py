@@ -12,8 +12,14 @@ from typing import Any
 
 from rewards.base import naming
 from rl_caption.data.base import DataError, LazyImage, Row, RowView, Splits
-from rl_caption.data.rows import KEYS, check_keys, read_row, renamed_columns
-from rl_caption.data.splits import split_name, standard_split
+from rl_caption.data.rows import (
+    KEYS,
+    check_keys,
+    read_row,
+    renamed_columns,
+    split_name,
+    standard_split,
+)
 
 LOADERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}
 """Extension of a single file -> its loader in ``datasets``."""
@@ -36,8 +42,8 @@ def hub(
         image_root: folder that images start from, where their column has paths; None is that of
             local files.
         splits: split here -> split there, in the notation of ``datasets`` (``{train:
-            train+restval}``). None takes all, and ``validation`` is ``val``; or those that the
-            column ``split`` names, where there is one.
+            train+restval}``), whatever a column ``split`` names. None takes all, and ``validation``
+            is ``val``; or those that the column ``split`` names, where there is one.
         name: the configuration, where the data set has several.
         revision: branch, tag or commit.
 
@@ -54,16 +60,12 @@ def hub(
     if image_root is None and place.exists():
         image_root = str(place.parent if place.is_file() else place)
     unloadable = (OSError, ValueError, ArrowException, datasets.exceptions.DatasetsError)
+    tables = {}
     with naming(f"data.path {path!r} cannot be loaded", unloadable, DataError):
         if splits is None:
             tables = dict(datasets.load_dataset(**options))
-        else:
-            tables = {
-                split: datasets.load_dataset(**options, split=there)
-                for split, there in splits.items()
-            }
-    if splits is not None and "split" in (columns or {}):
-        raise DataError(f"{path!r}: data.kwargs.splits and data.columns.split both say its splits")
+        for split, there in (splits or {}).items():
+            tables[split] = datasets.load_dataset(**options, split=there)
     return rows_of_tables(tables, path, columns, image_root or "", splits is None)
 
 
@@ -83,66 +85,41 @@ def rows_of_tables(
         image_root: folder of the images, where their column has paths.
         by_column: the rows of a table with a column ``split`` are in the splits that it names.
     """
-    groups: dict[str, list[tuple[str, int]]] = {}
-    makers = {}
+    import datasets
+
+    groups: dict[str, list[tuple[RowView, int]]] = {}
     for part, table in tables.items():
-        where = f"{source}, split {part!r}"
+        where, part_split = f"{source}, split {part!r}", standard_split(part)
+        for name, kind in table.features.items():
+            if isinstance(kind, datasets.Image):
+                table = table.cast_column(name, datasets.Image(decode=False))
         named = dict(columns or {})
         if columns is None:
             check_keys(table.column_names, KEYS, where)
             found = [name for name in KEYS if name in table.column_names]
             named = {name: name for name in ("image", "references", *found)}
-        if not by_column:
-            named.pop("split", None)
-        makers[part] = _table_rows(table, where, standard_split(part), named, image_root)
-        splits = [standard_split(part)] * len(table)
-        if "split" in named:
-            splits = _splits_of(table, named["split"], where)
-        for index, split in enumerate(splits):
-            groups.setdefault(split, []).append((part, index))
-    make = partial(_row_at, makers)
-    return Splits({split: RowView(places, make) for split, places in groups.items()}, source)
+        split = named.pop("split", None)
+        images, column = None, named.get("image", "")
+        is_stored = column in table.column_names
+        if is_stored and getattr(table.features[column], "dtype", "") != "string":
+            images = table.select_columns([column])
+            table = table.remove_columns([column])
+            del named["image"]
+        rows = RowView(table, partial(_table_row, where, part_split, named, images, image_root))
+        for index in range(len(table)):
+            name = part_split
+            if split is not None and by_column:
+                place = f"{where}, row {index}"
+                name = split_name(
+                    renamed_columns(table[index], {"split": split}, place)["split"], place
+                )
+            groups.setdefault(name, []).append((rows, index))
+    return Splits({split: RowView(places, _row_at) for split, places in groups.items()}, source)
 
 
-def _row_at(rows: Mapping[str, RowView], index: int, place: tuple[str, int]) -> Row:
-    part, number = place
-    return rows[part][number]
-
-
-def _splits_of(table: Any, column: str, where: str) -> list[str]:
-    """The split that a column, or a text with columns in braces, names for each row of a table."""
-    import datasets
-
-    images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
-    table = table.remove_columns(images)  # they would be decoded
-    if column in table.column_names:
-        table = table.select_columns([column])
-    splits = []
-    for index, item in enumerate(table):
-        place = f"{where}, row {index}"
-        splits.append(split_name(renamed_columns(item, {"split": column}, place)["split"], place))
-    return splits
-
-
-def _table_rows(
-    table: Any,
-    where: str,
-    split: str,
-    columns: dict[str, str],
-    image_root: str | Path,
-) -> RowView:
-    """The rows of one table; images stay where they are, undecoded."""
-    column = columns.get("image", "")
-    images = None
-    if column in table.column_names and getattr(table.features[column], "dtype", "") != "string":
-        import datasets
-
-        if isinstance(table.features[column], datasets.Image):
-            table = table.cast_column(column, datasets.Image(decode=False))
-        images = table.select_columns([column])
-        table = table.remove_columns([column])
-        columns = {name: there for name, there in columns.items() if name != "image"}
-    return RowView(table, partial(_table_row, where, split, columns, images, image_root))
+def _row_at(_: int, place: tuple[RowView, int]) -> Row:
+    rows, index = place
+    return rows[index]
 
 
 def _table_row(
@@ -154,13 +131,12 @@ def _table_row(
     index: int,
     item: Any,
 ) -> Row:
+    """A row of a table; its image stays in the table ``images``, undecoded."""
     where = f"{where}, row {index}"
     if "__key__" in item:  # webdataset: texts are files, which end with a line feed
-        item = {
-            key: value.strip() if isinstance(value, str) else value for key, value in item.items()
-        }
+        for key, value in item.items():
+            item[key] = value.strip() if isinstance(value, str) else value
     values = renamed_columns(item, columns, where)
-    values.pop("split", None)
     if images is not None:
         values["image"] = LazyImage(where, images, index, image_root)
     return read_row(values, where, image_root, number=f"{split}/{index}")[1]

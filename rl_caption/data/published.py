@@ -29,7 +29,7 @@ from rl_caption.data.plain_files import (
     shown,
     single_spaced,
 )
-from rl_caption.data.splits import STANDARD_SPLITS, standard_split
+from rl_caption.data.rows import STANDARD_SPLITS, standard_split
 
 HeldOut = Annotated[float, Field(gt=0, lt=1)]
 Rows = Iterator[dict[str, Any]]

@@ -18,11 +18,17 @@ from rewards.language.caption_qa import ImageQuestion, check_questions
 from rl_caption.data.base import DataError, LazyImage, Row, Splits
 from rl_caption.data.features import FeatureOptions, features_of
 from rl_caption.data.plain_files import check_type, json_lines, parse_file, read_bytes, shown
-from rl_caption.data.splits import STANDARD_SPLITS, split_name
 
 IMAGE_FOLDER = {"image": "file_name", "references": "text"}
 """``data.columns`` of ``metadata.jsonl`` in the layout ``ImageFolder`` of the library ``datasets``.
 """
+
+
+STANDARD_SPLITS = ("train", "restval", "val", "test")
+OTHER_NAMES = {"validation": "val", "valid": "val", "dev": "val"}
+"""Usual names of the standard splits -> the names here."""
+MISTAKEN = {"training": "train", "testing": "test"}
+"""Names that are likely meant as standard splits."""
 
 
 class _Values(TypedDict, total=False):
@@ -164,6 +170,42 @@ def _value(item: Mapping[str, Any], column: str) -> Any:
     return _value(item[first], rest) if dot else item[column]
 
 
+def standard_split(name: str) -> str:
+    """The standard split that is meant by a name (``Train``, ``validation``), or else the name."""
+    plain = name.strip().casefold()
+    split = OTHER_NAMES.get(plain, plain)
+    return split if split in STANDARD_SPLITS else name
+
+
+def split_name(name: object, where: str, restval: str = "train") -> str:
+    """The split of a row; ``restval`` is ``train`` unless told otherwise.
+
+    ``validation`` (``valid``, ``dev``) is ``val``. Any other name that is no misspelling, such as
+    ``test_unseen``, is a split of its own.
+
+    Raises:
+        DataError: the name is misspelt; the message begins with ``where`` and says what is
+            expected.
+    """
+    known = ", ".join(STANDARD_SPLITS)
+    if not isinstance(name, str) or not name.strip():
+        raise DataError(f"{where}: the split is {shown(name)}: expected a text, such as {known}")
+    split = standard_split(name)
+    if split == "restval":
+        return restval
+    if split in STANDARD_SPLITS:
+        return split
+    plain = name.strip().casefold()
+    meant = difflib.get_close_matches(plain, [*STANDARD_SPLITS, *OTHER_NAMES], 1, cutoff=0.8)
+    # What goes on after a known name, such as testA or val2, is no misspelling.
+    if plain in MISTAKEN or (meant and not plain.startswith(meant[0])):
+        expected = MISTAKEN.get(plain) or meant[0]
+        raise DataError(
+            f"{where}: the split is {name!r}: did you mean {expected!r}? Known splits are {known}"
+        )
+    return name
+
+
 def by_split(
     rows: Iterable[tuple[str, Row]],
     source: str | Path,
@@ -231,55 +273,53 @@ def jsonl(
 
 
 class Record(NamedTuple):
-    """One image of a Karpathy JSON file. Fields that are absent and not needed are empty."""
+    """One image of a Karpathy JSON file; what it lacks is None, or empty."""
 
-    split: str
-    image_id: str
+    split: str | None
+    image_id: str | None
     filepath: str
-    filename: str
+    filename: str | None
     references: list[str]
 
 
-def karpathy_records(
-    content: Any, path: str | Path, needs: Collection[str] = ("split", "filename", "image_id")
-) -> Iterator[Record]:
-    """Yield the records of parsed Karpathy JSON.
-
-    Raises ``DataError`` where one is wrong or lacks one of ``needs``.
-    """
+def karpathy_records(content: Any, path: str | Path) -> Iterator[Record]:
+    """Yield the records of parsed Karpathy JSON. Raises ``DataError`` where one is wrong."""
     images: Any = content.get("images") if isinstance(content, dict) else None
     check_type(images, list[dict], f"{path}, images", DataError)
     for index, item in enumerate(images):
         where = f"{path}, images[{index}]"
-        key = "imgid" if item.get("cocoid") is None else "cocoid"
-        image_id = item.get(key)
-        if image_id is not None or "image_id" in needs:
+        split = item.get("split")
+        image_id = item.get("imgid") if item.get("cocoid") is None else item["cocoid"]
+        if image_id is not None:
             check_type(image_id, int | str, f"{where}: 'cocoid' or 'imgid'", DataError)
         with naming(where, (KeyError, TypeError, AttributeError), DataError):
-            split = item["split"] if "split" in needs else item.get("split")
-            filename = item["filename"] if "filename" in needs else item.get("filename")
-            sentences = item["sentences"] if "sentences" in needs else item.get("sentences", [])
-            references = [_sentence(sentence) for sentence in sentences]
-        if split is not None:
-            split = split_name(split, where, restval="restval")
+            references = [_sentence(sentence) for sentence in item.get("sentences", [])]
         yield Record(
-            split or "",
-            "" if image_id is None else str(image_id),
+            None if split is None else split_name(split, where, restval="restval"),
+            None if image_id is None else str(image_id),
             item.get("filepath") or "",
-            filename or "",
+            item.get("filename"),
             references,
         )
-
-
-def read_records(path: str | Path) -> Iterator[Record]:
-    """Yield the records of a Karpathy JSON file. Raises ``DataError`` for a wrong record or file."""
-    return karpathy_records(parse_file(read_bytes(path), path), path)
 
 
 def _sentence(sentence: Any) -> str:
     """The text of a sentence with ``raw`` or ``tokens``."""
     raw = sentence.get("raw")
     return " ".join(sentence["tokens"] if raw is None else [raw])
+
+
+def read_records(path: str | Path) -> Iterator[Record]:
+    """Yield the records of a Karpathy JSON file, which all have a split, an id and a file name.
+
+    Raises ``DataError`` for a wrong record or file.
+    """
+    for index, record in enumerate(karpathy_records(parse_file(read_bytes(path), path), path)):
+        for name in ("split", "image_id", "filename"):
+            if getattr(record, name) is None:
+                key = "'cocoid' or 'imgid'" if name == "image_id" else repr(name)
+                raise DataError(f"{path}, images[{index}] has no {key}")
+        yield record
 
 
 def karpathy(
@@ -325,14 +365,14 @@ def karpathy(
     root = file.parent / (image_root or "")
     rows: list[tuple[str, Row]] = []
     for record in read_records(file):
-        name = record.filename
+        name = str(record.filename)
         if image_extension:
             name = os.path.splitext(name)[0] + image_extension
         row: Row = {
-            "image_id": record.image_id,
+            "image_id": str(record.image_id),
             "image": os.path.join(root, "" if flatten else record.filepath, name),
             "references": record.references,
         }
         joins_train = record.split == "restval" and restval_as_train
-        rows.append(("train" if joins_train else record.split, row))
+        rows.append(("train" if joins_train else str(record.split), row))
     return by_split(rows, file, max_images, features_root, features_kwargs)

@@ -160,7 +160,7 @@ def compare_systems(config: CompareConfig) -> str:
     _check_settings(config)
     if not is_main_process():
         return ""
-    systems = [read_captions(path, allow_empty=True) for path in paths]
+    systems = [read_captions(path) for path in paths]
     check_same_images(systems[0], systems[1], paths)
     images = _images(config, systems[0].by)
     captions = [
@@ -266,7 +266,7 @@ def score_captions(
     """
     _check_settings(config)
     if isinstance(config, EvaluateFileConfig):
-        read = read_captions(str(config.predictions), allow_empty=True)
+        read = read_captions(str(config.predictions))
         images = _images(config, read.by)
         chosen = _of_images(read, images, str(config.predictions))
         evaluation = _Scorer(config, images, chosen, judges).score(chosen, _name(config))

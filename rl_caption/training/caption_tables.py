@@ -78,7 +78,7 @@ def read_first_captions(folder: Path) -> Mapping[str, str]:
     none.
     """
     file = min((folder / "eval").glob("step-*/predictions.json"), default=None)
-    return {} if file is None else read_captions(file, allow_empty=True)
+    return {} if file is None else read_captions(file)
 
 
 def _picture(row: Row) -> Image.Image | None:

@@ -178,4 +178,4 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _captions(folder: Path) -> dict[str, str]:
     file = folder / PREDICTIONS
-    return read_captions(file, allow_empty=True) if file.is_file() else {}
+    return read_captions(file) if file.is_file() else {}

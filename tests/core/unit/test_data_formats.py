@@ -272,7 +272,7 @@ def test_the_long_description_is_the_one_reference(tmp_path: Path) -> None:
     )
     rows = build_data(DataConfig(format="jsonl", path=str(path), long_captions=True)).split("train")
     assert rows[0]["references"] == ["A cat. It sits."]
-    with pytest.raises(DataError, match=r"train 'b.*'.*long_reference, which data\.long_captions"):
+    with pytest.raises(DataError, match=r"b.*long_reference"):
         rows[1]
 
 

@@ -101,14 +101,11 @@ def test_stored_rows_are_in_the_split_that_their_column_names(
     assert row["references"] == ["caption 1"]
 
 
-def test_two_sources_of_splits_are_refused(tmp_path: Path) -> None:
+def test_splits_that_are_asked_for_go_before_those_of_a_column(tmp_path: Path) -> None:
     columns = CAPTIONS["parquet"] | {"split": "split"}
     splits = {"splits": {"train": "train"}}
     config = parquet(tmp_path / "rows", *SPLITS, columns=columns, kwargs=splits)
-    with pytest.raises(DataError, match=r"kwargs\.splits and data\.columns\.split"):
-        build_data(config)
-    config.columns = None
-    assert counts(build_data(config)) == {"train": 5}, "kwargs.splits alone"
+    assert counts(build_data(config)) == {"train": 5}
 
 
 FORMATS = pytest.mark.parametrize("make", [json_lines, karpathy, parquet])

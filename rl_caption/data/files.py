@@ -170,7 +170,7 @@ def _annotated(content: Any, path: str | Path, by: IdKey) -> Iterator[_Annotated
     elif isinstance(content.get("images"), list):
         for record in karpathy_records(content, path):
             name = record.image_id if by == "image_id" else record.filename
-            yield _Annotated(name, record.references, record.split or "")
+            yield _Annotated(name or None, record.references, record.split)
     else:
         for name, captions in content.items():
             yield _Annotated(name, captions)

@@ -273,12 +273,12 @@ def jsonl(
 
 
 class Record(NamedTuple):
-    """One image of a Karpathy JSON file; what it lacks is None, or empty."""
+    """One image of a Karpathy JSON file; what it lacks is empty."""
 
-    split: str | None
-    image_id: str | None
+    split: str
+    image_id: str
     filepath: str
-    filename: str | None
+    filename: str
     references: list[str]
 
 
@@ -295,10 +295,10 @@ def karpathy_records(content: Any, path: str | Path) -> Iterator[Record]:
         with naming(where, (KeyError, TypeError, AttributeError), DataError):
             references = [_sentence(sentence) for sentence in item.get("sentences", [])]
         yield Record(
-            None if split is None else split_name(split, where, restval="restval"),
-            None if image_id is None else str(image_id),
+            "" if split is None else split_name(split, where, restval="restval"),
+            "" if image_id is None else str(image_id),
             item.get("filepath") or "",
-            item.get("filename"),
+            item.get("filename") or "",
             references,
         )
 
@@ -316,7 +316,7 @@ def read_records(path: str | Path) -> Iterator[Record]:
     """
     for index, record in enumerate(karpathy_records(parse_file(read_bytes(path), path), path)):
         for name in ("split", "image_id", "filename"):
-            if getattr(record, name) is None:
+            if not getattr(record, name):
                 key = "'cocoid' or 'imgid'" if name == "image_id" else repr(name)
                 raise DataError(f"{path}, images[{index}] has no {key}")
         yield record
@@ -365,14 +365,14 @@ def karpathy(
     root = file.parent / (image_root or "")
     rows: list[tuple[str, Row]] = []
     for record in read_records(file):
-        name = str(record.filename)
+        name = record.filename
         if image_extension:
             name = os.path.splitext(name)[0] + image_extension
         row: Row = {
-            "image_id": str(record.image_id),
+            "image_id": record.image_id,
             "image": os.path.join(root, "" if flatten else record.filepath, name),
             "references": record.references,
         }
         joins_train = record.split == "restval" and restval_as_train
-        rows.append(("train" if joins_train else str(record.split), row))
+        rows.append(("train" if joins_train else record.split, row))
     return by_split(rows, file, max_images, features_root, features_kwargs)

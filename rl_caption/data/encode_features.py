@@ -3,7 +3,6 @@ features.
 """
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,21 +19,19 @@ from torch import Tensor
 
 from rewards.base import naming
 from rewards.clip.preprocessing import pixels
-from rewards.clip.pretrained import grid_shape, load_image_encoder
-from rewards.files import UNREADABLE_ARRAY, remove_leftovers
-from rewards.images import file_hash, list_images
+from rewards.clip.pretrained import load_image_encoder
+from rewards.files import remove_leftovers
+from rewards.images import list_images
 from rewards.model_files import fingerprint, read_object
 from rewards.options import Count, check_values
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.checks import check_row_images, in_parallel
+from rl_caption.data.checks import check_row_images
 from rl_caption.data.features import write_features
 from rl_caption.data.files import write_json
 from rl_caption.data.loader import augment as augmented
 from rl_caption.data.plain_files import check_name, progress
 from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError, config_errors
-
-logger = logging.getLogger(__name__)
 
 RECORD = "encoder.json"
 """File, in the folder of the features, of the settings that made them."""
@@ -58,9 +55,8 @@ def encode_features(
 ) -> tuple[int, int]:
     """Write the grid of every image; returns how many were written and how many were there already.
 
-    Images are preprocessed as the encoder requires. Existing features are kept, but damaged ones,
-    and those of a replaced image, are made again. Another process that writes ``out`` is waited
-    for.
+    Images are preprocessed as the encoder requires. Existing features are kept. Another process
+    that writes ``out`` is waited for.
 
     Args:
         encoder: see ``rewards.clip.pretrained``; ``kwargs`` are its arguments, where it is a class.
@@ -87,7 +83,6 @@ def encode_features(
     unusable = (ValueError, RuntimeError, AssertionError)
     with naming(f"encoder {encoder!r} on {device!r}", unusable, ConfigError):
         network = load_image_encoder(encoder, kwargs or {}).to(device)
-        shape = grid_shape(network)[1:]
     record: dict[str, Any] = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype}
     record |= _identity(network)
     if augment:
@@ -96,11 +91,7 @@ def encode_features(
     out.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(out.with_name(f".{out.name}.lock")):
         found = _stored_ids(out, record)
-        stored = [name for name in images if name in found]
-        is_usable = partial(_is_usable, out, images, shape, dtype)
-        usable = list(in_parallel(is_usable, stored, num_workers, "comparing images"))
-        kept = {name for name, good in zip(stored, usable, strict=True) if good}
-        pending = {name: path for name, path in images.items() if name not in kept}
+        pending = {name: path for name, path in images.items() if name not in found}
         if pending:
             rows: list[Row] = [
                 {"image_id": name, "image": path, "references": []}
@@ -110,32 +101,9 @@ def encode_features(
             write_json(out / RECORD, record)
             view = partial(augmented, names=augment, seed=seed, step=0)
             grids = _encode_images(network, pending, batch_size, num_workers, view)
-            for name, key, grid in progress(grids, "encoding images", "image", len(pending)):
-                where = f"image {name!r} ({images[name]})"
-                write_features(out / f"{name}.npz", grid, dtype, where, image=key)
-    return len(pending), len(kept)
-
-
-def _is_usable(
-    folder: Path,
-    images: Mapping[str, str],
-    shape: tuple[int, ...],
-    dtype: str,
-    name: str,
-) -> bool:
-    """Whether stored features are a whole grid, and of the image file, if that is still there."""
-    file, image = folder / f"{name}.npz", images[name]
-    try:
-        with naming("they", UNREADABLE_ARRAY, DataError), np.load(file) as arrays:
-            grid, key = arrays["features"], str(arrays["image"])
-    except DataError as error:
-        logger.warning("%s: %s; they are made again", file, error)
-        return False
-    is_grid = grid.shape == shape and grid.dtype == dtype
-    if is_grid and (not os.path.isfile(image) or key == file_hash(image)):
-        return True
-    logger.warning("%s is of another %s: made again", file, f"{image}" if is_grid else "shape")
-    return False
+            for name, grid in progress(grids, "encoding images", "image", len(pending)):
+                write_features(out / f"{name}.npz", grid, dtype, f"image {name!r} ({images[name]})")
+    return len(pending), len(images) - len(pending)
 
 
 def _images(
@@ -207,25 +175,20 @@ def _encode_images(
     batch_size: int,
     num_workers: int,
     view: Callable[..., Tensor],
-) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-    """Yield id, ``file_hash`` and grid [H, W, D] of every image; ``view(pixels, image_id=…)``
-    augments pixels.
-    """
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yield id and grid [H, W, D] of every image; ``view(pixels, image_id=…)`` augments pixels."""
     names, device = list(images), next(network.parameters()).device
     batches = [names[first : first + batch_size] for first in range(0, len(names), batch_size)]
 
-    def read(name: str) -> tuple[str, Tensor]:
-        """Hash, taken first, so that a file replaced meanwhile does not fit; preprocessed pixels
-        [3, S, S].
-        """
-        image_hash = file_hash(images[name])
-        return image_hash, view(pixels(images[name], network.preprocessing), image_id=name)
+    def read(name: str) -> Tensor:
+        """Preprocessed pixels [3, S, S]."""
+        return view(pixels(images[name], network.preprocessing), image_id=name)
 
     with ThreadPoolExecutor(num_workers) as pool:
         ahead = pool.map(read, batches[0])
         for batch, following in zip(batches, [*batches[1:], []], strict=True):
-            hashes, inputs = zip(*ahead, strict=True)
+            inputs = list(ahead)
             ahead = pool.map(read, following)  # while this batch is encoded
             with torch.inference_mode():
                 grids = network(torch.stack(inputs).to(device)).float().cpu().numpy()
-            yield from zip(batch, hashes, grids, strict=True)
+            yield from zip(batch, grids, strict=True)

@@ -291,7 +291,7 @@ def finite(array: NDArray, where: str) -> NDArray[np.float32]:
     return values
 
 
-def write_features(path: Path, values: NDArray[Any], dtype: str, where: str, **more: str) -> None:
+def write_features(path: Path, values: NDArray[Any], dtype: str, where: str) -> None:
     """Write the features [..., D] of an image to an ``.npz`` file.
 
     Raises ``DataError`` where a value is not finite, or beyond ``dtype`` (``float32``,
@@ -302,9 +302,8 @@ def write_features(path: Path, values: NDArray[Any], dtype: str, where: str, **m
         stored = single.astype(dtype).reshape(values.shape)
     if not np.isfinite(stored).all():
         raise DataError(f"{where}: a value is beyond {dtype}: convert to float32")
-    arrays: dict[str, Any] = {"features": stored, **more}
     with atomic_write(path) as file:
-        np.savez(file, **arrays)
+        np.savez(file, features=stored)
 
 
 def pad_features(features: Sequence[NDArray[np.floating]]) -> tuple[torch.Tensor, torch.Tensor]:

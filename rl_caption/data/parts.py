@@ -2,7 +2,6 @@
 stay the same.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from rl_caption.data.files import write_json
 from rl_caption.data.fingerprint import changes
 from rl_caption.data.plain_files import read_json
 from rl_caption.runtime.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 SETTINGS = "parts.json"
 """File of the settings that made the parts in a folder."""
@@ -35,32 +32,20 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
     """Record the settings of the parts in ``out``. Raises ``ConfigError`` where existing parts have
     others.
 
-    ``data`` among them is a ``fingerprint``: times of files that differ are told.
+    ``data`` among them is a ``fingerprint``; times of files may differ.
     """
     file = out / SETTINGS
     if file.exists() and any(path.is_file() and path != file for path in out.rglob("*")):
         stored = read_json(file, ConfigError)
-        changed = [
-            name for name in settings if name != "data" and stored.get(name) != settings[name]
-        ]
+        changed, _ = changes(stored.pop("data", {}), settings.get("data", {}))
+        for name in settings.keys() - {"data"}:
+            if stored.get(name) != settings[name]:
+                changed.append(f"{name} was {stored.get(name)!r}, is now {settings[name]!r}")
         if changed:
-            differences = "; ".join(
-                f"{name} was {stored.get(name)!r}, is now {settings[name]!r}" for name in changed
-            )
             raise ConfigError(
-                f"{out} has parts that were written with other settings: {differences}; name "
-                f"another out"
+                f"{out} has parts that were written with other settings or from other data: "
+                f"{'; '.join(changed)}; name another out"
             )
-        files, copied = changes(stored.get("data", {}), settings.get("data", {}))
-        if files:
-            raise ConfigError(
-                f"{out} has parts that were made from other data: {'; '.join(files)}; name another "
-                f"out"
-            )
-        if copied:
-            times = "; ".join(copied)
-            kept = "names and sizes are the same, as in a copy"
-            logger.warning("WARNING: %s: files of the data have changed: %s; %s", out, times, kept)
     write_json(file, settings)
 
 

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from rewards.clip.pretrained import load_image_encoder
+from rl_caption.cli.main import run_program
 from rl_caption.data import encode_features as module
-from rl_caption.data import prepare_features
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.encode_features import encode_features, made_by
@@ -24,7 +24,7 @@ from rl_caption.data.loader import draw_view
 from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image
-from tests.encoders_for_tests import SIDE, MeanColours, save_vit
+from tests.encoders_for_tests import SIDE, save_vit
 from tests.interruptions_for_tests import interrupted
 
 OWN = "tests.encoders_for_tests:MeanColours"
@@ -140,44 +140,6 @@ def stored_grid(out: Path, name: str) -> np.ndarray:
     return np.asarray(np.load(out / f"{name}.npz")["features"])
 
 
-def test_features_are_of_the_images_that_are_there_now(tmp_path: Path, caplog: Any) -> None:
-    photos, out = tmp_path / "photos", tmp_path / "features"
-    photos.mkdir()
-    for number in range(3):
-        noise_image(number).save(photos / f"{number}.png")
-    assert encode_features(OWN, photos, out) == (3, 0)
-    before = [stored_grid(out, str(number)) for number in range(3)]
-    assert encode_features(OWN, photos.rename(tmp_path / "moved"), out) == (0, 3), "content decides"
-    photos = (tmp_path / "moved").rename(photos)
-
-    status = (photos / "1.png").stat()
-    noise_image(99).save(photos / "1.png")
-    os.utime(photos / "1.png", ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert encode_features(OWN, photos, out) == (1, 2)
-    assert "1.png" in caplog.text
-    changed = [
-        not np.array_equal(stored_grid(out, str(number)), before[number]) for number in range(3)
-    ]
-    assert changed == [False, True, False]
-    assert encode_features(OWN, photos, out) == (0, 3)
-    (photos / "2.png").unlink()
-    (photos / "._2.png").write_bytes(b"what macOS leaves beside every file")
-    assert encode_features(OWN, photos, out) == (0, 2)
-
-
-def test_damaged_features_are_made_again(tmp_path: Path, dataset: Path) -> None:
-    out = tmp_path / "features"
-    encode_features(OWN, out=out, **options(dataset))
-    right = stored_grid(out, "11")
-    whole = (out / "11.npz").read_bytes()
-    for size in (0, 60, len(whole) - 5):
-        (out / "11.npz").write_bytes(whole[:size])
-        assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
-        np.testing.assert_array_equal(stored_grid(out, "11"), right)
-    (out / "._13.npz").write_bytes(b"what macOS leaves beside every file")
-    assert encode_features(OWN, out=out, **options(dataset)) == (0, COUNT)
-
-
 def test_one_process_at_a_time_writes_features(tmp_path, dataset, monkeypatch) -> None:
     """The second waits, and finds them all."""
     out, original = tmp_path / "features", module._encode_images
@@ -196,39 +158,6 @@ def test_one_process_at_a_time_writes_features(tmp_path, dataset, monkeypatch) -
     assert encode_features(OWN, out=out, **options(dataset)) == (COUNT, 0)
     waiting.join()
     assert results == [(0, COUNT)]
-
-
-def test_an_image_that_is_replaced_while_it_is_encoded_is_encoded_again(
-    tmp_path, dataset, monkeypatch
-) -> None:
-    out, image, original = tmp_path / "features", dataset / "images/photo1.png", MeanColours.forward
-
-    def forward(self: MeanColours, inputs: torch.Tensor) -> torch.Tensor:
-        if len(inputs) == 2:  # after the first batch was read, before it is written
-            noise_image(99).save(image)
-        return original(self, inputs)
-
-    monkeypatch.setattr(MeanColours, "forward", forward)
-    encode_features(OWN, out=out, **options(dataset))
-    monkeypatch.undo()
-    assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
-    encode_features(OWN, out=tmp_path / "new", **options(dataset))
-    np.testing.assert_array_equal(stored_grid(out, "11"), stored_grid(tmp_path / "new", "11"))
-
-
-@pytest.mark.parametrize("change", ["int32", "float16", "flat", "longer", "bool"])
-def test_grids_of_another_shape_or_type_are_made_again(change, tmp_path, dataset) -> None:
-    out = tmp_path / "features"
-    encode_features(OWN, out=out, dtype="float32", **options(dataset))
-    right = stored_grid(out, "11")
-    wrong = {"flat": right.reshape(-1, 3), "longer": np.repeat(right, 2, 0)}.get(change)
-    wrong = right.astype(change) if wrong is None else wrong
-    with np.load(out / "11.npz") as file:
-        hashes = file["image"]
-    np.savez(out / "11.npz", features=wrong, image=hashes)
-    assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (1, COUNT - 1)
-    assert stored_grid(out, "11").dtype == "float32"
-    np.testing.assert_array_equal(stored_grid(out, "11"), right)
 
 
 def full_disk(*_: Any, **__: Any) -> None:
@@ -308,37 +237,11 @@ def test_the_command_line(
     tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "features"
-    words = [
-        "--encoder",
-        OWN,
-        "--kwargs",
-        '{"gain": 3}',
-        "--data",
-        str(dataset),
-        "--image_root",
-        "images",
-    ]
-    words += [
-        "--image_extension",
-        ".png",
-        "--out",
-        str(out),
-        "--dtype",
-        "float32",
-        "--device",
-        "cpu",
-    ]
-    assert prepare_features.main(words) == 0
+    words = f"--encoder {OWN} --data {dataset} --image_root images --image_extension .png".split()
+    words += f"--out {out} --dtype float32 --device cpu --kwargs.gain 3".split()
+    assert run_program("prepare_features", words) == 0
     assert str(COUNT) in capsys.readouterr().out
-    assert max(found.max() for found in read(dataset, out).values()) > 1.5, (
-        "three times a mean colour"
-    )
-    for wrong in (
-        ["--out", str(out)],
-        ["a.tsv", *words],
-        ["a.tsv", "--out", "o", "--data", "d"],
-    ):
-        with pytest.raises(SystemExit):
-            prepare_features.main(wrong)
-    with pytest.raises(DataError, match="kwargs"):
-        prepare_features.main([*words, "--kwargs", "[1]"])
+    assert max(found.max() for found in read(dataset, out).values()) > 1.5, "three times a colour"
+    for wrong in (["--out", str(out)], ["a.tsv", "--out", "o", "--data", "d"]):
+        with pytest.raises(ConfigError, match="tsv"):
+            run_program("prepare_features", wrong)

@@ -81,18 +81,12 @@ def test_what_is_missing_is_named_with_where_to_get_it(downloads: Path, tmp_path
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"empty: dataset_coco\.json.*\n.*\n.*https://cs\.stanford"):
         prepare(tmp_path / "coco", tmp_path / "empty")
-    (downloads / "annotations/captions_val2014.json").rename(downloads / "else")
-    with pytest.raises(DataError, match="10 images with other captions"):
-        prepare(tmp_path / "coco", downloads)
-    (downloads / "annotations/captions_train2014.json").unlink()
-    assert prepare(tmp_path / "coco", downloads)["images"]["train"] == 10
 
 
 def test_counts_and_captions_that_do_not_agree_are_reported_together(
     downloads: Path, tmp_path: Path
 ) -> None:
     def damage(images: Any) -> None:
-        images[0]["sentences"][1]["raw"] = "a mouse"
         images[15]["sentences"].pop()
         images[16]["cocoid"] = 999
         del images[3]
@@ -100,11 +94,7 @@ def test_counts_and_captions_that_do_not_agree_are_reported_together(
     change(downloads, damage)
     with pytest.raises(DataError) as caught:
         prepare(tmp_path / "coco", downloads)
-    for part in (
-        "3 wrong counts: train has 9 images, expected 10; train has 45 captions, expected 50; test "
-        "has 19 captions",
-        "3 images with other captions than officially: COCO_train2014_000000000100.jpg",
-    ):
+    for part in ("train has 9 images, expected 10", "45 captions, expected 50", "test has 19"):
         assert part in str(caught.value)
     assert prepare(tmp_path / "coco", write_downloads(tmp_path / "downloads"))
 

@@ -213,16 +213,6 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
             )
         return inputs
 
-    def key_value_bytes(self, rows: Sequence[Row], captions: int, tokens: int) -> int:
-        """Bytes of the keys and values of ``captions`` captions of ``tokens`` tokens, image and
-        prompt included, where these take as many tokens as the longest of ``rows``.
-        """
-        text, policy = self.policy.config.get_text_config(), self.policy
-        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        width *= getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        length = max(self._inputs(row, "")["input_ids"].shape[1] for row in rows) + tokens
-        return captions * length * 2 * text.num_hidden_layers * width * policy.model.dtype.itemsize
-
     def max_tokens_of(self, row: Row) -> int | None:
         return self.max_tokens
 

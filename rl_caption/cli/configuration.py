@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from rewards.options import dotted, sentence, short_repr
 from rewards.registry import first_paragraph
@@ -45,6 +45,10 @@ SYNONYMS = {
     "early_stopping_patience": "eval.patience",
 }
 """What Transformers and TRL call an option -> its key here (docs/coming_from.md)."""
+USAGES = {"run": "rl-caption run", "accelerate launch": "accelerate launch --config_file"}
+"""How files are used that are no configuration of one program."""
+WIDTH = 100
+"""Columns of ``--help``."""
 
 
 class Entries(dict[str, Any]):
@@ -64,9 +68,11 @@ def load(
     try:
         return chosen.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        message = "" if file is None or fits(chosen, values) else _of_another(values, file)
-        sentences = message or "; ".join(_sentences(chosen, values, error))
-        raise ConfigError(sentences) from error
+        program = None if file is None or fits(chosen, values) else program_of(values)
+        if program is not None:
+            usage = USAGES.get(program, f"rl-caption {program} --config")
+            raise ConfigError(f"it is for another program: {usage} {file}") from error
+        raise ConfigError("; ".join(_sentences(chosen, values, error))) from error
 
 
 def merged_values(
@@ -74,17 +80,14 @@ def merged_values(
 ) -> dict[str, Any]:
     """The plain values of a file, its base files and a command line, before they are checked."""
     values = {} if file is None else read_file(find_config(file), section_type)
-    entries = _entries(words)
-    guess = merge(section_type, values, entries)
-    for word, texts in split_words(words):
-        annotation = annotation_at(section_type, word, guess)
-        if not texts and (annotation is Any or not _admits(annotation, bool)):
-            raise ConfigError(f"--{'.'.join(word)} has no value")
-        value = _value(annotation, texts)
-        section = section_of(annotation, None)
-        if section is not None and isinstance(value, str):  # the section alone, in a file
-            value = read_file(find_config(value), section)
-        _set(entries, word, value)
+    options = split_words(section_type, words)
+    guess = Entries()  # which decides alternatives
+    for path, texts in options:
+        _set(guess, path, _readings(texts)[0])
+    guess = merge(section_type, values, guess)
+    entries = Entries()
+    for path, texts in options:
+        _set(entries, path, _value(annotation_at(section_type, path, guess), path, texts))
     merged: dict[str, Any] = merge(section_type, values, entries)
     return merged
 
@@ -96,6 +99,19 @@ class _Loader(yaml.SafeLoader):
     """Scalars as in YAML 1.2: ``1e-5`` is a number; ``no``, dates and ``1:30`` are text."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping, whose keys are text and stand once."""
+        node = super().compose_mapping_node(anchor)
+        names = set()
+        for key, _ in node.value:
+            line = f"line {key.start_mark.line + 1}"
+            if not key.tag.endswith((":str", ":merge")):
+                raise ValueError(f"{line}: a key is not text: quote it")
+            if key.value in names:
+                raise ValueError(f"{line}: {key.value} is set twice: leave one out")
+            names.add(key.value)
+        return node
 
 
 for _tag, _pattern, _first in (
@@ -127,192 +143,124 @@ def read_file(path: Path, section_type: type[Section] = Section) -> dict[str, An
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """Read a YAML file whose top level maps keys to plain values. Raises ``ConfigError``."""
     try:
-        values = parse_yaml(Path(path).read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        values = yaml.load(Path(path).read_text(encoding="utf-8-sig"), _Loader)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigError(
-            f"{path} holds {short_repr(values)}: expected keys, such as train: {{lr: 1.0e-5}}"
-        )
+        raise ConfigError(f"{path} holds {short_repr(values)}: expected keys and values")
     return values
 
 
-def parse_yaml(text: str) -> Any:
-    """Read YAML of plain values. Raises ``ValueError`` with the line of a key that is set twice."""
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _check_node(node)
-        return loader.construct_document(node)
-    except yaml.YAMLError as error:
-        raise ValueError(f"it is not YAML: {error}") from error
+# --- annotations ----------------------------------------------------------------------------------
 
 
-def _check_node(node: yaml.Node, key: str = "") -> None:
-    line = f"line {node.start_mark.line + 1}"
-    if node.tag.rpartition(":")[2] not in ("str", "int", "float", "bool", "null", "map", "seq"):
-        raise ValueError(f"{line}: the tag {node.tag}: expected plain values")
-    if isinstance(node, yaml.MappingNode):
-        names = set()
-        for name, value in node.value:
-            line = f"line {name.start_mark.line + 1}"
-            if not isinstance(name, yaml.ScalarNode) or not name.tag.endswith((":str", ":merge")):
-                raise ValueError(f"{line}: a key in {key or 'the file'} is not text: quote it")
-            inner = f"{key}.{name.value}".lstrip(".")
-            if name.value in names:
-                raise ValueError(f"{line}: {inner} is set twice: leave one out")
-            names.add(name.value)
-            _check_node(value, inner)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _check_node(item, f"{key}[]")
+def members(annotation: Any) -> list[Any]:
+    """The types that a key may have, without the metadata of their annotations."""
+    if get_origin(annotation) is Annotated:
+        return members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [member for inner in get_args(annotation) for member in members(inner)]
+    return [annotation]
+
+
+def sections_of(annotation: Any) -> list[type[Section]]:
+    """The section classes that a key may have; several are alternatives."""
+    types = members(annotation)
+    return [one for one in types if isinstance(one, type) and issubclass(one, Section)]
+
+
+def section_of(annotation: Any, values: Any) -> type[Section] | None:
+    """The section class of a key with these values; None for what is no section."""
+    found = sections_of(annotation)
+    return found[0].choose(values if isinstance(values, Mapping) else {}) if found else None
+
+
+def annotation_at(annotation: Any, path: Sequence[str], values: Any) -> Any:
+    """The annotation of a dotted key; Any where nothing is known of it."""
+    for key in path:
+        section = section_of(annotation, values)
+        if section is None:
+            tables = [get_args(one) for one in members(annotation) if get_origin(one) is dict]
+            annotation = tables[0][1] if tables else Any
+        else:
+            annotation = (
+                section.model_fields[key].annotation if key in section.model_fields else Any
+            )
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return annotation
 
 
 # --- merging --------------------------------------------------------------------------------------
 
 
-def section_of(annotation: Any, values: Any) -> type[Section] | None:
-    """The section class of an annotation (``X``, ``X | None``, alternatives); None for others."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation.choose(values) if isinstance(values, Mapping) else annotation
-    if get_origin(annotation) is Annotated:
-        return section_of(get_args(annotation)[0], values)
-    if get_origin(annotation) in (Union, UnionType):
-        found = [section_of(member, None) for member in get_args(annotation)]
-        classes = [section for section in found if section is not None]
-        if len(classes) > 1 and isinstance(values, Mapping):
-            return classes[0].choose(values)
-        return classes[0] if classes else None
-    return None
-
-
 def merge(annotation: Any, below: Any, above: Any) -> Any:
     """``above`` over ``below``, values of a key with this annotation.
 
-    Sections merge. A table of free keys, and a section whose alternative changes, are replaced;
+    Sections merge. A table of sections, and a section whose alternative changes, are replaced;
     ``kwargs`` go where the class that they are for changes. A null deletes what is below where the
     key cannot be null. ``Entries`` change single entries, also of tables.
     """
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
-    entries = isinstance(above, Entries)
-    result = {**below}
-    if section_of(annotation, below) is not section_of(annotation, below | above) or (
-        _item(annotation) not in (None, Any) and not entries
-    ):
-        result = {}
-    for key in [key for key in result if _belongs_to_changed(key, below, above)]:
-        del result[key]
+    changes = section_of(annotation, below) is not section_of(annotation, below | above)
+    is_table = annotation_at(annotation, [""], {}) is not Any
+    replaces = changes or (is_table and not isinstance(above, Entries))
+    result = {} if replaces else _without_options_of_others(below, above)
     for key, value in above.items():
-        inner = _inner(annotation, key, below | above)
-        if value is None and key in result and not _admits(inner, NoneType):
+        inner = annotation_at(annotation, [key], below | above)
+        if value is None and key in result and not {None, NoneType, Any} & {*members(inner)}:
             del result[key]
         else:
             result[key] = merge(inner, result.get(key), value)
     return result
 
 
-def _belongs_to_changed(key: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
-    """Whether ``key`` holds options of a class that ``above`` changes."""
-    names = ("target", "format", "encoder") if key == "kwargs" else (key.removesuffix("_kwargs"),)
-    changed = [name for name in names if name in above and above[name] != below.get(name)]
-    return key.endswith("kwargs") and bool(changed)
-
-
-def _item(annotation: Any) -> Any:
-    """``X`` of ``dict[str, X]``, Any of a ``dict``; None for what is no table."""
-    for option in _members(annotation):
-        if option is dict:
-            return Any
-        if get_origin(option) is dict:
-            return get_args(option)[1]
-    return None
-
-
-def _inner(annotation: Any, key: str, values: Any) -> Any:
-    """The annotation of ``key`` in a section or a table; None of a key that there is not."""
-    section = section_of(annotation, values)
-    if section is None:
-        return Any if annotation is Any else _item(annotation)
-    field = section.model_fields.get(key)
-    return None if field is None else field.annotation
-
-
-def annotation_at(annotation: Any, path: Sequence[str], values: Any) -> Any:
-    """The annotation of a dotted key; None of a key that there is not."""
-    for key in path:
-        annotation = _inner(annotation, key, values)
-        values = values.get(key) if isinstance(values, dict) else None
-    return annotation
-
-
-def _admits(annotation: Any, value_type: type) -> bool:
-    """Whether a key may have a value of this type, as far as its annotation says."""
-    for member in _members(annotation):
-        if get_origin(member) is Annotated:
-            member = get_args(member)[0]
-        if member in (None, Any, value_type) or (value_type is int and member is float):
-            return True
-        if get_origin(member) is Literal and value_type in map(type, get_args(member)):
-            return True
-    return False
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union; any other annotation alone."""
-    is_union = get_origin(annotation) in (Union, UnionType)
-    return get_args(annotation) if is_union else (annotation,)
+def _without_options_of_others(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``below`` without the options of classes that ``above`` changes."""
+    result = {}
+    for key, value in below.items():
+        names = (
+            ["target", "format", "encoder"] if key == "kwargs" else [key.removesuffix("_kwargs")]
+        )
+        changed = [name for name in names if name in above and above[name] != below.get(name)]
+        if not (key.endswith("kwargs") and changed):
+            result[key] = value
+    return result
 
 
 # --- words ----------------------------------------------------------------------------------------
 
 
-def split_words(words: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the dotted key and the texts of each ``--a.b.c text`` or ``--a.b.c=text``."""
-    option: list[str] = []
-    texts: list[str] = []
-    for word in [*words, "--"]:
-        if not word.startswith("--"):
-            if not option:
-                raise ConfigError(f"{word!r} is not an option: expected --section.key value")
-            texts.append(word)
-            continue
-        if option:
-            yield option, texts
-        name, equals, text = word[2:].partition("=")
-        option, texts = name.split("."), [text] if equals else []
+def split_words(
+    section_type: type[Section], words: Sequence[str]
+) -> list[tuple[list[str], list[str]]]:
+    """The dotted key and the texts of each ``--a.b.c text`` or ``--a.b.c=text``.
 
-
-def with_positional(section_type: type[Section], words: Sequence[str]) -> list[str]:
-    """The words with those that belong to no option behind ``--NAME`` of a positional key."""
-    if not section_type.positional:
-        return list(words)
-    options: list[str] = []
+    Words of no option are those of the positional key.
+    """
+    positional = section_type.positional
+    options: list[tuple[list[str], list[str]]] = []
     free: list[str] = []
-    takes = 0
+    room = 0
     for word in words:
         if word.startswith("--"):
-            field = section_type.model_fields.get(word[2:])
-            annotation = None if field is None else field.annotation
-            is_list = any(get_origin(member) is list for member in _members(annotation))
-            takes = 0 if "=" in word or annotation is bool else len(words) if is_list else 1
-            options.append(word)
-        elif takes:
-            takes -= 1
-            options.append(word)
-        else:
+            name, equals, text = word[2:].partition("=")
+            options.append((name.split("."), [text] if equals else []))
+            annotation = annotation_at(section_type, [name], {})
+            if equals or (positional and annotation is bool):
+                room = 0
+            elif positional and list not in map(get_origin, members(annotation)):
+                room = 1
+            else:
+                room = len(words)
+        elif room:
+            room -= 1
+            options[-1][1].append(word)
+        elif positional:
             free.append(word)
-    return [*options, f"--{section_type.positional}", *free] if free else options
-
-
-def _entries(words: Sequence[str]) -> Entries:
-    """The words as nested values, whatever their annotations are."""
-    entries = Entries()
-    for path, texts in split_words(words):
-        _set(entries, path, _plain(texts[0]) if texts else True)
-    return entries
+        else:
+            raise ConfigError(f"{word!r} is not an option: expected --section.key value")
+    return [*options, ([positional], free)] if free else options
 
 
 def _set(entries: Entries, path: Sequence[str], value: Any) -> None:
@@ -324,32 +272,33 @@ def _set(entries: Entries, path: Sequence[str], value: Any) -> None:
     entries[last] = value
 
 
-def _plain(text: str) -> Any:
-    """A word read as YAML; the word itself where it is text or no YAML."""
-    try:
-        value = parse_yaml(text)
-    except ValueError:
-        return text
-    return text if isinstance(value, str) else value
+def _readings(texts: Sequence[str]) -> list[Any]:
+    """What the texts of an option may mean: YAML or text, of one value or of a list."""
+    plain = []
+    for text in texts:
+        try:
+            value = yaml.load(text, _Loader)
+        except (ValueError, yaml.YAMLError):
+            value = text
+        plain.append(text if isinstance(value, str) else value)
+    if len(texts) == 1:
+        return [plain[0], texts[0], plain, [*texts]]
+    return [plain, [*texts]] if texts else [True]
 
 
-def _value(annotation: Any, texts: Sequence[str]) -> Any:
-    """The value of a word's texts, as far as the annotation decides: a switch, a list, text."""
-    if not texts:
-        return True
-    lists = [member for member in _members(annotation) if get_origin(member) is list]
-    value = _plain(texts[0])
-    if len(texts) == 1 and (not lists or value is None or isinstance(value, list)):
-        return _text_or(annotation, value, texts[0])
-    if lists and (len(texts) > 1 or not _admits(annotation, str)):
-        return [_text_or(get_args(lists[0])[0], _plain(text), text) for text in texts]
-    return texts[0] if len(texts) == 1 else list(texts)
-
-
-def _text_or(annotation: Any, value: Any, text: str) -> Any:
-    """The value of a word, or its text where the key can be text and not such a value."""
-    is_scalar = isinstance(value, int | float) and not _admits(annotation, type(value))
-    return text if is_scalar and _admits(annotation, str) else value
+def _value(annotation: Any, path: Sequence[str], texts: Sequence[str]) -> Any:
+    """The first reading of an option's texts that its key can have."""
+    if not texts and bool not in members(annotation):
+        raise ConfigError(f"--{'.'.join(path)} has no value")
+    readings = _readings(texts)
+    adapter = TypeAdapter(annotation)
+    for value in readings if readings[0] is not None else ():
+        try:
+            adapter.validate_json(json.dumps(value), strict=True)
+        except ValidationError:
+            continue
+        return value
+    return readings[0]
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -364,27 +313,25 @@ def program_of(values: Mapping[str, Any]) -> str | None:
     if values.keys() & LAUNCHER_KEYS:
         return "accelerate launch"
     for name, program in installed_programs().items():
-        if program.config is None:
-            continue
-        try:
-            section_type = resolve_name(program.config).choose(values)
-        except ConfigError:  # the values choose no alternative
-            continue
-        if fits(section_type, values):
-            return name
+        if program.config is not None:
+            try:
+                section_type = resolve_name(program.config).choose(values)
+            except ConfigError:  # the values choose no alternative
+                continue
+            if fits(section_type, values):
+                return name
     return None
 
 
-def _of_another(values: Mapping[str, Any], file: str | Path) -> str:
-    """Whose configuration the values of a file are; empty where no program has their keys."""
-    program = program_of(values)
-    if program is None:
-        return ""
-    if program == "run":
-        return f"this is a pipeline: rl-caption run {file}"
-    run = f"rl-caption {program} --config {file}"
-    use = "pass it as --config_file" if " " in program else run
-    return f"this is a configuration of {program}: {use}"
+def fits(section_type: type[Section], values: Mapping[str, Any]) -> bool:
+    """Whether a section has all keys of ``values``."""
+    for name, value in values.items():
+        if name not in section_type.model_fields:
+            return False
+        section = section_of(section_type.model_fields[name].annotation, value)
+        if section is not None and isinstance(value, Mapping) and not fits(section, value):
+            return False
+    return True
 
 
 def _sentences(
@@ -393,8 +340,10 @@ def _sentences(
     """What is wrong, one sentence a key."""
     found: dict[str, str] = {}
     for item in error.errors(include_url=False):
-        path = _path(section_type, item["loc"], values)
-        key = dotted(path)
+        path = _path(item["loc"], values)
+        if item["type"] == "missing" and path[-1:] != [item["loc"][-1]]:
+            path.append(item["loc"][-1])
+        key = dotted(tuple(path))
         if item["type"] == "extra_forbidden":
             text = _no_key(section_type, path, values)
         else:
@@ -402,98 +351,60 @@ def _sentences(
         if key in found and item["type"] != "value_error":  # another type of a union
             text = f"{found[key]} or {text.partition(': expected ')[2]}"
         found[key] = text
-    sentences = list(found.values())
-    more = len(sentences) - 3
-    return [*sentences[:3], f"and {more} more"] if more > 0 else sentences
+    return list(found.values())[:3]
 
 
-def _path(annotation: Any, location: tuple[int | str, ...], values: Any) -> tuple[int | str, ...]:
+def _path(location: Sequence[int | str], values: Any) -> list[int | str]:
     """The location of an error without the tags of alternatives and unions."""
     path: list[int | str] = []
-    for key in location:
-        section = section_of(annotation, values)
-        if section is not None and key == section.__name__:
-            continue
-        if isinstance(key, int):
-            items = [get_args(member)[0] for member in _members(annotation) if get_args(member)]
-            annotation = items[0] if items else Any
-        elif section is None and _item(annotation) is None and annotation is not Any:
-            break
-        else:
-            annotation = _inner(annotation, key, values)
-        path.append(key)
-        is_table = isinstance(values, Mapping) and isinstance(key, str)
-        values = values.get(key) if is_table else None
-    return tuple(path)
+    for part in location:
+        if isinstance(part, int):
+            path.append(part)
+            values = values[part] if part < len(values) else None
+        elif isinstance(values, Mapping) and part in values:
+            path.append(part)
+            values = values[part]
+    return path
 
 
-def keys_of(section_type: type[Section], values: Any = None) -> Iterator[str]:
+def keys_of(section_type: type[Section]) -> Iterator[str]:
     """Yield the dotted names of all keys of a section and of the sections in it."""
     for name, field in section_type.model_fields.items():
         yield name
-        inner = values.get(name) if isinstance(values, Mapping) else None
-        section = section_of(field.annotation, inner)
-        if section is not None:
-            yield from (f"{name}.{key}" for key in keys_of(section, inner))
-
-
-def fits(section_type: type[Section], values: Mapping[str, Any]) -> bool:
-    """Whether a section has all keys of ``values``."""
-    for name, value in values.items():
-        field = section_type.model_fields.get(name)
-        if field is None:
-            return False
-        section = section_of(field.annotation, value)
-        if section is not None and isinstance(value, Mapping) and not fits(section, value):
-            return False
-    return True
+        for section in sections_of(field.annotation):
+            yield from (f"{name}.{key}" for key in keys_of(section))
 
 
 def _no_key(
-    section_type: type[Section], path: tuple[int | str, ...], values: Mapping[str, Any]
+    section_type: type[Section], path: Sequence[int | str], values: Mapping[str, Any]
 ) -> str:
     """That there is no such key, and which alternative has it, or the nearest one."""
-    key = dotted(path)
+    key = dotted(tuple(path))
     *parents, last = map(str, path)
     inner: Any = values
     for name in parents:
         inner = inner.get(name) if isinstance(inner, Mapping) else None
     owner = section_of(annotation_at(section_type, parents, values), inner) or section_type
     for section, rest in ((owner, last), (section_type, key)):
-        others = [other for other in _alternatives(section) if rest in keys_of(other)]
-        if others:
-            owners = " or ".join(_summary(other) for other in others)
-            return f"there is no key {key} here: it is for {owners}"
-    known = list(keys_of(section_type, values))
-    same = [name for name in known if name.rpartition(".")[2] == last]
+        base = next(one for one in section.__mro__ if "choose" in vars(one))
+        others = _subclasses(base) if base is not Section else ()
+        owners = [first_paragraph(other) for other in others if rest in keys_of(other)]
+        if owners:
+            return f"there is no key {key} here: it is for {' or '.join(owners)}"
+    known = list(keys_of(section_type))
     siblings = [".".join([*parents, name]) for name in owner.model_fields]
+    same = [name for name in known if name.rpartition(".")[2] == last]
     nearest = [SYNONYMS[last]] if SYNONYMS.get(last) in known else []
     nearest += difflib.get_close_matches(key, same, 1, 0.0)
-    nearest += difflib.get_close_matches(key, siblings, 1, 0.6)
-    nearest += difflib.get_close_matches(key, known, 1, 0.7)
+    nearest += difflib.get_close_matches(key, [*siblings, *known], 1)
     hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(siblings)}"
     return f"there is no key {key}: {hint}"
-
-
-def _alternatives(section: type[Section]) -> list[type[Section]]:
-    """The alternatives to a section, as far as they are imported."""
-    for base in section.__mro__:
-        if base is not Section and "choose" in vars(base):
-            others = [other for other in _subclasses(base) if other is not section]
-            return [other for other in others if not other.__subclasses__()]
-    return []
 
 
 def _subclasses(base: type[Section]) -> Iterator[type[Section]]:
     for inner in base.__subclasses__():
         yield inner
         yield from _subclasses(inner)
-
-
-def _summary(section: type[Section]) -> str:
-    """What a section is, by its docstring."""
-    text = re.split(r"[.:;] ", str(section.__doc__), maxsplit=1)[0].replace("``", "").rstrip(".")
-    return text[:1].lower() + text[1:]
 
 
 # --- command line ---------------------------------------------------------------------------------
@@ -504,12 +415,9 @@ def parse(section_type: type[Config], arguments: Sequence[str], program: str) ->
 
     ``--help``, ``--help SECTION`` and ``--print_config`` print and leave.
     """
-    words = with_positional(
-        section_type, ["--help" if word == "-h" else word for word in arguments]
-    )
+    words = ["--help" if word == "-h" else word for word in arguments]
     prints = "--print_config" in words
-    if prints:
-        words.remove("--print_config")
+    words = [word for word in words if word != "--print_config"]
     where = program
     try:
         file, words = file_of(words)
@@ -531,63 +439,47 @@ def parse(section_type: type[Config], arguments: Sequence[str], program: str) ->
 
 def file_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The value of ``--config``, None where there is none, and the other words."""
-    file, rest = None, []
-    words = list(words)
-    while words:
-        word = words.pop(0)
-        if word.partition("=")[0] != "--config":
-            rest.append(word)
-            continue
-        if file is not None:
-            raise ConfigError("--config is given twice: a file names others as its base")
-        if word == "--config" and (not words or words[0].startswith("--")):
-            raise ConfigError("--config has no value: expected a file or the name of a recipe")
-        file = words.pop(0) if word == "--config" else word.partition("=")[2]
-    return file, rest
-
-
-WIDTH = 100
-"""Columns of ``--help``."""
-INDENT = " " * 6
+    files: list[str] = []
+    others: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        option, equals, value = word.partition("=")
+        if option == "--config":
+            files.append(value if equals else next(remaining, "--"))
+        else:
+            others.append(word)
+    if len(files) > 1 or any(file.startswith("--") for file in files):
+        raise ConfigError(f"--config is {', '.join(files)}: expected one file, or a recipe's name")
+    return (files[0] if files else None), others
 
 
 def help_lines(section_type: type[Section], section: str = "") -> Iterator[str]:
     """Keys, types, defaults, ranges and descriptions; of all, or of one section."""
-    schema = section_type.model_json_schema()
     if not section:
         yield from textwrap.wrap(first_paragraph(section_type), WIDTH)
-        yield ""
-        yield "--config  FILE, or the name of a recipe (rl-caption configs list)"
-    options = list(_options(schema, schema.get("$defs", {})))
-    for key, option, description in options:
+        yield "\n--config  FILE, or the name of a recipe (rl-caption configs list)"
+    for key, option in dict(_options(section_type)).items():
         if f"{key}.".startswith(f"{section}." if section else ""):
-            default = option.get("default", "")
-            shown_default = f" = {json.dumps(default)}" if "default" in option else ""
-            head = f"--{key}  {_type_name(option)}{shown_default}"
-            yield from textwrap.wrap(head, WIDTH, subsequent_indent=INDENT)
-            yield from textwrap.wrap(
-                description, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT
-            )
+            default = f" = {json.dumps(option['default'])}" if "default" in option else ""
+            head = f"--{key}  {_type_name(option)}{default}"
+            yield from textwrap.wrap(head, WIDTH, subsequent_indent=" " * 6)
+            yield textwrap.indent(textwrap.fill(option.get("description", ""), WIDTH - 6), " " * 6)
 
 
-def _options(
-    schema: Mapping[str, Any], sections: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Yield key, JSON schema and description of each option, also of those in sections."""
-    for name, option in schema["properties"].items():
+def _options(section_type: type[Section], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield key and JSON schema of each option, also of those in sections and tables."""
+    properties = section_type.model_json_schema()["properties"]
+    for name, field in section_type.model_fields.items():
         key = f"{prefix}{name}"
-        branches = [option, *option.get("anyOf", ()), *option.get("oneOf", ())]
-        inner = [(branch["$ref"], f"{key}.") for branch in branches if "$ref" in branch]
-        for branch in branches:
-            table = branch.get("additionalProperties")
-            if isinstance(table, dict) and "$ref" in table:
-                inner.append((table["$ref"], f"{key}.NAME."))
-            if "$ref" in branch.get("items", {}):
-                inner.append((branch["items"]["$ref"], f"{key}[0]."))
+        inner = [(section, f"{key}.") for section in sections_of(field.annotation)]
+        for member in members(field.annotation):
+            place = {dict: ".NAME.", list: "[0]."}.get(get_origin(member) or object, "")
+            items = sections_of(get_args(member)[-1]) if place else []
+            inner += [(section, f"{key}{place}") for section in items]
         if not inner:
-            yield key, option, option.get("description", "")
-        for reference, inner_prefix in inner:
-            yield from _options(sections[reference.rpartition("/")[2]], sections, inner_prefix)
+            yield key, properties[name]
+        for section, inner_prefix in inner:
+            yield from _options(section, inner_prefix)
 
 
 def _type_name(schema: Mapping[str, Any]) -> str:
@@ -596,9 +488,7 @@ def _type_name(schema: Mapping[str, Any]) -> str:
         return " or ".join(_type_name(branch) for branch in schema["anyOf"])
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
-    if "const" in schema:
-        return str(schema["const"])
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     limits = [f" {sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
     items = f" of {_type_name(schema['items'])}" if "items" in schema else ""
-    return f"{schema.get('type', 'any')}{items}{','.join(limits)}"
+    return f"{schema.get('type', schema.get('const', 'any'))}{items}{','.join(limits)}"

@@ -8,18 +8,16 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rl_caption.cli.configuration import file_of, program_of, read_file
 from rl_caption.cli.pipeline import Wishes, make_stages, read_wishes
-from rl_caption.cli.preflight import Finding, has_weights, preflight
+from rl_caption.cli.preflight import Finding, preflight
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.cli.stages import Stage, load, read_pipeline
 from rl_caption.cli.torchvision_remedy import FAULT, import_error, mend
 from rl_caption.config.shipped import find_config
-from rl_caption.runtime.errors import EXPECTED, OPTIONAL, UsageError, installed_version
+from rl_caption.runtime.errors import OPTIONAL, UsageError, installed_version
 from rl_caption.runtime.threads import granted_cores
 
 NEEDED = (
@@ -30,7 +28,6 @@ NEEDED = (
 GB = 1e9
 REINSTALL = "python -m pip install rl-caption (in a clone, make install)"
 OTHER_TORCH = "reinstall torch and torchvision in matching versions: https://pytorch.org/get-started/locally/ has the command"
-SMALLER = "set model.lora and model.dtype bfloat16, a smaller train.micro_batch_size, or an engine that shards (docs/scaling.md)"
 
 
 def package_findings() -> Iterator[Finding]:
@@ -104,119 +101,24 @@ SECTIONS = {
 }
 
 
-def stage_findings(stages: Sequence[Stage]) -> Iterator[Finding]:
-    """Yield what stages need and, where nothing is missing, whether a step of a captioner that is
-    there fits the device, and the scales of its rewards.
-
-    No weights are downloaded, and no image is decoded for a check.
-    """
-    fatal = False
-    for finding in preflight(stages):
-        fatal |= finding.fatal
-        yield finding
-    for stage in stages:
-        if stage.program in ("xe", "scst") and not fatal:
-            try:
-                yield from _step_findings(stage.config)
-            except EXPECTED as error:
-                yield Finding("captioner", str(error), "the run does not start", True)
-
-
-def _step_findings(config: Any) -> Iterator[Finding]:
-    from rl_caption.config import build
-
-    init, data = config.model.init, config.data
-    if init is not None and not Path(init).exists() and config.model.name != "huggingface":
-        return  # an earlier stage makes it
-    build.quiet_libraries()
-    rows = build.build_data(data).split("train")
-    references = build.references_of(rows)
-    ready = init is None or has_weights(init)
-    captioner = build.build_captioner(
-        config.model, references, data.cache_mb, data.tokenizer, weights=ready
-    )
-    yield _memory_finding(config, rows, captioner)
-    if hasattr(config, "reward") and ready:
-        yield _reward_finding(config, rows, captioner)
-
-
-def _memory_finding(config: Any, rows: Sequence[Any], captioner: Any) -> Finding:
-    """What a step holds at least, on one process without DeepSpeed, against the memory of the
-    device.
-
-    Keys and values are those of decoding, of vision-language models; activations, which depend on
-    the model, come on top.
-    """
-    import psutil
-    import torch
-
-    train = config.train
-    images = min(train.micro_batch_size or train.batch_size, len(rows))
-    first_rows = [rows[number] for number in range(images)]
-    parameters = list(captioner.policy.parameters())
-    trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-    held = {"weights": sum(parameter.nbytes for parameter in parameters)}
-    held["gradients and moments"] = 3 * trained
-    tokens, captions = 0, 0
-    if hasattr(config, "rollout"):
-        tokens, captions = config.rollout.max_new_tokens, images * (config.rollout.num_samples + 1)
-        held["weights"] += trained * bool(train.kl_coef or config.monitor.kl)
-    else:
-        tokens = train.max_target_tokens
-    if hasattr(captioner, "key_value_bytes"):
-        captions = max(captions, config.eval.batch_size * (config.eval.num_beams or 1))
-        held["keys and values"] = captioner.key_value_bytes(first_rows, captions, tokens)
-    on_gpu = torch.cuda.is_available()
-    memory = torch.cuda.mem_get_info()[1] if on_gpu else psutil.virtual_memory().total
-    value = ", ".join(f"{what} {size / GB:.2g} GB" for what, size in held.items())
-    value += f": {sum(held.values()) / GB:.2g} of {memory / GB:.1f} GB, activations not counted"
-    if sum(held.values()) <= memory:
-        return Finding("memory of a step", value)
-    return Finding("memory of a step", value, "it does not fit the device", True, SMALLER)
-
-
-def _reward_finding(config: Any, rows: Sequence[Any], captioner: Any) -> Finding:
-    """The scales of the reward's terms on references, and on samples of a captioner."""
-    from accelerate import Accelerator
-
-    from rl_caption.config import build
-    from rl_caption.runtime.engines import accelerator_kwargs, usable_precision
-    from rl_caption.scst.advantages import build_advantage
-    from rl_caption.scst.reward_scales import sample_scores, scale_report
-
-    tokenizer, train = config.data.tokenizer, config.train
-    reward = build.build_reward(config.reward, build.references_of(rows), tokenizer=tokenizer)
-    precision = usable_precision(train.mixed_precision)
-    accelerator = Accelerator(mixed_precision=precision, **accelerator_kwargs())
-    size = train.micro_batch_size or 16
-    advantage = build_advantage(train.advantage, train.advantage_kwargs)
-    decoding = build.build_decoding(config.rollout, advantage)
-    sample = partial(sample_scores, captioner, decoding, train.seed, accelerator, size)
-    return Finding("reward", "\n  ".join(scale_report(reward, rows, sample)))
-
-
-def doctor(findings: Iterable[Finding] | None = None, command: str = "run demo") -> int:
-    """Print the report, and what ``findings`` say of what a ``command`` needs.
+def doctor(stages: Sequence[Stage], command: str, rows: bool = True) -> int:
+    """Print the report, and what the ``stages`` of a command need.
 
     Returns:
-        0 when the main job (and that command) can run here, 1 when something is missing.
+        0 when the main job and that command can run here, 1 when something is missing.
     """
     fatal = []
     for title, section in SECTIONS.items():
         fatal += _print_section(title, section())
     verdict = "The main job cannot run here"
-    if not fatal and findings is not None:
-        fatal = _print_section("Configuration", findings)
-        verdict = "The main job can run here, but not yet with this configuration"
+    if not fatal:
+        fatal = _print_section("Configuration", preflight(stages, rows))
+        verdict = f"The main job can run here, but not yet {command}"
     if fatal:
         remedies = [finding.remedy or f"{finding.value} (see above)" for finding in fatal]
         print(f"{verdict}: {', '.join(finding.name for finding in fatal)}.")
         print(f"To repair it: {'; then '.join(dict.fromkeys(remedies))}")
         return 1
-    from rl_caption.runtime.launch import launch_command
-
-    print("Two processes that train together on this machine:")
-    print(f"  {launch_command(2, ['-m', 'rl_caption', *shlex.split(command)])}")
     print(f"The main job can run here. To start it: rl-caption {command}")
     return 0
 
@@ -240,16 +142,14 @@ def main(arguments: Sequence[str]) -> int:
     if config is None:
         if words:
             raise UsageError(USAGE)
-        return doctor(preflight(make_stages("demo", Wishes()), rows=False))
-    found = program_of(read_file(find_config(config)))
-    name = found if found in PROGRAMS else "scst"  # whose loader says what is wrong
-    if name == "run":
-        wishes = read_wishes(words, list(read_pipeline(config)))
-        stages = make_stages(config, wishes)
-        return doctor(stage_findings(stages), shlex.join(["run", config, *words]))
+        return doctor(make_stages("demo", Wishes()), "run demo", rows=False)
+    program = program_of(read_file(find_config(config)))
+    if program == "run":
+        stages = make_stages(config, read_wishes(words, list(read_pipeline(config))))
+        return doctor(stages, shlex.join(["run", config, *words]))
+    name = program if program in PROGRAMS else "scst"  # whose loader says what is wrong
     words = ["--config", config, *words]
-    stage = Stage(name, name, words, load(name, words))
-    return doctor(stage_findings([stage]), shlex.join([name, *words]))
+    return doctor([Stage(name, name, words, load(name, words))], shlex.join([name, *words]))
 
 
 def _print_section(title: str, findings: Iterable[Finding]) -> list[Finding]:

@@ -7,7 +7,6 @@ the earlier stage is sent to another folder, the path follows.
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -225,12 +224,11 @@ def _changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 # --- running ------------------------------------------------------------------------------------
 
 
-def run_pipeline(name: str, words: Sequence[str]) -> list[tuple[Stage, float]] | None:
+def run_pipeline(name: str, words: Sequence[str]) -> list[Stage] | None:
     """Run what is not finished of a pipeline.
 
     Returns:
-        The stages, and the seconds that each took; None where nothing was to be run, or a signal
-        stopped a stage.
+        The stages; None where nothing was to be run, or a signal stopped a stage.
 
     Raises:
         ConfigError: something is missing, or a stage was made in another way. Nothing is trained.
@@ -250,16 +248,13 @@ def run_pipeline(name: str, words: Sequence[str]) -> list[tuple[Stage, float]] |
         raise error
     if wishes.dry:
         return None
-    told = []
     for number, (stage, action) in enumerate(zip(stages, actions, strict=True), start=1):
         if is_main:
             done = "finished, " if action == "skip" else ""
             print(f"\n[{number}/{len(stages)}] {done}{stage.name}: {stage.command}", flush=True)
-        before = time.monotonic()
         if action != "skip" and not _run(stage, action, is_main):
             return None
-        told.append((stage, time.monotonic() - before))
-    return told
+    return stages
 
 
 def _checked_actions(stages: Sequence[Stage], wishes: Wishes) -> list[str]:

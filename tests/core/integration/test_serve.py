@@ -402,11 +402,12 @@ class Slow:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sigterm_ends_the_server_after_what_it_took(workers: int, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(SLOW_REWARD)
-    (tmp_path / "mix.yaml").write_text("terms: {slow: {weight: 1.0, target: 'my_rewards:Slow'}}")
+    terms = "terms: {slow: {weight: 1.0, target: 'my_rewards:Slow'}}"
+    (tmp_path / "mix.yaml").write_text(f"reward: {{{terms}}}")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = ["serve", "--reward", "mix.yaml", "--port", str(port), "--workers", str(workers)]
+    words = ["serve", "--config", "mix.yaml", "--port", str(port), "--workers", str(workers)]
     command = [sys.executable, "-m", "rl_caption", *words]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as server:

@@ -9,10 +9,8 @@ import difflib
 import inspect
 import json
 import reprlib
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_type_hints
 
 from pydantic import (
@@ -28,6 +26,7 @@ from pydantic import (
 from rewards.base import TARGETS, errors_of_user_code
 from rewards.trust import import_outside
 
+VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 _REPR = reprlib.Repr()
 _WORDS = {
     "greater than or equal to": "at least",
@@ -131,7 +130,7 @@ def wrong_arguments(
         required: whether missing arguments are wrong, too.
     """
     options = options_of(target, skip)
-    takes = [option for option, parameter in options.items() if _is_named(parameter)]
+    takes = [name for name, option in options.items() if option.kind not in VARIADIC]
     model = _model_of(target, options, required)
     try:
         model.model_validate_json(json.dumps(arguments), strict=True)
@@ -153,10 +152,6 @@ def wrong_arguments(
     return []
 
 
-def _is_named(parameter: inspect.Parameter) -> bool:
-    return parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-
-
 def _model_of(
     target: Any, options: Mapping[str, inspect.Parameter], required: bool
 ) -> type[BaseModel]:
@@ -169,10 +164,8 @@ def _model_of(
     except NameError:  # imported for type checkers only
         hints = {}
     fields: dict[str, Any] = {}
-    takes_any = False
     for index, (name, parameter) in enumerate(options.items()):
-        if not _is_named(parameter):
-            takes_any |= parameter.kind is parameter.VAR_KEYWORD
+        if parameter.kind in VARIADIC:
             continue
         annotation = hints.get(name, Any)
         try:
@@ -180,12 +173,10 @@ def _model_of(
         except (PydanticUserError, TypeError):
             annotation = Any
         is_required = required and parameter.default is parameter.empty
-        default = ... if is_required else None
-        fields[f"option{index}"] = (annotation, Field(default, alias=name))
-    extra: Any = "allow" if takes_any else "forbid"
-    return create_model(
-        "Options", __config__=ConfigDict(extra=extra, allow_inf_nan=False), **fields
-    )
+        fields[f"option{index}"] = (annotation, Field(... if is_required else None, alias=name))
+    takes_any = any(option.kind is option.VAR_KEYWORD for option in options.values())
+    rules = ConfigDict(extra="allow" if takes_any else "forbid", allow_inf_nan=False)
+    return create_model("Options", __config__=rules, **fields)
 
 
 def load_target(
@@ -225,33 +216,15 @@ def load_target(
         with errors_of_user_code(f"{key} {name}", error, kept):
             module = import_outside(module_name)
     except (ImportError, SyntaxError) as failure:
-        same = next(
-            (entry for entry in (table or {}).values() if entry.endswith(f":{attribute}")), None
-        )
-        hint = f". Did you mean {same!r}?" if same else ""
         raise error(
-            f"{key} is {name!r}: module {module_name!r} cannot be imported: "
-            f"{failure}{hint}{_hidden(module_name)}"
+            f"{key} is {name!r}: module {module_name!r} cannot be imported: {failure}"
         ) from failure
     value = getattr(module, attribute, None)
     if not callable(value) and not isinstance(value, values):
         raise error(
-            f"{key} is {name!r}: module {module_name!r} has no class or function "
-            f"{attribute!r}{_hidden(module_name)}"
+            f"{key} is {name!r}: module {module_name!r} has no class or function {attribute!r}"
         )
     return value
-
-
-def _hidden(module_name: str) -> str:
-    """A hint where a file of the working directory has the name of an installed package, which is
-    imported instead.
-    """
-    package = module_name.partition(".")[0]
-    loaded = getattr(sys.modules.get(package), "__file__", None)
-    for mine in (Path(f"{package}.py").resolve(), Path(package).resolve()):
-        if loaded and mine.exists() and not Path(loaded).resolve().is_relative_to(mine):
-            return f"; {mine} is hidden by the installed package {package!r}: rename it"
-    return ""
 
 
 def target_name(target: Any) -> str:

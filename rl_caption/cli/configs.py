@@ -2,63 +2,39 @@
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rl_caption.cli.configuration import program_of, read_file
-from rl_caption.cli.programs import PROGRAMS
+from rl_caption.cli.configuration import USAGES, program_of, read_file
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.runtime.errors import UsageError
 
 WIDTH = 80
-INDENT = 22
-"""Columns of the names; a longer name has a line of its own."""
 
 
 def main(words: Sequence[str]) -> int:
     """Run ``configs list``, or ``configs show NAME > mine.yaml``."""
     if len(words) == 2 and words[0] == "show":
         print(find_config(words[1]).read_text(encoding="utf-8"), end="")
-    elif words and words != ["list"]:
+        return 0
+    if words and words != ["list"]:
         raise UsageError("expected rl-caption configs list, or rl-caption configs show NAME")
-    else:
-        print("\n".join(_list_lines()))
+    lines = []
+    for name, file in shipped_configs().items():
+        program = program_of(read_file(file))
+        command = USAGES.get(str(program), f"rl-caption {program} --config")
+        lines.append(f"{command} {name}\n{describe(file)}")
+    print("\n".join(sorted(lines)))
+    print("\nrl-caption configs show NAME > mine.yaml copies one, to be changed.")
     return 0
 
 
-def _list_lines() -> Iterator[str]:
-    """The recipes, program by program, at most ``WIDTH`` columns wide."""
-    recipes: dict[str, list[str]] = {program: [] for program in ("run", "scst", *PROGRAMS)}
-    files = shipped_configs()
-    for name in sorted(files, key=lambda name: (name[:3] != "own", name[:4] != "demo", name)):
-        recipes.setdefault(program_of(read_file(files[name])) or "", []).append(name)
-    for program, names in recipes.items():
-        if not names:
-            continue
-        is_launcher = program not in PROGRAMS
-        if is_launcher:
-            yield "accelerate launch --config_file FILE"
-        else:
-            yield (
-                f"rl-caption {program} NAME"
-                if program == "run"
-                else f"rl-caption {program} --config NAME"
-            )
-        if is_launcher:
-            yield "(FILE: rl-caption configs show NAME > FILE)"
-        for name in names:
-            text = f"  {name:<{INDENT - 1}} {describe(files[name])}"
-            indent = " " * (INDENT + 2)
-            yield textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
-        yield ""
-    yield "rl-caption configs show NAME > mine.yaml copies one, to be changed."
-
-
 def describe(file: Path) -> str:
-    """The first sentence of the comment that a recipe begins with."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    comment = " ".join(
-        line[1:].strip()
-        for line in lines[: next(i for i, line in enumerate(lines) if line[:1] != "#")]
-    )
-    return re.split(r"(?<=\.) +|:? +accelerate launch ", comment)[0]
+    """The first sentence of the comment that a recipe begins with, indented."""
+    comment = ""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        comment += line[1:]
+    first = re.split(r"(?<=\.) +|:? +accelerate launch ", comment.strip())[0]
+    return textwrap.fill(first, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)

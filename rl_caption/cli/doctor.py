@@ -141,7 +141,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{done}\n")
     if config is None:
         if words:
-            raise UsageError(USAGE)
+            raise UsageError(f"{words[0]!r} is no option\n{USAGE}")
         return doctor(make_stages("demo", Wishes()), "run demo", rows=False)
     program = program_of(read_file(find_config(config)))
     if program == "run":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rl_caption.cli.configuration import split_words
 from rl_caption.cli.preflight import preflight, refuse
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.cli.stages import (
@@ -26,6 +27,7 @@ from rl_caption.cli.stages import (
     starts_from,
 )
 from rl_caption.runtime.errors import EXPECTED, UsageError
+from rl_caption.runtime.options import Section
 
 INPUTS = "stage.json"
 """File in a stage's folder: what its data and the models that it starts from were."""
@@ -50,10 +52,10 @@ class Wishes:
     again: list[str] = field(default_factory=list)
     only: list[str] = field(default_factory=list)
     root: str | None = None
-    data: list[str] = field(default_factory=list)
-    """Overrides of every stage, such as ``data.path=mine.jsonl``."""
+    data: list[tuple[str, list[str]]] = field(default_factory=list)
+    """Overrides of every stage, such as ``data.path`` and ``[mine.jsonl]``."""
     stages: dict[str, list[str]] = field(default_factory=dict)
-    """Overrides by stage, such as ``--train.lr=1e-5``."""
+    """Overrides by stage, such as ``[--train.lr, 1e-5]``."""
 
 
 class Planned(NamedTuple):
@@ -72,32 +74,24 @@ def read_wishes(words: Sequence[str], stages: Sequence[str]) -> Wishes:
     Raises:
         UsageError: an option does not say for which stage it is, or has no value.
     """
-    wishes, words = Wishes(stages={stage: [] for stage in stages}), list(words)
-    while words:
-        option, equals, value = words.pop(0).partition("=")
-        key = option.removeprefix("--")
+    wishes = Wishes(stages={stage: [] for stage in stages})
+    for (stage, *rest), texts in split_words(Section, words):
+        key = ".".join([stage, *rest])
         if key == "dry":
-            wishes.dry = value != "false"
-            continue
-        if not equals:
-            if not words:
-                raise UsageError(f"{option} has no value")
-            value = words.pop(0)
-        stage, _, rest = key.partition(".")
-        if key in ("again", "only"):
-            getattr(wishes, key).extend(value.split(","))
+            wishes.dry = texts != ["false"]
+        elif not texts:
+            raise UsageError(f"--{key} has no value")
+        elif key in ("again", "only"):
+            getattr(wishes, key).extend(",".join(texts).split(","))
         elif key == "run.root":
-            wishes.root = value
+            wishes.root = texts[0]
         elif stage == "data":
-            wishes.data.append(f"{key}={value}")
+            wishes.data.append((key, texts))
         elif stage in wishes.stages and rest:
-            wishes.stages[stage].append(f"--{rest}={value}")
+            wishes.stages[stage] += [f"--{'.'.join(rest)}", *texts]
         else:
             forms = " or ".join(f"--{stage}.{key}" for stage in stages)
-            raise UsageError(
-                f"{option} does not say for which stage it is: write {forms}; only --data.KEY and "
-                f"--run.root are for all"
-            )
+            raise UsageError(f"--{key} does not say for which stage it is: write {forms}")
     unknown = [name for name in (*wishes.again, *wishes.only) if name not in stages]
     if unknown:
         raise UsageError(f"there is no stage {unknown[0]!r}: expected {', '.join(stages)}")
@@ -144,7 +138,8 @@ def _with_wishes(stage: Stage, wishes: Wishes, moved: Mapping[Path, Path]) -> St
         key = "run.dir" if hasattr(stage.config, "run") else "out"
         words.append(f"--{key}={Path(wishes.root) / stage.name}")
     prefix = "--" if hasattr(stage.config, "data") else "--all."  # of a grid's runs
-    words += [prefix + word for word in wishes.data]
+    for key, texts in wishes.data:
+        words += [f"{prefix}{key}", *texts]
     words += wishes.stages.get(stage.name, [])
     if not words:
         return stage

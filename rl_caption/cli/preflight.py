@@ -4,9 +4,8 @@ configuration, pipelines and ``doctor`` ask ``preflight``.
 
 import inspect
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rewards.base import RewardError
@@ -154,13 +153,17 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
         if made:
             yield Finding(key, f"{value}, which {made[-1]} makes")
         elif key == "model.init" and stage.program != "reward_model" and _is_on_hub(value):
-            yield _hub_finding(key, value)
+            from rewards.model_files import ask_hub
+
+            yield from _hub_findings(key, value, ask_hub, value, "config.json")
         else:
             commands = " or ".join(f"rl-caption run {name}" for name in makers(value))
             remedy = f"{commands} makes it" if commands else ""
             yield Finding(key, f"{value!r} is not there", fatal=True, remedy=remedy)
     for key, name, tag in _dual_encoders(stage):
-        yield from _tag_findings(key, name, tag)
+        from rewards.clip.backbone import ask_for_weights
+
+        yield from _hub_findings(key, f"{name} with weights {tag}", ask_for_weights, name, tag)
 
 
 def _is_on_hub(name: str) -> bool:
@@ -169,30 +172,16 @@ def _is_on_hub(name: str) -> bool:
     return HUB_NAME.fullmatch(name) is not None
 
 
-def _hub_finding(key: str, name: str) -> Finding:
-    """A captioner on the hub: its configuration is there, and its weights are here or downloaded."""
-    from rewards.model_files import ask_hub
-
+def _hub_findings(
+    key: str, what: str, ask: Callable[..., Any], *arguments: str
+) -> Iterator[Finding]:
+    """A model on the hub, which ``ask`` finds, or raises."""
     try:
-        ask_hub(name, "config.json")
+        ask(*arguments)
     except (OSError, ValueError) as error:
-        return Finding(key, str(error), fatal=True)
-    return Finding(key, name if has_weights(name) else f"{name}: the run downloads its weights")
-
-
-def has_weights(name: str) -> bool:
-    """Whether the weights of a captioner are in a folder or in the cache of the hub."""
-    from huggingface_hub import try_to_load_from_cache
-
-    files = (
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-    )
-    return Path(name).exists() or any(
-        isinstance(try_to_load_from_cache(name, file), str) for file in files
-    )
+        yield Finding(key, f"{what}: {error}", fatal=True)
+    else:
+        yield Finding(key, what)
 
 
 def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
@@ -208,15 +197,6 @@ def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
         name, tag = (stage.values.get(f"{section}.{key}") for key in ("name", "pretrained"))
         if name and tag:
             yield section, name, tag
-
-
-def _tag_findings(key: str, name: str, tag: str) -> Iterator[Finding]:
-    from rewards.clip.backbone import ask_for_weights
-
-    try:
-        ask_for_weights(name, tag)
-    except OSError as error:
-        yield Finding(key, f"{name} with weights {tag}: {error}", fatal=True)
 
 
 # --- data ---------------------------------------------------------------------------------------

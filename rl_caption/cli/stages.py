@@ -39,11 +39,6 @@ class Stage:
         return shlex.join(["rl-caption", self.program, *self.words])
 
     @property
-    def recipe(self) -> str:
-        """The file or the name after ``--config``; a program by itself may have none."""
-        return self.words[1]
-
-    @property
     def folder(self) -> Path:
         """Where it writes."""
         return Path(self.config.run.dir if hasattr(self.config, "run") else self.config.out)

@@ -29,12 +29,6 @@ class RetrievalConfig(Section):
     FOLDER}``.
     """
 
-    @model_validator(mode="after")
-    def _check_retrieval(self) -> Self:
-        if self.backbone is None and (self.pretrained is not None or self.kwargs):
-            raise ConfigError("backbone is not set, which pretrained and kwargs need")
-        return self
-
 
 class EvaluateConfig(PairsConfig):
     """``evaluate``: captions against references; ``--predictions F --help`` and ``--compare A B

@@ -136,16 +136,8 @@ class RewardModelConfig(TrustConfig):
             raise ConfigError(
                 f"data.format is {data.format!r}, which the task {self.task} does not read"
             )
-        if data.features_kwargs.keys() - {"pattern", "views"}:
-            raise ConfigError(
-                f"data.features_kwargs is {data.features_kwargs}: reward models read only pattern "
-                "and views"
-            )
         if data.features_root is not None and data.augment:
-            raise ConfigError(
-                "data.features_root and data.augment are both set, but stored features have one "
-                "view: leave augment out"
-            )
+            raise ConfigError("data.augment is set, but stored features have one view")
         return self
 
     def check(self) -> None:

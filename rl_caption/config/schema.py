@@ -269,8 +269,6 @@ class RolloutConfig(Section):
             raise ConfigError(
                 f"num_samples is {self.num_samples}: beam search has a width of at least 2"
             )
-        if self.beam_search and (self.temperature != 1 or self.temperature_schedule):
-            raise ConfigError("temperature is set: it is for samples, but beam_search is on")
         _check_ascending("temperature_schedule", self.temperature_schedule)
         for step, factor in self.temperature_schedule or ():
             if not MIN_TEMPERATURE <= self.temperature * factor <= MAX_TEMPERATURE:
@@ -389,10 +387,6 @@ class ScstTrainConfig(TrainConfig):
             raise ConfigError(
                 f"updates_per_rollout is {self.updates_per_rollout}: train.objective reinforce "
                 "needs samples of the current policy; use ppo_clip"
-            )
-        if self.kl_target is not None and self.kl_coef == 0:
-            raise ConfigError(
-                f"kl_target is {self.kl_target:g}: train.kl_coef, which it adapts, is 0"
             )
         return self
 

@@ -5,7 +5,6 @@ A class or function is named by a name from one of this package's tables, or as
 ``Annotated[float, Field(ge=0)]`` is an option with a range.
 """
 
-import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial, update_wrapper
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
@@ -116,25 +115,9 @@ def check_options(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], 
 
 
 def build_target(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], key: str) -> Any:
-    """An instance of a class that can be called, or a function with its options bound; see
-    ``check_options``.
-
-    Raises ``ConfigError`` also where it cannot be called with ``skip`` arguments.
-    """
+    """An instance of a class, or a function with its options bound; see ``check_options``."""
     check_options(target, skip, name, kwargs, key)
-    where = f"{key.removesuffix('kwargs').rstrip('._')} is {name!r}"
     if isinstance(target, type):
         with config_errors(f"{key}: {name} cannot be made"), errors_of_user_code(f"{key}: {name}"):
-            instance = target(**kwargs)
-        if not callable(instance):
-            raise ConfigError(f"{where}: its instances cannot be called")
-    else:
-        instance = update_wrapper(partial(target, **kwargs), target) if kwargs else target
-    try:
-        inspect.signature(instance).bind(*range(skip))
-    except ValueError:  # of some functions in C, no signature is known
-        return instance
-    except TypeError as error:
-        takes = f"it is called with {skip} argument(s), and takes {inspect.signature(instance)}"
-        raise ConfigError(f"{where}: {takes}: {error}") from error
-    return instance
+            return target(**kwargs)
+    return update_wrapper(partial(target, **kwargs), target) if kwargs else target

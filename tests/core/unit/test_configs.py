@@ -189,23 +189,12 @@ def test_a_recipe_that_is_not_there_is_named_with_the_nearest(name: str, part: s
     assert part in str(error.value)
 
 
-def test_recipes_are_listed_by_program_in_eighty_columns_the_core_first(capsys: Any) -> None:
+def test_recipes_are_listed_with_their_commands_and_shown(capsys: Any) -> None:
     assert configs.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    names, programs = [], []
-    for line in lines:
-        if line == "rl-caption run NAME" or line.endswith(" --config NAME"):
-            programs.append(line.split()[1])
-        elif line.startswith("  ") and line[2] != " ":
-            names.append(line.split()[0])
-            file = shipped_configs()[names[-1]]
-            plain = names[-1].startswith("accelerate/") or CONFIGS / file.name in PIPELINES
-            kind = None if plain else program_of(file)
-            assert kind is None or kind is resolve_name(str(CLI_PROGRAMS[programs[-1]].config))
-    assert programs[:3] == ["run", "scst", "xe"]
-    assert names[0].startswith("own")
-    assert sorted(names) == sorted(shipped_configs())
+    commands = [line for line in lines[:-2] if line[0] != " "]
+    assert {line.split()[-1] for line in commands} == shipped_configs().keys()
+    assert {"rl-caption run own", "rl-caption scst --config demo_scst"} <= {*commands}
     assert all(path.read_text().startswith("# ") for path in shipped_configs().values())
     assert configs.main(["show", "demo"]) == 0
     assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()

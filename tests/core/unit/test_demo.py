@@ -7,7 +7,6 @@ from pathlib import Path
 import yaml
 from PIL import Image
 
-from rl_caption.cli import demo
 from rl_caption.cli.demo import caption_sheet, main
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -41,39 +40,31 @@ TINY = {
 """What is changed in the shipped configurations, so that every stage takes seconds."""
 
 
-def judged(out: Path, split: str) -> dict[str, Path]:
-    """What is there: it would judge the same captioners again."""
-    return {name: out / f"{split}-{stage}" for name, stage in demo.CAPTIONERS.items()}
-
-
 def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for path in (REPOSITORY / "configs").rglob("demo*.yaml"):
         config = yaml.safe_load(path.read_text())
         if "stages" not in config:
             for section, changes in TINY.items():
-                config[section] |= changes
+                if section in config:
+                    config[section] |= changes
         copy = tmp_path / path.relative_to(REPOSITORY)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(yaml.safe_dump(config, sort_keys=False))
     monkeypatch.setattr("rl_caption.config.shipped.FOLDER", tmp_path / "configs")
     assert main([]) == 0
     printed = capsys.readouterr().out
-    assert re.findall(r"^\[(\d)/5\] ", printed, re.MULTILINE) == list("12345")
+    assert re.findall(r"^\[(\d+)/11\] ", printed, re.MULTILINE) == [str(n) for n in range(1, 12)]
     page = (tmp_path / "runs" / "demo" / "report.html").read_text()
-    headings = ["Stages", "Picture", "Results", "Captions", "Monitor", "Curves", "Settings"]
+    headings = ["Picture", "Results", "Captions", "Unseen"]
     assert re.findall(r"<h2>(\w+)</h2>", page) == headings
-    for split in ("test", "test_unseen"):
-        folders = [
-            tmp_path / "runs/demo/evaluation" / f"{split}-{name}"
-            for name in ("xe", "scst", "scst_mix")
-        ]
-        for folder in folders:
-            cider = json.loads((folder / "scores.json").read_text())["metrics"]["CIDEr"]
-            assert f">{100 * cider:.1f}<" in page
+    folders = [*tmp_path.glob("runs/demo/test_*"), *tmp_path.glob("runs/demo/unseen_*")]
+    assert len(folders) == 6
+    for folder in folders:
+        cider = json.loads((folder / "scores.json").read_text())["metrics"]["CIDEr"]
+        assert f">{100 * cider:.1f}<" in page
     assert page.count("<article") == 8
     steps = {path: path.read_text() for path in tmp_path.glob("runs/demo/*/metrics.jsonl")}
     assert len(steps) == 5
-    monkeypatch.setattr(demo, "judge", lambda stages, split, out: judged(out, split))
     assert main([]) == 0
     assert {path: path.read_text() for path in steps} == steps

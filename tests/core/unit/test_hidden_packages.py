@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rewards.options import load_target
 from tests.conftest import REPOSITORY
 
 
@@ -57,15 +56,3 @@ def test_under_the_launcher(tmp_path: Path) -> None:
     ended = started([*launcher, "-m", "rl_caption", "scst", "--help"], tmp_path)
     assert ended.returncode == 1
     assert f"error: {tmp_path / 'rewards.py'} hides the package" in ended.stderr
-
-
-@pytest.mark.parametrize("target", ["rewards:Brevity", "rewards.mine:Brevity"])
-def test_a_target_that_a_package_hides_is_named(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / (target.partition(":")[0].replace(".", "/") + ".py")
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("class Brevity:\n    pass\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"rewards(\.py)? is hidden by the installed package"):
-        load_target(target, "reward.terms.brevity.target")

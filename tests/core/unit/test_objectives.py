@@ -363,11 +363,6 @@ def test_an_image_with_fewer_captions_than_beams_is_named():
     [
         ({}, {}, "train.objective reinforce"),
         ({}, {"objective": "dico", "advantage": "greedy"}, "no greedy captions are decoded"),
-        (
-            {"temperature": 0.5},
-            {"objective": "dico"},
-            "temperature is set: it is for samples",
-        ),
     ],
 )
 def test_what_beam_search_does_not_go_with_is_refused(rollout, train, part):

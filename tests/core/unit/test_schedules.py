@@ -102,7 +102,6 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
             "greedy}}",
             "rollout.num_samples is 1: reward.normalize per_group",
         ),
-        ("train: {kl_target: 0.1}", "train.kl_target is 0.1"),
         (
             "{train: {kl_coef: 0.1, kl_target: 1, kl_horizon: 50}, rollout: {num_samples: 5}}",
             "train.kl_horizon is 50: a step has 250 captions",

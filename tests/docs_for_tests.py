@@ -26,7 +26,7 @@ PYTHON = ("python", "rl-caption", "accelerate")
 NAMES_OF_FILES = {
     "CONFIG": "configs/demo_scst.yaml",
     "C.yaml": "configs/demo_scst.yaml",
-    "OUT/cells/LABEL/seedN/scst.yaml": "configs/demo_scst.yaml",
+    "OUT/cells/LABEL/seedN/config.yaml": "configs/demo_scst.yaml",
 }
 """What a page calls any configuration -> one that is in the repository."""
 OF_THE_READER = (

@@ -174,7 +174,7 @@ for path in sorted(Path("ablation").glob("**/test*/predictions.json")):
 #
 # - Mend it: with `columns = frozenset({"references"})` the reward gets `columns["references"]`, a list of captions for
 #   each completion, and can pay only for colours that a reference names. `image` gives it the picture itself.
-# - `rl-caption doctor --config base.yaml` prints the scale of each term, and `reward.normalize: per_term`
-#   makes weights comparable ([Normalisation](../rewards.md#normalisation)).
+# - A run prints the scale of each term when it starts, and `reward.normalize: per_term` makes weights comparable
+#   ([Normalisation](../rewards.md#normalisation)).
 # - The same object runs under TRL's `GRPOTrainer` and `RLOOTrainer`: [TRL](../trl.md).
 # - A grid over a mixture's weight is one line, `alpha`: [Ablations](../scst.md#grids-of-runs).

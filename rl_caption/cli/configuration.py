@@ -47,6 +47,8 @@ SYNONYMS = {
 """What Transformers and TRL call an option -> its key here (docs/coming_from.md)."""
 USAGES = {"run": "rl-caption run", "accelerate launch": "accelerate launch --config_file"}
 """How files are used that are no configuration of one program."""
+TABLES: dict[Any, str] = {dict: ".NAME.", list: "[0]."}
+"""How keys of the sections in a table are written."""
 WIDTH = 100
 """Columns of ``--help``."""
 
@@ -249,7 +251,7 @@ def split_words(
             annotation = annotation_at(section_type, [name], {})
             if equals or (positional and annotation is bool):
                 room = 0
-            elif positional and list not in map(get_origin, members(annotation)):
+            elif positional and not any(get_origin(one) is list for one in members(annotation)):
                 room = 1
             else:
                 room = len(words)
@@ -473,7 +475,7 @@ def _options(section_type: type[Section], prefix: str = "") -> Iterator[tuple[st
         key = f"{prefix}{name}"
         inner = [(section, f"{key}.") for section in sections_of(field.annotation)]
         for member in members(field.annotation):
-            place = {dict: ".NAME.", list: "[0]."}.get(get_origin(member) or object, "")
+            place = TABLES.get(get_origin(member), "")
             items = sections_of(get_args(member)[-1]) if place else []
             inner += [(section, f"{key}{place}") for section in items]
         if not inner:

@@ -29,7 +29,6 @@ from rl_caption.lab.recaption import make_positives, recaption
 from rl_caption.reward_models.negatives import caption_source
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code, user_errors
 from rl_caption.runtime.launch import stop_requests
-from rl_caption.scst.advantages import build_advantage
 from tests.captioners_for_tests import REFERENCES
 from tests.core.extensions.test_captioner import GruCaptioner
 from tests.training_for_tests import DATA, run, xe_config
@@ -200,15 +199,6 @@ def test_a_target_that_returns_something_else_is_named(
         with pytest.raises((ConfigError, DataError, RewardError)) as failed:
             call(tmp_path / str(number))
         assert name.rpartition(" ")[2] in str(failed.value) or "named" in str(failed.value), answer
-
-
-def one_argument(rewards: Any) -> Any:
-    return rewards
-
-
-def test_what_cannot_be_called_as_it_will_be_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"train\.advantage is.*one_argument"):
-        build_advantage(f"{__name__}:one_argument", {})
 
 
 class Failing(GruCaptioner):

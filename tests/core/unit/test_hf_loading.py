@@ -147,7 +147,7 @@ def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):
     for folder in ("run", "run/export"):
         assert f"did you mean {expected}?" in refusal(init=str(tmp_path / folder))
         for call in (
-            lambda name: caption_files([name], [tmp_path / "photo.png"], Decoding()),
+            lambda name: caption_files(name, [tmp_path / "photo.png"], Decoding()),
             lambda name: score_captions(
                 EvaluateModelConfig(model=name, data=data, out=str(tmp_path / "out"))
             ),

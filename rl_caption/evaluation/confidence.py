@@ -11,7 +11,6 @@ Evaluation") for the bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for the
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -42,6 +41,10 @@ class Statistic(NamedTuple):
     """[N, C] what is summed."""
     of_sums: Callable[[Floats, int], Floats]
     """([S, C] sums, N) -> [S, K] metrics."""
+
+    def of_drawn(self, drawn: Floats) -> Floats:
+        """[S, K] metrics of S resamples; ``drawn`` [S, N] is how often each image is in one."""
+        return self.of_sums(drawn @ self.per_image, drawn.shape[1])
 
 
 class Difference(TypedDict):
@@ -113,7 +116,7 @@ def with_intervals(
         return evaluation
     intervals: dict[str, tuple[float, float]] = {}
     for statistic in statistics_of(evaluation, evaluation.metrics):
-        found = _intervals(partial(_metrics, statistic), evaluation.n, resamples, seed)
+        found = _intervals(statistic.of_drawn, evaluation.n, resamples, seed)
         intervals |= zip(statistic.keys, found, strict=True)
     how = f"95 % percentile bootstrap over images, {resamples} resamples, seed {seed}"
     return replace(evaluation, intervals=intervals, interval=how)
@@ -133,19 +136,24 @@ def compare(
         EvaluationError: the systems have other images.
     """
     check_same_images(first.per_image, second.per_image, ("the first", "the second"))
-    shared = [key for key in first.metrics if key in _resampled(first) & _resampled(second)]
+    resampled = [
+        {key for statistic in statistics_of(system, system.metrics) for key in statistic.keys}
+        for system in (first, second)
+    ]
+    shared = [key for key in first.metrics if key in resampled[0] & resampled[1]]
     pairs = zip(statistics_of(first, shared), statistics_of(second, shared), strict=True)
     differences: dict[str, Difference] = {}
     for a, b in pairs:
-        intervals = _intervals(partial(_differences, a, b), first.n, resamples, seed)
+
+        def difference(drawn: Floats, a: Statistic = a, b: Statistic = b) -> Floats:
+            return b.of_drawn(drawn) - a.of_drawn(drawn)
+
+        intervals = _intervals(difference, first.n, resamples, seed)
         p_values = _p_values(a, b, first.n, resamples, seed)
         for key, interval, p in zip(a.keys, intervals, p_values, strict=True):
+            one, two = first.metrics[key], second.metrics[key]
             differences[key] = Difference(
-                first=first.metrics[key],
-                second=second.metrics[key],
-                difference=second.metrics[key] - first.metrics[key],
-                interval=interval,
-                p=p,
+                first=one, second=two, difference=two - one, interval=interval, p=p
             )
     return {key: differences[key] for key in shared}
 
@@ -156,32 +164,16 @@ def check_same_images(
     """Raise ``EvaluationError``, with counts and examples, where two systems have captions of
     different images.
     """
-    for captions, others, (name, other) in (
-        (first, set(second), names),
-        (second, set(first), names[::-1]),
+    for captions, others, name in (
+        (first, set(second), f"{names[0]} have no caption in {names[1]}"),
+        (second, set(first), f"{names[1]} have no caption in {names[0]}"),
     ):
         lost = [image_id for image_id in captions if image_id not in others]
         if lost:
             raise EvaluationError(
-                f"{len(lost)} of {len(captions)} images of {name} have no caption in {other}, such "
-                f"as {lost[:3]}: systems are compared on the same images"
+                f"{len(lost)} of {len(captions)} images of {name}, such as {lost[:3]}: systems are "
+                "compared on the same images"
             )
-
-
-def _resampled(evaluation: Evaluation) -> set[str]:
-    """The metrics that can be resampled."""
-    statistics = statistics_of(evaluation, evaluation.metrics)
-    return {key for statistic in statistics for key in statistic.keys}
-
-
-def _metrics(statistic: Statistic, drawn: Floats) -> Floats:
-    """[S, K] metrics of S resamples; ``drawn`` [S, N] is how often each image is in one."""
-    return statistic.of_sums(drawn @ statistic.per_image, drawn.shape[1])
-
-
-def _differences(a: Statistic, b: Statistic, drawn: Floats) -> Floats:
-    """[S, K] metrics of system B less those of system A, both of the same drawn images."""
-    return _metrics(b, drawn) - _metrics(a, drawn)
 
 
 def _intervals(

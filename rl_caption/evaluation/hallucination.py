@@ -36,20 +36,19 @@ def add_chair(
         RewardError: the objects of an image are not known.
     """
     by_id = {row["image_id"]: row for row in rows}
-    rows = [
-        by_id[image_id] for image_id in captions
-    ]  # like all other counts, in the order of the captions
-    _, columns = reward_inputs(rows)
+    # Like all other counts, in the order of the captions.
+    _, columns = reward_inputs([by_id[image_id] for image_id in captions])
     counts = np.array(chair.counts(list(captions.values()), columns), np.float64)
-    values = chair_of_sums(counts.sum(axis=0, keepdims=True), len(rows))[0].tolist()
-    scores = zip(captions, chair_of_sums(counts, 1).tolist(), strict=True)
-    per_image = {image_id: dict(zip(CHAIR_KEYS, sums, strict=True)) for image_id, sums in scores}
-    metrics, signature = (
-        dict(zip(CHAIR_KEYS, values, strict=True)),
-        f"{evaluation.signature}+CHAIR[{chair.source}]",
-    )
+    total = chair_of_sums(counts.sum(axis=0, keepdims=True), len(captions))[0].tolist()
+    per_image = {
+        image_id: dict(zip(CHAIR_KEYS, scores, strict=True))
+        for image_id, scores in zip(captions, chair_of_sums(counts, 1).tolist(), strict=True)
+    }
     return evaluation.with_metrics(
-        metrics, per_image, signature, counts=evaluation.counts | {"chair": counts}
+        dict(zip(CHAIR_KEYS, total, strict=True)),
+        per_image,
+        f"{evaluation.signature}+CHAIR[{chair.source}]",
+        counts=evaluation.counts | {"chair": counts},
     )
 
 

@@ -14,13 +14,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from rewards.base import Reward, score_captions
+from rewards.base import Reward, naming, score_captions
 from rewards.text.bleu import bleu_counts, bleu_of_counts
 from rewards.text.cider import cider_d
 from rewards.text.degeneration import degeneration_statistics
@@ -156,26 +157,36 @@ def evaluate_captions(
         scenes: image id -> generated scene, for the oracle's metrics.
 
     Raises:
-        EvaluationError: no captions, an unknown metric or tokenizer, an image without references or
-            scene, or no Java.
+        EvaluationError: no captions, an unknown metric, an image without references, or no Java.
         JavaError: the Java tokenizer failed.
     """
     check_asked(metrics, tokenizer)
-    _check_ids(captions, references, scenes)
+    _check_ids(captions, references)
     candidates, tokens, tokens_name = tokenise(captions, references, tokenizer)
     words = words_tokenizer(tokenizer, TOKENIZER)
     warn_of_forms(captions, references, words)
     not_english = (
         "" if words == TOKENIZER else f"for English only, but the tokenizer is {tokenizer!r}"
     )
-    scored, left_out = _score_all(metrics, candidates, tokens, not_english)
     values: dict[str, float] = {}
+    left_out: dict[str, str] = {}
+    counts: dict[str, NDArray[np.float64]] = {}
     per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in captions}
-    for scores in scored.values():
+    asked = [name for name in METRIC_KEYS if name in metrics]
+    for name in tqdm(asked, desc="metrics", unit="metric", disable=None):
+        try:
+            if name in ENGLISH and not_english:
+                raise UndefinedMetric(not_english)
+            scores = SCORERS[name](candidates, tokens)
+        except (JavaError, UndefinedMetric) as error:
+            logger.info("%s left out: %s", name, error)
+            left_out.update(dict.fromkeys(METRIC_KEYS[name], str(error)))
+            continue
+        if scores.counts is not None:
+            counts[name] = scores.counts
         for key, (values[key], of_images) in scores.values.items():
             for row, score in zip(per_image.values(), of_images, strict=True):
                 row[key] = score
-    counts = {name: scores.counts for name, scores in scored.items() if scores.counts is not None}
     values |= _degeneration(captions, training_captions, words)
     if not_english:
         left_out["captions/bad_endings"] = not_english
@@ -183,12 +194,8 @@ def evaluate_captions(
         left_out["captions/novel"] = "no training captions were given"
     if scenes is not None:
         values |= _oracle_scores(captions, scenes, per_image)
-    infinite = {key: value for key, value in values.items() if not math.isfinite(value)}
-    if infinite:
-        raise EvaluationError(f"metrics came out as {infinite}: every metric must be finite")
-    signature = _signature(
-        captions, references, tokens_name, "METEOR" in values or "SPICE" in values
-    )
+    java = "METEOR" in values or "SPICE" in values
+    signature = _signature(captions, references, tokens_name, java)
     return Evaluation(values, signature, len(captions), left_out, per_image, counts=counts)
 
 
@@ -205,36 +212,6 @@ def warn_of_forms(
             forms.add(f"reference of image {image_id!r}", text)
     for sentence in forms.warnings(tokenizer):
         logger.warning("WARNING: %s", sentence)
-
-
-def _score_all(
-    metrics: Sequence[str],
-    candidates: dict[str, str],
-    tokens: dict[str, list[str]],
-    not_english: str,
-) -> tuple[dict[str, Scores], dict[str, str]]:
-    """Return metric -> scores, and key -> why it is left out. A reason ``not_english`` leaves out
-    ``ENGLISH``.
-    """
-    scored: dict[str, Scores] = {}
-    left_out: dict[str, str] = {}
-    for name in tqdm(
-        [name for name in METRIC_KEYS if name in metrics],
-        desc="metrics",
-        unit="metric",
-        disable=None,
-    ):
-        keys = METRIC_KEYS[name]
-        try:
-            if name in ENGLISH and not_english:
-                raise UndefinedMetric(not_english)
-            scored[name] = SCORERS[name](candidates, tokens)
-        except (JavaError, UndefinedMetric) as error:
-            logger.info("%s left out: %s", ", ".join(keys), error)
-            left_out.update(dict.fromkeys(keys, str(error)))
-        else:
-            logger.info("computed %s of %d captions", ", ".join(keys), len(candidates))
-    return scored, left_out
 
 
 def evaluate_rows(
@@ -273,14 +250,7 @@ def scenes_of(rows: Sequence[Row]) -> dict[str, Scene] | None:
 
 
 def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Raise ``EvaluationError`` unless image ids, by which references are looked up, are strings
-    and unique.
-    """
-    others = [row["image_id"] for row in rows if not isinstance(row["image_id"], str)]
-    if others:
-        raise EvaluationError(
-            f"{len(others)} image ids of {source} are not strings, such as {others[:3]}: quote them"
-        )
+    """Raise ``EvaluationError`` unless image ids, by which references are looked up, are unique."""
     counts = Counter(row["image_id"] for row in rows)
     repeated = [image_id for image_id, count in counts.items() if count > 1]
     if repeated:
@@ -336,31 +306,14 @@ def tokenize_references(
         image_id: [split(text) for text in texts] for image_id, texts in references.items() if texts
     }
     if len(tokens) < 2:
-        needed = "CIDEr weighs words by how many images they occur in: it needs references of at least 2 images"
-        raise EvaluationError(f"{needed}, got {len(tokens)}")
-    return tokens, DocumentFrequencies.from_references(
-        tokens.values(), eos=False, n=4, tokenizer=tokenizer
-    )
+        raise EvaluationError(f"CIDEr needs references of at least 2 images, got {len(tokens)}")
+    df = DocumentFrequencies.from_references(tokens.values(), eos=False, n=4, tokenizer=tokenizer)
+    return tokens, df
 
 
-def _check_ids(
-    captions: Mapping[str, str],
-    references: Mapping[str, Sequence[str]],
-    scenes: Mapping[str, Scene] | None = None,
-) -> None:
+def _check_ids(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> None:
     if not captions:
         raise EvaluationError("there are no captions to evaluate")
-    for image_id, caption in captions.items():
-        if not isinstance(caption, str):
-            raise EvaluationError(
-                f"the caption of image {image_id!r} is {caption!r:.80}: expected a string"
-            )
-    for image_id, texts in references.items():
-        if isinstance(texts, str):
-            raise EvaluationError(
-                f"the references of image {image_id!r} are the string {texts!r:.80}: expected a "
-                f"list"
-            )
     unknown = [image_id for image_id in captions if image_id not in references]
     if unknown:
         raise EvaluationError(
@@ -369,35 +322,30 @@ def _check_ids(
             f"such as {list(references)[:3]}"
         )
     check_referenced(captions, references)
-    if scenes is not None and not captions.keys() <= scenes.keys():
-        lost = [image_id for image_id in captions if image_id not in scenes]
-        raise EvaluationError(f"{len(lost)} captions have no scene, such as images {lost[:3]}")
 
 
 def check_asked(metrics: Sequence[str], tokenizer: str) -> None:
-    """Raise ``EvaluationError`` for an unknown metric or tokenizer, or where there is no Java for
-    it.
-    """
+    """Raise ``EvaluationError`` for an unknown metric, or where there is no Java for the tokenizer."""
     unknown = sorted(set(metrics) - set(METRIC_KEYS))
     if unknown:
         raise EvaluationError(f"unknown metrics {unknown}: known are {list(METRIC_KEYS)}")
-    if tokenizer not in get_args(Tokenizer):
-        raise EvaluationError(
-            f"tokenizer is {tokenizer!r}: expected one of {', '.join(get_args(Tokenizer))}"
-        )
     if tokenizer == "java":
-        try:
+        with naming("tokenizer 'java' cannot be used", (JavaError,), EvaluationError):
             find_java()
-        except JavaError as error:
-            raise EvaluationError(f"tokenizer 'java' cannot be used: {error}") from error
 
 
 def check_referenced(captioned: Collection[str], references: Mapping[str, Sequence[str]]) -> None:
-    """Raise ``EvaluationError`` where images whose captions are evaluated have no reference."""
-    bare = [image_id for image_id in captioned if not references[image_id]]
+    """Raise ``EvaluationError`` where images whose captions are evaluated have no list of
+    references.
+    """
+    bare = [
+        image_id
+        for image_id in captioned
+        if not references[image_id] or isinstance(references[image_id], str)
+    ]
     if bare:
         raise EvaluationError(
-            f"{len(bare)} of {len(captioned)} images have no reference caption, such as {bare[:3]}"
+            f"{len(bare)} of {len(captioned)} images have no list of reference captions, such as {bare[:3]}"
         )
 
 
@@ -440,14 +388,10 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
     try:
         find_java()
     except JavaError as error:
-        note = (
-            "%s: %d of %d texts have tokens that may differ from the toolkit's, see the signature"
-        )
+        note = "%s: tokens of %d of %d texts may differ from the toolkit's, see the signature"
         logger.warning(note, error, len(others), len(texts))
         return tokens, len(others)
-    logger.info(
-        "tokenising %d of %d texts with Java, the others in Python", len(others), len(texts)
-    )
+    logger.info("tokenising %d of %d texts with Java", len(others), len(texts))
     lines: list[str] = []
     for row in others:  # each with its next line, which the tokenizer looks at
         lines += [texts[row], texts[row + 1] if row + 1 < len(texts) else ""]
@@ -488,19 +432,12 @@ def cider(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
     Document frequencies are those of ``references``; ``UndefinedMetric`` where they leave every
     weight 0.
     """
-    if len(candidates) < 2:
-        raise UndefinedMetric(
-            "CIDEr weighs words by how many images they occur in: it needs at least 2 images, got 1"
-        )
-    if not any(text for texts in references.values() for text in texts):
-        raise UndefinedMetric("no reference has a word after tokenisation")
     tokens, reference_tokens = _split(candidates, references)
+    if len(candidates) < 2 or not any(chain.from_iterable(reference_tokens)):
+        raise UndefinedMetric("CIDEr needs references with words of at least 2 images")
     df = DocumentFrequencies.from_references(reference_tokens, eos=False)
     if df.all_zero:
-        raise UndefinedMetric(
-            f"the references of all {len(candidates)} images have the same n-grams: no weight is "
-            f"left"
-        )
+        raise UndefinedMetric("the references of all images have the same n-grams: no weight left")
     scores = cider_d(tokens, reference_tokens, df)
     return Scores({"CIDEr": (float(np.mean(scores)), scores)})
 
@@ -544,11 +481,11 @@ def _oracle_scores(
     for image_id, caption in tqdm(captions.items(), desc="oracle", unit="caption", disable=None):
         score = oracle(caption, scenes[image_id])._asdict()
         per_image[image_id] |= {f"oracle/{field}": float(value) for field, value in score.items()}
-    keys = [f"oracle/{field}" for field in OracleScore._fields]
-    return {
-        key: math.fsum(per_image[image_id][key] for image_id in captions) / len(captions)
-        for key in keys
-    }
+    means = {}
+    for name in OracleScore._fields:
+        key = f"oracle/{name}"
+        means[key] = math.fsum(per_image[image_id][key] for image_id in captions) / len(captions)
+    return means
 
 
 def _signature(
@@ -571,8 +508,7 @@ def check_judges(
     starts.
 
     ``judges`` is name -> reward. In messages ``source`` says where the rows come from, such as
-    ``split 'test'``, and ``key`` is put before the name. Raises ``EvaluationError`` with the
-    judge's name and the missing columns, or the number of missing image files.
+    ``split 'test'``, and ``key`` is put before the name. Raises ``EvaluationError``.
     """
     _, columns = reward_inputs(rows)
     for name, reward in judges.items():
@@ -581,9 +517,7 @@ def check_judges(
             check_has_images(who, rows, source)
         missing = sorted(reward.columns - columns.keys())
         if missing:
-            raise EvaluationError(
-                f"{who} needs the columns {missing}, and {source} has {list(columns)}"
-            )
+            raise EvaluationError(f"{who} needs the columns {missing}, which {source} has not")
 
 
 def check_has_images(who: str, rows: Sequence[Mapping[str, Any]], source: str) -> None:
@@ -591,18 +525,13 @@ def check_has_images(who: str, rows: Sequence[Mapping[str, Any]], source: str) -
     ``who`` needs it.
     """
     if not all("image" in row for row in rows):
-        raise EvaluationError(
-            f"{who} looks at images, and {source} has none: judge captions of a split of data, "
-            f"whose rows have "
-            "their images"
-        )
+        raise EvaluationError(f"{who} looks at images, and {source} has none: name a split of data")
     lost = missing_files(row["image"] for row in rows)
     if lost:
         raise EvaluationError(
             f"{who} looks at images, and {len(lost)} of {len(rows)} of {source} are not there, "
-            f"such as "
-            f"{lost[0]!r}: set data.image_root to their folder, or data.num_frames where each is a "
-            f"folder of frames"
+            f"such as {lost[0]!r}: set data.image_root to their folder, or data.num_frames where "
+            "each is a folder of frames"
         )
 
 

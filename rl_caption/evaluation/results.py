@@ -12,11 +12,10 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from rewards.base import Reward, naming
+from rewards.base import naming
 from rl_caption.data.files import PREDICTIONS, write_json
-from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation.confidence import Difference, Interval
-from rl_caption.evaluation.metrics import JUDGE, Evaluation, EvaluationError
+from rl_caption.evaluation.metrics import JUDGE, METRIC_KEYS, Evaluation, EvaluationError
 from rl_caption.evaluation.retrieval import KS, REFERENCES, RETRIEVAL
 
 COMPARISON = "comparison.json"
@@ -36,40 +35,42 @@ class Column:
     decimals: int = 2
 
 
-CAPTION_COLUMNS: dict[str, Column] = {
-    key: Column(key)
-    for key in ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
-}
-TEXT_COLUMNS: dict[str, Column] = {
+def _shares(headings: Mapping[str, str]) -> dict[str, Column]:
+    """Columns of shares, printed as percentages."""
+    return {key: Column(f"{heading}, %", decimals=1) for key, heading in headings.items()}
+
+
+def _ranks(prefix: str, heading: str) -> dict[str, Column]:
+    columns = _shares({f"{prefix}R@{k}": f"{heading}R@{k}" for k in KS})
+    return columns | {f"{prefix}median_rank": Column(f"{heading}median rank", 1.0, 1)}
+
+
+CAPTION_COLUMNS = {key: Column(key) for keys in METRIC_KEYS.values() for key in keys}
+TEXT_COLUMNS = {
     "length/mean": Column("length, tokens", 1.0, 2),
     "vocabulary/size": Column("vocabulary, words", 1.0, 0),
-    "captions/novel": Column("novel, %", decimals=1),
-    "captions/bad_endings": Column("bad endings, %", decimals=1),
-    "captions/repeated_ngrams": Column("repeated n-grams, %", decimals=1),
-}
-ORACLE_COLUMNS: dict[str, Column] = {
-    "oracle/precision": Column("oracle precision, %", decimals=1),
-    "oracle/recall": Column("oracle recall, %", decimals=1),
-    "oracle/f1": Column("oracle F1, %", decimals=1),
-    "oracle/unparsed": Column("oracle unparsed, %", decimals=1),
-}
-CHAIR_COLUMNS: dict[str, Column] = {
-    "CHAIR-i": Column("CHAIR-i, %", decimals=1),
-    "CHAIR-s": Column("CHAIR-s, %", decimals=1),
-    "objects/recall": Column("objects mentioned, %", decimals=1),
-}
-RETRIEVAL_COLUMNS: dict[str, Column] = {
-    **{f"{RETRIEVAL}R@{k}": Column(f"R@{k}, %", decimals=1) for k in KS},
-    f"{RETRIEVAL}median_rank": Column("median rank", 1.0, 1),
-    **{f"{REFERENCES}R@{k}": Column(f"references' R@{k}, %", decimals=1) for k in KS},
-    f"{REFERENCES}median_rank": Column("references' median rank", 1.0, 1),
-}
+} | _shares(
+    {
+        "captions/novel": "novel",
+        "captions/bad_endings": "bad endings",
+        "captions/repeated_ngrams": "repeated n-grams",
+    }
+)
+ORACLE_COLUMNS = _shares(
+    {
+        "oracle/precision": "oracle precision",
+        "oracle/recall": "oracle recall",
+        "oracle/f1": "oracle F1",
+        "oracle/unparsed": "oracle unparsed",
+    }
+)
+CHAIR_COLUMNS = _shares(
+    {"CHAIR-i": "CHAIR-i", "CHAIR-s": "CHAIR-s", "objects/recall": "objects mentioned"}
+)
+RETRIEVAL_COLUMNS = _ranks(RETRIEVAL, "") | _ranks(REFERENCES, "references' ")
 GROUPS = (CAPTION_COLUMNS, TEXT_COLUMNS, ORACLE_COLUMNS, CHAIR_COLUMNS, RETRIEVAL_COLUMNS)
 """Columns of the tables of an evaluation, before those of judges."""
-COLUMNS: dict[str, Column] = {
-    "captions/duplicates": Column("duplicates, %", decimals=1),
-    "captions/empty": Column("empty, %", decimals=1),
-}
+COLUMNS = _shares({"captions/duplicates": "duplicates", "captions/empty": "empty"})
 """Every metric key but those of judges; the tables show all but duplicate and empty captions."""
 for _group in GROUPS:
     COLUMNS |= _group
@@ -102,8 +103,6 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
     by 100, too; their range is in the heading. A value that could not be computed is "–", and the
     reason stands below the tables. Intervals stand below their values, signatures at the end.
     """
-    if not rows:
-        raise EvaluationError("there are no evaluations to print")
     judges = _judge_columns(rows)
     present = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
     groups = []
@@ -120,17 +119,16 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
             f"{JUDGE}cider and CIDEr may differ in document frequencies and in EOS: see the "
             f"signature"
         )
-    for title, values in (
-        ("intervals", [row.interval for row in rows.values() if row.intervals]),
-        ("decoding", [row.decoding for row in rows.values() if row.decoding]),
-    ):
-        notes += [f"{title}: {value}" for value in dict.fromkeys(values)]
-    signatures = {name: row.signature for name, row in rows.items()}
-    if len(set(signatures.values())) == 1:
-        notes.append(f"signature: {next(iter(signatures.values()))}")
+    intervals = dict.fromkeys(row.interval for row in rows.values() if row.intervals)
+    notes += [f"intervals: {interval}" for interval in intervals]
+    decodings = dict.fromkeys(row.decoding for row in rows.values() if row.decoding)
+    notes += [f"decoding: {decoding}" for decoding in decodings]
+    signatures = dict.fromkeys(row.signature for row in rows.values())
+    if len(signatures) == 1:
+        notes += [f"signature: {signature}" for signature in signatures]
     else:
         notes.append("signatures differ:")
-        notes += [f"  {name}: {signature}" for name, signature in signatures.items()]
+        notes += [f"  {name}: {row.signature}" for name, row in rows.items()]
     line = " ".join(groups[0])
     heading = [f"x100: {line} (CIDEr of 1.0 is printed as 100.00)"] if line else []
     return "\n\n".join([*heading, *blocks, "\n".join(notes)])
@@ -142,12 +140,12 @@ def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
     for key in dict.fromkeys(key for row in rows.values() for key in row.metrics):
         if not key.startswith(JUDGE):
             continue
-        column, ranges = column_of(key), {}
-        for row in rows.values():
-            if key in row.bounds:
-                low, high = (f"{column.factor * end:.4g}" for end in row.bounds[key])
-                ranges[f"{low} to {high}"] = key
-        heading = f"{column.heading}, {' or '.join(ranges)}" if ranges else column.heading
+        column = column_of(key)
+        bounds = dict.fromkeys(row.bounds[key] for row in rows.values() if key in row.bounds)
+        ranges = [
+            f"{column.factor * low:.4g} to {column.factor * high:.4g}" for low, high in bounds
+        ]
+        heading = ", ".join(filter(None, [column.heading, " or ".join(ranges)]))
         columns[key] = replace(column, heading=heading)
     return columns
 
@@ -336,20 +334,6 @@ class ScoresFile(TypedDict):
     intervals: NotRequired[dict[str, Interval]]
     interval: NotRequired[str]
     decoding: NotRequired[str]
-
-
-def read_scores(folder: Path, judges: Mapping[str, Reward]) -> Evaluation:
-    """Read the evaluation that ``write_evaluation`` wrote, without scores of single images and
-    intervals.
-
-    ``judges`` (name -> reward) give the bounds.
-    """
-    scores = read_json(folder / "scores.json", EvaluationError, ScoresFile)
-    bounds = {JUDGE + name: reward.bounds for name, reward in judges.items()}
-    left_out, how = scores.get("left_out", {}), scores.get("decoding", "")
-    return Evaluation(
-        scores["metrics"], scores["signature"], scores["n"], left_out, bounds=bounds, decoding=how
-    )
 
 
 def write_comparison(

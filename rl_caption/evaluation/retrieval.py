@@ -64,11 +64,15 @@ def both_ways(
     """
     of_image, of_text = np.asarray(images, np.float32), np.asarray(texts, np.float32)
     owner_of_text = np.asarray(owners)
-    _check(of_image, of_text, owner_of_text)
-    of_image, of_text = (
-        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (of_image, of_text)
-    )
     rows = np.arange(len(of_image))
+    if len(owner_of_text) != len(of_text) or set(owner_of_text.tolist()) != set(rows.tolist()):
+        raise ValueError("owners: expected an image for each text, and a text for each image")
+    with np.errstate(invalid="ignore"):
+        of_image, of_text = (
+            rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (of_image, of_text)
+        )
+    if not (np.isfinite(of_image).all() and np.isfinite(of_text).all()):
+        raise ValueError("an embedding is not finite or of length 0")
     return {
         "i2t": retrieval_ranks(of_image, of_text, rows, owner_of_text, ks),
         "t2i": retrieval_ranks(of_text, of_image, owner_of_text, rows, ks),
@@ -120,28 +124,6 @@ def hit_probability(better: Integers, others: Integers, tied_own: Integers, k: i
     return 1 - miss
 
 
-def _check(images: NDArray[Any], texts: NDArray[Any], owners: NDArray[Any]) -> None:
-    counts = np.bincount(owners, minlength=len(images))
-    if len(owners) != len(texts) or len(counts) > len(images):
-        expected = (
-            f"one for each of {len(texts)} texts, the row of an image, 0 to {len(images) - 1}"
-        )
-        raise ValueError(f"{len(owners)} owners, the largest {max(owners)}: expected {expected}")
-    without = np.flatnonzero(counts == 0)
-    if len(without):
-        raise ValueError(
-            f"images without text: {len(without)}, the first is row {without[0]}: leave them out"
-        )
-    for name, rows in (("images", images), ("texts", texts)):
-        lengths = np.linalg.norm(rows, axis=1)
-        bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
-        if len(bad):
-            raise ValueError(
-                f"{name}: row {bad[0]} has the length {lengths[bad[0]]:g}: expected a finite one "
-                f"above 0"
-            )
-
-
 def add_retrieval(
     evaluation: Evaluation,
     rows: Sequence[Mapping[str, Any]],
@@ -169,27 +151,25 @@ def add_retrieval(
         row["image_id"]: number for number, row in enumerate(rows) if row["image_id"] in captions
     }
     texts = {
-        RETRIEVAL: [(number, captions[image_id]) for image_id, number in positions.items()],
-        REFERENCES: [
-            (number, text) for number in positions.values() for text in rows[number]["references"]
-        ],
+        RETRIEVAL: {number: [captions[name]] for name, number in positions.items()},
+        REFERENCES: {number: rows[number]["references"] for number in positions.values()},
     }
     metrics: dict[str, float] = {}
     per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in positions}
-    for prefix, pairs in texts.items():
-        distinct = {text: row for row, text in enumerate(dict.fromkeys(text for _, text in pairs))}
-        embedded = encoder.embed_texts(list(distinct))[[distinct[text] for _, text in pairs]]
-        owners = [number for number, _ in pairs]
+    for prefix, of_images in texts.items():
+        queries = [text for own in of_images.values() for text in own]
+        owners = [number for number, own in of_images.items() for _ in own]
+        distinct = {text: row for row, text in enumerate(dict.fromkeys(queries))}
+        embedded = encoder.embed_texts(list(distinct))[[distinct[text] for text in queries]]
         ranks = retrieval_ranks(embedded, images, owners, np.arange(len(images)))
         counts = np.bincount(owners, minlength=len(rows))
         for column, name in enumerate(["rank", *(f"R@{k}" for k in KS)]):
             sums = np.bincount(owners, weights=ranks[:, column], minlength=len(rows))
-            for image_id, number in positions.items():
-                per_image[image_id][prefix + name] = float(sums[number] / counts[number])
+            values = [float(sums[number] / counts[number]) for number in positions.values()]
+            for row, value in zip(per_image.values(), values, strict=True):
+                row[prefix + name] = value
             if column:
-                metrics[prefix + name] = math.fsum(
-                    per_image[image_id][prefix + name] for image_id in positions
-                ) / len(positions)
+                metrics[prefix + name] = math.fsum(values) / len(values)
         metrics[f"{prefix}median_rank"] = float(np.median(ranks[:, 0]))
     signature = f"{evaluation.signature}+retrieval[{encoder.signature},{len(rows)} images]"
     return evaluation.with_metrics(metrics, per_image, signature)

@@ -16,7 +16,7 @@ from rewards.text.bleu import bleu_counts, bleu_of_counts
 from rewards.text.cider import cider_d
 from rewards.text.diversity import distinct_ngrams, self_cider, similarities
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-from rl_caption.evaluation.metrics import EvaluationError, tokenize_references
+from rl_caption.evaluation.metrics import EvaluationError, check_referenced, tokenize_references
 
 
 class BestOf(NamedTuple):
@@ -110,6 +110,7 @@ def _captions_per_image(
     """The number of captions of every image."""
     if not samples:
         raise EvaluationError("there are no samples to evaluate")
+    check_referenced(samples, {image_id: references.get(image_id, ()) for image_id in samples})
     count = len(next(iter(samples.values())))
     for image_id, texts in samples.items():
         if isinstance(texts, str) or len(texts) != count or count < 2:
@@ -117,6 +118,4 @@ def _captions_per_image(
                 f"the samples of image {image_id!r} are {texts!r:.80}: expected a list of at least "
                 f"two captions, as many for every image ({count} for the first)"
             )
-        if not references.get(image_id):
-            raise EvaluationError(f"image {image_id!r} has no reference caption")
     return count

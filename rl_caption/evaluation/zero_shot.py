@@ -21,9 +21,10 @@ _MANNERS = ("", "blurry ", "black and white ", "low contrast ", "high contrast "
 CIFAR_PROMPTS = tuple(
     f"a {manner}photo of {article} {size}{{}}."
     for article in ("a", "the")
-    for manner, size in (*((manner, "") for manner in _MANNERS), ("", "small "), ("", "big "))
+    for manner, size in [(manner, "") for manner in _MANNERS] + [("", "small "), ("", "big ")]
 )
 """CLIP's 18 prompts for CIFAR-10 and CIFAR-100."""
+PROMPTS = {"cifar": CIFAR_PROMPTS, "plain": ("a photo of a {}.",)}
 IMAGENET_CLASS = re.compile(r"n\d{8}")
 
 
@@ -55,7 +56,9 @@ def embed_classes(
     """Embed classes by their names: [C, D], normalised means of the normalised embeddings of their
     prompts.
     """
-    writers = _prompts(prompts)
+    writers: Sequence[Callable[[str], str]] = [text.format for text in PROMPTS.get(prompts, ())]
+    if prompts == "imagenet":
+        writers = _metadata().OPENAI_IMAGENET_TEMPLATES
     rows = encoder.embed_texts([write(name) for name in names for write in writers])
     means = rows.reshape(len(names), len(writers), -1).mean(axis=1)
     normalised: Embeddings = means / np.linalg.norm(means, axis=1, keepdims=True)
@@ -66,27 +69,22 @@ def labelled_images(folder: Path) -> tuple[list[str], list[Path], list[int]]:
     """Read a folder with a folder for each of C classes: their names [C], N images, and the class
     of each [N].
     """
-    folders = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    folders = sorted(path for path in folder.iterdir() if path.is_dir())
     if len(folders) < 2:
-        raise DataError(
-            f"{str(folder)!r} has {len(folders)} folders: expected one for each class, with its "
-            f"images"
-        )
+        raise DataError(f"{str(folder)!r} has {len(folders)} folders: expected one for each class")
     names = [path.name.replace("_", " ") for path in folders]
     if all(IMAGENET_CLASS.fullmatch(path.name) for path in folders):
         names = list(_metadata().IMAGENET_CLASSNAMES)
         if len(names) != len(folders):
             raise DataError(
-                f"{str(folder)!r} has {len(folders)} classes of ImageNet: expected all {len(names)}"
+                f"{str(folder)!r} has {len(folders)} of ImageNet's {len(names)} classes"
             )
     images: list[Path] = []
     classes: list[int] = []
     for number, path in enumerate(folders):
         files = sorted(list_images(path))
         if not files:
-            raise DataError(
-                f"{str(path)!r} has no images: expected those of the class {names[number]!r}"
-            )
+            raise DataError(f"{str(path)!r} has no images")
         images += files
         classes += [number] * len(files)
     return names, images, classes
@@ -94,12 +92,3 @@ def labelled_images(folder: Path) -> tuple[list[str], list[Path], list[int]]:
 
 def _metadata():  # type: ignore[no-untyped-def]  # a module
     return optional("open_clip.zero_shot_metadata", "the names of ImageNet's classes need", "clip")
-
-
-def _prompts(prompts: Prompts) -> Sequence[Callable[[str], str]]:
-    if prompts == "imagenet":
-        templates: Sequence[Callable[[str], str]] = _metadata().OPENAI_IMAGENET_TEMPLATES
-        return templates
-    return [
-        text.format for text in (CIFAR_PROMPTS if prompts == "cifar" else ("a photo of a {}.",))
-    ]

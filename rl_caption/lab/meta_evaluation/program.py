@@ -6,7 +6,8 @@ import hashlib
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -198,13 +199,15 @@ def check_columns(
     for judged in judgement_sets:
         if "references" in columns and not judged.has_references:
             lacking.append(f"references, which {judged.name} has none of")
-        if "image" in columns:
+        if "image" in columns and judged.images is None:
+            lacking.append(f"images, which {judged.name} was found without (--images)")
+        elif "image" in columns:
             images = judged.images or ()
             files = {image.path if isinstance(image, Region) else image for image in images}
             lost = sorted(missing_files(files))
-            if lost or not files:
-                found = f"{len(lost)} of {len(files)} are not there, such as {lost[:1]}"
-                lacking.append(f"images of {judged.name}: {found if lost else 'none is there'}")
+            if lost:
+                count = f"{len(lost)} of {len(files)} are not there, such as {lost[0]!r}"
+                lacking.append(f"images of {judged.name}: {count} (--images)")
     if lacking:
         raise ConfigError(f"{heading} needs {lacking[0]}; see docs/judging.md")
 
@@ -234,12 +237,11 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     draws = config.bootstrap, config.seed
     results: list[SetResult] = []
     for judged in judgement_sets:
-        excluded = dict(judged.excluded)
-        result = SetResult(
-            judged.name, _describe(judged), judged.convention, len(judged.rows), excluded
-        )
+        counts = len(judged.rows), dict(judged.excluded)
+        result = SetResult(judged.name, _describe(judged), judged.convention, *counts)
         results.append(result)
-        result.drawn = "captions" if judged.text_alone else "images"
+        if judged.text_alone:
+            result.drawn = "captions"
         for heading, scores in judged.released.items():
             result.figures[heading] = rated_figures(judged, scores, *draws)
             result.signatures[heading] = "as released with the set"
@@ -270,7 +272,10 @@ def _add_metric(
     signature = metric.signature
     if isinstance(metric, CiderD) and metric.df is None:
         signature += "+df[one document for each judgement]"
-    result.signatures[heading] = signature + untested_texts(metric, _texts(judged))
+    texts = [*judged.captions]
+    for references in chain.from_iterable(row.references for row in judged.rows):
+        texts += references
+    result.signatures[heading] = signature + untested_texts(metric, texts)
     if not metric.columns:
         result.blind.append(heading)
 
@@ -285,14 +290,6 @@ def _describe(judged: JudgementSet) -> str:
     groups = "pairs of" if size == 2 else f"groups of {size}"
     kinds = len({row.kind for row in judged.rows})
     return f"{count} {groups} captions{images}" + (f", {kinds} kinds" if kinds > 1 else "")
-
-
-def _texts(judged: JudgementSet) -> Iterator[str]:
-    """All captions and references of a set."""
-    for row in judged.rows:
-        yield from row.captions
-        for references in row.references:
-            yield from references
 
 
 def score_set(

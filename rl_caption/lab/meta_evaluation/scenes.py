@@ -5,7 +5,6 @@ by the oracle.
 from collections.abc import Mapping, Sequence
 
 import torch
-from tqdm.auto import tqdm
 
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import Captioner
@@ -41,19 +40,14 @@ def rate_captions(
     """
     rated: list[Judged] = []
     pairs: list[Judged] = []
-    for number, row in enumerate(
-        tqdm(list(rows), desc="judging captions", unit="scene", delay=2, disable=None)
-    ):
+    for number, row in enumerate(rows):
         image_id, image, scene = row["image_id"], row["image"], row.get("scene")
         if scene is None:
             raise DataError(f"image {image_id!r} has no scene: only data.format scenes knows it")
-        true, *rest = row["references"] or [""]
+        true, *rest = row["references"]
         others = [text for text in rest if _plain(text) != _plain(true)]
         if not others:
-            raise DataError(
-                f"references of image {image_id!r}: {len(row['references'])}, of which the first "
-                "is judged: none is left for the metrics; raise data.kwargs.captions_per_image"
-            )
+            raise DataError(f"image {image_id!r} has no reference besides the judged one")
         negatives = hard_negatives(scene, true, seed)
         texts = [true, *(text for own in samples.values() for text in own[number])]
         texts += [text for _, text in negatives]
@@ -93,28 +87,22 @@ def sample_at_temperatures(
     ``max_new_tokens`` includes EOS; ``batch_size`` changes no caption. Returns ``greedy`` and
     ``sample at <temperature>`` -> [R] lists of captions.
     """
-    decodings = [
-        Decoding(
-            num_samples=1,
-            with_greedy=number == 0,
-            temperature=value,
-            max_new_tokens=max_new_tokens,
-        )
-        for number, value in enumerate(temperatures)
-    ]
     samples: dict[str, list[list[str]]] = {"greedy": []}
     samples |= {f"sample at {value:g}": [] for value in temperatures}
-    starts = range(0, len(rows), batch_size)
-    policy = captioner.policy
-    with dropout_off(policy):
-        for start in tqdm(starts, desc="sampling", unit="batch", delay=2, disable=None):
+    with dropout_off(captioner.policy):
+        for start in range(0, len(rows), batch_size):
             batch_rows = rows[start : start + batch_size]
             batch = CaptionBatch(batch_rows, captioner.preprocess(batch_rows))
-            for number, decoding in enumerate(decodings):
-                # Another step for every temperature: with the same noise, samples would be near
-                # copies.
-                rollout = sample_captions(captioner, policy, batch, decoding, seed, step=number)
-                samples[f"sample at {decoding.temperature:g}"] += rollout.texts
+            # Another step for every temperature: with the same noise, samples would be near copies.
+            for step, value in enumerate(temperatures):
+                decoding = Decoding(
+                    num_samples=1,
+                    with_greedy=step == 0,
+                    temperature=value,
+                    max_new_tokens=max_new_tokens,
+                )
+                rollout = sample_captions(captioner, captioner.policy, batch, decoding, seed, step)
+                samples[f"sample at {value:g}"] += rollout.texts
                 samples["greedy"] += [[text] for text in rollout.greedy_texts or []]
     return samples
 

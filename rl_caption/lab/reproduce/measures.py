@@ -1,10 +1,13 @@
 """What the columns of the published tables measure, by the programs' own functions."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+# ruff: noqa: B019 - one table is made in a run
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rewards.base import Reward, score_captions
@@ -15,54 +18,60 @@ from rl_caption.config.evaluation import RetrievalConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row as Example
 from rl_caption.data.files import (
+    Captions,
+    References,
     find_images,
     read_captions,
     read_references,
     references_for,
     with_ids_of,
 )
-from rl_caption.evaluation.metrics import METRIC_KEYS, evaluate_captions
+from rl_caption.evaluation.metrics import METRIC_KEYS, Evaluation, evaluate_captions
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.evaluation.zero_shot import zero_shot_accuracy
+from rl_caption.lab.config import ReproduceConfig
 from rl_caption.lab.meta_evaluation import sets
-from rl_caption.lab.meta_evaluation.costs import encoder_cost
-from rl_caption.lab.meta_evaluation.figures import Figure, blind_figures, rated_figures
+from rl_caption.lab.meta_evaluation.costs import EncoderCost, encoder_cost
+from rl_caption.lab.meta_evaluation.figures import blind_figures, rated_figures
 from rl_caption.lab.meta_evaluation.program import FILE_SCORES, NAMES, check_columns, score_set
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.lab.meta_evaluation.specificity import (
     ChainScores,
+    SpecificityRates,
     make_chains,
     released_specificity_rates,
     score_chains,
 )
-from rl_caption.lab.reproduce.tables import Column, Row, Table, data_of, data_sets
+from rl_caption.lab.reproduce.tables import (
+    Column,
+    Row,
+    Table,
+    data_of,
+    data_sets,
+    describe_data,
+    find_data,
+)
 from rl_caption.lab.retrieval import texts_of
 from rl_caption.programs.evaluate import load_dual_encoder
 from rl_caption.runtime.errors import ConfigError
 
 
-class NotMeasured(ConfigError):
-    """A cell cannot be measured; the message says why."""
+class Measures:
+    """Measures the cells of a table; data, models and scores are kept for further cells."""
 
+    def __init__(self, table: Table, config: ReproduceConfig) -> None:
+        self.table, self.config = table, config
+        self.rows = {row.name: row for row in table.rows}
+        self.data = find_data(table, config.data)
+        self.models = _named("model", config.model, table.models)
+        self.captions = _named("captions", config.captions, self.rows)
+        self.scores = _named("scores", config.scores, self.rows)
+        for name, file in (*self.captions.items(), *self.scores.items()):
+            if not Path(file).exists():
+                raise ConfigError(f"{name}: {file!r} is not there")
+        self._builder = RewardBuilder()
 
-@dataclass
-class Inputs:
-    """What the user names."""
-
-    data: Mapping[str, Path] = field(default_factory=dict)
-    """Data set -> folder."""
-    models: Mapping[str, str] = field(default_factory=dict)
-    """Name of a model -> ``BACKBONE`` or ``BACKBONE@PRETRAINED``, as for CLIP-based rewards."""
-    captions: Mapping[str, Path] = field(default_factory=dict)
-    """Row -> file of captions."""
-    scores: Mapping[str, Path] = field(default_factory=dict)
-    """Row -> file of scores (``meta_evaluation.program.FileScores``)."""
-    images: Path | None = None
-    """Folder of images; None looks for it beside the data."""
-    partial: bool = False
-    """Whether other numbers of judgements than the published ones are accepted."""
-
-    def obstacle(self, table: Table, row: Row, column: Column) -> str | None:
+    def obstacle(self, row: Row, column: Column) -> str | None:
         """What is missing for a cell, as far as that is known without reading anything; None where
         nothing is.
         """
@@ -78,202 +87,168 @@ class Inputs:
         elif "why" in row.source:
             return str(row.source["why"])
         if model is not None and model not in self.models:
-            return f"needs --model '{model}=BACKBONE': {table.models[model]}"
+            return f"needs --model '{model}=BACKBONE': {self.table.models[model]}"
         if data is not None and data not in self.data:
             return f"needs --data with {describe_data(data)}"
         return None
 
-
-def describe_data(name: str) -> str:
-    """Which files a data set has, where they are from and what they cost."""
-    entry = data_sets()[name]
-    files = " or ".join(", ".join(names) for names in entry.get("files", ())) or "its images"
-    return f"{name} ({files}), from {entry['from']}; {entry['cost']}"
-
-
-class Measures:
-    """Measures the cells of a table; data, models and scores are kept for further cells."""
-
-    def __init__(self, inputs: Inputs) -> None:
-        self.inputs = inputs
-        self._kept: dict[tuple[Any, ...], Any] = {}
-        self._builder = RewardBuilder()
-
     def measure(self, row: Row, column: Column) -> float:
-        """Measure a cell in the unit of the table. ``NotMeasured`` where its value is not defined."""
-        functions: dict[str, Callable[[Row, Column], float]] = {
-            "set": self._agreement,
-            "retrieval": self._retrieval,
-            "zero_shot": self._zero_shot,
-            "specificity": self._specificity,
-            "captions": self._captions,
-            "size": self._size,
-        }
-        quantity = next(key for key in functions if key in column)
-        default = 100 if quantity == "set" else 1
-        return functions[quantity](row, column) * column.get("factor", default)
-
-    def _keep(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-        if key not in self._kept:
-            self._kept[key] = compute()
-        return self._kept[key]
+        """Measure a cell in the unit of the table. ``UserError`` where its value is not defined."""
+        data, model = str(data_of(column)), str(row.model)
+        if "set" in column:
+            return self._agreement(row, column) * float(column.get("factor", 100))
+        if "retrieval" in column:
+            value = self._recall(model, data)[column["retrieval"]]
+        elif "zero_shot" in column:
+            prompts = data_sets()[data]["prompts"]
+            value = zero_shot_accuracy(self._encoder(model), self.data[data], prompts)
+        elif "specificity" in column:
+            value = getattr(self._specificity(model, data), column["specificity"])
+        elif "size" in column:
+            value = float(getattr(self._cost(model), column["size"]))
+        else:
+            value = self._captions(row, column)
+        return value * float(column.get("factor", 1))
 
     def _agreement(self, row: Row, column: Column) -> float:
         """The mean of the figures of a column, over the parts of a set."""
-        options = str(column.get("kwargs"))
-        wanted = column.get("figures") or [column["figure"]]
+        which = str(data_of(column)), column["set"], json.dumps(column.get("kwargs", {}))
         values = []
-        for judged in self._keep((data_of(column), options), lambda: self._load_set(column)):
+        for number, judged in enumerate(self._sets(*which)):
             if column.get("part", judged.name) != judged.name:
                 continue
-            key = row.name, data_of(column), options, judged.name
-
-            def figures(judged: JudgementSet = judged) -> dict[str, float | None]:
-                return {one.name: one.value for one in self._figures_of(row, judged, column)}
-
-            found = self._keep(key, figures)
-            for name in wanted:
+            found = self._figures(row.name, which, number)
+            for name in column.get("figures") or [column["figure"]]:
                 alternatives = [name] if isinstance(name, str) else name
                 value = next((found[one] for one in alternatives if one in found), None)
                 if value is None:
-                    raise NotMeasured(f"{judged.name}: {' or '.join(alternatives)} is not defined")
+                    raise ConfigError(f"{judged.name}: {' or '.join(alternatives)} is not defined")
                 values.append(value)
-        return _mean(values)
+        return fmean(values)
 
-    def _load_set(self, column: Column) -> Sequence[JudgementSet]:
-        name, folder = column["set"], self.inputs.data[str(data_of(column))]
+    @cache
+    def _sets(self, data: str, name: str, kwargs: str) -> Sequence[JudgementSet]:
+        folder, options = self.data[data], json.loads(kwargs)
         if name == "ratings":
-            folder /= data_sets()[str(data_of(column))]["files"][0][0]
-        partial = self.inputs.partial
-        return sets.load(name, folder, self.inputs.images, partial, column.get("kwargs"))
+            folder /= data_sets()[data]["files"][0][0]
+        return sets.load(name, folder, self.config.images, self.config.partial, options)
 
-    def _figures_of(self, row: Row, judged: JudgementSet, column: Column) -> Sequence[Figure]:
-        name = row.source.get("name", "")
-        if name.startswith("blind"):
-            return blind_figures(judged)[name]
-        released = row.source.get("released", {}).get(column["set"])
-        in_file = row.name in self.inputs.scores
-        if released is not None and not in_file and row.model not in self.inputs.models:
-            return rated_figures(judged, judged.released[released])
-        metric = self._metric(row, column)
-        try:
-            check_columns(row.name, metric.columns, [judged])
-        except ConfigError as error:
-            data = describe_data(str(data_of(column)))
-            raise NotMeasured(f"{error}; the data are {data}") from error
-        return score_set(judged, metric)
+    @cache
+    def _figures(
+        self, name: str, which: tuple[str, str, str], number: int
+    ) -> Mapping[str, float | None]:
+        row, judged = self.rows[name], self._sets(*which)[number]
+        metric_name, released = row.source.get("name", ""), row.source.get("released", {})
+        given = name in self.scores or row.model in self.models
+        if metric_name.startswith("blind"):
+            figures = blind_figures(judged)[metric_name]
+        elif which[1] in released and not given:
+            figures = rated_figures(judged, judged.released[released[which[1]]])
+        else:
+            metric = self._metric(row)
+            check_columns(name, metric.columns, [judged])
+            figures = score_set(judged, metric)
+        return {figure.name: figure.value for figure in figures}
 
-    def _metric(self, row: Row, column: Column) -> Reward:
-        """The metric of a row; those of one model share its encoder."""
-        source = row.source
-        if row.name in self.inputs.scores:
-            options = {"file": str(self.inputs.scores[row.name]), "heading": row.name}
+    def _metric(self, row: Row) -> Reward:
+        if row.name in self.scores:
+            options = {"file": self.scores[row.name], "heading": row.name}
             return self._builder.build(FILE_SCORES, options)
-        if source.get("name") in NAMES:
-            _, reward, options = NAMES[source["name"]]
-            return self._builder.build(reward, options)
-        return self._reward(source["reward"], row.model, source)
+        if row.source.get("name") in NAMES:
+            return self._builder.build(*NAMES[row.source["name"]][1:])
+        return self._reward(row.source["reward"], row.model, row.source)
 
     def _reward(self, name: str, model: str | None, source: Mapping[str, Any]) -> Reward:
         """A reward whose weights are those of a ``model`` that the user named."""
         options: dict[str, Any] = {}
         if model is not None:
-            backbone, _, pretrained = self.inputs.models[model].partition("@")
+            backbone, _, pretrained = self.models[model].partition("@")
             options[source.get("argument", "backbone")] = backbone
             options |= {"pretrained": pretrained} if pretrained else {}
-        options |= source.get("kwargs", {})
-        key = "reward", name, str(options)
-        reward: Reward = self._keep(key, lambda: self._builder.build(name, options))
-        return reward
+        return self._builder.build(name, options | source.get("kwargs", {}))
 
-    def _retrieval(self, row: Row, column: Column) -> float:
-        name = str(data_of(column))
+    @cache
+    def _recall(self, model: str, data: str) -> Mapping[str, float]:
+        examples, encoder = self._examples(data), self._encoder(model)
+        texts, owners = texts_of(examples)["references"]
+        images = encoder.embed_images([example["image"] for example in examples])
+        return retrieval_recall(images, encoder.embed_texts(texts), owners)
 
-        def recall() -> Mapping[str, float]:
-            examples, encoder = self._examples(name), self._encoder(row)
-            texts, owners = texts_of(examples)["references"]
-            images = encoder.embed_images([example["image"] for example in examples])
-            return retrieval_recall(images, encoder.embed_texts(texts), owners)
-
-        figures: Mapping[str, float] = self._keep(("retrieval", row.name, name), recall)
-        return figures[column["retrieval"]]
-
-    def _zero_shot(self, row: Row, column: Column) -> float:
-        name = column["zero_shot"]
-        folder, prompts = self.inputs.data[name], data_sets()[name]["prompts"]
-        return zero_shot_accuracy(self._encoder(row), folder, prompts)
-
-    def _specificity(self, row: Row, column: Column) -> float:
+    @cache
+    def _specificity(self, model: str, data: str) -> SpecificityRates:
         """As the released code averages: ``released_specificity_rates``, of cosines."""
-
-        def rates() -> dict[str, float]:
-            examples = self._examples(str(data_of(column)))
-            captions = [example["references"][0] for example in examples]
-            chains = make_chains(captions, image_ids=[example["image_id"] for example in examples])
-            grown = [(one, e) for one, e in zip(chains, examples, strict=True) if one is not None]
-            metric = self._reward("specs", row.model, {"kwargs": {"scale": "shifted"}})
-            images = {"image": [example["image"] for _, example in grown]}
-            cosines = []
-            for scored in score_chains(metric, [one for one, _ in grown], images):
-                grow, false = ([2 * score - 1 for score in scores] for scores in scored)
-                cosines.append(ChainScores(grow, false))
-            return released_specificity_rates(cosines)._asdict()
-
-        found: dict[str, float] = self._keep(("specificity", row.name), rates)
-        return found[column["specificity"]]
+        examples = self._examples(data)
+        captions = [example["references"][0] for example in examples]
+        chains = make_chains(captions, image_ids=[example["image_id"] for example in examples])
+        grown = [(one, e["image"]) for one, e in zip(chains, examples, strict=True) if one]
+        metric = self._reward("specs", model, {"kwargs": {"scale": "shifted"}})
+        cosines = []
+        columns = {"image": [image for _, image in grown]}
+        for scored in score_chains(metric, [one for one, _ in grown], columns):
+            grow, false = ([2 * score - 1 for score in scores] for scores in scored)
+            cosines.append(ChainScores(grow, false))
+        return released_specificity_rates(cosines)
 
     def _captions(self, row: Row, column: Column) -> float:
         """A metric of the COCO toolkit, or the mean of a reward, of captions in a file."""
-        name, metric = str(data_of(column)), column["captions"]
-        file, folder = self.inputs.captions[row.name], self.inputs.data[name]
-        entry = data_sets()[name]
-        path = next(folder / names[0] for names in entry["files"] if (folder / names[0]).is_file())
+        data, metric = str(data_of(column)), column["captions"]
+        if metric in chain.from_iterable(METRIC_KEYS.values()):
+            evaluation = self._evaluation(row.name, data)
+            if metric not in evaluation.metrics:
+                raise ConfigError(evaluation.left_out[metric])
+            return float(evaluation.metrics[metric])
+        captions, references = self._read(row.name, data)
+        reward = self._reward(metric, column.get("model"), column)
+        columns: dict[str, Any] = {"references": references_for(captions, references, data)}
+        if "image" in reward.columns:
+            beside = (self.data[data] / below for below in data_sets()[data]["images"])
+            images = self.config.images or next((path for path in beside if path.is_dir()), None)
+            if images is None:
+                raise ConfigError(f"{metric} looks at images: name their folder by --images")
+            columns["image"] = find_images(images, captions)
+        return fmean(score_captions(reward, metric, None, list(captions.values()), columns))
+
+    @cache
+    def _evaluation(self, name: str, data: str) -> Evaluation:
+        return evaluate_captions(*self._read(name, data))
+
+    def _read(self, name: str, data: str) -> tuple[Captions, References]:
+        """The captions of a row's file, and the references of the data set."""
+        file, entry = self.captions[name], data_sets()[data]
+        paths = [self.data[data] / names[0] for names in entry["files"]]
+        path = next(path for path in paths if path.is_file())
         split = entry.get("split") if path.name.startswith("dataset") else None
         references = read_references(path, split)
-        captions = with_ids_of(read_captions(file), references, references.images, file)
-        if metric in chain.from_iterable(METRIC_KEYS.values()):
-            key = "captions", row.name, name
-            evaluation = self._keep(key, lambda: evaluate_captions(captions, references))
-            if metric not in evaluation.metrics:
-                raise NotMeasured(evaluation.left_out[metric])
-            return float(evaluation.metrics[metric])
-        reward = self._reward(metric, column.get("model"), column)
-        columns: dict[str, Any] = {"references": references_for(captions, references, path)}
-        if "image" in reward.columns:
-            beside = (folder / below for below in entry["images"])
-            images = self.inputs.images or next((path for path in beside if path.is_dir()), None)
-            if images is None:
-                raise NotMeasured(
-                    f"{metric} looks at images, which are not there: name their folder by --images"
-                )
-            columns["image"] = find_images(images, captions)
-        return _mean(score_captions(reward, metric, None, list(captions.values()), columns))
+        return with_ids_of(read_captions(file), references, references.images, file), references
 
-    def _size(self, row: Row, column: Column) -> float:
-        encoder: Any = self._encoder(row).encoder
-        measured = self._keep(("size", row.name), lambda: encoder_cost(encoder))
-        return float(getattr(measured, column["size"]))
+    @cache
+    def _cost(self, model: str) -> EncoderCost:
+        encoder: Any = self._encoder(model).encoder
+        return encoder_cost(encoder)
 
-    def _encoder(self, row: Row) -> CachedEncoder:
-        backbone, _, pretrained = self.inputs.models[str(row.model)].partition("@")
+    @cache
+    def _encoder(self, model: str) -> CachedEncoder:
+        backbone, _, pretrained = self.models[model].partition("@")
         config = RetrievalConfig(backbone=backbone, pretrained=pretrained or None)
-        load = lambda: load_dual_encoder(config, f"--model {row.model}")  # noqa: E731
-        encoder: CachedEncoder = self._keep(("encoder", row.model), load)
-        return encoder
+        return load_dual_encoder(config, f"--model {model}")
 
-    def _examples(self, name: str) -> Sequence[Example]:
+    @cache
+    def _examples(self, data: str) -> Sequence[Example]:
         """The images and captions of a data set; all splits where its entry names none."""
-
-        def read() -> Sequence[Example]:
-            entry, folder = data_sets()[name], self.inputs.data[name]
-            path = str(folder / entry.get("path", ""))
-            data = build_data(DataConfig(path=path, **entry["reader"]))
-            splits = data.splits if entry["split"] is None else [usable_split(data, entry["split"])]
-            return [example for split in splits for example in data.split(split)]
-
-        examples: Sequence[Example] = self._keep(("examples", name), read)
-        return examples
+        entry = data_sets()[data]
+        path = str(self.data[data] / entry.get("path", ""))
+        read = build_data(DataConfig(path=path, **entry["reader"]))
+        splits = read.splits if entry["split"] is None else [usable_split(read, entry["split"])]
+        return [example for split in splits for example in read.split(split)]
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+def _named(option: str, pairs: Sequence[str], names: Collection[str]) -> dict[str, str]:
+    """``NAME=VALUE`` of an option -> {name: value}; ``ConfigError`` for another name."""
+    values = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if not value or name not in names:
+            expected = f"NAME=VALUE with a name of {', '.join(names) or 'none'}"
+            raise ConfigError(f"--{option} is {pair!r}: expected {expected}")
+        values[name] = value
+    return values

@@ -119,6 +119,49 @@ def data_of(column: Column) -> str | None:
     return next((str(column[key]) for key in ("data", "set", "zero_shot") if key in column), None)
 
 
+def describe_data(name: str) -> str:
+    """Which files a data set has, where they are from and what they cost."""
+    entry = data_sets()[name]
+    files = " or ".join(", ".join(names) for names in entry.get("files", ())) or "its images"
+    return f"{name} ({files}), from {entry['from']}; {entry['cost']}"
+
+
+def data_of_table(table: Table) -> list[str]:
+    """The data sets that a table is measured on."""
+    return list(dict.fromkeys(filter(None, map(data_of, table.columns.values()))))
+
+
+def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
+    """Find the data sets of a table in folders and the folders below them: data set -> its folder.
+
+    Raises:
+        ConfigError: a folder is not there, or has none of the files that the table needs.
+    """
+    needed = data_of_table(table)
+    places: dict[str, Path] = {}
+    for text in folders:
+        name, named, path = text.partition("=")
+        folder = Path(path if named else text)
+        if not folder.is_dir():
+            raise ConfigError(f"--data {text!r} is not a folder")
+        if named:
+            found = {name: folder} if name in needed else {}
+        else:
+            below = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+            found = {name: place for name in needed for place in below[::-1] if _is_in(name, place)}
+        if not found:
+            described = "; ".join(map(describe_data, needed))
+            raise ConfigError(f"--data {text!r} has none of the data of the table: {described}")
+        places = found | places
+    return places
+
+
+def _is_in(name: str, folder: Path) -> bool:
+    """Whether the files of a data set are in a folder."""
+    alternatives = data_sets()[name].get("files", ())
+    return any(all((folder / file).exists() for file in files) for files in alternatives)
+
+
 def _table(
     paper: str, key: str, content: Mapping[str, Any], printed: Mapping[str, Sequence[str]]
 ) -> Table:

@@ -89,7 +89,7 @@ def test_bad_input_is_named() -> None:
         ({}, REFERENCES, "no samples"),
         ({"1": ["a", "b"], "2": ["a"]}, REFERENCES, r"image '2'.*2"),
         ({"1": "ab"}, REFERENCES, "image '1' are 'ab'"),
-        ({"9": ["a", "b"]}, REFERENCES, "image '9'"),
+        ({"9": ["a", "b"]}, REFERENCES, "'9'"),
     ):
         with pytest.raises(EvaluationError, match=message):
             evaluate_samples(samples, references)  # type: ignore[arg-type]

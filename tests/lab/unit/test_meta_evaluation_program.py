@@ -239,7 +239,7 @@ def test_a_metric_without_what_it_needs_is_refused(tmp_path: Path, student: Path
         with pytest.raises(ConfigError, match=message):
             compare_with_people(config(tmp_path, "sugarcrepe", metrics=metrics))
     judges = {"clip": JudgeConfig(target="l_clipscore", kwargs={"backbone": str(student)})}
-    with pytest.raises(ConfigError, match="clip needs images of sugarcrepe"):
+    with pytest.raises(ConfigError, match="clip needs images, which sugarcrepe"):
         compare_with_people(config(tmp_path, "sugarcrepe", metrics="", judges=judges))
     (tmp_path / "val2017").mkdir()
     with pytest.raises(ConfigError, match=r"2 of 2.*'.*000000000001\.jpg'"):

@@ -84,7 +84,7 @@ class JudgementSet:
 
     @property
     def has_references(self) -> bool:
-        return all(row.references for row in self.rows)
+        return bool(self.rows[0].references)
 
     @property
     def image_ids(self) -> list[str]:

@@ -148,9 +148,7 @@ def _voted_pairs(files: Files, name: str, seed: int) -> list[Judged]:
     return rows
 
 
-def foil(
-    files: Files, one_per_image: bool = False, held_out: bool = False, seed: int = 0
-) -> list[JudgementSet]:
+def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json``.
 
     FOIL 1.0 (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. Of
@@ -158,8 +156,7 @@ def foil(
     and not the foil, at least two of three people found to be right. References are the image's
     other COCO captions, where their file is there: the first (``1 reference``) and all
     (``4 references``; of some images five or six), as in the code of Polos (Wada et al., CVPR
-    2024). ``one_per_image`` judges one pair of each image, drawn by ``seed``, as CLIPScore does;
-    which ones it drew is not published. ``held_out`` leaves out images of Karpathy's training split
+    2024). ``held_out`` leaves out images of Karpathy's training split
     (``train`` and ``restval``), on which PAC-S was tuned, as its paper does; it reads
     ``dataset_coco.json``.
     """
@@ -184,14 +181,6 @@ def foil(
         unseen = [row for row in rows if row.image_id not in seen]
         excluded["the image is in Karpathy's training split"] = len(rows) - len(unseen)
         rows = unseen
-    if one_per_image:
-        rows_of_image: dict[str, list[Judged]] = {}
-        for row in rows:
-            rows_of_image.setdefault(row.image_id, []).append(row)
-        generator = np.random.default_rng(seed)
-        drawn = [own[int(generator.integers(len(own)))] for own in rows_of_image.values()]
-        excluded["another pair of the image was drawn"] = len(rows) - len(drawn)
-        rows = drawn
     files.check_count("judged pairs", len(rows))
     rows = with_other_captions(files, "captions_val2014.json", rows)
     return [

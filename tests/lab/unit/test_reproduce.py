@@ -260,10 +260,7 @@ def test_captions_of_a_system(
     tmp_path: Path, student: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")  # no Java
-    references = [
-        {"image_id": n, "captions": [f"a dog runs on grass {n}", f"the dog {n} runs"]}
-        for n in range(4)
-    ]
+    references = {n: [f"a dog runs on grass {n}", f"the dog {n} runs"] for n in range(4)}
     (tmp_path / "refs.json").write_text(json.dumps(references))
     captions = [{"image_id": n, "caption": f"a dog runs on grass {n}"} for n in range(4)]
     (tmp_path / "captions.json").write_text(json.dumps(captions))

@@ -115,16 +115,10 @@ def work(rank: int, processes: int, engine: str, port: int) -> tuple[int, dict[s
     from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
     from rl_caption.config.schema import RunConfig, TrainConfig
     from rl_caption.runtime.engines import backward_all, build_accelerator, prepare
-    from rl_caption.runtime.zero import (
-        deepspeed_step,
-        engine_of,
-        fill_deepspeed_config,
-        gathered_parameters,
-    )
+    from rl_caption.runtime.zero import deepspeed_step, engine_of, gathered_parameters
 
-    accelerator = build_accelerator(TrainConfig(threads=1), RunConfig())
-    if engine.startswith("zero"):
-        fill_deepspeed_config(accelerator, 2 * processes, 1, 1.0)
+    train = TrainConfig(threads=1, batch_size=2 * processes, micro_batch_size=1)
+    accelerator = build_accelerator(train, RunConfig())
     shape = CaptionTransformerConfig(
         vocab_size=64,
         d_model=512,

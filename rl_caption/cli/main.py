@@ -4,7 +4,6 @@ NAME``.
 
 import difflib
 import logging
-import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,6 @@ from rl_caption.cli.programs import PROGRAMS, installed_programs
 from rl_caption.runtime.errors import UsageError, user_errors
 from rl_caption.runtime.threads import set_threads
 
-DESCRIBING = ("configs", "doctor", "report")
 """Programs that compute nothing, so that no variable of the environment changes what they say."""
 
 
@@ -57,8 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run one program; errors that a user can mend are printed without a traceback."""
-    from rl_caption.runtime.launch import check_environment
-
     set_threads()
     try:
         leave_scripts_folder()
@@ -71,10 +67,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
             f"{name} comes with the lab, the folder rl_caption/lab, which is not installed"
         )
     with log_lines(), user_errors():
-        if name not in DESCRIBING:
-            check_environment(
-                tf32=os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
-            )  # a training knows what it wants
         try:
             result = run_program(name, list(arguments))
         except KeyboardInterrupt:

@@ -370,12 +370,6 @@ class ScstTrainConfig(TrainConfig):
     """Weight of the KL divergence to the frozen starting policy, per token; 0 loads no second
     model.
     """
-    kl_target: Positive | None = None
-    """Adapt ``kl_coef`` at every step so that the divergence (``policy/kl``, nats per token)
-    approaches this value; null keeps ``kl_coef`` constant.
-    """
-    kl_horizon: Steps = 10_000
-    """Number of captions over which a deviation from ``kl_target`` is corrected."""
     xe_weight: Weight = 0.0
     """Weight of an additional cross-entropy loss on the references (mean over tokens)."""
     label_smoothing: Probability = 0.0
@@ -460,10 +454,6 @@ class RunConfig(Section):
     """
     trackers: list[str] = []
     """``tensorboard``, ``wandb``, ... through Accelerate, in addition to ``metrics.jsonl``."""
-    log_captions: Annotated[int, Field(ge=0, le=1000)] = 4
-    """Number of validation images, the first ones, whose captions and scores are shown as a table
-    in ``wandb``, ``trackio`` and ``tensorboard`` at every validation of a captioner; 0 shows none.
-    """
 
 
 def check_model_target(model: ModelConfig) -> None:
@@ -536,13 +526,6 @@ class ScstConfig(PairsConfig):
             raise ConfigError(
                 "rollout.beam_search is on: no greedy captions are decoded for train.advantage "
                 "greedy"
-            )
-        captions = train.batch_size * rollout.num_samples
-        least = captions // 5 + 1  # below, one step may make the coefficient 0
-        if train.kl_target is not None and train.kl_horizon < least:
-            raise ConfigError(
-                f"train.kl_horizon is {train.kl_horizon}: a step has {captions} captions, expected "
-                f"at least {least}"
             )
         train.check_names()
         usual = ("cider", "rouge_l", "bleu4")  # which of them a run has depends on its terms

@@ -40,8 +40,6 @@ class HackingMonitor:
         notes: saved with the run. ``hacking`` has ``start`` (findings of the starting policy and
             their step), ``peaks`` (the judges' best validations), ``first_alarm`` (step and
             evidence) and ``signs`` (of the newest warning).
-        caption_scores: of the newest validation, ``reward/TERM`` and ``judge/NAME`` -> score of
-            each image's caption.
     """
 
     reward: MixedReward
@@ -51,7 +49,6 @@ class HackingMonitor:
     stop: bool = False
     validation: str = ""
     notes: dict[str, Any] = field(default_factory=dict)
-    caption_scores: dict[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def description(self) -> str:
@@ -89,8 +86,6 @@ class HackingMonitor:
         for name, judge in self.judges.items():
             scores = score_captions(judge, f"judge {name!r}", prompts, list(captions), columns)
             judges[name] = [round(score, DIGITS) for score in scores]
-        self.caption_scores = {f"reward/{name}": values for name, values in terms.items()}
-        self.caption_scores |= {f"judge/{name}": scores for name, scores in judges.items()}
         memory = self.notes.setdefault("hacking", {})
         is_start = memory.get("start", {}).get("signatures") != self._signatures
         if is_start:

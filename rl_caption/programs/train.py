@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,6 @@ from rl_caption.config.schema import ScstConfig, XeConfig, check_best_by
 from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
-from rl_caption.monitoring.config import MonitorConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import few_images, reference_statistics
@@ -39,7 +38,6 @@ from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
 from rl_caption.scst.objectives import Objective, build_objective
 from rl_caption.scst.reward_scales import sample_scores, scale_report
-from rl_caption.scst.schedules import AdaptiveKl
 from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.training.checkpoint import read_state
 from rl_caption.training.loop import Metric, train
@@ -103,7 +101,7 @@ def train_scst(config: ScstConfig) -> TrainState:
         reward, monitor = make_reward(run, config)
         monitor.notes |= share_mode(run, captioner)
         metric = make_metric(config, monitor)
-        task = make_task(run, config, captioner, reward, monitor.notes)
+        task = make_task(run, config, captioner, reward)
         if run.checkpoint is None:
             describe_reward(run, task)
         signature = scst_signature(reward, run.train_rows, config, task.objective)
@@ -119,8 +117,11 @@ def train_scst(config: ScstConfig) -> TrainState:
             partial(captioner.save_pretrained, captioner.policy),
             metric,
         )
-        if config.report:
-            _write_report(run)
+        if config.report and run.accelerator.is_main_process and is_complete(run.folder):
+            from rl_caption.programs.report.program import write_report
+
+            page = write_report(run.folder, run.val_rows)
+            print_main(run.accelerator, f"report: {page}" if page else "no report")
         return state
 
 
@@ -130,11 +131,6 @@ def make_captioner(run: Run, config: XeConfig | ScstConfig, key: str, max_tokens
     """
     data, references = config.data, references_of(run.train_rows)
     captioner = build_captioner(config.model, references, data.cache_mb, data.tokenizer)
-    if data.features_root is not None and captioner.input_kind == "pixels":
-        raise ConfigError(
-            f"data.features_root is {data.features_root!r}, but the captioner reads images: leave "
-            "it out, or train one from scratch with model.kwargs.input_kind regions"
-        )
     rows = itertools.chain(run.train_rows, run.val_rows)
     check_positions(captioner, key, max_tokens, rows)
     return captioner
@@ -159,7 +155,7 @@ def make_validator(
     monitor: HackingMonitor | None = None,
 ) -> CaptionValidator:
     """What captions and scores the validation images as ``eval`` says."""
-    options = config.eval
+    options, tokenizer = config.eval, config.data.tokenizer
     decoding = Decoding(
         max_new_tokens=max_new_tokens,
         num_beams=options.num_beams or 1,
@@ -167,40 +163,23 @@ def make_validator(
         batch_size=options.batch_size,
     )
     return CaptionValidator(
-        run.accelerator,
-        captioner,
-        run.val_rows,
-        decoding,
-        run.folder,
-        config.data.tokenizer,
-        config.run.log_captions,
-        monitor,
+        run.accelerator, captioner, run.val_rows, decoding, run.folder, tokenizer, monitor
     )
 
 
 def make_task(
-    run: Run,
-    config: ScstConfig,
-    captioner: Captioner,
-    reward: MixedReward,
-    notes: dict[str, Any],
+    run: Run, config: ScstConfig, captioner: Captioner, reward: MixedReward
 ) -> SelfCriticalTask:
-    """The task, whose model is still to be prepared; ``notes`` are saved with the run.
+    """The task, whose model is still to be prepared.
 
     Called before the weights of a checkpoint are loaded, so that a reference policy is the one the
     run started from.
     """
     options, rollout = config.train, config.rollout
-    objective_of = partial(
-        build_objective, options.objective, options.objective_kwargs, options.loss_reduction
+    objective = build_objective(
+        options.objective, options.objective_kwargs, options.loss_reduction, options.kl_coef
     )
-    objective, adaptive_kl = objective_of(options.kl_coef), None
-    if options.kl_target is not None:
-        adaptive_kl = AdaptiveKl(
-            objective_of, options.kl_coef, options.kl_target, options.kl_horizon, notes
-        )
-    needs_reference = getattr(objective, "needs_reference", False)
-    compares = needs_reference or adaptive_kl is not None or config.monitor.kl
+    compares = getattr(objective, "needs_reference", False) or config.monitor.kl
     advantage = build_advantage(options.advantage, options.advantage_kwargs)
     schedules = {name: term.schedule for name, term in config.reward.terms.items()}
     return SelfCriticalTask(
@@ -219,14 +198,13 @@ def make_task(
         updates_per_rollout=options.updates_per_rollout,
         weight_schedules={name: points for name, points in schedules.items() if points},
         temperature_schedule=rollout.temperature_schedule or (),
-        adaptive_kl=adaptive_kl,
     )
 
 
 def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonitor]:
     """The reward and the monitor of reward hacking; the images that either reads are checked."""
     accelerator, data, tokenizer = run.accelerator, config.data, config.data.tokenizer
-    references = references_of(run.val_rows)
+    references, limits = references_of(run.val_rows), config.monitor.thresholds
     with accelerator.main_process_first():
         texts = references_of(run.train_rows)
         reward = build_reward(config.reward, texts, run.folder, tokenizer)
@@ -236,12 +214,12 @@ def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonit
         reward,
         judges,
         reference_statistics(references, tokenizer),
-        config.monitor.thresholds,
+        limits,
         config.monitor.stop,
         f"{run.validation}, {config.rollout.max_new_tokens} tokens",
     )
     print_main(accelerator, monitor.description)
-    warning = few_images(len(references), config.monitor.thresholds) if judges else None
+    warning = few_images(len(references), limits) if judges else None
     if warning is not None:
         print_main(accelerator, warning)
     scores = {reward.__name__: reward} | dict(monitor.judges)
@@ -257,29 +235,16 @@ def describe_reward(run: Run, task: SelfCriticalTask) -> None:
     """Print the scales of the reward terms; before the model is prepared, so that one process can
     sample alone.
     """
-    rewards, accelerator = task.reward.rewards, run.accelerator
-    if len(rewards) > 1 and accelerator.is_main_process:
-        captions = partial(
-            sample_scores,
-            task.captioner,
-            task.decoding,
-            task.seed,
-            accelerator,
-            run.micro_batch_size,
-        )
-        scales = scale_report(task.reward, run.train_rows, captions)
-        print_main(accelerator, "reward: " + "\n".join(scales))
-    elif any(isinstance(term, CiderD) for term in rewards.values()):
+    accelerator, reward = run.accelerator, task.reward
+    if not accelerator.is_main_process:
+        return
+    if len(reward.rewards) > 1:
+        size = run.micro_batch_size
+        sample = partial(sample_scores, task.captioner, task.decoding, task.seed, accelerator, size)
+        lines = scale_report(reward, run.train_rows, sample)
+        print_main(accelerator, "reward: " + "\n".join(lines))
+    if any(isinstance(term, CiderD) for term in reward.rewards.values()):
         print_main(accelerator, CIDER_DIFFERENCES)
-
-
-def _write_report(run: Run) -> None:
-    """Write ``report.html`` if the run is complete."""
-    if run.accelerator.is_main_process and is_complete(run.folder):
-        from rl_caption.programs.report.program import write_report
-
-        page = write_report(run.folder, run.val_rows)
-        print_main(run.accelerator, f"report: {page}" if page else "no report")
 
 
 def scst_signature(
@@ -307,10 +272,7 @@ def scst_signature(
         start = config.model.init or ""
         weights = weights_hash(start)
         start = start if weights == start else weights[:8]
-        adapted = ""
-        if options.kl_target is not None:
-            adapted = f",target{options.kl_target:g},horizon{options.kl_horizon}"
-        kl = f"kl[{options.kl_coef:g},{start}{adapted}]"
+        kl = f"kl[{options.kl_coef:g},{start}]"
         parts.append(kl if options.kl_coef > 0 else f"ref[{start}]")
     schedules = {name: term.schedule for name, term in config.reward.terms.items()}
     schedules["rollout.temperature"] = rollout.temperature_schedule
@@ -326,32 +288,25 @@ def _kwargs(kwargs: Mapping[str, Any]) -> str:
     return f"({said})" if said else ""
 
 
-def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Collection[str]) -> str:
-    """Key of the validation metric that chooses ``export/best`` (docs/metrics.md); higher is
-    better.
-
-    Raises ConfigError where ``monitor.best_by`` is neither a metric nor one of the run's ``terms``
-    and ``judges``.
-    """
-    name = config.best_by
-    if name is None:
-        return f"val/judge/{next(iter(judges))}" if config.stop and judges else "val/cider"
-    check_best_by(name, terms, judges)
-    return f"val/judge/{name}" if name in judges else name
-
-
 def make_metric(config: ScstConfig, monitor: HackingMonitor) -> Metric:
-    """The metric of ``selecting_metric``, with its range and how it is measured."""
-    reward, tokens = monitor.reward, config.rollout.max_new_tokens
-    name = selecting_metric(config.monitor, reward.rewards, monitor.judges)
-    scorers: dict[str, Any] = {"val/reward": reward}
-    scorers |= {f"val/reward/{key}": term for key, term in reward.rewards.items()}
-    scorers |= {f"val/judge/{key}": judge for key, judge in monitor.judges.items()}
-    if name not in scorers:
-        measured = f"{tokens} tokens, tokenizer {config.data.tokenizer}"
-        return Metric(name, "0 to 10; papers print it times 100", measured)
-    low, high = scorers[name].bounds
-    return Metric(name, f"{low:g} to {high:g}", f"{tokens} tokens, {scorers[name].signature}")
+    """The validation metric that chooses ``export/best``, with its range and how it is measured.
+
+    Raises ConfigError where ``monitor.best_by`` is neither a metric nor one of the run's terms and
+    judges.
+    """
+    reward, judges, name = monitor.reward, monitor.judges, config.monitor.best_by
+    if name is None:
+        name = next(iter(judges)) if config.monitor.stop and judges else "val/cider"
+    check_best_by(name, reward.rewards, judges)
+    tokens, key = f"{config.rollout.max_new_tokens} tokens", name
+    if name == "val/cider":
+        how = f"{tokens}, tokenizer {config.data.tokenizer}"
+        return Metric(name, "0 to 10; papers print it times 100", how)
+    score: Any = reward if name == "val/reward" else reward.rewards.get(name[len("val/reward/") :])
+    if name in judges:
+        score, key = judges[name], f"val/judge/{name}"
+    low, high = score.bounds
+    return Metric(key, f"{low:g} to {high:g}", f"{tokens}, {score.signature}")
 
 
 def _frozen_copy(policy: nn.Module, accelerator: Accelerator) -> nn.Module:

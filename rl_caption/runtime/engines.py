@@ -63,27 +63,20 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         ConfigError: the mixed precision does not run here, or a tracker is not installed.
         EngineError: the engine cannot do what ``train`` asks for.
     """
-    check_environment(tf32=train.tf32)
+    check_environment()
     installed = list(map(str, get_available_trackers()))
     missing = [name for name in run.trackers if name not in ("all", *installed)]
     if missing:  # Accelerate would leave them out
-        command = "rl-caption[tensorboard]" if "tensorboard" in missing else missing[0]
-        raise ConfigError(
-            f"run.trackers names {', '.join(missing)}, not installed here (installed: "
-            f"{', '.join(installed) or 'none'}): "
-            f"pip install '{command}', or leave it out"
-        )
+        raise ConfigError(f"run.trackers names {missing}, but installed are {installed}")
     # A pipeline trains several times, perhaps in two precisions; the process group stays.
     AcceleratorState._reset_state()
     precision = usable_precision(requested_precision(train.mixed_precision))
     wants_deepspeed = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED")
-    with naming(
-        "the processes cannot be set up", (ValueError, torch.distributed.DistError), LaunchError
-    ):
+    failures = (ValueError, torch.distributed.DistError)
+    with naming("the processes cannot be set up", failures, LaunchError):
         accelerator = Accelerator(
-            mixed_precision="no"
-            if wants_deepspeed
-            else precision,  # DeepSpeed reads it from its own configuration
+            # DeepSpeed reads it from its own configuration.
+            mixed_precision="no" if wants_deepspeed else precision,
             # Pinned, as environment variables would set them.
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             dynamo_backend="no",
@@ -97,22 +90,20 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
             "train.mixed_precision is fp16, which a CPU cannot train in: use no or bf16"
         )
     if wants_deepspeed:
-        configure_deepspeed(accelerator, precision, train.grad_clip_value)
+        configure_deepspeed(accelerator, precision, train)
     if accelerator.device.type == "cpu":
         use_cpu(accelerator.num_processes, train.threads)
         # On a CPU the fused attention's backward pass is several times slower in bf16 than products
         # written out.
         torch.backends.cuda.enable_flash_sdp(precision != "bf16")
     if accelerator.device.type == "cuda":
-        precision_of_products = "tf32" if train.tf32 else "ieee"
-        torch.backends.cuda.matmul.fp32_precision = precision_of_products
-        torch.backends.cudnn.conv.fp32_precision = precision_of_products  # type: ignore[attr-defined]
+        products = "tf32" if train.tf32 else "ieee"
+        torch.backends.cuda.matmul.fp32_precision = products
+        torch.backends.cudnn.conv.fp32_precision = products  # type: ignore[attr-defined]
     set_seed(train.seed)
     if train.mixed_precision != precision:
         print_main(
-            accelerator,
-            f"train.mixed_precision {train.mixed_precision} means {precision!r} on this device "
-            f"({accelerator.device})",
+            accelerator, f"train.mixed_precision {train.mixed_precision} means {precision!r}"
         )
     return accelerator
 
@@ -134,18 +125,13 @@ def requested_precision(train: str, environment: Mapping[str, str] = os.environ)
     Raises ConfigError if both ask for a precision and they differ, or if the launcher's is not
     supported.
     """
-    launched = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    if launched in ("", "no", train):
+    launched = environment.get("ACCELERATE_MIXED_PRECISION", "").lower() or "no"
+    if launched in ("no", train):
         return train
-    if launched not in ("bf16", "fp16"):
+    if train not in ("no", "auto") or launched not in ("bf16", "fp16"):
         raise ConfigError(
-            f"mixed_precision {launched!r} of accelerate launch is not supported: use no, bf16 or "
-            f"fp16"
-        )
-    if train not in ("no", "auto"):
-        raise ConfigError(
-            f"train.mixed_precision is {train}, but accelerate launch was asked for {launched}: "
-            f"set one"
+            f"train.mixed_precision is {train}, but accelerate launch was asked for {launched!r}: "
+            "set one, to no, bf16 or fp16"
         )
     return launched
 
@@ -285,12 +271,8 @@ class Averages:
 
     def add(self, name: str, values: Tensor | Sequence[float] | float) -> None:
         """Add every element of ``values`` to the average."""
-        tensor = (
-            values.detach()
-            if isinstance(values, Tensor)
-            else torch.tensor(values, dtype=torch.float64)
-        )
-        self.add_sum(name, tensor.double().sum().item(), tensor.numel())
+        tensor = torch.as_tensor(values, dtype=torch.float64).detach()
+        self.add_sum(name, tensor.sum().item(), tensor.numel())
 
     def add_sum(self, name: str, total: float, count: float) -> None:
         """Add ``count`` values whose sum is ``total``."""
@@ -300,18 +282,10 @@ class Averages:
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Averages over all processes. All-reduces."""
         names = sorted(self.sums)
-        table = torch.tensor(
-            [[self.sums[name], self.counts[name]] for name in names], dtype=torch.float64
-        )
+        rows = [[self.sums[name], self.counts[name]] for name in names]
+        table = torch.tensor(rows, dtype=torch.float64)
         if accelerator.num_processes > 1:
             dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
-            table = (
-                accelerator.reduce(table.to(accelerator.device, dtype), reduction="sum")
-                .cpu()
-                .double()
-            )
-        return {
-            name: total / count
-            for name, (total, count) in zip(names, table.tolist(), strict=True)
-            if count > 0
-        }
+            table = accelerator.reduce(table.to(accelerator.device, dtype), reduction="sum")
+        sums = zip(names, table.tolist(), strict=True)
+        return {name: total / count for name, (total, count) in sums if count > 0}

@@ -15,7 +15,6 @@ if __name__ == "__main__":  # before the imports below, which take a while
 
 import contextlib
 import ctypes
-import errno
 import logging
 import os
 import shlex
@@ -43,27 +42,15 @@ WORLD_SIZE_VARIABLES = (
     "LOCAL_WORLD_SIZE",
 )
 """Variables by which a launcher says how many processes it started."""
-OFF = ("", "0", "false", "no", "n", "f", "off")
-FLOAT32 = "it rounds float32 to bf16; train.mixed_precision is for that"
+OFF = ("", "0", "false", "no")
 REFUSED = {
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
-        ("", "1", "auto"),
-        "Accelerate would divide gradients that train.micro_batch_size has divided already",
-    ),
-    "ACCELERATE_DYNAMO_BACKEND": (("", "no"), "models are not compiled here"),
-    "ACCELERATE_USE_FSDP": (OFF, "configs/accelerate/deepspeed_zero3.yaml shards the same"),
-    "ACCELERATE_USE_MEGATRON_LM": (OFF, "Megatron-LM is not supported"),
-    "ACCELERATE_USE_PARALLELISM_CONFIG": (OFF, "tensor parallelism is not supported"),
-    "ONEDNN_DEFAULT_FPMATH_MODE": (("", "strict"), FLOAT32),
-    "DNNL_DEFAULT_FPMATH_MODE": (("", "strict"), FLOAT32),
-    "NVIDIA_TF32_OVERRIDE": (("", "0"), "train.tf32 is for that"),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("", "1", "auto"),  # divides gradients
+    "ACCELERATE_DYNAMO_BACKEND": ("", "no"),
+    "ACCELERATE_USE_FSDP": OFF,
+    "ACCELERATE_USE_MEGATRON_LM": OFF,
+    "ACCELERATE_USE_PARALLELISM_CONFIG": OFF,
 }
-"""Environment variable -> values that change no number, and why others are refused."""
-RECORDED = (
-    "ACCELERATE_", "ATEN_", "CUBLAS", "CUDA_", "CUDNN_", "DNNL_", "DS_", "FLASH_ATTENTION_", "KMP_", "MKL_", "NCCL_",
-    "NPY_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TIMM_", "TORCH", "TRANSFORMERS_", "USE_HUB_KERNELS",
-)  # fmt: skip
-"""Beginnings of the names of variables that choose kernels, and so the last digits."""
+"""Environment variable of launchers -> values that change no gradient; others are refused."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's ``mallopt``."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -85,38 +72,31 @@ def check_processes(num_processes_running: int, expected: int | None = None) -> 
         expected: ``train.num_processes``. The launcher's environment (``WORLD_SIZE``) is compared,
             too.
     """
-    running = num_processes_running
-    started = processes_started(os.environ)
+    running, started = num_processes_running, processes_started(os.environ)
     if started is not None and started[1] != running:
         name, count = started
         raise LaunchError(
             f"{count} processes were started ({name}={count}), but this one trains in a group of "
-            f"{running}: they would train separate copies of the model. "
-            f"{_advice(expected or count)}"
+            f"{running}: they would train separate copies of the model. To start "
+            f"{expected or count}:\n  {launch_command(expected or count)}\n"
         )
     if expected is not None and expected != running:
         raise LaunchError(
-            f"train.num_processes is {expected}, but {running} train together. {_advice(expected)}"
+            f"train.num_processes is {expected}, but {running} train together. To start "
+            f"{expected}:\n  {launch_command(expected)}\n"
         )
 
 
-def check_environment(environment: Mapping[str, str] = os.environ, tf32: bool = False) -> None:
-    """Refuse environment variables that would change numbers (``REFUSED``).
-
-    Raises LaunchError, which names the variable and its value. With ``tf32`` (``train.tf32``),
-    ``NVIDIA_TF32_OVERRIDE`` may be 1 instead of 0.
-    """
-    for name, (allowed, reason) in REFUSED.items():
-        if tf32 and name == "NVIDIA_TF32_OVERRIDE":
-            allowed = ("", "1")
+def check_environment(environment: Mapping[str, str] = os.environ) -> None:
+    """Raise LaunchError for an environment variable that would change gradients (``REFUSED``)."""
+    for name, allowed in REFUSED.items():
         value = environment.get(name, "")
-        if value.strip().lower() not in allowed:
-            raise LaunchError(f"the environment variable {name} is {value!r}: {reason}. Unset it")
-
-
-def recorded_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment variables that choose kernels (``RECORDED``), sorted, for ``env.json``."""
-    return {name: value for name, value in sorted(environment.items()) if name.startswith(RECORDED)}
+        if value.lower() not in allowed:
+            raise LaunchError(
+                f"the environment variable {name} is {value!r}, which this package does not train "
+                "with: unset it (train.micro_batch_size accumulates gradients, and "
+                "configs/accelerate/deepspeed_zero3.yaml shards)"
+            )
 
 
 def processes_started(environment: Mapping[str, str]) -> tuple[str, int] | None:
@@ -149,19 +129,13 @@ def launch_command(num_processes: int, program: Sequence[str] | None = None) -> 
     """
     import torch
 
-    on_cpu = torch.cuda.device_count() == 0
-    settings = "--num_machines 1 --mixed_precision no --dynamo_backend no"
-    words = shlex.join(program or ["-m", "rl_caption", *sys.argv[1:]])
-    if num_processes == 1:
-        cpu = "--cpu " if on_cpu else ""
-        return f"accelerate launch {cpu}--num_processes 1 {settings} {words}"
-    prefix = "ACCELERATE_USE_CPU=true " if on_cpu else ""
-    several = f"--multi_gpu --num_processes {num_processes} --main_process_port 0"
-    return f"{prefix}accelerate launch {several} {settings} {words}"
-
-
-def _advice(num_processes: int) -> str:
-    return f"To start {num_processes}:\n  {launch_command(num_processes)}\n"
+    options = ["--num_processes", str(num_processes), "--num_machines", "1"]
+    if num_processes > 1:
+        options += ["--multi_gpu", "--main_process_port", "0"]
+    options += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    words = program or ["-m", "rl_caption", *sys.argv[1:]]
+    on_cpu = "" if torch.cuda.device_count() else "ACCELERATE_USE_CPU=true "
+    return f"{on_cpu}accelerate launch {shlex.join([*options, *words])}"
 
 
 @contextlib.contextmanager
@@ -260,9 +234,9 @@ def run_lock(run_dir: str | Path, wait_seconds: float = 120.0) -> Iterator[None]
     # A soft lock, filelock's fallback, would outlive a killed holder.
     lock = FileLock(folder / ".lock", fallback_to_soft=False)
     try:
-        try:
+        with contextlib.suppress(Timeout):
             lock.acquire(timeout=0)
-        except Timeout:
+        if not lock.is_locked:
             logger.warning("%s is in use: waiting up to %g s for it", folder, wait_seconds)
             lock.acquire(timeout=wait_seconds)
     except Timeout as error:
@@ -271,10 +245,7 @@ def run_lock(run_dir: str | Path, wait_seconds: float = 120.0) -> Iterator[None]
             "run.dir"
         ) from error
     except (OSError, NotImplementedError) as error:
-        without_locks = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-        if isinstance(error, OSError) and error.errno not in without_locks:
-            raise
-        logger.warning("%s has no file locks: start only one training here", folder)
+        logger.warning("%s has no file locks (%s): start only one training here", folder, error)
     try:
         yield
     finally:

@@ -4,10 +4,12 @@ Attributes of Accelerate and DeepSpeed without a public name are read in this fi
 tested with Accelerate 1.15 and DeepSpeed 0.19.8.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -19,9 +21,13 @@ from torch.utils.hooks import RemovableHandle
 
 from rl_caption.runtime.errors import UserError
 
+if TYPE_CHECKING:
+    from rl_caption.config.schema import TrainConfig
+
 Engine = Literal["plain", "zero0", "zero1", "zero2", "zero3"]
 OWNED_BY_TRAIN = ("optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast")
 """Sections of a DeepSpeed configuration that follow from ``train``."""
+OFFLOADS = ("offload_optimizer", "offload_param")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Moments = Mapping[str, Mapping[str, Tensor]]
 """Parameter name -> ``step`` (a scalar), ``exp_avg`` and ``exp_avg_sq`` (of the parameter's shape).
@@ -55,53 +61,46 @@ def deepspeed_plugin(accelerator: Accelerator) -> Any:
     return accelerator.state.deepspeed_plugin
 
 
-def configure_deepspeed(
-    accelerator: Accelerator, precision: str, grad_clip_value: float | None
-) -> None:
-    """Set DeepSpeed's precision: autocast over float32 weights. Raises EngineError for what it
-    cannot do.
+def configure_deepspeed(accelerator: Accelerator, precision: str, train: TrainConfig) -> None:
+    """Set DeepSpeed's precision (autocast over float32 weights), batch sizes and clipping to those
+    of ``train``. Raises EngineError for what it cannot do.
     """
-    engine, plugin = engine_of(accelerator), deepspeed_plugin(accelerator)
-    if engine == "plain":
+    engine, processes = engine_of(accelerator), accelerator.num_processes
+    if engine in ("plain", "zero0"):
         raise EngineError(
-            "DeepSpeed was asked for, but plain Accelerate runs: unset ACCELERATE_USE_CPU, which "
-            "turns it off"
+            f"DeepSpeed was asked for, but {engine} runs, which shards nothing: unset "
+            "ACCELERATE_USE_CPU and set zero_stage, or take configs/accelerate/multi_gpu.yaml"
         )
-    config: dict[str, Any] = plugin.deepspeed_config
-    sections = {key: config.get(key) for key in OWNED_BY_TRAIN}
-    owned = [
-        key
-        for key, value in sections.items()
-        if value and (not isinstance(value, dict) or value.get("enabled", True))
-    ]
+    if precision == "fp16" or train.grad_clip_value is not None:
+        raise EngineError(
+            f"train.mixed_precision fp16 and train.grad_clip_value do not work under {engine}: "
+            "use bf16, and grad_clip_norm"
+        )
+    config: dict[str, Any] = deepspeed_plugin(accelerator).deepspeed_config
     zero = config.get("zero_optimization", {})
-    devices = [
-        (zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param")
-    ]
-    offloaded = [device for device in devices if device not in (None, "none")]
-    refused = {
-        "zero_stage is 0, which shards nothing: take configs/accelerate/multi_gpu.yaml instead": (
-            engine == "zero0"
-        ),
-        f"train.mixed_precision is fp16 under {engine}, which has no loss scaling here: use bf16": (
-            precision == "fp16"
-        ),
-        f"train.grad_clip_value is {grad_clip_value} under {engine}, which clips by norm only: set "
-        "it to null": grad_clip_value is not None,
-        f"the DeepSpeed configuration has sections {owned}: leave them out, train.* sets them": (
-            bool(owned)
-        ),
-        f"the DeepSpeed configuration offloads to {offloaded}: this is not supported": (
-            bool(offloaded)
-        ),
+    devices = {key: (zero.get(key) or {}).get("device") for key in OFFLOADS}
+    odd = [key for key, device in devices.items() if device not in (None, "none")]
+    for key in OWNED_BY_TRAIN:
+        section = config.get(key)
+        if section and (not isinstance(section, dict) or section.get("enabled", True)):
+            odd.append(key)
+    if odd:
+        raise EngineError(
+            f"the DeepSpeed configuration sets {odd}, train.* or nothing may: remove it"
+        )
+    micro = train.micro_batch_size or train.batch_size // processes
+    settings = {
+        "train_batch_size": train.batch_size,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_clipping": train.grad_clip_norm or 0.0,
     }
-    for reason, applies in refused.items():
-        if applies:
-            raise EngineError(reason)
-    from transformers.integrations import unset_hf_deepspeed_config
-
-    # or Transformers would shard a teacher, a judge, the reference policy as it loads them
-    unset_hf_deepspeed_config()
+    for key, value in settings.items():
+        if config.get(key, "auto") not in ("auto", value):
+            raise EngineError(
+                f"the DeepSpeed configuration sets {key} to {config[key]}, train needs {value}: "
+                "leave it out, or use auto"
+            )
+    config |= settings | {"gradient_accumulation_steps": train.batch_size // (micro * processes)}
     if precision == "bf16":
         # No module exchanges gradients in bf16: they are added up in float32, as DDP does.
         config["torch_autocast"] = {
@@ -109,31 +108,10 @@ def configure_deepspeed(
             "dtype": "bfloat16",
             "lower_precision_safe_modules": [],
         }
+    from transformers.integrations import unset_hf_deepspeed_config
 
-
-def fill_deepspeed_config(
-    accelerator: Accelerator, batch_size: int, micro_batch_size: int, grad_clip_norm: float | None
-) -> None:
-    """Set batch sizes and clipping of DeepSpeed's configuration to those of ``train``.
-
-    Raises EngineError if it has others.
-    """
-    config = deepspeed_plugin(accelerator).deepspeed_config
-    settings = (
-        ("train_batch_size", "train.batch_size", batch_size),
-        ("train_micro_batch_size_per_gpu", "train.micro_batch_size", micro_batch_size),
-        ("gradient_clipping", "train.grad_clip_norm", grad_clip_norm or 0.0),
-    )
-    for key, name, value in settings:
-        setting = config.get(key, "auto")
-        if setting not in ("auto", value):
-            raise EngineError(
-                f"the DeepSpeed configuration sets {key} to {setting}, {name} needs {value}: leave "
-                f"it out, or use auto"
-            )
-        config[key] = value
-    images = micro_batch_size * accelerator.num_processes
-    config["gradient_accumulation_steps"] = batch_size // images
+    # or Transformers would shard a teacher, a judge, the reference policy as it loads them
+    unset_hf_deepspeed_config()
 
 
 def prepare_deepspeed(accelerator: Accelerator, model: nn.Module) -> None:
@@ -203,20 +181,16 @@ def without_hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     """Inside, the hooks of ``handles`` are not called; afterwards they are called again, in their
     old order.
     """
-    tables = {
-        id(table): table
-        for table in (handle.hooks_dict_ref() for handle in handles)
-        if table is not None
-    }
-    before = {key: dict(table) for key, table in tables.items()}
+    tables = [table for handle in handles if (table := handle.hooks_dict_ref()) is not None]
+    before = [dict(table) for table in tables]
     for handle in handles:
         handle.remove()
     try:
         yield
     finally:
-        for key, table in tables.items():
+        for table, hooks in zip(tables, before, strict=True):
             table.clear()
-            table.update(before[key])
+            table.update(hooks)
 
 
 def trained_parameters(accelerator: Accelerator, model: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,20 +1,18 @@
-"""How large the scores of each reward term are and how much they vary among the captions of one
-image: the terms that vary most, times their weights, are those that a policy learns from.
+"""How much the scores of each reward term vary among the captions of one image: the terms that vary
+most, times their weights, are those that a policy learns from.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import torch
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
-from rewards.base import RewardError
 from rewards.mixed import MixedReward, moments
-from rewards.text.cider import CIDER_DIFFERENCES, CiderD
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
-from rl_caption.data.base import Row, reward_inputs
+from rl_caption.data.base import Row
 from rl_caption.runtime.engines import autocast, dropout_off
 from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.rollout import sample_captions, term_scores
@@ -28,58 +26,6 @@ one.
 
 Groups = dict[str, list[list[float]]]
 """Term -> scores of the captions of each image."""
-
-
-class Scale(NamedTuple):
-    """Statistics of one term's raw scores: mean and standard deviation (divisor N) over all
-    captions; ``within`` is the standard deviation among the captions of one image (divisor K),
-    averaged over the images with at least two.
-    """
-
-    mean: float
-    std: float
-    within: float
-
-
-def scale_of(groups: Sequence[Sequence[float]]) -> Scale | None:
-    """The scale of scores that are grouped by image; None where there are none."""
-    scores = [score for group in groups for score in group]
-    within = [moments(group).std for group in groups if len(group) > 1]
-    total = moments(scores)
-    return (
-        Scale(total.mean, total.std, sum(within) / len(within) if within else 0.0)
-        if scores
-        else None
-    )
-
-
-def reference_scores(reward: MixedReward, rows: Sequence[Row]) -> Groups:
-    """Score every reference as if it were a caption.
-
-    A term that uses references gets the image's other ones; an image without others has an empty
-    list.
-
-    Raises:
-        RewardError: a term failed.
-    """
-    scores = {}
-    for name, term in reward.rewards.items():
-        compares = "references" in term.columns
-        groups = [
-            row["references"] if len(row["references"]) > int(compares) else [] for row in rows
-        ]
-        captions = [caption for group in groups for caption in group]
-        repeated = [row for row, group in zip(rows, groups, strict=True) for _ in group]
-        prompts, columns = reward_inputs(repeated, finished=[True] * len(captions))
-        if compares:
-            columns["references"] = [
-                [*group[:i], *group[i + 1 :]] for group in groups for i in range(len(group))
-            ]
-        scores_of_captions = iter(
-            MixedReward({name: (term, 1.0)}).terms(prompts, captions, **columns)[name]
-        )
-        scores[name] = [[next(scores_of_captions) for _ in group] for group in groups]
-    return scores
 
 
 def sample_scores(
@@ -114,107 +60,37 @@ def sample_scores(
     return scores
 
 
-def weighted_variation(
-    reward: MixedReward, samples: Mapping[str, Scale | None]
-) -> dict[str, float]:
-    """Term -> |weight| x ``within`` of its samples, after ``normalize``: how much of the term an
-    advantage sees.
-    """
-    variation = {}
-    for name, scale in samples.items():
-        if scale is not None:
-            unit = {"none": 1.0, "per_term": scale.std, "per_group": scale.within}[reward.normalize]
-            variation[name] = abs(reward.weights[name]) * scale.within / unit if unit else 0.0
-    return variation
-
-
-def scale_warning(reward: MixedReward, weighted: Mapping[str, float]) -> str | None:
-    """A warning that names the terms with a weight that vary over ``MAX_RATIO`` times less than the
-    largest one.
-
-    None where there are none.
-    """
-    compared = {name: value for name, value in weighted.items() if reward.weights[name]}
-    largest = max(compared, key=lambda name: compared[name], default="")
-    small = []
-    for name, value in compared.items():
-        if value * MAX_RATIO < compared[largest]:
-            small.append(f"{value:.2g} in {name}")
-            if value:
-                equal = reward.weights[name] * compared[largest] / value
-                small[-1] += f" (a weight of {equal:.2g} would make it equal)"
-    if not small:
-        return None
-    remedy = "change the weights" + (
-        ", or set reward.normalize to per_term" if reward.normalize == "none" else ""
-    )
-    return (
-        f"warning: among the samples of an image, weighted scores spread by "
-        f"{compared[largest]:.2g} in {largest}, but "
-        f"only by {', '.join(small)}. Training will hardly see a term whose spread is over "
-        f"{MAX_RATIO:g} times "
-        f"smaller. If that is not meant, {remedy}"
-    )
-
-
 def scale_report(
     reward: MixedReward,
     rows: Sequence[Row],
-    sample: Callable[[MixedReward, Sequence[Row]], Groups] | None,
+    sample: Callable[[MixedReward, Sequence[Row]], Groups],
 ) -> list[str]:
-    """A table of the scales of references and of samples in ``IMAGES`` of the training images, as
-    lines to print.
+    """The scales of the terms on samples of ``IMAGES`` of the training images, as lines to print;
+    the last one warns of terms that training will hardly see.
 
-    ``sample`` is ``sample_scores`` with all arguments bound but the last two; None leaves samples
-    out.
-
-    Raises:
-        RewardError: a term failed on samples, as it would in training.
+    ``sample`` is ``sample_scores`` with all arguments bound but the last two. Raises RewardError
+    where a term fails, as it would in training.
     """
     count = min(IMAGES, len(rows))
     rows = [rows[index * len(rows) // count] for index in range(count)]
-    references: Groups = {}
-    notes = []
-    try:
-        references = reference_scores(reward, rows)
-    except RewardError as error:  # training may never score a reference
-        notes.append(f"references are left out: {error}")
-    empty = max((sum(not group for group in groups) for groups in references.values()), default=0)
-    if empty:
-        notes.append(
-            f"{empty} image(s) with fewer than two references are left out where a term compares "
-            f"with them"
+    lines = [f"scales of the terms on samples of {count} training images"]
+    seen = {}
+    for name, groups in sample(reward, rows).items():
+        total = moments([score for group in groups for score in group])
+        within = fmean(moments(group).std for group in groups)
+        unit = {"none": 1.0, "per_term": total.std, "per_group": within}[reward.normalize]
+        seen[name] = abs(reward.weights[name]) * within / unit if unit else 0.0
+        low, high = reward.rewards[name].bounds
+        lines.append(
+            f"  {name} ({low:.4g} to {high:.4g}): mean {total.mean:.4g}, standard deviation among "
+            f"the samples of an image {within:.4g}, as weighted {seen[name]:.4g}"
         )
-    samples = sample(reward, rows) if sample is not None else {}
-    scales = {
-        name: (scale_of(references.get(name, [])), scale_of(samples.get(name, [])))
-        for name in reward.rewards
-    }
-    weighted = weighted_variation(reward, {name: sampled for name, (_, sampled) in scales.items()})
-    table = [
-        ["", "", "", "references", "", "", "samples", "", "", ""],
-        ["term", "range", "weight", *("mean", "std", "within") * 2, "weighted"],
-    ]
-    for name, term in reward.rewards.items():
-        numbers = [number for scale in scales[name] for number in (scale or (None,) * 3)] + [
-            weighted.get(name)
-        ]
-        bounds = f"{term.bounds[0]:.4g} to {term.bounds[1]:.4g}"
-        cells = ["-" if number is None else f"{number:.4g}" for number in numbers]
-        table.append([name, bounds, f"{reward.weights[name]:g}", *cells])
-    if any(isinstance(term, CiderD) for term in reward.rewards.values()):
-        notes.append(CIDER_DIFFERENCES)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
-    divided = {"none": "", "per_term": " / std", "per_group": " / within"}[reward.normalize]
-    warning = scale_warning(reward, weighted)
-    return [
-        f"scales of the terms on {len(rows)} training images (within: standard deviation among the "
-        f"captions of an "
-        f"image; weighted: weight x within{divided}, which is what an advantage sees)",
-        *(f"  {line}" for line in [*lines, *notes]),
-        *([warning] if warning else []),
-    ]
+    largest = max(seen.values())
+    small = [name for name in seen if reward.weights[name] and seen[name] * MAX_RATIO < largest]
+    if small:
+        lines.append(
+            f"warning: weighted scores spread over {MAX_RATIO:g} times less in {', '.join(small)} "
+            "than in the largest term: training will hardly see them. If that is not meant, change "
+            "the weights, or set reward.normalize to per_term"
+        )
+    return lines

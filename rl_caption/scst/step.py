@@ -31,7 +31,7 @@ from rl_caption.scst.rollout import (
     score_rollouts,
     with_greedy_captions,
 )
-from rl_caption.scst.schedules import AdaptiveKl, Points, factor_at, scheduled_weights
+from rl_caption.scst.schedules import Points, factor_at, scheduled_weights
 
 
 @dataclass
@@ -74,8 +74,6 @@ class SelfCriticalTask:
         updates_per_rollout: optimizer updates on the samples of one step.
         weight_schedules: reward term -> (step, factor) points of its weight.
         temperature_schedule: (step, factor) points of the sampling temperature.
-        adaptive_kl: chooses the KL coefficient of each step and so replaces ``objective`` at each
-            step.
     """
 
     accelerator: Accelerator
@@ -93,7 +91,6 @@ class SelfCriticalTask:
     updates_per_rollout: int = 1
     weight_schedules: Mapping[str, Points] = field(default_factory=dict)
     temperature_schedule: Points = ()
-    adaptive_kl: AdaptiveKl | None = None
     name: str = "scst"
     samples: list[dict[str, Any]] = field(default_factory=list)
     """Captions and rewards of the newest step, for ``samples.jsonl``."""
@@ -139,8 +136,6 @@ class SelfCriticalTask:
                     self.samples = log_rollout(
                         batches, rollouts, scores, advantages, log, self.reward.tokenizer
                     )
-                    if self.adaptive_kl is not None:
-                        self._adapt_kl(self.adaptive_kl, rollouts, log)
                 yield log
                 for micro in micros:  # the weights are others now
                     micro.encoded = _without_graph(micro)
@@ -185,9 +180,7 @@ class SelfCriticalTask:
         return with_greedy_captions(captioner, policy, batch, decoding, rollout)
 
     def _apply_schedules(self, step: int, log: Averages) -> tuple[MixedReward, Decoding]:
-        """The reward and the decoding options of ``step``; also sets ``objective`` to that of the
-        step.
-        """
+        """The reward and the decoding options of ``step``."""
         reward, decoding = self.reward, self.decoding
         if self.weight_schedules:
             reward = reward.with_weights(scheduled_weights(reward, self.weight_schedules, step))
@@ -197,23 +190,7 @@ class SelfCriticalTask:
             temperature = decoding.temperature * factor_at(self.temperature_schedule, step)
             decoding = decoding.replace(temperature=temperature)
             log.add("schedule/temperature", temperature)
-        if self.adaptive_kl is not None:
-            self.objective = self.adaptive_kl.objective(self.adaptive_kl.coef)
-            log.add("train/kl_coef", self.adaptive_kl.coef)
         return reward, decoding
-
-    def _adapt_kl(
-        self, adaptive_kl: AdaptiveKl, rollouts: Sequence[Rollout], log: Averages
-    ) -> None:
-        """Choose the next step's KL coefficient from the divergence of this step's samples on all
-        processes.
-        """
-        divergence = Averages()
-        divergence.add_sum("policy/kl", log.sums["policy/kl"], log.counts["policy/kl"])
-        captions = (
-            sum(rollout.finished.numel() for rollout in rollouts) * self.accelerator.num_processes
-        )
-        adaptive_kl.update(divergence.reduce(self.accelerator)["policy/kl"], captions)
 
     @torch.no_grad()
     def _count(self, micro: MicroBatch) -> Tensor:

@@ -14,15 +14,17 @@ import hashlib
 import logging
 import os
 import pickle
+import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.checkpointing import load_accelerator_state, save_accelerator_state
+from accelerate.checkpointing import save_accelerator_state
 from accelerate.utils import load as load_tensors
 from accelerate.utils.constants import SCALER_NAME
 from safetensors import SafetensorError
@@ -80,13 +82,8 @@ def save_checkpoint(
     where the disk is full or the folder cannot be written; older checkpoints are untouched.
     """
     final = folder / f"step-{state.global_step:08d}"
-    partial = folder / f".partial-{final.name}"
-    with save_or_discard(f"checkpoint {final}", partial, folder):
-        if accelerator.is_main_process:
-            remove_tree(partial)
-            partial.mkdir(parents=True)
-        accelerator.wait_for_everyone()
-        if model is None or not uses_deepspeed(accelerator):
+    with new_folder(final, accelerator, replaces=True) as partial:
+        if not uses_deepspeed(accelerator):
             accelerator.save_state(str(partial), safe_serialization=True)
         else:
             weights, moments = full_state(accelerator, model, optimizer)
@@ -95,13 +92,12 @@ def save_checkpoint(
                 save_file(moments, partial / OPTIMIZER, metadata={"format": "pt"})
             # What is left are the random states.
             save_accelerator_state(str(partial), [], [], [], [], accelerator.process_index, 0)
-        accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             # It keeps logged values, and a log may hold an infinite one.
             write_json(partial / STATE, asdict(state), allow_nan=True)
-            replace_folder(partial, final)
-            prune(folder, keep, final)
-        accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        prune(folder, keep, final)
+    accelerator.wait_for_everyone()
     return final
 
 
@@ -168,8 +164,8 @@ def load_random_states(accelerator: Accelerator, path: Path, processes: int) -> 
     if processes != accelerator.num_processes:
         if accelerator.is_main_process:
             logger.warning(
-                "%s was written by a run of another number of processes, %d (now %d): dropout "
-                "masks change, samples and data order do not",
+                "%s was written by %d processes (now %d): dropout masks change, samples and data "
+                "order do not",
                 path,
                 processes,
                 accelerator.num_processes,
@@ -177,60 +173,51 @@ def load_random_states(accelerator: Accelerator, path: Path, processes: int) -> 
         return
     file = path / f"random_states_{accelerator.process_index}.pkl"
     with read_errors(file):
-        load_accelerator_state(str(path), [], [], [], [], accelerator.process_index)
         states = load_tensors(file)
-        pairs = [(torch.get_rng_state(), states["torch_manual_seed"])]
+        random.setstate(states["random_state"])
+        np.random.set_state(states["numpy_random_seed"])
+        torch.set_rng_state(states["torch_manual_seed"])
         if accelerator.device.type == "cuda":
-            index = torch.cuda.current_device()
-            saved = states["torch_cuda_manual_seed"][index].cpu()
-            pairs.append((torch.cuda.get_rng_state(index), saved))
-    if not all(torch.equal(current, saved) for current, saved in pairs):
-        raise CheckpointError(
-            f"the random states in {file} could not be restored: the run would not continue as "
-            "before"
-        )
+            torch.cuda.set_rng_state_all(states["torch_cuda_manual_seed"])
 
 
 @contextlib.contextmanager
-def save_or_discard(what: str, partial: Path, checkpoints: Path | None = None) -> Iterator[None]:
-    """Turn a failed write into a ``CheckpointError`` that says what to do, and remove the
-    unfinished folder.
+def new_folder(
+    final: Path, accelerator: Accelerator | None = None, replaces: bool = False
+) -> Iterator[Path]:
+    """A hidden folder beside ``final`` to write into, which gets its name at the block's end. With
+    an ``accelerator``, every process enters.
 
-    With ``checkpoints``, of a run, the message names the newest good one in it.
+    ``final`` must be missing or empty; with ``replaces``, the new folder is sealed and takes the
+    place of an old one. If the block fails, nothing is left of it. Raises ``CheckpointError`` where
+    it cannot be written.
     """
+    partial = final.absolute().with_name(f".partial-{final.name}")
+    is_main = accelerator is None or accelerator.is_main_process
+    wait = (lambda: None) if accelerator is None else accelerator.wait_for_everyone
     try:
-        yield
-    except WRITE_FAILURES as error:
-        with contextlib.suppress(OSError):
-            remove_tree(partial)
-        place = next(folder for folder in partial.absolute().parents if folder.is_dir())
-        free = f"{shutil.disk_usage(place).free / 1e6:.1f} MB are free on its disk"
-        advice = "free some space, or name another folder"
-        if checkpoints is not None:
-            advice += f"; the newest good checkpoint is {newest_checkpoint(checkpoints) or 'none'}"
-        raise CheckpointError(f"{what} could not be written: {error} ({free}): {advice}") from error
-
-
-@contextlib.contextmanager
-def new_folder(final: Path) -> Iterator[Path]:
-    """A hidden folder beside ``final``, which is missing or empty, to write into; it gets its name
-    at the block's end.
-
-    If the block fails, nothing is left of it. Raises ``CheckpointError`` where it cannot be
-    written.
-    """
-    final = final.absolute()
-    partial = final.with_name(f".partial-{final.name}")
-    try:
-        with save_or_discard(f"the folder {final}", partial):
+        if is_main:
             remove_tree(partial)
             partial.mkdir(parents=True)
-            yield partial
+        wait()
+        yield partial
+        wait()
+        if is_main and replaces:
+            replace_folder(partial, final)
+        elif is_main:
             os.rename(partial, final)
-    except BaseException:
+        wait()
+    except BaseException as error:
         with contextlib.suppress(OSError):
             remove_tree(partial)
-        raise
+        if not isinstance(error, WRITE_FAILURES):
+            raise
+        place = next(folder for folder in partial.parents if folder.is_dir())
+        free = shutil.disk_usage(place).free / 1e6
+        raise CheckpointError(
+            f"the folder {final} could not be written: {error} ({free:.1f} MB are free on its "
+            "disk): free some space, or name another folder"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -263,7 +250,7 @@ def prune(folder: Path, keep: int, newest: Path) -> None:
     past = [
         path
         for path in sorted(folder.glob("step-*"), reverse=True)
-        if path <= newest and is_intact(path)
+        if path <= newest and damage(path) is None
     ]
     for path in set(folder.glob("step-*")) - set(past[: max(keep, 1)]):
         doomed = folder / f".partial-{path.name}"
@@ -279,7 +266,7 @@ def clear_leftovers(folder: Path) -> None:
         remove_tree(partial)
     for old in folder.glob(".old-*"):
         final = folder / old.name.removeprefix(".old-")
-        if not final.exists() and is_intact(old):
+        if not final.exists() and damage(old) is None:
             os.rename(old, final)
         else:
             remove_tree(old)
@@ -319,11 +306,6 @@ def hash_of(folder: Path) -> str:
         with path.open("rb") as file:
             hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
-
-
-def is_intact(folder: Path) -> bool:
-    """Whether the manifest is there and every file is as it lists it."""
-    return damage(folder) is None
 
 
 def remove_tree(path: Path) -> None:

@@ -2,19 +2,19 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_log
 from rl_caption.runtime.engines import Averages, numel, print_main
 from rl_caption.runtime.launch import stop_requests
-from rl_caption.runtime.types import TrainState, Validation
-from rl_caption.runtime.zero import engine_of, gathered_parameters, uses_deepspeed
+from rl_caption.runtime.types import TrainState, Validation, is_better
+from rl_caption.runtime.zero import engine_of, gathered_parameters
 from rl_caption.training.checkpoint import CheckpointError, newest_checkpoint, prune
 from rl_caption.training.run import Run
-from rl_caption.training.run_folder import RunLog, remove_result, write_result, write_run_files
+from rl_caption.training.run_folder import RESULT, RunLog, write_run_files
 
 
 class Task(Protocol):
@@ -81,11 +81,8 @@ def train(
     """
     state = run.state
     run.choose_best_by(metric.name, metric.measured)
-    with (
-        closing(open_log(run, task)) as log,
-        run.loader(collate) as steps,
-        stop_requests() as stop_requested,
-    ):
+    log = open_log(run, task)
+    with run.loader(collate) as steps, stop_requests() as stop_requested:
         if state.global_step == 0 and validate_first:
             check_model(run, log, validate, export, metric, {})
         while not run.is_finished():
@@ -95,7 +92,6 @@ def train(
             for averages in task.training_step(batches, state.global_step):
                 updates.append(run.update(averages, batches))
             metrics = run.end_step(updates, batches)
-            log.advance()
             step, last = state.global_step, state.global_step >= run.max_steps
             if step % run.log_every == 0 or last or step == 1:
                 log.metrics(step, metrics)
@@ -130,16 +126,19 @@ def check_model(
     with gathered_parameters(run.accelerator, run.model):
         verdict = validate(state.global_step, logged)
     value = verdict.metrics[metric.name]
-    is_best = run.note_validation(value)
-    if is_best:
+    if is_better(metric.name, value, state.best_metric):
+        state.best_metric, state.best_step = value, state.global_step
+        state.evaluations_without_gain = 0
         run.export(export, "best")
+    else:
+        state.evaluations_without_gain += 1
     state.stopped = verdict.stop
     seconds = {"val/seconds": time.perf_counter() - started}
     log.metrics(state.global_step, verdict.metrics | seconds)
-    best = (
-        "the best so far" if is_best else f"best {state.best_metric:.4f} at step {state.best_step}"
+    log.message(
+        f"validation: {metric.name} {value:.4f} ({metric.range}), best {state.best_metric:.4f} at "
+        f"step {state.best_step}"
     )
-    log.message(f"validation: {metric.name} {value:.4f} ({metric.range}), {best}")
     for message in verdict.messages:
         log.message(message)
 
@@ -150,13 +149,12 @@ def open_log(run: Run, task: Task) -> RunLog:
     """
     accelerator, state = run.accelerator, run.state
     parameters = sum(numel(value) for value in run.model.parameters() if value.requires_grad)
-    engine = f"engine {engine_of(accelerator)}, " if uses_deepspeed(accelerator) else ""
     print_main(
         accelerator,
         f"{task.name}: {parameters:,} trained parameters, {len(run.train_rows)} training and "
         f"{len(run.val_rows)} validation images, {accelerator.num_processes} process(es) on "
-        f"{accelerator.device}, {engine}{run.batch_size} images a step, {run.micro_batch_size} at once "
-        f"in a process, {run.max_steps} steps into {run.folder}",
+        f"{accelerator.device}, engine {engine_of(accelerator)}, {run.batch_size} images a step, "
+        f"{run.micro_batch_size} at once in a process, {run.max_steps} steps into {run.folder}",
     )
     if state.signature:
         print_main(accelerator, f"{run.trained_on} signature: {state.signature}")
@@ -165,8 +163,8 @@ def open_log(run: Run, task: Task) -> RunLog:
     if accelerator.is_main_process:
         about = {"signature": state.signature, "processes": accelerator.num_processes}
         write_run_files(run.folder, run.settings, about)
-        if not run.is_finished():
-            remove_result(run.folder)
+        if not run.is_finished():  # a kill must not leave it looking complete
+            (run.folder / RESULT).unlink(missing_ok=True)
     return RunLog(accelerator, run.folder, task.name, state.global_step, run.max_steps)
 
 
@@ -179,7 +177,7 @@ def finish(run: Run, log: RunLog, metric: Metric) -> None:
             prune(newest.parent, run.keep_checkpoints, newest)
         result = asdict(state)
         del result["data"], result["configuration"]
-        write_result(run.folder, result)
+        write_json(run.folder / RESULT, result, allow_nan=True)
     run.accelerator.wait_for_everyone()  # every process then finds the result
     if state.stopped is not None:
         log.message(f"stopped at step {state.global_step} of {run.max_steps}: {state.stopped}")

@@ -34,13 +34,12 @@ from rl_caption.runtime.engines import (
 )
 from rl_caption.runtime.errors import ConfigError, UserError
 from rl_caption.runtime.launch import run_lock
-from rl_caption.runtime.types import Batch, TrainState, is_better
+from rl_caption.runtime.types import Batch, TrainState
 from rl_caption.runtime.zero import (
     EngineError,
     Moments,
     deepspeed_step,
     engine_of,
-    fill_deepspeed_config,
     gathered_parameters,
     uses_deepspeed,
 )
@@ -50,12 +49,10 @@ from rl_caption.training.checkpoint import (
     load_moments,
     load_random_states,
     load_weights,
+    new_folder,
     newest_checkpoint,
     read_state,
-    remove_tree,
-    replace_folder,
     save_checkpoint,
-    save_or_discard,
 )
 from rl_caption.training.optimizer import clip_gradients, parameter_groups, schedule_factor
 from rl_caption.training.run_folder import (
@@ -151,13 +148,9 @@ class Run:
         image ids and references. The length limit of captions is not in it.
         """
         rows = [[row["image_id"], *row["references"]] for row in self.val_rows]
-        options = [
-            f"{key} {value}"
-            for key, value in self.settings["eval"].items()
-            if key not in NOT_MEASURED
-        ]
-        images = f"{len(rows)} images ({hash_text(json.dumps(rows)):016x})"
-        return ", ".join([images, *options])
+        options = self.settings["eval"]
+        measured = {key: options[key] for key in options if key not in NOT_MEASURED}
+        return f"{len(rows)} images ({hash_text(json.dumps(rows)):016x}), {measured}"
 
     def restore(
         self,
@@ -214,24 +207,21 @@ class Run:
         Raises CheckpointError for a checkpoint of another run, unless ``run.resume`` is ``true``.
         """
         state = read_state(checkpoint)
-        data, copied = changes(state.data, now.data)
-        other = []
+        differences, copied = changes(state.data, now.data)
         if state.signature != now.signature:
-            other = [f"{self.trained_on} {state.signature!r} -> {now.signature!r}"]
-        differences = "; ".join(other + data)
-        if (differences and self.resume == "auto") or (other and self.resume != "true"):
+            differences.append(f"{self.trained_on} {state.signature!r} -> {now.signature!r}")
+        if differences and self.resume != "true":
             raise CheckpointError(
-                f"{checkpoint} is of another run: {differences}. Undo that change, choose another "
-                "run.dir, or set run.resume to true to continue anyway"
+                f"{checkpoint} is of another run: {'; '.join(differences)}. Undo that change, "
+                "choose another run.dir, or set run.resume to true to continue anyway"
             )
         if state.vocabulary not in ("", now.vocabulary):
             raise CheckpointError(
                 f"{checkpoint} and this run have different vocabularies: continue with the data "
                 "that it was trained on, or train its export/best (model.init) in another run.dir"
             )
-        told = differences or "; ".join(copied)
-        if told:
-            print_main(self.accelerator, f"WARNING: {checkpoint} had other inputs: {told}")
+        for said in differences + copied:
+            print_main(self.accelerator, f"WARNING: {checkpoint} had other inputs: {said}")
         now.notes.update(state.notes)
         inputs = ("signature", "vocabulary", "data", "configuration", "notes")
         state = replace(state, **{name: getattr(now, name) for name in inputs})
@@ -245,16 +235,11 @@ class Run:
         """
         if self.is_finished():
             return
-        state, measured = self.state, ", ".join(filter(None, (self.validation, measured)))
-        before, now = f"{state.metric} on {state.measured}", f"{metric} on {measured}"
-        best = self.folder / "export" / "best"
-        reason = ""
-        if state.metric and before != now:
-            reason = f"before it was {before}"
-        elif state.best_model not in ("", hash_of(best)):
-            reason = f"as {best} is not that of {self.checkpoint}"
-        if reason:
-            print_main(self.accelerator, f"{now} chooses the best model from here on, {reason}")
+        state, best = self.state, self.folder / "export" / "best"
+        measured = f"{self.validation}, {measured}"
+        is_same = (state.metric, state.measured) == (metric, measured)
+        if state.metric and not (is_same and state.best_model in ("", hash_of(best))):
+            print_main(self.accelerator, f"{metric} on {measured} chooses the best model anew")
             state.best_metric, state.best_step, state.evaluations_without_gain = None, None, 0
         state.metric, state.measured = metric, measured
 
@@ -263,9 +248,9 @@ class Run:
         """Inside, an iterator over the micro-batches of each step of this process, which workers
         may prepare.
         """
-        accelerator = self.accelerator
+        accelerator, rows = self.accelerator, self.train_rows
         order = micro_batches(
-            len(self.train_rows),
+            len(rows),
             self.batch_size,
             self.micro_batch_size,
             accelerator.process_index,
@@ -274,7 +259,7 @@ class Run:
             self.state.global_step,
         )
         micros = self.batch_size // (self.micro_batch_size * accelerator.num_processes)
-        with row_loader(self.train_rows, collate, order, self.num_workers) as batches:
+        with row_loader(rows, collate, order, self.num_workers) as batches:
             yield (
                 [next(batches).to(accelerator.device) for _ in range(micros)]
                 for _ in itertools.count()
@@ -342,37 +327,26 @@ class Run:
         It counts as a step all the same: its images have been seen, and the schedule is a function
         of the step.
         """
-        if self.accelerator.optimizer_step_was_skipped:
-            self.skipped_in_a_row += 1
+        skipped = self.accelerator.optimizer_step_was_skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        if skipped:
             self.state.skipped += 1
             metrics.pop("grad/norm")  # it is not finite
-        else:
-            self.skipped_in_a_row = 0
         if self.skipped_in_a_row > MOST_SKIPPED:
-            raise NonFiniteError(
-                f"the gradient overflowed fp16 in {self.skipped_in_a_row} steps in a row: no loss "
-                "scale helps. train.mixed_precision bf16 or no is the usual remedy"
-            )
+            self._give_up(f"the gradient overflowed fp16 in {self.skipped_in_a_row} steps in a row")
         metrics["train/skipped"] = float(self.state.skipped)
         metrics["train/loss_scale"] = float(self.accelerator.scaler.get_scale())
         return metrics
 
     def _check_finite(self, metrics: Mapping[str, float], batches: Sequence[Batch]) -> None:
-        watched = ["loss/total"]
-        if self.accelerator.scaler is None:  # fp16 overflows now and then
-            watched.append("grad/norm")
-        bad = [
-            f"{name} is {metrics[name]}"
-            for name in watched
-            if not math.isfinite(metrics.get(name, 0.0))
-        ]
-        if not bad:
-            return
-        ids = [row["image_id"] for batch in batches for row in batch.rows]
-        if self.accelerator.num_processes > 1:
-            ids = gather_object(ids)
-        said = f"{' and '.join(bad)} at step {self.state.global_step + 1}"
-        self._give_up(f"{said}; images of the step: {json.dumps(ids)}")
+        # The gradient of fp16 overflows now and then.
+        watched = ["loss/total"] if self.accelerator.scaler else ["loss/total", "grad/norm"]
+        bad = [name for name in watched if not math.isfinite(metrics.get(name, 0.0))]
+        if bad:
+            ids = gather_object([row["image_id"] for batch in batches for row in batch.rows])
+            said = ", ".join(f"{name} is {metrics[name]}" for name in bad)
+            step = self.state.global_step + 1
+            self._give_up(f"{said} at step {step}; images of the step: {json.dumps(ids)}")
 
     def check_weights(self) -> None:
         """Raise NonFiniteError where a weight is not finite: it is neither validated nor saved."""
@@ -383,51 +357,34 @@ class Run:
     def _give_up(self, what: str) -> NoReturn:
         good = newest_checkpoint(self.checkpoints) or "none yet"
         raise NonFiniteError(
-            f"{what}. Last good checkpoint: {good}. A lower train.lr, or train.grad_clip_norm 1.0, "
-            "is the usual remedy"
+            f"{what}. Last good checkpoint: {good}. A lower train.lr, train.grad_clip_norm 1.0, or "
+            "train.mixed_precision bf16 for fp16 is the usual remedy"
         )
 
-    def note_validation(self, value: float) -> bool:
-        """Count a validation by its metric; returns whether the model is the best so far."""
-        state = self.state
-        if not is_better(state.metric, value, state.best_metric):
-            state.evaluations_without_gain += 1
-            return False
-        state.best_metric, state.best_step = value, state.global_step
-        state.evaluations_without_gain = 0
-        return True
-
-    def is_out_of_patience(self) -> bool:
-        """Whether as many validations as ``eval.patience`` brought no gain."""
-        return self.patience is not None and (self.state.evaluations_without_gain >= self.patience)
-
     def is_finished(self) -> bool:
-        """Whether all steps are taken, a validation ended the run, or patience did."""
-        done = self.state.global_step >= self.max_steps
-        return done or self.state.stopped is not None or self.is_out_of_patience()
+        """Whether all steps are taken, a validation ended the run, or ``eval.patience`` did."""
+        state = self.state
+        patient = self.patience is None or state.evaluations_without_gain < self.patience
+        return state.global_step >= self.max_steps or state.stopped is not None or not patient
 
     def any_process(self, asked_to_stop: bool) -> bool:
         """Whether any process was asked to stop; all of them must leave the loop at the same
         step.
         """
-        if self.accelerator.num_processes == 1:
-            return asked_to_stop
-        votes = torch.tensor(float(asked_to_stop), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(votes, reduction="sum").item() > 0)
+        vote = torch.tensor(float(asked_to_stop), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(vote).item() > 0)
 
     def export(self, write: Callable[[Path], None], name: str) -> None:
         """Write the model to ``export/NAME``, whole or not at all."""
-        final = self.folder / "export" / name
-        partial = final.with_name(f".partial-{name}")
-        with gathered_parameters(self.accelerator, self.model):
-            if self.accelerator.is_main_process:
-                with save_or_discard(f"model {final}", partial, self.checkpoints):
-                    remove_tree(partial)
-                    write(partial)
-                    replace_folder(partial, final)
-        self.accelerator.wait_for_everyone()
-        if name == "best" and self.accelerator.is_main_process:
-            self.state.best_model = hash_of(final)
+        folder, accelerator = self.folder / "export" / name, self.accelerator
+        with (
+            gathered_parameters(accelerator, self.model),
+            new_folder(folder, accelerator, replaces=True) as partial,
+        ):
+            if accelerator.is_main_process:
+                write(partial)
+        if name == "best" and accelerator.is_main_process:
+            self.state.best_model = hash_of(folder)
 
     def save(self) -> None:
         """Write a checkpoint."""
@@ -476,15 +433,11 @@ def open_run(
     train, folder, split = config.train, Path(config.run.dir), config.eval.split
     accelerator = build_accelerator(train, config.run)
     quiet_libraries()
-    if uses_deepspeed(accelerator):
-        if not deepspeed:
-            raise EngineError(
-                f"reward models do not train under {engine_of(accelerator)}: take "
-                "configs/accelerate/multi_gpu.yaml"
-            )
-        processes = accelerator.num_processes
-        micro = micro_batch_size(train.batch_size, train.micro_batch_size, processes)
-        fill_deepspeed_config(accelerator, train.batch_size, micro, train.grad_clip_norm)
+    if uses_deepspeed(accelerator) and not deepspeed:
+        raise EngineError(
+            f"reward models do not train under {engine_of(accelerator)}: take "
+            "configs/accelerate/multi_gpu.yaml"
+        )
     with run_lock(folder) if accelerator.is_main_process else nullcontext():
         # The main process clears what a killed save left before the others look.
         with accelerator.main_process_first():

@@ -3,10 +3,10 @@ resumes.
 """
 
 import json
+import os
 import platform
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import yaml
 from accelerate import Accelerator
-from tqdm.auto import tqdm
 from transformers.utils import flatten_dict
 
 from rewards.files import atomic_write, write_errors
@@ -25,7 +24,6 @@ from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_log, read_yaml
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import installed_version
-from rl_caption.runtime.launch import recorded_environment
 from rl_caption.training.checkpoint import (
     CheckpointError,
     clear_leftovers,
@@ -51,6 +49,19 @@ FREE_TO_CHANGE = (
     "train.micro_batch_size",
 )
 """Configuration keys that do not change what is computed."""
+RECORDED = (
+    "ACCELERATE_",
+    "ATEN_",
+    "CU",
+    "DNNL_",
+    "MKL_",
+    "NCCL_",
+    "NVIDIA_",
+    "OMP_",
+    "ONEDNN_",
+    "TORCH",
+)
+"""Beginnings of the names of variables that choose kernels, and so the last digits."""
 SUMMARY_KEYS = (
     "loss/total",
     "loss/xe",
@@ -76,13 +87,6 @@ RECORDED_VERSIONS = (
     "deepspeed",
     "rl-caption",
 )
-RECENT_STEPS = 100
-"""Steps that the speed and the time left are estimated from."""
-
-
-def resume_mode(resume: bool | str) -> str:
-    """``auto``, ``true``, ``false``, or the path of a checkpoint: what ``run.resume`` asks for."""
-    return str(resume).lower() if isinstance(resume, bool) else resume
 
 
 def find_checkpoint(config: TrainingConfig) -> Path | None:
@@ -109,19 +113,20 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
                 "one back, choose another run.dir, or set run.resume to false to start over"
             )
         return None
-    if resume == "false":
+    problem = "run.resume is false" if resume == "false" else ""
+    if resume == "auto":
+        problem = "; ".join(changed_settings(read_state(newest).configuration, plain(config)))
+    if problem:
         raise CheckpointError(
-            f"{folder} already holds a run ({newest.name}) and run.resume is false: choose another "
-            "run.dir, remove the folder, or set run.resume to auto"
-        )
-    before = read_state(newest).configuration
-    changed = changed_settings(before, plain(config)) if resume == "auto" else []
-    if changed:
-        raise CheckpointError(
-            f"{folder} holds a run ({newest.name}) of another configuration: {'; '.join(changed)}. "
-            "Choose another run.dir, or set run.resume to true to continue with this one"
+            f"{folder} holds a run ({newest.name}), and {problem}. Choose another run.dir, or set "
+            "run.resume to true to continue that run"
         )
     return newest
+
+
+def resume_mode(resume: bool | str) -> str:
+    """``auto``, ``true``, ``false``, or the path of a checkpoint: what ``run.resume`` asks for."""
+    return str(resume).lower() if isinstance(resume, bool) else resume
 
 
 def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
@@ -130,7 +135,7 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
     """
     if not saved.is_file():
         return [f"{saved} is missing"]
-    return changed_settings(read_config(saved), plain(config))
+    return changed_settings(read_yaml(saved, CheckpointError), plain(config))
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -160,6 +165,7 @@ def write_run_files(folder: Path, settings: Mapping[str, Any], extra: dict[str, 
     """Write ``config.yaml`` (resolved ``settings``) and ``env.json`` (versions, platform, command,
     kernels, ``extra``).
     """
+    names = sorted(os.environ)
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -169,28 +175,10 @@ def write_run_files(folder: Path, settings: Mapping[str, Any], extra: dict[str, 
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads(),
         },
-        "environment": recorded_environment(),
+        "environment": {key: os.environ[key] for key in names if key.startswith(RECORDED)},
     }
     write_text(folder / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
     write_json(folder / "env.json", environment | extra)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A YAML configuration as plain values, without defaults; raises CheckpointError if the file
-    holds none.
-    """
-    content: dict[str, Any] = read_yaml(path, CheckpointError)
-    return content
-
-
-def write_result(folder: Path, result: dict[str, Any]) -> None:
-    """Write ``result.json``: the run is complete."""
-    write_json(folder / RESULT, result, allow_nan=True)
-
-
-def remove_result(folder: Path) -> None:
-    """Remove ``result.json``: the run goes on, and a kill must not leave it looking complete."""
-    (folder / RESULT).unlink(missing_ok=True)
 
 
 def is_complete(folder: Path) -> bool:
@@ -199,8 +187,7 @@ def is_complete(folder: Path) -> bool:
 
 
 class RunLog:
-    """Logs of one run: ``metrics.jsonl``, ``samples.jsonl``, lines on the terminal, a progress bar,
-    trackers.
+    """Logs of one run: ``metrics.jsonl``, ``samples.jsonl``, lines on the terminal, trackers.
 
     Every process calls the methods; only the main process writes.
     """
@@ -210,29 +197,16 @@ class RunLog:
     ) -> None:
         self.accelerator, self.folder, self.name = accelerator, folder, name
         self.max_steps = max_steps
-        self.opened, self.step_ends = time.monotonic(), deque[float](maxlen=RECENT_STEPS + 1)
+        self.first_line: tuple[int, float] | None = None
         if accelerator.is_main_process:
             for file in ("metrics.jsonl", "samples.jsonl"):
                 # A run that starts anew validates before step 1 again, so a line of step 0 goes
                 # too.
                 drop_after(folder / file, start_step if start_step else -1)
-        self.bar = tqdm(
-            total=max_steps,
-            initial=start_step,
-            desc=name,
-            unit="step",
-            dynamic_ncols=True,
-            disable=None if accelerator.is_main_process else True,  # None: off a terminal
-        )
 
     def message(self, text: str) -> None:
         """Print a line."""
         print_main(self.accelerator, f"[{self.name}] {text}")
-
-    def advance(self) -> None:
-        """Count a step that is done."""
-        self.step_ends.append(time.monotonic())
-        self.bar.update(1)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append one line to ``metrics.jsonl``, print the summary, pass the values to Accelerate's
@@ -243,13 +217,11 @@ class RunLog:
             return
         append_line(self.folder / "metrics.jsonl", {"step": step, **values})
         summary = "  ".join(f"{key} {values[key]:.4g}" for key in SUMMARY_KEYS if key in values)
-        # From the end of the first step on, which is slower than those that follow.
-        times = self.step_ends if len(self.step_ends) > 1 else [self.opened, *self.step_ends]
-        rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
-        left = (self.max_steps - step) / rate if rate > 0 else float("nan")
-        self.message(
-            f"step {step}/{self.max_steps}  {summary}  {rate:.2f} steps/s  {clock(left)} left"
-        )
+        now = time.monotonic()
+        first_step, began = self.first_line = self.first_line or (step, now)
+        rate = (step - first_step) / max(now - began, 1e-9)
+        left = timedelta(seconds=round((self.max_steps - step) / rate)) if rate else "?"
+        self.message(f"step {step}/{self.max_steps}  {summary}  {rate:.2f} steps/s  {left} left")
 
     def samples(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Append sampled captions with their rewards to ``samples.jsonl``."""
@@ -257,19 +229,10 @@ class RunLog:
             for record in records:
                 append_line(self.folder / "samples.jsonl", {"step": step, **record})
 
-    def close(self) -> None:
-        """End the progress bar."""
-        self.bar.close()
-
     def end_trackers(self) -> None:
         """Tell the trackers that the run ended as it should."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
-
-
-def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
-    return str(timedelta(seconds=round(seconds))) if seconds < 1e8 else "?"
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

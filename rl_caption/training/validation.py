@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -24,7 +24,6 @@ from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.runtime.engines import autocast, dropout_off
 from rl_caption.runtime.types import Validation
 from rl_caption.scst.rollout import sampling_noise
-from rl_caption.training.caption_tables import log_caption_table, read_first_captions
 
 
 class Candidate(NamedTuple):
@@ -100,6 +99,7 @@ def _candidates(
     return groups
 
 
+@dataclass
 class CaptionValidator:
     """Captions the validation images and scores the captions. Called by every process.
 
@@ -113,50 +113,47 @@ class CaptionValidator:
         decoding: how they are captioned.
         folder: of the run.
         tokenizer: name of the tokenizer of CIDEr-D and of lengths.
-        log_captions: number of images whose captions trackers show.
         monitor: of reward hacking; it may end the run.
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        captioner: Captioner,
-        rows: Sequence[Row],
-        decoding: Decoding,
-        folder: Path,
-        tokenizer: str = TOKENIZER,
-        log_captions: int = 0,
-        monitor: HackingMonitor | None = None,
-    ) -> None:
-        self.accelerator, self.captioner, self.rows = accelerator, captioner, rows
-        self.decoding, self.folder, self.tokenizer = decoding, folder, tokenizer
-        self.log_captions, self.monitor = log_captions, monitor
-        self.references = {row["image_id"]: row["references"] for row in rows}
+    accelerator: Accelerator
+    captioner: Captioner
+    rows: Sequence[Row]
+    decoding: Decoding
+    folder: Path
+    tokenizer: str = TOKENIZER
+    monitor: HackingMonitor | None = None
 
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Validate the policy as it is at ``step``; ``logged`` is what the newest step logged."""
-        accelerator, policy = self.accelerator, self.captioner.policy
-        candidates = decode_candidates(
-            self.captioner, policy, self.rows, self.decoding, accelerator
+        captioner = self.captioner
+        found = decode_candidates(
+            captioner, captioner.policy, self.rows, self.decoding, self.accelerator
         )
-        decoded = {image_id: found[0] for image_id, found in candidates.items()}
+        decoded = {image_id: candidates[0] for image_id, candidates in found.items()}
         captions = {image_id: candidate.caption for image_id, candidate in decoded.items()}
-        if accelerator.is_main_process:
+        folder = self.folder / "eval" / f"step-{step:08d}"
+        if self.accelerator.is_main_process:
             records = [{"image_id": key, "caption": text} for key, text in captions.items()]
-            self._write(step, "predictions.json", records)
+            write_json(folder / "predictions.json", records)
+        references = {row["image_id"]: row["references"] for row in self.rows}
         split = str.split if self.tokenizer == TOKENIZER else tokenizer_of(self.tokenizer)
         metrics = {
-            "val/cider": validation_cider(captions, self.references, self.tokenizer),
+            "val/cider": validation_cider(captions, references, self.tokenizer),
             "val/length": fmean(len(split(caption)) for caption in captions.values()),
         }
-        verdict = Validation({})
-        if self.monitor is not None:
-            verdict = self._inspect(self.monitor, step, decoded, logged)
-        if accelerator.is_main_process and accelerator.trackers and self.log_captions:
-            scores = {} if self.monitor is None else self.monitor.caption_scores
-            first = read_first_captions(self.folder)
-            shown = self.rows[: self.log_captions]
-            log_caption_table(accelerator, step, shown, captions, first, scores)
+        if self.monitor is None:
+            return Validation(metrics)
+        # The main process's verdict, or its RewardError, is broadcast, so that scores that differ
+        # in a last bit cannot divide the processes.
+        outcome: list[Any] = [None]
+        if self.accelerator.is_main_process:
+            outcome[0] = self._inspect(self.monitor, step, decoded, logged, folder / "judges.json")
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(outcome)
+        verdict: Validation | RewardError = outcome[0]
+        if isinstance(verdict, RewardError):
+            raise verdict
         return replace(verdict, metrics=metrics | verdict.metrics)
 
     def _inspect(
@@ -165,32 +162,16 @@ class CaptionValidator:
         step: int,
         decoded: Mapping[str, Candidate],
         logged: Mapping[str, float],
-    ) -> Validation:
-        """The main process's verdict, broadcast, so that scores that differ in a last bit cannot
-        divide the processes; so is its RewardError.
-        """
-        outcome: list[Any] = [None]
-        if self.accelerator.is_main_process:
-            images = [self.rows[index] for index in range(len(self.rows))]
-            texts, finished, _ = zip(*(decoded[row["image_id"]] for row in images), strict=True)
-            policy = {
-                key: logged[f"policy/{key}"]
-                for key in ("entropy", "kl")
-                if f"policy/{key}" in logged
-            }
-            try:
-                outcome[0], findings = monitor.inspect(step, images, texts, finished, policy)
-            except RewardError as error:
-                outcome[0] = error
-            else:
-                scores = {"image_id": list(decoded), "judges": dict(findings.judges)}
-                self._write(step, "judges.json", scores)
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(outcome)
-        if isinstance(outcome[0], RewardError):
-            raise outcome[0]
-        verdict: Validation = outcome[0]
+        file: Path,
+    ) -> Validation | RewardError:
+        """The monitor's verdict; writes its judges' scores to ``file``."""
+        texts = [candidate.caption for candidate in decoded.values()]
+        finished = [candidate.finished for candidate in decoded.values()]
+        names = [name for name in ("entropy", "kl") if f"policy/{name}" in logged]
+        policy = {name: logged[f"policy/{name}"] for name in names}
+        try:
+            verdict, findings = monitor.inspect(step, list(self.rows), texts, finished, policy)
+        except RewardError as error:
+            return error
+        write_json(file, {"image_id": list(decoded), "judges": dict(findings.judges)})
         return verdict
-
-    def _write(self, step: int, name: str, content: object) -> None:
-        write_json(self.folder / "eval" / f"step-{step:08d}" / name, content)

@@ -66,16 +66,15 @@ from rl_caption.runtime.engines import accelerator_kwargs, print_main, usable_pr
 from rl_caption.runtime.errors import ConfigError, UserError, config_errors, naming
 from rl_caption.runtime.launch import check_environment, check_processes, run_lock
 from rl_caption.runtime.zero import gathered_parameters
-from rl_caption.training.checkpoint import CheckpointError, remove_tree, replace_folder
+from rl_caption.training.checkpoint import CheckpointError, new_folder
 from rl_caption.training.run import CHECKED_IMAGES, NonFiniteError
 from rl_caption.training.run_folder import (
     FREE_TO_CHANGE,
+    RESULT,
     append_line,
     drop_after,
     is_complete,
     plain,
-    remove_result,
-    write_result,
     write_run_files,
 )
 from rl_caption.training.validation import decode_candidates
@@ -296,7 +295,7 @@ class Run:
             name = f"{split}-before"
             tables[name] = self._evaluate(self.captioner, name, accelerator)
         if self.state.is_main_process:
-            remove_result(self.folder)
+            (self.folder / RESULT).unlink(missing_ok=True)
             extra = {"reward": self.reward.signature, "num_processes": self.state.num_processes}
             write_run_files(self.folder, plain(self.config), extra)
             drop_after(self.folder / "metrics.jsonl", start if checkpoint else -1)
@@ -319,7 +318,7 @@ class Run:
             tables[split] = self._evaluate(exported, split, accelerator)
         if not self.state.is_main_process:
             return ""
-        write_result(self.folder, {"step": step, "reward": self.reward.signature})
+        write_json(self.folder / RESULT, {"step": step, "reward": self.reward.signature})
         return format_table(cast(dict[str, Evaluation], tables)) if tables else ""
 
     def _train(self, start: int, checkpoint: Path | None) -> int:
@@ -343,12 +342,10 @@ class Run:
 
     def _export(self, folder: Path) -> None:
         """Write a plain model, adapters merged in float32, with its processor and the prompt."""
-        policy, partial_folder = self.captioner.policy, folder.with_name(f".partial-{folder.name}")
+        policy = self.captioner.policy
         policy.model.generation_config = self.settings
-        remove_tree(partial_folder)
-        partial_folder.mkdir(parents=True)
-        self.captioner.save_pretrained(policy, partial_folder)
-        replace_folder(partial_folder, folder)
+        with new_folder(folder, replaces=True) as partial_folder:
+            self.captioner.save_pretrained(policy, partial_folder)
 
     def _evaluate(self, captioner: Any, name: str, accelerator: Any) -> Evaluation | None:
         """Caption the split; in the main process, compute metrics and write both to ``eval/NAME``."""

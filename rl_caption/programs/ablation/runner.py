@@ -12,6 +12,7 @@ from markupsafe import Markup
 from transformers.utils import flatten_dict
 
 from rewards.base import Reward
+from rewards.model_files import damage
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.config.build import (
@@ -62,7 +63,7 @@ from rl_caption.programs.report.read import (
 )
 from rl_caption.runtime.errors import ConfigError, config_errors
 from rl_caption.runtime.threads import cpu_threads
-from rl_caption.training.checkpoint import CheckpointError, is_intact
+from rl_caption.training.checkpoint import CheckpointError
 
 
 class Judged(NamedTuple):
@@ -113,7 +114,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
 
         def measure(run: Run) -> None:
             model = run.folder / "export" / config.policy
-            if not is_intact(model):
+            if damage(model) is not None:
                 raise CheckpointError(f"{model} is damaged or not there: remove {run.folder}")
             folder = run.parent / f"{config.split}_{config.policy}"
             evaluation = evaluate_captioner(model, run.config, config, judges, folder)

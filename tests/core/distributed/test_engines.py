@@ -168,12 +168,12 @@ def _decode_alone(
     from rl_caption.captioners.transformer import TransformerCaptioner
     from rl_caption.config.schema import RunConfig, TrainConfig
     from rl_caption.runtime.engines import backward_all, build_accelerator, prepare
-    from rl_caption.runtime.zero import fill_deepspeed_config, gathered_parameters
+    from rl_caption.runtime.zero import gathered_parameters
 
-    accelerator = build_accelerator(TrainConfig(threads=1), RunConfig())
+    train = TrainConfig(threads=1, batch_size=2, grad_clip_norm=None)
+    accelerator = build_accelerator(train, RunConfig())
     if engine == "zero3":
         config = accelerator.state.deepspeed_plugin.deepspeed_config
-        fill_deepspeed_config(accelerator, 2, 1, None)
         config["zero_optimization"]["stage3_param_persistence_threshold"] = (
             0  # spread the small ones too
         )

@@ -71,7 +71,6 @@ SCHEDULES = {
     },
     "reward.normalize": "per_group",
     "rollout.temperature_schedule": [[0, 1.0], [4, 0.5]],
-    "train.kl_target": 1e-4,
 }
 
 

@@ -21,7 +21,6 @@ from rl_caption.scst.advantages import leave_one_out
 from rl_caption.scst.cross_entropy import CrossEntropyTask, xe_loss
 from rl_caption.scst.objectives import PpoClip, Reinforce, build_objective
 from rl_caption.scst.rollout import sample_captions
-from rl_caption.scst.schedules import AdaptiveKl
 from rl_caption.scst.step import SelfCriticalTask
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import (
@@ -230,34 +229,21 @@ def test_groups_do_not_depend_on_how_a_step_is_split(captioner, advantage):
 
 
 def test_a_scheduled_step_is_that_of_the_values_at_its_step(captioner, batches):
-    """At step 3 of 0 to 4: weights 0.7 x 0.25 and 0.3, temperature 2 x 0.875, and the adapted KL
-    coefficient.
-    """
+    """At step 3 of 0 to 4: weights 0.7 x 0.25 and 0.3, temperature 2 x 0.875."""
     scheduled = normalised_task(captioner, Letters(), "leave_one_out", "none")
     scheduled.decoding = scheduled.decoding.replace(temperature=2.0)
     scheduled.weight_schedules = {"words": [(0, 1.0), (4, 0.0)]}
     scheduled.temperature_schedule = [(2, 1.0), (4, 0.75)]
     scheduled.ref_policy = perturbed(captioner)
-    scheduled.adaptive_kl = AdaptiveKl(
-        lambda coef: Reinforce(kl_coef=coef), 0.1, 1e-6, 160, {"kl_start": 0.1, "kl_coef": 0.4}
-    )
-    plain = replace(scheduled, weight_schedules={}, temperature_schedule=(), adaptive_kl=None)
+    scheduled.objective = Reinforce(kl_coef=0.4)
+    plain = replace(scheduled, weight_schedules={}, temperature_schedule=())
     plain.reward = MixedReward({"words": (WordCount(), 0.7 * 0.25), "letters": (Letters(), 0.3)})
     plain.decoding = plain.decoding.replace(temperature=1.75)
-    plain.objective = Reinforce(kl_coef=0.4)
     found = gradient(captioner, scheduled, batches, step=3)
     assert_equal_gradients(found, gradient(captioner, plain, batches, step=3), atol=0)
     logged = scheduled.log.reduce(scheduled.accelerator)
-    expected = {
-        "schedule/weight/words": 0.7 * 0.25,
-        "schedule/temperature": 1.75,
-        "train/kl_coef": 0.4,
-    }
+    expected = {"schedule/weight/words": 0.7 * 0.25, "schedule/temperature": 1.75}
     assert {key: logged[key] for key in expected} == expected
-    assert scheduled.adaptive_kl.coef == pytest.approx(0.4 * (1 + 0.2 * 16 / 160)), (
-        "16 captions too far from the start"
-    )
-    assert "train/kl_coef" not in plain.log.sums
 
 
 def test_cross_entropy_of_two_micro_batches_is_that_of_one(captioner):

@@ -27,7 +27,6 @@ from rl_caption.runtime.launch import LaunchError
 from rl_caption.runtime.zero import (
     EngineError,
     configure_deepspeed,
-    fill_deepspeed_config,
     size_buckets,
     without_hooks,
 )
@@ -49,9 +48,7 @@ def test_a_tracker_that_is_not_installed_and_fsdp_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rl_caption.runtime.engines.get_available_trackers", list)
-    with pytest.raises(
-        ConfigError, match=r"run.trackers names tensorboard.*rl-caption\[tensorboard\]"
-    ):
+    with pytest.raises(ConfigError, match=r"run\.trackers.*tensorboard"):
         build_accelerator(TrainConfig(), RunConfig(dir=str(tmp_path), trackers=["tensorboard"]))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(LaunchError, match=r"ACCELERATE_USE_FSDP.*deepspeed_zero3\.yaml"):
@@ -69,27 +66,23 @@ def test_variables_of_accelerate_do_not_divide_gradients(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("runs", "precision", "clip_value", "reason"),
+    ("runs", "precision", "train", "named"),
     [
-        (accelerator(None), "no", None, "unset ACCELERATE_USE_CPU"),
-        (accelerator(0), "no", None, "zero_stage is 0.*multi_gpu.yaml"),
-        (accelerator(2), "fp16", None, "fp16 under zero2.*use bf16"),
-        (accelerator(2), "no", 0.5, r"grad_clip_value is 0.5.*set"),
-        (accelerator(2, optimizer={"type": "Adam"}), "no", None, "optimizer"),
-        (accelerator(2, bf16={"enabled": True}), "no", None, "bf16"),
-        (
-            accelerator(2, zero_optimization={"offload_param": {"device": "cpu"}}),
-            "no",
-            None,
-            "'cpu'",
-        ),
+        (accelerator(None), "no", {}, "ACCELERATE_USE_CPU"),
+        (accelerator(0), "no", {}, "zero_stage"),
+        (accelerator(2), "fp16", {}, "fp16"),
+        (accelerator(2), "no", {"grad_clip_value": 0.5}, "grad_clip_value"),
+        (accelerator(2, optimizer={"type": "Adam"}), "no", {}, "optimizer"),
+        (accelerator(2, bf16={"enabled": True}), "no", {}, "bf16"),
+        (accelerator(2, zero_optimization={"offload_param": {"device": "cpu"}}), "no", {}, "param"),
+        (accelerator(2, gradient_clipping=0.5), "no", {"grad_clip_norm": 1.0}, "gradient_clipping"),
     ],
 )
 def test_what_deepspeed_cannot_do_is_refused(
-    runs: Any, precision: str, clip_value: float | None, reason: str
+    runs: Any, precision: str, train: Any, named: str
 ) -> None:
-    with pytest.raises(EngineError, match=reason):
-        configure_deepspeed(runs, precision, clip_value)
+    with pytest.raises(EngineError, match=named):
+        configure_deepspeed(runs, precision, TrainConfig(**train))
 
 
 def test_reward_models_do_not_train_under_deepspeed(
@@ -105,29 +98,25 @@ def test_reward_models_do_not_train_under_deepspeed(
     assert not (tmp_path / "run").exists()
 
 
-def test_bf16_is_autocast_over_float32_weights() -> None:
+def test_precision_batch_sizes_and_clipping_are_those_of_the_training() -> None:
     runs = accelerator(
-        2, bf16={"enabled": False}, zero_optimization={"offload_param": {"device": "none"}}
+        2,
+        train_batch_size="auto",
+        gradient_clipping=0.5,
+        bf16={"enabled": False},
+        zero_optimization={"offload_param": {"device": "none"}},
     )
-    configure_deepspeed(runs, "bf16", None)
-    assert runs.state.deepspeed_plugin.deepspeed_config["torch_autocast"]["dtype"] == "bfloat16"
-
-
-def test_batch_sizes_and_clipping_are_those_of_the_training() -> None:
-    runs = accelerator(2, train_batch_size="auto", gradient_clipping=0.5)
-    fill_deepspeed_config(runs, batch_size=24, micro_batch_size=3, grad_clip_norm=0.5)
+    train = TrainConfig(batch_size=24, micro_batch_size=3, grad_clip_norm=0.5)
+    configure_deepspeed(runs, "bf16", train)
     config = runs.state.deepspeed_plugin.deepspeed_config
-    del config["zero_optimization"]
+    assert config.pop("torch_autocast")["dtype"] == "bfloat16"
+    del config["zero_optimization"], config["bf16"]
     assert config == {
         "train_batch_size": 24,
         "train_micro_batch_size_per_gpu": 3,
         "gradient_accumulation_steps": 4,
         "gradient_clipping": 0.5,
     }
-    with pytest.raises(
-        EngineError, match=r"sets gradient_clipping to 0\.5, train\.grad_clip_norm .*1\.0"
-    ):
-        fill_deepspeed_config(accelerator(2, gradient_clipping=0.5), 24, 3, 1.0)
 
 
 def test_gradient_buckets_are_bounded() -> None:

@@ -4,7 +4,6 @@ refusing NaN.
 
 import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -16,7 +15,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
-from accelerate.tracking import TensorBoardTracker
 from torch import nn
 
 from rl_caption.captioners.config import Decoding
@@ -33,7 +31,6 @@ from rl_caption.training.optimizer import parameter_groups, schedule_factor
 from rl_caption.training.run import NonFiniteError, Run
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
-from tests.clip_for_tests import noise_image
 
 
 class Slope:
@@ -107,7 +104,6 @@ class Training:
         return Validation({self.metric.name: next(self.scores, 0.0)})
 
     def export(self, path: Path) -> None:
-        path.mkdir(parents=True)
         (path / "score").write_text(str(len(self.exported)))
         self.exported.append(path)
 
@@ -520,7 +516,7 @@ def test_an_export_that_cannot_be_written_keeps_the_one_before(tmp_path: Path) -
             raise OSError(28, "No space left on device")
 
     training.export = fails_the_second_time
-    with pytest.raises(CheckpointError, match=r"model.*export/best.*No"):
+    with pytest.raises(CheckpointError, match=r"export/best.*No"):
         training.fit()
     assert (tmp_path / "export/best/score").read_text() == "0"
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["best"]
@@ -663,90 +659,6 @@ def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch
     assert found.metrics["val/length"] == (5 + 8 + 5 + 12) / 4
     (decoding,) = seen
     assert (decoding.num_beams, decoding.length_penalty, decoding.max_new_tokens) == (*expected, 20)
-
-
-@pytest.mark.parametrize("library", ["wandb", "trackio", "tensorboard"])
-def test_trackers_show_captions_now_and_first_with_their_scores(library, tmp_path, monkeypatch):
-    rows: Any = [
-        {"image_id": key, "image": noise_image(number), "references": texts}
-        for number, (key, texts) in enumerate(REFERENCES.items())
-    ]
-    captions = dict(CAPTIONS)
-    monkeypatch.setattr(
-        validation,
-        "decode_candidates",
-        lambda *_: {
-            key: [validation.Candidate(text, True, None)] for key, text in captions.items()
-        },
-    )
-    scores = {"reward/cider": [0.5, 0.25, 0.0, 0.0]}
-    monitor: Any = SimpleNamespace(
-        inspect=lambda *_: (Validation({}), SimpleNamespace(judges={})), caption_scores=scores
-    )
-    logged: list[dict[str, Any]] = []
-    tracker: Any = SimpleNamespace(
-        name=library, log=lambda values, step: logged.append({"step": step} | values)
-    )
-    fake = SimpleNamespace(
-        Image=lambda picture: picture, Table=lambda columns, data: (columns, data)
-    )
-    monkeypatch.setitem(
-        sys.modules, library, fake
-    ) if library != "tensorboard" else pytest.importorskip(library)
-    if library == "tensorboard":
-        tracker = TensorBoardTracker("run", tmp_path / "board")
-        tracker.start()
-    accelerator: Any = SimpleNamespace(is_main_process=True, num_processes=1, trackers=[tracker])
-    captioner: Any = SimpleNamespace(policy=None)
-    validate = validation.CaptionValidator(
-        accelerator, captioner, rows, Decoding(), tmp_path, log_captions=2, monitor=monitor
-    )
-    validate(0, {})
-    first, second = list(captions)[:2]
-    captions[first] = "now | another"
-    validate(10, {})
-    expected = [
-        [first, "now | another", CAPTIONS[first], " / ".join(REFERENCES[first]), 0.5],
-        [second, CAPTIONS[second], CAPTIONS[second], " / ".join(REFERENCES[second]), 0.25],
-    ]
-    if library == "tensorboard":
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        tracker.finish()
-        events = EventAccumulator(str(tmp_path / "board" / "run")).Reload()
-        tables = events.Tensors("val/captions/text_summary")
-        assert [event.step for event in tables] == [0, 10]
-        text = tables[1].tensor_proto.string_val[0].decode()
-        assert text.splitlines()[0].count("|") == len(expected[0]) + 1
-        assert text.splitlines()[2:] == [
-            "| "
-            + " | ".join([*(cell.replace("|", "\\|") for cell in line[:-1]), f"{line[-1]:.4g}"])
-            + " |"
-            for line in expected
-        ]
-        assert [event.step for event in events.Images("val/images")] == [0, 10]
-        return
-    (columns, data), step = logged[1]["val/captions"], logged[1]["step"]
-    assert (step, columns[0], columns[-1]) == (10, "image", "reward/cider")
-    assert [line[1:] for line in data] == expected
-    assert all(line[0].size == (50, 37) for line in data)
-
-
-def test_no_captions_are_shown_where_that_is_switched_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        validation,
-        "decode_candidates",
-        lambda *_: {
-            key: [validation.Candidate(text, True, None)] for key, text in CAPTIONS.items()
-        },
-    )
-    rows: Any = [{"image_id": key, "references": texts} for key, texts in REFERENCES.items()]
-    accelerator: Any = SimpleNamespace(
-        is_main_process=True, trackers=[SimpleNamespace(name="wandb")]
-    )
-    captioner: Any = SimpleNamespace(policy=None)
-    validate = validation.CaptionValidator(accelerator, captioner, rows, Decoding(), tmp_path)
-    assert "val/cider" in validate(0, {}).metrics
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""Schedules are functions of the step; the KL coefficient follows the divergence; what cannot be
-meant is refused.
-"""
+"""Schedules are functions of the step; what cannot be meant is refused."""
 
 from pathlib import Path
 
@@ -11,8 +9,7 @@ from rl_caption.cli.configuration import parse
 from rl_caption.config.schema import ScstConfig
 from rl_caption.integrations.trl.config import GrpoVlmConfig
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.scst.objectives import Reinforce
-from rl_caption.scst.schedules import AdaptiveKl, adapted_kl_coef, factor_at
+from rl_caption.scst.schedules import factor_at
 
 RAMP = [(10, 0.0), (30, 1.0), (40, 0.5)]
 
@@ -36,34 +33,6 @@ def test_points_of_one_step_are_a_jump(
     points: list[tuple[int, float]], factors: list[float]
 ) -> None:
     assert [factor_at(points, step) for step in range(4)] == factors
-
-
-@pytest.mark.parametrize(
-    ("kl", "expected"),
-    [(0.0, 0.199_488), (5.7, 0.199_872), (6.3, 0.200_128), (600.0, 0.200_512)],
-)
-def test_the_coefficient_follows_the_divergence_by_at_most_a_fifth_an_horizon(
-    kl: float, expected: float
-) -> None:
-    """Worked by hand for 128 of 10,000 captions and a target of 6: 0.2 (1 ± error x 0.0128), errors
-    5 % and 20 %.
-    """
-    assert adapted_kl_coef(0.2, kl, target=6.0, horizon=10_000, captions=128) == pytest.approx(
-        expected, rel=1e-12
-    )
-
-
-def test_a_resumed_run_goes_on_from_the_coefficient_of_its_notes() -> None:
-    first = AdaptiveKl(lambda coef: Reinforce(kl_coef=coef), 0.1, target=0.5, horizon=100)
-    assert (first.coef, first.notes) == (0.1, {})
-    first.update(1.0, captions=50)
-    resumed = AdaptiveKl(first.objective, 0.1, target=0.5, horizon=100, notes=dict(first.notes))
-    assert resumed.coef == first.coef == pytest.approx(0.11)
-    assert resumed.objective(resumed.coef) == Reinforce(kl_coef=resumed.coef)
-    changed = AdaptiveKl(first.objective, 0.4, target=0.5, horizon=100, notes=dict(first.notes))
-    assert changed.coef == 0.4
-    changed.update(1.0, captions=50)
-    assert changed.coef == pytest.approx(0.44)
 
 
 def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
@@ -101,10 +70,6 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
             "{rollout: {num_samples: 1}, reward: {normalize: per_group}, train: {advantage: "
             "greedy}}",
             "rollout.num_samples is 1: reward.normalize per_group",
-        ),
-        (
-            "{train: {kl_coef: 0.1, kl_target: 1, kl_horizon: 50}, rollout: {num_samples: 5}}",
-            "train.kl_horizon is 50: a step has 250 captions",
         ),
     ],
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate import Accelerator
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AddedToken,
@@ -23,10 +22,6 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
-from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.loading import load_captioner
-from rl_caption.data.base import Row
-from rl_caption.training.validation import decode_candidates
 from tests.clip_for_tests import noise_image
 from tests.training_for_tests import changed
 
@@ -172,7 +167,6 @@ def grpo_config(folder: Path, run: Path, **changes: Any) -> dict[str, Any]:
             "logging_steps": 1,
         },
         "train": {"threads": 1},
-        "eval": {"split": "test", "tokenizer": "python", "metrics": ["bleu", "cider"]},
         "run": {"dir": str(run)},
     }
     return changed(config, changes)
@@ -218,16 +212,6 @@ def word_tokenizer(
         )
     tokenizer.add_special_tokens(others)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=named, **names)
-
-
-def vlm_captions(
-    folder: Path, rows: list[Row], batch_size: int = 8, prompt: str = "describe this image"
-) -> dict[str, str]:
-    """Greedy captions of at most 6 tokens, by a saved model."""
-    vlm = load_captioner(folder, prompt=prompt)
-    decoding = Decoding(max_new_tokens=6, batch_size=batch_size)
-    found = decode_candidates(vlm, vlm.policy, rows, decoding, Accelerator())
-    return {image_id: candidates[0].caption for image_id, candidates in found.items()}
 
 
 def answering_vlm(folder: Path, tiny_vlm: Callable[[Path], Path] = tiny_qwen2_vl) -> Path:

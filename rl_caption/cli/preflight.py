@@ -210,7 +210,8 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
     config, options = stage.config, stage.config.data
     try:
         data = build_data(options)
-        splits = ["train", config.eval.split] if config.eval.split in data.splits else ["train"]
+        evaluated = getattr(getattr(config, "eval", None), "split", None)
+        splits = ["train", evaluated] if evaluated in data.splits else ["train"]
         report = check_data(
             data,
             splits,

@@ -37,16 +37,12 @@ class ServeConfig(TrustConfig):
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8400
     """Port to listen on; 0 takes a free one, which is printed."""
-    workers: Annotated[int, Field(ge=1, le=256)] = 1
-    """Processes that share the port, each with its own copy of the reward; with several GPUs, they
-    take them in turn.
-    """
     max_batch: Annotated[int, Field(ge=1, le=10**6)] = 512
     """Captions scored by one call of the reward; a larger request has its own call."""
     window_ms: Annotated[float, Field(ge=0, le=10000)] = 2.0
     """Milliseconds that a request waits for others when the reward is idle."""
     max_pending: Annotated[int, Field(ge=1, le=10**7)] = 8192
-    """Captions that may wait in a worker; further requests are answered with 503."""
+    """Captions that may wait; further requests are answered with 503."""
     max_mb: Annotated[float, Field(gt=0, le=4096)] = 64.0
     """Largest body of a request, in MiB."""
     max_megapixels: Annotated[float, Field(gt=0, le=1000)] = 50.0

@@ -23,8 +23,6 @@ MANY_IMAGES = 100
 """From so many validation images on, a standard error is taken as known; below, it is an estimate
 (Student's t).
 """
-FEW_IMAGES = 20
-"""Below so many validation images, the log warns that judges see a fall late."""
 
 
 class Thresholds(Section):
@@ -304,26 +302,6 @@ def needed_errors(errors: float, images: int) -> float:
     from scipy.special import stdtrit  # scipy.stats is slow to import
 
     return -float(stdtrit(images - 1, statistics.NormalDist().cdf(-errors)))
-
-
-def few_images(images: int, thresholds: Thresholds) -> str | None:
-    """A warning where judges have fewer than ``FEW_IMAGES`` validation images to look at; else
-    None.
-    """
-    if images >= FEW_IMAGES:
-        return None
-    needed, asked = needed_errors(thresholds.judge_errors, images), thresholds.judge_errors
-    counts = (
-        "no fall of a judge counts"
-        if math.isinf(needed)
-        else f"a judge must fall by {needed:.3g} standard errors"
-    )
-    return (
-        f"WARNING: only {images} validation image(s), so reward hacking is detected late or never: "
-        f"{counts} (with "
-        f"{MANY_IMAGES} images, {asked:g}). Validate on at least {FEW_IMAGES} images, better "
-        f"{MANY_IMAGES}"
-    )
 
 
 def paired_difference(now: Sequence[float], start: Sequence[float]) -> tuple[float, float]:

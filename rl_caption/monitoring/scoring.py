@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rewards.base import Reward, RewardError, naming, score_captions
+from rewards.base import Reward, score_captions
 from rewards.mixed import MixedReward
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.evaluation.confidence import Floats
@@ -36,26 +36,12 @@ class Scorer:
         self.scores: dict[RowCaption, float] = {}
 
     def __call__(self, captions: Sequence[RowCaption]) -> Floats:
-        """[N] scores of N captions. ``RewardError`` names the first image and caption on which the
-        reward fails.
-        """
+        """[N] scores of N captions. Raises ``RewardError``."""
         new = [caption for caption in dict.fromkeys(captions) if caption not in self.scores]
         if new:
-            try:
-                scores = self._score(new)
-            except RewardError:
-                for caption in new:
-                    image = self.rows[caption.row]["image_id"]
-                    with naming(
-                        f"image {image!r}, caption {caption.text!r}", (RewardError,), RewardError
-                    ):
-                        self._score([caption])
-                raise
+            rows = [self.rows[caption.row] for caption in new]
+            prompts, columns = reward_inputs(rows, [caption.finished for caption in new])
+            texts = [caption.text for caption in new]
+            scores = score_captions(self.reward, self.name, prompts, texts, columns)
             self.scores |= zip(new, scores, strict=True)
         return np.array([self.scores[caption] for caption in captions], np.float64)
-
-    def _score(self, captions: Sequence[RowCaption]) -> list[float]:
-        rows = [self.rows[caption.row] for caption in captions]
-        prompts, columns = reward_inputs(rows, [caption.finished for caption in captions])
-        texts = [caption.text for caption in captions]
-        return score_captions(self.reward, self.name, prompts, texts, columns)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rewards.base import Reward, RewardError
+from rewards.base import Reward
 from rewards.build import RewardBuilder
 from rewards.clip.encoder import EncoderOptions
 from rewards.devices import is_main_process
@@ -100,6 +100,12 @@ class _Images(NamedTuple):
     data: Splits | None = None
     """None where the references are from a file."""
 
+    def training(self) -> list[list[str]]:
+        """References of the training images; empty where they are unknown."""
+        if self.data is None or "train" not in self.data.splits:
+            return []
+        return [row["references"] for row in self.data.split("train")]
+
 
 def evaluate(config: EvaluateConfig) -> str:
     """Evaluate captions of a model or a file, or compare those of two files; return the tables."""
@@ -110,8 +116,7 @@ def evaluate_split(config: EvaluateConfig) -> str:
     """Decode (or read) captions, evaluate them, write ``predictions.json`` and ``scores.json``, and
     return the table.
 
-    The table is empty in every process but the main one. Where a judge or the writing fails, what
-    was computed before is printed. Raises as ``score_captions``.
+    The table is empty in every process but the main one. Raises as ``score_captions``.
     """
     # Before they are loaded: a training may replace them.
     settings = settings_of(config) if is_main_process() else {}
@@ -121,14 +126,12 @@ def evaluate_split(config: EvaluateConfig) -> str:
     evaluation, captions, rows = judged
     name = _name(config)
     evaluations = {name: with_intervals(evaluation, config.bootstrap, seed=config.seed)}
-    with _printed_on_failure(evaluations):
-        (Path(config.out) / COMPARISON).unlink(missing_ok=True)
-        paths = write_evaluation(evaluations[name], captions, config.out)
-        if isinstance(config, EvaluateFileConfig):
-            source = _source_of(config.predictions, captions)
-        else:
-            source = {"predictions": sha256_of(paths[0])}
-        write_json(Path(config.out) / SETTINGS, settings | source)
+    (Path(config.out) / COMPARISON).unlink(missing_ok=True)
+    paths = write_evaluation(evaluations[name], captions, config.out)
+    source = {"predictions": sha256_of(paths[0])}
+    if isinstance(config, EvaluateFileConfig):
+        source = _source_of(config.predictions, captions)
+    write_json(Path(config.out) / SETTINGS, settings | source)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
     _report(config, rows)
     return format_table(evaluations)
@@ -151,7 +154,9 @@ def compare_systems(config: CompareConfig) -> str:
     # test.xe and test.rl are two systems
     names = unique_names(files if stems[0] == stems[1] else stems)
     paths = [
-        _evaluated_run(config, Path(path), folder_of(name)) if _is_run(path) else path
+        _evaluated_run(config, Path(path), folder_of(name))
+        if Path(path, "export", "best").is_dir()
+        else path
         for path, name in zip(config.compare, names, strict=True)
     ]
     config = config.replace(compare=paths)
@@ -168,29 +173,21 @@ def compare_systems(config: CompareConfig) -> str:
     ]
     scorer = _Scorer(config, images, captions[0])
     evaluations: dict[str, Evaluation] = {}
-    with _printed_on_failure(evaluations):
-        for stale in ("scores.json", SETTINGS, COMPARISON):
-            (out / stale).unlink(missing_ok=True)
-        for name, texts in zip(names, captions, strict=True):
-            evaluations[name] = with_intervals(
-                scorer.score(texts, name), config.bootstrap, seed=config.seed
-            )
-            # Before the folder, which may be the one that they were read from, is written anew.
-            source = _source_of(paths[len(evaluations) - 1], texts)
-            write_evaluation(evaluations[name], texts, out / folder_of(name))
-            write_json(out / folder_of(name) / SETTINGS, settings_of(config) | source)
-        differences = compare(
-            evaluations[names[0]], evaluations[names[1]], config.bootstrap, seed=config.seed
-        )
-        file = write_comparison(differences, names, config.bootstrap, config.seed, out)
+    for stale in ("scores.json", SETTINGS, COMPARISON):
+        (out / stale).unlink(missing_ok=True)
+    for name, texts, path in zip(names, captions, paths, strict=True):
+        scores = with_intervals(scorer.score(texts), config.bootstrap, seed=config.seed)
+        evaluations[name] = scores
+        # Before the folder, which may be the one that they were read from, is written anew.
+        source = _source_of(path, texts)
+        write_evaluation(scores, texts, out / folder_of(name))
+        write_json(out / folder_of(name) / SETTINGS, settings_of(config) | source)
+    differences = compare(*evaluations.values(), config.bootstrap, seed=config.seed)
+    file = write_comparison(differences, names, config.bootstrap, config.seed, out)
     print(f"wrote {file} and a folder for each system", file=sys.stderr)
     _report(config, images.rows)
     table = format_differences(differences, names, config.bootstrap)
     return f"{format_table(evaluations)}\n\n{table}"
-
-
-def _is_run(path: str) -> bool:
-    return Path(path, "export", "best").is_dir()
 
 
 def _evaluated_run(config: CompareConfig, run: Path, name: str) -> str:
@@ -262,14 +259,14 @@ def score_captions(
     Raises:
         ConfigError: a judge cannot be built.
         EvaluationError, DataError: unusable captions, references or images.
-        RewardError: a judge failed. What was computed before is printed.
+        RewardError: a judge failed.
     """
     _check_settings(config)
     if isinstance(config, EvaluateFileConfig):
         read = read_captions(str(config.predictions))
         images = _images(config, read.by)
         chosen = _of_images(read, images, str(config.predictions))
-        evaluation = _Scorer(config, images, chosen, judges).score(chosen, _name(config))
+        evaluation = _Scorer(config, images, chosen, judges).score(chosen)
         return evaluation, chosen, images.rows
     if not isinstance(config, EvaluateModelConfig) or config.model is None:
         raise ConfigError(
@@ -294,7 +291,7 @@ def score_captions(
         return None
     with suppress(EvaluationError):  # a failure of the scoring does not take them along
         write_predictions(captions, config.out)
-    return scorer.score(captions, _name(config), how), captions, images.rows
+    return scorer.score(captions, how), captions, images.rows
 
 
 def _check_settings(config: EvaluateConfig) -> None:
@@ -404,20 +401,19 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
     references_for(chosen, annotated, f"{path} and {images.source}")
     if len(chosen) < len(captions):
         logger.warning(
-            "WARNING: %d of %d captions in %s belong to other splits and are left out; only %s "
-            "counts (--split)",
-            len(captions) - len(chosen), len(captions), path, images.source,
-        )  # fmt: skip
-    missing = [
-        image_id for image_id, texts in annotated.items() if texts and image_id not in chosen
-    ]
+            "WARNING: %d captions in %s belong to other splits: only %s counts (--split)",
+            len(captions) - len(chosen),
+            path,
+            images.source,
+        )
+    missing = [key for key, texts in annotated.items() if texts and key not in chosen]
     if missing:
         logger.warning(
-            "WARNING: %s has no caption of %d of %d images of %s (first: %s): these are left out "
-            "of all scores and of "
-            "the document frequencies",
-            path, len(missing), len(annotated), images.source, ", ".join(map(repr, missing[:3])),
-        )  # fmt: skip
+            "WARNING: %s has no caption of %d images (first: %s), which are left out of all scores",
+            path,
+            len(missing),
+            missing[0],
+        )
     return chosen
 
 
@@ -462,34 +458,24 @@ class _Scorer:
             check_judges({"chair": self.chair}, rows, images.source, key="")
             self.chair.objects_of(len(rows), reward_inputs(rows)[1])
 
-    def score(self, captions: Mapping[str, str], name: str, decoding: str = "") -> Evaluation:
-        """Compute the metrics of captions. Where a judge fails, a table of what was computed is
-        printed first.
-        """
-        config, rows, data = self.config, self.images.rows, self.images.data
-        train = data.split("train") if data is not None and "train" in data.splits else None
+    def score(self, captions: Mapping[str, str], decoding: str = "") -> Evaluation:
+        """Compute the metrics of captions."""
+        config, rows, images = self.config, self.images.rows, self.images
         evaluation = evaluate_captions(
             captions,
             self.images.references,
             metrics=self.metrics,
             tokenizer=metrics_tokenizer(config.tokenizer, config.data.tokenizer),
-            training_captions=None
-            if train is None
-            else {caption for row in train for caption in row["references"]},
+            training_captions={text for texts in images.training() for text in texts} or None,
             scenes=scenes_of(rows),
         )
-        evaluations = {name: replace(evaluation, decoding=decoding)}
+        evaluation = replace(evaluation, decoding=decoding)
         captioned = [row for row in rows if row["image_id"] in captions]
-        with _printed_on_failure(evaluations):
-            if self.encoder is not None:
-                evaluations[name] = add_retrieval(evaluations[name], rows, captions, self.encoder)
-            if self.chair is not None:
-                evaluations[name] = add_chair(evaluations[name], captioned, captions, self.chair)
-            for judge_name, reward in self.judges.items():
-                evaluations[name] = add_judges(
-                    evaluations[name], captioned, captions, {judge_name: reward}
-                )
-        return evaluations[name]
+        if self.encoder is not None:
+            evaluation = add_retrieval(evaluation, rows, captions, self.encoder)
+        if self.chair is not None:
+            evaluation = add_chair(evaluation, captioned, captions, self.chair)
+        return add_judges(evaluation, captioned, captions, self.judges)
 
 
 def load_dual_encoder(config: RetrievalConfig, key: str) -> CachedEncoder:
@@ -502,18 +488,6 @@ def load_dual_encoder(config: RetrievalConfig, key: str) -> CachedEncoder:
         return load_encoder(
             EncoderOptions(str(config.backbone), config.pretrained, **config.kwargs)
         )
-
-
-@contextmanager
-def _printed_on_failure(evaluations: Mapping[str, Evaluation]) -> Iterator[None]:
-    """Print the evaluations that were found so far when anything ends the ``with`` block early."""
-    is_finished = False
-    try:
-        yield
-        is_finished = True
-    finally:
-        if evaluations and not is_finished:
-            print(format_table(evaluations))
 
 
 def _report(config: EvaluateConfig, rows: Sequence[Any]) -> None:
@@ -543,15 +517,10 @@ def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images
         "best_of": [one._asdict() for one in evaluation.best_of],
     }
     write_json(Path(config.out) / "candidates_scores.json", scores)
-    spread = ", ".join(f"{key} {value:.3f}" for key, value in evaluation.metrics.items())
-    last = ", ".join(
-        f"{key} {100 * value:.2f}" for key, value in evaluation.best_of[-1]._asdict().items()
-    )
-    print(
-        f"{len(evaluation.best_of)} captions of an image: {spread} (0 to 1); CIDEr-D (x100): "
-        f"{last}",
-        file=sys.stderr,
-    )
+    best = evaluation.best_of[-1]._asdict()
+    spread = [f"{key} {value:.3f}" for key, value in evaluation.metrics.items()]
+    spread += [f"CIDEr-D (x100) {key} {100 * value:.2f}" for key, value in best.items()]
+    print(f"{len(evaluation.best_of)} captions of an image: {', '.join(spread)}", file=sys.stderr)
 
 
 def _decode(
@@ -570,15 +539,8 @@ def _decode(
     if config.decode.num_samples:
         how += f", seed {config.seed}"
     if config.rerank is not None and accelerator.is_main_process:
-        train = (
-            images.data.split("train")
-            if images.data is not None and "train" in images.data.splits
-            else ()
-        )
         words = words_tokenizer(config.tokenizer, config.data.tokenizer)
-        reward = build_reranker(
-            config.rerank, config.rerank_kwargs, [row["references"] for row in train], words
-        )
+        reward = build_reranker(config.rerank, config.rerank_kwargs, images.training(), words)
         check_judges({"rerank": reward}, images.rows, images.source, key="")
         how += f", chosen by {reward.signature}"
     quiet_libraries()
@@ -598,11 +560,7 @@ def _decode(
         for stale in (file, file.with_name("candidates_scores.json")):
             stale.unlink(missing_ok=True)
     if reward is not None:
-        try:
-            decoded = rerank_captions(decoded, rows, reward)
-        except RewardError:
-            decoded.write(file, result_ids(decoded.candidates))  # it does not take them along
-            raise
+        decoded = rerank_captions(decoded, rows, reward)
     if config.candidates and accelerator.is_main_process:
         decoded.write(file, result_ids(decoded.candidates))
         _score_candidates(config, decoded, images)

@@ -29,7 +29,7 @@ from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.monitor import HackingMonitor
-from rl_caption.monitoring.rule import few_images, reference_statistics
+from rl_caption.monitoring.rule import reference_statistics
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import TrainState
@@ -204,7 +204,7 @@ def make_task(
 def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonitor]:
     """The reward and the monitor of reward hacking; the images that either reads are checked."""
     accelerator, data, tokenizer = run.accelerator, config.data, config.data.tokenizer
-    references, limits = references_of(run.val_rows), config.monitor.thresholds
+    references = references_of(run.val_rows)
     with accelerator.main_process_first():
         texts = references_of(run.train_rows)
         reward = build_reward(config.reward, texts, run.folder, tokenizer)
@@ -214,14 +214,11 @@ def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonit
         reward,
         judges,
         reference_statistics(references, tokenizer),
-        limits,
+        config.monitor.thresholds,
         config.monitor.stop,
         f"{run.validation}, {config.rollout.max_new_tokens} tokens",
     )
     print_main(accelerator, monitor.description)
-    warning = few_images(len(references), limits) if judges else None
-    if warning is not None:
-        print_main(accelerator, warning)
     scores = {reward.__name__: reward} | dict(monitor.judges)
     names = [name for name, score in scores.items() if "image" in score.columns]
     if data.features_root is not None and names:

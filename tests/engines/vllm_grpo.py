@@ -86,7 +86,6 @@ def settings(run: Path) -> dict[str, object]:
             "bf16": False,
             "logging_steps": 1,
         },
-        "eval": {"tokenizer": "python", "metrics": ["cider"]},
         "run": {"dir": str(run)},
     }
 

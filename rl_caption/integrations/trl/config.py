@@ -6,9 +6,8 @@ from pydantic import Field, model_validator
 
 from rl_caption.captioners.config import SavedModelConfig
 from rl_caption.config.schema import DataConfig, PairsConfig, RewardConfig
-from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import BatchSize, Beams, Section, Workers
+from rl_caption.runtime.options import Section, Workers
 
 
 class VlmTrainConfig(Section):
@@ -20,25 +19,6 @@ class VlmTrainConfig(Section):
     """CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides the
     physical cores among the processes of the machine.
     """
-
-
-class VlmEvalConfig(Section):
-    """The evaluation of the exported model, as by ``evaluate``."""
-
-    split: str | None = "test"
-    """Name of the split; null evaluates nothing."""
-    before: bool = False
-    """Also evaluate the starting model, before training."""
-    batch_size: BatchSize = 8
-    """Images per forward pass of one process."""
-    num_beams: Beams = 1
-    """Beam width; 1 is greedy."""
-    metrics: list[str] = ["bleu", "meteor", "rouge", "cider", "spice"]
-    """As in ``evaluate``."""
-    tokenizer: Literal["auto", "java", "python", "unicode", "char"] = "auto"
-    """As in ``evaluate``; ``auto`` follows ``data.tokenizer``."""
-    judges: dict[str, JudgeConfig] = {}
-    """Rewards whose means are further metrics, by their column headings."""
 
 
 class VlmRunConfig(Section):
@@ -67,8 +47,6 @@ class GrpoVlmConfig(PairsConfig):
     """Arguments of TRL's ``GRPOConfig`` or ``RLOOConfig``: steps, learning rate, sampling, vLLM and
     so on.
     """
-    eval: VlmEvalConfig = Field(default_factory=VlmEvalConfig)
-    """Evaluation of the trained model."""
     train: VlmTrainConfig = Field(default_factory=VlmTrainConfig)
     """Processes."""
     run: VlmRunConfig = Field(default_factory=VlmRunConfig)

@@ -1,6 +1,4 @@
-"""The program ``grpo_vlm``: TRL's trainers on this package's rewards and data, then this package's
-evaluation.
-"""
+"""The program ``grpo_vlm``: TRL's trainers on this package's rewards and data."""
 
 import math
 import sys
@@ -9,20 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import release_memory
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PrinterCallback, TrainerCallback
 from transformers.utils import flatten_dict
 
 from rewards.mixed import MixedReward
 from rewards.model_files import MANIFEST, damage, manifest_of
-from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.loading import load_captioner, weights_hash
-from rl_caption.captioners.vlm import special_tokens
+from rl_caption.captioners.loading import weights_hash
+from rl_caption.captioners.vlm import VisionLanguageCaptioner, special_tokens
 from rl_caption.config.build import (
     build_data,
     build_reward,
@@ -35,20 +31,6 @@ from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.fingerprint import TIMES, fingerprint
 from rl_caption.data.plain_files import read_json
-from rl_caption.evaluation import (
-    Evaluation,
-    check_writable,
-    evaluate_rows,
-    format_table,
-    write_evaluation,
-)
-from rl_caption.evaluation.metrics import (
-    add_judges,
-    check_asked,
-    check_judges,
-    metrics_tokenizer,
-    words_tokenizer,
-)
 from rl_caption.integrations.trl.config import GrpoVlmConfig
 from rl_caption.integrations.trl.model import (
     adapters,
@@ -61,7 +43,6 @@ from rl_caption.integrations.trl.model import (
     vllm_in_float32,
 )
 from rl_caption.integrations.trl.rows import FinishedAware, trl_dataset
-from rl_caption.monitoring.judges import build_judges
 from rl_caption.runtime.engines import accelerator_kwargs, print_main, usable_precision, use_cpu
 from rl_caption.runtime.errors import ConfigError, UserError, config_errors, naming
 from rl_caption.runtime.launch import check_environment, check_processes, run_lock
@@ -77,7 +58,6 @@ from rl_caption.training.run_folder import (
     plain,
     write_run_files,
 )
-from rl_caption.training.validation import decode_candidates
 
 INPUTS = "inputs.json"
 """File of a checkpoint that says what the run was trained on: configuration, reward, data, model.
@@ -175,12 +155,11 @@ def find_checkpoint(
 
 
 def fine_tune(config: GrpoVlmConfig) -> str:
-    """Train, export to ``export/last``, evaluate; return the table of scores, which only the main
-    process has.
+    """Train, and export to ``export/last``; return a line that says where the model is.
 
     Raises:
-        ConfigError, DataError, CheckpointError, LaunchError, EvaluationError, RewardError,
-            NonFiniteError: what is wrong, and what would be right.
+        ConfigError, DataError, CheckpointError, LaunchError, RewardError, NonFiniteError: what is
+            wrong, and what would be right.
     """
     check_environment()
     quiet_libraries()
@@ -193,21 +172,47 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     if state.device.type == "cpu":
         use_cpu(state.num_processes, config.train.threads)
     folder = Path(config.run.dir)
-    with run_lock(config.run.dir) if state.is_main_process else nullcontext():
+    with run_lock(folder) if state.is_main_process else nullcontext():
         with unsharded_models(arguments):
             load_vlm(config.model, weights=False)  # refused before the data are read
-        data, split = build_data(config.data), config.eval.split
-        splits = dict.fromkeys(usable_split(data, name) for name in ("train", split or "train"))
-        rows = checked_splits(config.data, data, list(splits), state, folder / CHECKED_IMAGES)
+        data, cache = build_data(config.data), folder / CHECKED_IMAGES
+        splits = [usable_split(data, "train")]
+        rows = checked_splits(config.data, data, splits, state, cache)["train"]
         with state.main_process_first():
-            texts = references_of(rows["train"])
+            texts = references_of(rows)
             reward = build_reward(config.reward, texts, folder, config.data.tokenizer)
-        inputs = inputs_of(config, reward, rows["train"])
+        inputs = inputs_of(config, reward, rows)
         start, checkpoint = find_checkpoint(folder, inputs, config.run.resume)
         if checkpoint is not None and is_complete(folder):
             print_main(state, f"{folder} is complete: remove it, or choose another run.dir")
             return ""
-        return Run(config, arguments, rows, reward, inputs).finish(start, checkpoint)
+        with unsharded_models(arguments):
+            captioner = load_vlm(config.model)
+        # ``generate`` takes what it is not told from the model's own settings: a ban on repeated
+        # words, say.
+        model, generation = captioner.policy.model, captioner.policy.model.generation_config
+        trainer = make_trainer(config, arguments, captioner, rows, reward, inputs)
+        if state.is_main_process:
+            (folder / RESULT).unlink(missing_ok=True)
+            extra = {"reward": reward.signature, "num_processes": state.num_processes}
+            write_run_files(folder, plain(config), extra)
+            drop_after(folder / "metrics.jsonl", start if checkpoint else -1)
+        step = train(trainer, start, checkpoint, config.model.lora is not None)
+        model.generation_config = generation
+        sharded = trainer.deepspeed is not None  # not so where all steps were taken before
+        export = folder / "export" / "last"
+        with (
+            gathered_parameters(trainer.accelerator, trainer.model_wrapped)
+            if sharded
+            else nullcontext(),
+            new_folder(export, trainer.accelerator, replaces=True) as partial_folder,
+        ):
+            if state.is_main_process:  # plain: adapters are merged in float32
+                captioner.save_pretrained(captioner.policy, partial_folder)
+        if not state.is_main_process:
+            return ""
+        write_json(folder / RESULT, {"step": step, "reward": reward.signature})
+        return f"model in {export}; rl-caption evaluate --model {export} judges it"
 
 
 def inputs_of(config: GrpoVlmConfig, reward: MixedReward, rows: Sequence[Row]) -> dict[str, Any]:
@@ -219,168 +224,69 @@ def inputs_of(config: GrpoVlmConfig, reward: MixedReward, rows: Sequence[Row]) -
     return inputs | {name: value for name, value in data.items() if not name.endswith(TIMES)}
 
 
-class Run:
-    """A run whose data and reward are read; making it loads the model and makes TRL's trainer."""
+def make_trainer(
+    config: GrpoVlmConfig,
+    arguments: Any,
+    captioner: VisionLanguageCaptioner,
+    rows: Sequence[Row],
+    reward: MixedReward,
+    inputs: Mapping[str, Any],
+) -> Any:
+    """TRL's trainer of the model, whose special tokens are never sampled."""
+    from trl import GRPOTrainer, RLOOTrainer
 
-    def __init__(
-        self,
-        config: GrpoVlmConfig,
-        arguments: Any,
-        rows: Mapping[str, Sequence[Row]],
-        reward: MixedReward,
-        inputs: Mapping[str, Any],
-    ) -> None:
-        self.config, self.arguments, self.rows, self.reward = config, arguments, rows, reward
-        self.folder, self.state = Path(config.run.dir), cast(Any, PartialState())
-        options, split = config.eval, config.eval.split
-        self.judges: dict[str, Any] = {}
-        if self.state.is_main_process and split is not None:
-            check_writable(self.folder / "eval")
-            check_asked(options.metrics, options.tokenizer)
-            words = words_tokenizer(options.tokenizer, config.data.tokenizer)
-            texts = references_of(rows[split])
-            self.judges = build_judges(options.judges, None, texts, "eval.judges", words)
-            check_judges(self.judges, rows[split], f"split {split!r}")
-        with unsharded_models(arguments):
-            self.captioner = load_vlm(config.model)
-        model = self.captioner.policy.model
-        # ``generate`` takes what it is not told from the model's own settings: a ban on repeated
-        # words, say.
-        self.settings = model.generation_config
-        ends, unwritten = special_tokens(self.captioner.processor, model)
-        model.generation_config = GenerationConfig(eos_token_id=ends)
-        self.trainer = self._trainer(ends, unwritten, inputs)
-
-    def _trainer(self, ends: list[int], unwritten: list[int], inputs: Mapping[str, Any]) -> Any:
-        from trl import GRPOTrainer, RLOOTrainer
-
-        config, arguments, captioner = self.config, self.arguments, self.captioner
-        colocated = arguments.use_vllm and arguments.vllm_mode == "colocate"
-        if colocated:
-            check_vllm_prompt(captioner, self.rows["train"][0])
-        # Instead of TRL's own, which suppresses the image token only.
-        mode = arguments.vllm_mode if arguments.use_vllm else None
-        suppressed = suppression(unwritten, len(captioner.tokenizer), mode)
-        arguments.generation_kwargs = suppressed | (arguments.generation_kwargs or {})
-        trainer_class: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
-        lora = adapters(captioner, config.model)
-        terms = self.reward.rewards.items()
-        exact = colocated and not (arguments.bf16 or arguments.fp16)
-        refusals = (ValueError, ImportError, NotImplementedError)
-        with (
-            naming("TRL refuses this configuration", refusals),
-            vllm_in_float32() if exact else nullcontext(),
-        ):
-            trainer = trainer_class(
-                model=captioner.policy.model,
-                reward_funcs=[FinishedAware(reward, ends, name) for name, reward in terms],
-                args=arguments,
-                train_dataset=trl_dataset(self.rows["train"], captioner.prompt),
-                processing_class=captioner.processor,
-                callbacks=[Log(self.folder / "metrics.jsonl", self.reward, inputs)],
-                peft_config=lora,
-            )
-        if colocated:
-            prompt_once(trainer, captioner.policy.config.image_token_id)
-        trainer.remove_callback(PrinterCallback)  # prints every value, without a unit
-        return trainer
-
-    def finish(self, start: int, checkpoint: Path | None) -> str:
-        """Train from the step ``start``, export, evaluate before and after; return the table of
-        scores.
-        """
-        accelerator, split = self.trainer.accelerator, self.config.eval.split
-        tables: dict[str, Evaluation | None] = {}
-        if split is not None and self.config.eval.before and checkpoint is None:
-            name = f"{split}-before"
-            tables[name] = self._evaluate(self.captioner, name, accelerator)
-        if self.state.is_main_process:
-            (self.folder / RESULT).unlink(missing_ok=True)
-            extra = {"reward": self.reward.signature, "num_processes": self.state.num_processes}
-            write_run_files(self.folder, plain(self.config), extra)
-            drop_after(self.folder / "metrics.jsonl", start if checkpoint else -1)
-        step = self._train(start, checkpoint)
-        export = self.folder / "export" / "last"
-        sharded = self.trainer.deepspeed is not None  # not so where all steps were taken before
-        with (
-            gathered_parameters(accelerator, self.trainer.model_wrapped)
-            if sharded
-            else nullcontext()
-        ):
-            if self.state.is_main_process:
-                self._export(export)
-        self.state.wait_for_everyone()
-        del self.trainer, self.captioner
-        release_memory()
-        if split is not None:
-            with unsharded_models(self.arguments):
-                exported: Any = load_captioner(export)
-            tables[split] = self._evaluate(exported, split, accelerator)
-        if not self.state.is_main_process:
-            return ""
-        write_json(self.folder / RESULT, {"step": step, "reward": self.reward.signature})
-        return format_table(cast(dict[str, Evaluation], tables)) if tables else ""
-
-    def _train(self, start: int, checkpoint: Path | None) -> int:
-        """Train, or resume and train, to the end; return the last optimizer step."""
-        trainer = self.trainer
-        if checkpoint is not None:
-            if self.config.model.lora is None:
-                trainer._load_from_checkpoint = partial(load_weights, trainer.model)
-            loader = trainer.get_train_dataloader()
-            counts = trainer.set_initial_training_values(self.arguments, loader)
-            if start >= counts[-1]:  # train() would make one more step
-                with_adapters = self.config.model.lora is not None
-                if with_adapters and not (checkpoint / "zero_to_fp32.py").is_file():
-                    trainer._load_from_checkpoint(str(checkpoint))
-                else:
-                    load_weights(trainer.model, checkpoint)
-                return start
-            skip_epochs(trainer, start // counts[1])
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        return int(trainer.state.global_step)
-
-    def _export(self, folder: Path) -> None:
-        """Write a plain model, adapters merged in float32, with its processor and the prompt."""
-        policy = self.captioner.policy
-        policy.model.generation_config = self.settings
-        with new_folder(folder, replaces=True) as partial_folder:
-            self.captioner.save_pretrained(policy, partial_folder)
-
-    def _evaluate(self, captioner: Any, name: str, accelerator: Any) -> Evaluation | None:
-        """Caption the split; in the main process, compute metrics and write both to ``eval/NAME``."""
-        options, rows = self.config.eval, self.rows[str(self.config.eval.split)]
-        print_main(self.state, f"captioning {len(rows)} images of {options.split!r}")
-        decoding = Decoding(
-            num_beams=options.num_beams,
-            max_new_tokens=self.arguments.max_completion_length,
-            batch_size=options.batch_size,
+    model = captioner.policy.model
+    ends, unwritten = special_tokens(captioner.processor, model)
+    model.generation_config = GenerationConfig(eos_token_id=ends)
+    colocated = arguments.use_vllm and arguments.vllm_mode == "colocate"
+    if colocated:
+        check_vllm_prompt(captioner, rows[0])
+    # Instead of TRL's own, which suppresses the image token only.
+    mode = arguments.vllm_mode if arguments.use_vllm else None
+    suppressed = suppression(unwritten, len(captioner.tokenizer), mode)
+    arguments.generation_kwargs = suppressed | (arguments.generation_kwargs or {})
+    trainer_class: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
+    terms = reward.rewards.items()
+    lora = adapters(captioner, config.model)
+    exact = colocated and not (arguments.bf16 or arguments.fp16)
+    refusals = (ValueError, ImportError, NotImplementedError)
+    with (
+        naming("TRL refuses this configuration", refusals),
+        vllm_in_float32() if exact else nullcontext(),
+    ):
+        trainer = trainer_class(
+            model=model,
+            reward_funcs=[FinishedAware(term, ends, name) for name, term in terms],
+            args=arguments,
+            train_dataset=trl_dataset(rows, captioner.prompt),
+            processing_class=captioner.processor,
+            callbacks=[Log(Path(config.run.dir) / "metrics.jsonl", reward, inputs)],
+            peft_config=lora,
         )
-        captioner.policy.to(self.state.device)
-        # In the precision of the training; judges score in their own.
-        with unsharded_models(self.arguments):
-            found = decode_candidates(
-                captioner, captioner.policy, rows, decoding, accelerator, "captioning"
-            )
-        if not self.state.is_main_process:
-            return None
-        captions = {image_id: texts[0].caption for image_id, texts in found.items()}
-        evaluation = evaluate_rows(
-            rows,
-            list(captions.values()),
-            metrics=options.metrics,
-            tokenizer=metrics_tokenizer(options.tokenizer, self.config.data.tokenizer),
-            training_captions={text for row in self.rows["train"] for text in row["references"]},
-        )
-        evaluation = add_judges(evaluation, rows, captions, self.judges)
-        write_evaluation(evaluation, captions, self.folder / "eval" / name)
-        settings = {
-            "data": plain(self.config.data),
-            "split": options.split,
-            "weights": weights_hash(captioner.name),
-        }
-        write_json(self.folder / "eval" / name / "settings.json", settings)
-        return evaluation
+    if colocated:
+        prompt_once(trainer, captioner.policy.config.image_token_id)
+    trainer.remove_callback(PrinterCallback)  # prints every value, without a unit
+    return trainer
+
+
+def train(trainer: Any, start: int, checkpoint: Path | None, with_adapters: bool) -> int:
+    """Train, or resume from the step ``start`` and train, to the end; return the last optimizer
+    step.
+    """
+    if checkpoint is not None:
+        if not with_adapters:
+            trainer._load_from_checkpoint = partial(load_weights, trainer.model)
+        loader = trainer.get_train_dataloader()
+        counts = trainer.set_initial_training_values(trainer.args, loader)
+        if start >= counts[-1]:  # train() would make one more step
+            if with_adapters and not (checkpoint / "zero_to_fp32.py").is_file():
+                trainer._load_from_checkpoint(str(checkpoint))
+            else:
+                load_weights(trainer.model, checkpoint)
+            return start
+        skip_epochs(trainer, start // counts[1])
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    return int(trainer.state.global_step)
 
 
 class Log(TrainerCallback):
@@ -410,8 +316,12 @@ class Log(TrainerCallback):
             return
         if state.is_world_process_zero:
             append_line(self.path, {"step": state.global_step, **values})
-            said = f"step {state.global_step}/{state.max_steps}  {self._line(values)}"
-            tqdm.write(said, file=sys.stderr)
+            said = [f"step {state.global_step}/{state.max_steps}"]
+            for name, term in self.reward.rewards.items():
+                low, high = term.bounds
+                said.append(f"{name} {values[f'rewards/{name}/mean']:.4g} ({low:g} to {high:g})")
+            said.append(f"length {values['completions/mean_length']:.1f} tokens")
+            tqdm.write("  ".join(said), file=sys.stderr)
         if not math.isfinite(values["loss"]):
             raise NonFiniteError(
                 f"loss is {values['loss']} at step {state.global_step}: lower trl.learning_rate"
@@ -424,12 +334,3 @@ class Log(TrainerCallback):
                 f"at step {state.global_step} (at most {MOST_DIFFERENCE} is rounding): of other "
                 f"prompts, or in another precision"
             )
-
-    def _line(self, values: dict[str, Any]) -> str:
-        terms = [
-            f"{name} {values[f'rewards/{name}/mean']:.4g} ({term.bounds[0]:g} to "
-            f"{term.bounds[1]:g})"
-            for name, term in self.reward.rewards.items()
-        ]
-        length, clipped = values["completions/mean_length"], values["completions/clipped_ratio"]
-        return "  ".join([*terms, f"length {length:.1f} tokens", f"without EOS {clipped:.0%}"])

@@ -26,7 +26,6 @@ from rl_caption.monitoring.rule import (
     Peak,
     Thresholds,
     caption_statistics,
-    few_images,
     judge_alarm,
     lexical_diversity,
     needed_errors,
@@ -102,9 +101,6 @@ def test_with_few_images_more_standard_errors_are_asked_for() -> None:
     assert 3.0 < needed_errors(3.0, 99) < 3.1
     assert needed_errors(3.0, 1) == math.inf
     assert [needed_errors(0.0, images) for images in (1, 2, 200)] == [0.0, 0.0, 0.0]
-    assert few_images(20, Thresholds()) is None
-    assert "5.51 standard" in (few_images(6, Thresholds()) or "")
-    assert "no fall of a judge counts" in (few_images(1, Thresholds()) or "")
 
 
 def test_a_fall_of_four_standard_errors_counts_with_20_images_and_not_with_6() -> None:

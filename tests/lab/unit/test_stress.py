@@ -310,7 +310,7 @@ def test_gold_sees_references_that_the_reward_does_not_see() -> None:
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(RewardError, match=r"image 'test-\d+', caption '[A-Z ]+': "):
+    with pytest.raises(RewardError, match="too loud"):
         run(tmp_path / "loud", f"{__name__}:FailsOnShouting")
     with pytest.raises(ConfigError, match=r"reward\.normalize"):
         run(tmp_path, "rouge_l", "--reward.normalize", "per_term")

@@ -357,7 +357,7 @@ def test_a_changed_run_exports_a_best_model_in_place_of_that_of_a_step_it_does_n
         config, folder, kill=Kill("rl_caption.training.run:Run.begin_step", 5)
     )  # step 4 was exported
     ended = checked_run(changed(config, {"train.lr": 1e-12, "run.resume": True}), folder)
-    assert "export/best is not that of" in ended.output
+    assert "chooses the best model anew" in ended.output
     assert json.loads((folder / "result.json").read_text())["best_step"] == 4
     best, last = weights(folder / "export/best"), weights(folder / "checkpoints/step-00000006")
     assert all(torch.allclose(best[name], last[name], atol=1e-9) for name in best)

@@ -179,7 +179,6 @@ def test_images_without_a_caption_are_counted_and_named(files, caplog):
     Path(files["a"]).write_text(json.dumps(predictions({key: CAPTIONS[key] for key in ("1", "3")})))
     score_captions(configured(files))
     assert "a.json has no caption of 2 images" in warning(caplog)
-    assert "'2', '4'" in warning(caplog)
 
 
 # formats
@@ -526,17 +525,12 @@ def settings_in(folder: Path) -> dict[str, Any]:
 
 
 def test_evaluations_record_whose_captions_they_are_of(folder: Path) -> None:
-    second = tiny_captioner(seed=1)
-    second.save_pretrained(second.policy, folder / "second")
-    hashes = [weights_hash(folder / name) for name in ("model", "second")]
+    weights = weights_hash(folder / "model")
     config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=0)
     evaluate_split(changed(config, predictions=None, model=str(folder / "model")))
     decoded = settings_in(folder / "out")
     digest = hashlib.sha256((folder / "out/predictions.json").read_bytes()).hexdigest()
-    assert (decoded["weights"], decoded["predictions"]) == (hashes[0], digest)
-    models = [str(folder / name) for name in ("model", "second")]
-    evaluate_split(changed(config, predictions=None, models=models, out=str(folder / "both")))
-    assert settings_in(folder / "both")["weights"] == hashes
+    assert (decoded["weights"], decoded["predictions"]) == (weights, digest)
     evaluate_split(changed(config, out=str(folder / "file")))
     found = settings_in(folder / "file")
     assert (
@@ -545,7 +539,7 @@ def test_evaluations_record_whose_captions_they_are_of(folder: Path) -> None:
     assert "weights" not in found
     # Captions that another evaluation decoded keep their model, until the file is changed.
     evaluate_split(changed(config, predictions=str(folder / "out"), out=str(folder / "again")))
-    assert settings_in(folder / "again")["weights"] == hashes[0]
+    assert settings_in(folder / "again")["weights"] == weights
     (folder / "out/predictions.json").write_text((folder / "captions.json").read_text())
     evaluate_split(changed(config, predictions=str(folder / "out"), out=str(folder / "again")))
     assert "weights" not in settings_in(folder / "again")

@@ -28,6 +28,8 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from benchmarks import engine_memory
 from rewards.clip.preprocessing import clip_tokenizer
+from rl_caption.cli.pipeline import make_stages, read_wishes
+from rl_caption.cli.stages import read_pipeline
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.programs.report.charts import templates
 
@@ -453,3 +455,16 @@ def assert_same_run(run_folder: Path, whole: Path) -> None:
     for index, moments in optimizer.items():
         for name, tensor in moments.items():
             assert torch.equal(resumed[index][name], tensor), f"{name} of parameter {index} differs"
+
+
+def stage_config(pipeline: str, stage: str) -> Any:
+    """The configuration of a stage of a shipped pipeline."""
+    wishes = read_wishes([], list(read_pipeline(pipeline)))
+    return next(one for one in make_stages(pipeline, wishes) if one.name == stage).config
+
+
+def write_stage(pipeline: str, stage: str, file: Path) -> Path:
+    """Write the configuration of a stage of a shipped pipeline to a file."""
+    values = stage_config(pipeline, stage).model_dump(mode="json", exclude_unset=True)
+    file.write_text(yaml.safe_dump(values))
+    return file

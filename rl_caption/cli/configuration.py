@@ -268,7 +268,7 @@ def split_words(
 def _set(entries: Entries, path: Sequence[str], value: Any) -> None:
     *sections, last = path
     for key in sections:
-        if not isinstance(entries.get(key), Entries):
+        if not isinstance(entries.get(key), dict):
             entries[key] = Entries()
         entries = entries[key]
     entries[last] = value

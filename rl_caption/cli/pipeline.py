@@ -102,11 +102,8 @@ def make_stages(name: str, wishes: Wishes) -> list[Stage]:
     """The stages of a pipeline that are asked for, with checked configurations."""
     written = []
     for own_name, (program, recipe, changes) in read_pipeline(name).items():
-        words = [
-            "--config",
-            recipe,
-            *(f"--{key}={as_word(value)}" for key, value in changes.items()),
-        ]
+        words = [] if recipe is None else ["--config", recipe]
+        words += [f"--{key}={as_word(value)}" for key, value in changes.items()]
         written.append(Stage(own_name, program, words, load(program, words)))
     chosen = set(wishes.only or [stage.name for stage in written])
     for stage in reversed(written):
@@ -304,7 +301,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--help" in words:
         print(f"{USAGE}\n")
         for stage, (program, recipe, _) in read_pipeline(words[0]).items():
-            print(f"  {stage:<18} rl-caption {program} --config {recipe}")
+            print(f"  {stage:<18} rl-caption {program}" + (f" --config {recipe}" if recipe else ""))
         return 0
     run_pipeline(words[0], words[1:])
     return 0

@@ -2,7 +2,8 @@
 
 stages:
   xe: own_xe                                          # PROGRAM: RECIPE
-  teacher: {reward_model: reward_models/own_teacher}  # NAME: {PROGRAM: RECIPE, KEY: VALUE, ...}
+  mix: {scst: own_scst, reward: {terms: ...}}         # NAME: {PROGRAM: RECIPE, KEY: VALUE, ...}
+  teacher: {reward_model: null, task: ...}            # all keys here, no recipe
 """
 
 import json
@@ -105,7 +106,7 @@ def starts_from(stage: Stage, others: Iterable[Stage]) -> list[Stage]:
     return [one for one in others if any(is_inside(value, one.folder) for value in values)]
 
 
-def read_pipeline(name: str) -> dict[str, tuple[str, str, dict[str, Any]]]:
+def read_pipeline(name: str) -> dict[str, tuple[str, str | None, dict[str, Any]]]:
     """Stage -> its program, its recipe, and its changes of the recipe by dotted key.
 
     Raises:
@@ -123,7 +124,7 @@ def read_pipeline(name: str) -> dict[str, tuple[str, str, dict[str, Any]]]:
             raise UsageError(
                 f"{name}: stages.{stage} is {entry!r}: expected a program and a recipe"
             )
-        stages[stage] = program, str(changes.pop(program)), changes
+        stages[stage] = program, changes.pop(program), changes
     return stages
 
 
@@ -133,13 +134,19 @@ def shipped_pipelines() -> list[str]:
     return [name for name, file in files.items() if "stages" in read_mapping(file)]
 
 
+def folder_of(recipe: str | None, changes: Mapping[str, Any]) -> str | None:
+    """The ``run.dir`` of a pipeline's stage; None where it trains nothing."""
+    values = {} if recipe is None else read_mapping(find_config(recipe))
+    folder = {**values.get("run", {}), **changes.get("run", {})}.get("dir")
+    return changes.get("run.dir", folder)
+
+
 def makers(path: str) -> list[str]:
     """The pipelines that the package brings of which a stage writes ``path``."""
     found = []
     for name in shipped_pipelines():
-        recipes = [recipe for _, recipe, _ in read_pipeline(name).values()]
         folders = [
-            read_mapping(find_config(recipe)).get("run", {}).get("dir") for recipe in recipes
+            folder_of(recipe, changes) for _, recipe, changes in read_pipeline(name).values()
         ]
         if any(folder is not None and is_inside(path, folder) for folder in folders):
             found.append(name)

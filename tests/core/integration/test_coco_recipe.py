@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import run_program
 from rl_caption.cli.score import score_files
-from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.prepare_coco import prepare
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import tiny_student
 from tests.coco_for_tests import write_downloads, write_features, write_photos
-from tests.training_for_tests import lines, run_arguments
+from tests.training_for_tests import lines, run_arguments, stage_config, write_stage
 
 pytestmark = pytest.mark.slow
 
@@ -26,11 +24,11 @@ SMALL = ["--train.threads", "1", "--train.epochs", "3", "--data.num_workers"]
 
 
 def start(program: str, config: str, *overrides: str) -> str:
-    """Run ``python -m rl_caption PROGRAM --config configs/CONFIG`` in the working directory and
-    return its output.
+    """Run ``python -m rl_caption PROGRAM --config CONFIG`` in the working directory and return its
+    output.
     """
     ended = run_arguments(
-        [program, "--config", f"configs/{config}.yaml", *overrides],
+        [program, "--config", config, *overrides],
         Path(f"{config}.log").absolute(),
     )
     assert ended.code == 0, ended.output
@@ -69,7 +67,8 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(
     )
     rates = [line["train/lr"] for line in lines(Path("runs/coco/bu_xe")) if "train/lr" in line]
     assert rates[-1] == pytest.approx(5e-4 * 0.8**2), "one step an epoch, a decay an epoch"
-    start("scst", "coco_transformer_bu_scst_mix", *SMALL, "0")
+    write_stage("coco", "mix", Path("mix.yaml"))
+    start("scst", "mix.yaml", *SMALL, "0")
     logged = lines(Path("runs/coco/bu_scst_mix"))
     assert [line["step"] for line in logged if "loss/total" in line][-1] == 3
     for term in ("cider", "ref_l_clipscore"):
@@ -97,7 +96,7 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(
     photo.unlink()
     mix = [
         "--config",
-        "configs/coco_transformer_bu_scst_mix.yaml",
+        "mix.yaml",
         "--run.dir",
         "runs/other",
         *SMALL,
@@ -106,23 +105,14 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(
     with pytest.raises(DataError, match=rf"1 of 14.*{photo.name}"):
         run_program("scst", mix)
     shutil.rmtree("runs/coco/bu_xe")
-    Path("two.yaml").write_text(
-        "stages: {xe: coco_transformer_bu_xe, scst: coco_transformer_bu_scst_mix}"
-    )
+    Path("two.yaml").write_text("stages: {xe: coco_transformer_bu_xe, scst: mix.yaml}")
     with pytest.raises(ConfigError, match=rf"1 of 14.*{photo.name}"):
         run_program("run", ["two.yaml"])
     assert not Path("runs/coco/bu_xe").exists(), "found only after the captioner had been trained"
 
 
 def test_the_recipes_differ_in_reward_baseline_and_learning_rate_alone() -> None:
-    def config(name: str) -> ScstConfig:
-        return parse(
-            ScstConfig,
-            ["--config", str(REPOSITORY / f"configs/coco_transformer_bu_{name}.yaml")],
-            "test",
-        )
-
-    cider, mix, nsc = config("scst_cider"), config("scst_mix"), config("nsc")
+    cider, mix, nsc = (stage_config("coco", stage) for stage in ("cider", "mix", "nsc"))
     assert (cider.train.advantage, cider.train.lr, cider.train.epochs) == ("greedy", 1e-5, 25)
     assert (nsc.train.advantage, nsc.train.lr, nsc.rollout.num_samples) == (
         "leave_one_out",

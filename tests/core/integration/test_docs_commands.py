@@ -126,7 +126,7 @@ def test_needs_follow_from_words_and_configurations() -> None:
         },
         "python scripts/caption.py --model google/vit photos/": {"hub"},
         "python scripts/caption.py --model DIR/model photos/": {"DIR"},
-        "rl-caption ablate --config configs/ablate_alpha.yaml --out runs/mine": set(),
+        "rl-caption ablate --config configs/ablate_coco_rewards.yaml --out runs/mine": set(),
         "accelerate launch --config_file configs/accelerate/bf16.yaml scripts/scst.py --config demo_scst": {
             "GPU"
         },

@@ -22,7 +22,14 @@ from tests.docs_for_tests import ROOT
 from tests.encoders_for_tests import save_text_encoder, save_vit
 from tests.hf_models_for_tests import byte_tokenizer, tiny_gpt2
 from tests.reward_models_for_tests import CLIP, STUDENT, reward_model_config
-from tests.training_for_tests import DATA, changed, checked_run, run, run_arguments
+from tests.training_for_tests import (
+    DATA,
+    changed,
+    checked_run,
+    run,
+    run_arguments,
+    write_stage,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -109,14 +116,17 @@ def shrunken(folder: Path, **changes_of: dict[str, Any]) -> Callable[[str], Path
     shipped = shipped_configs()
 
     def write(name: str) -> Path:
-        text = (shipped.get(f"reward_models/{name}") or shipped[name]).read_text(encoding="utf-8")
+        file = folder / f"{name}.yaml"
+        if name.startswith("student"):
+            text = write_stage("long_captions", name, file).read_text()
+        else:
+            text = (shipped.get(f"reward_models/{name}") or shipped[name]).read_text("utf-8")
         for place in ("configs/reward_models/", "configs/"):
             text = text.replace(place, f"{folder}/")
         config = changed(
             yaml.safe_load(text.replace("runs/", f"{folder}/runs/")),
             SMALL | changes_of.get(name, {}),
         )
-        file = folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(config))
         return file
 

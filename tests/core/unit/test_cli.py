@@ -267,6 +267,11 @@ monitor: {judges: {bleu: {}}}
         ("model: {kwargs: {d_model: 8}}", [], {"model.kwargs": {"d_model": 8}}),
         ("data: {format: jsonl, path: a}", [], {"data": {"format": "jsonl", "path": "a"}}),
         ("{}", ["--data.kwargs.num_train", "5"], {"data.kwargs.num_train": 5}),
+        (
+            "{}",
+            ["--reward.terms", "{cider: {weight: 1}}", "--reward.terms.cider.weight", "0.3"],
+            {"reward.terms": {"cider": {"weight": 0.3}}},
+        ),
     ],
 )
 def test_files_and_words_are_merged(

@@ -24,6 +24,7 @@ from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.programs.ablation.grid import make_runs
 from rl_caption.runtime.errors import ConfigError
+from tests.training_for_tests import stage_config
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 LAUNCHERS = CONFIGS / "accelerate"
@@ -49,21 +50,21 @@ def parsed(path: Path | str) -> Any:
     return parse(program_of(path), ["--config", str(path)], "test")
 
 
-def made_before(path: Path) -> list[set[str]]:
-    """What the stages before a recipe export, in each pipeline that has it."""
-    found = []
-    for pipeline in PIPELINES:
-        made: set[str] = set()
-        for _, recipe, _ in read_pipeline(str(pipeline)).values():
-            if find_config(recipe).samefile(path):
-                found.append(made)
-            if hasattr(config := parsed(find_config(recipe)), "run"):
-                made = made | {f"{config.run.dir}/export/best"}
-    return found
+@cache
+def stages_of(pipeline: str) -> list[Stage]:
+    return make_stages(pipeline, read_wishes([], list(read_pipeline(pipeline))))
+
+
+def starts(stage: Stage) -> set[str]:
+    """The exports that a stage reads."""
+    values = (str(value).removeprefix(ENCODER) for value in stage.values.values())
+    return {value for value in values if value.startswith("runs/") and "/export/" in value}
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=lambda path: str(path.relative_to(CONFIGS)))
-def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
+def test_a_recipe_parses_and_is_a_stage_of_a_pipeline_where_it_starts_from_another(
+    path: Path,
+) -> None:
     config, written = parsed(path), yaml.safe_load(path.read_text())
     for section, values in written.items():
         for key, value in values.items() if isinstance(values, dict) else ():
@@ -71,18 +72,26 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
                 found = getattr(config, section)
                 found = found[key] if isinstance(found, dict) else getattr(found, key)
                 assert found == value, f"{section}.{key}"
-    if not isinstance(config, XeConfig | ScstConfig | RewardModelConfig | AblateConfig):
-        return
-    program = configuration.program_of(configuration.read_file(path))
-    values = Stage("", str(program), [], config).values.values()
-    read = {value for value in values if str(value).removeprefix(ENCODER).startswith("runs/")}
-    starts = {value.removeprefix(ENCODER) for value in read if "/export/" in value}
-    before = made_before(path)
-    assert before or not starts, "a pipeline makes what it starts from"
-    assert all(starts <= made for made in before)
-    if isinstance(config, ScstConfig):
-        assert config.monitor.best_by is not None
-        assert (config.monitor.best_by == "val/cider") == ("cider" in config.reward.terms), (
+    if isinstance(config, XeConfig | ScstConfig | RewardModelConfig | AblateConfig):
+        staged = [stage.config for file in PIPELINES for stage in stages_of(file.stem)]
+        program = "ablate" if isinstance(config, AblateConfig) else "scst"
+        assert config in staged or not starts(Stage("", program, [], config))
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
+def test_what_a_stage_starts_from_is_made_before_and_the_reward_chooses_the_best(
+    path: Path,
+) -> None:
+    made: set[str] = set()
+    for stage in stages_of(path.stem):
+        assert starts(stage) <= made
+        if stage.program != "ablate":
+            made.add(f"{stage.config.run.dir}/export/best")
+        if stage.program != "scst":
+            continue
+        monitor, terms = stage.config.monitor, stage.config.reward.terms
+        assert monitor.best_by is not None
+        assert (monitor.best_by == "val/cider") == ("cider" in terms), (
             "a reward without CIDEr-D may lower it"
         )
 
@@ -179,7 +188,8 @@ def test_coco_is_evaluated_as_in_the_literature() -> None:
 
 
 def test_models_that_the_documentation_names_are_made_by_a_configuration() -> None:
-    configs = [parsed(path) for path in TRAINING]
+    staged = [stage.config for path in PIPELINES for stage in stages_of(path.stem)]
+    configs = [parsed(path) for path in TRAINING] + staged
     pages = {page.name: page.read_text() for page in (CONFIGS.parent / "docs").glob("*.md")}
     made = set(re.findall(r"--run\.dir (runs/[\w/]+)", "\n".join(pages.values())))
     made |= {config.run.dir for config in configs if hasattr(config, "run")}
@@ -198,10 +208,17 @@ def test_models_that_the_documentation_names_are_made_by_a_configuration() -> No
     ] == []
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("ablate_*.yaml")), ids=lambda path: path.name)
-def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(path: Path) -> None:
-    config = parsed(path)
-    (models,) = made_before(path)
+GRIDS = [("scenes", "alpha"), ("scenes", "objectives"), ("coco", "alpha"), ("coco", "rewards")]
+GRIDS.append(("coco", "rewards_vinvl"))
+
+
+@pytest.mark.parametrize(("pipeline", "grid"), GRIDS)
+def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(
+    pipeline: str, grid: str
+) -> None:
+    config = stage_config(pipeline, grid)
+    trained = [stage.config for stage in stages_of(pipeline) if stage.program != "ablate"]
+    models = {f"{other.run.dir}/export/best" for other in trained}
     base = str(CONFIGS.parent / str(config.recipe))
     runs = make_runs(config.replace(out="nowhere"), ScstConfig, ["--config", base], parse)
     for planned in (run.config for run in runs):
@@ -211,11 +228,11 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(pa
         assert {given["backbone"] for given in kwargs if "backbone" in given} <= models
 
 
-@pytest.mark.parametrize("file", ["ablate_alpha.yaml", "ablate_coco_alpha.yaml"])
-def test_the_alpha_grid_is_that_of_the_paper(file: str) -> None:
+@pytest.mark.parametrize("pipeline", ["scenes", "coco"])
+def test_the_alpha_grid_is_that_of_the_paper(pipeline: str) -> None:
     weights = {
         label: {name: term.weight for name, term in cell.terms.items()}
-        for label, cell in parsed(f"configs/{file}").cells.items()
+        for label, cell in stage_config(pipeline, "alpha").cells.items()
         if label.startswith("alpha")
     }
     assert weights == {
@@ -233,7 +250,7 @@ def test_launcher_configurations_load() -> None:
     for path in LAUNCHERS.glob("*.yaml"):
         config = load_config_from_file(str(path))
         assert config.num_machines == 1
-        assert config.mixed_precision == (path.stem if path.stem in ("bf16", "fp16") else "no")
+        assert config.mixed_precision == "no"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tests.clip_for_tests import (
     tiny_checkpoint,
     weights,
 )
+from tests.training_for_tests import write_stage
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 CAPTIONS = ["a cat", "two dogs play", "a red bus"]
@@ -260,8 +261,7 @@ def test_what_is_taken_for_a_plain_file_is_said(
 
 def test_a_missing_checkpoint_is_found_before_anything_is_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("configs").symlink_to(CONFIGS)
-    arguments = ["--config", "configs/coco_transformer_bu_scst_pac.yaml"]
+    arguments = ["--config", str(write_stage("coco", "pac", tmp_path / "pac.yaml"))]
     missing = r"reward\.terms\.ref_pac_s\.kwargs\.pretrained: 'checkpoints/clip_ViT-B-32\.pth'"
     with pytest.raises(ConfigError, match=missing):
         run_program("scst", arguments)

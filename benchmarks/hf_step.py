@@ -41,8 +41,8 @@ from benchmarks.scst_step import (
 )
 from rewards.mixed import MixedReward
 from rl_caption.captioners.hf_families import FAMILIES
-from rl_caption.captioners.hf_policy import HuggingFacePolicy
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
+from rl_caption.captioners.policy import Policy
 from rl_caption.runtime.types import CaptionBatch
 
 COPIED = ("images", "states")
@@ -117,9 +117,9 @@ def build_bench(
     model = make()
     tokenizer = word_tokenizer(model)
     family = FAMILIES[model.config.model_type]
-    policy = HuggingFacePolicy(model, family, family.conventions(model, tokenizer, None, ""))
+    policy = Policy(model, family, family.conventions(model, tokenizer, None, ""))
     policy.to(device).eval()
-    captioner: Any = HuggingFaceCaptioner(policy, None, tokenizer)
+    captioner: Any = HuggingFaceCaptioner(policy, [tokenizer], tokenizer)
     pixel_values = torch.randn(shapes.images, 3, pixels, pixels, device=device)
     accelerator = prepare(policy, device, precision)
     rows = random_rows(

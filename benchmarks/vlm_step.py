@@ -26,8 +26,8 @@ from benchmarks.harness import Measurement, Timing, command, compared, timed
 from benchmarks.scst_step import cider_of, prepare
 from rewards.mixed import MixedReward
 from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.captioners.vlm import VisionLanguageCaptioner
 from rl_caption.integrations.trl.rows import trl_dataset
 from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.advantages import leave_one_out
@@ -110,10 +110,10 @@ def noise_rows(images: int) -> list[Any]:
     ]
 
 
-def load(folder: str, frozen: bool, cache_bytes: int = 0) -> VisionLanguageCaptioner:
+def load(folder: str, frozen: bool, cache_bytes: int = 0) -> HuggingFaceCaptioner:
     """The captioner; with ``frozen``, only its text model is trained."""
     captioner = load_captioner(folder, cache_bytes, prompt=PROMPT)
-    assert isinstance(captioner, VisionLanguageCaptioner)
+    assert isinstance(captioner, HuggingFaceCaptioner)
     captioner.adapt(["*vision*", "*connector*"] if frozen else [], None, False)
     return captioner
 

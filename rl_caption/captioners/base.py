@@ -173,9 +173,8 @@ class Captioner(Protocol):
         """
         if row.get("prompt"):
             raise DataError(
-                f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: a captioner from "
-                f"scratch takes none; "
-                "leave it out, or take a model of Transformers (model.name huggingface)"
+                f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: this captioner "
+                f"reads none of rows; leave it out, or take a vision-language model"
             )
         return self.max_tokens
 

@@ -12,7 +12,6 @@ from rl_caption.runtime.options import (
     BatchSize,
     Beams,
     LengthPenalty,
-    Mebibytes,
     Positive,
     Probability,
     Rank,
@@ -99,13 +98,6 @@ class SavedModelConfig(ModelConfig):
     """Recompute activations in the backward pass, to save memory."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights; other than float32 only with ``lora``, whose adapters are float32."""
-    cache_dir: str | None = None
-    """Folder that keeps the visual tokens of a vision-language model whose vision tower and
-    projector are frozen, for this run and others; null keeps them in memory only, up to
-    ``data.cache_mb``.
-    """
-    cache_dir_mb: Mebibytes = 10240
-    """Largest size of that folder, in MiB."""
 
     @model_validator(mode="after")
     def _check_saved_model(self) -> Self:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from rl_caption.captioners.base import Captioner
@@ -57,31 +57,24 @@ def _own_settings(model: Any) -> Iterator[None]:
         transformers.logging.set_verbosity(level)
 
 
-def sample(
-    captioner: Captioner, row: dict[str, Any], decoding: Decoding, noise: Tensor, together: bool
-) -> Tensor:
+def sample(captioner: Captioner, row: dict[str, Any], decoding: Decoding, noise: Tensor) -> Tensor:
     """Captions [R, T] of one image by ``generate``: a sample for each row of ``noise`` [K, L], and
-    the greedy one. ``together`` makes them one batch.
+    the greedy one.
     """
     policy: Any = captioner.policy
-    count = decoding.captions_per_image
-    size = count if together else 1
-    captions: list[Tensor] = []
-    for first in range(0, count, size):
-        choose = _Choose(captioner, decoding, noise[first : first + size])
-        output = generate(
-            policy.model,
-            row,
-            size,
-            decoding.max_new_tokens,
-            captioner.eos_token_id,
-            captioner.pad_token_id,
-            logits_processor=LogitsProcessorList([choose]),
-        )
-        assert choose.step == len(output.logits), "its generate takes no logits_processor"
-        captions += output.sequences[:, -choose.step :]
-    pad = captioner.pad_token_id
-    return nn.utils.rnn.pad_sequence(captions, batch_first=True, padding_value=pad)
+    choose = _Choose(captioner, decoding, noise)
+    output = generate(
+        policy.model,
+        row,
+        decoding.captions_per_image,
+        decoding.max_new_tokens,
+        captioner.eos_token_id,
+        captioner.pad_token_id,
+        logits_processor=LogitsProcessorList([choose]),
+    )
+    assert choose.step == len(output.logits), "its generate takes no logits_processor"
+    captions: Tensor = output.sequences[:, -choose.step :]
+    return captions
 
 
 class _Choose(LogitsProcessor):

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.packed import CACHE, Packing
 
 CROSS_ATTENTION = ("crossattention", "encoder_attn")
@@ -67,30 +65,24 @@ def packing_cache(image: Tensor, images: int) -> SharedImageCache | None:
     return cache
 
 
+def image_cache(tokens: Cache) -> SharedImageCache:
+    """A cache of ``tokens``, and of one copy of each image."""
+    return SharedImageCache(tokens, DynamicCache())
+
+
 def share_images(decoder: nn.Module) -> None:
     """Let cross-attention in ``decoder`` take N = B·K rows of tokens with B rows of image states.
 
     A query's result does not depend on other queries, so the tokens of an image's K captions can be
     one row of K·T queries. Transformers' decoders need a copy of the image's states, keys and
     values for every caption instead.
-
-    Raises:
-        CaptionerError: there is no cross-attention of a known kind.
     """
-    attentions: list[tuple[Any, tuple[str, ...]]] = []
     for name, module in decoder.named_modules():
         if name.rpartition(".")[2] in CROSS_ATTENTION:
             names = tuple(inspect.signature(module.forward).parameters)
             if "hidden_states" in names and set(STATES) & set(names):
-                attentions.append((module, names))
-    if not attentions:
-        raise CaptionerError(
-            f"the decoder {type(decoder).__name__} has no cross-attention of a known kind: "
-            f"expected modules called "
-            f"{' or '.join(CROSS_ATTENTION)}, as GPT-2, BERT and BART have"
-        )
-    for attention, names in attentions:
-        attention.forward = partial(_cross_attend, attention.forward, names)
+                changed: Any = module
+                changed.forward = partial(_cross_attend, module.forward, names)
 
 
 def _cross_attend(
@@ -119,94 +111,24 @@ def _cross_attend(
 
 
 def fuse_blip_attention(model: nn.Module) -> None:
-    """Let BLIP compute attention with ``scaled_dot_product_attention``; it no longer returns the
-    probabilities.
+    """Let BLIP's vision tower compute attention with ``scaled_dot_product_attention``; it no longer
+    returns the probabilities.
 
     Transformers' own BLIP keeps the 577 x 577 probabilities of every head and layer for the
-    backward pass (190 MB for an image of 384 pixels in float32), and on a GPU its decoder launches
-    six kernels where this launches one.
+    backward pass (190 MB for an image of 384 pixels in float32).
     """
     from transformers.models.blip.modeling_blip import BlipAttention
-    from transformers.models.blip.modeling_blip_text import BlipTextSelfAttention
 
-    kinds: dict[type[nn.Module], Callable[..., Any]] = {
-        BlipAttention: _image_attention,
-        BlipTextSelfAttention: _text_attention,
-    }
     for module in model.modules():
-        attend = kinds.get(type(module))
-        if attend is not None:
+        if isinstance(module, BlipAttention):
             changed: Any = module
-            changed.forward = partial(attend, module, changed.forward)
+            changed.forward = partial(_image_attention, module)
 
 
-def _image_attention(
-    attention: Any, unfused: Callable[..., Any], hidden_states: Tensor, **options: Any
-) -> Any:
+def _image_attention(attention: Any, hidden_states: Tensor, **options: Any) -> Any:
     """``BlipAttention.forward``: states [B, S, D] -> [B, S, D], and None for the probabilities."""
-    if _fused_off(hidden_states):
-        return unfused(hidden_states, **options)
     qkv = attention.qkv(hidden_states).unflatten(-1, (3, attention.num_heads, -1))
     query, key, value = qkv.permute(2, 0, 3, 1, 4)
-    return attention.projection(_attend_fused(attention, query, key, value, None)), None
-
-
-def _text_attention(
-    attention: Any,
-    unfused: Callable[..., Any],
-    hidden_states: Tensor,
-    attention_mask: Tensor | None = None,
-    encoder_hidden_states: Tensor | None = None,
-    encoder_attention_mask: Tensor | None = None,
-    **options: Any,
-) -> Any:
-    """``BlipTextSelfAttention.forward``: states [N, T, D] -> [N, T, D], and None for the
-    probabilities.
-
-    Cross-attention if ``encoder_hidden_states`` [N, S, D] are given.
-    """
-    if _fused_off(hidden_states):
-        return unfused(
-            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, **options
-        )
-    crossing = encoder_hidden_states is not None
-    mask = encoder_attention_mask if crossing else attention_mask
-    heads = (attention.num_attention_heads, attention.attention_head_size)
-    cache: Any = options.get(CACHE)
-    updated: dict[int, bool] = {}
-    if isinstance(cache, EncoderDecoderCache):
-        updated = cache.is_updated if crossing else {}
-        cache = cache.cross_attention_cache if crossing else cache.self_attention_cache
-    if updated.get(attention.layer_idx):
-        key, value = (
-            cache.layers[attention.layer_idx].keys,
-            cache.layers[attention.layer_idx].values,
-        )
-    else:
-        states = encoder_hidden_states if crossing else hidden_states
-        key, value = (
-            layer(states).unflatten(-1, heads).transpose(1, 2)
-            for layer in (attention.key, attention.value)
-        )
-        if cache is not None:
-            key, value = cache.update(key, value, attention.layer_idx)
-        updated[attention.layer_idx] = True
-    query = attention.query(hidden_states).unflatten(-1, heads).transpose(1, 2)
-    return _attend_fused(attention, query, key, value, mask), None
-
-
-def _attend_fused(
-    attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-) -> Tensor:
-    """Attend with queries [N, H, T, D/H] -> [N, T, D]; ``mask`` is additive."""
     dropout = attention.dropout.p if attention.dropout.training else 0.0
-    return (
-        F.scaled_dot_product_attention(query, key, value, mask, dropout).transpose(1, 2).flatten(2)
-    )
-
-
-def _fused_off(states: Tensor) -> bool:
-    """Whether the fused kernel is off on this CPU, as in bf16 (``config.build``): its substitute
-    would be slower.
-    """
-    return states.device.type == "cpu" and not torch.backends.cuda.flash_sdp_enabled()
+    attended = F.scaled_dot_product_attention(query, key, value, None, dropout)
+    return attention.projection(attended.transpose(1, 2).flatten(2)), None

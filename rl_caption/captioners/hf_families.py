@@ -7,18 +7,23 @@ To add a family, write one more class and name it in ``FAMILIES``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.hf_attention import fuse_blip_attention, share_images
+from rl_caption.captioners.hf_attention import fuse_blip_attention, image_cache, share_images
 from rl_caption.captioners.packed import CACHE
+from rl_caption.captioners.state import State
+
+if TYPE_CHECKING:
+    from rl_caption.captioners.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,9 @@ class Family(ABC):
 
     Attributes:
         name: for messages.
-        model_class: name of the model's class in Transformers.
         processor_class: name of the class in Transformers that combines image processor and
             tokenizers, if any.
-        q_former_tokenizer: whether there is a second tokenizer, in the subfolder
-            ``qformer_tokenizer``.
-        fixed_prompt: whether all images have one prompt, because another part of the model reads
-            it, too.
+        row_prompts: whether rows may have prompts of their own.
         encoder_prompt: whether captions do not go on from the prompt: the encoder reads it with the
             image.
         default_prompt: the prompt of a model for which none is named.
@@ -82,31 +83,20 @@ class Family(ABC):
             prefix of the text.
         text_model: name of the submodule that reads tokens; its ``get_output_embeddings()`` makes
             the logits.
-        never_trained: patterns of parameters that no caption depends on. They are always frozen,
-            because processes that train together would wait for their gradient.
         frozen: patterns of parameters that are frozen unless ``model.freeze`` is set.
         lora_targets: regular expression of the modules that get adapters unless
             ``model.lora.target_modules`` is set.
     """
 
     name: str
-    model_class: str
     processor_class: str | None = None
-    q_former_tokenizer = False
-    fixed_prompt = False
+    row_prompts = False
     encoder_prompt = False
     default_prompt = ""
     cross_attention = False
     text_model: str
-    never_trained: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     lora_targets: str
-
-    def check(self, config: Any) -> None:
-        """Raise ``CaptionerError`` for a variant that is not supported, before its weights are
-        loaded.
-        """
-        return
 
     def prepare(self, model: Any) -> None:
         """Make a loaded model faster without changing its results: captions of an image share its
@@ -122,6 +112,10 @@ class Family(ABC):
         """Special tokens of this model. Raises ``CaptionerError`` if configuration and tokenizer
         lack one.
         """
+
+    def image_inputs(self, model: Any) -> frozenset[str]:
+        """Names of what images are encoded from."""
+        return frozenset({"pixel_values"})
 
     @abstractmethod
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
@@ -144,6 +138,25 @@ class Family(ABC):
         )
         return output.logits
 
+    def begin(
+        self, policy: Policy, arguments: dict[str, Any], new_layer: Callable[[], Any]
+    ) -> tuple[Tensor, State]:
+        """Logits [B, V] after BOS and prompt, whose keys and values go into layers ``new_layer``."""
+        states = arguments["states"]
+        state = State(Cache(layer_class_to_replicate=new_layer), states)  # type: ignore[arg-type]
+        if self.cross_attention:
+            state.cache = image_cache(state.cache)
+            state.images = torch.arange(len(states), device=states.device)
+        return self.read(policy, state, policy.start.expand(len(states), -1))[:, -1], state
+
+    def read(self, policy: Policy, state: State, token_ids: Tensor) -> Tensor:
+        """Logits [N, T, V] after each of the next tokens [N, T]."""
+        return self.decode(policy.model, state.states, token_ids, state.cache)
+
+    def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
+        """What Transformers' ``generate`` takes for one image [1, 3, H, W] and the prompt."""
+        return {"pixel_values": pixel_values, "input_ids": policy.start}
+
 
 class Blip(Family):
     """BLIP (Li et al. 2022): a ViT and a BERT-like decoder. Captions start with [DEC], not [CLS];
@@ -151,7 +164,6 @@ class Blip(Family):
     """
 
     name = "BLIP"
-    model_class = "BlipForConditionalGeneration"
     processor_class = "BlipProcessor"
     cross_attention = True
     text_model = "text_decoder"
@@ -186,6 +198,11 @@ class Blip(Family):
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
         return model.vision_model(pixel_values=pixel_values).last_hidden_state
 
+    def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
+        """``generate`` leaves the last token out, as BERT's tokenizer ends with [SEP]."""
+        ids = torch.cat([policy.start, policy.start[:, -1:]], dim=1)
+        return {"pixel_values": pixel_values, "input_ids": ids}
+
 
 class VisionEncoderDecoder(Family):
     """``VisionEncoderDecoderModel``: an image encoder (ViT, ...) and a decoder with cross-attention
@@ -195,10 +212,8 @@ class VisionEncoderDecoder(Family):
     """
 
     name = "VisionEncoderDecoder"
-    model_class = "VisionEncoderDecoderModel"
     cross_attention = True
     text_model = "decoder"
-    never_trained = ("encoder.pooler.*",)
     lora_targets = r"decoder\..*\.(c_attn|q_attn|query|value|q_proj|v_proj)"
 
     def conventions(
@@ -227,6 +242,9 @@ class VisionEncoderDecoder(Family):
         states = model.encoder(pixel_values=pixel_values).last_hidden_state
         return model.enc_to_dec_proj(states) if hasattr(model, "enc_to_dec_proj") else states
 
+    def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
+        return {"pixel_values": pixel_values, **decoder_inputs(policy.start)}
+
 
 class Git(Family):
     """GIT (Wang et al. 2022): one Transformer over image patches and text, from [CLS] to [SEP].
@@ -238,19 +256,9 @@ class Git(Family):
     """
 
     name = "GIT"
-    model_class = "GitForCausalLM"
     processor_class = "GitProcessor"
     text_model = ""  # the whole model
-    never_trained = ("git.img_temporal_embedding.*",)
     lora_targets = r"git\.encoder\..*\.(query|value)"
-
-    def check(self, config: Any) -> None:
-        if config.num_image_with_embedding is not None:
-            raise CaptionerError(
-                f"this GIT reads videos of {config.num_image_with_embedding} frames "
-                f"(num_image_with_embedding): "
-                "expected one that reads images"
-            )
 
     def conventions(
         self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
@@ -298,19 +306,10 @@ class Blip2(Family):
     """
 
     name = "BLIP-2"
-    model_class = "Blip2ForConditionalGeneration"
     processor_class = "Blip2Processor"
     text_model = "language_model"
     frozen = ("vision_model.*",)
     lora_targets = r"language_model\..*\.(q_proj|v_proj)"
-
-    def check(self, config: Any) -> None:
-        if not config.use_decoder_only_language_model:
-            raise CaptionerError(
-                f"this {self.name} has the encoder-decoder language model "
-                f"{config.text_config.model_type!r}: expected "
-                "a decoder-only one, such as OPT (Salesforce/blip2-opt-2.7b)"
-            )
 
     def conventions(
         self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
@@ -363,14 +362,20 @@ class Blip2(Family):
         )
         return output.logits
 
+    def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
+        """Image tokens stand for the queries."""
+        config = policy.config
+        queries = policy.start.new_full((1, config.num_query_tokens), config.image_token_index)
+        prompt = {name: getattr(policy, name) for name in policy.conventions.prompt_inputs}
+        ids = torch.cat([queries, policy.start], dim=1)
+        return {"pixel_values": pixel_values, "input_ids": ids, **prompt}
+
 
 class InstructBlip(Blip2):
     """InstructBLIP (Dai et al. 2023): as BLIP-2, and the Q-Former reads the prompt."""
 
     name = "InstructBLIP"
-    model_class = "InstructBlipForConditionalGeneration"
     processor_class = "InstructBlipProcessor"
-    q_former_tokenizer = fixed_prompt = True
 
     def conventions(
         self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
@@ -392,9 +397,8 @@ class Florence2(Family):
     """
 
     name = "Florence-2"
-    model_class = "Florence2ForConditionalGeneration"
     processor_class = "Florence2Processor"
-    cross_attention = fixed_prompt = encoder_prompt = True
+    cross_attention = encoder_prompt = True
     default_prompt = "<CAPTION>"
     text_model = ""  # the whole model
     lora_targets = r".*language_model\.decoder\..*\.(q_proj|v_proj)"
@@ -454,6 +458,14 @@ class Florence2(Family):
         logits: Tensor = model.lm_head(output.last_hidden_state)
         return logits
 
+    def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
+        """Image tokens stand for the image before the prompt."""
+        read = policy.model.model.get_image_features(pixel_values, return_dict=True).pooler_output
+        prompt = policy.get_buffer("input_ids")
+        image = prompt.new_full((1, read.shape[1]), policy.config.image_token_id)
+        ids = torch.cat([image, prompt], dim=1)
+        return {"pixel_values": pixel_values, "input_ids": ids, **decoder_inputs(policy.start)}
+
 
 FAMILIES: dict[str, Family] = {
     "blip": Blip(),
@@ -472,16 +484,20 @@ def check_architectures(
     """Refuse a checkpoint whose ``config.json`` says that it is for another task, such as answering
     questions.
 
-    Raises ``CaptionerError`` if ``architectures`` are named and lack the class of the family of
-    ``model_type``: its weights may fit that class and would caption as no one trained them to, and
-    Transformers makes up what is missing.
+    Its weights may fit and would caption as no one trained them to, and Transformers makes up what
+    is missing.
     """
-    expected = FAMILIES[model_type].model_class
+    expected = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type]
     if architectures and expected not in architectures:
         raise CaptionerError(
             f"{str(name)!r} is not a captioner: its architectures are {architectures}, not "
             f"{expected}"
         )
+
+
+def decoder_inputs(start: Tensor) -> dict[str, Any]:
+    """Arguments by which ``generate`` goes on from ``start`` [1, P] in the decoder."""
+    return {"decoder_input_ids": start, "decoder_start_token_id": int(start[0, 0])}
 
 
 def first_token(what: str, *candidates: int | list[int] | None) -> int:

@@ -1,5 +1,5 @@
 """Captioning models of Transformers behind the ``Captioner`` seam: BLIP, GIT, ViT + GPT-2, BLIP-2,
-InstructBLIP.
+InstructBLIP, Florence-2; and vision-language models that answer a prompt, such as Qwen-VL.
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from transformers.utils import cached_file
 
 from rewards.base import naming
-from rewards.model_files import (
-    check_folder,
-    read_object,
-    transformers_options,
-)
+from rewards.images import frames_of
+from rewards.model_files import check_folder, read_object, transformers_options
 from rl_caption.captioners.adaptation import (
     add_lora,
     checkpoint_layers,
@@ -38,57 +35,59 @@ from rl_caption.captioners.adaptation import (
 )
 from rl_caption.captioners.base import LOADING_ERRORS, Captioner, CaptionerError, reading
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.decoding import NextLogits, Prefixes, select_rows
+from rl_caption.captioners.decoding import (
+    NextLogits,
+    Prefixes,
+    logits_without_cache,
+    select_rows,
+)
+from rl_caption.captioners.generate import sample
 from rl_caption.captioners.hf_families import (
     FAMILIES,
     Conventions,
     check_architectures,
     plain_tokens,
 )
-from rl_caption.captioners.hf_policy import NO_TOKEN, DecodeState, HuggingFacePolicy
 from rl_caption.captioners.packed import unique_prefixes
+from rl_caption.captioners.policy import Mode, Policy, collate
+from rl_caption.captioners.self_check import check
+from rl_caption.captioners.state import State
 from rl_caption.captioners.tokens import Generated, forbid
-from rl_caption.data.base import DataError, Row, load_image
-
-if TYPE_CHECKING:
-    from rl_caption.captioners.vlm_policy import VisionLanguagePolicy
+from rl_caption.captioners.vlm_families import FAMILIES as CHAT_FAMILIES
+from rl_caption.captioners.vlm_families import Messages, VisionLanguageFamily, as_messages
+from rl_caption.data.base import DataError, Row, load_image, pixel_key
 
 logger = logging.getLogger(__name__)
 
 SETTINGS = "rl_caption.json"
 """File with family and prompt in the folder of an exported model."""
-Q_FORMER = "qformer_tokenizer"
-"""Subfolder of InstructBLIP's second tokenizer."""
+NEVER_READ = ("encoder.pooler.", "git.img_temporal_embedding.")
+"""Weights that may be missing: no caption depends on them."""
 ADAPTERS_FOLDER = "adapters"
 """Subfolder of an exported model that holds the low-rank adapters alone."""
 
 
 class HuggingFaceCaptioner(Captioner):
     """A pretrained model with its image processor and tokenizer, and the prompt of rows that have
-    none of their own.
+    none of their own: a text or, for a model that answers, messages.
     """
 
     policy: Any
-    family: Any
 
     def __init__(
         self,
-        policy: HuggingFacePolicy | VisionLanguagePolicy,
-        images: Any,
+        policy: Policy,
+        processors: Sequence[Any],
         tokenizer: Any,
-        q_former_tokenizer: Any = None,
-        prompt: str = "",
+        prompt: str | Messages = "",
         name: str = "",
     ) -> None:
-        self.policy, self.images, self.tokenizer = policy, images, tokenizer
-        self.q_former_tokenizer, self.prompt, self.name = q_former_tokenizer, prompt, name
-        self.encoder_trained: bool | None = None
-        """Whether the states of an image need a gradient; None until ``image_states`` finds out."""
-        self.cache_memory = 0
-        """Bytes for prepared images; used by vision-language models."""
+        self.policy, self.processors, self.tokenizer = policy, list(processors), tokenizer
+        self.prompt: Any = prompt
+        self.name = name
         self.adapters: Any = None
         """Configuration of the adapters, if they are to be exported alone, too."""
-        self.family = policy.family
+        self.family: Any = policy.family
         conventions = policy.conventions
         self.eos_token_id: int = conventions.eos
         self.pad_token_id: int = conventions.pad
@@ -104,7 +103,18 @@ class HuggingFaceCaptioner(Captioner):
         self.forbidden: tuple[int, ...] = tuple(
             sorted(i for i in kept_out - {conventions.eos} if i < vocabulary)
         )
-        self.prompt_length = len(self._prompt_of(None)[1])
+        self.augmentable = not self.family.row_prompts
+        self.before = ""
+        """Text that a caption's tokens follow in one piece."""
+        self.tokens_before = 0
+        """Number of its tokens that are no part of the caption."""
+        if self.family.row_prompts:
+            self.before = self.family.reply(self.processor, as_messages(prompt, None))[0]
+        elif prompt and not self.family.encoder_prompt:
+            self.before = f"{prompt} "
+            self.tokens_before = len(plain_tokens(tokenizer, str(prompt)))
+        text = policy.config.get_text_config()
+        self.longest_prompt: int | None = getattr(text, "max_position_embeddings", None)
         # WordPiece decodes "man's" to "man ' s", other words for the rewards than those of the
         # references. Transformers joined them when these models were published. BPE knows its
         # spaces.
@@ -115,75 +125,85 @@ class HuggingFaceCaptioner(Captioner):
     def from_pretrained(
         cls,
         name: str | Path,
-        prompt: str | list[dict[str, Any]] | None = None,
+        prompt: str | Messages | None = None,
         dtype: str = "float32",
         processor_kwargs: Mapping[str, Any] | None = None,
-    ) -> HuggingFaceCaptioner:
-        """Load a model of this class by its name on the hub, or from a folder;
-        ``loading.load_captioner`` knows which.
-
-        Captions continue ``prompt`` after a space, or answer it (``vlm.VisionLanguageCaptioner``,
-        which alone takes messages and ``processor_kwargs``); None takes the prompt saved in the
-        folder, if any.
-
-        Raises:
-            CaptionerError: there is no such model, its family is unknown, or weights, tokenizer or
-                image processor are missing or do not fit.
-        """
-        name = str(name)
-        source = hub_options(name)
-        with reading(repr(name)):
-            config = read_config(name, source)
-            return cls.load(
-                name, config, prompt, getattr(torch, dtype), source, processor_kwargs or {}
-            )
-
-    @classmethod
-    def load(
-        cls,
-        name: str,
-        config: Any,
-        prompt: str | list[dict[str, Any]] | None,
-        dtype: torch.dtype,
-        source: dict[str, Any],
-        processor_kwargs: Mapping[str, Any],
         weights: bool = True,
     ) -> HuggingFaceCaptioner:
-        """Load a model whose ``config.json`` is read; see ``from_pretrained`` and
-        ``loading.load_captioner``.
+        """Load a model by its name on the hub, or from a folder.
+
+        Captions continue ``prompt`` after a space, or answer it; None takes the prompt saved in the
+        folder, if any. ``processor_kwargs`` are options of the processor. Without ``weights`` the
+        parameters are on the meta device.
+
+        Raises:
+            CaptionerError: there is no such model, its family is unknown, weights, tokenizer or
+                image processor are missing or do not fit, or captions are not scored as
+                Transformers' own ``generate`` draws them (``self_check``).
         """
-        if processor_kwargs:
-            raise CaptionerError(
-                f"model.processor_kwargs is for vision-language models: {config.model_type!r}"
-            )
-        if config.model_type not in FAMILIES:
-            raise CaptionerError(
-                f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}"
-            )
-        family = FAMILIES[config.model_type]
-        family.check(config)
-        model_class = getattr(transformers, family.model_class)
-        model = load_model(model_class, name, config, family.never_trained, dtype, source, weights)
-        with reading(
-            f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"
-        ):
-            images = AutoImageProcessor.from_pretrained(
-                name, backend="pil", **source
-            )  # whatever else is installed
-        second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
-        tokenizer = _read_tokenizer(name, "", source)
-        prompt = saved_prompt(name) if prompt is None else prompt
-        prompt = family.default_prompt if prompt is None else prompt
-        if not isinstance(prompt, str):
-            raise CaptionerError(
-                f"prompt {prompt!r:.80}: {family.name} has no chat template, expected a text"
-            )
-        prompt = " ".join(prompt.split())
-        conventions = family.conventions(model, tokenizer, second, prompt)
-        check_tokens(tokenizer, conventions)
-        policy = HuggingFacePolicy(model, family, conventions)
-        freeze(model, family.never_trained, required=False)
-        return cls(policy, images, tokenizer, second, prompt, name)
+        name = str(name)
+        with reading(repr(name)):
+            what = "is neither a folder with a config.json nor a model on the hub"
+            if Path(name).is_dir():
+                check_folder(Path(name))
+                what = "cannot be used"
+            with naming(f"{name!r} {what}", error=CaptionerError):
+                source = transformers_options(name)
+            config = AutoConfig.from_pretrained(name, **source)
+            model_type = config.model_type
+            if model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+                raise CaptionerError(
+                    f"{name!r} is a {model_type!r}: expected one of {', '.join(FAMILIES)}, or a "
+                    f"vision-language model"
+                )
+            check_architectures(name, model_type, config.architectures)
+            family: Any = FAMILIES.get(model_type)
+            if family is None:
+                family = CHAT_FAMILIES.get(model_type, VisionLanguageFamily)(model_type)
+            processors, tokenizer = load_processors(name, family, source, processor_kwargs or {})
+            prompt = saved_prompt(name) if prompt is None else prompt
+            prompt = family.default_prompt if prompt is None else prompt
+            if isinstance(prompt, str):
+                prompt = " ".join(prompt.split())
+            elif not family.row_prompts:
+                raise CaptionerError(
+                    f"prompt {prompt!r:.80}: {family.name} has no chat template, expected a text"
+                )
+            model = load_model(name, config, getattr(torch, dtype), source, weights)
+            if family.row_prompts:
+                conventions = family.conventions(model, processors[0], prompt)
+            else:
+                second = getattr(processors[0], "qformer_tokenizer", None)
+                conventions = family.conventions(model, tokenizer, second, prompt)
+            check_tokens(tokenizer, conventions)
+            policy = Policy(model, family, conventions)
+            captioner = cls(policy, processors, tokenizer, prompt, name)
+            if weights:
+                check(captioner)
+            return captioner
+
+    @property
+    def processor(self) -> Any:
+        """The processor of a model that answers a prompt; of others perhaps only that of images."""
+        return self.processors[0]
+
+    @property
+    def cache_memory(self) -> int:
+        """Bytes left for visual tokens of a frozen vision tower."""
+        return self.policy.kept.room
+
+    @cache_memory.setter
+    def cache_memory(self, size: int) -> None:
+        self.policy.kept.room = size
+
+    @property
+    def mode(self) -> dict[str, Any]:
+        """How captions are scored and sampled (``Mode``), as a checkpoint keeps it."""
+        return asdict(self.policy.mode)
+
+    @mode.setter
+    def mode(self, values: dict[str, Any]) -> None:
+        self.policy.mode = Mode(**values)
 
     def adapt(
         self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool
@@ -197,7 +217,7 @@ class HuggingFaceCaptioner(Captioner):
         """
         model = self.policy.model
         patterns = self.family.frozen if frozen is None else tuple(frozen)
-        freeze(model, patterns)
+        freeze(model, patterns, required=frozen is not None)
         if lora is not None:  # after freezing: adapters of a frozen part are trained
             targets = lora["target_modules"] or self.family.lora_targets
             config = add_lora(model, lora["r"], lora["alpha"], lora["dropout"], targets)
@@ -208,20 +228,12 @@ class HuggingFaceCaptioner(Captioner):
             )
         if checkpointed:
             checkpoint_layers(model)
-            self.policy.share_prefix = False
-        how = (
-            " (adapters)"
-            if lora is not None
-            else f" (frozen: {', '.join(patterns)})"
-            if patterns
-            else ""
-        )
-        counts = f"{trained_share(model)} parameters are trained{how}"
-        limits = (
-            "" if self.max_tokens is None else f", captions of at most {self.max_tokens} tokens"
-        )
+        if (lora is not None or checkpointed) and model.device.type != "meta":
+            check(self)
         if os.environ.get("RANK", "0") == "0":
-            logger.info("%s: %s; prompt %r%s", self.family.name, counts, self.prompt, limits)
+            trained = trained_share(model)
+            name = self.family.name
+            logger.info("%s: %s parameters are trained; prompt %r", name, trained, self.prompt)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
         """Write a plain model of Transformers (adapters merged into its weights), its processors
@@ -240,114 +252,65 @@ class HuggingFaceCaptioner(Captioner):
         config.save_pretrained(path)
         if self.adapters is not None:
             save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)
-        for processor in self._processors():
+        for processor in self.processors:
             processor.save_pretrained(path)
         settings = {"family": self.family.name, "prompt": self.prompt}
         (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
 
-    def _processors(self) -> list[Any]:
-        """What is saved beside the weights: one processor of Transformers' own class, where the
-        family has one.
-        """
-        processors = [
-            processor
-            for processor in (self.images, self.tokenizer, self.q_former_tokenizer)
-            if processor is not None
-        ]
-        if self.family.processor_class is None:
-            return processors
-        queries = getattr(self.policy.config, "num_query_tokens", None)
-        options = {} if queries is None else {"num_query_tokens": queries}
-        return [getattr(transformers, self.family.processor_class)(*processors, **options)]
-
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """``pixel_values`` [B, 3, H, W]; if a row has its own prompt, also ``prompt_ids`` [B, P],
-        padded with -1.
+        """``pixel_values`` [B, 3, H, W]; of a model that answers, what its processor makes of each
+        row, with prompts that are padded on the left. The frames of a video are several images.
         """
+        if self.family.row_prompts:
+            keys = None
+            if self.policy.keeps_tokens():
+                places = (pixel_key(row["image_id"], row["image"]) for row in rows)
+                prompts = (row.get("prompt") for row in rows)
+                keys = [repr(key) for key in zip(places, prompts, strict=True)]
+            return collate([self.prepare(row) for row in rows], self.pad_token_id, keys)
+        for row in rows:
+            self.max_tokens_of(row)
         images = [load_image(row["image"]) for row in rows]
-        with naming(
-            f"images {[row['image_id'] for row in rows][:4]} cannot be prepared",
-            LOADING_ERRORS,
-            DataError,
-        ):
-            inputs = {
-                "pixel_values": self.images(images=images, return_tensors="pt")["pixel_values"]
-            }
-        if any(row.get("prompt") is not None for row in rows) and not self.family.encoder_prompt:
-            prompts = [torch.tensor(self._prompt_of(row)[1], dtype=torch.long) for row in rows]
-            inputs["prompt_ids"] = nn.utils.rnn.pad_sequence(
-                prompts, batch_first=True, padding_value=NO_TOKEN
+        process = getattr(self.processor, "image_processor", self.processor)
+        ids = [row["image_id"] for row in rows]
+        with naming(f"images {ids[:4]} cannot be prepared", LOADING_ERRORS, DataError):
+            return {"pixel_values": process(images=images, return_tensors="pt")["pixel_values"]}
+
+    def prepare(self, row: Row) -> dict[str, Tensor]:
+        """The inputs of one row of a model that answers a prompt."""
+        images = [load_image(frame) for frame in frames_of(row["image"])]
+        messages = as_messages(as_messages(self.prompt, None), row.get("prompt"))
+        with naming(f"image {row['image_id']!r} cannot be prepared", LOADING_ERRORS, DataError):
+            inputs: dict[str, Tensor] = self.family.inputs(self.processor, messages, images)
+        length = inputs["input_ids"].shape[1]
+        if self.longest_prompt is not None and length >= self.longest_prompt:
+            raise DataError(
+                f"image {row['image_id']!r} and its prompt have {length} tokens: "
+                f"{self.family.name} has positions for {self.longest_prompt}; let its processor "
+                f"make images smaller (model.processor_kwargs)"
             )
         return inputs
 
     def max_tokens_of(self, row: Row) -> int | None:
-        return self._max_tokens_after(len(self._prompt_of(row)[1]))
-
-    def _max_tokens_after(self, prompt_length: int) -> int | None:
-        return (
-            None
-            if self.max_tokens is None
-            else self.max_tokens + self.prompt_length - prompt_length
-        )
-
-    def _prompt_of(self, row: Row | None) -> tuple[str, tuple[int, ...]]:
-        """What a row's caption goes on from, as text and token ids: its own prompt, or else the
-        captioner's.
-        """
-        row_prompt = None if row is None else row.get("prompt")
-        if (
-            row is not None
-            and row_prompt is not None
-            and self.family.fixed_prompt
-            and " ".join(row_prompt.split()) != self.prompt
-        ):
-            raise DataError(
-                f"image {row['image_id']!r} has the prompt {row_prompt!r:.80}: {self.family.name} "
-                f"reads one prompt for "
-                "all images (model.prompt)"
-            )
-        if self.family.encoder_prompt:
-            return "", ()
-        if row is None or row_prompt is None:
-            return self.prompt, plain_tokens(self.tokenizer, self.prompt)
-        prompt = " ".join(row_prompt.split())
-        ids = plain_tokens(self.tokenizer, prompt)
-        if self.max_tokens is not None and len(ids) >= self.max_tokens + self.prompt_length:
-            raise DataError(
-                f"image {row['image_id']!r} has a prompt of {len(ids)} tokens: {self.family.name} "
-                f"has positions for "
-                f"{self.max_tokens + self.prompt_length}, the caption included"
-            )
-        return prompt, ids
+        return self.max_tokens if self.family.row_prompts else super().max_tokens_of(row)
 
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
     ) -> list[list[int]]:
-        prompt, start = self._prompt_of(row)
-        plain = [
-            " ".join(text.split()) for text in texts
-        ]  # a line break is EOS where OPT is the language model
-        prompted = [f"{prompt} {text}" if prompt else text for text in plain]
-        encoded = self.tokenizer(prompted, add_special_tokens=False)["input_ids"]
-        return [[*ids[len(start) :], self.eos_token_id][:max_tokens] for ids in encoded]
+        # A line break is EOS where OPT is the language model.
+        plain = [self.before + " ".join(text.split()) for text in texts]
+        # An image token in a caption would be read without its image, an EOS would end it.
+        options = {"add_special_tokens": False, "split_special_tokens": True}
+        encoded = self.tokenizer(plain, **options)["input_ids"]
+        return [[*ids[self.tokens_before :], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See ``Captioner.image_states``; ``inputs`` if the encoder is trained and gradients are
-        disabled.
-        """
-        if self.encoder_trained is None:
-            training = policy.training
-            # a resumed run finds out again, and must not draw more for dropout than one not
-            # interrupted
-            policy.eval()
-            with torch.enable_grad():
-                some = policy(pixel_values=inputs["pixel_values"][:1], encode=True)
-            policy.train(training)
-            self.encoder_trained = bool(some.requires_grad)
-        if self.encoder_trained and not torch.is_grad_enabled():
+        """See ``Captioner.image_states``; visual tokens only where the model takes them."""
+        if not policy.takes_features:
             return inputs
-        prompts = {name: inputs[name] for name in ("prompt_ids",) if name in inputs}
-        return {"states": policy(pixel_values=inputs["pixel_values"], encode=True), **prompts}
+        if not torch.is_grad_enabled() and policy.trains_images():
+            return inputs
+        return policy(**inputs, encode=True)
 
     def generate_with_scores(
         self,
@@ -356,58 +319,52 @@ class HuggingFaceCaptioner(Captioner):
         decoding: Decoding,
         noise: Tensor | None = None,
     ) -> Generated:
-        """See ``Captioner``. Nothing is taken from the model's generation settings.
-
-        Images whose prompts have equally many tokens are decoded as one batch.
-        """
-        if "prompt_ids" not in inputs:
+        """See ``Captioner``. Nothing is taken from the model's generation settings."""
+        with torch.no_grad():
+            inputs = policy(**inputs, encode=True)
+        if policy.joins(inputs):
             return self._generate_tokens(policy, inputs, decoding, noise, self.max_tokens)
-        lengths = (inputs["prompt_ids"] != NO_TOKEN).sum(-1)
-        groups = [(lengths == length).nonzero().squeeze(1) for length in lengths.unique()]
-        return self._generate_groups(policy, inputs, decoding, noise, groups)
-
-    def _generate_groups(
-        self,
-        policy: Any,
-        inputs: dict[str, Tensor],
-        decoding: Decoding,
-        noise: Tensor | None,
-        groups: Sequence[Tensor],
-    ) -> Generated:
-        """Captions of a batch whose groups of rows are decoded apart."""
-        batches: list[Generated] = []
-        for rows in groups:
-            some, longest = (
-                select_rows(inputs, rows) if len(groups) > 1 else inputs,
-                self.max_tokens,
-            )
-            if "prompt_ids" in some:
-                length = int((some["prompt_ids"][0] != NO_TOKEN).sum())
-                some["prompt_ids"] = some["prompt_ids"][:, :length]
-                longest = self._max_tokens_after(length)
-            numbers = None if noise is None else noise[rows]
-            batches.append(self._generate_tokens(policy, some, decoding, numbers, longest))
-        order = torch.cat(list(groups)).argsort()
+        batches = []
+        for row in torch.arange(len(next(iter(inputs.values())))).split(1):
+            some, numbers = select_rows(inputs, row), None if noise is None else noise[row]
+            batches.append(self._generate_tokens(policy, some, decoding, numbers, self.max_tokens))
         longest = max(generated.token_ids.shape[-1] for generated in batches)
         padded = [
             nn.functional.pad(ids, (0, longest - ids.shape[-1]), value=self.pad_token_id)
             for ids, _ in batches
         ]
         scores = [generated.scores for generated in batches if generated.scores is not None]
-        return Generated(torch.cat(padded)[order], torch.cat(scores)[order] if scores else None)
+        return Generated(torch.cat(padded), torch.cat(scores) if scores else None)
+
+    def _generate_tokens(
+        self,
+        policy: Any,
+        inputs: dict[str, Tensor],
+        decoding: Decoding,
+        noise: Tensor | None,
+        longest: int | None,
+    ) -> Generated:
+        if policy.mode.prefix != "none" or decoding.num_beams > 1:
+            return super()._generate_tokens(policy, inputs, decoding, noise, longest)
+        (row,) = policy.rows(inputs)
+        if noise is None:
+            noise = torch.empty(1, 0, decoding.max_new_tokens, device=row["input_ids"].device)
+        return Generated(sample(self, row, decoding, noise[0])[None], None)
 
     def next_logits(
         self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int
     ) -> NextLogits:
-        """See ``Captioner``; prompts of rows must have equally many tokens."""
-        state: DecodeState | None = None
+        """See ``Captioner``."""
+        if policy.mode.prefix == "none":
+            return logits_without_cache(self, policy, inputs)
+        state: State | None = None
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
             nonlocal state
             if prefixes is None:
                 logits, state = policy(**inputs, max_tokens=max_new_tokens)
                 return logits
-            return policy(prefixes=prefixes, decode_state=state)
+            return policy(prefixes=prefixes, state=state)
 
         return next_logits
 
@@ -442,91 +399,51 @@ class HuggingFaceCaptioner(Captioner):
         return captions
 
 
-def hub_options(name: str) -> dict[str, Any]:
-    """Arguments of ``from_pretrained``: the model's own code is not run, and whether to use the
-    local cache alone.
-    """
-    what = (
-        "cannot be used"
-        if Path(name).is_dir()
-        else "is neither a folder with a config.json nor a model on the hub"
-    )
-    with naming(f"{name!r} {what}", error=CaptionerError):
-        return transformers_options(name)
-
-
-def read_config(name: str, source: dict[str, Any]) -> Any:
-    """The configuration, if its family is known and its sizes are plausible."""
-    if Path(name).is_dir():
-        check_folder(Path(name))
-    with reading(f"config.json of {name!r}"):
-        config = AutoConfig.from_pretrained(name, **source)
-    if config.model_type in FAMILIES:
-        check_architectures(name, config.model_type, config.architectures)
-    elif config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        raise CaptionerError(
-            f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}, or a "
-            f"vision-language model"
-        )
-    return config
+def load_processors(
+    name: str, family: Any, source: dict[str, Any], options: Mapping[str, Any]
+) -> tuple[list[Any], Any]:
+    """What is saved beside the weights, and the tokenizer among it."""
+    with reading(f"image processor and tokenizer (tokenizer.json and others) of {name!r}"):
+        # Without one of its files, Transformers makes up a tokenizer.
+        cached_file(name, "tokenizer_config.json", **source)
+        if family.row_prompts:
+            sides = {"padding_side": "left", "truncation_side": "left"}
+            processors = [AutoProcessor.from_pretrained(name, **sides, **source, **options)]
+        elif family.processor_class is not None:
+            processors = [AutoProcessor.from_pretrained(name, backend="pil", **source, **options)]
+        else:
+            images = AutoImageProcessor.from_pretrained(name, backend="pil", **source, **options)
+            processors = [images, AutoTokenizer.from_pretrained(name, **source)]
+        tokenizer = getattr(processors[0], "tokenizer", processors[-1])
+        if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
+            raise CaptionerError("the files of its tokenizer, such as tokenizer.json, are missing")
+    return processors, tokenizer
 
 
 def load_model(
-    model_class: Any,
-    name: str,
-    config: Any,
-    optional: Sequence[str],
-    dtype: torch.dtype,
-    source: dict[str, Any],
-    weights: bool = True,
+    name: str, config: Any, dtype: torch.dtype, source: dict[str, Any], weights: bool
 ) -> Any:
-    """Load a model of ``model_class``; its weights may lack only parameters that match
-    ``optional``.
-
-    Without ``weights`` none are read: the model is on the meta device.
+    """Load a model; without ``weights`` none are read, and the model is on the meta device.
 
     Raises:
         CaptionerError: files are damaged, or weights are missing or do not fit.
     """
+    model_class = getattr(
+        transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type]
+    )
     if not weights:
-        with reading(f"config.json of {name!r}"), torch.device("meta"):
+        with torch.device("meta"):
             return model_class(config).to(dtype)
     with reading(f"weights of {name!r}"):
         model, report = model_class.from_pretrained(
             name, config=config, dtype=dtype, output_loading_info=True, **source
         )
-    missing = [
-        key for key in report["missing_keys"] if not any(fnmatchcase(key, p) for p in optional)
-    ]
-    problems = {
-        "missing": missing,
-        "of another shape": [key for key, *_ in report["mismatched_keys"]],
-    }
-    for problem, keys in problems.items():
-        if keys:
-            raise CaptionerError(f"{len(keys)} weights are {problem}, such as {sorted(keys)[0]}")
+    problems = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
+    if problems := sorted(key for key in problems if not key.startswith(NEVER_READ)):
+        raise CaptionerError(
+            f"{len(problems)} weights are missing or of another shape, such as {problems[0]}"
+        )
     return model
-
-
-def _read_tokenizer(name: str, subfolder: str, source: dict[str, Any]) -> Any:
-    """A tokenizer with all its files: without one, Transformers silently makes up a default."""
-    with reading(
-        f"tokenizer of {name!r} ({subfolder or '.'}/tokenizer.json, tokenizer_config.json)"
-    ):
-        folder = Path(name) if Path(name).is_dir() else _cache_folder(name, source)
-        tokenizer = AutoTokenizer.from_pretrained(name, subfolder=subfolder, **source)
-        if not (folder / subfolder / "tokenizer_config.json").is_file():
-            raise CaptionerError(f"its tokenizer_config.json is missing from {folder / subfolder}")
-        if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
-            raise CaptionerError("the files of its tokenizer, such as tokenizer.json, are missing")
-        return tokenizer
-
-
-def _cache_folder(name: str, source: dict[str, Any]) -> Path:
-    """The folder in the cache that a model on the hub was downloaded to."""
-    return Path(
-        str(cached_file(name, "config.json", local_files_only="local_files_only" in source))
-    ).parent
 
 
 def saved_prompt(name: str) -> str | list[dict[str, Any]] | None:
@@ -535,8 +452,7 @@ def saved_prompt(name: str) -> str | list[dict[str, Any]] | None:
     if not settings.is_file():
         return None
     prompt = read_object(settings).get("prompt", "")
-    if not isinstance(prompt, str | list):
-        raise CaptionerError(f"{settings}: prompt is {prompt!r:.80}: expected a text or messages")
+    assert isinstance(prompt, str | list), f"{settings}: expected a text or messages"
     return prompt
 
 

@@ -74,35 +74,9 @@ def load_captioner(
             f"hub (OWNER/MODEL)"
             f"{export_hint(name)}"
         )
-    return _load_transformers(
-        str(name), cache_bytes, prompt, dtype, processor_kwargs or {}, weights
-    )
+    from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 
-
-def _load_transformers(
-    name: str,
-    cache_bytes: int,
-    prompt: str | list[dict[str, Any]] | None,
-    dtype: str,
-    processor_kwargs: Mapping[str, Any],
-    weights: bool,
-) -> Captioner:
-    """Load a model of Transformers by the class of its family."""
-    import torch
-
-    from rl_caption.captioners.hf_families import FAMILIES
-    from rl_caption.captioners.huggingface import HuggingFaceCaptioner, hub_options, read_config
-    from rl_caption.captioners.vlm import VisionLanguageCaptioner
-
-    source = hub_options(name)
-    with reading(repr(name)):
-        config = read_config(name, source)
-        captioner_class = (
-            HuggingFaceCaptioner if config.model_type in FAMILIES else VisionLanguageCaptioner
-        )
-        captioner = captioner_class.load(
-            name, config, prompt, getattr(torch, dtype), source, processor_kwargs, weights
-        )
+    captioner = HuggingFaceCaptioner.from_pretrained(name, prompt, dtype, processor_kwargs, weights)
     captioner.cache_memory = cache_bytes
     return captioner
 

@@ -13,9 +13,9 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,11 +31,11 @@ from rewards.files import atomic_write
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.decoding import Prefixes, select_rows
 from rl_caption.captioners.generate import generate
-from rl_caption.captioners.vlm_policy import Mode, collate
+from rl_caption.captioners.policy import IMAGES, Mode
 from rl_caption.runtime.engines import dropout_off
 
 if TYPE_CHECKING:
-    from rl_caption.captioners.vlm import VisionLanguageCaptioner
+    from rl_caption.captioners.huggingface import HuggingFaceCaptioner
     from rl_caption.data.base import Row
 
 logger = logging.getLogger(__name__)
@@ -53,13 +53,11 @@ TEXTS = ("a dog runs on the green grass", "two people wait for a red train")
 TOKENS = 3
 SIZES = ((64, 48), (96, 32))
 """Width and height of the images: most models that cut images up cut these into different numbers."""
-SLOW = {
+COSTS = {
+    "batch": "image and prompt are read once for all captions",
     "rows": "images and prompts are read one by one",
-    "none": "image and prompt are read anew for every caption, about K times the cost",
-}
-DECODES = {
-    "generate": "; Transformers' generate samples",
-    "alone": "; Transformers' generate samples, each caption alone",
+    "none": "image and prompt are read anew for every caption, about K times the cost; "
+    "Transformers' generate samples",
 }
 
 
@@ -70,24 +68,17 @@ class Verdict:
     Attributes:
         mode: the fastest exact one.
         difference: the largest difference of log-probabilities, in nats.
-        tolerance: that was allowed.
-        visual: names of the parameters that visual tokens depend on.
+        visual: names of the parameters that encoded images depend on.
         unused: names of those that no caption depends on.
     """
 
     mode: Mode
     difference: float
-    tolerance: float
     visual: list[str]
     unused: list[str]
 
-    def __str__(self) -> str:
-        how = SLOW.get(self.mode.prefix, "image and prompt are read once for all captions")
-        sampled = DECODES.get(self.mode.decode, "")
-        return f"{how}{sampled}; log-probabilities are Transformers' own within {self.difference:.1g} nats"
 
-
-def check(captioner: VisionLanguageCaptioner) -> Verdict:
+def check(captioner: HuggingFaceCaptioner) -> Verdict:
     """Compare the captioner's ways with Transformers' ``generate``; its policy gets the mode.
 
     Raises:
@@ -95,20 +86,21 @@ def check(captioner: VisionLanguageCaptioner) -> Verdict:
     """
     policy = captioner.policy
     device = _device(policy)
-
-    def compare() -> Verdict:
+    key = _key(captioner, device)
+    verdict = _remembered(key)
+    if verdict is None:
         prepared = _prepared_for_check(policy.model)
         with _on(device, policy), torch.enable_grad(), dropout_off(policy), prepared:
-            return _Check(captioner).run()
-
-    verdict = _remembered(_key(captioner, device), compare)
+            verdict = _Check(captioner).run()
+        _remember(key, verdict)
     policy.mode, policy.visual_names = verdict.mode, frozenset(verdict.visual)
-    captioner.verdict = verdict
     trained = [name for name in verdict.unused if policy.model.get_parameter(name).requires_grad]
     for name in trained:
         policy.model.get_parameter(name).requires_grad_(False)
     if os.environ.get("RANK", "0") == "0":
-        logger.info("%s: %s", captioner.family.name, verdict)
+        exact = "log-probabilities are Transformers' own within"
+        cost, name = COSTS[verdict.mode.prefix], captioner.family.name
+        logger.info("%s: %s; %s %.1g nats", name, cost, exact, verdict.difference)
         if trained:
             logger.info("no caption depends on %s (%d): frozen", trained[0], len(trained))
     return verdict
@@ -117,17 +109,20 @@ def check(captioner: VisionLanguageCaptioner) -> Verdict:
 class _Check:
     """One comparison: ``expected`` are the logits of ``generate`` for each row and caption."""
 
-    def __init__(self, captioner: VisionLanguageCaptioner) -> None:
+    def __init__(self, captioner: HuggingFaceCaptioner) -> None:
         self.captioner, self.policy = captioner, captioner.policy
-        self.rows = check_rows()
+        self.rows = check_rows(captioner.family.row_prompts)
         encoded = captioner.encode(TEXTS, TOKENS + 1)
         self.captions = [(ids[:-1] * TOKENS)[:TOKENS] for ids in encoded]
         self.problem: Exception | None = None
-        device = next(self.policy.parameters()).device
-        prepared = collate([captioner.prepare(row) for row in self.rows], captioner.pad_token_id)
-        self.inputs = {name: value.to(device) for name, value in prepared.items()}
+        policy = self.policy
+        device = next(policy.parameters()).device
+        inputs = captioner.preprocess(self.rows)
+        self.inputs: dict[str, Any] = {name: value.to(device) for name, value in inputs.items()}
         self.ids = torch.tensor([self.captions] * len(self.rows), device=device)  # [B, K, T]
-        self.alone = self.policy.rows(self.inputs)
+        self.alone = policy.rows(self.inputs)
+        if IMAGES not in self.inputs:
+            self.alone = [policy.family.own_inputs(policy, **row) for row in self.alone]
         with naming(
             f"generate of this {captioner.family.name!r} fails", (Exception,), CaptionerError
         ):
@@ -138,48 +133,30 @@ class _Check:
 
     def run(self) -> Verdict:
         """The fastest exact mode."""
-        tolerance = TOLERANCE
+        tolerance, least = TOLERANCE, math.inf
         if self.policy.model.dtype != torch.float32:
-            itself = self._together(use_cache=False)
+            itself = self._difference([self._together(use_cache=False)])
             tolerance = max(TOLERANCE, min(3 * itself, LOW_PRECISION_TOLERANCE))
-        gaps: dict[Mode, float] = {}
-        exact: Mode | None = None
         for mode in self._candidates():
-            gaps[mode] = self._gap(partial(self._scored, mode))
-            if gaps[mode] <= tolerance:
-                exact = mode
-                break
-        if exact is None:
-            least = min(gaps.values())
-            what = f"differ by up to {least:.2g} nats from" if least < math.inf else "are none of"
-            raise CaptionerError(
-                f"a {self.captioner.family.name!r} cannot be trained: log-probabilities of captions "
-                f"{what} those that Transformers' generate draws from (allowed: {tolerance:.1g})"
-            ) from self.problem
-        difference = gaps[exact]
-        if exact.prefix == "rows":
-            batch = replace(exact, prefix="batch", padded=self._differ_in_size())
-            gap = self._gap(lambda: self._scored(batch))
-            if batch.features:  # as where the vision tower is frozen
-                gap = max(gap, self._gap(lambda: self._scored(batch, rows=True)))
-            if gap <= tolerance:
-                exact, difference = batch, max(gap, difference)
-        gap = self._gap(partial(self._decoded, exact)) if exact.prefix != "none" else math.inf
-        if gap <= tolerance:
-            difference = max(gap, difference)
-        else:
-            in_batch = self._together() <= tolerance
-            exact = replace(exact, decode="generate" if in_batch else "alone")
-        visual, unused = self._dependencies(exact)
-        return Verdict(exact, difference, tolerance, visual, unused)
+            difference = self._difference_of(mode)
+            if difference <= tolerance:
+                return Verdict(mode, difference, *self._dependencies())
+            least = min(least, difference)
+        what = f"differ by up to {least:.2g} nats from" if least < math.inf else "are none of"
+        raise CaptionerError(
+            f"a {self.captioner.family.name!r} cannot be trained: log-probabilities of captions "
+            f"{what} those that Transformers' generate draws from (allowed: {tolerance:.1g})"
+        ) from self.problem
 
     def _candidates(self) -> Iterator[Mode]:
-        """Modes from the fastest on; where rows alone are exact, a batch is tried after that."""
-        takes = bool(self.policy.image_inputs)
-        for prefix in ("rows", "none"):
-            for kind in (0, 1) if prefix == "none" else (0,):
-                for features in ("tokens", "whole", "") if takes else ("",):
-                    yield Mode(prefix, features, padded=False, caption_type=kind)  # type: ignore[arg-type]
+        """Modes from the fastest on."""
+        if IMAGES not in self.inputs:
+            yield Mode()
+            return
+        padded = self._differ_in_size()
+        for prefix, kind in (("batch", 0), ("rows", 0), ("none", 0), ("none", 1)):
+            for features in ("tokens", "whole", "") if self.policy.image_inputs else ("",):
+                yield Mode(prefix, features, padded, kind)  # type: ignore[arg-type]
 
     def _differ_in_size(self) -> bool:
         """Whether one image is padded in a batch of the two."""
@@ -190,21 +167,28 @@ class _Check:
             if first[name].shape != first["input_ids"].shape
         )
 
-    def _gap(self, logits: Callable[[], Tensor]) -> float:
-        """Largest difference of log-probabilities; infinite where they cannot be computed."""
+    def _difference_of(self, mode: Mode) -> float:
+        """Largest difference of log-probabilities in scoring and in sampling; infinite where they
+        cannot be computed.
+        """
+        self.policy.mode = mode
         try:
-            logprobs = logits().detach().float().log_softmax(-1)
-            largest = float((logprobs - self.expected).abs().max())
+            sampled = self._together() if mode.prefix == "none" else self._decoded()
+            return self._difference([self._scored(), sampled])
         except Exception as error:  # noqa: BLE001 - whatever a model raises
             self.problem = error
             return math.inf
+
+    def _difference(self, logits: Sequence[Tensor]) -> float:
+        differences = [
+            (some.detach().float().log_softmax(-1) - self.expected).abs().max() for some in logits
+        ]
+        largest = float(torch.stack(differences).max())
         return largest if math.isfinite(largest) else math.inf
 
-    def _together(self, **how: Any) -> float:
-        """What ``generate`` differs from itself, where captions of an image are a batch."""
-        return self._gap(
-            lambda: torch.stack([self._forced(row, self.captions, **how) for row in self.alone])
-        )
+    def _together(self, **how: Any) -> Tensor:
+        """Logits of ``generate`` where the captions of an image are a batch."""
+        return torch.stack([self._forced(row, self.captions, **how) for row in self.alone])
 
     def _forced(self, row: dict[str, Any], captions: Sequence[list[int]], **how: Any) -> Tensor:
         """Logits [K, T, V] that ``generate`` draws the captions from."""
@@ -219,19 +203,20 @@ class _Check:
         assert output.sequences[:, -TOKENS:].tolist() == list(captions), "they are not forced"
         return torch.stack(output.logits, 1)
 
-    def _scored(self, mode: Mode, rows: bool = False) -> Tensor:
-        """Logits by teacher forcing, perhaps with visual tokens of each row alone."""
-        self.policy.mode = mode
-        inputs = self.policy.encode(self.inputs, by_rows=True) if rows else self.inputs
-        return self.policy(**inputs, token_ids=self.ids)
-
-    @torch.no_grad()
-    def _decoded(self, mode: Mode) -> Tensor:
-        """Logits of a decode that is given the captions token by token."""
-        self.policy.mode = mode
+    def _scored(self) -> Tensor:
+        """Logits by teacher forcing; visual tokens are of each row alone, as where the vision tower
+        is frozen.
+        """
         inputs = self.inputs
         if self.policy.takes_features:
-            inputs = self.policy(**inputs, encode=True)
+            inputs = self.policy.encode(inputs, by_rows=True)
+        logits: Tensor = self.policy(**inputs, token_ids=self.ids)
+        return logits
+
+    @torch.no_grad()
+    def _decoded(self) -> Tensor:
+        """Logits of a decode that is given the captions token by token."""
+        inputs = self.policy(**self.inputs, encode=True)
         rows = torch.arange(len(self.rows))
         groups = [rows] if self.policy.joins(inputs) else rows.split(1)
         logits = []
@@ -248,31 +233,33 @@ class _Check:
             logits.append(torch.stack(steps, 1))
         return torch.cat(logits).unflatten(0, self.ids.shape[:2])
 
-    def _dependencies(self, mode: Mode) -> tuple[list[str], list[str]]:
-        """Names of the parameters that visual tokens depend on, and of those that nothing does.
+    def _dependencies(self) -> tuple[list[str], list[str]]:
+        """Names of the parameters that encoded images depend on, and of those that nothing does.
 
         An expert that these captions did not meet may be met by others.
         """
         parameters = dict(self.policy.model.named_parameters())
-        read = _leaves([self._scored(mode)])
+        read, visual = _leaves([self._scored()]), set()
+        if self.policy.takes_features:
+            encoded = self.policy.encode(self.inputs, by_rows=True)
+            visual = _leaves(tree_leaves([getattr(v, "value", v) for v in encoded.values()]))
         unused = [name for name, p in parameters.items() if id(p) not in read]
-        visual: list[str] = []
-        if mode.features:
-            outputs = [self.policy.read_images(row) for row in self.alone]
-            seen = _leaves(tree_leaves(outputs))
-            visual = [name for name, p in parameters.items() if id(p) in seen]
-        return visual, [name for name in unused if ".experts." not in name]
+        return (
+            [name for name, p in parameters.items() if id(p) in visual],
+            [name for name in unused if ".experts." not in name],
+        )
 
 
-def check_rows() -> list[Row]:
-    """Two rows with images of noise of different sizes; the second one has a prompt of its own."""
+def check_rows(prompted: bool) -> list[Row]:
+    """Two rows with images of noise of different sizes; the second one may have its own prompt."""
     generator = torch.Generator().manual_seed(0)
     rows: list[Row] = []
     for number, (width, height) in enumerate(SIZES):
         pixels = torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8)
         image = Image.fromarray(pixels.numpy())
         rows.append({"image_id": f"noise {number}", "image": image, "references": []})
-    rows[1]["prompt"] = "describe all that is in the photo"
+    if prompted:
+        rows[1]["prompt"] = "describe all that is in the photo"
     return rows
 
 
@@ -362,7 +349,7 @@ def _leaves(tensors: Iterable[Any]) -> set[int]:
 _verdicts: dict[str, Verdict] = {}
 
 
-def _key(captioner: VisionLanguageCaptioner, device: torch.device) -> str:
+def _key(captioner: HuggingFaceCaptioner, device: torch.device) -> str:
     """Hash of what a verdict depends on: configuration, processor, names and types of weights,
     device, versions of libraries, and this package's code.
     """
@@ -371,8 +358,8 @@ def _key(captioner: VisionLanguageCaptioner, device: torch.device) -> str:
         f"{torch.__version__} {transformers.__version__} {device.type}",
         str(policy.config._attn_implementation),
         policy.config.to_json_string(),
-        repr(captioner.processor),
-        repr(captioner.messages),
+        repr(captioner.processors),
+        repr(captioner.prompt),
     ]
     parts += (
         f"{name} {parameter.dtype} {tuple(parameter.shape)}"
@@ -383,18 +370,23 @@ def _key(captioner: VisionLanguageCaptioner, device: torch.device) -> str:
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
-def _remembered(key: str, compare: Callable[[], Verdict]) -> Verdict:
-    """The verdict of a key, of this process or another one; else that of ``compare``."""
+def _file(key: str) -> Path | None:
     folder = os.environ.get(FOLDER, "~/.cache/rl_caption/checks")
-    file = Path(folder).expanduser() / f"{key}.json" if folder else None
-    if key not in _verdicts and file is not None:
+    return Path(folder).expanduser() / f"{key}.json" if folder else None
+
+
+def _remembered(key: str) -> Verdict | None:
+    """The verdict of a key, of this process or another one."""
+    if key not in _verdicts and (file := _file(key)) is not None:
         with suppress(OSError, ValueError, TypeError, KeyError):
             values = json.loads(file.read_text())
             values["mode"] = Mode(**values["mode"])
             _verdicts[key] = Verdict(**values)
-    if key not in _verdicts:
-        _verdicts[key] = compare()
-        if file is not None:
-            with suppress(OSError), atomic_write(file, sync=False) as opened:
-                opened.write(json.dumps(asdict(_verdicts[key])).encode())
-    return _verdicts[key]
+    return _verdicts.get(key)
+
+
+def _remember(key: str, verdict: Verdict) -> None:
+    _verdicts[key] = verdict
+    if (file := _file(key)) is not None:
+        with suppress(OSError), atomic_write(file, sync=False) as opened:
+            opened.write(json.dumps(asdict(verdict)).encode())

@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
 from PIL import Image
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.hf_families import Conventions, first_token
+from rl_caption.captioners.packed import CACHE
+from rl_caption.captioners.state import State
+
+if TYPE_CHECKING:
+    from rl_caption.captioners.policy import Policy
 
 Messages = list[dict[str, Any]]
 """A conversation as chat templates read it: ``role`` and ``content``, a text or a list of parts
 (``type`` ``text`` or ``image``).
 """
-VISION = ("*visual*", "*vision*")
-"""Patterns of the names of vision towers."""
+ENCODED = "mm_encoder_outputs"
+"""Argument by which Transformers' models take visual tokens in place of pixels; older versions and
+some models have none, and encode their images in every pass.
+"""
 
 
 class VisionLanguageFamily:
@@ -35,41 +44,44 @@ class VisionLanguageFamily:
         default_prompt: the prompt of a model for which none is named.
         chat_prompts: whether prompts are made by the processor's chat template.
         first_position: position of the first token, without M-RoPE.
-        lora_targets, frozen: as in ``hf_families.Family``.
+        lora_targets, frozen and others: as in ``hf_families.Family``.
     """
 
     default_prompt = "Describe this image in one sentence."
     chat_prompts = True
     first_position = 0
     lora_targets = r"(?!.*(vision|visual)).*\.(q_proj|v_proj)"
-    # What ``HuggingFaceCaptioner`` asks of a family. The tokens of a caption do not depend on the
-    # prompt.
-    fixed_prompt, encoder_prompt = False, True
+    frozen = ("*visual*", "*vision*")
+    row_prompts = True
+    cross_attention = False
+    text_model = ""  # the whole model
 
     def __init__(self, model_type: str) -> None:
         self.name = model_type
-        self.frozen: tuple[str, ...] = ()
-
-    def check_processor(self, processor: Any) -> None:
-        """Raise ``CaptionerError`` for a processor that takes no images, or cannot make prompts."""
-        if not hasattr(processor, "image_processor"):
-            raise CaptionerError(
-                f"a {self.name!r} without an image processor: expected a vision-language model"
-            )
-        if self.chat_prompts and not getattr(processor, "chat_template", None):
-            raise CaptionerError(
-                f"the processor of this {self.name!r} has no chat template: expected an "
-                f"instruction-tuned model, such "
-                "as Qwen2-VL or SmolVLM"
-            )
 
     def prepare(self, model: Any) -> None:
-        """Find out which of ``VISION`` the model has, which are frozen unless ``model.freeze`` is
-        set.
-        """
-        names = [name for name, _ in model.named_parameters()]
-        self.frozen = tuple(
-            pattern for pattern in VISION if any(fnmatchcase(name, pattern) for name in names)
+        """Nothing to change."""
+
+    def image_inputs(self, model: Any) -> frozenset[str]:
+        """Names of the inputs that visual tokens are made of; none where the model takes none."""
+        reads = getattr(model.base_model, "get_image_features", None)
+        for module in (model, model.base_model):
+            if ENCODED not in inspect.signature(module.forward).parameters:
+                return frozenset()
+        return frozenset(inspect.signature(reads).parameters if reads is not None else ())
+
+    def conventions(self, model: Any, processor: Any, prompt: str | Messages) -> Conventions:
+        """Captions end as the chat template ends an answer; none contains another special token."""
+        tokenizer = processor.tokenizer
+        ends, unwritten = special_tokens(processor, model)
+        reply_end = self.reply(processor, as_messages(prompt, None))[1]
+        closing = tokenizer(reply_end, add_special_tokens=False)["input_ids"]
+        return Conventions(
+            start=(),
+            eos=next((token for token in closing if token in ends), ends[0]),
+            pad=first_token("padding", tokenizer.pad_token_id, ends[0]),
+            vocab_size=model.get_output_embeddings().weight.shape[0],
+            forbidden=(*ends, *unwritten),
         )
 
     def inputs(
@@ -84,21 +96,15 @@ class VisionLanguageFamily:
         }
         return dict(processor.apply_chat_template(with_images(messages, images), **template))
 
-    def reply_start(self, processor: Any, messages: Messages) -> str:
-        """What stands between the prompt and the text of an answer, such as a space."""
-        return self._reply(processor, messages)[0]
-
-    def reply_end(self, processor: Any, messages: Messages) -> str:
-        """What stands after the text of an answer; its first end-of-sequence token ends captions."""
-        return self._reply(processor, messages)[1]
-
-    def _reply(self, processor: Any, messages: Messages) -> tuple[str, str]:
+    def reply(self, processor: Any, messages: Messages) -> tuple[str, str]:
+        """What stands between the prompt and the text of an answer, such as a space; and what
+        stands after the text.
+        """
         asked = with_images(messages, [Image.new("RGB", (1, 1))])
         prompt = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
         answer = {"role": "assistant", "content": [{"type": "text", "text": REPLY}]}
-        start, reply, end = processor.apply_chat_template(
-            [*asked, answer], tokenize=False
-        ).rpartition(REPLY)
+        whole = processor.apply_chat_template([*asked, answer], tokenize=False)
+        start, reply, end = whole.rpartition(REPLY)
         if not reply:
             raise CaptionerError(f"the chat template of this {self.name!r} leaves the answer out")
         return start.removeprefix(prompt) if start.startswith(prompt) else "", end
@@ -111,17 +117,39 @@ class VisionLanguageFamily:
         read = getattr(model.base_model, "get_rope_index", None)
         if read is None:
             return (mask.long().cumsum(-1) - 1).clamp(min=0) + self.first_position
-        if (
-            "mm_token_type_ids" in inspect.signature(read).parameters
-            and "mm_token_type_ids" not in inputs
-        ):
-            raise CaptionerError(
-                f"the processor of this {self.name!r} makes no mm_token_type_ids, which M-RoPE "
-                f"needs"
-            )
         names = inspect.signature(read).parameters.keys() & inputs.keys()
         positions: Tensor = read(**{name: inputs[name] for name in names})[0]
         return positions
+
+    def begin(
+        self, policy: Policy, arguments: dict[str, Any], new_layer: Callable[[], Any]
+    ) -> tuple[Tensor, State]:
+        """Logits [B, V] after the prompts, whose keys and values go into layers ``new_layer``."""
+        positions = self.positions(policy.model, arguments)
+        cache = Cache(layer_class_to_replicate=new_layer)  # type: ignore[arg-type]
+        output = policy.model(**arguments, position_ids=positions, use_cache=True, **{CACHE: cache})
+        channels = None if positions.ndim == 2 else len(positions)
+        following = positions.amax(-1) if channels is None else positions.amax((0, 2))
+        mask = arguments["attention_mask"].bool()
+        state = State(cache, mask=mask, position=following + 1, channels=channels)
+        return output.logits[:, -1], state
+
+    def read(self, policy: Policy, state: State, token_ids: Tensor) -> Tensor:
+        """Logits [N, T, V] after each of the next tokens [N, T]."""
+        length = token_ids.shape[1]
+        state.mask = torch.cat([state.mask, state.mask.new_ones(token_ids.shape)], dim=1)
+        positions = state.position.unsqueeze(1) + torch.arange(length, device=token_ids.device)
+        state.position = state.position + length
+        if state.channels is not None:
+            positions = positions.expand(state.channels, -1, -1)
+        output = policy.model(
+            input_ids=token_ids,
+            attention_mask=state.mask,
+            position_ids=positions,
+            use_cache=True,
+            **{CACHE: state.cache},
+        )
+        return output.logits
 
 
 REPLY = "CAPTION"
@@ -145,7 +173,7 @@ class PaliGemma(VisionLanguageFamily):
         inputs = dict(processor(text=[text], images=[list(images)], return_tensors="pt"))
         return {name: value for name, value in inputs.items() if name != "labels"}
 
-    def _reply(self, processor: Any, messages: Messages) -> tuple[str, str]:
+    def reply(self, processor: Any, messages: Messages) -> tuple[str, str]:
         return "", processor.tokenizer.eos_token
 
 
@@ -154,9 +182,22 @@ FAMILIES: dict[str, type[VisionLanguageFamily]] = {"paligemma": PaliGemma}
 """
 
 
-def family_of(model_type: str) -> VisionLanguageFamily:
-    """The family of a ``model_type`` of Transformers' ``AutoModelForImageTextToText``."""
-    return FAMILIES.get(model_type, VisionLanguageFamily)(model_type)
+def special_tokens(processor: Any, model: Any) -> tuple[list[int], list[int]]:
+    """Tokens that may end an answer, the tokenizer's EOS first; and the special ones that no answer
+    may contain.
+
+    An image token without its image could not be scored. The model's other ends come from its
+    generation settings.
+    """
+    tokenizer, declared = processor.tokenizer, model.generation_config.eos_token_id
+    ends = [tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])]
+    ends = [end for end in dict.fromkeys(ends) if end is not None]
+    # The list of named special tokens lacks some that no text shows either, such as SmolVLM's
+    # <row_1_col_1>.
+    unseen = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+    config = model.config
+    images = {getattr(config, key, None) for key in ("image_token_id", "video_token_id")} - {None}
+    return ends, sorted({*unseen, *tokenizer.all_special_ids, *images} - set(ends))
 
 
 def as_messages(prompt: str | Messages, row_prompt: str | Messages | None) -> Messages:
@@ -178,33 +219,6 @@ def as_messages(prompt: str | Messages, row_prompt: str | Messages | None) -> Me
         texts = [item for item in last["content"] if item["type"] == "text"]
         texts[-1]["text"] = row_prompt
     return messages
-
-
-def check_messages(prompt: Any, where: str) -> None:
-    """Raise ``CaptionerError`` unless ``prompt``, the value of ``where``, is a conversation with a
-    turn of the user.
-    """
-    for number, message in enumerate(prompt):
-        content = message.get("content") if isinstance(message, dict) else None
-        items = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        fits = isinstance(items, list) and all(
-            isinstance(item, dict)
-            and (
-                item.get("type") == "image"
-                or (item.get("type") == "text" and isinstance(item.get("text"), str))
-            )
-            for item in items
-        )
-        if not fits or message.get("role") not in ("system", "user", "assistant"):
-            raise CaptionerError(
-                f"{where}[{number}] is {message!r:.80}: expected role (system, user or assistant) "
-                f"and content, a text "
-                "or a list of parts: {type: text, text: ...} or {type: image}"
-            )
-    if not prompt or prompt[-1]["role"] != "user" or not _texts(prompt[-1]["content"]):
-        raise CaptionerError(
-            f"{where} is {prompt!r:.80}: expected messages, the last one a text of the user"
-        )
 
 
 def with_images(messages: Messages, images: Sequence[Image.Image | str]) -> Messages:

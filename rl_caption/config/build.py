@@ -23,7 +23,7 @@ from rl_caption.data.formats import build_data as build_data
 from rl_caption.data.formats import where_from
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError as ConfigError
-from rl_caption.runtime.errors import config_errors, naming
+from rl_caption.runtime.errors import config_errors
 from rl_caption.scst.advantages import AdvantageFn, needs_greedy
 
 
@@ -135,14 +135,6 @@ def _load_saved(
             config.lora.model_dump() if config.lora else None,
             config.gradient_checkpointing,
         )
-        if config.cache_dir is not None:
-            if not hasattr(captioner, "keep_on_disk"):
-                raise ConfigError(
-                    f"model.cache_dir is for vision-language models, model.init {config.init!r} is "
-                    f"none"
-                )
-            with naming(f"model.cache_dir {config.cache_dir!r}", (OSError,)):
-                captioner.keep_on_disk(Path(config.cache_dir), config.cache_dir_mb * 2**20)
     split_by = (
         getattr(captioner, "split_by", None) if getattr(captioner, "word_level", False) else None
     )

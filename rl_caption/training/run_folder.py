@@ -40,7 +40,6 @@ FREE_TO_CHANGE = (
     "teacher.cache_",
     "data.num_workers",
     "data.cache_mb",
-    "model.cache_dir",
     "data.check_images",
     "data.source",
     "eval.batch_size",

@@ -11,14 +11,14 @@ from PIL import Image
 
 from rewards.model_files import load_complete
 from rl_caption.captioners.config import SavedModelConfig
+from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.captioners.vlm import VisionLanguageCaptioner
 from rl_caption.captioners.vlm_families import as_messages, with_images
 from rl_caption.data.base import Row
 from rl_caption.runtime.errors import ConfigError
 
 
-def load_vlm(config: SavedModelConfig, weights: bool = True) -> VisionLanguageCaptioner:
+def load_vlm(config: SavedModelConfig, weights: bool = True) -> HuggingFaceCaptioner:
     """Load ``model.init``, without its weights if asked so.
 
     Raises:
@@ -33,7 +33,7 @@ def load_vlm(config: SavedModelConfig, weights: bool = True) -> VisionLanguageCa
         weights=weights,
     )
     name = f"model.init {config.init!r}"
-    if not isinstance(captioner, VisionLanguageCaptioner) or not captioner.family.chat_prompts:
+    if not getattr(getattr(captioner, "family", None), "chat_prompts", False):
         raise ConfigError(
             f"{name} is no decoder-only model with a chat template, such as Qwen2-VL, or it is a "
             f"PaliGemma, whose "
@@ -46,7 +46,7 @@ def load_vlm(config: SavedModelConfig, weights: bool = True) -> VisionLanguageCa
     return captioner
 
 
-def adapters(captioner: VisionLanguageCaptioner, config: SavedModelConfig) -> Any:
+def adapters(captioner: HuggingFaceCaptioner, config: SavedModelConfig) -> Any:
     """Freeze what ``model.freeze`` names; return the ``peft.LoraConfig`` of ``model.lora``, or
     None.
 
@@ -122,7 +122,7 @@ def collapse_runs(token_ids: Sequence[int], token: int) -> list[int]:
     return [t for i, t in enumerate(ids) if t != token or i == 0 or ids[i - 1] != token]
 
 
-def check_vllm_prompt(captioner: VisionLanguageCaptioner, row: Row) -> None:
+def check_vllm_prompt(captioner: HuggingFaceCaptioner, row: Row) -> None:
     """Raise ConfigError where the processor writes an image as more than a run of one token.
 
     Such a prompt, of SmolVLM say, cannot be given back to vLLM without its expansion.

@@ -18,7 +18,8 @@ from transformers.utils import flatten_dict
 from rewards.mixed import MixedReward
 from rewards.model_files import MANIFEST, damage, manifest_of
 from rl_caption.captioners.loading import weights_hash
-from rl_caption.captioners.vlm import VisionLanguageCaptioner, special_tokens
+from rl_caption.captioners.huggingface import HuggingFaceCaptioner
+from rl_caption.captioners.vlm_families import special_tokens
 from rl_caption.config.build import (
     build_data,
     build_reward,
@@ -227,7 +228,7 @@ def inputs_of(config: GrpoVlmConfig, reward: MixedReward, rows: Sequence[Row]) -
 def make_trainer(
     config: GrpoVlmConfig,
     arguments: Any,
-    captioner: VisionLanguageCaptioner,
+    captioner: HuggingFaceCaptioner,
     rows: Sequence[Row],
     reward: MixedReward,
     inputs: Mapping[str, Any],

@@ -26,7 +26,7 @@ from rewards.registry import build
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import SavedModelConfig
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.captioners.vlm import special_tokens
+from rl_caption.captioners.vlm_families import special_tokens
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError, Row, load_image

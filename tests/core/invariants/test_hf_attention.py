@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     BartConfig,
     BlipForConditionalGeneration,
@@ -18,16 +18,13 @@ from transformers import (
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
 )
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from rl_caption.captioners.adaptation import add_lora, checkpoint_layers
-from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.decoding import Prefixes
-from rl_caption.captioners.hf_attention import fuse_blip_attention, share_images
+from rl_caption.captioners.hf_attention import fuse_blip_attention
 from rl_caption.captioners.hf_families import FAMILIES as HF_FAMILIES
 from rl_caption.captioners.hf_families import Conventions
-from rl_caption.captioners.hf_policy import HuggingFacePolicy
-from rl_caption.captioners.packed import CACHE
+from rl_caption.captioners.policy import Policy
 from tests.hf_models_for_tests import (
     FAMILIES,
     SIDE,
@@ -58,7 +55,7 @@ OTHERS = {
 CROSS_ATTENTION = ["blip", "vit_gpt2", "vit_bert", *OTHERS]
 
 
-def tiny_policy(kind: str, folder: Path) -> HuggingFacePolicy:
+def tiny_policy(kind: str, folder: Path) -> Policy:
     if kind not in OTHERS:
         return tiny_hf_captioner(kind, folder, "a photo of").policy
     torch.manual_seed(0)
@@ -66,22 +63,18 @@ def tiny_policy(kind: str, folder: Path) -> HuggingFacePolicy:
         transformers.ViTConfig(**VISION), copy.deepcopy(OTHERS[kind])
     )
     conventions = Conventions(start=(5, 7), eos=2, pad=0, vocab_size=VOCABULARY)
-    return HuggingFacePolicy(
+    return Policy(
         VisionEncoderDecoderModel(config), HF_FAMILIES[config.model_type], conventions
     ).eval()
 
 
 @pytest.fixture(scope="module", params=CROSS_ATTENTION)
-def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> HuggingFacePolicy:
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Policy:
     return tiny_policy(request.param, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, "bart"])
-def every(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> HuggingFacePolicy:
+def every(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Policy:
     return tiny_policy(request.param, tmp_path_factory.mktemp("model"))
 
 
@@ -102,7 +95,7 @@ def mask() -> Tensor:
     return torch.arange(L) < lengths.unsqueeze(-1)
 
 
-def copied(policy: HuggingFacePolicy, pixels: Tensor, ids: Tensor) -> Tensor:
+def copied(policy: Policy, pixels: Tensor, ids: Tensor) -> Tensor:
     """Logits [B, K, L, V] by Transformers' decoder alone, with a copy of the image's states for
     every caption.
     """
@@ -113,7 +106,7 @@ def copied(policy: HuggingFacePolicy, pixels: Tensor, ids: Tensor) -> Tensor:
     return logits[:, -L:].unflatten(0, (B, K))
 
 
-def gradients(policy: HuggingFacePolicy, logprobs: Tensor) -> dict[str, Tensor]:
+def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
     policy.zero_grad()
     (logprobs * torch.linspace(-1, 1, logprobs.numel()).view_as(logprobs)).sum().backward()
     return {
@@ -130,7 +123,6 @@ def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(shared, pixe
         pytest.importorskip("peft")
         add_lora(policy.model, 2, 4.0, 0.0, policy.family.lora_targets)
         checkpoint_layers(policy.model)
-        policy.share_prefix = False
     chosen = ids[mask].unsqueeze(-1)
     found = policy(pixel_values=pixels, token_ids=ids, mask=mask).log_softmax(-1).gather(-1, chosen)
     expected = copied(policy, pixels, ids)[mask].log_softmax(-1).gather(-1, chosen)
@@ -141,19 +133,17 @@ def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(shared, pixe
 @torch.no_grad()
 def test_the_output_layer_computes_the_positions_that_are_asked_for(every, pixels, ids, mask):
     layer, seen = every.model.get_submodule(every.family.text_model).get_output_embeddings(), []
-    for share_prefix in (False, True):  # off where layers are recomputed
-        every.share_prefix = share_prefix
-        whole = every(pixel_values=pixels, token_ids=ids)
-        assert whole.shape[:3] == ids.shape
-        handle = layer.register_forward_hook(
-            lambda module, arguments, output: seen.append(output.shape[:-1].numel())
-        )
-        some = every(pixel_values=pixels, token_ids=ids, mask=mask)
-        one = every(pixel_values=pixels, token_ids=ids[..., :1], mask=mask[..., :1])
-        handle.remove()
-        assert torch.allclose(some, whole[mask], atol=1e-4)
-        assert torch.allclose(one, whole[:, :, 0][mask[..., 0]], atol=1e-4)
-    assert seen.count(mask.sum()) == 2
+    whole = every(pixel_values=pixels, token_ids=ids)
+    assert whole.shape[:3] == ids.shape
+    handle = layer.register_forward_hook(
+        lambda module, arguments, output: seen.append(output.shape[:-1].numel())
+    )
+    some = every(pixel_values=pixels, token_ids=ids, mask=mask)
+    one = every(pixel_values=pixels, token_ids=ids[..., :1], mask=mask[..., :1])
+    handle.remove()
+    assert torch.allclose(some, whole[mask], atol=1e-4)
+    assert torch.allclose(one, whole[:, :, 0][mask[..., 0]], atol=1e-4)
+    assert seen.count(mask.sum()) == 1
     assert max(seen) == mask.sum(), "no call computes more"
 
 
@@ -174,7 +164,7 @@ def test_prefixes_that_part_leave_or_change_places_change_nothing(every, pixels,
         ]
         images = torch.tensor([image for image, _ in known])
         origin = None if origins is None else torch.tensor(origins)
-        logits = every(prefixes=Prefixes(tokens, origin, images), decode_state=state)
+        logits = every(prefixes=Prefixes(tokens, origin, images), state=state)
         for row, (image, prefix) in enumerate(known):
             whole = every(
                 pixel_values=pixels[image : image + 1], token_ids=torch.tensor([[[*prefix, 5]]])
@@ -182,7 +172,7 @@ def test_prefixes_that_part_leave_or_change_places_change_nothing(every, pixels,
             assert torch.allclose(logits[row], whole[0, 0, -1], atol=1e-4), (position, row)
             assert torch.allclose(first[image], whole[0, 0, 0], atol=1e-4)
         assert {layer.keys.shape[0] for layer in state.tokens.layers} == {len(known)}
-    if state.shared:
+    if state.images is not None:
         assert {layer.keys.shape[0] for layer in state.cache.cross_attention_cache.layers} == {1}
 
 
@@ -211,7 +201,7 @@ def test_an_image_is_kept_once_in_the_cache_and_for_the_backward_pass(shared, pi
             images = torch.arange(B).repeat_interleave(captions)
             shared(
                 prefixes=Prefixes(torch.full((B * captions,), 5), images, images),
-                decode_state=state,
+                state=state,
             )
         assert cached(state.cache.cross_attention_cache) == once
         of_tokens.append(cached(state.tokens))
@@ -250,16 +240,6 @@ def test_the_model_alone_computes_what_it_did(family, tmp_path, pixels, ids):
         text(input_ids=ids.flatten(0, 1)[:5], encoder_hidden_states=states)
 
 
-def test_cross_attention_of_another_kind_is_refused(tmp_path):
-    save_model("vit_gpt2", tmp_path)
-    model = VisionEncoderDecoderModel.from_pretrained(tmp_path)
-    for block in model.decoder.transformer.h:
-        block.looks = block.crossattention
-        block.crossattention = nn.Identity()
-    with pytest.raises(CaptionerError, match=r"GPT2LMHeadModel.*cross-attention"):
-        share_images(model.decoder)
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[BlipForConditionalGeneration]:
     """The model as it is, and with fused attention."""
@@ -284,9 +264,7 @@ def test_logits_and_gradients_are_the_same_with_padded_texts_and_no_probabilitie
             lambda x, kept=kept: kept.append(x) or x, lambda x: x
         ):
             logits = model(pixel_values=pixels, input_ids=ids, attention_mask=padding).logits
-        squares.append(
-            sum(tensor.shape[-2:] in ((states, states), (L, states), (L, L)) for tensor in kept)
-        )
+        squares.append(sum(tensor.shape[-2:] == (states, states) for tensor in kept))
         (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum().backward()
         found.append(
             (
@@ -297,34 +275,7 @@ def test_logits_and_gradients_are_the_same_with_padded_texts_and_no_probabilitie
     (logits, expected), (logits_fused, found_fused) = found
     assert torch.allclose(logits, logits_fused, atol=1e-4)
     assert_close_gradients(found_fused, expected)
-    assert squares[0] > 2 >= squares[1], "the mask of self-attention alone"
-
-
-@torch.no_grad()
-def test_every_cache_holds_what_it_did(pair, pixels, ids):
-    ids = ids[:, 0]
-    states = pair[0].vision_model(pixels).last_hidden_state
-    for cache_of in (lambda: EncoderDecoderCache(DynamicCache(), DynamicCache()), DynamicCache):
-        caches, logits = [], []
-        for model in pair:
-            cache = cache_of()
-            parts = [
-                model.text_decoder(
-                    input_ids=ids[:, start:end],
-                    encoder_hidden_states=states,
-                    use_cache=True,
-                    **{CACHE: cache},
-                )
-                for start, end in ((0, 3), (3, 4), (4, 6))
-            ]
-            caches.append(parts[-1][CACHE])
-            logits.append(torch.cat([part.logits for part in parts], 1))
-        assert torch.allclose(*logits, atol=1e-4)
-        for one, other in zip(*caches, strict=True):
-            for tensor, fused in zip(one, other, strict=True):
-                assert (tensor is None and fused is None) or torch.allclose(
-                    tensor, fused, atol=1e-4
-                )
+    assert squares[0] > squares[1] == 0
 
 
 def test_dropout_acts_in_training_and_not_otherwise(pair, pixels, ids):
@@ -339,14 +290,3 @@ def test_dropout_acts_in_training_and_not_otherwise(pair, pixels, ids):
     assert torch.allclose(model(pixel_values=pixels, input_ids=ids).logits, expected, atol=1e-4)
     model.train()
     assert not torch.allclose(model(pixel_values=pixels, input_ids=ids).logits, expected, atol=1e-2)
-
-
-@torch.no_grad()
-def test_where_a_cpu_is_to_do_without_the_fused_kernel_attention_is_as_it_was(pair, pixels, ids):
-    ids = ids[:, 0]
-    torch.backends.cuda.enable_flash_sdp(False)
-    try:
-        one, other = (model(pixel_values=pixels, input_ids=ids).logits for model in pair)
-    finally:
-        torch.backends.cuda.enable_flash_sdp(True)
-    assert torch.equal(one, other)

@@ -15,7 +15,8 @@ from rl_caption.captioners import self_check
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.captioners.vlm_policy import VisionLanguagePolicy
+from rl_caption.captioners.policy import Policy
+from rl_caption.captioners.vlm_families import VisionLanguageFamily
 from rl_caption.scst.rollout import sampling_noise
 from tests.vlm_families_for_tests import photo_rows, save_vlm, tiny_vlm
 
@@ -47,12 +48,11 @@ def planted(monkeypatch, owner: Any, name: str, change: Any) -> None:
 def test_positions_of_captions_that_are_wrong_cost_the_shared_prefix(folders, monkeypatch):
     planted(
         monkeypatch,
-        VisionLanguagePolicy,
-        "_begin",
+        VisionLanguageFamily,
+        "begin",
         lambda result: (result[0], replace(result[1], position=result[1].position + 7)),
     )
-    mode = load_captioner(folders["qwen2_5_vl"]).policy.mode
-    assert (mode.prefix, mode.decode) == ("none", "generate")
+    assert load_captioner(folders["qwen2_5_vl"]).policy.mode.prefix == "none"
 
 
 def test_what_no_way_computes_is_refused_with_its_number(folders, monkeypatch):
@@ -65,14 +65,14 @@ def test_inputs_that_hold_indices_into_their_row_cost_the_batch(folders, monkeyp
     """As Molmo 2's ``image_token_pooling``: right for the first row of a batch alone."""
     planted(
         monkeypatch,
-        VisionLanguagePolicy,
+        Policy,
         "read_images",
         lambda result: {
             name: [value[0] for _ in value] if isinstance(value, tuple | list) else value
             for name, value in result.items()
         },
     )
-    assert load_captioner(folders["qwen2_5_vl"]).policy.mode.prefix == "rows"
+    assert load_captioner(folders["qwen2_5_vl"]).policy.mode.features == ""
 
 
 def test_visual_tokens_of_another_layout_cost_the_batch_or_the_features(folders, monkeypatch):
@@ -81,10 +81,10 @@ def test_visual_tokens_of_another_layout_cost_the_batch_or_the_features(folders,
             name: value[::-1] if isinstance(value, list) else value for name, value in rows.items()
         }
 
-    from rl_caption.captioners import vlm_policy
+    from rl_caption.captioners import policy
 
-    planted(monkeypatch, vlm_policy, "join_features", reversed_rows)
-    assert load_captioner(folders["qwen2_5_vl"]).policy.mode.prefix == "rows"
+    planted(monkeypatch, policy, "join_features", reversed_rows)
+    assert load_captioner(folders["qwen2_5_vl"]).policy.mode.features == ""
 
 
 def test_windows_far_longer_than_the_captions_of_the_check_are_crossed(
@@ -133,10 +133,9 @@ def test_what_is_frozen_follows_from_what_visual_tokens_are_made_of(folders, mon
     monkeypatch.setattr(tower, "get_image_features", from_words)
     captioner = load_captioner(folders["llava"])
     captioner.adapt(None, None, False)
-    trained = captioner.policy.trained_visual_parameter()
-    assert trained is not None
-    assert "embed_tokens" in trained
-    assert not captioner.policy.encodes_rows()
+    assert any("embed_tokens" in name for name in captioner.policy.visual_names)
+    assert captioner.policy.trains_images()
+    assert not captioner.policy.keeps_tokens()
 
 
 def test_adapters_are_checked_with_factors_that_do_something(folders, monkeypatch):
@@ -179,8 +178,7 @@ DECODINGS = [
 
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=lambda decoding: decoding.describe())
-@pytest.mark.parametrize("how", ["generate", "alone"])
-def test_the_models_own_generate_draws_the_tokens_that_our_decode_draws(folders, how, decoding):
+def test_the_models_own_generate_draws_the_tokens_that_our_decode_draws(folders, decoding):
     captioner = load_captioner(folders["smolvlm"], prompt="a photo of")
     captioner.policy.eval()
     inputs = captioner.preprocess(photo_rows())
@@ -188,7 +186,7 @@ def test_the_models_own_generate_draws_the_tokens_that_our_decode_draws(folders,
     if decoding.num_samples:
         noise = sampling_noise(1, 0, NAMES, decoding.num_samples, decoding.max_new_tokens)
     expected = captioner.generate(captioner.policy, inputs, decoding, noise)
-    captioner.policy.mode = replace(captioner.policy.mode, prefix="none", decode=how)
+    captioner.policy.mode = replace(captioner.policy.mode, prefix="none")
     state = torch.get_rng_state()
     found = captioner.generate(captioner.policy, inputs, decoding, noise)
     assert torch.equal(found, expected)
@@ -204,7 +202,7 @@ def test_slower_ways_score_as_the_fastest_does(folders, prefix):
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[1], mask[0, 1, 2] = False, False
     expected = [captioner.token_logits(captioner.policy, inputs, ids, m) for m in (None, mask)]
-    captioner.policy.mode = replace(captioner.policy.mode, prefix=prefix, decode="generate")
+    captioner.policy.mode = replace(captioner.policy.mode, prefix=prefix)
     found = [captioner.token_logits(captioner.policy, inputs, ids, m) for m in (None, mask)]
     for one, other in zip(found, expected, strict=True):
         assert torch.allclose(one, other, atol=1e-4)

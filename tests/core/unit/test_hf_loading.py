@@ -12,13 +12,10 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import (
-    Blip2Config,
     BlipConfig,
     BlipForQuestionAnswering,
-    GitConfig,
     GPT2Config,
     GPT2ForSequenceClassification,
-    InstructBlipConfig,
 )
 
 from rewards.clip.backbone import load_frozen_encoder
@@ -32,7 +29,6 @@ from rl_caption.cli.main import run_program
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
-from rl_caption.data.base import DataError
 from rl_caption.integrations.trl.model import load_vlm
 from rl_caption.lab.recaptioners import VisionLanguageRecaptioner
 from rl_caption.lab.share import share
@@ -73,11 +69,6 @@ def test_what_is_no_captioner_or_of_an_unknown_kind_is_refused_before_weights_ar
         "is a 'clip': expected one of blip, git, vision-encoder-decoder, blip-2, instructblip"
         in message
     )
-    for config in (Blip2Config, InstructBlipConfig):
-        config(text_config={"model_type": "t5"}).save_pretrained(tmp_path)
-        assert "has the encoder-decoder language model 't5'" in refusal(init=str(tmp_path))
-    GitConfig(num_image_with_embedding=6).save_pretrained(tmp_path)
-    assert "reads videos of 6 frames" in refusal(init=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -178,12 +169,12 @@ def add_words(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("processor_config.json", "image processor"),
+        ("processor_config.json", "processor"),
         ("model.safetensors", r"model\.safetensors"),
         # Without one of these, Transformers makes up a tokenizer, of special tokens alone or of
         # default settings.
         ("tokenizer.json", r"tokenizer\.json"),
-        ("tokenizer_config.json", r"tokenizer_config\.json is missing"),
+        ("tokenizer_config.json", r"tokenizer_config\.json"),
         (add_a_layer, r"text_decoder\.bert\.encoder\.layer\.2\."),
         (add_words, r"44.*44"),
     ],
@@ -282,19 +273,6 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
     assert config.data.replace(num_workers=0, source=None) == coco.replace(
         num_workers=0, source=None, features_root=None, features_kwargs={}
     )
-
-
-def test_prompts_of_rows_are_checked_before_training(blip):
-    rows: Any = [
-        tiny_rows(1)[0] | {"image_id": "long", "prompt": "two blue squares on a green field"}
-    ]
-    check_positions(build(init=str(blip)), "rollout.max_new_tokens", 25, rows)
-    with pytest.raises(
-        ConfigError, match=r"rollout\.max_new_tokens is 26: .* 25 tokens .* image 'long'"
-    ):
-        check_positions(build(init=str(blip)), "rollout.max_new_tokens", 26, rows)
-    with pytest.raises(DataError, match="image 'long'"):
-        check_positions(tiny_captioner(), "rollout.max_new_tokens", 4, rows)
 
 
 def test_where_the_hub_cannot_be_reached_the_cache_is_read_and_a_mistyped_name_asked_for_once(

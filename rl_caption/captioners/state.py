@@ -1,0 +1,103 @@
+"""Keys and values of images, prompts and captions, between the passes over tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+from rl_caption.captioners.decoding import Prefixes
+from rl_caption.captioners.packed import Packing
+
+
+class PromptLayer(DynamicLayer):
+    """Keys and values [B, H, P, D/H] of the prompts in one layer.
+
+    They are kept with their gradient, and once: with recomputed activations the layer runs again in
+    the backward pass.
+    """
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states, value_states
+        return key_states, value_states
+
+
+class CaptionLayer(DynamicLayer):
+    """Lets M captions read the keys and values of their prompts, ``prompt`` [M]; stores nothing."""
+
+    def __init__(self, prompts: DynamicLayer, prompt: Tensor) -> None:
+        super().__init__()
+        self.prompt, self.is_initialized = prompt, True
+        self.keys, self.values = prompts.keys, prompts.values
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None
+        assert self.values is not None
+        keys = torch.cat([self.keys.index_select(0, self.prompt), key_states], dim=-2)
+        values = torch.cat([self.values.index_select(0, self.prompt), value_states], dim=-2)
+        return keys, values
+
+
+@dataclass
+class State:
+    """What N rows have read so far: first the prompts of B images, then also tokens of captions.
+
+    Attributes:
+        cache: keys and values.
+        states: [B, S, D] of the images, where they are no visual tokens.
+        images: [B] indices of the images that are left, ascending, where captions read them by
+            cross-attention.
+        mask: [N, S], False where a prompt is padded; None where none is.
+        position: [N] of the next token, likewise.
+        channels: number of positions of a token, with M-RoPE (time, height, width, ...).
+    """
+
+    cache: Any
+    states: Any = None
+    images: Any = None
+    mask: Any = None
+    position: Any = None
+    channels: int | None = None
+
+    @property
+    def tokens(self) -> Any:
+        """The part of the cache with a row for each prefix."""
+        return self.cache if self.images is None else self.cache.self_attention_cache
+
+    def select(self, prefixes: Prefixes) -> None:
+        """Reorder the rows to the parents of the next prefixes."""
+        if prefixes.parent is None:
+            return
+        self.tokens.batch_select_indices(prefixes.parent)
+        if self.mask is not None:
+            self.mask = self.mask[prefixes.parent]
+            self.position = self.position[prefixes.parent]
+        if self.images is not None:
+            self._pack(torch.searchsorted(self.images, prefixes.image))
+
+    def _pack(self, image: Tensor) -> None:
+        """Tell cross-attention the image of each row, and let go of images without a row."""
+        left = image.unique()
+        if 2 * len(left) <= len(self.images):  # seldom, as the keys and values of images are large
+            self.cache.cross_attention_cache.batch_select_indices(left)
+            self.states, self.images = self.states[left], self.images[left]
+            image = torch.searchsorted(left, image)
+        packing = Packing.of_captions(image, len(self.images))
+        self.cache.packing = None if packing.index is None else packing
+
+    def of_captions(self, prompt: Tensor) -> State:
+        """The state of M captions, which read the prompts ``prompt`` [M]; several passes may share
+        this one.
+        """
+        layers: list[Any] = [CaptionLayer(layer, prompt) for layer in self.cache.layers]
+        mask, position = (None if t is None else t[prompt] for t in (self.mask, self.position))
+        return State(Cache(layers=layers), self.states, None, mask, position, self.channels)

@@ -284,7 +284,6 @@ def test_an_image_is_encoded_once_for_all_captions_and_with_states_once_a_step(c
     captioner, inputs, _ = copy.deepcopy(case)
     for name, parameter in captioner.policy.model.base_model.named_parameters():
         parameter.requires_grad_(name.startswith(("language_model", "text_model")))
-    captioner.encoder_trained = None
     towers = ("visual", "vision_tower", "vision_model")
     tower = next(
         t

@@ -17,8 +17,8 @@ from transformers.utils import flatten_dict
 
 from rewards.mixed import MixedReward
 from rewards.model_files import MANIFEST, damage, manifest_of
-from rl_caption.captioners.loading import weights_hash
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
+from rl_caption.captioners.loading import weights_hash
 from rl_caption.captioners.vlm_families import special_tokens
 from rl_caption.config.build import (
     build_data,

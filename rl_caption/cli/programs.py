@@ -172,7 +172,7 @@ LAB = {
     ),
     "share": Program(
         "a trained model with its model card, in a folder or on the Hugging Face hub",
-        "rl_caption.lab.share:main",
+        "rl_caption.lab.share:share",
         "rl_caption.lab.config:ShareConfig",
     ),
 }

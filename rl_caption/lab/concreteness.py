@@ -7,12 +7,11 @@ Multimodal Dataset Curation", Findings of ACL 2024, section 2 and appendix A.
 
 import json
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +27,7 @@ from rl_caption.data.formats import where_from
 from rl_caption.data.plain_files import csv_rows, json_lines, read_utf8, single_spaced
 from rl_caption.evaluation import check_writable
 from rl_caption.lab.config import ConcretenessConfig
-from rl_caption.runtime.errors import ConfigError, naming
+from rl_caption.runtime.errors import naming
 
 Floats = NDArray[np.float64]
 MEANS = {"logit": 0.5, "median": 0.0}
@@ -42,7 +41,6 @@ def standardize(
     scores: ArrayLike,
     lengths: Sequence[int],
     reading: str = "logit",
-    bin_width: int = 1,
     margin: float = 1e-4,
 ) -> Floats:
     """Give the scores of every caption length one logit-normal distribution (A.1): sigmoid(mean +
@@ -57,7 +55,6 @@ def standardize(
         scores: [N] in [0, 1]; clipped to [margin, 1 - margin].
         lengths: [N], 0 or more.
         reading: of the paper's mu = 0.5, a key of ``MEANS``.
-        bin_width: lengths in a bin of this width count as the same.
         margin: see ``scores``.
 
     Raises:
@@ -66,15 +63,11 @@ def standardize(
     values = np.asarray(scores, np.float64)
     wrong = values[~((values >= 0) & (values <= 1))]  # also NaN
     if len(wrong):
-        raise ValueError(
-            f"a score is {wrong[0]}: standardize logit needs scores in [0, 1]; set it to none for "
-            f"others"
-        )
+        raise ValueError(f"a score is {wrong[0]}: only scores in [0, 1] are standardised")
     logits = logit(values.clip(margin, 1 - margin))
-    groups = np.asarray(lengths) // bin_width
     standardized = np.zeros(len(values))
-    for group in np.unique(groups):
-        members = groups == group
+    for length in np.unique(lengths):
+        members = np.asarray(lengths) == length
         spread = logits[members].std()
         if spread > 1e-12:
             standardized[members] = (logits[members] - logits[members].mean()) / spread
@@ -97,9 +90,7 @@ def binarize(ratings: Sequence[float]) -> list[bool]:
     """Whether each of [N] ratings is above their median. ``ValueError`` where none is."""
     labels = (np.asarray(ratings) > np.median(ratings)).tolist()
     if not any(labels):
-        raise ValueError(
-            f"none of {len(ratings)} ratings is above their median: expected different ratings"
-        )
+        raise ValueError(f"none of {len(ratings)} ratings is above their median")
     return labels
 
 
@@ -129,10 +120,7 @@ def fit_combination(scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0) 
         options={"ftol": 1e-14},
     )
     if not np.isfinite(result.x).all() or not result.success:
-        raise ValueError(
-            f"the logistic regression has no optimum: {result.message}; a higher l2 is the usual "
-            f"remedy"
-        )
+        raise ValueError(f"the regression has no optimum: {result.message}; try a higher l2")
     *weights, intercept = result.x.tolist()
     return Combination(weights, intercept)
 
@@ -153,77 +141,64 @@ def make_targets(config: ConcretenessConfig) -> str:
     """
     quiet_libraries()
     out = check_writable(config.out)
-    for key, file in (("captions", config.captions), ("ratings", config.ratings)):
-        if file is not None and not Path(file).exists():
-            raise DataError(f"{key} {file!r} does not exist{where_from(config.source)}")
-    lines = _captioned_lines(Path(config.captions))
-    captions = list(dict.fromkeys(caption for _, caption, _ in lines))
-    rated = {} if config.ratings is None else _ratings(Path(config.ratings))
-    with naming(f"ratings {config.ratings!r}"):
-        labels = [] if config.ratings is None else binarize(list(rated.values()))
-    if not config.scorers:
-        raise ConfigError("scorers is empty: name at least one reward, such as sba")
+    captions = list(dict.fromkeys(caption for _, caption, _ in _captioned(config, "captions")))
+    rated = _ratings(config)
+    with naming("ratings"):
+        labels = binarize(list(rated.values())) if rated else []
     scorers: dict[str, Reward] = {}
     builder = RewardBuilder()
     for name, judge in config.scorers.items():
         with naming(f"scorers.{name}"):
             scorers[name] = builder.build(judge.target or name, judge.kwargs)
-        if scorers[name].columns:
-            needs = sorted(scorers[name].columns)
-            raise ConfigError(f"scorers.{name} needs {needs}: it is given captions only")
     every = list(dict.fromkeys([*captions, *rated]))
-    columns = {name: _score(scorer, every, config) for name, scorer in scorers.items()}
-    table = np.stack(list(columns.values()), axis=1)  # [N, F]
-    rows = dict(zip(every, table.tolist(), strict=True))
-    records = [
-        {"caption": caption, **dict(zip(columns, rows[caption], strict=True))}
-        for caption in captions
-    ]
-    write_json_lines(out / "scores.jsonl", records)
-    signatures = {name: scorer.signature for name, scorer in scorers.items()}
-    summary: dict[str, Any] = {"config": config.model_dump(mode="json"), "signatures": signatures}
-    targets = {
-        f"targets_{name}.jsonl": table[: len(captions), index] for index, name in enumerate(columns)
+    columns = [_score(name, scorer, every, config) for name, scorer in scorers.items()]
+    table = np.stack(columns, axis=1)  # [N, F]
+    summary: dict[str, Any] = {
+        "signatures": {name: scorer.signature for name, scorer in scorers.items()}
     }
+    targets = dict(zip((f"targets_{name}.jsonl" for name in scorers), table.T, strict=True))
     if rated:
-        with naming(f"ratings {config.ratings!r}"):
-            combination = fit_combination([rows[caption] for caption in rated], labels, config.l2)
-        right = (combination([rows[caption] for caption in rated]) > 0.5) == np.array(labels)
-        weights = dict(zip(columns, combination.weights, strict=True))
-        summary |= {
-            "weights": weights,
-            "intercept": combination.intercept,
-            "accuracy": float(right.mean()),
-        }
-        targets = {"targets.jsonl": combination(table[: len(captions)])}
+        places = {caption: row for row, caption in enumerate(every)}
+        features = table[[places[caption] for caption in rated]]
+        with naming("ratings"):
+            combination = fit_combination(features, labels, config.l2)
+        right = (combination(features) > 0.5) == np.array(labels)
+        summary["weights"] = dict(zip(scorers, combination.weights, strict=True))
+        summary |= {"intercept": combination.intercept, "accuracy": float(right.mean())}
+        targets = {"targets.jsonl": combination(table)}
+    scores = [dict(zip(scorers, row, strict=True)) for row in table.tolist()]
+    lines = [{"caption": caption} | own for caption, own in zip(captions, scores, strict=False)]
+    write_json_lines(out / "scores.jsonl", lines)
     for name, values in targets.items():
-        pairs = zip(captions, values.tolist(), strict=True)
-        write_json_lines(
-            out / name, [{"caption": caption, "target": target} for caption, target in pairs]
-        )
-    write_json(out / "combination.json", summary)
-    written = ", ".join(str(out / name) for name in ("scores.jsonl", *targets, "combination.json"))
-    print(f"wrote {written}", file=sys.stderr)
-    return json.dumps({key: value for key, value in summary.items() if key != "config"}, indent=1)
+        pairs = zip(captions, values.tolist(), strict=False)  # captions are the first of every
+        lines = [{"caption": caption, "target": target} for caption, target in pairs]
+        write_json_lines(out / name, lines)
+    write_json(out / "combination.json", summary | {"config": config.model_dump(mode="json")})
+    return json.dumps(summary, indent=1)
 
 
-def _score(scorer: Reward, captions: Sequence[str], config: ConcretenessConfig) -> Floats:
-    """Scores of captions, standardised by length as the configuration says."""
-    scores = score_captions(scorer, f"scorer {scorer.__name__!r}", None, captions, {})
+def _score(
+    name: str, scorer: Reward, captions: Sequence[str], config: ConcretenessConfig
+) -> Floats:
+    """Scores of captions, standardised by their number of words as the configuration says."""
+    scores = score_captions(scorer, f"scorers.{name}", None, captions, {})
     if config.standardize == "none":
         return np.array(scores)
-    lengths = [
-        len(caption.split() if config.length == "words" else caption) for caption in captions
-    ]
-    with naming(f"scorer {scorer.__name__!r}"):
-        return standardize(scores, lengths, config.standardize, config.bin_width, config.margin)
+    with naming(f"scorers.{name}"):
+        lengths = [len(caption.split()) for caption in captions]
+        return standardize(scores, lengths, config.standardize)
 
 
-def _captioned_lines(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+def _captioned(
+    config: ConcretenessConfig, key: Literal["captions", "ratings"]
+) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """``FILE, line N``, the caption with single spaces, and the item, of each line with a caption.
 
     Lines are those of JSON or CSV, or of a text file.
     """
+    path = Path(getattr(config, key))
+    if not path.exists():
+        raise DataError(f"{key} {path} does not exist{where_from(config.source)}")
     lines: Iterable[tuple[str, Any]]
     if path.suffix == ".csv":
         lines = csv_rows(path, ["caption"])
@@ -238,10 +213,10 @@ def _captioned_lines(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]
             yield where, caption, item
 
 
-def _ratings(path: Path) -> dict[str, float]:
+def _ratings(config: ConcretenessConfig) -> dict[str, float]:
     """Caption -> the mean of its ratings; ``concreteness_annotation`` in the authors' file."""
     ratings_of: dict[str, list[float]] = defaultdict(list)
-    for where, caption, item in _captioned_lines(path):
+    for where, caption, item in _captioned(config, "ratings") if config.ratings else ():
         with naming(f"{where}: rating", (TypeError, ValueError), error=DataError):
             rating = float(item.get("rating", item.get("concreteness_annotation")))  # type: ignore[arg-type]
         if not math.isfinite(rating):

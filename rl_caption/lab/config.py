@@ -38,7 +38,7 @@ class ConcretenessConfig(TrustConfig):
 
     captions: str
     """JSON lines or a CSV file with ``caption``, or a text file with one caption per line."""
-    scorers: dict[str, JudgeConfig] = {}
+    scorers: dict[str, JudgeConfig]
     """Rewards that need only the caption, such as SBA and VBA, by their headings."""
     ratings: str | None = None
     """JSON lines, or CSV, ``{caption, rating}`` of human ratings, to which the combination is
@@ -52,13 +52,6 @@ class ConcretenessConfig(TrustConfig):
     """Of scores in [0, 1], among captions of equal length: ``logit`` (the mean of the logit becomes
     0.5), ``median`` (the median of the score becomes 0.5), or ``none``.
     """
-    length: Literal["words", "characters"] = "words"
-    """Unit of length."""
-    bin_width: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Number of successive lengths that are standardised together; 1 treats each length separately.
-    """
-    margin: Annotated[float, Field(gt=0, lt=0.5)] = 1e-4
-    """Scores are clipped to [margin, 1 - margin] before the logit."""
     l2: Weight = 1.0
     """Regularisation of the logistic regression: l2 / 2 times the sum of squared weights
     (scikit-learn: 1).
@@ -153,8 +146,6 @@ class CurateConfig(PartsConfig):
     """
     part_rows: Annotated[int, Field(ge=1, le=10**7)] = 20_000
     """Rows that are measured and scored at a time, and saved as one part."""
-    examples: Annotated[int, Field(ge=0, le=1000)] = 5
-    """Number of captions that the report shows for each reason."""
     out: str = "curated"
     """Folder for ``kept.jsonl``, ``report.md`` and ``parts``."""
 
@@ -406,8 +397,8 @@ class ShareConfig(Section):
     """Repository on the hub to upload to, ``USER/NAME``."""
     private: bool = False
     """Make the repository a private one."""
-    out: str | None = None
-    """Write the model and its card to this folder."""
+    out: str = "shared"
+    """Folder for the model and its card."""
     evaluation: str | None = None
     """Output of ``evaluate``: its scores go on the card."""
     license: str | None = None

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +82,8 @@ AUXILIARIES = frozenset(
 Mask = NDArray[np.bool_]
 Steps = dict[str, Mask]
 """Name of a step of the selection -> which captions are left after it, [N]."""
+Scores = Mapping[str, NDArray[np.float32]]
+"""Name -> scores of captions, NaN where one was not scored, [N]."""
 
 
 def curate(config: CurateConfig) -> str:
@@ -94,13 +95,18 @@ def curate(config: CurateConfig) -> str:
         DataError: a file, a row or an image cannot be read.
         RewardError: a score failed.
     """
-    _check_steps(config)
+    for name, limits in config.rules.items():
+        if name not in MEASURES or len(limits) != 2:
+            expected = f"expected [least, most] of one of {', '.join(MEASURES)}"
+            raise ConfigError(f"rules.{name} is {limits}: {expected}")
+    for step in config.select:
+        if step.score not in config.scores or (step.top is not None and step.bottom is not None):
+            expected = f"one of top and bottom, and a score among {', '.join(config.scores)}"
+            raise ConfigError(f"select has {step}: expected {expected}")
     rewards, builder = {}, RewardBuilder()
     for name, score in config.scores.items():
         with config_errors(f"scores.{name}"):
             rewards[name] = builder.build(score.target or name, score.kwargs)
-        if foreign := sorted(rewards[name].columns - {"image", "image_id"}):
-            raise ConfigError(f"scores.{name} needs {', '.join(foreign)}: none are given to it")
     data, rows = selected_rows(config, ids_differ=False)
     signatures = {name: reward.signature for name, reward in rewards.items()}
     made_by = {
@@ -113,38 +119,24 @@ def curate(config: CurateConfig) -> str:
     def columns(batch: Rows) -> list[Columns]:
         return measure_rows(config, [row for _, row in batch], rewards)
 
-    def report(made: list[dict[str, Any]]) -> Report:
-        reasons = np.array([reason for new in made for reason in new["reasons"]], dtype=object)
-        keys = [key for new in made for key in new["keys"]]
+    def report(made: list[Any]) -> Report:
+        reasons = np.array([reason for *_, new in made for reason in new["reasons"]], object)
+        keys = [key for *_, new in made for key in new["keys"]]
         scores = {}
         for name in rewards:
-            values = [value for new in made for value in new["scores"][name]]
-            scores[name] = np.array(values, np.float32)  # NaN where a caption was not scored
+            values = [value for *_, new in made for value in new["scores"][name]]
+            scores[name] = np.array(values, np.float32)
         steps = select(config, reasons, keys, scores)
         left = iter(steps[next(reversed(steps))].tolist())
         kept = []
-        for split, row in rows:
+        for split, row, _ in made:
             indices = [index for index, _ in enumerate(row["references"]) if next(left)]
             if indices:
                 kept.append((split, with_references(row, indices), dict[str, Any]()))
         notes = [f"{name}: {signature}" for name, signature in signatures.items()]
-        captions = [caption for _, row in rows for caption in row["references"]]
-        examples = _examples(config.examples, captions, steps, scores)
-        return Report(_table(steps, scores), notes, kept, examples)
+        return Report(_table(steps, scores), notes, kept)
 
     return add_columns(config, data, rows, "kept", made_by, columns, report)
-
-
-def _check_steps(config: CurateConfig) -> None:
-    """Refuse rules and steps that would keep other captions than they say."""
-    for name, limits in config.rules.items():
-        if name not in MEASURES or len(limits) != 2:
-            expected = f"expected [least, most] of one of {', '.join(MEASURES)}"
-            raise ConfigError(f"rules.{name} is {limits}: {expected}")
-    for index, step in enumerate(config.select):
-        if step.score not in config.scores or (step.top is not None and step.bottom is not None):
-            expected = f"one of top and bottom, and a score among {', '.join(config.scores)}"
-            raise ConfigError(f"select[{index}] is {step}: expected {expected}")
 
 
 def measure_rows(
@@ -209,31 +201,22 @@ def _key(config: CurateConfig, row: Row, caption: str) -> str:
 
 
 def select(
-    config: CurateConfig,
-    reasons: NDArray[Any],
-    keys: Sequence[str],
-    scores: Mapping[str, NDArray[np.float32]],
+    config: CurateConfig, reasons: NDArray[Any], keys: Sequence[str], scores: Scores
 ) -> Steps:
     """The steps of the selection among N captions, in their order."""
-    left = np.ones(len(reasons), dtype=bool)
-    steps = {"captions": left}
-    if (reasons == UNREADABLE).any():
-        left = steps[UNREADABLE] = left & (reasons != UNREADABLE)
+    left = reasons != UNREADABLE
+    steps = {"captions": np.ones(len(reasons), dtype=bool), "readable": left}
     for name, limits in config.rules.items():
-        title = f"{name} in {limits}".replace("None", "-")
-        left = steps[title] = left & (reasons != name)
+        left = steps[f"{name} in {limits}"] = left & (reasons != name)
     if config.duplicates is not None:
         index = np.flatnonzero(left)
         first = np.unique(np.array(keys, dtype=str)[index], return_index=True)[1]
         left = steps[f"duplicate {config.duplicates}"] = _mask(len(left), index[first])
     for step in config.select:
         index = np.flatnonzero(left)
-        is_kept = _is_selected(step, scores[step.score][index])
-        given = [
-            f"{k} {v:.10g}" for k, v in step.model_dump().items() if k != "score" and v is not None
-        ]
-        title = f"{step.score}: {', '.join(given)}"
-        left = steps[title] = _mask(len(left), index[is_kept])
+        chosen = _selected(step, scores[step.score][index])
+        title = str(step.model_dump(exclude_none=True))
+        left = steps[title] = _mask(len(left), index[chosen])
     return steps
 
 
@@ -243,18 +226,16 @@ def _mask(size: int, index: NDArray[np.int64]) -> Mask:
     return mask
 
 
-def _is_selected(step: Selection, scores: NDArray[np.float32]) -> Mask:
-    keep = np.ones(len(scores), dtype=bool)
-    if step.min is not None:
-        keep &= scores >= step.min
-    if step.max is not None:
-        keep &= scores <= step.max
-    count = step.top or step.bottom
-    if count:
-        among = np.flatnonzero(keep)
-        values = scores[among] if step.top else -scores[among]
-        keep = _mask(len(scores), among[best(values, count)])
-    return keep
+def _selected(step: Selection, scores: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Places of the scores that a step keeps."""
+    low = -np.inf if step.min is None else step.min
+    high = np.inf if step.max is None else step.max
+    kept = np.flatnonzero((scores >= low) & (scores <= high))
+    if step.top is not None:
+        return kept[best(scores[kept], step.top)]
+    if step.bottom is not None:
+        return kept[best(-scores[kept], step.bottom)]
+    return kept
 
 
 def best(scores: NDArray[np.float32], count: float) -> NDArray[np.int64]:
@@ -266,27 +247,7 @@ def best(scores: NDArray[np.float32], count: float) -> NDArray[np.int64]:
     return np.argsort(-scores, kind="stable")[:number]
 
 
-def _examples(
-    count: int, captions: Sequence[str], steps: Steps, scores: Mapping[str, NDArray[np.float32]]
-) -> list[str]:
-    """Lines of the report: some captions that were kept, and some that each step dropped."""
-    generator = np.random.default_rng(0)
-    masks = {"kept": steps[next(reversed(steps))]}
-    for (_, before), (name, after) in pairwise(steps.items()):
-        masks[f"dropped: {name}"] = before & ~after
-    lines: list[str] = []
-    for name, mask in masks.items():
-        index = np.flatnonzero(mask)
-        drawn = np.sort(generator.choice(index, min(count, len(index)), replace=False))
-        lines += ["", f"## {name}", ""] if len(drawn) else []
-        for at in drawn:
-            told = ", ".join(f"{score} {values[at]:.4f}" for score, values in scores.items())
-            caption = " ".join(captions[at].split())
-            lines.append(f"- {caption}" + (f" ({told})" if told else ""))
-    return lines
-
-
-def _table(steps: Steps, scores: Mapping[str, NDArray[np.float32]]) -> str:
+def _table(steps: Steps, scores: Scores) -> str:
     """A Markdown table: the number of captions after each step, and their mean scores."""
     lines = []
     before = len(steps["captions"])

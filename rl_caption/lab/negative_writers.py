@@ -1,7 +1,11 @@
-"""Writers of false captions (hard negatives): a language model that is shown a few examples."""
+"""Writers of false captions (hard negatives): a language model that is shown a few examples.
+
+A writer has a ``signature``, the model and its options, and a call: captions to false captions of
+each, possibly none.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,18 +31,6 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
 """Kind of false caption -> pairs of a caption and a false one, in the manner of ARO's relations and
 attributes.
 """
-
-
-class NegativeWriter(Protocol):
-    """Writes false captions. ``signature`` names the model and its options, in reports and for
-    resuming.
-    """
-
-    signature: str
-
-    def __call__(self, captions: Sequence[str]) -> Sequence[Sequence[str]]:
-        """Return false captions of each caption, possibly none."""
-        ...
 
 
 class LanguageModelWriter:
@@ -124,7 +116,3 @@ class LanguageModelWriter:
             text.partition("\n")[0].strip() if end or "\n" in text else ""
             for text, end in zip(texts, ended, strict=True)
         ]
-
-
-WRITERS = {"language_model": "rl_caption.lab.negative_writers:LanguageModelWriter"}
-"""Name of a ``NegativeWriter`` -> ``module:Name``."""

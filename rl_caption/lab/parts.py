@@ -6,7 +6,7 @@ the parts that are missing. The rows are written with their new columns when all
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -37,10 +37,8 @@ class Report(NamedTuple):
 
     table: str
     notes: Sequence[str]
-    rows: Iterable[tuple[str, Row, Columns]] | None = None
-    """Rows with their new columns, where these are not all."""
-    examples: Sequence[str] = ()
-    """Further lines."""
+    rows: Sequence[tuple[str, Row, Columns]]
+    """Rows with their split and their new columns."""
 
 
 def selected_rows(
@@ -50,25 +48,20 @@ def selected_rows(
     on.
 
     Raises:
-        ConfigError: a split is unknown, ``worker`` is not K/N, or the images are videos.
-        DataError: the data cannot be read.
+        ConfigError: ``worker`` is not K/N, or the images are videos.
+        DataError: the data cannot be read, or have no such split.
         EvaluationError: an image id is in several rows of a split where files or captions go by it:
             where images are in memory, and with ``ids_differ``.
     """
-    data = build_data(config.data)
-    unknown = sorted(set(config.splits) - set(data.splits))
-    if unknown:
-        raise ConfigError(f"splits has {unknown}: expected some of {', '.join(data.splits)}")
     own_parts(config.worker, 1)
-    for name in data.splits:
-        rows = data.split(name)
+    data = build_data(config.data)
+    for name, rows in data.items():
         if ids_differ or not all(isinstance(row["image"], str | Path) for row in rows):
             check_one_row_each(rows, f"split {name!r}")
     names = dict.fromkeys(config.splits or data.splits)
     selected = [(name, row) for name in names for row in data.split(name)]
     if any(isinstance(row.get("image"), list | tuple) for _, row in selected):
-        place = config.data.path or config.data.format
-        raise ConfigError(f"images of {place} are videos: expected one image each")
+        raise ConfigError(f"images of {data.source} are videos: expected one image each")
     return data, selected
 
 
@@ -79,7 +72,7 @@ def add_columns(
     name: str,
     made_by: Mapping[str, Any],
     columns: Callable[[Rows], Sequence[Columns]],
-    report: Callable[[list[dict[str, Any]]], Report],
+    report: Callable[[list[tuple[str, Row, Columns]]], Report],
 ) -> str:
     """Make the missing parts, and write ``NAME.jsonl`` and ``report.md`` when all are there; return
     the table, or of a worker a sentence that counts its parts.
@@ -95,7 +88,7 @@ def add_columns(
         name: of the file.
         made_by: what the new columns depend on, beside the data.
         columns: makes the new columns of each of some rows.
-        report: what is written of the new columns of all rows.
+        report: what is written, of all rows with their split and their new columns.
 
     Raises:
         ConfigError: ``out`` has parts that were made by others, or of other settings or data.
@@ -105,47 +98,30 @@ def add_columns(
     batches = [rows[start : start + size] for start in range(0, len(rows), size)]
     files = [out / "parts" / f"{number:06d}.jsonl" for number in range(len(batches))]
     by_split = {split: [row for _, row in group] for split, group in groupby(rows, itemgetter(0))}
-    settings: dict[str, Any] = {"rows": len(rows), "part_rows": size, "data": fingerprint(by_split)}
-    missing, summary = missing_parts(out, files, config.worker, {**settings, **made_by})
+    settings = {"rows": len(rows), "part_rows": size, "data": fingerprint(by_split), **made_by}
+    missing, summary = missing_parts(out, files, config.worker, settings)
     for number in progress(missing, name, "part"):
         write_json_lines(files[number], columns(batches[number]))
     if config.worker is not None:
         return summary
-    made: list[dict[str, Any]] = []
+    made = []
     for file, batch in zip(files, batches, strict=True):
         lines = [line for _, _, line in json_lines(file)]
         if len(lines) != len(batch):
-            count = f"{len(lines)} of {len(batch)} rows"
-            raise DataError(f"{file} has {count}: delete it and run again to recreate it")
-        made += lines
-    return _write(config, data, name, with_columns(rows, made), report(made))
-
-
-def with_columns(rows: Rows, made: Sequence[Columns]) -> list[tuple[str, Row, Columns]]:
-    """Each row with its split and its new columns."""
-    return [(split, row, new) for (split, row), new in zip(rows, made, strict=True)]
-
-
-def _write(
-    config: PartsConfig,
-    data: Splits,
-    name: str,
-    rows: Iterable[tuple[str, Row, Columns]],
-    report: Report,
-) -> str:
-    out = Path(config.out)
-    kept = rows if report.rows is None else report.rows
-    written = [_line(split, row, out) | dict(new) for split, row, new in kept]
+            raise DataError(f"{file} lacks rows: delete it and run again to recreate it")
+        for (split, row), line in zip(batch, lines, strict=True):
+            made.append((split, row, line))
+    found = report(made)
+    written = [_line(split, row, out) | dict(new) for split, row, new in found.rows]
     for split in data.splits:
         if config.splits and split not in config.splits:
             written += [_line(split, row, out) for row in data.split(split)]
-    file, page = out / f"{name}.jsonl", out / "report.md"
-    write_json_lines(file, written)
-    count = f"{len(written):,} rows"
-    notes = [f"- {note}" for note in (*report.notes, f"`{file.name}`: {count}")]
-    lines = [f"# {name.capitalize()}", "", report.table, "", *notes, *report.examples, ""]
-    write_text(page, "\n".join(lines))
-    return f"{report.table}\n\nwrote {file} ({count}) and {page}"
+    write_json_lines(out / f"{name}.jsonl", written)
+    count = f"{name}.jsonl: {len(written):,} rows"
+    notes = [f"- {note}" for note in (*found.notes, count)]
+    lines = [f"# {name.capitalize()}", "", found.table, "", *notes, ""]
+    write_text(out / "report.md", "\n".join(lines))
+    return f"{found.table}\n\nwrote {out}/{count}, and report.md"
 
 
 def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
@@ -166,12 +142,11 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
 
 
 def file_name(text: str) -> str:
-    """A file's or folder's name for an id or a split: other characters as ``%2F``, and also the
-    dots of ``..``.
+    """A file's or folder's name for an id or a split: other characters as ``%2F``, and also dots.
 
     Of a long id the end is a fingerprint: file systems allow 255 bytes.
     """
-    quoted = quote(text, safe="")
+    quoted = quote(text, safe="").replace(".", "%2E")
     if len(quoted) > 200:
         return f"{quoted[:160]}-{hashlib.blake2b(quoted.encode(), digest_size=16).hexdigest()}"
-    return quoted.replace(".", "%2E") if quoted in ("", ".", "..") else quoted
+    return quoted

@@ -6,7 +6,6 @@ too: one that is answered without the image is refused. Prompts are our own.
 
 import hashlib
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +17,6 @@ from rewards.language.caption_qa import NOT_SAID, ImageQuestion, check_questions
 from rewards.language.models import (
     LanguageModel,
     Question,
-    calls_of,
     choose,
     read_answers,
     read_list,
@@ -27,7 +25,7 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import LanguageModelConfig, QuestionsConfig
-from rl_caption.lab.parts import Report, Rows, add_columns, selected_rows, with_columns
+from rl_caption.lab.parts import Columns, Report, Rows, add_columns, selected_rows
 from rl_caption.runtime.errors import config_errors
 
 PROMPT = (
@@ -54,8 +52,6 @@ REFUSALS = {
     "unsaid": "refused: not answered right from the references",
 }
 """Reason, as in the column ``refused`` -> its row of the report."""
-
-
 Written = tuple[list[ImageQuestion], Counter[str]]
 """Questions of an image, and reason -> number of those that were refused."""
 
@@ -67,94 +63,63 @@ def write_questions(config: QuestionsConfig) -> str:
     Raises:
         ConfigError: a model cannot be made, or ``out`` has parts of other settings.
         DataError: the data cannot be read, a row has no references to ask about (without a writer:
-            no questions), or no question is kept; then with the counts and a refused answer.
+            no questions), or no question is kept.
         RewardError: a model does not answer; the message names image and question.
     """
-    start = time.perf_counter()
     data, rows = selected_rows(config)
-    writer, reader = _models(config)
+    writer = _model(config, "writer")
+    reader = _model(config, "reader") or writer
     for split, row in rows:  # before any work
-        where = f"{split} image {row['image_id']!r}"
-        if writer is None and "questions" not in row:
-            raise DataError(f"{where} has no questions: set writer.model or writer.endpoint")
-        if writer is not None and not _descriptions(row):
-            raise DataError(f"{where} has no references, from which questions are written")
-    refused_answers: list[str] = []
+        if not (row.get("questions") if writer is None else _descriptions(row)):
+            what = "questions (or set writer)" if writer is None else "references"
+            raise DataError(f"{split} image {row['image_id']!r} has no {what}")
 
-    def columns(batch: Rows) -> list[dict[str, object]]:
-        written = _write(writer, config, batch, refused_answers)
+    def columns(batch: Rows) -> list[Columns]:
+        written = _write(writer, config, batch)
         if reader is not None:
-            written = _filter(reader, config.seed, batch, written, refused_answers)
+            written = _filter(reader, config.seed, batch, written)
         return [
             {"questions": questions, "refused": dict(reasons)} for questions, reasons in written
         ]
 
-    given = [row.get("questions") for _, row in rows] if writer is None else []
-    texts = json.dumps([PROMPT, GUESS_PROMPT, given]).encode()
-    made_by: dict[str, str | None] = {"writer": "the data", "reader": None}
-    if writer is not None:
-        tokens = config.max_new_tokens
-        made_by["writer"] = f"{writer.signature}, tokens {tokens}, {config.count} an image"
-    if reader is not None:
-        made_by["reader"] = f"{reader.signature}, seed {config.seed}"
-    settings = made_by | {"prompts": hashlib.blake2b(texts, digest_size=4).hexdigest()}
-
-    def report(made: list[dict[str, Any]]) -> Report:
-        kept = [line for line in with_columns(rows, made) if line[2]["questions"]]
-        counts = {"kept": sum(len(new["questions"]) for new in made)}
+    def report(made: list[Any]) -> Report:
+        kept = [line for line in made if line[2]["questions"]]
+        counts = {"kept": sum(len(new["questions"]) for *_, new in made)}
         for reason, text in REFUSALS.items():
-            counts[text] = sum(new["refused"].get(reason, 0) for new in made)
+            counts[text] = sum(new["refused"].get(reason, 0) for *_, new in made)
         if not kept:
-            sample = refused_answers[-1] if refused_answers else "none in this call"
-            raise DataError(
-                f"{config.out}/questions.jsonl would have none of {len(made)} rows: {counts}; "
-                f"the last that was refused: {sample}"
-            )
-        notes = [f"{name}: {signature}" for name, signature in made_by.items() if signature]
+            raise DataError(f"{config.out}/questions.jsonl would have no rows: {counts}")
         bare = len(made) - len(kept)
-        notes.append(f"{bare:,} of {len(made):,} images have no question and are left out")
-        notes += [f"{name}: {_cost(model)}" for name, model in models.items()]
-        total = sum(counts.values())
-        lines = [[name, f"{n:,}", f"{100 * n / total:.1f}"] for name, n in counts.items()]
-        return Report(markdown(["questions", "number", "%"], lines), notes, kept)
+        notes = [f"{bare:,} of {len(made):,} images have no question and are left out"]
+        notes += [f"{name}: {signature}" for name, signature in made_by.items() if signature]
+        lines = [[name, f"{number:,}"] for name, number in counts.items()]
+        return Report(markdown(["questions", "number"], lines), notes, kept)
 
-    models = {"writer": writer, "reader": reader}
-    if writer is reader:
-        models = {"writer and reader": writer}
-    models = {name: model for name, model in models.items() if model is not None}
-    summary = add_columns(config, data, rows, "questions", settings, columns, report)
-    if config.worker is None:
-        return summary
-    costs = [f"{name}: {_cost(model)}" for name, model in models.items()]
-    return "; ".join([summary, *costs, f"{time.perf_counter() - start:,.1f} seconds"])
-
-
-def _models(config: QuestionsConfig) -> tuple[LanguageModel | None, LanguageModel | None]:
-    """Writer and reader; the reader is the writer's model unless it is set."""
-    models: list[LanguageModel | None] = []
-    for name in ("writer", "reader"):
-        options: LanguageModelConfig = getattr(config, name)
-        model = models[0] if models else None
-        if options.is_set:
-            with config_errors(name):
-                model = build_model("questions", cache_dir=config.cache_dir, **options.model_dump())
-        models.append(model)
-    return models[0], models[1]
+    texts = [PROMPT, GUESS_PROMPT]
+    texts += [] if writer else [json.dumps(row.get("questions")) for _, row in rows]
+    made_by = {
+        "writer": writer and writer.signature,
+        "reader": reader and reader.signature,
+        "asked": f"{config.count} an image, {config.max_new_tokens} tokens, seed {config.seed}",
+        "texts": hashlib.blake2b(json.dumps(texts).encode(), digest_size=4).hexdigest(),
+    }
+    return add_columns(config, data, rows, "questions", made_by, columns, report)
 
 
-def _cost(model: LanguageModel | None) -> str:
-    calls = calls_of(model)
-    tokens = "an unknown number of" if calls.tokens is None else f"{calls.tokens:,}"
-    return f"{calls.requests:,} requests, {tokens} tokens, in this call"
+def _model(config: QuestionsConfig, name: str) -> LanguageModel | None:
+    """Writer or reader; None where it is not set."""
+    options: LanguageModelConfig = getattr(config, name)
+    if not options.is_set:
+        return None
+    with config_errors(name):
+        return build_model("questions", cache_dir=config.cache_dir, **options.model_dump())
 
 
 def _descriptions(row: Row) -> list[str]:
     return [text for text in [*row["references"], row.get("long_reference", "")] if text.strip()]
 
 
-def _write(
-    writer: LanguageModel | None, config: QuestionsConfig, rows: Rows, refused_answers: list[str]
-) -> list[Written]:
+def _write(writer: LanguageModel | None, config: QuestionsConfig, rows: Rows) -> list[Written]:
     """At most ``count`` questions of each row; without a writer, those that it has."""
     if writer is None:
         return [(list(row["questions"]), Counter()) for _, row in rows]
@@ -165,7 +130,6 @@ def _write(
         prompts.append(Question(text, (), f"{split} image {row['image_id']!r}"))
 
     def unreadable(failure: RewardError) -> Written:
-        refused_answers.append(str(failure))
         return [], Counter(unreadable=1)
 
     read = partial(read_questions, config.count)
@@ -195,11 +159,7 @@ def read_questions(count: int, answer: str) -> Written:
 
 
 def _filter(
-    reader: LanguageModel,
-    seed: int,
-    rows: Rows,
-    written: Sequence[Written],
-    refused_answers: list[str],
+    reader: LanguageModel, seed: int, rows: Rows, written: Sequence[Written]
 ) -> list[Written]:
     """The questions that the reader answers right from the references, and not from nothing."""
     asked: list[Question] = []
@@ -224,8 +184,6 @@ def _filter(
             if said and not guessed:
                 left.append(item)
             else:
-                reason = "guessed" if guessed else "unsaid"
-                refused[reason] += 1
-                refused_answers.append(f"{reason}: {item}")
+                refused["guessed" if guessed else "unsaid"] += 1
         kept.append((left, refused))
     return kept

@@ -6,7 +6,7 @@ false captions of the references.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -17,7 +17,6 @@ import numpy as np
 from rewards.build import RewardBuilder
 from rewards.devices import chunks
 from rewards.files import atomic_write
-from rewards.text.perplexity import Perplexity
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError, load_image
 from rl_caption.data.plain_files import single_spaced
@@ -28,14 +27,11 @@ from rl_caption.lab.config import (
     RecaptionerConfig,
     WriteNegativesConfig,
 )
-from rl_caption.lab.negative_writers import WRITERS, NegativeWriter
-from rl_caption.lab.parts import Report, Rows, add_columns, file_name, selected_rows
-from rl_caption.lab.recaptioners import RECAPTIONERS, Recaptioner
-from rl_caption.lab.visual_bottleneck import TextToImage, images_of, load_text_to_image
-from rl_caption.runtime.errors import config_errors, errors_of_user_code
-from rl_caption.runtime.options import build_target, check_type, load_target
-
-QUANTILES = (0.05, 0.5, 0.95)
+from rl_caption.lab.parts import Columns, Report, Rows, add_columns, file_name, selected_rows
+from rl_caption.lab.recaptioners import TARGETS, answers_of
+from rl_caption.lab.visual_bottleneck import TextToImage, load_text_to_image
+from rl_caption.runtime.errors import config_errors
+from rl_caption.runtime.options import build_target, load_target
 
 
 def recaption(config: RecaptionConfig) -> str:
@@ -49,29 +45,28 @@ def recaption(config: RecaptionConfig) -> str:
             image.
     """
     data, rows = selected_rows(config)
-    with config_errors("language_model"):
-        language_model: Any = None
-        if config.language_model is not None:
+    language_model: Any = None
+    if config.language_model is not None:
+        with config_errors("language_model"):
             options = {"model": config.language_model, "floor": -100.0}
             language_model = RewardBuilder().build("perplexity", options)
-    recaptioner = load_recaptioner(config.recaptioner, "recaptioner")
+    recaptioner = load_writer(config.recaptioner, "recaptioner")
 
-    def columns(batch: Rows) -> list[dict[str, Any]]:
-        written = captions_of(recaptioner, batch, f"recaptioner.target {config.recaptioner.target}")
+    def columns(batch: Rows) -> list[Columns]:
+        written = captions_of(recaptioner, batch)
         if any(len(captions) > 1 for captions in written):
-            raise DataError(f"{recaptioner.signature} wrote 2 captions or more of one image")
+            raise DataError(f"{recaptioner.signature} wrote several captions of one image")
         return [{"long_reference": caption} for (caption,) in written]
 
-    def report(made: Sequence[Mapping[str, Any]]) -> Report:
+    def report(made: list[Any]) -> Report:
         captions = {
-            "before": [caption for _, row in rows for caption in row["references"]],
-            "after": [new["long_reference"] for new in made],
+            "before": [caption for _, row, _ in made for caption in row["references"]],
+            "after": [new["long_reference"] for _, _, new in made],
         }
         notes = [f"by {recaptioner.signature}"]
         if language_model is not None:
-            unit = "nats a token with EOS, mean over captions"
-            notes.append(f"log-probability: {language_model.signature}, {unit}")
-        return Report(statistics_table(captions, language_model), notes)
+            notes.append(f"log-probability in nats, EOS included: {language_model.signature}")
+        return Report(statistics_table(captions, language_model), notes, made)
 
     made_by = {"recaptioner": recaptioner.signature}
     return add_columns(config, data, rows, "captions", made_by, columns, report)
@@ -90,7 +85,7 @@ def make_positives(config: PositivesConfig) -> str:
     captioner = painter = None
     made_by: dict[str, str | None] = {"captions": None, "images": None}
     if config.captions.target is not None:
-        captioner = load_recaptioner(config.captions, "captions")
+        captioner = load_writer(config.captions, "captions")
         made_by["captions"] = captioner.signature
     if config.images.target is not None:
         with config_errors("images"):
@@ -100,24 +95,23 @@ def make_positives(config: PositivesConfig) -> str:
     def columns(batch: Rows) -> list[dict[str, Any]]:
         new: list[dict[str, Any]] = [{} for _ in batch]
         if captioner is not None:
-            written = captions_of(captioner, batch, f"captions.target {config.captions.target}")
-            for line, texts in zip(new, written, strict=True):
+            for line, texts in zip(new, captions_of(captioner, batch), strict=True):
                 line["positive_captions"] = texts
         if painter is not None:
             for line, files in zip(new, _images(painter, batch, config), strict=True):
                 line["positive_images"] = files
         return new
 
-    def report(made: Sequence[Mapping[str, Any]]) -> Report:
+    def report(made: list[Any]) -> Report:
         captions = {
-            "references": [text for _, row in rows for text in row["references"]],
+            "references": [text for _, row, _ in made for text in row["references"]],
             "positive_captions": [
-                text for new in made for text in new.get("positive_captions", [])
+                text for *_, new in made for text in new.get("positive_captions", [])
             ],
         }
         notes = [f"{name} by {signature}" for name, signature in made_by.items() if signature]
-        notes.append(f"{sum(len(new.get('positive_images', [])) for new in made):,} images")
-        return Report(statistics_table(captions), notes)
+        notes.append(f"{sum(len(new.get('positive_images', [])) for *_, new in made):,} images")
+        return Report(statistics_table(captions), notes, made)
 
     return add_columns(config, data, rows, "positives", made_by, columns, report)
 
@@ -135,37 +129,30 @@ def write_negatives(config: WriteNegativesConfig) -> str:
             texts for each caption.
     """
     data, rows = selected_rows(config)
-    writer: NegativeWriter = load_recaptioner(config.writer, "writer", WRITERS)
+    writer = load_writer(config.writer, "writer")
 
-    def columns(batch: Rows) -> list[dict[str, Any]]:
+    def columns(batch: Rows) -> list[Columns]:
         captions = [caption for _, row in batch for caption in row["references"]]
-        where = f"writer.target {config.writer.target}"
-        with errors_of_user_code(where, error=DataError):
-            answers: Any = list(writer(captions))
-        check_type(answers, list[list[str]], f"{where}: what it returned", DataError)
-        if len(answers) != len(captions):
-            count = f"{len(answers)} of {len(captions)} captions"
-            raise DataError(f"{writer.signature} answered {count}")
-        rest = iter(answers)
-        new = []
+        answers = iter(answers_of(writer, captions, list[str]))
+        new: list[Columns] = []
         for _, row in batch:
             true = {single_spaced(text).lower() for text in row["references"]}
             negatives = []
             for _ in row["references"]:
-                texts = dict.fromkeys(map(single_spaced, next(rest)))
+                texts = dict.fromkeys(map(single_spaced, next(answers)))
                 negatives.append([text for text in texts if text and text.lower() not in true])
             new.append({"negatives": negatives})
         return new
 
-    def report(made: Sequence[Mapping[str, Any]]) -> Report:
-        negatives = [texts for new in made for texts in new["negatives"]]
+    def report(made: list[Any]) -> Report:
+        negatives = [texts for *_, new in made for texts in new["negatives"]]
         captions = {
-            "references": [caption for _, row in rows for caption in row["references"]],
+            "references": [caption for _, row, _ in made for caption in row["references"]],
             "negatives": [text for texts in negatives for text in texts],
         }
-        bare = f"{sum(not texts for texts in negatives):,} of {len(negatives):,} references"
-        notes = [f"by {writer.signature}", f"{bare} have no negative"]
-        return Report(statistics_table(captions), notes)
+        bare = sum(not texts for texts in negatives)
+        notes = [f"by {writer.signature}", f"{bare:,} references have no negative"]
+        return Report(statistics_table(captions), notes, made)
 
     made_by = {"writer": writer.signature}
     return add_columns(config, data, rows, "negatives", made_by, columns, report)
@@ -184,76 +171,59 @@ def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[l
             files[-1].append(os.path.abspath(file))
             if not file.exists():
                 missing.append((file, caption))
-    where = f"images.target {config.images.target}"
     for batch in chunks(missing, config.images.batch_size, "images of captions"):
-        generated = images_of(painter, [caption for _, caption in batch], where)
-        for (file, _), image in zip(batch, generated, strict=True):
+        images = answers_of(painter, [caption for _, caption in batch], Any)
+        for (file, _), image in zip(batch, images, strict=True):
             opened = load_image(image)
             with atomic_write(file) as written:
                 opened.save(written, "PNG")
     return files
 
 
-def load_recaptioner(
-    config: RecaptionerConfig, key: str, targets: Mapping[str, str] = RECAPTIONERS
-) -> Any:
-    """Build what the section ``key`` of a configuration names: a ``Recaptioner``, or another of
-    ``targets``.
+def load_writer(config: RecaptionerConfig, key: str) -> Any:
+    """Build what the section ``key`` of a configuration names, a recaptioner or a writer of false
+    captions: it has a ``signature`` and is called with rows, or with captions.
 
     Raises ``ConfigError`` where that fails.
     """
     name = config.target or ""
-    target = load_target(name, f"{key}.target", targets)
+    target = load_target(name, f"{key}.target", TARGETS)
     return build_target(target, 1, name, config.kwargs, f"{key}.kwargs")
 
 
-def captions_of(recaptioner: Recaptioner, rows: Rows, where: str) -> list[list[str]]:
-    """The new captions of each row without blank ones, by the recaptioner that is named ``where``
-    in messages.
+def captions_of(recaptioner: Any, rows: Rows) -> list[list[str]]:
+    """The new captions of each row without blank ones.
 
-    Raises ``DataError`` where it fails, returns something else than captions, or has none for a
-    row.
+    Raises ``DataError`` where the recaptioner fails, returns something else than captions, or has
+    none for a row.
     """
-    answers: list[Any] = []
-    for _, group in groupby(rows, itemgetter(0)):  # another split may have the same image ids
-        with errors_of_user_code(where, error=DataError):
-            written: Any = recaptioner([row for _, row in group])
-            if isinstance(written, Iterable) and not isinstance(written, str):
-                written = list(written)
-        check_type(written, list[str | list[str]], f"{where}: what it returned", DataError)
-        answers += written
-    if len(answers) != len(rows):
-        count = f"{len(answers)} captions of {len(rows)} images"
-        raise DataError(f"{recaptioner.signature} wrote {count}")
     kept = []
-    for (split, row), answer in zip(rows, answers, strict=True):
-        texts = [answer] if isinstance(answer, str) else answer
-        kept.append([caption for caption in texts if caption.strip()])
-        if not kept[-1]:
-            image = f"{split} image {row['image_id']!r}"
-            raise DataError(f"{recaptioner.signature} wrote no caption of {image}")
+    for split, group in groupby(rows, itemgetter(0)):  # another split may have the same image ids
+        own = [row for _, row in group]
+        for row, answer in zip(own, answers_of(recaptioner, own, str | list[str]), strict=True):
+            texts = [answer] if isinstance(answer, str) else answer
+            kept.append([caption for caption in texts if caption.strip()])
+            if not kept[-1]:
+                image = f"{split} image {row['image_id']!r}"
+                raise DataError(f"{recaptioner.signature} wrote no caption of {image}")
     return kept
 
 
-def statistics_table(
-    captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None
-) -> str:
+def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Any = None) -> str:
     """A Markdown table with a row for each name: number, length, vocabulary and likelihood of its
     captions.
     """
     lines = []
     for name, texts in captions.items():
         words = [tokenize(caption) for caption in texts]
-        lengths = list(map(len, words))
-        low, middle, high = np.quantile(lengths or [0], QUANTILES)
-        likelihoods = ["–", "–"]
-        if language_model is not None and texts:
-            scores = language_model(None, list(texts))
-            whole = language_model.log_likelihoods(texts)
-            likelihoods = [f"{np.mean(scores):.3f}", f"{np.median(whole):.1f}"]
-        mean = f"{np.mean(lengths):.1f}" if texts else ""
-        different = len({word for caption in words for word in caption})
-        quantiles = f"{low:.0f} / {middle:.0f} / {high:.0f}"
-        lines.append([name, f"{len(texts):,}", mean, quantiles, f"{different:,}", *likelihoods])
-    heads = ["captions", "number", "words, mean", "words, 5 / 50 / 95 %", "different words"]
-    return markdown([*heads, "log-probability a token", "of a caption, median"], lines)
+        mean = np.mean([len(own) for own in words]) if words else 0
+        vocabulary = {word for own in words for word in own}
+        line = [name, f"{len(texts):,}", f"{mean:.1f}", f"{len(vocabulary):,}"]
+        if language_model is not None:
+            line.append(f"{np.mean(language_model(None, list(texts))):.3f}")
+            line.append(f"{np.median(language_model.log_likelihoods(texts)):.1f}")
+        lines.append(line)
+    head = ["captions", "number", "words, mean", "different words"]
+    if language_model is not None:
+        head += ["log-probability a token", "of a caption, median"]
+    return markdown(head, lines)

@@ -1,20 +1,23 @@
-"""Recaptioners, which write new captions of images: a captioner of ours, a vision-language model, a
-generated scene.
+"""Recaptioners, which write new captions of images: a captioner of ours, a vision-language model.
+
+A recaptioner has a ``signature``, the model and its options, and a call: rows, which may have
+captions and a prompt, to a new caption of each, or to a list of them.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 from rewards.language.local import without_thinking
 from rewards.model_files import load_complete, transformers_options
 from rl_caption.captioners.config import Decoding
-from rl_caption.data.base import Row, load_image
+from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.scenes.language import long_reference
 from rl_caption.data.scenes.negatives import hard_negatives
 from rl_caption.data.scenes.world import Draws
-from rl_caption.runtime.errors import config_errors
+from rl_caption.runtime.errors import config_errors, errors_of_user_code
+from rl_caption.runtime.options import check_type
 
 PROMPT = (
     "Describe this image in detail: objects, their attributes, numbers and positions, and readable "
@@ -24,18 +27,21 @@ PROMPT = (
 )
 
 
-class Recaptioner(Protocol):
-    """Writes new captions of images. ``signature`` names the model and its options, in reports and
-    for resuming.
+def answers_of(target: Any, items: Sequence[Any], kind: Any) -> list[Any]:
+    """What a recaptioner, a writer of false captions or a text-to-image model makes of N items: N
+    answers of the type ``kind``.
+
+    Raises ``DataError`` where it fails, or answers with another type or number.
     """
-
-    signature: str
-
-    def __call__(self, rows: Sequence[Row]) -> Sequence[str | list[str]]:
-        """Return a new caption of each row's image, or a list of them; a row may have captions and
-        a prompt.
-        """
-        ...
+    where = f"{type(target).__module__}:{type(target).__name__}"
+    with errors_of_user_code(where, error=DataError):
+        answers: Any = target(items)
+        if isinstance(answers, Iterable):
+            answers = list(answers)
+    check_type(answers, list[kind], f"{where}: what it returned", DataError)
+    if len(answers) != len(items):
+        raise DataError(f"{where} gave {len(answers)} answers for {len(items)}")
+    return list(answers)
 
 
 def model_label(model: str) -> str:
@@ -84,11 +90,8 @@ class CaptionerRecaptioner:
         self.captioner, self.seed = load_captioner(model), seed
         self.accelerator = Accelerator()
         self.policy = self.captioner.policy.to(self.accelerator.device)
-        told = decode | ({"seed": seed} if self.decoding.num_samples else {})
-        more = "".join(f",{name}{value}" for name, value in told.items())
-        self.signature = (
-            f"captioner[{model_label(model)},beams{num_beams},tokens{max_new_tokens}{more}]"
-        )
+        told = {"beams": num_beams, "tokens": max_new_tokens, "seed": seed} | decode
+        self.signature = f"captioner[{model_label(model)},{told}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
         """Caption the images. Samples are a function of the seed and the image id, not of the
@@ -143,16 +146,15 @@ class VisionLanguageRecaptioner:
         self.model, self.prompt = model.to(self.device).eval(), prompt
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.beams = {"num_beams": num_beams, "num_return_sequences": num_return_sequences}
-        more = f",beams{num_beams},best{num_return_sequences}" if num_beams > 1 else ""
-        self.signature = (
-            f"vision_language[{model_label(name)},tokens{max_new_tokens}{more}] {prompt!r}"
-        )
+        told = {"tokens": max_new_tokens, **self.beams, "prompt": prompt}
+        self.signature = f"vision_language[{model_label(name)},{told}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
         """Describe the images, by greedy or beam search."""
-        starts = range(0, len(rows), self.batch_size)
-        answers = [self._answers(rows[start : start + self.batch_size]) for start in starts]
-        return [captions for batch in answers for captions in batch]
+        answers: list[list[str]] = []
+        for start in range(0, len(rows), self.batch_size):
+            answers += self._answers(rows[start : start + self.batch_size])
+        return answers
 
     @torch.inference_mode()
     def _answers(self, rows: Sequence[Row]) -> list[list[str]]:
@@ -216,9 +218,10 @@ class SceneRecaptioner:
         return captions
 
 
-RECAPTIONERS = {
+TARGETS = {
     "captioner": "rl_caption.lab.recaptioners:CaptionerRecaptioner",
     "vision_language": "rl_caption.lab.recaptioners:VisionLanguageRecaptioner",
     "scenes": "rl_caption.lab.recaptioners:SceneRecaptioner",
+    "language_model": "rl_caption.lab.negative_writers:LanguageModelWriter",
 }
-"""Name of a ``Recaptioner`` -> ``module:Name``."""
+"""Name of a recaptioner or of a writer of false captions -> ``module:Name``."""

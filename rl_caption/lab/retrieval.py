@@ -2,7 +2,6 @@
 captions, in a split.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,8 +25,6 @@ from rl_caption.reward_models.teacher import embed_features, reads_features
 Texts = tuple[list[str], list[int]]
 """[M] captions, and [M] the row of each."""
 FIGURES = [*(f"r{k}" for k in KS), "median_rank"]
-HEADINGS = [*(f"R@{k}, %" for k in KS), "median rank"]
-WAYS = {"i2t": "image to text", "t2i": "text to image"}
 
 
 def compare_retrieval(config: CompareRetrievalConfig) -> str:
@@ -48,32 +45,21 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     encoders = {
         name: load_dual_encoder(model, f"models.{name}") for name, model in config.models.items()
     }
-    head = ["model", "parameters, millions", "texts"]
-    head += [f"{words}, {heading}" for words in WAYS.values() for heading in HEADINGS]
-    kinds = {"references": "references", "long": "long captions"}
-    counted = [f"{len(own)} {kinds[name]}" for name, (own, _) in texts.items()]
-    title = f"## Retrieval on {config.split}: {len(rows)} images, {' and '.join(counted)}"
-    notes = []
-    if config.bootstrap:
-        resamples = f"{config.bootstrap} resamples of images as queries"
-        notes.append(f"- In brackets: 95 % bootstrap interval, {resamples}")
-    table = ""
     lines: list[list[str]] = []
     results: dict[str, Any] = {}
+    table = ""
     for name, encoder in encoders.items():
         result = results[name] = _measure(encoder, rows, texts, config)
-        notes.append(f"- {name}: `{result['signature']}`")
         for kind, found in result["captions"].items():
-            cells = [_cell(key, figure) for key, figure in found["figures"].items()]
+            figures = found["figures"]
+            cells = [_cell(key, figure) for key, figure in figures.items()]
             size = f"{result['parameters'] / 1e6:.2f}"
             lines.append([name, size, kind, *cells, str(found["cut"])])
-        parts = [title, "", markdown([*head, "texts cut"], lines), "", *notes]
-        table = "\n".join(parts) + "\n"
-        write_text(folder / "retrieval.md", table)
+            table = markdown(["model", "parameters, M", "texts", *figures, "texts cut"], lines)
+        write_text(folder / "retrieval.md", table + "\n")
         content = {"config": config.model_dump(mode="json"), "images": len(rows), "models": results}
         write_json(folder / "retrieval.json", content)
-    print(f"wrote {folder / 'retrieval.md'}, {folder / 'retrieval.json'}", file=sys.stderr)
-    return table
+    return f"{table}\n\nRecall in %; in brackets 95 % bootstrap intervals over images"
 
 
 def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
@@ -95,8 +81,7 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
             captions += own
             owners += [number] * len(own)
             if not own:
-                image = f"image {rows[number]['image_id']!r}"
-                raise DataError(f"{image} has no reference: retrieval needs at least one per image")
+                raise DataError(f"image {rows[number]['image_id']!r} has no reference")
     return texts
 
 
@@ -145,5 +130,5 @@ def _figures(
 
 def _cell(key: str, figure: Mapping[str, float | None]) -> str:
     factor = 1 if key.endswith("rank") else 100
-    value, *ends = (None if end is None else f"{factor * end:.1f}" for end in figure.values())
-    return f"{value}" if None in ends else f"{value} [{ends[0]}, {ends[1]}]"
+    value, *ends = [f"{factor * end:.1f}" for end in figure.values() if end is not None]
+    return f"{value} [{', '.join(ends)}]" if ends else value

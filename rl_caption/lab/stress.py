@@ -2,7 +2,6 @@
 short training.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,14 +32,12 @@ from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.confidence import Floats, drawn_weights
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import StressConfig
-from rl_caption.monitoring.best_of_n import Curve, Interval, best_of_n, interval, kl_of_best_of_n
+from rl_caption.monitoring.best_of_n import Interval, best_of_n, interval, kl_of_best_of_n
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.probes import (
     EDITS,
     PROBES,
-    Pair,
-    ProbeResult,
     orders,
     probe_pairs,
     probe_result,
@@ -92,6 +89,7 @@ class Bench(NamedTuple):
     gold scores.
     """
 
+    config: StressConfig
     data: Splits
     references: Sequence[list[str]]
     """Of the training images."""
@@ -99,6 +97,12 @@ class Bench(NamedTuple):
     captions: Sequence[str]
     scorer: Scorer
     gold: Mapping[str, Score]
+
+    def draws(self, rows: Sequence[Row]) -> Floats:
+        """[S, N] how often each image is in a bootstrap resample."""
+        images = [row["image_id"] for row in rows]
+        weights = drawn_weights(images, self.config.bootstrap, self.config.seed)
+        return np.array(list(weights), np.float64)
 
 
 def stress(config: StressConfig, parse: Parse) -> str | int:
@@ -115,38 +119,25 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
     quiet_libraries()
     folder = check_writable(config.out)
     bench = set_up(config)
-    pairs = _pairs(config, bench)
-    scores = score_pairs(bench.scorer, pairs)
-    probes = {name: probe_result(own, scores[name]) for name, own in pairs.items()}
-    found: dict[str, Any] = {"probes": {name: asdict(result) for name, result in probes.items()}}
-    tables = {"Probes": _probe_table(probes)}
-    verdict = _verdict_of_pairs(config, bench, pairs, scores)
+    found: dict[str, Any] = {}
+    tables = {}
+    found["probes"], tables["Probes"], verdict = _probes(bench)
     if config.model is not None:
-        curves = _curves(config, bench, config.model)
-        found["best_of_n"] = {name: asdict(curve) for name, curve in curves.items()}
-        tables["Best of n"] = _best_of_n_table(curves)
-        verdict = _verdict_of_choice(curves)
+        found["best_of_n"], tables["Best of n"], verdict = _best_of_n(bench, config.model)
     if len(set(bench.scorer.scores.values())) == 1:
         verdict = Verdict("constant", "all captions have one score; differences are", 0, (0, 0))
     elif config.push is not None:
         run = _trained(config, config.push, parse)
         if run is None:
             return 1
-        tables["Push"], verdict = _judged_run(config, bench, run)
+        tables["Push"], verdict = _judged_run(bench, run)
     signature = bench.scorer.reward.signature
-    found |= {
-        "signature": signature,
-        "images": len(bench.rows),
-        "config": config.model_dump(mode="json"),
-    }
-    write_json(folder / "stress.json", {"verdict": verdict._asdict(), "tables": tables} | found)
-    box = macros().note(str(verdict))
-    if verdict.outcome != "open":  # green for better alone
-        box = macros().verdict(str(verdict), verdict.outcome != "better")
-    sections = {heading: macros().table("", *table) for heading, table in tables.items()}
-    page = Page("Stress test", signature, {"Verdict": box} | sections)
-    write_text(folder / REPORT, render(page))
-    print(f"wrote stress.json and {REPORT} in {folder}", file=sys.stderr)
+    found |= {"verdict": verdict._asdict(), "tables": tables, "signature": signature}
+    found |= {"images": len(bench.rows), "config": config.model_dump(mode="json")}
+    write_json(folder / "stress.json", found)
+    sections = {"Verdict": macros().verdict(str(verdict), verdict.outcome != "better")}
+    sections |= {heading: macros().table("", *table) for heading, table in tables.items()}
+    write_text(folder / REPORT, render(Page("Stress test", signature, sections)))
     printed = [f"{heading}\n\n{markdown(*table)}" for heading, table in tables.items()]
     return "\n\n".join([f"Stress test of {signature}", str(verdict), *printed])
 
@@ -154,10 +145,7 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
 def set_up(config: StressConfig) -> Bench:
     """Build data, reward and gold scores, and check them; raises as ``stress``."""
     if config.reward.normalize != "none":
-        raise ConfigError(
-            f"reward.normalize is {config.reward.normalize!r}: expected none, as scores of "
-            "different calls are compared"
-        )
+        raise ConfigError("reward.normalize is set: expected none, as scores of calls are compared")
     tokenizer = config.data.tokenizer
     data = build_data(config.data)
     references = references_of(data.split(usable_split(data, config.train_split)))
@@ -173,14 +161,12 @@ def set_up(config: StressConfig) -> Bench:
             )
         rows.append({**row, "references": seen})
         judged.append({**row, "references": held_out})
-    if not rows:
-        raise DataError(f"split {config.split!r} has no images: expected at least one")
     gold = gold_scores(judged, references, tokenizer)
     judges = build_judges(config.judges, reward, references, "judges", tokenizer)
     for name, judge in judges.items():
         gold[name] = Scorer(judge, rows, f"judges.{name}")
     captions = [row["references"][0] for row in judged]
-    return Bench(data, references, rows, captions, Scorer(reward, rows), gold)
+    return Bench(config, data, references, rows, captions, Scorer(reward, rows), gold)
 
 
 def split_references(row: Row, tokenizer: str = TOKENIZER) -> tuple[list[str], list[str]]:
@@ -202,86 +188,64 @@ def gold_scores(
 ) -> dict[str, Score]:
     """Name -> what scores captions of R rows independently of the reward.
 
-    Of generated scenes, that of ``SceneOracle``; else CIDEr-D of their references, with the
-    document frequencies of ``references``.
+    Of generated scenes, F1 of claims and facts times the share of words that mean something: words
+    that the oracle cannot use cost, too. Else CIDEr-D of their references, with the document
+    frequencies of ``references``.
     """
     if all(row.get("scene") is not None for row in rows):
-        return {SCENE_GOLD: SceneOracle(rows)}
+
+        def score(captions: Sequence[RowCaption]) -> Floats:
+            judged = [oracle(caption.text, rows[caption.row]["scene"]) for caption in captions]
+            return np.array([found.f1 * (1 - found.unparsed) for found in judged], np.float64)
+
+        return {SCENE_GOLD: score}
     judges = build_judges({"cider": JudgeConfig()}, None, references, tokenizer=tokenizer)
     return {REFERENCE_GOLD: Scorer(judges["cider"], rows, REFERENCE_GOLD)}
 
 
-class SceneOracle:
-    """How true and complete captions of generated scenes are, in [0, 1].
-
-    F1 of claims and facts times the share of words that mean something: words that the oracle
-    cannot use cost, too.
+def _probes(bench: Bench) -> tuple[dict[str, Any], Table, Verdict]:
+    """Whether most pairs are in the right order, or most in the wrong one; equal scores are
+    neither.
     """
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.scenes = [row["scene"] for row in rows]
-
-    def __call__(self, captions: Sequence[RowCaption]) -> Floats:
-        """[N] scores of N captions."""
-        judged = [oracle(caption.text, self.scenes[caption.row]) for caption in captions]
-        return np.array([score.f1 * (1 - score.unparsed) for score in judged], np.float64)
-
-
-def _drawn(config: StressConfig, rows: Sequence[Row]) -> Floats:
-    """[S, N] how often each image is in a bootstrap resample."""
-    images = [row["image_id"] for row in rows]
-    return np.array(list(drawn_weights(images, config.bootstrap, config.seed)), np.float64)
-
-
-def _pairs(config: StressConfig, bench: Bench) -> dict[str, list[Pair]]:
-    """The pairs of each probe that applies."""
     negatives: SceneNegatives | RuleNegatives
     if SCENE_GOLD in bench.gold:
         negatives = SceneNegatives([kind for kind in NEGATIVE_KINDS if kind in EDITS])
     else:
         kinds = [kind for kind in RULES if kind in EDITS or kind.startswith("add_")]
         negatives = RuleNegatives(bench.captions, kinds)
-    english = config.data.tokenizer == TOKENIZER
-    options: dict[str, Any] = {"english": english, "seed": config.seed}
-    made = probe_pairs(bench.rows, bench.captions, negatives, **options)
-    return {name: pairs for name, pairs in made.items() if pairs}
-
-
-def _verdict_of_pairs(
-    config: StressConfig,
-    bench: Bench,
-    pairs: Mapping[str, Sequence[Pair]],
-    scores: Mapping[str, Floats],
-) -> Verdict:
-    """Whether most pairs are in the right order, or most in the wrong one; equal scores are
-    neither.
-    """
-    rows = [pair.row for own in pairs.values() for pair in own]
-    order = orders(np.concatenate([scores[name] for name in pairs]))
-    size = len(bench.rows)
-    draws = _drawn(config, bench.rows)
-    count = draws @ np.bincount(rows, minlength=size)
-    right = interval(draws @ np.bincount(rows, order > 0, size) / count)
-    wrong = interval(draws @ np.bincount(rows, order < 0, size) / count)
-    outcome = "better" if right[0] > 0.5 else "worse" if wrong[0] > 0.5 else "open"
-    measure = "share of pairs that the reward puts in the right order:"
-    return Verdict(outcome, measure, float((order > 0).mean()), right)
-
-
-def _probe_table(probes: Mapping[str, ProbeResult]) -> Table:
+    english = bench.config.data.tokenizer == TOKENIZER
+    made = probe_pairs(
+        bench.rows, bench.captions, negatives, english=english, seed=bench.config.seed
+    )
+    pairs = {name: own for name, own in made.items() if own}
+    scores = score_pairs(bench.scorer, pairs)
+    results = {name: probe_result(own, scores[name]) for name, own in pairs.items()}
     lines = []
-    for name, result in probes.items():
+    for name, result in results.items():
         shares = result.right, *result.interval, result.equal
         right, low, high, equal = (f"{100 * share:.1f}" for share in shares)
         lines.append([name, PROBES[name], str(result.pairs), right, f"{low} to {high}", equal])
-    return ["probe", "the worse caption", "pairs", "right, %", "95 % interval", "equal, %"], lines
+    head = ["probe", "the worse caption", "pairs", "right, %", "95 % interval", "equal, %"]
+
+    rows = [pair.row for own in pairs.values() for pair in own]
+    order = orders(np.concatenate([scores[name] for name in pairs]))
+    size, draws = len(bench.rows), bench.draws(bench.rows)
+    count = draws @ np.bincount(rows, minlength=size)
+    right_ends = interval(draws @ np.bincount(rows, order > 0, size) / count)
+    wrong_ends = interval(draws @ np.bincount(rows, order < 0, size) / count)
+    outcome = "better" if right_ends[0] > 0.5 else "worse" if wrong_ends[0] > 0.5 else "open"
+    measure = "share of pairs that the reward puts in the right order:"
+    verdict = Verdict(outcome, measure, float((order > 0).mean()), right_ends)
+    return {name: asdict(result) for name, result in results.items()}, (head, lines), verdict
 
 
-def _curves(config: StressConfig, bench: Bench, model: str) -> dict[str, Curve]:
-    """Reward and gold of the best of n samples by the reward.
+def _best_of_n(bench: Bench, model: str) -> tuple[dict[str, Any], Table, Verdict]:
+    """Reward and gold of the best of n samples by the reward; the change of gold from one sample to
+    the best of all or, where it turns, from its peak.
 
     Samples have temperature 1, and depend on the seed and the image ids only.
     """
+    config = bench.config
     count, tokens, data = config.num_samples, config.max_new_tokens, config.data
     start = SavedModelConfig(init=model)
     captioner = build_captioner(start, bench.references, data.cache_mb, data.tokenizer)
@@ -298,37 +262,27 @@ def _curves(config: StressConfig, bench: Bench, model: str) -> dict[str, Curve]:
     scorers: dict[str, Score] = {"reward": bench.scorer, **bench.gold}
     scores = {name: score(captions).reshape(-1, count) for name, score in scorers.items()}
     images = [row["image_id"] for row in bench.rows]
-    return best_of_n(scores["reward"], scores, images, config.bootstrap, config.seed)
-
-
-def _verdict_of_choice(curves: Mapping[str, Curve]) -> Verdict:
-    """The change of gold from one sample to the best of all or, where it turns, from its peak."""
+    curves = best_of_n(scores["reward"], scores, images, config.bootstrap, config.seed)
+    lines = []
+    for at, n in enumerate(curves["reward"].n):
+        line = [str(n), f"{kl_of_best_of_n(n):.2f}"]
+        for curve in curves.values():
+            line.append(f"{curve.mean[at]:.4g} ({curve.low[at]:.4g} to {curve.high[at]:.4g})")
+        lines.append(line)
     name, curve = list(curves.items())[1]
-    start, change, ends = 1, curve.change, curve.change_interval
+    first, change, ends = 1, curve.change, curve.change_interval
     if curve.turns:
         low, high = curve.fall_interval
-        start, change, ends = curve.peak, -curve.fall, (-high, -low)
-    measure = (
-        f"from the best of {start} samples by the reward to that of {curve.n[-1]}, {name} changes "
-        "by"
-    )
-    return _verdict(measure, change, ends)
+        first, change, ends = curve.peak, -curve.fall, (-high, -low)
+    measure = f"from the best of {first} samples by the reward to that of {curve.n[-1]}, {name} changes by"
+    found = {name: asdict(curve) for name, curve in curves.items()}
+    return found, (["n", "KL, nats", *curves], lines), _verdict(measure, change, ends)
 
 
 def _verdict(measure: str, change: float, ends: Interval) -> Verdict:
     """The verdict on a change of a gold score."""
     outcome = "better" if ends[0] > 0 else "worse" if ends[1] < 0 else "open"
     return Verdict(outcome, measure, change, ends)
-
-
-def _best_of_n_table(curves: Mapping[str, Curve]) -> Table:
-    lines = []
-    for at, n in enumerate(curves["reward"].n):
-        lines.append([str(n), f"{kl_of_best_of_n(n):.2f}"])
-        for curve in curves.values():
-            ends = f"{curve.low[at]:.4g} to {curve.high[at]:.4g}"
-            lines[-1].append(f"{curve.mean[at]:.4g} ({ends})")
-    return ["n", "KL, nats", *curves], lines
 
 
 def _trained(config: StressConfig, recipe: str, parse: Parse) -> RunFolder | None:
@@ -345,11 +299,11 @@ def _trained(config: StressConfig, recipe: str, parse: Parse) -> RunFolder | Non
     return read_run(folder) if is_complete(folder) else None
 
 
-def _judged_run(config: StressConfig, bench: Bench, run: RunFolder) -> tuple[Table, Verdict]:
+def _judged_run(bench: Bench, run: RunFolder) -> tuple[Table, Verdict]:
     """Gold of the greedy captions of every validation, and its change from the first to the last."""
     rewards, gold, lines = dict(run.series("val/reward")), [], []
     rows = [row for row in bench.data.split("val") if row["image_id"] in run.predictions(0)]
-    ((name, score),) = gold_scores(rows, bench.references, config.data.tokenizer).items()
+    ((name, score),) = gold_scores(rows, bench.references, bench.config.data.tokenizer).items()
     for step, reward in rewards.items():
         captions = run.predictions(step)
         texts = [RowCaption(at, captions[row["image_id"]]) for at, row in enumerate(rows)]
@@ -357,7 +311,7 @@ def _judged_run(config: StressConfig, bench: Bench, run: RunFolder) -> tuple[Tab
         alarm = "alarm" if step in run.alarms else ""
         lines.append([str(step), f"{reward:.4g}", f"{gold[-1].mean():.4g}", alarm])
     changes = gold[-1] - gold[0]
-    ends = interval(_drawn(config, rows) @ changes / len(rows))
+    ends = interval(bench.draws(rows) @ changes / len(rows))
     measure = f"{max(rewards)} steps of training on the reward change {name} by"
     table = ["step", "reward", name, "monitor"], lines
     return table, _verdict(measure, float(changes.mean()), ends)

@@ -7,7 +7,7 @@ Curation", Findings of ACL 2024, section 2: the visual bottleneck autoencoder.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -19,9 +19,10 @@ from rewards.images import ImageSource
 from rewards.options import Count, check_values
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.loading import load_captioner, weights_hash
-from rl_caption.data.base import DataError, Row
-from rl_caption.runtime.errors import ConfigError, errors_of_user_code
+from rl_caption.captioners.loading import load_captioner
+from rl_caption.data.base import Row
+from rl_caption.lab.recaptioners import answers_of, model_label
+from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import build_target, load_target
 
 Noise = Literal["caption", "run"]
@@ -32,9 +33,7 @@ class TextToImage(Protocol):
 
     signature: str
 
-    def __call__(self, captions: Sequence[str]) -> Sequence[ImageSource]:
-        """Images of B captions, in their order."""
-        ...
+    def __call__(self, captions: Sequence[str]) -> Sequence[ImageSource]: ...
 
 
 class DiffusionImages:
@@ -138,18 +137,6 @@ def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
         return build_target(target, 1, name, kwargs, "text_to_image_kwargs")
 
 
-def images_of(source: TextToImage, captions: Sequence[str], where: str) -> list[ImageSource]:
-    """Images of B captions. Raises ``DataError``, which names ``where``, for a failure or another
-    number of images.
-    """
-    with errors_of_user_code(where, error=DataError):
-        images: Any = source(captions)
-        images = list(images) if isinstance(images, Iterable) else []
-    if len(images) != len(captions):
-        raise DataError(f"{where}: it made {len(images)} images of {len(captions)} captions")
-    return images
-
-
 class VisualBottleneck:
     """VBA: similarity of a caption to the caption of an image generated from it, in [0, 1]; it is
     given no image.
@@ -196,10 +183,7 @@ class VisualBottleneck:
     ) -> None:
         check_values(Count, batch_size=batch_size)
         self._similarity = load_similarity(similarity, similarity_kwargs or {}, "vba")
-        self._name, self._images = (
-            text_to_image,
-            load_text_to_image(text_to_image, text_to_image_kwargs or {}),
-        )
+        self._images = load_text_to_image(text_to_image, text_to_image_kwargs or {})
         self._device = torch.device(default_device(device))
         self._captioner: Captioner = load_captioner(captioner, prompt=prompt)
         self._captioner.policy.to(self._device).eval()
@@ -208,30 +192,23 @@ class VisualBottleneck:
             num_return_sequences=num_return_sequences,
             max_new_tokens=max_new_tokens,
         )
-        weights = weights_hash(captioner)  # the name itself of a model on the hub
-        weights = weights if weights == captioner else weights[:12]
         self.batch_size = batch_size
-        beams = f"beams{num_beams}" + f",best of {num_return_sequences}" * (
-            num_return_sequences > 1
-        )
-        beams += f",{prompt!r}" * (prompt is not None)
-        self.signature = (
-            f"VBA[{self._images.signature},{weights},{beams},{self._similarity.signature}]"
-        )
+        parts = [self._images.signature, model_label(captioner), self._decoding.describe()]
+        parts += [f"best of {num_return_sequences}", repr(prompt), self._similarity.signature]
+        self.signature = f"VBA[{','.join(parts)}]"
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
         """Score N captions. ``RewardError`` where the similarity fails."""
         texts = as_texts(completions)
-        scores, rows = [0.0] * len(texts), [row for row, text in enumerate(texts) if text.strip()]
+        scores = [0.0] * len(texts)
+        rows = [row for row, text in enumerate(texts) if text.strip()]
         for batch in chunks(rows, self.batch_size, "captions through the visual bottleneck"):
             sources = [texts[row] for row in batch]
-            rewritten = self.rewrite(sources)
-            for row, best in zip(
-                batch, best_similarities(self._similarity, sources, rewritten), strict=True
-            ):
-                scores[row] = best
+            best = best_similarities(self._similarity, sources, self.rewrite(sources))
+            for row, score in zip(batch, best, strict=True):
+                scores[row] = score
         return checked_scores(self, scores, len(texts))
 
     @torch.no_grad()
@@ -239,13 +216,9 @@ class VisualBottleneck:
         """The captioner's ``num_return_sequences`` captions, best first, of the image of each of B
         captions.
         """
-        images = images_of(self._images, captions, f"text_to_image {self._name}")
-        rows: list[Row] = [
-            {"image_id": str(number), "image": image, "references": []}
-            for number, image in enumerate(images)
-        ]
-        inputs = {
-            name: value.to(self._device) for name, value in self._captioner.preprocess(rows).items()
-        }
+        images = answers_of(self._images, captions, Any)
+        rows: list[Row] = [{"image_id": "", "image": image, "references": []} for image in images]
+        pixels = self._captioner.preprocess(rows)
+        inputs = {name: value.to(self._device) for name, value in pixels.items()}
         ids = self._captioner.generate(self._captioner.policy, inputs, self._decoding, None)
         return [self._captioner.decode(beams) for beams in ids]

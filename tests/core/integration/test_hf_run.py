@@ -18,6 +18,7 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, SETTINGS
 from rl_caption.captioners.loading import load_captioner, weights_hash
 from rl_caption.cli.main import main
+from rl_caption.lab.config import ShareConfig
 from rl_caption.lab.share import share
 from rl_caption.programs.report.read import ReportError
 from tests.captioners_for_tests import REFERENCES
@@ -125,12 +126,12 @@ def test_from_cross_entropy_to_self_critical_training_to_evaluation(family, towe
     assert not any(name.startswith(tower) for name in changed)
     learned = evaluate(xe / "export/best", data, tmp_path / "evaluation", 12)
     assert learned == validated(xe)
-    card = (
-        Path(share(xe, out=tmp_path / "shared", evaluation=tmp_path / "evaluation")) / "README.md"
+    sharing = ShareConfig(
+        path=str(xe), out=str(tmp_path / "shared"), evaluation=str(tmp_path / "evaluation")
     )
-    assert "Split `val` of `photos.jsonl`" in card.read_text()
+    assert "Split `val`" in (Path(share(sharing)) / "README.md").read_text()
     with pytest.raises(ReportError, match="not of the weights"):
-        share(pair, out=tmp_path / "shared_start", evaluation=tmp_path / "evaluation")
+        share(sharing.replace(path=str(pair), out=str(tmp_path / "shared_start")))
 
     options = {
         "data": data,

@@ -41,6 +41,7 @@ from rl_caption.integrations.trl.model import (
     vllm_in_float32,
 )
 from rl_caption.integrations.trl.program import Log, WrongSamplesError, fine_tune, trl_arguments
+from rl_caption.lab.config import ShareConfig
 from rl_caption.lab.share import share
 from rl_caption.programs.report.read import read_run
 from rl_caption.runtime.errors import ConfigError
@@ -157,9 +158,9 @@ def test_grpo_with_lora_trains_and_exports(folder: Path, tmp_path: Path, capfd: 
 
     result = json.loads((run / "result.json").read_text())
     assert result["step"] == 4
-    share(run, out=tmp_path / "shared")
+    share(ShareConfig(path=str(run), out=str(tmp_path / "shared")))
     card = (tmp_path / "shared/README.md").read_text()
-    assert all(part in card for part in ("| GRPO (TRL) |", "| steps | 4 |", "| the last step |"))
+    assert all(part in card for part in ("- method: grpo", "- steps: 4"))
 
     after, changed = exported(run), moved(folder / "qwen2_vl", run)
     assert changed

@@ -30,6 +30,7 @@ from rl_caption.config.build import ConfigError, build_captioner, check_position
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
 from rl_caption.integrations.trl.model import load_vlm
+from rl_caption.lab.config import ShareConfig
 from rl_caption.lab.recaptioners import VisionLanguageRecaptioner
 from rl_caption.lab.share import share
 from rl_caption.programs.evaluate import score_captions
@@ -93,7 +94,7 @@ def test_a_checkpoint_for_another_task_is_no_captioner(family, architectures, tm
     file.write_text(json.dumps(config | {"architectures": architectures}))
     assert str(architectures) in refusal(init=str(folder))
     with pytest.raises(CaptionerError, match=str(folder)):
-        share(folder, out=tmp_path / "shared")
+        share(ShareConfig(path=str(folder), out=str(tmp_path / "shared")))
     assert not (tmp_path / "shared").exists()
 
 

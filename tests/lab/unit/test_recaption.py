@@ -219,7 +219,7 @@ def test_a_vision_language_model_answers_in_batches(tmp_path: Path) -> None:
     assert [len(own) for own in together] == [1, 1, 1]
     beams = VisionLanguageRecaptioner(str(folder), num_beams=3, num_return_sequences=2, **options)
     assert [len(own) for own in beams(rows)] == [2, 2, 2]
-    assert "beams3,best2" in beams.signature
+    assert beams.signature != greedy.signature
     with pytest.raises(ConfigError, match="absent'"):
         VisionLanguageRecaptioner(str(tmp_path / "absent"))
 
@@ -382,9 +382,9 @@ def test_a_language_model_is_shown_examples_and_answers_with_a_line(tmp_path: Pa
 
 
 def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="splits has"):
+    with pytest.raises(DataError, match="training"):
         recaption(config(tmp_path / "out", splits=["training"]))
-    for captions, message in ((["one", "another"], "wrote 2 captions"), (" ", "train-000000")):
+    for captions, message in ((["one", "another"], "several captions"), (" ", "train-000000")):
         monkeypatch.setattr(
             Counting, "__call__", lambda self, rows, captions=captions: [captions] * len(rows)
         )

@@ -93,23 +93,20 @@ def reference_scores(
     return {CIDER: scores}
 
 
-def select_images(systems: Captions, scores: Scores, limit: int) -> tuple[list[str], str]:
-    """The ids of the images to show, and a sentence that says which they are.
-
-    Where there are more than ``limit``, they are an even sample. The first are those whose first
-    score changed most between the first and the last system.
+def select_images(systems: Captions, scores: Scores, limit: int) -> list[str]:
+    """The ids of the images to show: at most ``limit``, an even sample, those first whose first
+    score differs most among the systems.
     """
     ids = list(dict.fromkeys(image_id for captions in systems.values() for image_id in captions))
+    by_system = next(iter(scores.values()), {})
+
+    def change(image_id: str) -> float:
+        values = [own[image_id] for own in by_system.values() if image_id in own]
+        return max(values, default=0) - min(values, default=0)
+
     count = min(limit, len(ids))
     chosen = [ids[index * len(ids) // count] for index in range(count)]
-    sentence = f"{count:,} of {len(ids):,} images."
-    if scores and len(systems) > 1:
-        metric, names = next(iter(scores)), list(systems)
-        first, last = (scores[metric].get(name, {}) for name in (names[0], names[-1]))
-        changes = {i: abs(last[i] - first[i]) for i in chosen if i in first and i in last}
-        chosen.sort(key=lambda image_id: -changes.get(image_id, -1.0))
-        sentence += f" Largest change of {metric} first."
-    return chosen, sentence
+    return sorted(chosen, key=change, reverse=True)
 
 
 def gallery(
@@ -120,7 +117,7 @@ def gallery(
     An item has ``id``, ``image`` (a data URI or None), ``references``, and ``captions``: system,
     caption (None where there is none), scores by metric.
     """
-    ids, sentence = select_images(systems, scores, limit)
+    ids = select_images(systems, scores, limit)
     items = []
     for image_id in ids:
         row: Any = source.rows.get(image_id, {})
@@ -134,7 +131,7 @@ def gallery(
         references = list(row.get("references", ()))
         item = {"id": image_id, "image": _picture(row), "references": references}
         items.append(item | {"captions": captions})
-    return {"items": items, "note": " ".join(filter(None, [sentence, note, source.missing]))}
+    return {"items": items, "note": f"{len(ids):,} images. {note} {source.missing}"}
 
 
 def _picture(row: Mapping[str, Any]) -> str | None:

@@ -155,12 +155,12 @@ def read(out: Path) -> Any:
 
 
 KINDS: dict[str, tuple[Callable[[Path], Any], list[Any]]] = {
-    f"recaptioner.target {NAME}": (
+    NAME: (
         recaptioned,
         [None, 7, "text", [None] * 32, [["a", 1]] * 32, ["a"], {}],
     ),
-    f"captions.target {NAME}": (captioned, [None, 7, "text", [None] * 32, ["a"] * 33]),
-    f"images.target {NAME}": (drawn, [None, 7, "text", [], [None] * 1000]),
+    ":Named": (captioned, [None, 7, "text", [None] * 32, ["a"] * 33]),
+    "Named": (drawn, [None, 7, "text", [], [None] * 1000]),
     "detector named": (detected, [None, 7, "dog", ["dog"], [["dog"], []], [[1]]]),
     f"negatives.source {NAME}": (opposed, [None, 7, "text", ["a cat"], [("a",)], [("a", 1)]]),
     f"data.target {DATA_NAME}": (

@@ -145,20 +145,6 @@ def test_the_start_may_be_on_the_hub_and_cells_share_the_cores(
         assert (plan.start, plan.runs[0].config.train.threads) == ("Owner/model", threads)
 
 
-def test_weights_are_known_by_a_hash_in_one_file_or_in_several(tmp_path: Path) -> None:
-    shards = [tmp_path / f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
-    for shard in shards:
-        shard.write_bytes(b"0")
-    (tmp_path / "optimizer.safetensors").write_bytes(b"0")
-    found = [weights_hash(tmp_path)]
-    for shard in (*shards, tmp_path / "optimizer.safetensors"):
-        shard.write_bytes(b"1")
-        found.append(weights_hash(tmp_path))
-    assert len(set(found)) == 3
-    assert found[2] == found[3]
-    assert weights_hash("Owner/model") == "Owner/model"
-
-
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes runs whose trainings are pieces of Python."""
@@ -239,15 +225,6 @@ def test_a_training_that_starts_when_a_signal_arrives_is_stopped_too(runs, monke
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert share_devices(3, 2) == ["0", "1", "0"]
-    assert share_devices(1, 2) == [None]
-    assert share_devices(2, 1) == [None, None]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 7")
-    assert share_devices(2, 2) == ["4", "7"]
-
-
 def judged(seed: int | None, cider: float, alarm: int | None = None) -> Judged:
     metrics = {"CIDEr": cider, "judge/L-CLIPS": 0.75, "captions/bad_endings": 0.25}
     scores: Any = {
@@ -305,3 +282,26 @@ def test_the_page_has_the_tables_and_what_is_missing() -> None:
     text = render(ablation_page("grid", RESULTS, ["c seed 0 <failed>"], []))
     assert "130.00 ± 14.14" in text
     assert "Missing: c seed 0 &lt;failed&gt;" in text
+
+
+def test_weights_are_known_by_a_hash_in_one_file_or_in_several(tmp_path: Path) -> None:
+    shards = [tmp_path / f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    for shard in shards:
+        shard.write_bytes(b"0")
+    (tmp_path / "optimizer.safetensors").write_bytes(b"0")
+    found = [weights_hash(tmp_path)]
+    for shard in (*shards, tmp_path / "optimizer.safetensors"):
+        shard.write_bytes(b"1")
+        found.append(weights_hash(tmp_path))
+    assert len(set(found)) == 3
+    assert found[2] == found[3]
+    assert weights_hash("Owner/model") == "Owner/model"
+
+
+def test_gpus_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert share_devices(3, 2) == ["0", "1", "0"]
+    assert share_devices(1, 2) == [None]
+    assert share_devices(2, 1) == [None, None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 7")
+    assert share_devices(2, 2) == ["4", "7"]

@@ -151,14 +151,3 @@ def test_nothing_is_copied_where_something_is_wrong(
         run("share", [str(trained), *to_out])
     assert "has changed since it was exported" in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_a_full_disk_leaves_no_half_of_a_model(
-    trained: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    monkeypatch.setattr(ModelCard, "save", Mock(side_effect=OSError(28, "No space left on device")))
-    before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(SystemExit):
-        run("share", [str(trained), "--out", str(tmp_path / "out")])
-    assert "No space left" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -176,27 +176,6 @@ def test_probes_of_the_oracle_and_of_length(scenes: tuple[list[Row], list[str]])
     assert len(worse.split()) == score_of_worse
 
 
-def test_both_captions_of_a_pair_have_one_form() -> None:
-    """Spaces before punctuation and a missing full stop would tell edits from originals."""
-    pytest.importorskip("textblob")
-    texts = ["A black dog sits on a bench .", "two white boats , on a  blue lake .", "a red bus"]
-    rows: list[Any] = [
-        {"image_id": str(number), "references": [text.replace("a ", "the ")]}
-        for number, text in enumerate(texts)
-    ]
-    pairs = probe_pairs(rows, texts, RuleNegatives(texts))
-    made = {name: own for name, own in pairs.items() if own}
-    assert {"words_shuffled", "replace_object", "false_detail", "reference", "generic"} <= set(made)
-    for name, own in made.items():
-        for pair in own:
-            for text in (pair.better, pair.worse):
-                assert text == " ".join(text.split())
-                assert " ." not in text
-                assert " ," not in text
-            if name not in ("cut_off", "capitals", "generic", "other_image", "length"):
-                assert pair.better.endswith(".") == pair.worse.endswith("."), pair
-
-
 def test_the_report_and_its_json_agree(
     tmp_path: Path, captioner: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -314,3 +293,24 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         run(tmp_path, "rouge_l", "--reward.normalize", "per_term")
     with pytest.raises(DataError, match="test-000000"):
         run(tmp_path, "rouge_l", "--data.kwargs", json.dumps({**SCENES, "captions_per_image": 1}))
+
+
+def test_both_captions_of_a_pair_have_one_form() -> None:
+    """Spaces before punctuation and a missing full stop would tell edits from originals."""
+    pytest.importorskip("textblob")
+    texts = ["A black dog sits on a bench .", "two white boats , on a  blue lake .", "a red bus"]
+    rows: list[Any] = [
+        {"image_id": str(number), "references": [text.replace("a ", "the ")]}
+        for number, text in enumerate(texts)
+    ]
+    pairs = probe_pairs(rows, texts, RuleNegatives(texts))
+    made = {name: own for name, own in pairs.items() if own}
+    assert {"words_shuffled", "replace_object", "false_detail", "reference", "generic"} <= set(made)
+    for name, own in made.items():
+        for pair in own:
+            for text in (pair.better, pair.worse):
+                assert text == " ".join(text.split())
+                assert " ." not in text
+                assert " ," not in text
+            if name not in ("cut_off", "capitals", "generic", "other_image", "length"):
+                assert pair.better.endswith(".") == pair.worse.endswith("."), pair

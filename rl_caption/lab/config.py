@@ -84,7 +84,7 @@ class RecaptionerConfig(Section):
 
     target: str | None = "captioner"
     """``captioner`` (trained by this package), ``vision_language`` (Transformers), ``scenes``
-    (exact descriptions of generated scenes), or ``package.module:Class`` of a ``Recaptioner``; in
+    (exact descriptions of generated scenes), or ``package.module:Class`` of your own; in
     ``positives``, null writes no captions.
     """
     kwargs: dict = {}
@@ -174,7 +174,7 @@ class WriterConfig(RecaptionerConfig):
     """The language model that writes false captions."""
 
     target: str | None = "language_model"
-    """``language_model``, or ``package.module:Class`` of a ``Recaptioner``."""
+    """``language_model``, or ``package.module:Class`` of your own."""
 
 
 class PositivesConfig(PartsConfig):

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.nn.functional import normalize
 
-from rewards.clip.encoder import CachedEncoder, Embeddings
+from rewards.clip.encoder import CachedEncoder
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
@@ -20,7 +19,6 @@ from rl_caption.evaluation.retrieval import KS, both_ways
 from rl_caption.lab.config import CompareRetrievalConfig
 from rl_caption.lab.meta_evaluation.figures import estimates
 from rl_caption.programs.evaluate import load_dual_encoder
-from rl_caption.reward_models.teacher import embed_features, reads_features
 
 Texts = tuple[list[str], list[int]]
 """[M] captions, and [M] the row of each."""
@@ -93,10 +91,7 @@ def _measure(
 ) -> dict[str, Any]:
     """What the model is, and its figures for each set of texts."""
     backbone: Any = encoder.encoder
-    if reads_features(backbone, config.data.features_root):
-        images: Embeddings = normalize(embed_features(backbone, rows), dim=1).numpy()
-    else:
-        images = encoder.embed_images([row["image"] for row in rows])
+    images = encoder.embed_images([row["image"] for row in rows])
     results = {}
     for name, (captions, owners) in texts.items():
         distinct = {text: row for row, text in enumerate(dict.fromkeys(captions))}

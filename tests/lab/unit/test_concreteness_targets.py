@@ -83,13 +83,6 @@ def test_logistic_regression_is_the_optimum() -> None:
         residual = np.array(labels) - found(scores)
         assert residual.sum() == pytest.approx(0, abs=1e-3)
         assert scores.T @ residual == pytest.approx(l2 * np.array(found.weights), abs=1e-3)
-    # 1 of 4 labels where the feature is 0, 3 of 4 where it is 1: intercept -ln 3, weight 2 ln 3.
-    found = fit_combination(
-        [[0]] * 4 + [[1]] * 4, [True, False, False, False, True, True, True, False], l2=0.0
-    )
-    assert [*found.weights, found.intercept] == pytest.approx(
-        [2 * math.log(3), -math.log(3)], abs=1e-4
-    )
     assert Combination([1.0, -2.0], 0.5)([[0.5, 1.0]]).tolist() == pytest.approx([sigmoid(-1.0)])
 
 

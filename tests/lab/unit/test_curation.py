@@ -252,17 +252,12 @@ def test_images_stored_as_bytes_are_scored_and_written(tmp_path: Path) -> None:
     assert len(list((out / "images").rglob("*.png"))) == 2, "the third row is a duplicate"
 
 
-def test_parts_of_images_that_were_replaced_do_not_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_parts_of_images_that_were_replaced_do_not_go_on(tmp_path: Path) -> None:
     path, out = write(tmp_path, "jsonl"), tmp_path / "out"
     config = options(path, out, scores={"seen": JudgeConfig(target=f"{__name__}:Seen")})
     curate(config)
     os.utime(tmp_path / "photos" / ROWS[0][0], (1, 1))
     curate(config)
-    assert "train times" in caplog.text
-    caplog.clear()
     Image.new("RGB", (400, 40)).save(tmp_path / "photos" / ROWS[0][0])
     with pytest.raises(ConfigError, match="train files"):
         curate(config)
-    assert "sizes are the same" not in caplog.text

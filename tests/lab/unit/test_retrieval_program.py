@@ -8,13 +8,9 @@ import pytest
 
 from rewards.clip.backbone import load_frozen_encoder
 from rl_caption.cli.main import main
-from rl_caption.config.reward_models import PartConfig
-from rl_caption.data.encode_features import encode_features
 from rl_caption.data.scenes import ScenesData
 from rl_caption.evaluation.retrieval import retrieval_recall
-from rl_caption.reward_models.clip_models import ClipModelConfig, pretrained_dual
 from tests.clip_for_tests import tiny_student
-from tests.encoders_for_tests import save_text_encoder
 
 SCENES = {"num_train": 0, "num_val": 0, "num_test": 12, "num_unseen": 0, "image_size": 32}
 
@@ -67,39 +63,3 @@ def test_models_side_by_side_on_short_and_long_captions(
     assert json.loads((tmp_path / "late/retrieval.json").read_text())["models"] == {"one": own}, (
         "not lost"
     )
-
-
-def test_features_of_a_frozen_encoder_are_read_instead_of_images(tmp_path: Path) -> None:
-    (tmp_path / "data/images").mkdir(parents=True)
-    images = []
-    for row in ScenesData(**SCENES).split("test"):
-        row["image"].render().save(tmp_path / f"data/images/{row['image_id']}.png")
-        sentences = [{"raw": text} for text in row["references"]]
-        images.append(
-            {
-                "imgid": row["image_id"],
-                "filename": f"{row['image_id']}.png",
-                "split": "test",
-                "sentences": sentences,
-            }
-        )
-    (tmp_path / "data/dataset.json").write_text(json.dumps({"images": images}))
-    encoder = "tests.encoders_for_tests:TinyImageEncoder"
-    encode_features(encoder, tmp_path / "data", tmp_path / "grids", "images", dtype="float32")
-    parts = {
-        "image": PartConfig(encoder=encoder),
-        "text": PartConfig(encoder=save_text_encoder(tmp_path / "text")),
-    }
-    pretrained_dual(ClipModelConfig(kwargs={"embed_dim": 8, "hidden": 0}, **parts)).save_pretrained(
-        tmp_path / "dual"
-    )
-    data = ["--data.path", str(tmp_path / "data"), "--data.image_root", "images"]
-    words = ["--models.dual.backbone", str(tmp_path / "dual"), "--trust", encoder, *data]
-    from_pixels = run(tmp_path / "pixels", *words)["models"]
-    for file in (tmp_path / "data/images").iterdir():
-        file.write_bytes(b"no image")
-    from_files = run(tmp_path / "files", *words, "--data.features_root", str(tmp_path / "grids"))[
-        "models"
-    ]
-    assert from_files == from_pixels
-    assert list(from_files["dual"]["captions"]) == ["references"]

@@ -7,7 +7,6 @@ from rl_caption.evaluation.metrics import (
     Evaluation,
     EvaluationError,
     evaluate_captions,
-    evaluate_rows,
     validation_cider,
 )
 from rl_caption.evaluation.results import check_writable, format_table, write_evaluation
@@ -21,7 +20,6 @@ __all__ = [
     "JavaError",
     "check_writable",
     "evaluate_captions",
-    "evaluate_rows",
     "find_java",
     "format_table",
     "ptb_tokenize",

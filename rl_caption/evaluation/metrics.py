@@ -214,35 +214,6 @@ def warn_of_forms(
         logger.warning("WARNING: %s", sentence)
 
 
-def evaluate_rows(
-    rows: Sequence[Row],
-    captions: Sequence[str],
-    *,
-    metrics: Sequence[str] = DEFAULT_METRICS,
-    tokenizer: Tokenizer = "auto",
-    training_captions: Iterable[str] | None = None,
-) -> Evaluation:
-    """Evaluate N captions of N rows of a split, in the same order; with the oracle where every row
-    has a scene.
-
-    Raises ``EvaluationError`` where the numbers differ or an image id occurs twice, and as
-    ``evaluate_captions``.
-    """
-    if len(rows) != len(captions):
-        raise EvaluationError(
-            f"{len(captions)} captions for {len(rows)} rows: one caption is needed for each row"
-        )
-    check_one_row_each(rows, "the split")
-    return evaluate_captions(
-        dict(zip((row["image_id"] for row in rows), captions, strict=True)),
-        {row["image_id"]: row["references"] for row in rows},
-        metrics=metrics,
-        tokenizer=tokenizer,
-        training_captions=training_captions,
-        scenes=scenes_of(rows),
-    )
-
-
 def scenes_of(rows: Sequence[Row]) -> dict[str, Scene] | None:
     """Image id -> generated scene; None where a row has none."""
     has_scenes = bool(rows) and all("scene" in row for row in rows)

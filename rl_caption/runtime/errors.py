@@ -75,7 +75,6 @@ OPTIONAL = {
     "openai": ("openai", "language", "no language models behind endpoints; local ones are there"),
     "textblob": ("textblob", "specs", "captions are not cut into details (SPECS)"),
     "pandas": ("pandas", "lab", "judge cannot read sets that are tables, such as Flickr8k"),
-    "pyarrow": ("pyarrow", "lab", "judge cannot read Parquet files"),
     "datasets": ("datasets", "hub", "data.format hub and parquet cannot be read"),
     "num2words": ("num2words", "vlm", "the processor of SmolVLM cannot be loaded"),
     "fastapi": ("fastapi", "serve", "no server of rewards (serve)"),

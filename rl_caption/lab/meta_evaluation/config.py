@@ -4,7 +4,7 @@ from pydantic import Field
 
 from rl_caption.config.schema import TrustConfig, WorldConfig
 from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.runtime.options import Resamples, Section, Seed, Steps, Temperature
+from rl_caption.runtime.options import Resamples, Section, Seed, Steps
 
 
 class ScenesConfig(Section):
@@ -14,12 +14,6 @@ class ScenesConfig(Section):
     """Data with ``format: scenes``."""
     split: str = "test"
     """Split of ``data``."""
-    captioner: str | None = None
-    """Folder of a saved captioner whose captions are also judged; null judges only references and
-    hard negatives.
-    """
-    temperatures: list[Temperature] = [0.5, 1.0, 1.5]
-    """Sampling temperatures of the captioner, with one sample per image at each."""
     max_images: Steps | None = None
     """Use only the first scenes, at most this number; null uses all."""
 
@@ -54,7 +48,7 @@ class JudgeSetConfig(TrustConfig):
     bootstrap: Resamples = 1000
     """Number of bootstrap resamples of images for the 95 % intervals; 0 computes none."""
     seed: Seed = 0
-    """Of the bootstrap and, for ``scenes``, of captions."""
+    """Of the bootstrap and, for ``scenes``, of hard negatives."""
     scenes: ScenesConfig = Field(default_factory=ScenesConfig)
     """The captions to judge if ``set`` is ``scenes``."""
     out: str = "agreement"

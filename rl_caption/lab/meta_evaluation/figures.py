@@ -247,7 +247,7 @@ def order_figures(
             for name, quads in judged.texts_above.items():
                 orders[name] = [(cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in quads]
         for name, order in orders.items():
-            title = ", ".join(filter(None, [condition, name]))
+            title = _joined(condition, name)
             won[title] = wins(order, [row.better for row in judged.rows], judged.ties)
             tied[title] = float(np.any([high == low for high, low in order], axis=0).mean())
     if judged.averaged and len(won) > 1:
@@ -320,7 +320,7 @@ def _accuracies(
     if tied:
         unit = "pairs" if is_pair else "groups"
         share = f"{100 * tied:.1f} % of {unit} have equal scores, which count as {judged.ties}"
-        note = ", ".join(filter(None, [title, share]))
+        note = _joined(title, share)
     summary = "all pairs" if is_pair else ""
     if judged.summary == "kinds" and len(names) > 1:
         summary = "mean of kinds"
@@ -328,9 +328,13 @@ def _accuracies(
     found = estimates(rates, judged.image_ids, resamples, seed)
     figures = []
     for name, count, (value, low, high) in zip([*names, summary], counts, found, strict=True):
-        heading = ", ".join(filter(None, [title, name]))
+        heading = _joined(title, name)
         figures.append(Figure(heading, value, count, low, high, True, note))
     return figures if judged.shown_kinds and names != [""] else figures[-1:]
+
+
+def _joined(*words: str) -> str:
+    return ", ".join(filter(None, words))
 
 
 def estimates(

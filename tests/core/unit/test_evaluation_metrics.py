@@ -19,7 +19,6 @@ from rl_caption.data.scenes.world import Scene, Thing
 from rl_caption.evaluation import (
     EvaluationError,
     evaluate_captions,
-    evaluate_rows,
     metrics,
     validation_cider,
 )
@@ -236,17 +235,9 @@ def rows() -> list[dict]:
     ]
 
 
-def test_rows_are_evaluated_in_order() -> None:
-    evaluation = evaluate_rows(
-        rows(), list(CAPTIONS.values()), metrics=("cider",), tokenizer="none"
-    )
-    assert evaluation.metrics["CIDEr"] == pytest.approx(2.9901221045895823, rel=1e-12)
-    for others, count, words in (
-        (rows(), 3, r"3.*4 rows"),
-        ([*rows(), rows()[0]], 5, r"row .*\['1'\]"),
-    ):
-        with pytest.raises(EvaluationError, match=words):
-            evaluate_rows(others, ["a"] * count, metrics=("cider",))  # type: ignore[arg-type]
+def test_doubled_images_are_refused() -> None:
+    with pytest.raises(EvaluationError, match=r"row .*\['1'\]"):
+        metrics.check_one_row_each([*rows(), rows()[0]], "split 'test'")
 
 
 def test_validation_cider_equals_the_toolkit_and_counts_documents_of_all_references() -> None:
@@ -282,19 +273,20 @@ def test_signs_of_bad_captions_are_counted_on_python_tokens() -> None:
 
 def test_the_oracle_scores_captions_of_scenes() -> None:
     scene_rows = [{**row, "scene": SCENE} for row in rows()]
-    captions = ["a red circle", "a blue circle", "flarp", "a red circle"]
-    evaluation = evaluate_rows(scene_rows, captions, metrics=("rouge",), tokenizer="none")
-    for row, caption in zip(scene_rows, captions, strict=True):
+    captions = dict(
+        zip("1234", ["a red circle", "a blue circle", "flarp", "a red circle"], strict=True)
+    )
+    evaluation = evaluate_captions(
+        captions, REFERENCES, metrics=(), tokenizer="none", scenes=metrics.scenes_of(scene_rows)
+    )
+    for row, caption in zip(scene_rows, captions.values(), strict=True):
         for part, value in oracle(caption, SCENE)._asdict().items():
             assert evaluation.per_image[row["image_id"]][f"oracle/{part}"] == value
     f1 = [evaluation.per_image[image_id]["oracle/f1"] for image_id in "1234"]
     assert f1[0] > f1[1]
     assert evaluation.metrics["oracle/f1"] == pytest.approx(sum(f1) / 4, rel=1e-12)
     assert evaluation.metrics["oracle/unparsed"] == pytest.approx(1 / 4, rel=1e-12)
-    partly = evaluate_rows(
-        [*scene_rows[:3], rows()[3]], captions, metrics=("rouge",), tokenizer="none"
-    )
-    assert "oracle/f1" not in partly.metrics
+    assert metrics.scenes_of([*scene_rows[:3], rows()[3]]) is None
 
 
 def test_every_metric_has_a_column_and_is_documented() -> None:

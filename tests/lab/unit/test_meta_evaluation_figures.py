@@ -135,17 +135,6 @@ def test_conditions_are_shown_or_averaged() -> None:
     assert (averaged.name, averaged.value) == ("all pairs", pytest.approx(5 / 6))
 
 
-def test_pairs_have_intervals() -> None:
-    generator = np.random.default_rng(0)
-    count = 200
-    scores = pairs(generator.normal(1, 1, count), generator.normal(0, 1, count))
-    found = order_figures(pair_set("uv" * 100), {"": scores}, resamples=500)
-    for figure in found:  # both kinds, and all pairs
-        assert figure.low < figure.value < figure.high
-        width = 2 * 1.96 * math.sqrt(figure.value * (1 - figure.value) / figure.count)
-        assert figure.high - figure.low == pytest.approx(width, rel=0.1)
-
-
 def test_what_is_right_without_a_look() -> None:
     captions = [("a cat", "a big cat"), ("a dog on it", "a dog"), ("two", "six")]
     rows = [
@@ -197,12 +186,6 @@ def test_further_figures_of_rated_captions() -> None:
     scores, ratings = [0.1, 0.4, 0.3, 0.9, 0.7, 0.2], [1, 3, 2, 4, 5, 3]
     part = rated_set(ratings, "xxxyyy", captions)
     found = {figure.name: figure for figure in rated_figures(part, scores, lengths=[2, 6, 9])}
-    r = stats.pearsonr(scores, ratings).statistic
-    assert found["pearson"].value == pytest.approx(r)
-    assert found["1 / r^2"].value == pytest.approx(1 / r**2)
-    assert found["spearman"].value == pytest.approx(stats.spearmanr(scores, ratings).statistic)
-    assert found["1 - R^2 of ratings"].value == pytest.approx(unexplained_variance(ratings, scores))
-    assert found["1 - R^2 of scores"].value == pytest.approx(unexplained_variance(scores, ratings))
     halves = [kendalltau(scores[half], ratings[half]).statistic for half in (slice(3), slice(3, 6))]
     assert found["tau_b within images"].value == pytest.approx(np.mean(halves))
     short = found["pearson, 0 to 2 words"]

@@ -26,9 +26,7 @@ from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image, tiny_student
-from tests.endpoints_for_tests import endpoint, listing, prompt_of
 from tests.judgement_sets_for_tests import BUILDERS
-from tests.vlm_for_tests import answering_vlm
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text())[
     "cases"
@@ -327,65 +325,6 @@ def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
         compare_with_people(settings.replace(scores={"FLEUR": str(file)}))
     with pytest.raises(ConfigError, match=r"scores\.ROUGE-L"):
         compare_with_people(settings.replace(metrics="rouge", scores={"ROUGE-L": str(file)}))
-
-
-def long_captions(folder: Path) -> None:
-    """Write a file of ratings with images: two long captions of each of three."""
-    rows = []
-    for number in range(3):
-        noise_image(number).save(folder / f"{number}.png")
-        for rating in (1, 2):
-            caption = f"a brown dog number {number} runs over the green grass " * (rating + number)
-            references = [
-                f"a dog runs on grass {number}",
-                "a dog and a ball that lies on the grass",
-            ]
-            rows.append(
-                {
-                    "image": f"{number}.png",
-                    "caption": caption,
-                    "rating": rating,
-                    "references": references,
-                }
-            )
-    (folder / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
-
-
-def answer(body: dict[str, Any]) -> tuple[int, Any]:
-    """A label, which depends on the prompt's length."""
-    return 200, listing(Yes=0.42 + 0.07 * (len(prompt_of(body)) % 7), No=0.1)
-
-
-@pytest.mark.usefixtures("random_weights")
-def test_one_table_has_all_rewards_of_long_captions(
-    tmp_path: Path, student: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    long_captions(tmp_path)
-    vlm = str(answering_vlm(tmp_path / "vlm"))
-    with endpoint(answer) as options:
-        judges = {
-            "specs": {"kwargs": {"backbone": str(student), "truncate": True}},
-            "l_clipscore": {"kwargs": {"backbone": str(student)}},
-            "claims": {"kwargs": {"endpoint": options}},
-            "vlm_judge": {"kwargs": {"model": vlm}},
-        }
-        words = [
-            "--set=ratings",
-            f"--data={tmp_path / 'long.jsonl'}",
-        ]
-        words += [
-            "--metrics=cider",
-            f"--judges={json.dumps(judges)}",
-            "--bootstrap=20",
-        ]
-        assert main(["judge", *words, f"--out={tmp_path / 'out'}"]) == 0
-    table = capsys.readouterr().out
-    (result,) = content(tmp_path)["sets"]
-    assert {"CIDEr", *judges} <= result["figures"].keys()
-    assert result["left_out"] == {}
-    for heading in ("CIDEr", *judges):
-        assert f"| {heading} | " in table
-        assert any(figure["value"] is not None for figure in result["figures"][heading])
 
 
 def test_meteor_of_single_captions_is_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

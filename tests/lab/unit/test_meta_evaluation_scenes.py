@@ -5,8 +5,7 @@ import pytest
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError
 from rl_caption.data.scenes import ScenesData, hard_negatives, oracle
-from rl_caption.lab.meta_evaluation.scenes import rate_captions, sample_at_temperatures
-from tests.captioners_for_tests import tiny_captioner
+from rl_caption.lab.meta_evaluation.scenes import rate_captions
 from tests.clip_for_tests import noise_image
 
 SCENES = {"num_train": 0, "num_val": 0, "num_test": 12, "num_unseen": 0, "image_size": 32}
@@ -32,11 +31,7 @@ def by_image(part):
 
 def test_every_caption_is_judged_once_by_the_oracle_and_the_judged_reference_is_hidden():
     rows = scenes()
-    greedy = [[plain(row["references"][0]).upper()] for row in rows]
-    judged, _ = rate_captions(
-        rows, {"greedy": greedy, "sample at 1": [["a red dog", "a red dog"]] * 12}
-    )
-    assert judged.captions.count("a red dog") == 12
+    judged, _ = rate_captions(rows)
     found = by_image(judged)
     for row in rows:
         own = found[row["image_id"]]
@@ -54,12 +49,12 @@ def test_a_reference_written_twice_is_hidden_twice():
     rows = scenes(num_test=1)
     first = rows[0]["references"][0]
     rows[0]["references"] = [first, f" {first.upper()} ", rows[0]["references"][1]]
-    assert rate_captions(rows, {})[0].references[0] == rows[0]["references"][2:]
+    assert rate_captions(rows)[0].references[0] == rows[0]["references"][2:]
 
 
 def test_pairs_are_hard_negatives_of_the_judged_reference():
     rows = scenes()
-    _, judged = rate_captions(rows, {}, seed=3)
+    _, judged = rate_captions(rows, seed=3)
     expected = [
         (row["image_id"], plain(row["references"][0]), plain(negative), kind)
         for row in rows
@@ -71,17 +66,6 @@ def test_pairs_are_hard_negatives_of_the_judged_reference():
 def test_unusable_rows_are_named():
     rows = scenes(num_test=2)
     with pytest.raises(DataError, match="image 'test-000001'"):
-        rate_captions([rows[0], {**rows[1], "references": rows[1]["references"][:1]}], {})
+        rate_captions([rows[0], {**rows[1], "references": rows[1]["references"][:1]}])
     with pytest.raises(DataError, match="image 'x'"):
-        rate_captions([{"image_id": "x", "image": noise_image(0), "references": ["a", "b"]}], {})
-
-
-def test_samples_do_not_depend_on_the_batch_and_differ_between_temperatures():
-    rows, captioner = scenes(), tiny_captioner()
-    found = sample_at_temperatures(captioner, rows, [0.5, 2.0, 2.001], max_new_tokens=8)
-    assert list(found) == ["greedy", "sample at 0.5", "sample at 2", "sample at 2.001"]
-    assert all([len(texts) for texts in own] == [1] * len(rows) for own in found.values())
-    assert found == sample_at_temperatures(captioner, rows, [0.5, 2.0, 2.001], 8, batch_size=5)
-    assert (
-        sum(a == b for a, b in zip(found["sample at 2"], found["sample at 2.001"], strict=True)) < 6
-    ), "other noise"
+        rate_captions([{"image_id": "x", "image": noise_image(0), "references": ["a", "b"]}])

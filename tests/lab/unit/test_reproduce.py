@@ -112,7 +112,7 @@ def test_the_command_line(
     assert "images" in content(tmp_path / "out")["CLIP-S", "Mean"]["reason"]
     lines = [
         {"image": f"Scene{number}_0.png", "caption": text, "score": len(text)}
-        for number, texts in enumerate((["one dog", "one cat "], ["men", "women"]))
+        for number, texts in enumerate((["one dog", "one cat"], ["men", "women"]))
         for text in texts
     ]
     scores.write_text("\n".join(map(json.dumps, lines)))

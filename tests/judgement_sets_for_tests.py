@@ -214,14 +214,6 @@ def flickr8k_json(folder: Path) -> None:
     write_json(folder / "flickr8k.json", {"1_a": item})
 
 
-def foil_of_valse(folder: Path) -> None:
-    pair = {"image_file": "COCO_val2014_000000000007.jpg", "caption": "a dog", "foil": "a cat"}
-    votes = {"caption": 3, "foil": 0, "other": 0}
-    write_json(
-        folder / "foil-it.json", {"0": {**pair, "mturk": votes}, "1": {**pair, "mturk": votes}}
-    )
-
-
 def icc_captions(folder: Path) -> None:
     rows = ["sample_id,caption,concreteness_annotation,icc_score", '1.0,"A dog, on a couch",3,0.9']
     rows += [

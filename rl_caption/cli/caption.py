@@ -59,20 +59,12 @@ def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
             load_image(path)
         except (DataError, UnicodeEncodeError) as error:
             bad[path] = str(error)
-    if not bad:
-        return list(paths)
     listed = "\n".join(f"  {str(path)!r}: {error}" for path, error in bad.items())
-    if on_bad == "fail" or len(bad) == len(paths):
-        way_out = "; --on_bad skip captions the others" if len(bad) < len(paths) else ""
-        raise DataError(
-            f"{len(bad)} of {len(paths)} images cannot be captioned{way_out}:\n{listed}"
-        )
-    if is_main_process():
-        print(
-            f"WARNING: {len(bad)} of {len(paths)} images cannot be captioned and are left "
-            f"out:\n{listed}",
-            file=sys.stderr,
-        )
+    said = f"{len(bad)} of {len(paths)} images cannot be captioned (--on_bad skip):\n{listed}"
+    if bad and (on_bad == "fail" or len(bad) == len(paths)):
+        raise DataError(said)
+    if bad and is_main_process():
+        print(f"WARNING: {said}", file=sys.stderr)
     return [path for path in paths if path not in bad]
 
 

@@ -21,14 +21,6 @@ from rl_caption.runtime.threads import set_threads
 """Programs that compute nothing, so that no variable of the environment changes what they say."""
 
 
-def ablate(config: Any) -> int:
-    """Train a grid of self-critical runs from one starting checkpoint and compare them."""
-    from rl_caption.cli.configuration import parse
-    from rl_caption.programs.ablation.runner import run_ablation
-
-    return run_ablation(config, parse)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``NAME ARGUMENTS...``; expected errors end with one clear message and code 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)

@@ -99,25 +99,25 @@ def modules_of(stage: Stage) -> set[str]:
     config, values = stage.config, stage.values
     modules = set(PROGRAMS[stage.program].modules)
     for reward, kwargs in rewards_of(stage.sections):
-        for prefix, module in REWARD_MODULES.items():
-            if REWARDS[reward].startswith(prefix):
-                modules.add(module)
+        modules |= {
+            module
+            for prefix, module in REWARD_MODULES.items()
+            if REWARDS[reward].startswith(prefix)
+        }
         if kwargs.get("endpoint"):
             modules.add("openai")
-    task = values.get("task")
-    if (task in PAIR_TASKS and not config.model.has_parts) or str(task).startswith("distill"):
-        modules.add("open_clip")
-    if getattr(getattr(config, "model", None), "lora", None):
-        modules.add("peft")
-    if "smolvlm" in str(values.get("model.init")).lower():
-        modules.add("num2words")
-    if values.get("data.format") == "hub":
-        modules.add("datasets")
-    if str(values.get("data.features_root")).endswith((".h5", ".hdf5")):
-        modules.add("h5py")
-    if "tensorboard" in (values.get("run.trackers") or ()):
-        modules.add("tensorboard")
-    return modules
+    task = str(values.get("task"))
+    features = str(values.get("data.features_root"))
+    needs = {
+        "open_clip": task.startswith("distill")
+        or (task in PAIR_TASKS and not config.model.has_parts),
+        "peft": values.get("model.lora.r") is not None,
+        "num2words": "smolvlm" in str(values.get("model.init")).lower(),
+        "datasets": values.get("data.format") == "hub",
+        "h5py": features.endswith((".h5", ".hdf5")),
+        "tensorboard": "tensorboard" in (values.get("run.trackers") or ()),
+    }
+    return modules | {module for module, needed in needs.items() if needed}
 
 
 def _extra_findings(stage: Stage) -> Iterator[Finding]:

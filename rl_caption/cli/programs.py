@@ -66,8 +66,9 @@ CORE = {
     ),
     "ablate": Program(
         "compare rewards: a grid of self-critical runs from one checkpoint",
-        "rl_caption.cli.main:ablate",
+        "rl_caption.programs.ablation.runner:run_ablation",
         "rl_caption.programs.ablation.config:AblateConfig",
+        parses=True,
         processes=False,
     ),
     "report": Program(

@@ -7,12 +7,10 @@ import hashlib
 import json
 import logging
 import math
-import os
 import re
 import statistics
 import subprocess
 import sys
-import threading
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -195,24 +193,6 @@ def test_names_and_gzip(files: dict[str, str], tmp_path: Path) -> None:
     config = configured(files, predictions=str(packed))
     assert scored(config) == expected
     assert scored(changed(config, predictions=f"{config.out}/predictions.json")) == expected
-
-
-def fill(pipe: int, content: bytes) -> None:
-    with open(pipe, "wb") as file:
-        file.write(content)
-
-
-@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="no /dev/fd")
-def test_pipes_are_read_once(files: dict[str, str]) -> None:
-    pipes = {}
-    for name in ("a", "b", "references"):
-        reading, writing = os.pipe()
-        threading.Thread(target=fill, args=(writing, Path(files[name]).read_bytes())).start()
-        pipes[name] = f"/dev/fd/{reading}"
-    config = configured(
-        files, references=pipes["references"], predictions=None, compare=[pipes["a"], pipes["b"]]
-    )
-    assert "difference" in compare_systems(config)
 
 
 def test_tokens_that_are_given_are_kept_as_they_are(files: dict[str, str]) -> None:

@@ -372,14 +372,3 @@ def test_programs_are_listed(capsys: Any) -> None:
         assert f"did you mean {near}?" in capsys.readouterr().err
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.split()[-1] == __version__
-
-
-def test_a_variable_that_changes_numbers_ends_what_computes_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
-    with pytest.raises(SystemExit) as ended:
-        main(["score", "--reward", "rouge_l", "--captions", "captions.json"])
-    assert ended.value.code == 1
-    assert "ONEDNN_DEFAULT_FPMATH_MODE" in capsys.readouterr().err
-    assert main(["configs", "list"]) == 0

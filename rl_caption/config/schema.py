@@ -55,9 +55,7 @@ DataFormat: TypeAlias = Literal[
     "caption_targets",
 ]
 
-Augmentation: TypeAlias = Literal[
-    "horizontal", "vertical", "transpose", "crop", "shift", "rotate", "rand_augment"
-]
+Augmentation: TypeAlias = Literal["horizontal", "vertical", "transpose", "crop", "rand_augment"]
 
 
 class DataConfig(Section):
@@ -101,7 +99,7 @@ class DataConfig(Section):
     """How features are stored, such as ``{dim: 2048, max_regions: 100}`` (docs/data.md)."""
     augment: list[Augmentation] = []
     """Random augmentations of the training images: ``horizontal``, ``vertical``, ``transpose``,
-    ``crop``, ``shift``, ``rotate``. Choose only those after which captions are still true.
+    ``crop``. Choose only those after which captions are still true.
     ``rand_augment`` is for reward models only.
     """
     tokenizer: Literal["ptb", "unicode", "char"] = "ptb"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,13 +29,9 @@ from rl_caption.runtime.types import Batch, CaptionBatch
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner
 
-AUGMENTATIONS = ("horizontal", "vertical", "transpose", "crop", "shift", "rotate")
+AUGMENTATIONS = ("horizontal", "vertical", "transpose", "crop")
 SMALLEST_CROP = 0.75
 """Side of the smallest crop, as a fraction of the image's side."""
-LARGEST_SHIFT = 1 / 8
-"""Largest shift in either direction, as a fraction of the image's side."""
-LARGEST_ANGLE = 10.0
-"""Largest rotation either way, in degrees."""
 
 
 def step_indices(
@@ -144,10 +139,6 @@ def augment(
     - ``transpose``: swap the axes with probability 1/2 (with both mirrors: all eight symmetries of
       a square).
     - ``crop``: cut out a square of 0.75 to 1 of the side and scale it back (bilinear).
-    - ``shift``: move by up to 1/8 of the side in each direction.
-    - ``rotate``: turn by up to 10 degrees either way (bilinear).
-
-    Shifts and rotations fill with the nearest edge pixel.
     """
     # Another key than that of ``scst.rollout.sampling_noise``: sampled captions must not depend on
     # the augmentation.
@@ -169,33 +160,7 @@ def augment(
         pixels = torch.nn.functional.interpolate(
             window, (side, side), mode="bilinear", align_corners=False
         )[0]
-    # A generator of their own, so that the other augmentations stay the same with and without
-    # these.
-    further = row_generator(seed, step, f"shift and rotate/{image_id}").uniform(-1, 1, 3)
-    if "shift" in names:
-        pixels = _shift(pixels, further[0], further[1])
-    if "rotate" in names:
-        pixels = _rotate(pixels, math.radians(LARGEST_ANGLE * further[2]))
     return pixels.clone()
-
-
-def _shift(pixels: Tensor, down: float, right: float) -> Tensor:
-    """Move by whole pixels; ``down`` and ``right`` in [-1, 1] are fractions of the largest shift."""
-    side = pixels.shape[-1]
-    largest = int(side * LARGEST_SHIFT)
-    top, left = (largest - round(largest * fraction) for fraction in (down, right))
-    padded = torch.nn.functional.pad(pixels[None], (largest,) * 4, mode="replicate")[0]
-    return padded[:, top : top + side, left : left + side]
-
-
-def _rotate(pixels: Tensor, angle: float) -> Tensor:
-    """Turn about the centre by ``angle`` in radians."""
-    cosine, sine = math.cos(angle), math.sin(angle)
-    turn = pixels.new_tensor([[[cosine, -sine, 0.0], [sine, cosine, 0.0]]])
-    grid = torch.nn.functional.affine_grid(turn, [1, *pixels.shape], align_corners=False)
-    return torch.nn.functional.grid_sample(
-        pixels[None], grid, mode="bilinear", padding_mode="border", align_corners=False
-    )[0]
 
 
 class Collate:

@@ -39,6 +39,7 @@ POOLED = 20_000
 """Largest number of captions that new words are drawn from: about a minute of tagging."""
 _OPPOSITE = dict(OPPOSITES) | {second: first for first, second in OPPOSITES}
 _RELATIONS = sorted(_OPPOSITE, key=len, reverse=True)
+_RELATION = re.compile(rf"(?<!\S)(?:{'|'.join(_RELATIONS)})(?!\S)")
 _WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 _NO_ATTRIBUTES = frozenset(
     [
@@ -200,23 +201,15 @@ def _replace_word(
 
 
 def _replace_relation(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-    found: list[tuple[int, int, str]] = []
-    for relation in _RELATIONS:
-        words = relation.split()
-        for at in range(len(caption.lower)):
-            if list(caption.lower[at : at + len(words)]) == words:
-                found.append((at, at + len(words), relation))
-    # "on top of" rather than the "on" in it
-    longest = [
-        (at, end, relation)
-        for at, end, relation in found
-        if not any(o <= at < o_end and o_end - o > end - at for o, o_end, _ in found)
-    ]
-    if not longest:
+    text = " ".join(caption.lower)
+    found = list(_RELATION.finditer(text))
+    if not found:
         return None
-    at, end, relation = longest[int(generator.integers(len(longest)))]
-    rest = dict.fromkeys(range(at + 1, end), "")
-    return caption.replace_words({at: _OPPOSITE[relation], **rest})
+    found.sort(key=lambda match: _RELATIONS.index(match[0]))
+    match = found[int(generator.integers(len(found)))]
+    at = text[: match.start()].count(" ")
+    rest = dict.fromkeys(range(at + 1, at + len(match[0].split())), "")
+    return caption.replace_words({at: _OPPOSITE[match[0]], **rest})
 
 
 def _replace_count(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:

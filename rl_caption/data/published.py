@@ -20,7 +20,6 @@ from rl_caption.data.base import DataError
 from rl_caption.data.files import coco_records
 from rl_caption.data.plain_files import (
     check_type,
-    csv_rows,
     hash_text,
     json_lines,
     progress,
@@ -205,7 +204,7 @@ def images(path: str | Path, val_fraction: HeldOut = 0.01) -> Rows:
 
 def captions(
     path: str | Path,
-    column: Annotated[int, Field(ge=0)] | str | None = None,
+    column: Annotated[int, Field(ge=0)] | None = None,
     val_fraction: HeldOut = 0.01,
 ) -> Rows:
     """Captions without images, one per line, such as those of CC3M.
@@ -217,8 +216,7 @@ def captions(
         path: a text file, UTF-8, or a folder with one file per split: ``train``, ``val`` and
             ``test`` with any extension.
         column: the column of the caption, separated by tabs and counted from 0 (CC3M: 0); None is
-            the whole line. Of files that end on ``.csv``, which have a line of headings, the
-            heading; None is ``caption``.
+            the whole line.
         val_fraction: without a file ``val``, about this fraction of the captions is held out, those
             that hash below it: equal captions always together, the same ones in every run.
     """
@@ -237,14 +235,8 @@ def captions(
             yield {"split": place, "image_id": f"{file.name}:{number}", "references": [caption]}
 
 
-def _caption_lines(file: Path, column: int | str | None) -> Iterator[tuple[int, str]]:
+def _caption_lines(file: Path, column: int | None) -> Iterator[tuple[int, str]]:
     """Yield line number and caption of each line that is not empty."""
-    if file.suffix == ".csv":
-        heading = "caption" if column is None else str(column)
-        for where, row in csv_rows(file, [heading]):
-            if row[heading].strip():
-                yield int(where.rpartition(" ")[2]), single_spaced(row[heading])
-        return
     with (
         naming(str(file), (UnicodeDecodeError,), DataError),
         open(file, encoding="utf-8-sig", newline="\n") as lines,
@@ -258,7 +250,7 @@ def _caption_lines(file: Path, column: int | str | None) -> Iterator[tuple[int, 
                     f"{file}, line {number} has {len(columns)} columns, {shown(line)}, and "
                     f"data.kwargs.column is {column}: say which is the caption, counted from 0"
                 )
-            yield number, columns[int(column or 0)].strip()
+            yield number, columns[column or 0].strip()
 
 
 def caption_targets(path: str | Path, val_fraction: HeldOut = 0.05) -> Rows:

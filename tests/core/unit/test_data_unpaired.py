@@ -1,6 +1,5 @@
 """Images without captions and captions without images: splits, ids, what is held out, errors."""
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,6 @@ from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.formats import rows_of
-from rl_caption.data.published import (
-    caption_targets,
-)
 from rl_caption.data.published import (
     captions as caption_rows,
 )
@@ -58,12 +54,6 @@ def test_folders_are_splits_and_paths_are_ids(tmp_path: Path) -> None:
     check_data(data, data.splits, needs=["image"])
     with pytest.raises(DataError, match=r"3.*image 'train/n1/a\.png'"):
         check_data(data, ["train"])
-
-
-def test_hidden_images_are_left_out(tmp_path: Path) -> None:
-    root = images(tmp_path / "data", "train/a.png", "val/b.png", "train/._a.png", "val/.more/c.png")
-    data = rows_of(image_rows(root), checked=True)
-    assert (ids(data, "train"), ids(data, "val")) == (["train/a.png"], ["val/b.png"])
 
 
 def test_without_a_folder_val_the_same_images_are_held_out_whatever_else_is_there(
@@ -124,21 +114,6 @@ def test_files_are_splits_and_a_column_is_the_caption(tmp_path: Path) -> None:
     check_data(data, data.splits, needs=["text"])
 
 
-def test_names_of_files_may_have_tabs(tmp_path: Path) -> None:
-    path = written(tmp_path / "my\tcaptions.txt", *map(str, range(60)))
-    data = rows_of(caption_rows(path, val_fraction=0.2), checked=True)
-    assert sorted(captions(data, "train") + captions(data, "val"), key=int) == [
-        str(number) for number in range(60)
-    ]
-    assert ids(data, "train")[0].startswith("my\tcaptions.txt:")
-    path = written(
-        tmp_path / "my\ttargets.jsonl",
-        *(json.dumps({"caption": f"a {n}", "target": n}) for n in range(60)),
-    )
-    rows = rows_of(caption_targets(path, val_fraction=0.2), checked=True).split("train")
-    assert all(row["references"] == [f"a {row['target']:.0f}"] for row in rows)
-
-
 def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_out(
     tmp_path: Path,
 ) -> None:
@@ -157,37 +132,3 @@ def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_
         check_data(data, data.splits, needs=["text"])
     report = check_data(data, data.splits, "skip", needs=["text"])
     assert captions(report.good_rows_of(data), "train") == ["a dog"]
-
-
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    written(tmp_path / "two/train.txt", "a"), written(tmp_path / "two/train.tsv", "a")
-    for made in (image_rows, caption_rows):
-        with pytest.raises(OSError, match="nowhere"):
-            rows_of(made(tmp_path / "nowhere"), checked=True)
-    with pytest.raises(DataError, match=r"two has train\.tsv, train\.txt"):
-        rows_of(caption_rows(tmp_path / "two"), checked=True)
-
-
-def test_captions_of_a_csv_file_are_in_the_column_of_that_name(tmp_path: Path) -> None:
-    texts = [f'"a dog, and {number} cats"' for number in range(20)]
-    lines = [
-        "image,caption,url",
-        "b,,x",
-        *(f"a,{text},x{number}" for number, text in enumerate(texts)),
-        "c,two  dogs,x",
-    ]
-    path = written(tmp_path / "cc3m_concept_balanced_476k.csv", *lines)
-    data = rows_of(caption_rows(path, val_fraction=0.5), checked=True)
-    expected = sorted([*(text.strip('"') for text in texts), "two dogs"])
-    assert sorted(captions(data, "train") + captions(data, "val")) == expected
-    assert {f"{path.name}:3", f"{path.name}:23"} <= {*ids(data, "train"), *ids(data, "val")}
-    assert captions(rows_of(caption_rows(path, "url", 0.5), checked=True), "train")[0].startswith(
-        "x"
-    )
-    for column, part in ((0, "'0'"), ("text", "'text'")):
-        with pytest.raises(DataError, match=part):
-            rows_of(caption_rows(path, column), checked=True)
-    with pytest.raises(DataError, match="line 2"):
-        rows_of(caption_rows(written(path, "image,caption", "a")), checked=True)
-    with pytest.raises(DataError, match="column is caption"):
-        rows_of(caption_rows(written(tmp_path / "lines.txt", "a dog"), "caption"), checked=True)

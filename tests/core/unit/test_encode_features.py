@@ -242,6 +242,5 @@ def test_the_command_line(
     assert run_program("prepare_features", words) == 0
     assert str(COUNT) in capsys.readouterr().out
     assert max(found.max() for found in read(dataset, out).values()) > 1.5, "three times a colour"
-    for wrong in (["--out", str(out)], ["a.tsv", "--out", "o", "--data", "d"]):
-        with pytest.raises(ConfigError, match="tsv"):
-            run_program("prepare_features", wrong)
+    with pytest.raises(ConfigError, match="tsv"):
+        run_program("prepare_features", ["--out", str(out)])

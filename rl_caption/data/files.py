@@ -5,7 +5,7 @@ strings.
 import hashlib
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -263,24 +263,21 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     (``391895`` is ``COCO_val2014_000000391895.jpg``). Raises ``DataError`` where an id has no file
     or, in the same way, several, which it names.
     """
-    root = Path(folder)
-    files_by: dict[tuple[int, str], list[str]] = {}
+    root, ids = Path(folder), list(image_ids)
+    files_by: dict[tuple[int, str], list[str]] = defaultdict(list)
     for path in list_images(root):
         names = (os.path.abspath(path), path.relative_to(root).as_posix(), *_names_of(path))
         for way in enumerate(names):
-            files_by.setdefault(way, []).append(str(path))
-    found: dict[str, list[str]] = {}
-    for image_id in (ids := list(image_ids)):
+            files_by[way].append(str(path))
+    found: list[list[str]] = []
+    for image_id in ids:
         ways = enumerate((os.path.abspath(image_id), *[image_id] * 4))
-        found[image_id] = next((files_by[way] for way in ways if way in files_by), [])
-    missing = [image_id for image_id, files in found.items() if not files]
-    suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
-    expected = f"expected a file named like the id, with one of {suffixes}"
-    _refuse(missing, "without a file here", root, expected, len(ids))
-    several = [image_id for image_id, files in found.items() if len(files) > 1]
-    files = "; ".join(" and ".join(found[image_id][:SHOWN]) for image_id in several[:SHOWN])
-    _refuse(several, "with more than one file", root, f"expected one per id: {files}", len(ids))
-    return [found[image_id][0] for image_id in ids]
+        found.append(next((files_by[way] for way in ways if way in files_by), []))
+    missing = [image_id for image_id, files in zip(ids, found, strict=True) if not files]
+    _refuse(missing, "without a file here", root, "expected a file named like the id", len(ids))
+    several = [image_id for image_id, files in zip(ids, found, strict=True) if len(files) > 1]
+    _refuse(several, "with more than one file", root, "expected one named like the id", len(ids))
+    return [files[0] for files in found]
 
 
 def write_json(path: str | Path, content: Any, allow_nan: bool = False) -> None:

@@ -3,7 +3,6 @@
 import json
 import pickle
 import re
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -114,22 +113,6 @@ def test_wrong_karpathy_files_are_named(tmp_path: Path) -> None:
         path.write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match=message):
             karpathy(path)
-
-
-def test_tokens_are_not_kept_in_memory(tmp_path: Path) -> None:
-    words = [f"{number}" for number in range(40)]
-    sentences = [
-        {"raw": "a dog runs", "tokens": [f"{word} of {caption}" for word in words]}
-        for caption in range(5)
-    ]
-    path = write(tmp_path, *(record(number, sentences=sentences) for number in range(200)))
-    peaks = []
-    for read in (lambda: karpathy(tmp_path), lambda: json.loads(path.read_bytes())):
-        tracemalloc.start()
-        read()
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[0] < peaks[1] / 2
 
 
 def test_ucm_captions(shared_data: Path) -> None:

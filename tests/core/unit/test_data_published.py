@@ -19,9 +19,7 @@ from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_data
 from rl_caption.data.formats import build_data
-from rl_caption.integrations.trl.rows import trl_dataset
 from tests.clip_for_tests import noise_image
-from tests.training_for_tests import checked_run, xe_config
 
 
 def write(path: Path, content: Any) -> Path:
@@ -412,47 +410,6 @@ def test_tar_shards_are_tables_of_the_library(tmp_path: Path, datasets: Any) -> 
     (row,) = rows_of(format="hub", path=alone, columns=COLUMNS)
     with pytest.raises(RewardError, match=r"train-0\.tar.*row 0"):
         open_image(row["image"])
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same rows as Parquet files with image bytes, and as tar shards."""
-    datasets = pytest.importorskip("datasets")
-    folder = tmp_path_factory.mktemp("stored")
-    for kind in ("parquet", "shards"):
-        (folder / kind).mkdir()
-    number = 0
-    for split, count in (("train", 16), ("val", 4), ("test", 4)):
-        images = [encoded(number + index) for index in range(count)]
-        texts = [
-            f"a {'red' if index % 2 else 'blue'} circle number {'one' if index % 3 else 'two'}"
-            for index in range(count)
-        ]
-        table = datasets.Dataset.from_dict(
-            {"image": [{"bytes": image, "path": None} for image in images], "txt": texts}
-        )
-        table.cast_column("image", datasets.Image()).to_parquet(
-            folder / "parquet" / f"{split}-0.parquet"
-        )
-        files: dict[str, bytes] = {}
-        for index, (image, text) in enumerate(zip(images, texts, strict=True)):
-            files |= {f"{index:03}.png": image, f"{index:03}.txt": text.encode()}
-        tar(folder / "shards" / f"{split}-0.tar", files)
-        number += count
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["parquet", "shards"])
-def test_programs_read_stored_images(stored: Path, tmp_path: Path, kind: str) -> None:
-    image = "image" if kind == "parquet" else "png"
-    data: dict[str, Any] = {"format": "hub", "path": str(stored / kind), "num_workers": 1}
-    data["columns"] = {"image": image, "references": "txt"}
-    short = {"data": data, "train.max_steps": 2, "eval.every": 2}
-    checked_run(xe_config(tmp_path / "xe", **short), tmp_path / "xe")
-    rows = build_data(DataConfig(**data)).split("test")
-    example = trl_dataset(rows, "describe")[1]
-    assert example["image"].tobytes() == open_image(rows[1]["image"]).tobytes()
 
 
 # --- where the files come from ------------------------------------------------------------------

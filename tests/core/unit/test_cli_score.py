@@ -211,9 +211,9 @@ def test_only_images_are_found_and_an_exact_name_wins(tmp_path: Path) -> None:
         "3.jpg",
         "y_02.png",
     ]
-    with pytest.raises(DataError, match="more than one file.*'2'"):
+    with pytest.raises(DataError, match=r"more than one file.*'2'"):
         find_images(tmp_path, ["1", "2"])
-    with pytest.raises(DataError, match="without a file.*'4'"):
+    with pytest.raises(DataError, match=r"without a file.*'4'"):
         find_images(tmp_path, ["4"])
 
 

@@ -3,7 +3,6 @@ checkpointing.
 """
 
 import copy
-import difflib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,25 +31,13 @@ def freeze(model: nn.Module, patterns: Sequence[str], required: bool = True) -> 
     for pattern in patterns if required else ():
         if not any(fnmatchcase(name, pattern) for name in names):
             raise CaptionerError(
-                f"model.freeze has {pattern!r}, which matches no parameter; near ones are "
-                f"{_near(pattern, names)}"
+                f"model.freeze has {pattern!r}, which matches no parameter: they have names such "
+                f"as {names[0]} and {names[-1]}"
             )
     frozen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return frozen
-
-
-def _near(pattern: str, names: list[str]) -> list[str]:
-    prefixes = {
-        ".".join(name.split(".")[:depth])
-        for name in names
-        for depth in range(1, name.count(".") + 2)
-    }
-    return (
-        difflib.get_close_matches(pattern.rstrip("*."), sorted(prefixes), n=4, cutoff=0.3)
-        or names[:4]
-    )
 
 
 def add_lora(
@@ -80,9 +67,7 @@ def add_lora(
             warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")
             inject_adapter_in_model(config, model)
     except ValueError as error:
-        ends = sorted({name.rpartition(".")[2] for name, _ in model.named_modules()} - {""})
-        near = _near(names if isinstance(names, str) else names[0], ends)
-        raise CaptionerError(f"model.lora.target_modules: {error}; near ones are {near}") from error
+        raise CaptionerError(f"model.lora.target_modules: {error}") from error
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -173,9 +158,7 @@ def _forward_without_storing(forward: Callable[..., Any], *positional: Any, **na
 
 def trained_share(model: nn.Module) -> str:
     """Number of trained parameters and of all, as ``"1,234 of 5,678"``."""
-    counts = (
-        torch.tensor([(p.numel() * p.requires_grad, p.numel()) for p in model.parameters()])
-        .sum(0)
-        .tolist()
-    )
-    return f"{counts[0]:,} of {counts[1]:,}"
+    parameters = list(model.parameters())
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    whole = sum(parameter.numel() for parameter in parameters)
+    return f"{trained:,} of {whole:,}"

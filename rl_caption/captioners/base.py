@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from jinja2 import TemplateError
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rl_caption.captioners.config import Decoding
@@ -27,48 +23,18 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 """Patterns of the names of weight files in the folder of a saved captioner."""
 
 
-LOADING_ERRORS = (
-    *(
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        RuntimeError,
-        ArithmeticError,
-        AssertionError,
-    ),
-    *(ImportError, EOFError, MemoryError, SyntaxError, SafetensorError, UnpicklingError),
-    *(StrictDataclassError, TemplateError),
-)
-"""What Transformers and the libraries below it raise on damaged files."""
-
-
-class reading(AbstractContextManager[None]):
+@contextmanager
+def reading(what: str | Path) -> Iterator[None]:
     """Context that turns what a library raises on a damaged or foreign file into a
     ``CaptionerError`` that names it.
-
-    The tokenizers library, written in Rust, raises ``Exception`` itself, no class of its own; other
-    errors pass.
     """
-
-    def __init__(self, what: str | Path) -> None:
-        self.what = str(what)
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        *traceback: object,
-    ) -> None:
-        if not isinstance(error, Exception) or not (
-            error_type is Exception or isinstance(error, LOADING_ERRORS)
-        ):
-            return
-        if isinstance(error, CaptionerError) and self.what in str(error):
-            return
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, CaptionerError) and str(what) in str(error):
+            raise
         name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        raise CaptionerError(f"{self.what} cannot be loaded: {name}{error}") from error
+        raise CaptionerError(f"{what} cannot be loaded: {name}{error}") from error
 
 
 class Captioner(Protocol):

@@ -33,7 +33,7 @@ from rl_caption.captioners.adaptation import (
     untie,
     unties,
 )
-from rl_caption.captioners.base import LOADING_ERRORS, Captioner, CaptionerError, reading
+from rl_caption.captioners.base import Captioner, CaptionerError, reading
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import (
     NextLogits,
@@ -273,14 +273,14 @@ class HuggingFaceCaptioner(Captioner):
         images = [load_image(row["image"]) for row in rows]
         process = getattr(self.processor, "image_processor", self.processor)
         ids = [row["image_id"] for row in rows]
-        with naming(f"images {ids[:4]} cannot be prepared", LOADING_ERRORS, DataError):
+        with naming(f"images {ids[:4]} cannot be prepared", (Exception,), DataError):
             return {"pixel_values": process(images=images, return_tensors="pt")["pixel_values"]}
 
     def prepare(self, row: Row) -> dict[str, Tensor]:
         """The inputs of one row of a model that answers a prompt."""
         images = [load_image(frame) for frame in frames_of(row["image"])]
         messages = as_messages(as_messages(self.prompt, None), row.get("prompt"))
-        with naming(f"image {row['image_id']!r} cannot be prepared", LOADING_ERRORS, DataError):
+        with naming(f"image {row['image_id']!r} cannot be prepared", (Exception,), DataError):
             inputs: dict[str, Tensor] = self.family.inputs(self.processor, messages, images)
         length = inputs["input_ids"].shape[1]
         if self.longest_prompt is not None and length >= self.longest_prompt:

@@ -96,7 +96,7 @@ def test_patterns_freeze_what_they_match_and_name_what_they_do_not():
     )
     model["head"] = torch.nn.Linear(2, 2, bias=False)
     model["head"].weight = model["decoder"].weight  # tied, as GPT-2's output layer is
-    with pytest.raises(CaptionerError, match=r"'encodr\.\*'.*encoder"):
+    with pytest.raises(CaptionerError, match=r"'encodr\.\*'.*encoder\.weight"):
         freeze(model, ["decoder.*", "encodr.*"])
     assert all(value.requires_grad for value in model.parameters()), "nothing is frozen by half"
     assert freeze(model, ["encoder.b*", "head.*"]) == ["encoder.bias", "head.weight"]
@@ -109,7 +109,7 @@ def test_patterns_freeze_what_they_match_and_name_what_they_do_not():
 def test_what_leaves_nothing_to_train_or_names_no_module_is_refused(folders):
     pytest.importorskip("peft")
     captioner = loaded(folders["blip"])
-    with pytest.raises(CaptionerError, match=r"model\.lora\.target_modules.*near.*query"):
+    with pytest.raises(CaptionerError, match=r"model\.lora\.target_modules.*qurey"):
         captioner.adapt(frozen=None, lora=lora(target_modules=["qurey"]), checkpointed=False)
     with pytest.raises(CaptionerError, match=r"model\.freeze.*\['\*'\]"):
         captioner.adapt(frozen=["*"], lora=None, checkpointed=False)

@@ -141,8 +141,7 @@ def pretrained_chain(folder: Path) -> dict[str, dict[str, Any]]:
     """
     encoder = "tests.encoders_for_tests:TinyImageEncoder"
     text = {"encoder": save_text_encoder(folder / "text_encoder"), "train_blocks": 0}
-    files = {"format": "karpathy", "path": str(folder / "data"), "image_root": "images"}
-    data = {"data": files | {"features_root": str(folder / "grids")}}
+    data = {"data": {"format": "karpathy", "path": str(folder / "data"), "image_root": "images"}}
     dual = {
         "model": {"image": {"encoder": encoder}, "text": text},
         "model.kwargs": {"embed_dim": 16, "hidden": 8, "dropout": 0.1},

@@ -12,7 +12,7 @@ width (``embed_dim``).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -135,16 +135,8 @@ class PretrainedDual(nn.Module):
         """Longest caption in tokens."""
         return min(self.config.context_length, self.text_encoder.context_length)
 
-    def tokenize(self, texts: Sequence[str]) -> Tensor:
-        """Captions -> ids [B, L], padded, L at most ``context_length``."""
-        return self.text_encoder.tokenize(texts, self.context_length)
-
-    def image_features(self, pixels: Tensor) -> Tensor:
-        """The image encoder's features [B, R, D] of pixels [B, 3, S, S]: what the head reads."""
-        return self.image_encoder(pixels).flatten(1, 2)
-
-    def text_features(self, ids: Tensor) -> Tensor:
-        """The text encoder's pooled states [B, D] of ids [B, L]: what the head reads."""
+    def _pooled(self, ids: Tensor) -> Tensor:
+        """The text encoder's pooled states [B, D] of ids [B, L]."""
         states, lengths = self.text_encoder(ids), self.text_encoder.lengths(ids)
         if self.config.pool == "first":
             return states[:, 0]
@@ -153,19 +145,13 @@ class PretrainedDual(nn.Module):
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         return (states * mask[..., None]).sum(dim=1) / lengths[:, None].to(states.dtype)
 
-    def project_image(self, features: Tensor) -> Tensor:
-        """Embeddings [B, E] of the image encoder's features [B, R, D], pooled here, or [B, 1, D],
-        pooled before.
-        """
-        return self.image_head(features.mean(dim=1))
-
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """Embed pixels [B, 3, S, S] as [B, E]."""
-        return self.project_image(self.image_features(pixels))
+        """Embed pixels [B, 3, S, S] as [B, E]: the head reads the mean over the grid."""
+        return self.image_head(self.image_encoder(pixels).flatten(1, 2).mean(dim=1))
 
     def encode_text(self, ids: Tensor) -> Tensor:
         """Embed token ids [B, L] as [B, E]."""
-        return self.text_head(self.text_features(ids))
+        return self.text_head(self._pooled(ids))
 
     def train(self, mode: bool = True) -> PretrainedDual:
         """Set the mode; an encoder without trainable parameters stays in evaluation mode (dropout,

@@ -280,20 +280,17 @@ class ImageStudent(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Embed normalised pixels [B, 3, S, S] as [B, E]; embeddings are not normalised.
 
-        With an image encoder, its features [B, R, D] are accepted as well. Raises ``ValueError``
-        for other shapes.
+        Raises ``ValueError`` for other shapes, for which a smaller image would otherwise be read.
         """
         size = self.preprocessing.size
-        if self.encoder is not None and pixels.ndim == 3:
-            patches = self.patch_embed(pixels)
-        elif pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
+        if tuple(pixels.shape[1:]) != (3, size, size):
             raise ValueError(
                 f"pixels have shape {list(pixels.shape)}: expected [B, 3, {size}, {size}]"
             )
-        elif self.encoder is not None:
-            patches = self.patch_embed(self.encoder(pixels).flatten(1, 2))
-        else:
+        if self.encoder is None:
             patches = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+        else:
+            patches = self.patch_embed(self.encoder(pixels).flatten(1, 2))
         x = torch.cat([self.cls_token.expand(len(pixels), -1, -1), patches], dim=1) + self.pos_embed
         for block in self.blocks:
             x = block(x)

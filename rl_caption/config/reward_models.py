@@ -136,8 +136,11 @@ class RewardModelConfig(TrustConfig):
             raise ConfigError(
                 f"data.format is {data.format!r}, which the task {self.task} does not read"
             )
-        if data.features_root is not None and data.augment:
-            raise ConfigError("data.augment is set, but stored features have one view")
+        if data.features_root is not None or data.num_frames is not None:
+            raise ConfigError(
+                "data.features_root and data.num_frames: reward models learn from images, leave "
+                "both out"
+            )
         return self
 
     def check(self) -> None:

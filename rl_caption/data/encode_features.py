@@ -136,16 +136,6 @@ def read_record(root: str | Path) -> dict[str, Any] | None:
     return read_object(file) if file.is_file() else None
 
 
-def made_by(root: str | Path, encoder: Any) -> bool:
-    """Whether features are recorded as made by an image encoder with the same weights and
-    preprocessing.
-    """
-    record = read_record(root)
-    if record is None or "augment" in record:
-        return False
-    return all(record.get(key) == value for key, value in _identity(encoder).items())
-
-
 def _identity(network: Any) -> dict[str, Any]:
     """What the features depend on beside the image, as JSON: preprocessing, and a hash of the
     weights.

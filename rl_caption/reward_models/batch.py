@@ -16,12 +16,11 @@ from torch import Tensor
 
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import TextEncoder
-from rewards.images import Frames, ImageSource, frames_of, open_image
+from rewards.images import ImageSource, open_image
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import Row, pixel_key
-from rl_caption.data.loader import augment, draw_view, row_generator
+from rl_caption.data.loader import augment, row_generator
 from rl_caption.data.rand_augment import rand_augment
-from rl_caption.runtime.errors import ConfigError
 
 T = TypeVar("T")
 Captions = Literal["random", "first"]
@@ -34,10 +33,8 @@ class PairBatch:
 
     rows: Sequence[Row]
     inputs: dict[str, Tensor]
-    """Inputs of the model, each under the name of its embedding. ``image``: pixels [B, 3, S, S], of
-    videos [B, T, 3, S, S]; ``text``: token ids [B, L]. Where a frozen encoder ran before training,
-    its features instead: [B, R, D] of images, [B, D] of texts. Names of images start with
-    ``image``; all others are texts.
+    """Inputs of the model, each under the name of its embedding: pixels [B, 3, S, S] where the name
+    starts with ``image``, else token ids [B, L].
     """
     captions: list[str]
     targets: dict[str, Tensor] = field(default_factory=dict)
@@ -71,81 +68,41 @@ class PixelCache:
         self.preprocessing, self.cache_bytes = preprocessing, cache_bytes
         self.cached: dict[tuple[str, tuple[Any, ...]], Tensor] = {}
 
-    def __call__(self, image_id: str, source: ImageSource | Frames) -> Tensor:
-        """Normalised pixels [3, S, S], float32; of a video of T frames [T, 3, S, S].
+    def square(self, image_id: str, source: ImageSource) -> Tensor:
+        """The resized and cropped image [3, S, S], uint8.
 
         Raises ``RewardError`` if the image is missing or unreadable.
         """
-        return self.preprocessing.normalise(self.square(image_id, source))
-
-    def square(self, image_id: str, source: ImageSource | Frames) -> Tensor:
-        """The same before normalisation, uint8."""
         key = pixel_key(image_id, source)
         square = self.cached.get(key)
         if square is None:
-            frames = [open_image(frame, own_mode=True) for frame in frames_of(source)]
-            squares = list(map(self.preprocessing.square, frames))
-            square = torch.stack(squares) if isinstance(source, list | tuple) else squares[0]
+            square = self.preprocessing.square(open_image(source, own_mode=True))
             if (len(self.cached) + 1) * square.numel() <= self.cache_bytes:
                 self.cached[key] = square
         return square
 
     def of(self, row: Row) -> Tensor:
-        """The pixels of a row's image."""
-        return self(row["image_id"], row["image"])
+        """Normalised pixels [3, S, S], float32, of a row's image."""
+        image: Any = row["image"]
+        return self.preprocessing.normalise(self.square(row["image_id"], image))
 
 
-class FeatureCache:
-    """Features of images by a frozen encoder, read from ``data.features_root`` and kept in memory
-    where they fit.
-
-    Args:
-        pool: from a grid [1, R, D] to one vector [1, D] an image, which is kept; None keeps the
-            grid, as float16.
-        cache_bytes: memory for the features.
-    """
-
-    def __init__(self, pool: Callable[[Tensor], Tensor] | None, cache_bytes: int = 0) -> None:
-        self.pool, self.cache_bytes = pool, cache_bytes
-        self.cached: dict[str, Tensor] = {}
-
-    def of(self, row: Row) -> Tensor:
-        """Features [R, D], float32, of a row's image; R is 1 if pooled. ``DataError`` if they are
-        unreadable.
-        """
-        key = row["features"].where
-        features = self.cached.get(key)
-        if features is None:
-            features = torch.from_numpy(row["features"].load())
-            features = features.half() if self.pool is None else self.pool(features[None])
-            if (len(self.cached) + 1) * features.nbytes <= self.cache_bytes:
-                self.cached[key] = features
-        return features.float()
-
-
-@dataclass
+@dataclass(frozen=True)
 class Texts:
-    """Turns captions into what a text tower reads: token ids, or features that a frozen encoder
-    computed before.
+    """Turns captions into the token ids that a text tower reads.
 
     Args:
         encoder: has the tokenizer.
         context_length: longest caption in tokens, special ones included; longer ones are truncated.
         trims: pad to the longest caption of a batch; else to ``context_length``.
-        features: [N, D], one row for each caption of ``index``; None gives token ids.
-        index: caption -> its row of ``features``.
     """
 
     encoder: TextEncoder
     context_length: int
     trims: bool = True
-    features: Tensor | None = None
-    index: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
-        """Ids [B, L], or features [B, D]."""
-        if self.features is not None:
-            return self.features[[self.index[caption] for caption in captions]]
+        """Ids [B, L]."""
         ids = self.encoder.tokenize(captions, self.context_length)
         return ids[:, : int(self.encoder.lengths(ids).max())] if self.trims else ids
 
@@ -178,33 +135,6 @@ def sampled_sentences(caption: str, least: int, most: int, generator: np.random.
     return " ".join(sentences[index] for index in chosen)
 
 
-@dataclass(frozen=True)
-class Sentences:
-    """Learns some random sentences of each caption: a pure function of (seed, step, image id).
-
-    Args:
-        count: the least and the most number of sentences.
-        seed: of all draws.
-    """
-
-    count: Sequence[int]
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if len(self.count) != 2 or list(self.count) != sorted(self.count):
-            raise ConfigError(f"train.sentences is {self.count}: expected [least, most]")
-
-    def __call__(self, row: Row, caption: str, step: int) -> str:
-        least, most = self.count
-        draws = row_generator(self.seed, step, f"sentences/{row['image_id']}")
-        return sampled_sentences(caption, least, most, draws)
-
-
-def sentence_wordings(count: Sequence[int] | None, seed: int) -> list[Sentences]:
-    """``Sentences`` of the key ``train.sentences``; none where it is null."""
-    return [] if count is None else [Sentences(count, seed)]
-
-
 def plain_form(caption: str) -> str:
     """A caption as a word-level captioner writes it: lower-case words of the caption tokeniser, no
     punctuation.
@@ -232,7 +162,7 @@ class Addition:
 
     texts: Mapping[str, list[str]] = field(default_factory=dict)
     targets: Mapping[str, Tensor] = field(default_factory=dict)
-    images: Mapping[str, list[tuple[str, ImageSource | Frames]]] = field(default_factory=dict)
+    images: Mapping[str, list[tuple[str, ImageSource]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -241,8 +171,7 @@ class PairCollate:
     task's.
 
     Args:
-        pixels: prepares images, or reads their features; None leaves images out (a text tower
-            alone).
+        pixels: prepares images; None leaves images out (a text tower alone).
         tokens: prepares captions; None leaves captions out (an image tower alone).
         captions: which reference a step learns.
         augmentations: names of ``augment``, and ``rand_augment``: another random view of an image
@@ -251,33 +180,28 @@ class PairCollate:
         plain_captions: fraction of (image, step) whose texts are in ``plain_form``, in [0, 1];
             which ones is a pure function of (seed, step, image id).
         groups: add the targets ``image_group``, ``text_group`` and those of further texts.
-        wordings: from (row, caption, step) to the caption as the step learns it, one after the
-            other.
+        sentences: learn from so many sentences of each caption, the least and the most number;
+            None learns whole captions.
         additions: from the pairs (row, step) and their captions to what is added.
     """
 
-    pixels: PixelCache | FeatureCache | None
+    pixels: PixelCache | None
     tokens: Texts | None
     captions: Captions = "random"
     augmentations: Sequence[str] = ()
     seed: int = 0
     plain_captions: float = 0.0
     groups: bool = False
-    wordings: Sequence[Callable[[Row, str, int], str]] = ()
+    sentences: Sequence[int] | None = None
     additions: Sequence[Callable[[Sequence[tuple[Row, int]], list[str]], Addition]] = ()
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         rows = [row for row, _ in items]
         if self.tokens is None:  # rows need no captions
             return PairBatch(rows, self._images(items, {}), [])
-        captions = []
-        for row, step in items:
-            caption = row["references"][caption_index(row, self.captions, self.seed, step)]
-            for wording in self.wordings:
-                caption = wording(row, caption, step)
-            captions.append(caption)
+        captions = [self._caption(row, step) for row, step in items]
         texts, targets = {"text": captions}, dict[str, Tensor]()
-        images = dict[str, list[tuple[str, ImageSource | Frames]]]()
+        images = dict[str, list[tuple[str, ImageSource]]]()
         for addition in self.additions:
             added = addition(items, captions)
             texts |= added.texts
@@ -294,18 +218,23 @@ class PairCollate:
             targets |= {f"{name}_group": _groups(column) for name, column in texts.items()}
         return PairBatch(rows, inputs, captions, targets)
 
+    def _caption(self, row: Row, step: int) -> str:
+        """The caption of a row that a step learns."""
+        caption = row["references"][caption_index(row, self.captions, self.seed, step)]
+        if self.sentences is None:
+            return caption
+        draws = row_generator(self.seed, step, f"sentences/{row['image_id']}")
+        least, most = self.sentences
+        return sampled_sentences(caption, least, most, draws)
+
     def _images(
         self,
         items: Sequence[tuple[Row, int]],
-        further: Mapping[str, list[tuple[str, ImageSource | Frames]]],
+        further: Mapping[str, list[tuple[str, ImageSource]]],
     ) -> dict[str, Tensor]:
         if self.pixels is None:
             return {}
-        if isinstance(self.pixels, FeatureCache):
-            # Training images alone have views: a step below 0 is validation's.
-            views = (row if step < 0 else draw_view(row, self.seed, step) for row, step in items)
-            return {"image": torch.stack([self.pixels.of(row) for row in views])}
-        own = [(row["image_id"], row["image"]) for row, _ in items]
+        own: Any = [(row["image_id"], row["image"]) for row, _ in items]
         inputs = {}
         for name, column in {"image": own, **further}.items():
             images = zip(column, items, strict=True)
@@ -313,18 +242,16 @@ class PairCollate:
             inputs[name] = torch.stack(pixels)
         return inputs
 
-    def _view(self, image_id: str, source: ImageSource | Frames, step: int) -> Tensor:
-        """An image as a step sees it; of a video the same view of all frames."""
-        assert isinstance(self.pixels, PixelCache)
-        square, views = self.pixels.square(image_id, source), []
-        for frame in square if square.ndim == 4 else [square]:
-            if "rand_augment" in self.augmentations:
-                frame = rand_augment(frame, self.seed, step, image_id)
-            pixels = self.pixels.preprocessing.normalise(frame)
-            if self.augmentations:
-                pixels = augment(pixels, self.augmentations, self.seed, step, image_id)
-            views.append(pixels)
-        return torch.stack(views) if square.ndim == 4 else views[0]
+    def _view(self, image_id: str, source: ImageSource, step: int) -> Tensor:
+        """An image as a step sees it."""
+        assert self.pixels is not None
+        square = self.pixels.square(image_id, source)
+        if "rand_augment" in self.augmentations:
+            square = rand_augment(square, self.seed, step, image_id)
+        pixels = self.pixels.preprocessing.normalise(square)
+        if not self.augmentations:
+            return pixels
+        return augment(pixels, self.augmentations, self.seed, step, image_id)
 
 
 def _groups(keys: Sequence[str]) -> Tensor:

@@ -20,22 +20,21 @@ from rl_caption.config.reward_models import (
     PartConfig,
     RewardModelConfig,
 )
-from rl_caption.reward_models.batch import PairCollate, Texts
+from rl_caption.reward_models.batch import PairCollate, PixelCache
 from rl_caption.reward_models.embedding import (
     RETRIEVAL,
     EmbeddingModel,
-    image_inputs,
+    text_inputs,
     train_embeddings,
 )
 from rl_caption.reward_models.encoders import (
-    TrainedClip,
-    TrainedDual,
     check_batch_norm,
-    check_shape,
-    check_vocabulary,
+    is_causal,
     pretrained_clip,
     random_clip,
     save_clip,
+    trained_clip,
+    trained_dual,
 )
 from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
@@ -44,6 +43,8 @@ from rl_caption.runtime.options import Fraction, Positions, Section
 from rl_caption.runtime.types import LOSS, TrainState
 from rl_caption.training.run import Run
 
+Sentences = Annotated[list[Annotated[int, Field(ge=1, le=1000)]], Field(min_length=2, max_length=2)]
+"""The least and the most number of sentences."""
 MaxScale = Annotated[float, Field(ge=1, le=10**6)]
 """Largest logit scale (inverse temperature)."""
 
@@ -93,13 +94,8 @@ class ClipModelConfig(Section):
     @model_validator(mode="after")
     def _check_clip_model(self) -> Self:
         if self.has_parts:
-            others: dict[str, Any] = {
-                "image": "",
-                "text": "",
-                "image_kwargs": {},
-                "text_kwargs": {},
-            }
-            check_shape(self.kwargs, DualConfig, **others)
+            with naming("model.kwargs", (TypeError, ValueError)):
+                DualConfig("", "", {}, {}, **self.kwargs)
         for name, encoder in (("image", self.image), ("text", self.text)):
             if not encoder.pretrained and encoder.train_blocks is not None:
                 raise ConfigError(
@@ -138,14 +134,6 @@ class ClipConfig(RewardModelConfig):
     """Weights of the terms of the loss."""
     train: ClipTrainConfig = Field(default_factory=ClipTrainConfig)
 
-    @model_validator(mode="after")
-    def _check_clip(self) -> Self:
-        if self.data.features_root is not None and self.model.image.train_blocks != 0:
-            raise ConfigError(
-                "data.features_root needs a frozen image encoder: set model.image.train_blocks to 0"
-            )
-        return self
-
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""
         return {"model.init": self.model.init if self.model.name is None else None}
@@ -154,9 +142,8 @@ class ClipConfig(RewardModelConfig):
         self,
         run: Run,
         model: EmbeddingModel,
-        tokens: Texts,
         objective: Objective,
-        wordings: Sequence[Any] = (),
+        sentences: Sequence[int] | None = None,
         additions: Sequence[Any] = (),
         groups: bool = False,
         best_by: str | None = None,
@@ -166,11 +153,12 @@ class ClipConfig(RewardModelConfig):
         """Train a task on pairs of images and captions.
 
         Args:
-            wordings, additions, groups: as for ``PairCollate``.
+            sentences, additions, groups: as for ``PairCollate``.
             best_by: ``eval.best_by``; None takes ``metric``.
             **validated: what else ``EmbeddingValidator`` measures: ``negatives`` or ``triplets``.
         """
-        train, pixels = self.train, image_inputs(self.data, model)
+        train, tokens = self.train, text_inputs(run, model)
+        pixels = PixelCache(model.preprocessing, self.data.cache_mb * 2**20)
         collate = PairCollate(
             pixels,
             tokens,
@@ -179,7 +167,7 @@ class ClipConfig(RewardModelConfig):
             train.seed,
             train.plain_captions,
             groups=groups,
-            wordings=wordings,
+            sentences=sentences,
             additions=additions,
         )
         validate = EmbeddingValidator(
@@ -221,7 +209,7 @@ class ClipConfig(RewardModelConfig):
         model, max_scale, is_trained = self.model, self.loss.max_scale, self.model.init is not None
         if model.is_dual:
             dual = pretrained_dual(model)
-            network: Any = TrainedDual(dual, max_scale)
+            network = trained_dual(dual, max_scale)
             check_batch_norm(network, self.train, processes)
             return EmbeddingModel(
                 network,
@@ -230,7 +218,7 @@ class ClipConfig(RewardModelConfig):
                 True,
                 dual.save_pretrained,
                 is_trained,
-                dual,
+                dual.text_encoder,
             )
         if model.init is not None:
             clip, shape, preprocessing = pretrained_clip(
@@ -239,13 +227,11 @@ class ClipConfig(RewardModelConfig):
         else:
             clip, shape = random_clip(model.name, model.kwargs)
             preprocessing = preprocessing_of(clip.visual)
-        tokens = clip.token_embedding.num_embeddings
-        check_vocabulary(tokens, "model.kwargs.text_cfg.vocab_size")
-        network = TrainedClip(clip, max_scale, self.train.freeze_positions)
+        network = trained_clip(clip, max_scale, self.train.freeze_positions)
         tune(clip)
         check_batch_norm(network, self.train, processes)
         length, export = int(clip.context_length), partial(save_clip, clip, shape)
-        return EmbeddingModel(network, preprocessing, length, network.trims, export, is_trained)
+        return EmbeddingModel(network, preprocessing, length, is_causal(clip), export, is_trained)
 
     def decays(self, name: str, parameter: Tensor) -> bool:
         """CLIP's rule: weight decay for matrices, none for gains, biases and the temperature
@@ -254,7 +240,7 @@ class ClipConfig(RewardModelConfig):
         Where text positions are frozen, their table has no decay either: it would move them without
         a gradient.
         """
-        is_frozen = self.train.freeze_positions and name == "clip.positional_embedding"
+        is_frozen = self.train.freeze_positions and name == "model.positional_embedding"
         return parameter.ndim > 1 and not is_frozen
 
 

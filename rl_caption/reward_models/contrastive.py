@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -19,13 +19,13 @@ from torch.nn import functional as F
 from rewards.text.detail_units import default_tagger
 from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import DataError, Row
-from rl_caption.reward_models.batch import Addition, draw, sentence_wordings
+from rl_caption.reward_models.batch import Addition, draw
 from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
+    Sentences,
 )
-from rl_caption.reward_models.embedding import text_inputs
 from rl_caption.reward_models.losses import (
     Embeddings,
     Objective,
@@ -180,7 +180,7 @@ class ContrastiveTrainConfig(ClipTrainConfig):
     """With ``loss.short``: the short caption is the ``first_sentence`` of the caption (Long-CLIP),
     or a random one of the image's short ``references`` (with ``data.long_captions``).
     """
-    sentences: list[Annotated[int, Field(ge=1, le=1000)]] | None = None
+    sentences: Sentences | None = None
     """``[min, max]`` number of sentences of each caption to use, chosen at random at every step, in
     their order; null uses whole captions.
     """
@@ -246,8 +246,6 @@ class ContrastiveConfig(ClipConfig):
         """See ``RewardModelConfig.fit``."""
         loss, train, negatives = self.loss, self.train, self.negatives
         model = self.build_model(run.accelerator.num_processes)
-        stored = not (loss.short or negatives.count or train.sentences)
-        tokens = text_inputs(run, model, stored=stored, plain_captions=train.plain_captions)
         rows = run.train_rows
         bare = [row["image_id"] for row in rows if not row.get("short_references")]
         if loss.short and train.short_captions == "references" and bare:
@@ -266,9 +264,8 @@ class ContrastiveConfig(ClipConfig):
         return self.train_pairs(
             run,
             model,
-            tokens,
             self.objective(),
-            wordings=sentence_wordings(train.sentences, train.seed),
+            sentences=train.sentences,
             additions=additions,
             groups=loss.false_negatives == "mask",
             best_by=self.eval.best_by,

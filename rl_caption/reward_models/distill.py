@@ -33,21 +33,14 @@ from rl_caption.config.reward_models import (
     RewardModelConfig,
     TeacherConfig,
 )
-from rl_caption.data.checks import check_row_images
-from rl_caption.reward_models.batch import PairCollate
+from rl_caption.reward_models.batch import PairCollate, PixelCache
 from rl_caption.reward_models.embedding import (
     RETRIEVAL,
     EmbeddingModel,
-    image_inputs,
     text_inputs,
     train_embeddings,
 )
-from rl_caption.reward_models.encoders import (
-    TOKENS,
-    TrainedTowers,
-    check_batch_norm,
-    check_vocabulary,
-)
+from rl_caption.reward_models.encoders import check_batch_norm, trained_towers
 from rl_caption.reward_models.losses import Embeddings, Objective, cosine_matrix
 from rl_caption.reward_models.teacher import Teacher, Tower, check_teacher, load_teacher
 from rl_caption.reward_models.validation import EmbeddingValidator
@@ -55,7 +48,7 @@ from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError, naming
 from rl_caption.runtime.options import Section, Weight
 from rl_caption.runtime.types import TrainState
-from rl_caption.training.run import CHECKED_IMAGES, Run
+from rl_caption.training.run import Run
 
 Reduction = Literal["mean", "sum"]
 
@@ -180,11 +173,6 @@ class DistillConfig(RewardModelConfig):
     @model_validator(mode="after")
     def _check_distill(self) -> Self:
         check_teacher(self.teacher, "distill has a")
-        if self.data.features_kwargs.get("views"):
-            raise ConfigError(
-                "data.features_kwargs.views is set, but the teacher would not see these views: "
-                "leave it out"
-            )
         return self
 
     @property
@@ -203,11 +191,6 @@ class DistillConfig(RewardModelConfig):
         return {"image": frozenset({"images"}), "text": frozenset({"captions"})}.get(
             self.towers, frozenset()
         )
-
-    def check(self) -> None:
-        """Raise ``ConfigError`` where the student has fewer tokens than CLIP's tokenizer."""
-        if self.model.init is None:
-            check_vocabulary(self.model.kwargs.get("vocab_size", TOKENS), "model.kwargs.vocab_size")
 
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""
@@ -247,10 +230,7 @@ class DistillConfig(RewardModelConfig):
                 "teacher's image_size, or leave data.augment out"
             )
         check_batch_norm(model.network, options, run.accelerator.num_processes)
-        if data.features_root is not None and not teacher.reads_features:
-            rows = [*run.train_rows, *run.val_rows]  # whose images are not checked yet
-            check_row_images(rows, "the teacher", data.check_images, run.folder / CHECKED_IMAGES)
-        pixels = image_inputs(data, model)
+        pixels = PixelCache(model.preprocessing, data.cache_mb * 2**20)
         tokens = text_inputs(run, model, needs_text="text" in names)
         collate = PairCollate(
             pixels if "image" in names else None,
@@ -310,7 +290,7 @@ def _embedding_model(
     if "image" in towers:
         preprocessing = towers["image"].preprocessing
     trims = shape.pad_attention == "masked"
-    network = TrainedTowers(towers)
+    network = trained_towers(towers)
     return EmbeddingModel(network, preprocessing, shape.context_length, trims, export, is_trained)
 
 

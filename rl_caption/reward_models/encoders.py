@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
@@ -33,8 +33,6 @@ from rewards.model_files import (
 from rl_caption.config.schema import TrainConfig
 from rl_caption.runtime.errors import ConfigError, naming
 
-TOKENS = 49408
-"""Size of the vocabulary of CLIP's tokenizer, which open_clip models and L-CLIP read."""
 _PROJECTIONS = {"image": ("visual.proj", "visual.attnpool."), "text": ("text_projection",)}
 """Names of the last layers; a ResNet's is its attention pool."""
 _BLOCK_WEIGHTS = (
@@ -45,28 +43,38 @@ _BLOCK_WEIGHTS = (
 )
 
 
-class TrainedTowers(nn.Module):
-    """An ``image`` tower that embeds pixels and a ``text`` tower that embeds token ids, or one of
-    the two.
+class TrainedEncoder(nn.Module):
+    """A dual encoder, or one tower of it, that is being trained.
+
+    Args:
+        model: has the parameters.
+        encode: from pixels [B, 3, S, S] (``image``) and token ids [B, L] (``text``) to raw
+            embeddings [B, D], by ``model``.
+        max_scale: largest inverse temperature ``exp(model.logit_scale)``, a further output
+            ``scale``; None: the model has none.
     """
 
-    def __init__(self, towers: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        encode: Mapping[str, Callable[[Tensor], Tensor]],
+        max_scale: float | None = None,
+    ) -> None:
         super().__init__()
-        self.towers = nn.ModuleDict(towers)
+        self.model, self.encode, self.max_scale = model, dict(encode), max_scale
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Embed inputs by name, to raw [B, D].
-
-        Names that start with ``image`` are pixels [B, 3, S, S], all others token ids [B, L].
-        """
-        embedded = {}
+        """Embed inputs by name: images where the name starts with ``image``, else texts."""
+        embeddings = {}
         for name, value in inputs.items():
-            embedded[name] = embed_frames(self.towers[_tower(name)], value)
-        return embedded
-
-
-class TrainedEncoder(nn.Module):
-    """A dual encoder that is being trained: two towers with a temperature."""
+            tower = "image" if name.startswith("image") else "text"
+            embeddings[name] = self.encode[tower](value)
+        if self.max_scale is not None:
+            logit_scale = self.model.logit_scale
+            with torch.no_grad():  # before it is used, so that it has a gradient at the limit
+                logit_scale.clamp_(0, math.log(self.max_scale))
+            embeddings["scale"] = logit_scale.exp()
+        return embeddings
 
     def train(self, mode: bool = True) -> Self:
         """As of any module; frozen batch norm stays as in evaluation: its statistics belong to its
@@ -79,94 +87,34 @@ class TrainedEncoder(nn.Module):
         return self
 
 
-class TrainedClip(TrainedEncoder):
-    """An open_clip model, whose inverse temperature ``scale``, in [1, ``max_scale``], is a further
-    output.
-
-    The first ``frozen_positions`` positions of the text tower get no gradient.
+def is_causal(clip: Any) -> bool:
+    """Whether nothing after EOT reaches the text embeddings of an open_clip model, so that ids may
+    be cut there.
     """
-
-    def __init__(self, clip: Any, max_scale: float = 100.0, frozen_positions: int = 0) -> None:
-        super().__init__()
-        self.clip, self.max_scale = clip, max_scale
-        # A causal tower that is read at EOT: nothing after it reaches the embedding, so ids may be
-        # cut there.
-        self.trims = clip.attn_mask is not None and clip.text_pool_type == "argmax"
-        if frozen_positions:
-            later = (torch.arange(len(clip.positional_embedding)) >= frozen_positions)[:, None]
-            clip.positional_embedding.register_hook(
-                lambda gradient: gradient * later.to(gradient.device)
-            )
-
-    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As ``TrainedTowers.forward``, and ``scale``, a scalar."""
-
-        def embed(name: str, value: Tensor) -> Tensor:
-            if _tower(name) == "image":
-                return embed_frames(self.clip.encode_image, value)
-            if self.trims:
-                return causal_text_features(self.clip, value)
-            return self.clip.encode_text(value)
-
-        return _with_scale(self.clip.logit_scale, self.max_scale, embed, inputs)
+    return clip.attn_mask is not None and clip.text_pool_type == "argmax"
 
 
-class TrainedDual(TrainedEncoder):
-    """A ``PretrainedDual``, whose inverse temperature ``scale``, in [1, ``max_scale``], is a
-    further output.
-
-    Where a frozen encoder ran before training, its features are the input instead of pixels or
-    token ids.
+def trained_clip(clip: Any, max_scale: float = 100.0, frozen_positions: int = 0) -> TrainedEncoder:
+    """An open_clip model to train; the first ``frozen_positions`` positions of its text tower get no
+    gradient.
     """
-
-    def __init__(self, dual: PretrainedDual, max_scale: float = 100.0) -> None:
-        super().__init__()
-        self.dual, self.max_scale = dual, max_scale
-
-    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Embed inputs by name, to raw [B, E], and ``scale``, a scalar.
-
-        Images are pixels [B, 3, S, S] or features [B, R, D]; texts are token ids [B, L] or
-        features, floats [B, D].
-        """
-        dual = self.dual
-
-        def embed(name: str, value: Tensor) -> Tensor:
-            if _tower(name) == "text":
-                is_stored = value.is_floating_point()
-                return dual.text_head(value) if is_stored else dual.encode_text(value)
-            if value.ndim == 3:
-                return dual.project_image(value)
-            return embed_frames(dual.encode_image, value)
-
-        return _with_scale(dual.logit_scale, self.max_scale, embed, inputs)
+    if frozen_positions:
+        later = (torch.arange(len(clip.positional_embedding)) >= frozen_positions)[:, None]
+        clip.positional_embedding.register_hook(
+            lambda gradient: gradient * later.to(gradient.device)
+        )
+    encode_text = partial(causal_text_features, clip) if is_causal(clip) else clip.encode_text
+    return TrainedEncoder(clip, {"image": clip.encode_image, "text": encode_text}, max_scale)
 
 
-def embed_frames(embed: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
-    """``embed`` pixels [B, 3, S, S] or token ids; of videos [B, T, 3, S, S] normalise the embedding
-    of each frame and take the mean, [B, D], as the scores do
-    (``rewards.clip.encoder.CachedEncoder``).
-    """
-    if value.ndim != 5:
-        return embed(value)
-    return F.normalize(embed(value.flatten(0, 1)), dim=-1).unflatten(0, value.shape[:2]).mean(dim=1)
+def trained_dual(dual: PretrainedDual, max_scale: float = 100.0) -> TrainedEncoder:
+    """A dual encoder of pretrained parts to train."""
+    return TrainedEncoder(dual, {"image": dual.encode_image, "text": dual.encode_text}, max_scale)
 
 
-def _with_scale(
-    logit_scale: Tensor,
-    largest: float,
-    embed: Callable[[str, Tensor], Tensor],
-    inputs: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    """Embeddings by name, and ``scale``."""
-    with torch.no_grad():  # in place and before it is used, so that it has a gradient at the limit
-        logit_scale.clamp_(0, math.log(largest))
-    embeddings = {name: embed(name, value) for name, value in inputs.items()}
-    return embeddings | {"scale": logit_scale.exp()}
-
-
-def _tower(name: str) -> str:
-    return "image" if name.startswith("image") else "text"
+def trained_towers(towers: Mapping[str, nn.Module]) -> TrainedEncoder:
+    """Towers of a student to train: ``image``, ``text`` or both."""
+    return TrainedEncoder(nn.ModuleDict(towers), towers)
 
 
 def is_frozen(module: nn.Module) -> bool:
@@ -371,22 +319,4 @@ def check_batch_norm(network: nn.Module, train: TrainConfig, processes: int) -> 
             f"the model trains batch norm (such as {trained[0]}), so every step must be one "
             "micro-batch of one process: start one process, and leave train.micro_batch_size null; "
             "or choose an image encoder without batch norm, a ViT"
-        )
-
-
-def check_shape(kwargs: Mapping[str, Any], shape: Callable[..., Any], **others: Any) -> None:
-    """Raise ``ConfigError`` unless ``kwargs``, the key ``model.kwargs``, are arguments of the
-    dataclass ``shape``.
-
-    ``others`` are arguments of ``shape`` that ``kwargs`` may not have.
-    """
-    with naming("model.kwargs", (TypeError, ValueError)):
-        shape(**others, **kwargs)
-
-
-def check_vocabulary(tokens: Any, key: str) -> None:
-    """Raise ``ConfigError`` where a model has fewer tokens than CLIP's tokenizer; ``key`` says so."""
-    if isinstance(tokens, int) and tokens < TOKENS:
-        raise ConfigError(
-            f"{key} is {tokens}: captions are read with CLIP's tokenizer, which has {TOKENS} tokens"
         )

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -23,14 +23,13 @@ from rl_caption.reward_models.batch import (
     Captions,
     caption_index,
     draw,
-    sentence_wordings,
 )
 from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
+    Sentences,
 )
-from rl_caption.reward_models.embedding import text_inputs
 from rl_caption.reward_models.encoders import train_only
 from rl_caption.reward_models.losses import (
     Embeddings,
@@ -90,7 +89,7 @@ class PositiveAugmentedTrainConfig(ClipTrainConfig):
     """Rank of LoRA."""
     lora_alpha: Positive = 1.0
     """The LoRA update is scaled by ``lora_alpha / lora_rank``."""
-    sentences: list[Annotated[int, Field(ge=1, le=1000)]] | None = None
+    sentences: Sentences | None = None
     """``[min, max]`` number of sentences of each caption to use, chosen at random at every step, in
     their order; null uses whole captions.
     """
@@ -115,10 +114,6 @@ class PositiveAugmentedConfig(ClipConfig):
 
     @model_validator(mode="after")
     def _check_positive_augmented(self) -> Self:
-        if self.data.features_root is not None and self.loss.positive_images:
-            raise ConfigError(
-                "loss.positive_images needs pixels: set it to 0, or leave data.features_root out"
-            )
         trains_all = self.train.trainable == "all"
         if not (trains_all or self.model.has_parts or self.model.init is not None):
             raise ConfigError(
@@ -149,15 +144,11 @@ class PositiveAugmentedConfig(ClipConfig):
         with run.accelerator.main_process_first():  # the others then find the verdicts in the cache
             for split, rows in splits.items():
                 check_positives(rows, positives, train.captions, checks, cache, split)
-        tokens = text_inputs(
-            run, model, stored=not train.sentences, plain_captions=train.plain_captions
-        )
         return self.train_pairs(
             run,
             model,
-            tokens,
             self.objective(),
-            wordings=sentence_wordings(train.sentences, train.seed),
+            sentences=train.sentences,
             additions=[GeneratedPositives(positives, train.captions, train.seed)],
             best_by=best_by,
         )

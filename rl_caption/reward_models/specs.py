@@ -25,7 +25,6 @@ from rl_caption.reward_models.clip_models import (
     ClipLossConfig,
     ClipTrainConfig,
 )
-from rl_caption.reward_models.embedding import text_inputs
 from rl_caption.reward_models.losses import (
     Embeddings,
     Objective,
@@ -34,7 +33,6 @@ from rl_caption.reward_models.losses import (
 )
 from rl_caption.reward_models.triplets import (
     Donor,
-    Per,
     Triplet,
     make_triplets,
     triplet_texts,
@@ -144,10 +142,6 @@ class SpecificityTrainConfig(ClipTrainConfig):
     """Take false details from the other captions of the ``batch`` (paper), or from the first
     caption of all images of the training ``data`` (released code).
     """
-    shuffle_per: Per = "unit"
-    """Decide about shuffling for each false detail (``unit``; paper) or each caption (``row``;
-    released code).
-    """
 
 
 class SpecificityConfig(ClipConfig):
@@ -171,16 +165,14 @@ class SpecificityConfig(ClipConfig):
         """See ``RewardModelConfig.fit``."""
         train, rows = self.train, run.train_rows
         model = self.build_model(run.accelerator.num_processes)
-        tokens = text_inputs(run, model, plain_captions=train.plain_captions)
         donors = donors_of(rows) if train.negatives == "data" else None
         triplets = StepTriplets(
             rows,
-            tokens,
+            model.texts,
             train.batch_size,
             train.seed,
             train.captions,
             train.shuffle_rate,
-            train.shuffle_per,
             donors,
         )
         captions = [row["references"][0] for row in run.val_rows]  # always the same
@@ -190,7 +182,6 @@ class SpecificityConfig(ClipConfig):
         return self.train_pairs(
             run,
             model,
-            tokens,
             self.objective(),
             additions=[triplets],
             metric="val/specificity",
@@ -217,7 +208,6 @@ class StepTriplets:
     seed: int
     captions: Captions
     shuffle_rate: float
-    per: Per
     donors: Sequence[Donor] | None = None
     _step: int = field(default=-1, init=False)
     _triplets: dict[str, Triplet | None] = field(default_factory=dict, init=False)
@@ -239,9 +229,7 @@ class StepTriplets:
                 for row in batch.values()
             ]
             seed = int(row_generator(self.seed, step, "triplets").integers(2**31))
-            triplets = make_triplets(
-                chosen, [*batch], seed, self.shuffle_rate, self.per, self.donors
-            )
+            triplets = make_triplets(chosen, [*batch], seed, self.shuffle_rate, self.donors)
             self._step, self._triplets = step, dict(zip(batch, triplets, strict=True))
         return self._triplets
 

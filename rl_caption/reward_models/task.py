@@ -52,7 +52,7 @@ class EmbeddingTask:
         """Leave the gradient of one optimizer step in the parameters. ``batches`` are this
         process's micro-batches.
         """
-        target = _concatenate([self.target(batch) for batch in batches])
+        target = concatenate([self.target(batch) for batch in batches])
         if len(batches) == 1:
             outputs = self.model(batches[0].inputs)
             gradients, log = self._gradients(_detach_values(outputs), target)
@@ -66,7 +66,7 @@ class EmbeddingTask:
             for batch in batches:
                 states.append(_random_states(self.accelerator.device))
                 embedded.append(_detach_values(self.model(batch.inputs)))
-        gradients, log = self._gradients(_concatenate(embedded), target)
+        gradients, log = self._gradients(concatenate(embedded), target)
         end, start, passes = _random_states(self.accelerator.device), 0, []
         for batch, state in zip(batches, states, strict=True):
             rows = slice(start, start := start + len(batch.rows))
@@ -136,7 +136,7 @@ def _detach_values(outputs: Embeddings) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in outputs.items()}
 
 
-def _concatenate(micro_batches: Sequence[Embeddings]) -> dict[str, Tensor]:
+def concatenate(micro_batches: Sequence[Embeddings]) -> dict[str, Tensor]:
     """The rows of several micro-batches; a scalar is the same in all of them."""
     return {
         name: torch.cat([embeddings[name] for embeddings in micro_batches]) if value.ndim else value

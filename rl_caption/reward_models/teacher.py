@@ -10,13 +10,10 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
-from rewards.clip.dual import PretrainedDual
 from rewards.clip.encoder import EmbeddingCache, image_identity
-from rewards.devices import chunks
 from rl_caption.config.reward_models import TeacherConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row
-from rl_caption.data.encode_features import made_by
 from rl_caption.reward_models.batch import Captions, PairBatch
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError, naming
@@ -44,29 +41,6 @@ def embed_distributed(
     return accelerator.gather(embedded).cpu()[: len(items)]
 
 
-def reads_features(backbone: FrozenEncoder, features_root: str | None) -> bool:
-    """Whether ``backbone`` is a ``PretrainedDual`` and ``features_root`` has the features of its
-    image encoder.
-    """
-    model = backbone.model
-    if features_root is None or not isinstance(model, PretrainedDual):
-        return False
-    return made_by(features_root, model.image_encoder)
-
-
-@torch.no_grad()
-def embed_features(backbone: FrozenEncoder, rows: Sequence[Row]) -> Tensor:
-    """Raw embeddings [N, D], on the CPU, of N rows by their ``features``; see ``reads_features``."""
-    model: Any = backbone.model
-    weight, embeddings = model.image_head.linear.weight, []
-    for batch in chunks(rows, 256, "embedding features of images"):
-        features = torch.stack([torch.from_numpy(row["features"].load()) for row in batch])
-        embeddings.append(
-            model.project_image(features.to(weight.device, weight.dtype)).float().cpu()
-        )
-    return torch.cat(embeddings)
-
-
 class Teacher:
     """A frozen dual encoder, or one tower of it, that gives raw embeddings (not of unit length).
 
@@ -74,8 +48,6 @@ class Teacher:
         towers: ``image``, ``text`` or both.
         augmented: images are augmented: at every step, embed the view that the student sees.
         cache_dir: folder that keeps embeddings between runs; None keeps none.
-        features_root: features of images. Where they are those of the teacher's own image encoder
-            (it is a ``PretrainedDual``), the teacher reads them instead of images.
     """
 
     def __init__(
@@ -85,10 +57,8 @@ class Teacher:
         accelerator: Accelerator,
         augmented: bool = False,
         cache_dir: str | None = None,
-        features_root: str | None = None,
     ) -> None:
         self.backbone, self.towers, self.accelerator = backbone, tuple(towers), accelerator
-        self.reads_features = reads_features(backbone, features_root)
         self.augmented = augmented
         self._disk: EmbeddingCache | None = None
         if cache_dir is not None:
@@ -120,8 +90,6 @@ class Teacher:
         """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from
         ``cache_dir`` if there.
         """
-        if self.reads_features:
-            return embed_features(self.backbone, rows)
         images = [row["image"] for row in rows]
         return self._embed(images, self.backbone.encode_images, image_identity, "image")
 
@@ -212,6 +180,4 @@ def load_teacher(
             precision=teacher.precision,
             batch_size=teacher.batch_size,
         )
-    return Teacher(
-        backbone, towers, accelerator, bool(data.augment), teacher.cache_dir, data.features_root
-    )
+    return Teacher(backbone, towers, accelerator, bool(data.augment), teacher.cache_dir)

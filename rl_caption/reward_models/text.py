@@ -31,7 +31,6 @@ from rl_caption.config.reward_models import (
 )
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import Captions, PairBatch, caption_index
-from rl_caption.reward_models.encoders import check_shape
 from rl_caption.reward_models.teacher import Teacher, check_teacher, load_teacher
 from rl_caption.runtime.engines import (
     Averages,
@@ -114,7 +113,8 @@ class BottleneckModelConfig(Section):
     def _check_bottleneck_model(self) -> Self:
         options = asdict(BottleneckConfig(1, 1)).items()
         others = {key: value for key, value in options if key not in ("soft_tokens", "ending")}
-        check_shape(self.kwargs, BottleneckConfig, **others)
+        with naming("model.kwargs", (TypeError, ValueError)):
+            BottleneckConfig(**others, **self.kwargs)
         return self
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from rl_caption.data.scenes.world import Draws
 if TYPE_CHECKING:
     from rl_caption.reward_models.batch import Texts
 
-Per = Literal["unit", "row"]
 _STOPS = (".", "!", "?", "…")
 _SEPARATORS = ",;:"
 _CORE = re.compile(r"(\W*)(.*?)(\W*)", re.DOTALL)
@@ -46,7 +45,6 @@ def make_triplets(
     image_ids: Sequence[Hashable],
     seed: int,
     shuffle_rate: float = 0.9,
-    per: Per = "unit",
     donors: Sequence[Donor] | None = None,
 ) -> list[Triplet | None]:
     """Make one triplet of each of B captions; a pure function.
@@ -61,9 +59,6 @@ def make_triplets(
         seed: of all draws; give another one each step. With given ``donors``, a row's triplet does
             not depend on the other rows.
         shuffle_rate: fraction of negative units whose words are shuffled, in [0, 1].
-        per: ``unit`` shuffles each negative unit with this probability (paper). ``row`` decides by
-            the caption, so that a row has shuffled negatives always or never (released code, which
-            shuffles the first rows of the file).
         donors: captions to take negative units from (the released code's, from the whole data set);
             None takes the others of the batch (the paper's in-batch negatives).
 
@@ -83,7 +78,6 @@ def make_triplets(
             donors,
             Draws("triplet", seed, str(image_id), caption),
             shuffle_rate,
-            per,
         )
         for caption, details, image_id in zip(captions, units, image_ids, strict=True)
     ]
@@ -114,7 +108,6 @@ def _triplet(
     donors: Sequence[Donor],
     draws: Draws,
     shuffle_rate: float,
-    per: Per,
 ) -> Triplet | None:
     if len(units) < 2:
         return None
@@ -122,8 +115,7 @@ def _triplet(
     unit = negative_unit(donors, position, owner, units[position], draws)
     if unit is None:
         return None
-    # A row's own draw knows nothing of the seed: it is the same in every step.
-    if (draws if per == "unit" else Draws("row", "".join(units))).chance(shuffle_rate):
+    if draws.chance(shuffle_rate):
         unit = shuffled_words(unit, draws)
     base = "".join(units[:position])
     return Triplet(base, base + units[position], append_unit(base, unit))

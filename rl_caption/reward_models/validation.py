@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import fmean
 
 import numpy as np
 import torch
@@ -16,8 +15,9 @@ from torch.nn import functional as F
 
 from rl_caption.data.base import Row
 from rl_caption.evaluation.retrieval import retrieval_recall
-from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
+from rl_caption.reward_models.batch import PairCollate, PixelCache, Texts
 from rl_caption.reward_models.losses import Objective
+from rl_caption.reward_models.task import concatenate
 from rl_caption.reward_models.teacher import Teacher, embed_distributed
 from rl_caption.reward_models.triplets import Triplet, triplet_texts
 from rl_caption.runtime.engines import autocast, dropout_off
@@ -56,37 +56,28 @@ class ValidationLoss:
         accelerator: Accelerator,
         network: nn.Module,
         rows: Sequence[Row],
-        pixels: PixelCache | FeatureCache,
+        pixels: PixelCache,
         batch_size: int,
     ) -> float:
-        """The loss of ``rows``; called by every process. ``batch_size`` is rows of one forward
-        pass.
+        """The loss of ``rows``, each process embedding some of the batches. ``batch_size`` is rows
+        of one forward pass.
         """
         collate = replace(self.collate, pixels=pixels, augmentations=())
-        scale, widths = torch.ones(()), dict[str, int]()
-
-        def embed(share: list[Row]) -> Tensor:
-            """The embeddings of some rows side by side, [N, sum of widths]."""
-            nonlocal scale
-            columns = []
-            for start in range(0, len(share), batch_size):
-                items = [(row, DRAWN_AT) for row in share[start : start + batch_size]]
-                inputs = collate(items).to(accelerator.device).inputs
-                outputs = {name: value.float() for name, value in network(inputs).items()}
-                scale = outputs.pop("scale").cpu()
-                widths.update({name: value.shape[1] for name, value in outputs.items()})
-                columns.append(torch.cat([*outputs.values()], dim=1))
-            return torch.cat(columns)
-
-        embedded = embed_distributed(accelerator, rows, embed)
-        collate, size, losses = replace(collate, pixels=None), min(self.size, len(rows)), []
-        for start in range(0, len(rows) - size + 1, size):
-            columns = embedded[start : start + size].split([*widths.values()], dim=1)
-            embeddings = dict(zip(widths, columns, strict=True)) | {"scale": scale}
-            target = collate([(row, DRAWN_AT) for row in rows[start : start + size]]).targets
-            with torch.autocast("cpu", enabled=False):  # float32, as in training
-                losses.append(float(self.objective(embeddings, target)[0]))
-        return fmean(losses)
+        device, size = accelerator.device, min(self.size, len(rows))
+        starts = range(0, len(rows) - size + 1, size)
+        total = 0.0
+        for start in starts[accelerator.process_index :: accelerator.num_processes]:
+            outputs, targets = [], []
+            for first in range(start, start + size, batch_size):
+                part = rows[first : min(first + batch_size, start + size)]
+                batch = collate([(row, DRAWN_AT) for row in part]).to(device)
+                embedded = network(batch.inputs)
+                outputs.append({name: value.float() for name, value in embedded.items()})
+                targets.append(batch.targets)
+            with torch.autocast(device.type, enabled=False):  # float32, as in training
+                total += float(self.objective(concatenate(outputs), concatenate(targets))[0])
+        losses = accelerator.gather(torch.tensor([total], dtype=torch.float32, device=device))
+        return float(losses.sum()) / len(starts)
 
 
 class EmbeddingValidator:
@@ -122,7 +113,7 @@ class EmbeddingValidator:
         network: nn.Module,
         towers: Sequence[str],
         rows: Sequence[Row],
-        pixels: PixelCache | FeatureCache,
+        pixels: PixelCache,
         tokens: Texts,
         batch_size: int,
         teacher: Teacher | None = None,
@@ -130,9 +121,9 @@ class EmbeddingValidator:
         negatives: Sequence[tuple[int, str, str]] = (),
         loss: ValidationLoss | None = None,
     ) -> None:
-        if isinstance(pixels, PixelCache):  # of their own, but where they need much memory
-            needed = -(-len(rows) // accelerator.num_processes) * 3 * pixels.preprocessing.size**2
-            pixels = PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
+        needed = -(-len(rows) // accelerator.num_processes) * 3 * pixels.preprocessing.size**2
+        if needed <= MOST_PIXELS:  # a cache of their own
+            pixels = PixelCache(pixels.preprocessing, needed)
         self.accelerator, self.network, self.towers = accelerator, network, towers
         self.rows, self.pixels = rows, pixels
         self.tokens, self.batch_size, self.triplets, self.loss = tokens, batch_size, triplets, loss

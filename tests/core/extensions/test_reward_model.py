@@ -15,11 +15,8 @@ from torch.nn import functional as F
 from rewards.clip.backbone import load_frozen_encoder
 from rl_caption.cli.configuration import parse
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.reward_models.batch import PairCollate
 from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig
-from rl_caption.reward_models.embedding import image_inputs, text_inputs, train_embeddings
 from rl_caption.reward_models.losses import Embeddings, contrastive_metrics, cosine_matrix
-from rl_caption.reward_models.validation import EmbeddingValidator
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.run import Run
@@ -43,22 +40,7 @@ class SigmoidConfig(ClipConfig):
 
     def fit(self, run: Run) -> TrainState:
         model = self.build_model(run.accelerator.num_processes)
-        pixels, tokens = image_inputs(self.data, model), text_inputs(run, model, stored=True)
-        size = self.eval.batch_size
-        validate = EmbeddingValidator(
-            run.accelerator,
-            model.network,
-            ("image", "text"),
-            run.val_rows,
-            pixels,
-            tokens,
-            size,
-        )
-        collate = PairCollate(
-            pixels, tokens, self.train.captions, self.data.augment, self.train.seed
-        )
-        loss = partial(sigmoid, bias=self.loss.bias)
-        return train_embeddings(run, model, "sigmoid", loss, collate, validate, decays=self.decays)
+        return self.train_pairs(run, model, partial(sigmoid, bias=self.loss.bias))
 
 
 def sigmoid(
@@ -79,7 +61,7 @@ def config_in(folder: Path, **changes: Any) -> dict[str, Any]:
 def test_a_run_trains_with_it_and_is_resumed_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     ended = checked_run(config_in(whole), whole, "reward_model")
-    assert "[sigmoid]" in ended.output
+    assert f"[{NAME}]" in ended.output
     logged = [line["loss/total"] for line in lines(whole, "metrics.jsonl") if "loss/total" in line]
     assert len(logged) == 6
     kill = Kill("rl_caption.reward_models.task:EmbeddingTask.training_step", 4)

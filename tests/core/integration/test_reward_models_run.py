@@ -20,7 +20,6 @@ from rewards.clip.pac import PacScore
 from rewards.clip.pretrained import load_text_encoder
 from rewards.trust import trust
 from rl_caption.data.base import load_image
-from rl_caption.data.encode_features import encode_features
 from rl_caption.data.scenes import ScenesData
 from tests.captioners_for_tests import tiny_captioner
 from tests.hf_models_for_tests import tiny_gpt2
@@ -378,13 +377,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 }
             )
     (folder / "data/dataset.json").write_text(json.dumps({"images": records}))
-    encode_features(
-        "tests.encoders_for_tests:TinyImageEncoder",
-        folder / "data",
-        folder / "grids",
-        "images",
-        dtype="float32",
-    )
     return folder
 
 
@@ -413,32 +405,6 @@ def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(
     assert 0 <= score([""], row["references"][:1], image=[row["image"]])[0] <= 2.5
 
 
-def test_features_of_pixels_and_of_files_train_the_same_dual(photos: Path, tmp_path: Path) -> None:
-    """Frozen encoders may run before training, or in every step."""
-    changes = {"train.micro_batch_size": 8, "model.kwargs.dropout": 0.0}
-    config = changed(pretrained_chain(photos)["dual"], changes)
-    trained_run(config, tmp_path / "files")
-    trained_run(config, tmp_path / "pixels", **{"data.features_root": None, "data.cache_mb": 0})
-    for a, b in zip(lines(tmp_path / "files"), lines(tmp_path / "pixels"), strict=True):
-        for name in [
-            name for name in a if name.startswith(("loss/", "val/")) and name != "val/seconds"
-        ]:
-            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-5), name
-
-
-def test_features_of_another_encoder_are_refused(photos: Path, tmp_path: Path) -> None:
-    other = {"model.image.kwargs": {"seed": 1}}
-    assert "prepare_features" in refused(
-        pretrained_chain(photos)["dual"], tmp_path / "run", **other
-    )
-    shutil.copytree(photos / "grids", tmp_path / "grids")
-    (tmp_path / "grids/encoder.json").unlink()
-    unnamed = {"data.features_root": str(tmp_path / "grids")}
-    assert "prepare_features" in refused(
-        pretrained_chain(photos)["dual"], tmp_path / "other", **unnamed
-    )
-
-
 def test_parts_with_random_weights(photos: Path, tmp_path: Path) -> None:
     """Image tower and text encoder in the shape of what is named, none of whose weights is used."""
     vision = {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16}
@@ -449,7 +415,7 @@ def test_parts_with_random_weights(photos: Path, tmp_path: Path) -> None:
     trained_run(
         config,
         tmp_path / "run",
-        **{"data.features_root": None, "train.max_steps": 1, "train.lr": 1e-9},
+        **{"train.max_steps": 1, "train.lr": 1e-9},
     )
     dual = PretrainedDual.from_pretrained(tmp_path / "run/export/best")
     assert dual.preprocessing.size == 32
@@ -504,15 +470,13 @@ def positives(photos: Path) -> Path:
 def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
     photos: Path, dual: Path, positives: Path, tmp_path: Path
 ) -> None:
-    """Over features of images and cached states of captions, positive ones among them; the tuned
-    model is a judge.
-    """
+    """The tuned model is a judge."""
     config = pretrained_chain(photos)["dual"] | {
         "task": "positive_augmented",
         "loss": {"positive_images": 0.0},
         "model": {"init": str(dual)},
         "trust": ["tests.encoders_for_tests:TinyImageEncoder"],
-        "data": {"format": "jsonl", "path": str(positives), "features_root": str(photos / "grids")},
+        "data": {"format": "jsonl", "path": str(positives)},
     }
     trained_run(config, tmp_path / "tuned", **{"eval.best_by": "val/loss"})
     logged = lines(tmp_path / "tuned")

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.reward_models.batch import PairBatch
-from rl_caption.reward_models.encoders import TrainedClip, TrainedTowers, random_clip, train_only
+from rl_caption.reward_models.encoders import (
+    TrainedEncoder,
+    random_clip,
+    train_only,
+    trained_clip,
+    trained_towers,
+)
 from rl_caption.reward_models.task import EmbeddingTask, Target
 from tests.reward_models_for_tests import CLIP, CLIP_TASKS, STUDENT, config_of
 
@@ -46,16 +52,16 @@ def split(inputs: dict[str, Tensor], size: int) -> list[PairBatch]:
     ]
 
 
-def clip_towers(**vision: Any) -> TrainedClip:
+def clip_towers(**vision: Any) -> TrainedEncoder:
     torch.manual_seed(3)
-    network = TrainedClip(random_clip(None, CLIP | {"vision_cfg": CLIP["vision_cfg"] | vision})[0])
+    network = trained_clip(random_clip(None, CLIP | {"vision_cfg": CLIP["vision_cfg"] | vision})[0])
     return network.train()
 
 
-def student_towers() -> TrainedTowers:
+def student_towers() -> TrainedEncoder:
     torch.manual_seed(4)
     model = LCLIP(LCLIPConfig(**STUDENT))
-    return TrainedTowers({"image": model.image, "text": model.text})
+    return trained_towers({"image": model.image, "text": model.text})
 
 
 class Lookup:
@@ -137,13 +143,13 @@ def test_the_gradient_is_that_of_the_loss_of_the_whole_batch_however_it_is_split
 
 def test_the_temperature_is_learnt_once_and_stays_within_its_limits() -> None:
     network, inputs = clip_towers(), pairs(8)
-    scale: Any = network.clip.logit_scale
+    scale: Any = network.model.logit_scale
     with torch.no_grad():
         scale.fill_(50.0)
     found, logged = step(network, "contrastive", split(inputs, 2))
     assert scale.exp().item() == pytest.approx(100.0, rel=1e-5)
     assert logged["contrastive/scale"] == pytest.approx(100.0, rel=1e-5)
-    assert found["clip.logit_scale"].abs() > 1e-3, "at the limit it still has a gradient"
+    assert found["model.logit_scale"].abs() > 1e-3, "at the limit it still has a gradient"
     with torch.no_grad():
         scale.fill_(-50.0)
     _, logged = step(network, "contrastive", split(inputs, 2))
@@ -188,13 +194,13 @@ def test_random_numbers_go_on_after_those_of_the_loss() -> None:
 def test_a_frozen_tower_gets_no_gradient_and_changes_none() -> None:
     network, inputs = student_towers(), pairs(8)
     whole, _ = step(network, "distill", split(inputs, 8))
-    network.towers["text"].requires_grad_(False)
+    network.model["text"].requires_grad_(False)
     frozen, _ = step(network, "distill", split(inputs, 4))
     assert all(name.startswith("towers.image.") for name in frozen)
     assert_equal({name: value for name, value in whole.items() if name in frozen}, frozen)
 
 
-PROJECTIONS = {"clip.visual.proj", "clip.text_projection", "clip.logit_scale"}
+PROJECTIONS = {"model.visual.proj", "model.text_projection", "model.logit_scale"}
 
 
 @pytest.mark.parametrize(
@@ -210,7 +216,7 @@ def test_only_what_is_trained_gets_a_gradient_and_micro_batches_do_not_change_it
     )
     network, inputs = clip_towers(**shape), pairs(8)
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    train_only(network.clip, what)
+    train_only(network.model, what)
     network.train()
     whole, logged = step(network, "positive_augmented", split(inputs, 8))
     parts, again = step(network, "positive_augmented", split(inputs, 4))
@@ -224,8 +230,8 @@ def test_only_what_is_trained_gets_a_gradient_and_micro_batches_do_not_change_it
     elif tower == "ViT":
         assert whole.keys() == PROJECTIONS
     else:
-        pool = {name for name in before if name.startswith("clip.visual.attnpool.")}
-        assert whole.keys() == pool | {"clip.text_projection", "clip.logit_scale"}
+        pool = {name for name in before if name.startswith("model.visual.attnpool.")}
+        assert whole.keys() == pool | {"model.text_projection", "model.logit_scale"}
     after = network.state_dict()
     assert all(
         torch.equal(after[name], value) for name, value in before.items() if name in after

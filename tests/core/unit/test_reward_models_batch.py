@@ -5,7 +5,6 @@ positives.
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import ClipText
 from rewards.images import open_image
 from rewards.text.detail_units import detail_units, prefixes
-from rewards.videos import video_frames
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
@@ -27,7 +25,6 @@ from rl_caption.data.loader import augment, step_indices
 from rl_caption.data.rand_augment import rand_augment
 from rl_caption.data.scenes.world import Draws
 from rl_caption.reward_models.batch import (
-    FeatureCache,
     PairCollate,
     PixelCache,
     Texts,
@@ -104,13 +101,14 @@ def test_images_of_one_step_draw_each_for_itself() -> None:
 def test_pixels_are_those_of_the_preprocessing_and_drawn_once() -> None:
     image, preprocessing = noise_image(1), Preprocessing(32)
     cache = PixelCache(preprocessing, cache_bytes=3 * 32 * 32)
-    assert torch.equal(cache("b", image), preprocessing(image))
-    assert torch.equal(cache("b", image), preprocessing(image))
+    row: Any = {"image_id": "b", "image": image}
+    assert torch.equal(cache.of(row), preprocessing(image))
+    assert torch.equal(cache.of(row), preprocessing(image))
     drawn = Drawn(3)
-    cache("c", drawn), cache("c", drawn)
+    cache.square("c", drawn), cache.square("c", drawn)
     assert drawn.drawn == 2, "there is memory for one image only"
     cache = PixelCache(preprocessing, cache_bytes=10**6)
-    cache("c", drawn), cache("c", drawn)
+    cache.square("c", drawn), cache.square("c", drawn)
     assert drawn.drawn == 3
 
 
@@ -122,18 +120,10 @@ def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path: Path) 
     captioner.cache_bytes = 10**6
     cache = PixelCache(Preprocessing(32), cache_bytes=10**6)
     sources: list[Any] = [str(files[0]), str(files[1]), files[2]]
-    sources += [
-        (sources[0], sources[1]),
-        (sources[0], sources[2]),
-        *(video_frames(tmp_path, n) for n in (2, 3)),
-    ]
     for _ in range(2):
         for source in sources:
-            frames = source if isinstance(source, tuple) else (source,)
-            expected = torch.stack([Preprocessing(32)(open_image(frame)) for frame in frames])
-            assert torch.equal(
-                cache("a", source), expected if isinstance(source, tuple) else expected[0]
-            )
+            row: Any = {"image_id": "a", "image": source}
+            assert torch.equal(cache.of(row), Preprocessing(32)(open_image(source)))
         found = [
             captioner.preprocess([{"image_id": "a", "image": image, "references": []}])
             for image in sources[:3]
@@ -141,32 +131,13 @@ def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path: Path) 
         assert not any(
             torch.equal(a["pixel_values"], b["pixel_values"]) for a, b in pairwise(found)
         )
-    assert [len(model.cached) for model in (cache, captioner)] == [7, 3]
+    assert [len(model.cached) for model in (cache, captioner)] == [3, 3]
     captioner.cached.clear()
     captioner.cache_bytes = 2 * 16 * 16 * 3
     captioner.preprocess(
         [{"image_id": name, "image": files[0], "references": []} for name in "abc"]
     )
     assert len(captioner.cached) == 2, "there is memory for two images"
-
-
-def test_grids_of_features_are_kept_in_half_the_bytes_and_pooled_ones_as_they_are() -> None:
-    grid = torch.arange(32.0).view(4, 8) / 3
-    rows: Any = [
-        {
-            "features": SimpleNamespace(where=str(n), load=lambda n=n: (grid + n).numpy()),
-            "image_id": "a",
-        }
-        for n in range(3)
-    ]
-    cache = FeatureCache(None, cache_bytes=2 * 4 * 8 * 2)
-    for _ in range(2):
-        for n, row in enumerate(rows):
-            assert torch.equal(cache.of(row), (grid + n).half().float())
-    assert [value.dtype for value in cache.cached.values()] == [torch.float16] * 2
-    pooled = FeatureCache(lambda cells: cells.mean(dim=1), cache_bytes=10**6)
-    assert torch.equal(pooled.of(rows[1]), (grid + 1).mean(dim=0, keepdim=True))
-    assert list(pooled.cached) == ["1"]
 
 
 def test_the_length_of_the_base_is_anything_from_one_unit_to_all_but_one() -> None:
@@ -241,7 +212,7 @@ def test_rand_augment_comes_before_normalisation_and_the_other_views() -> None:
         view = preprocessing.normalise(rand_augment(square, 3, step, "b"))
         expected = augment(view, ["horizontal"], 3, step, "b")
         assert torch.equal(collate([(row, step)]).inputs["image"][0], expected)
-    assert torch.equal(cache("b", row["image"]), preprocessing(row["image"])), (
+    assert torch.equal(cache.of(row), preprocessing(row["image"])), (
         "the cached pixels are left alone"
     )
 

@@ -10,7 +10,7 @@ from rl_caption.cli.configuration import parse
 from rl_caption.config.reward_models import TASKS, RewardModelConfig
 from rl_caption.reward_models import program
 from rl_caption.runtime.errors import ConfigError
-from tests.reward_models_for_tests import CLIP, RESNET, STUDENT, config_of
+from tests.reward_models_for_tests import CLIP, RESNET, config_of
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "reward_models"
 WHOLE = {"batch_size": 8}
@@ -60,24 +60,7 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
     ("values", "keys"),
     [
         ({"task": "distill"}, ("teacher.name", "distill")),
-        (
-            {
-                "task": "distill",
-                "towers": "text",
-                "model": {"kwargs": STUDENT | {"vocab_size": 9}},
-                **TEACHER,
-            },
-            ("vocab_size", "9"),
-        ),
-        (
-            {
-                "task": "distill",
-                "towers": "image",
-                "data": {"features_kwargs": {"views": ["x"]}},
-                **TEACHER,
-            },
-            ("data.features_kwargs.views",),
-        ),
+        ({"data": {"features_root": "x"}}, ("data.features_root",)),
         ({"train": {"lr": -1}}, ("train.lr", "-1")),
         ({"task": "positive_augmented"}, ("train.trainable", "model.init")),
         (

@@ -70,9 +70,7 @@ def test_two_towers_are_one_model_that_is_a_reward(tmp_path: Path) -> None:
 
 
 def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> None:
-    """It runs on pixels and on the encoder's features alike, trains nothing of it, and is saved
-    with its weights.
-    """
+    """It trains nothing of the encoder, and is saved with its weights."""
     encoder = {
         "image_encoder": "tests.encoders_for_tests:TinyImageEncoder",
         "image_encoder_kwargs": {"seed": 3},
@@ -86,7 +84,6 @@ def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> No
     pixels = tower.preprocessing(picture)[None]
     grid = tower.encoder(pixels).flatten(1, 2)
     assert tower.pos_embed.shape == (1, 1 + grid.shape[1], STUDENT["image_width"])
-    assert torch.equal(tower(pixels), tower(grid))
     build_dual(None, {"image": image, "text": text}, {}, 16).save_pretrained(tmp_path / "whole")
     backbone = load_frozen_encoder(str(tmp_path / "whole"))
     assert backbone.preprocessing == tower.preprocessing

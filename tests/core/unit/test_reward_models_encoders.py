@@ -21,14 +21,13 @@ from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.clip_models import ClipModelConfig, pretrained_dual
 from rl_caption.reward_models.contrastive import contrastive
 from rl_caption.reward_models.encoders import (
-    TrainedClip,
-    TrainedDual,
-    embed_frames,
     merged_state,
     pretrained_clip,
     random_clip,
     save_clip,
     train_only,
+    trained_clip,
+    trained_dual,
 )
 from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.runtime.errors import ConfigError
@@ -64,7 +63,7 @@ def test_a_contrastive_model_comes_back_as_a_reward(clip: tuple[Any, dict[str, A
     model, shape, folder = clip
     backbone = load_frozen_encoder(str(folder))
     picture, ids = noise_image(2), torch.tensor([[49406, 320, 1929, 49407]])
-    mine = TrainedClip(model)({"image": backbone.preprocessing(picture)[None], "text": ids})
+    mine = trained_clip(model)({"image": backbone.preprocessing(picture)[None], "text": ids})
     assert torch.allclose(
         backbone.encode_images([picture], normalize=False), mine["image"], atol=1e-5
     )
@@ -179,12 +178,12 @@ def test_a_stretched_model_is_exported_and_loads_again(
 
 def test_frozen_positions_stay_as_they_are() -> None:
     torch.manual_seed(3)
-    network = TrainedClip(random_clip(None, CLIP)[0], frozen_positions=4)
-    table: Any = network.clip.positional_embedding
+    network = trained_clip(random_clip(None, CLIP)[0], frozen_positions=4)
+    table: Any = network.model.positional_embedding
     before = table.detach().clone()
     decays = config_of(train={"freeze_positions": 4}).decays
-    assert not decays("clip.positional_embedding", table)
-    assert config_of().decays("clip.positional_embedding", table)
+    assert not decays("model.positional_embedding", table)
+    assert config_of().decays("model.positional_embedding", table)
     optimizer = torch.optim.AdamW([{"params": [table], "weight_decay": 0.0}], lr=0.1)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, 49000, (4, 9), generator=generator)
@@ -199,19 +198,13 @@ def test_frozen_positions_stay_as_they_are() -> None:
     assert (table[4:9] != before[4:9]).any(dim=1).all(), "all others that a text reaches"
 
 
-def test_the_frames_of_a_video_count_equally_whatever_their_length() -> None:
-    video = torch.zeros(1, 2, 3, 1, 1)
-    video[0, 0, 0], video[0, 1, 1] = 4.0, 0.5
-    assert embed_frames(lambda pixels: pixels.flatten(1), video).tolist() == [[0.5, 0.5, 0.0]]
-
-
 def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> None:
     model = ClipModelConfig(
         kwargs={"embed_dim": 8},
         image=PartConfig(encoder=OWN, train_blocks=1),
         text=PartConfig(encoder=save_text_encoder(tmp_path)),
     )
-    network = TrainedDual(pretrained_dual(model)).train()
+    network = trained_dual(pretrained_dual(model)).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     network({"image": torch.randn(4, 3, 32, 32)})
     moved = {

@@ -3,12 +3,9 @@ that are not finite.
 """
 
 from collections import Counter
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -17,11 +14,9 @@ from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import ClipText
-from rl_caption.data.features import as_image_features
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.reward_models import validation
-from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
-from rl_caption.reward_models.contrastive import contrastive
+from rl_caption.reward_models.batch import PairCollate, PixelCache, Texts
 from rl_caption.reward_models.pac import GeneratedPositives, positive_augmented
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
@@ -185,25 +180,6 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
         assert loss(8, 2) == pytest.approx(by_hand(some), rel=1e-6), (
             "a split of fewer rows is one batch"
         )
-
-
-@torch.no_grad()
-def test_the_loss_of_a_split_reads_no_views_of_training_images(tmp_path: Path) -> None:
-    some: list[Any] = []
-    for number, text in enumerate(["a dog", "one cat", "two cats"]):
-        np.save(tmp_path / f"{number}.npy", np.full((2, 3), number, np.float32))
-        own = as_image_features(tmp_path / f"{number}.npy", str(number))
-        own = replace(own, views=(as_image_features(tmp_path / "absent.npy", str(number)),) * 9)
-        some.append({"image_id": str(number), "features": own, "references": [text]})
-
-    features, network = FeatureCache(lambda grid: grid.mean(dim=1)), Network(scale=3.0)
-    collate = PairCollate(features, TOKENS)
-    loss = ValidationLoss(contrastive, collate, 3)(Accelerator(), network, some, features, 2)
-    inputs = {
-        "image": torch.tensor([[[0.0] * 3], [[1.0] * 3], [[2.0] * 3]]),
-        "text": TOKENS([row["references"][0] for row in some]),
-    }
-    assert loss == pytest.approx(float(contrastive(network(inputs), {})[0]), rel=1e-6)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ Source: Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image 
 tokenisation.
 """
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +15,7 @@ from numpy.typing import NDArray
 
 from rewards.base import as_texts, checked_scores, passes_on, reference_lists, required_column
 from rewards.clip.encoder import EmbeddingCache, EncoderOptions, EncoderSource
-from rewards.devices import is_main_process
 
-logger = logging.getLogger(__name__)
 PREFIX = "A photo depicts "
 Floats = NDArray[np.floating[Any]]
 
@@ -56,8 +53,6 @@ class ClipScore:
     __name__ = "clipscore"
     columns = frozenset({"image"})
     bounds = (0.0, 2.5)
-    clips = True
-    """Whether all cosines below 0 score 0."""
 
     @passes_on(EncoderOptions)
     def __init__(
@@ -81,7 +76,6 @@ class ClipScore:
         self.signature = (
             f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
         )
-        self._warned = False
         self._references = EmbeddingCache(
             self.backbone.encoder.fingerprint, None, options.cache_references
         )
@@ -89,8 +83,7 @@ class ClipScore:
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
-        """Score N captions by those of the columns ``image``, ``references`` and ``image_id`` that
-        ``columns`` names.
+        """Score N captions by the column ``image`` and, where ``columns`` names it, ``references``.
 
         Raises:
             RewardError: a column is missing or has another length, an image is missing or
@@ -99,40 +92,21 @@ class ClipScore:
         """
         texts = as_texts(completions)
         images = required_column(columns, "image", self.__name__, len(texts))
-        references = (
-            reference_lists(columns, self.__name__, len(texts))
-            if "references" in self.columns
-            else []
-        )
-        ids = (
-            required_column(columns, "image_id", self.__name__, len(texts))
-            if "image_id" in self.columns
-            else []
-        )
-        return checked_scores(
-            self, self._score_rows(texts, images, references, ids) if texts else [], len(texts)
-        )
+        references: list[tuple[str, ...]] = []
+        if "references" in self.columns:
+            references = reference_lists(columns, self.__name__, len(texts))
+        scores = self._score_rows(texts, images, references) if texts else []
+        return checked_scores(self, scores, len(texts))
 
     def _score_rows(
         self,
         texts: list[str],
         images: Sequence[Any],
         references: list[tuple[str, ...]],
-        ids: Sequence[Any],
     ) -> Sequence[float]:
-        """Scores of N captions, N at least 1; ``references`` and ``ids`` are empty where no column
-        has them.
-        """
+        """Scores of N captions, N at least 1; ``references`` is empty where no column has them."""
         captions = self.embed_texts(texts)
         cosines = _cosines(captions, self.backbone.embed_images(images))
-        if self.clips and not self._warned and 2 * (below := int((cosines < 0).sum())) > len(texts):
-            self._warned = True
-            if is_main_process():
-                logger.warning(
-                    "%s: %d of %d captions score 0, because their cosines under %s are negative. "
-                    "For weights of SPECS, use the reward specs with kwargs {scale: shifted}",
-                    self.__name__, below, len(texts), self.backbone.signature,
-                )  # fmt: skip
         return self._with_references(self._scores(cosines), captions, references).tolist()
 
     def _scores(self, cosines: Floats) -> Floats:

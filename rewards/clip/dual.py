@@ -135,7 +135,7 @@ class PretrainedDual(nn.Module):
         """Longest caption in tokens."""
         return min(self.config.context_length, self.text_encoder.context_length)
 
-    def _pooled(self, ids: Tensor) -> Tensor:
+    def text_features(self, ids: Tensor) -> Tensor:
         """The text encoder's pooled states [B, D] of ids [B, L]."""
         states, lengths = self.text_encoder(ids), self.text_encoder.lengths(ids)
         if self.config.pool == "first":
@@ -151,7 +151,7 @@ class PretrainedDual(nn.Module):
 
     def encode_text(self, ids: Tensor) -> Tensor:
         """Embed token ids [B, L] as [B, E]."""
-        return self.text_head(self._pooled(ids))
+        return self.text_head(self.text_features(ids))
 
     def train(self, mode: bool = True) -> PretrainedDual:
         """Set the mode; an encoder without trainable parameters stays in evaluation mode (dropout,

@@ -120,7 +120,6 @@ class EmScore(ClipScore):
         texts: list[str],
         images: Sequence[Any],
         references: list[tuple[str, ...]],
-        ids: Sequence[Any],
     ) -> Sequence[float]:
         captions = self._captions([*texts, *chain(*references)])
         videos = self._videos(images)

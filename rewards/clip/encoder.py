@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from rewards.base import RewardError
@@ -30,10 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MEMORY_SHARE = 0.2
-"""Fraction of the available memory, divided by the machine's processes, for a cache without a
-limit.
-"""
+CACHED = 1_000_000
+"""Embeddings that a cache keeps in memory by default: 2.3 GB at 512 numbers."""
 RELEASED = {
     "clip_ViT-B-32.pth": ("ViT-B-32", "openai"),
     "openClip_ViT-L-14.pth": ("ViT-L-14", "laion2b_s32b_b82k"),
@@ -43,7 +39,6 @@ RELEASED = {
 """Checkpoint files of the repository aimagelab/pacscore -> architecture of open_clip, tag that was
 fine-tuned.
 """
-_ENTRY_BYTES = 250  # key, array object and dictionary slot of one embedding in memory
 _CHUNK = 1024
 Embeddings: TypeAlias = NDArray[np.float32]
 EncoderSource: TypeAlias = "str | Path | DualEncoder | CachedEncoder"
@@ -117,19 +112,15 @@ class EncoderOptions:
     """
     cache_dir: str | Path | None = None
     """Folder that keeps image embeddings between runs; None keeps them in memory only."""
-    cache_images: Count | None = None
-    """Image embeddings kept in memory, about 2.3 kB each, at least 1; None is as many as fit into a
-    fifth of the available memory (``EmbeddingCache``).
-    """
-    cache_references: Count | None = None
+    cache_images: Count = CACHED
+    """Image embeddings kept in memory, about 2.3 kB each, at least 1."""
+    cache_references: Count = CACHED
     """The same for reference embeddings."""
 
     def __post_init__(self) -> None:
         check_values(Precision, precision=self.precision)
         check_values(Count, batch_size=self.batch_size)
-        check_values(
-            Count | None, cache_images=self.cache_images, cache_references=self.cache_references
-        )
+        check_values(Count, cache_images=self.cache_images, cache_references=self.cache_references)
 
 
 class EmbeddingCache:
@@ -142,14 +133,13 @@ class EmbeddingCache:
     Args:
         fingerprint: of the model's weights and preprocessing; part of every key.
         folder: None keeps embeddings in memory only.
-        max_entries: embeddings kept in memory, at least 1; None is as many as ``MEMORY_SHARE`` has
-            room for. A full cache evicts nothing: over epochs in any order its hit rate is then the
+        max_entries: embeddings kept in memory, at least 1. A full cache evicts nothing: over epochs in any order its hit rate is then the
             fraction of the data that fits, while evicting the least recently used would hit next to
             nothing.
     """
 
     def __init__(
-        self, fingerprint: str, folder: str | Path | None = None, max_entries: int | None = None
+        self, fingerprint: str, folder: str | Path | None = None, max_entries: int = CACHED
     ) -> None:
         self.fingerprint, self.max_entries = fingerprint, max_entries
         self.folder = None if folder is None else Path(folder) / fingerprint
@@ -157,16 +147,6 @@ class EmbeddingCache:
         if self.folder is not None:
             self._files = CheckedFiles(self.folder, "embedding", ".emb")
         self._memory: dict[str, Embeddings] = {}
-
-    def capacity(self, width: int) -> int:
-        """Largest number of embeddings of ``width`` numbers kept in memory; the first call sets it
-        if it is None.
-        """
-        if self.max_entries is None:
-            processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            free = MEMORY_SHARE * psutil.virtual_memory().available / processes
-            self.max_entries = max(int(free / entry_bytes(width)), 1)
-        return self.max_entries
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the embeddings in memory."""
@@ -213,7 +193,7 @@ class EmbeddingCache:
                 embeddings[key] = row.copy()
                 self._write(key, embeddings[key])
         for key, embedding in embeddings.items():
-            if len(self._memory) < self.capacity(len(embedding)):
+            if len(self._memory) < self.max_entries:
                 self._memory[key] = embedding
         return np.stack([embeddings[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
 
@@ -240,7 +220,7 @@ class CachedEncoder:
         self,
         encoder: DualEncoder,
         cache_dir: str | Path | None = None,
-        cache_images: int | None = None,
+        cache_images: int = CACHED,
     ) -> None:
         self.encoder, self.signature = encoder, encoder.signature
         self.images = EmbeddingCache(encoder.fingerprint, cache_dir, cache_images)
@@ -301,8 +281,3 @@ def mean_embedding(rows: Embeddings) -> Embeddings:
     mean = rows.mean(axis=0, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return (mean / np.linalg.norm(mean)).astype(np.float32)
-
-
-def entry_bytes(width: int) -> int:
-    """Memory of one cached embedding of ``width`` numbers, in bytes."""
-    return 4 * width + _ENTRY_BYTES

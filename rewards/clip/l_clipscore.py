@@ -8,7 +8,6 @@ reproduces. The default is none: students are distilled on bare captions, in the
 well.
 """
 
-from pathlib import Path
 from typing import Any
 
 from rewards.base import passes_on
@@ -25,20 +24,13 @@ class LClipScore(ClipScore):
         prefix, **arguments: as for ``ClipScore``.
 
     Raises:
-        ValueError: the folder does not exist or does not hold a student, or an argument is wrong.
+        ValueError: the folder does not exist or holds no model, or an argument is wrong.
     """
 
     __name__ = "l_clipscore"
 
     @passes_on(ClipScore)
     def __init__(self, backbone: EncoderSource, *, prefix: str = "", **arguments: Any) -> None:
-        if isinstance(backbone, str | Path):
-            folder = Path(backbone)
-            if not folder.is_dir() or (folder / "open_clip_config.json").is_file():
-                raise ValueError(
-                    f"{str(backbone)!r} is no folder of a student (LCLIP.save_pretrained): "
-                    "use another model with clipscore or ref_clipscore"
-                )
         super().__init__(backbone, prefix=prefix, **arguments)
 
 

@@ -6,19 +6,16 @@ EMNLP 2025, section 3; its released code for ``scale="shifted"``. Captions go to
 are: no prefix, no PTB tokenisation.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from rewards.base import RewardError, as_texts, passes_on
+from rewards.base import RewardError, passes_on
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import EncoderOptions, EncoderSource
-from rewards.devices import is_main_process
 from rewards.options import check_values
 
-logger = logging.getLogger(__name__)
 Scale = Literal["clipped", "shifted"]
 
 
@@ -41,7 +38,7 @@ class Specs(ClipScore):
         scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released code). None is
             ``shifted`` for a file in the layout of the released weights, whose cosines are often
             negative, else ``clipped``.
-        truncate: cut captions above the encoder's context; False raises and names the row.
+        truncate: cut captions above the encoder's context; False raises.
         **encoder: the other fields of ``EncoderOptions``.
 
     Raises:
@@ -66,30 +63,22 @@ class Specs(ClipScore):
         super().__init__(backbone, pretrained, prefix="", w=1.0, truncate=truncate, **encoder)
         released = getattr(self.backbone.encoder, "long_layout", False)
         self.scale: Scale = scale or ("shifted" if released else "clipped")
-        self.truncate, self.clips = truncate, self.scale == "clipped"
+        self.truncate = truncate
         cut = ",truncate" if truncate else ""
         self.signature = f"{self.__name__}[{self.backbone.signature},{self.scale}{cut}]"
-        if released and is_main_process():
-            level = logging.WARNING if self.clips else logging.INFO
-            why = "has the layout of released weights, whose cosines are often below 0"
-            logger.log(level, "specs: %s %s; scale: %s", self.backbone.signature, why, self.scale)
 
-    def __call__(
-        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
-    ) -> list[float]:
-        """Return N scores in [0, 1]. Raises as ``ClipScore``."""
-        texts = as_texts(completions)
-        if not self.truncate:
-            encoder = self.backbone.encoder
-            longest = encoder.context_length - 2  # without start and end
-            for row, text in enumerate(texts):
-                if (tokens := encoder.count_tokens(text) - 2) > longest:
-                    raise RewardError(
-                        f"reward {self.__name__!r}: caption {row} has {tokens} tokens, its encoder "
-                        f"({self.backbone.signature}) reads {longest}: {text!r:.80}. Shorten it, "
-                        f"or set truncate: true"
-                    )
-        return super().__call__(prompts, texts, **columns)
+    def embed_texts(self, texts: Sequence[str]) -> Floats:
+        """As ``ClipScore.embed_texts``. ``RewardError`` for a caption that would be cut."""
+        encoder = self.backbone.encoder
+        for text in () if self.truncate else texts:
+            count = encoder.count_tokens(text)
+            if count > encoder.context_length:
+                raise RewardError(
+                    f"reward {self.__name__!r}: {self.backbone.signature} reads "
+                    f"{encoder.context_length} tokens, {text!r:.80} has {count}: shorten it, or "
+                    "set truncate: true"
+                )
+        return super().embed_texts(texts)
 
     def _scores(self, cosines: Floats) -> Floats:
         return specs_score(cosines, self.scale)

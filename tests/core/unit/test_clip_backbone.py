@@ -24,11 +24,9 @@ from rewards.base import RewardError
 from rewards.clip.backbone import FrozenEncoder, _fingerprint, load_frozen_encoder
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import (
-    MEMORY_SHARE,
     CachedEncoder,
     DualEncoder,
     EmbeddingCache,
-    entry_bytes,
 )
 from rewards.clip.preprocessing import Preprocessing, pixels
 from rewards.clip.student import LCLIP
@@ -318,18 +316,6 @@ def test_a_cache_of_half_the_data_finds_half_of_it_in_every_epoch() -> None:
                 == batch.tolist()
             )
         assert len(encoded) == 100 + 50 * epoch
-
-
-def test_a_cache_without_a_bound_takes_its_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    for available, expected in (
-        (1_000_000, int(MEMORY_SHARE * 1_000_000 / 2 / entry_bytes(512))),
-        (0, 1),
-    ):
-        monkeypatch.setattr(
-            "psutil.virtual_memory", lambda free=available: SimpleNamespace(available=free)
-        )
-        assert EmbeddingCache("f").capacity(512) == expected
 
 
 def test_cache_on_disk_outlives_the_process_and_is_not_shared_between_models(

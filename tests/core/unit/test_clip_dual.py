@@ -41,11 +41,11 @@ def image_of_captioner(folder: Path, encoder: str = OF_CAPTIONER) -> dict[str, A
 
 def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_encoder: str) -> None:
     dual = made(text_encoder)
-    ids = dual.tokenize(TEXTS)
+    ids = dual.text_encoder.tokenize(TEXTS, 77)
     together = dual.text_features(ids)
     states, lengths = dual.text_encoder(ids), dual.text_encoder.lengths(ids)
     for row, text in enumerate(TEXTS):
-        alone = dual.tokenize([text])
+        alone = dual.text_encoder.tokenize([text], 77)
         assert torch.allclose(dual.text_features(alone)[0], together[row], atol=1e-6)
         assert int(lengths[row]) == alone.shape[1]
         assert torch.allclose(states[row, : lengths[row]].mean(dim=0), together[row], atol=1e-6)
@@ -81,7 +81,7 @@ def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(
     photo, backbone = noise_image(1), load_frozen_encoder(str(folder))
     with torch.no_grad():
         images = torch.nn.functional.normalize(dual.encode_image(dual.preprocessing(photo)[None]))
-        texts = dual.encode_text(dual.tokenize(TEXTS))
+        texts = dual.encode_text(dual.text_encoder.tokenize(TEXTS, 77))
     assert torch.allclose(backbone.encode_images([photo]), images, atol=1e-6)
     assert torch.allclose(backbone.encode_texts(TEXTS, normalize=False), texts, atol=1e-6)
     cosine = float(torch.nn.functional.cosine_similarity(images[0], texts[0], dim=0))
@@ -100,7 +100,7 @@ def test_specs_counts_tokens_as_the_text_encoder_does(tmp_path: Path, text_encod
     assert reward(None, ["a heptagonal paraboloid rotates"], **row), (
         "four words; more tokens of CLIP's BPE"
     )
-    with pytest.raises(RewardError, match=r"caption 0 has 5 tokens, .* reads 4"):
+    with pytest.raises(RewardError, match=r"reads 6 tokens, .* has 7"):
         reward(None, ["a red circle and squares"], **row)
 
 

@@ -188,7 +188,7 @@ def test_a_saved_dual_embeds_the_same_without_its_source(tmp_path: Path) -> None
             expected = dual.encode_text(ids)
             torch.testing.assert_close(again.encode_text(ids), expected, rtol=0, atol=0)
             for row, caption in enumerate(CAPTIONS):
-                alone = again.encode_text(again.tokenize([caption]))[0]
+                alone = again.encode_text(again.text_encoder.tokenize([caption], 64))[0]
                 torch.testing.assert_close(alone, expected[row], rtol=1e-4, atol=1e-5)
 
 

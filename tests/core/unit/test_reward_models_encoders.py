@@ -211,7 +211,7 @@ def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> Non
         name for name, value in network.state_dict().items() if not torch.equal(value, before[name])
     }
     assert moved
-    assert all(name.startswith("dual.image_encoder.stages.2.1.") for name in moved), (
+    assert all(name.startswith("model.image_encoder.stages.2.1.") for name in moved), (
         "the block that is open"
     )
 

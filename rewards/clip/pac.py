@@ -110,25 +110,15 @@ def _tuned_source(
     backbone: EncoderSource | None, pretrained: str | None, tuned_from: str | None
 ) -> dict[str, Any]:
     """The three arguments, completed by what is known of a released file."""
-    if backbone is None or (isinstance(backbone, str | Path) and not Path(backbone).is_dir()):
-        if pretrained is None or not Path(pretrained).is_file():
-            state = (
-                "is not given"
-                if pretrained is None
-                else f"is {str(pretrained)!r}, which is not a file"
-            )
-            raise ValueError(
-                f"'pretrained' {state}: PAC-S needs a checkpoint that was tuned for it, such as "
-                f"clip_ViT-B-32.pth or "
-                "openClip_ViT-L-14.pth; the repository aimagelab/pacscore says where they are"
-            )
-        architecture, tag = RELEASED.get(Path(pretrained).name, (None, None))
-        backbone, tuned_from = backbone or architecture, tuned_from or tag
-        if backbone is None or tuned_from is None:
-            raise ValueError(
-                f"the name of {str(pretrained)!r} is not that of a released checkpoint "
-                f"({', '.join(RELEASED)}): set "
-                "'backbone' and 'tuned_from', such as ViT-B-32 and openai; they decide activation "
-                "and preprocessing"
-            )
+    file = Path(pretrained or "")
+    architecture, tag = RELEASED.get(file.name, (None, None))
+    backbone, tuned_from = backbone or architecture, tuned_from or tag
+    has_weights = not isinstance(backbone, str | Path | None) or Path(backbone or "x").is_dir()
+    if not has_weights and not (file.is_file() and backbone and tuned_from):
+        raise ValueError(
+            f"'pretrained' is {pretrained!r}, 'backbone' {backbone!r} and 'tuned_from' "
+            f"{tuned_from!r}: PAC-S needs a checkpoint file that was tuned for it. The repository "
+            f"aimagelab/pacscore says where {', '.join(RELEASED)} are; files of other names need "
+            "'backbone' and 'tuned_from', such as ViT-B-32 and openai"
+        )
     return {"backbone": backbone, "pretrained": pretrained, "tuned_from": tuned_from}

@@ -373,16 +373,10 @@ def _attend_both_ways(model: Any, count: int) -> None:
     for prefix in prefixes[-count:]:
         block = prefix.rstrip(".")
         modules = model.get_submodule(block).modules()
-        causal = [module for module in modules if getattr(module, "is_causal", False) is True]
-        if not causal:
-            raise ValueError(
-                f"{block} of its {type(model).__name__} has no causal self-attention: "
-                f"bidirectional_blocks is for "
-                "decoder language models, such as GPT-2 or Llama"
-            )
-        for attention in causal:
-            attention.is_causal = False  # decides where there is no mask, as without padding
-            attention.register_forward_pre_hook(_padding_mask_alone, with_kwargs=True)
+        for attention in modules:
+            if getattr(attention, "is_causal", False) is True:
+                attention.is_causal = False  # decides where there is no mask, as without padding
+                attention.register_forward_pre_hook(_padding_mask_alone, with_kwargs=True)
     # Some models, such as GPT-Neo, have a causal mask of their own in the attention, besides the
     # one they are given.
     ids = torch.tensor([[0, 1, 0], [0, 2, 0]])
@@ -469,6 +463,7 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     return Preprocessing(int(height), tuple(mean), tuple(std), method, resize, floor_crop=True)
 
 
+@torch.enable_grad()
 def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
     """Freeze an encoder except for its last ``blocks`` blocks; return the names of the parameters
     that are trained.
@@ -491,20 +486,12 @@ def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
         for name, parameter in encoder.named_parameters():
             is_open |= name.startswith(prefixes[-blocks])
             parameter.requires_grad_(is_open)
-    names, opened = [], []
-    for name, parameter in encoder.named_parameters():
-        if parameter.requires_grad:
-            names.append(name)
-            opened.append(parameter)
-    if not opened:
-        return []
-    with torch.enable_grad():
-        total = _example(encoder).sum()
-        gradients = torch.autograd.grad(total, opened, allow_unused=True)
-    for parameter, gradient in zip(opened, gradients, strict=True):
-        parameter.requires_grad_(gradient is not None)
-    pairs = zip(names, gradients, strict=True)
-    return [name for name, gradient in pairs if gradient is not None]
+    opened = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    if opened:
+        gradients = torch.autograd.grad(_example(encoder).sum(), opened, allow_unused=True)
+        for parameter, gradient in zip(opened, gradients, strict=True):
+            parameter.requires_grad_(gradient is not None)
+    return [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
 
 
 def _is_pooler(name: str) -> bool:

@@ -203,33 +203,24 @@ def check_positives(
             first offenders.
     """
     wrong, paths = [], dict[str, str]()
-    for row in rows if which else ():
+    for row in rows:
+        name = f"{split} {row['image_id']!r}"
         if "text" in which and not row.get("positive_captions"):
-            wrong.append(f"{split} {row['image_id']!r} has no positive_captions")
+            wrong.append(f"{name} has no positive_captions")
         if "image" in which:
             images, texts = row.get("positive_images", []), len(row["references"])
             if not (1 if captions == "first" else texts) <= len(images) <= texts:
-                wrong.append(
-                    f"{split} {row['image_id']!r} has {len(images)} positive_images for {texts} "
-                    f"reference(s)"
-                )
-            for image in images:
-                if isinstance(image, str | Path):
-                    paths[str(image)] = row["image_id"]
+                wrong.append(f"{name} has {len(images)} positive_images for {texts} reference(s)")
+            paths |= {str(image): name for image in images if isinstance(image, str | Path)}
+    verdicts = verify(map(ImageFile, paths), read=check_pixels, cache=cache)
+    for path, name in paths.items():
+        error = verdicts[ImageFile(path)].error
+        if error:
+            wrong.append(f"{name}, {path!r}: {error}")
     if wrong:
         raise DataError(
             f"{'; '.join(wrong[:SHOWN])} ({len(wrong)} in all): expected positive_captions "
             "generated for the image, and positive_images generated for its references, one each "
             "in their order (the first alone with train.captions: first). A weight of 0 "
             "(loss.positive_captions, loss.positive_images) needs none"
-        )
-    verdicts = verify(map(ImageFile, paths), read=check_pixels, cache=cache)
-    bad = []
-    for path in paths:
-        check = verdicts[ImageFile(path)]
-        if check.error:
-            bad.append(f"{split} {paths[path]!r}, {path!r}: {check.error}")
-    if bad:
-        raise DataError(
-            f"{len(bad)} of {len(paths)} positive_images cannot be used: {'; '.join(bad[:SHOWN])}"
         )

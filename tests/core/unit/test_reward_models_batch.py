@@ -506,5 +506,5 @@ def test_positives_that_are_missing_are_named(tmp_path: Path) -> None:
         given = photo(
             "c", positive_images=[str(tmp_path / "good.png"), str(tmp_path / name), noise_image(2)]
         )
-        with pytest.raises(DataError, match=rf"^1 of 2 positive_images.* train 'c', '.*{name}'"):
+        with pytest.raises(DataError, match=rf"^train 'c', '.*{name}'"):
             check_positives([given], ("image",), "random", cache=tmp_path / "cache.json")

@@ -4,7 +4,6 @@ wrong input.
 
 import json
 import math
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.dual import PretrainedDual
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.pac import PacScore
@@ -22,7 +20,6 @@ from rewards.trust import trust
 from rl_caption.data.base import load_image
 from rl_caption.data.scenes import ScenesData
 from tests.captioners_for_tests import tiny_captioner
-from tests.hf_models_for_tests import tiny_gpt2
 from tests.reward_models_for_tests import DATA, chain, pretrained_chain, reward_model_config
 from tests.training_for_tests import (
     Ended,
@@ -130,30 +127,6 @@ def test_one_command_trains_the_chain(trained: Path) -> None:
     assert "reward signature" not in log
     shutil.copy(trained / "chain.log", trained / "first.log")
     assert log.count("teacher: embedding 32 images once") == 2
-
-
-def test_a_finished_chain_is_not_trained_again_and_another_configuration_is_refused(trained):
-    before = {name: (trained / name / "metrics.jsonl").stat().st_mtime_ns for name in CHAIN}
-    ended = run_chain(trained)
-    assert ended.code == 0, ended.output
-    assert "distill_image:" not in ended.output
-    ended = run_chain(trained, teacher={"train.lr": 0.5, "run.log_every": 3})
-    assert ended.code == 1
-    for part in ("teacher: ", "train.lr: 0.003 -> 0.5", "--again teacher"):
-        assert part in ended.output
-    assert before == {name: (trained / name / "metrics.jsonl").stat().st_mtime_ns for name in CHAIN}
-
-
-def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:
-    for name in ("image", "text"):
-        shutil.copytree(trained / name / "export/best", tmp_path / name)
-        config = json.loads((tmp_path / name / "config.json").read_text())
-        teacher = config.pop("teacher_fingerprint")
-        assert teacher == load_frozen_encoder(str(trained / "teacher/export/best")).fingerprint
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
-        (tmp_path / name / "manifest.json").unlink()
-    starts = {"model.image_init": str(tmp_path / "image"), "train.max_steps": 1}
-    trained_run(chain(trained)["dual"], tmp_path / "dual", **starts)  # a tower that names none
 
 
 def test_a_teacher_that_is_gone_is_named(trained: Path, tmp_path: Path) -> None:
@@ -325,22 +298,6 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_
     )
 
 
-def test_embeddings_on_disk_are_raw_and_give_the_same_run(trained: Path, tmp_path: Path) -> None:
-    rows = ScenesData(**DATA["kwargs"]).split("val")
-    captions = {caption for row in rows for caption in row["references"]}
-    trained_run(
-        chain(trained)["image"],
-        tmp_path / "image",
-        **{"teacher.cache_dir": str(tmp_path / "cache")},
-    )
-    assert_same_run(tmp_path / "image", trained / "image")
-    kept = files(tmp_path / "cache")
-    assert len(kept) == 32 + 6 + len(captions | {"a"}), (
-        "images; captions of validation, and one that tells the width"
-    )
-    assert all(name.split("/")[0].endswith("-raw") for name in kept)
-
-
 def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> None:
     folder, other = tmp_path / "image", tmp_path / "other"
     shutil.copytree(trained / "image", folder)
@@ -428,23 +385,6 @@ def test_parts_with_random_weights(photos: Path, tmp_path: Path) -> None:
     )
 
 
-def test_blocks_that_are_open_are_trained(photos: Path, tmp_path: Path) -> None:
-    """The last block of the text encoder (of GPT-2) and the norm after it, and nothing before."""
-    config = pretrained_chain(photos)["dual"]
-    encoder = f"transformers:{tiny_gpt2(tmp_path / 'gpt2')}"
-    config["model"]["text"] = {
-        "encoder": encoder,
-        "kwargs": {"bidirectional_blocks": 1},
-        "train_blocks": 1,
-    }
-    trained_run(config, tmp_path / "run", **{"train.max_steps": 2})
-    trained = PretrainedDual.from_pretrained(tmp_path / "run/export/last").text_encoder.state_dict()
-    before = load_text_encoder(encoder).state_dict()
-    moved = {name for name, value in before.items() if not torch.equal(trained[name], value)}
-    assert moved
-    assert all(re.search(r"h\.1\.|ln_f", name) for name in moved)
-
-
 @pytest.fixture(scope="module")
 def positives(photos: Path) -> Path:
     """Captions by a captioner, two samples an image, and drawings of references, by the real
@@ -499,26 +439,3 @@ def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
     assert "positive_images needs pixels" in refused(
         config, tmp_path / "images", **{"loss.positive_images": 0.1}
     )
-
-
-def test_positives_made_for_references_train_and_rows_without_them_are_named(
-    trained, positives, tmp_path
-):
-    """Of pixels, with images of references; the loss of validation needs positives in its split,
-    too.
-    """
-    data = {"data": {"format": "jsonl", "path": str(positives)}}
-    config = changed(chain(trained)["pac"], data | {"train.max_steps": 2})
-    trained_run(config, tmp_path / "run")
-    logged = lines(tmp_path / "run")
-    assert all(line["positive/images"] > 0 for line in logged if "loss/total" in line)
-    rows = [json.loads(line) for line in positives.read_text().splitlines()]
-    for row in rows:
-        if row["split"] == "val":
-            del row["positive_captions"]
-    (tmp_path / "some.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    path = {"data.path": str(tmp_path / "some.jsonl")}
-    assert "val 'val-000000' has no positive_captions" in refused(
-        config, tmp_path / "other", **path
-    )
-    trained_run(config, tmp_path / "retrieval", **path, **{"eval.best_by": None})

@@ -7,9 +7,7 @@ import logging
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ import torch
 from torch.nn.functional import normalize
 from transformers import BertConfig
 
-from rewards import devices
 from rewards.base import RewardError
 from rewards.clip.backbone import FrozenEncoder, _fingerprint, load_frozen_encoder
 from rewards.clip.clipscore import ClipScore
@@ -363,17 +360,6 @@ def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, caplog):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     cache.embed([noise_image(1)], encode)
     assert len(encode.seen) == 2
-
-
-def test_only_the_first_process_says_how_far_it_is(monkeypatch, caplog):
-    monkeypatch.setattr(devices, "_LOG_SECONDS", 0.0)
-    seconds = count(10.0)
-    monkeypatch.setattr(devices, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    for rank, lines in (("1", 0), ("0", 1)):
-        monkeypatch.setenv("RANK", rank)
-        with caplog.at_level(logging.INFO):
-            assert list(devices.chunks("abc", 2, "embedding letters")) == ["ab", "c"]
-        assert caplog.text.count("embedding letters: 2 of 3, 2.0 per second") == lines
 
 
 def test_a_cached_embedding_belongs_to_one_fingerprint_wherever_its_file_lies(

@@ -129,25 +129,6 @@ def test_one_command_trains_the_chain(trained: Path) -> None:
     assert log.count("teacher: embedding 32 images once") == 2
 
 
-def test_a_teacher_that_is_gone_is_named(trained: Path, tmp_path: Path) -> None:
-    gone = str(tmp_path / "gone/export/best")
-    said = refused(chain(trained)["dual"], tmp_path / "dual", **{"teacher.name": gone})
-    assert f"teacher.name: '{gone}' is not there" in said
-
-
-def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path) -> None:
-    for name, changes, message in (
-        ("text", {"loss.max_scale": 7.0}, "loss.max_scale"),
-        ("image", {"train.lr": -1.0}, "train.lr"),
-        ("dual", {"model.image_init": str(tmp_path / "elsewhere")}, "model.image_init"),
-    ):
-        ended = run_chain(tmp_path, **{name: changes})
-        assert ended.code in (1, 2)
-        assert message in ended.output
-        assert "Traceback" not in ended.output
-        assert not (tmp_path / "teacher").exists()
-
-
 def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validations(
     trained: Path,
 ) -> None:

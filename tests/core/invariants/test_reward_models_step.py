@@ -196,7 +196,7 @@ def test_a_frozen_tower_gets_no_gradient_and_changes_none() -> None:
     whole, _ = step(network, "distill", split(inputs, 8))
     network.model["text"].requires_grad_(False)
     frozen, _ = step(network, "distill", split(inputs, 4))
-    assert all(name.startswith("towers.image.") for name in frozen)
+    assert all(name.startswith("model.image.") for name in frozen)
     assert_equal({name: value for name, value in whole.items() if name in frozen}, frozen)
 
 

@@ -224,7 +224,6 @@ def save_neo(folder: Path) -> str:
 
 def test_blocks_that_cannot_switch_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[Save, Any, str]] = [
-        (save_bert, 1, r"BertModel.*self-attention"),
         (save_neo, 1, "GPTNeoModel"),
         (save_llama, BLOCKS + 1, r"has 3 blocks: bidirectional_blocks.*4"),
     ]

@@ -93,7 +93,7 @@ def test_a_caption_above_the_context_is_named() -> None:
         ["0", "60 b c d e", "60 b c d e"],
         {"image": [noise_image(1)] * 3},
     )  # a digit is a token
-    with pytest.raises(RewardError, match=r"6 tokens, '60 b c d e f' has 7"):
+    with pytest.raises(RewardError, match=r"reads 8 tokens, '60 b c d e f' has 9"):
         Specs(Angles())(None, [*texts[:2], "60 b c d e f"], **rows)
     assert len(Specs(Angles())(None, texts, **rows)) == 3
     assert len(Specs(Angles(), truncate=True)(None, ["60 b c d e f"] * 3, **rows)) == 3

@@ -353,7 +353,7 @@ def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, caplog):
         raise OSError(28, "No space left on device")
 
     cache, encode = EmbeddingCache("f", tmp_path), CountingEncoder()
-    monkeypatch.setattr("rewards.clip.encoder.os.replace", full)
+    monkeypatch.setattr("rewards.files.os.replace", full)
     with caplog.at_level(logging.WARNING):
         cache.embed([noise_image(1), noise_image(2)], encode)
     assert caplog.text.count("No space left") == caplog.text.count("MB are free") == 1

@@ -417,6 +417,3 @@ def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
         "out": str(tmp_path / "agreement"),
     }
     assert "| pac_s |" in checked_run(judge, tmp_path / "agreement", "judge").output
-    assert "positive_images needs pixels" in refused(
-        config, tmp_path / "images", **{"loss.positive_images": 0.1}
-    )

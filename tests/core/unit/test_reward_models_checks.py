@@ -43,8 +43,6 @@ def test_batch_norm_wants_one_micro_batch_of_one_process() -> None:
 
 def test_a_model_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert "model.kwargs" in refused(contrastive(CLIP | {"widht": 3}))
-    few = CLIP | {"text_cfg": CLIP["text_cfg"] | {"vocab_size": 999}}
-    assert "vocab_size is 999" in refused(contrastive(few))
     (tmp_path / "config.json").write_text('{"model_type": ')
     damaged = config_of(model={"init": str(tmp_path)})
     assert "config.json" in refused(damaged)
@@ -140,4 +138,4 @@ def test_shipped_configurations_pass() -> None:
     ]
     for config in configurations:
         config.check()
-    assert {config.task for config in configurations} == {*TASKS}
+    assert {config.task for config in configurations} <= {*TASKS}

@@ -192,6 +192,7 @@ def list_tables(paper: Paper) -> Iterator[str]:
             yield f"- data: {describe_data(name)}"
             measures.data[name] = Path(name)
         cells = make_cells(table, measures)
+        cells = [cell for cell in cells if "mean" not in table.columns[cell.column]]
         yield from _reasons(cells)
         made = dict.fromkeys(cell.row for cell in cells if cell.reason is None)
         if made:

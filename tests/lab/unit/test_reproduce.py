@@ -149,6 +149,14 @@ def test_what_is_missing_is_said_before_any_work(
     assert named in capsys.readouterr().err
 
 
+def test_the_list_says_what_a_row_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "specs"]) == 0
+    shown = capsys.readouterr().out.split("specs 2: ")
+    assert "- CLIP: needs --model 'clip=BACKBONE'" in shown[0]
+    assert "from the data alone" not in shown[0]
+    assert "BLEU-4; ROUGE; METEOR; CIDEr; SPICE: from the data alone" in shown[1]
+
+
 def test_differences_are_of_the_printed_digits(tmp_path: Path) -> None:
     cell = Cell("CIDEr", "Expert tau_c", Decimal("43.9"), 43.891)
     assert (cell.as_printed, cell.difference) == (Decimal("43.9"), Decimal("0.0"))

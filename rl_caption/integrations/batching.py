@@ -1,20 +1,16 @@
 """Requests of many workers, scored by few calls of one reward."""
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from PIL import Image
-
-from rewards.base import RewardError, leaf_rewards
+from rewards.base import leaf_rewards
 from rewards.mixed import MixedReward
 from rewards.registry import REWARDS
 from rl_caption.integrations.client import Scores
 
-logger = logging.getLogger(__name__)
 RELATIVE = frozenset({"bertscore", "consensus", "diversity"})
 """Rewards of the registry whose score of a caption may depend on the other captions of a call."""
 
@@ -74,20 +70,6 @@ class BatchingScorer:
         self.turn = asyncio.Lock()
         self.queue: list[ScoringRequest] = []
         self.pending = 0
-
-    def warm_up(self) -> None:
-        """Score two captions, so that no request waits until models are loaded."""
-        columns: dict[str, list[Any]] = {
-            "references": [["a dog"], ["two cats"]],
-            "image": [Image.new("RGB", (64, 64), shade) for shade in ("red", "blue")],
-            "image_id": ["0", "1"],
-        }
-        if self.reward.columns <= columns.keys():
-            captions = ["a dog runs", "cats"]
-            try:
-                self.thread.submit(score_rows, self.reward, captions, columns).result()
-            except RewardError as error:
-                logger.warning("the reward failed when it was warmed up: %s", error)
 
     async def score(self, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
         """Wait for the scores of N captions.

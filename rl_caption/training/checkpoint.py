@@ -164,8 +164,8 @@ def load_random_states(accelerator: Accelerator, path: Path, processes: int) -> 
     if processes != accelerator.num_processes:
         if accelerator.is_main_process:
             logger.warning(
-                "%s was written by %d processes (now %d): dropout masks change, samples and data "
-                "order do not",
+                "%s was written by a run of another number of processes, %d (now %d): dropout "
+                "masks change, samples and data order do not",
                 path,
                 processes,
                 accelerator.num_processes,

@@ -1,10 +1,9 @@
 """The Karpathy test table without METEOR and SPICE, by this package and by pycocoevalcap, in one
 run.
 
-    python -m benchmarks.evaluation [DATA] [--system magic_result] [--images 5000] [--json FILE]
+    python -m benchmarks.evaluation [--images 5000] [--json FILE]
 
-DATA holds ``refs.json`` and ``predictions/*.json``; without it captions are random words, as many
-as the Karpathy test split has. Both start from captions as written and end with BLEU-1 to 4,
+Captions are random words, as many as the Karpathy test split has. Both start from captions as written and end with BLEU-1 to 4,
 ROUGE-L and CIDEr; pycocoevalcap tokenises with Java. The detail says whether all scores are equal
 to the last bit. Needs Java.
 """
@@ -13,12 +12,10 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 from benchmarks.harness import Measurement, Timing, command, compared, timed
 from benchmarks.scst_step import random_rows
 from rewards.text.tokenize import _scan
-from rl_caption.data.files import read_captions, read_references
 from rl_caption.evaluation import JavaError, evaluate_captions, find_java
 
 METRICS = ("bleu", "rouge", "cider")
@@ -69,19 +66,6 @@ def generated(images: int) -> tuple[Captions, References]:
     return captions, references
 
 
-def systems_of(
-    data: str | Path | None, system: str | None, images: int
-) -> list[tuple[str, Captions, References]]:
-    """Name, captions and references of every system."""
-    if data is None:
-        return [("generated captions", *generated(images))]
-    references = read_references(Path(data, "refs.json"), by="image_name")
-    files = sorted(Path(data, "predictions").glob(f"{system or '*'}.json"))
-    if not files:
-        raise SystemExit(f"there is no {system or '*'}.json in {Path(data, 'predictions')}")
-    return [(path.stem, read_captions(path), references) for path in files]
-
-
 def compare(captions: Captions, references: References) -> str:
     """Whether both give the same scores."""
     ours, theirs = by_package(captions, references), by_toolkit(captions, references)
@@ -89,28 +73,21 @@ def compare(captions: Captions, references: References) -> str:
     return f"differ: {', '.join(unequal)}" if unequal else f"{len(theirs)} scores equal to the bit"
 
 
-def measure(
-    timing: Timing,
-    images: int = IMAGES,
-    data: str | None = None,
-    system: str | None = None,
-) -> Iterator[Measurement]:
-    """Time both on every system; elapsed time, because the toolkit's tokenizer is a process of its
-    own.
-    """
+def measure(timing: Timing, images: int = IMAGES) -> Iterator[Measurement]:
+    """Elapsed time of both, because the toolkit's tokenizer is a process of its own."""
     try:
         find_java()
     except JavaError as error:
         raise SystemExit(f"pycocoevalcap's tokenizer needs Java: {error}") from error
-    for name, captions, references in systems_of(data, system, images):
-        note = f"; {len(captions)} images, {compare(captions, references)}"
-        variants: dict[str, Callable[[], object]] = {
-            f"evaluation, {name}": partial(by_package, captions, references),
-            "pycocoevalcap with Java": partial(by_toolkit, captions, references),
-        }
-        times = timed(variants, Timing("cpu", timing.repeats), f"evaluation, {name}")
-        yield compared(times, *variants, note=note)
+    captions, references = generated(images)
+    note = f"; {len(captions)} images, {compare(captions, references)}"
+    variants: dict[str, Callable[[], object]] = {
+        "evaluation": partial(by_package, captions, references),
+        "pycocoevalcap with Java": partial(by_toolkit, captions, references),
+    }
+    times = timed(variants, Timing("cpu", timing.repeats), "evaluation")
+    yield compared(times, *variants, note=note)
 
 
 if __name__ == "__main__":
-    command(__doc__, measure, repeats=1, operand="data", system=None, images=IMAGES)
+    command(__doc__, measure, repeats=1, images=IMAGES)

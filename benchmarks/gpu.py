@@ -3,15 +3,15 @@
     python -m benchmarks.gpu first --out FOLDER      # tests, steps, reward, towers, a profile
     python -m benchmarks.gpu second --out FOLDER     # pretrained captioners, ZeRO, memory
     python -m benchmarks.gpu first --out FOLDER --device cpu --tiny       # a rehearsal without a GPU: every part, small
-    python -m benchmarks.gpu --what-is-missing LIST [--download FOLDER]
+    python -m benchmarks.gpu --what-is-missing LIST
 
 Each part is a process of its own with a limit of its own. Rows and logs of all parts are written to
 ``COMMAND.json``, a page of them to ``COMMAND.md``, whenever a part ends. Called again with the same
 folder, a command goes on with the parts that did not pass; ``--only`` names some.
 
 A machine without a package index gets what it lacks as wheels: LIST is a file that names its
-packages (``pip list``, or any text), ``--download`` fetches the missing ones for ``--python`` and
-shrinks pycocoevalcap to its CIDEr. There:
+packages (``pip list``, or any text), and ``pip download --no-deps -d FOLDER`` fetches the missing
+ones (of pycocoevalcap's 100 MB only the folder ``cider`` is needed). There:
 
     python3 -m pip install --no-index --no-deps --target /tmp/site FOLDER/*.whl && export
     PYTHONPATH=/tmp/site
@@ -21,13 +21,11 @@ import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution, version
@@ -164,38 +162,6 @@ def missing_packages(text: str) -> list[str]:
     return sorted(missing.values())
 
 
-def download(packages: Sequence[str], folder: Path, python: str) -> float:
-    """Put a wheel of each package for Linux on x86-64 into ``folder``; returns their MiB."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pip = [sys.executable, "-m", "pip"]
-    target = ["--only-binary=:all:", f"--python-version={python}"]
-    target += [f"--platform=manylinux{name}_x86_64" for name in ("_2_28", "_2_17", "2014")]
-    for package in packages:
-        line = [*pip, "download", "-q", "--no-deps", *target, "-d", str(folder), package]
-        if subprocess.run(line, capture_output=True).returncode:  # no wheel: build it
-            line = [*pip, "wheel", "-q", "--no-deps", "-w", str(folder), package]
-            subprocess.run(line, check=True)
-    for file in folder.glob("pycocoevalcap-*.whl"):
-        keep_cider(file)
-    return sum(file.stat().st_size for file in folder.glob("*.whl")) / 2**20
-
-
-def keep_cider(wheel: Path) -> None:
-    """Leave METEOR, SPICE and the Java tokenizer out of pycocoevalcap's wheel: 100 MB without a use
-    here.
-    """
-    kept = ("pycocoevalcap/cider/", "pycocoevalcap/__init__", "pycocoevalcap-")
-    slim = wheel.with_suffix(".slim")
-    with (
-        zipfile.ZipFile(wheel) as source,
-        zipfile.ZipFile(slim, "w", zipfile.ZIP_DEFLATED) as target,
-    ):
-        for name in source.namelist():
-            if name.startswith(kept):
-                target.writestr(name, source.read(name))
-    shutil.move(slim, wheel)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command's parts, or say what a machine lacks."""
     parser = argparse.ArgumentParser(
@@ -212,33 +178,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="LIST",
         help="file that names the packages of a machine",
     )
-    parser.add_argument(
-        "--download", type=Path, metavar="FOLDER", help="where the missing wheels go"
-    )
-    parser.add_argument("--python", default="3.12", help="version of Python there")
     chosen = parser.parse_args(arguments)
     if chosen.what_is_missing:
-        packages = missing_packages(chosen.what_is_missing.read_text())
-        print("\n".join(packages))
-        if chosen.download:
-            print(
-                f"{download(packages, chosen.download, chosen.python):.1f} MiB in {chosen.download}"
-            )
+        print("\n".join(missing_packages(chosen.what_is_missing.read_text())))
         return 0
     if not (chosen.command and chosen.out):
         parser.error("COMMAND and --out, or --what-is-missing LIST, are needed")
-    if unknown := set(chosen.only or []) - set(COMMANDS[chosen.command]):
-        parser.error(
-            f"--only: {chosen.command} has no part {sorted(unknown)}: "
-            f"{list(COMMANDS[chosen.command])}"
-        )
-    return run_command(
-        chosen.command,
-        chosen.out,
-        chosen.device,
-        chosen.tiny,
-        chosen.only or list(COMMANDS[chosen.command]),
-    )
+    only = chosen.only or list(COMMANDS[chosen.command])
+    return run_command(chosen.command, chosen.out, chosen.device, chosen.tiny, only)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,6 @@ def command(
     measure: Callable[..., Iterable[Measurement]],
     arguments: Sequence[str] | None = None,
     repeats: int = Timing.repeats,
-    operand: str | None = None,
     **defaults: Any,
 ) -> None:
     """Run one benchmark as a program: ``measure`` gets the timing and, by keyword, the value of
@@ -149,8 +148,7 @@ def command(
         measure: yields rows.
         arguments: of the command line; ``sys.argv`` by default.
         repeats: default of ``--repeats``.
-        operand: name of an optional argument without ``--``. **defaults: option -> default. False
-        makes a switch, a tuple takes several values, None a text.
+        **defaults: option -> default. False makes a switch, a tuple takes several values.
     """
     parser = timing_parser(description, repeats)
     for name, default in defaults.items():
@@ -162,11 +160,10 @@ def command(
                 option, nargs="+", choices=default, default=default, help="all by default"
             )
         else:
-            kind = str if default is None else type(default)
-            parser.add_argument(option, type=kind, default=default, help=f"default: {default}")
-    if operand:
-        parser.add_argument(operand, nargs="?")
+            parser.add_argument(
+                option, type=type(default), default=default, help=f"default: {default}"
+            )
     chosen = parser.parse_args(arguments)
     timing = parsed_timing(parser, chosen)
-    options = {name: getattr(chosen, name) for name in (*defaults, *filter(None, [operand]))}
+    options = {name: getattr(chosen, name) for name in defaults}
     report(measure(timing, **options), chosen.json, chosen.device)

@@ -48,36 +48,28 @@ def measure(timing: Timing, precision: str = "bf16", **sizes: Any) -> Iterator[M
         for _ in range(STEPS):
             step()
         synchronise(timing.device)
-    events = profiler.key_averages()
-    rows = {
-        "CPU": [
-            (e.key, e.self_cpu_time_total, e.count)
-            for e in events
-            if e.device_type == DeviceType.CPU
-        ],
-        "GPU": [
-            (e.key, e.self_device_time_total, e.count)
-            for e in events
-            if e.device_type == DeviceType.CUDA
-        ],
-    }
     whole = f"one step, {shapes.images} images, {precision}"
-    for device, operations in rows.items():
-        seconds = sum(microseconds for _, microseconds, _ in operations) / STEPS / 1e6
-        calls = sum(count for *_, count in operations) / STEPS
-        detail = f"{seconds:.4g} s of {elapsed:.4g} s without the profiler, {calls:,.0f} operations"
-        yield Measurement(f"{device} busy", whole, seconds / elapsed, "of the time", detail)
-    waits = [row for row in rows["CPU"] if row[0] in WAITS]
-    largest = [
-        sorted(operations, key=lambda row: -row[1])[:LARGEST] for operations in rows.values()
-    ]
-    for device, operations in zip(("CPU waits", "CPU", "GPU"), (waits, *largest), strict=True):
-        for name, microseconds, count in operations:
-            seconds = microseconds / STEPS / 1e6
-            detail = f"{seconds * 1e3:.4g} ms in {count / STEPS:,.1f} calls"
-            yield Measurement(
-                f"{device}: {name[:120]}", whole, seconds / elapsed, "of the time", detail
-            )
+    events = profiler.key_averages()
+    groups = {
+        "CPU": [event for event in events if event.device_type == DeviceType.CPU],
+        "GPU": [event for event in events if event.device_type == DeviceType.CUDA],
+    }
+    groups["CPU waits"] = [event for event in groups["CPU"] if event.key in WAITS]
+    for name, group in groups.items():
+        seconds = [own_seconds(event) for event in group]
+        calls = sum(event.count for event in group) / STEPS
+        detail = f"{sum(seconds):.4g} s of {elapsed:.4g} s without the profiler, {calls:,.0f} calls"
+        yield Measurement(f"{name} busy", whole, sum(seconds) / elapsed, "of the time", detail)
+        for event in sorted(group, key=own_seconds, reverse=True)[:LARGEST]:
+            ratio = own_seconds(event) / elapsed
+            detail = f"{own_seconds(event) * 1e3:.4g} ms in {event.count / STEPS:,.1f} calls"
+            yield Measurement(f"{name}: {event.key[:120]}", whole, ratio, "of the time", detail)
+
+
+def own_seconds(event: Any) -> float:
+    """Seconds of an operation in one step, without those that it calls."""
+    on_gpu = event.device_type == DeviceType.CUDA
+    return (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / STEPS / 1e6
 
 
 if __name__ == "__main__":

@@ -207,10 +207,7 @@ def _as_text(completion: Any, row: int) -> str:
             return content
         if isinstance(content, list):
             return "".join(item.get("text", "") for item in content if isinstance(item, dict))
-    raise RewardError(
-        f"completion {row} is {completion!r:.80}: expected a string or a list of messages with "
-        f"'role' and 'content'"
-    )
+    raise RewardError(f"completion {row} is {completion!r:.80}: expected a string or messages")
 
 
 def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
@@ -226,40 +223,28 @@ def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
     """
     name = getattr(reward, "__name__", type(reward).__name__)
     values = scores.tolist() if hasattr(scores, "tolist") else scores  # NumPy, torch
-    if not isinstance(values, list | tuple):
-        raise RewardError(
-            f"reward {name!r} returned {scores!r:.80}: expected a list of {count} numbers"
-        )
-    if len(values) != count:
-        raise RewardError(f"reward {name!r} returned {len(values)} scores for {count} captions")
+    if not isinstance(values, list | tuple) or len(values) != count:
+        raise RewardError(f"reward {name!r} returned {scores!r:.80}: expected {count} scores")
     low, high = getattr(reward, "bounds", (-math.inf, math.inf))
-    least = low - BOUNDS_ROUNDING * max(1.0, abs(low)) if math.isfinite(low) else low
-    most = high + BOUNDS_ROUNDING * max(1.0, abs(high)) if math.isfinite(high) else high
-    numbers = [value if type(value) is float else _as_number(value) for value in values]
+    least = low - BOUNDS_ROUNDING * max(1.0, abs(low))
+    most = high + BOUNDS_ROUNDING * max(1.0, abs(high))
+    numbers = list(map(_as_number, values))
     for row, number in enumerate(numbers):
-        if not math.isfinite(number):
+        if not math.isfinite(number) or not least <= number <= most:
             raise RewardError(
-                f"reward {name!r} returned {values[row]!r:.80} for caption {row}: every score must "
-                f"be a finite number"
-            )
-        if not least <= number <= most:
-            raise RewardError(
-                f"reward {name!r} returned {number!r} for caption {row}: its bounds are {low:g} to "
-                f"{high:g}"
+                f"reward {name!r} returned {values[row]!r:.80} for caption {row}: expected a "
+                f"finite number within its bounds, {low:g} to {high:g}"
             )
     return numbers
 
 
 def _as_number(value: Any) -> float:
     """``value`` as a float; NaN where it is no number."""
+    if isinstance(value, str | bytes):
+        return math.nan
     try:
-        return math.nan if isinstance(value, str | bytes) else float(value)
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-        RuntimeError,
-    ):  # RuntimeError: a tensor of several elements
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several elements
         return math.nan
 
 
@@ -297,38 +282,29 @@ def required_column(columns: dict[str, Any], name: str, reward: str, count: int)
     if column is None and name == "image":
         column, most = columns.get("images"), 1
     if column is None:
-        raise RewardError(
-            f"reward {reward!r} needs the column {name!r}; the batch has {sorted(columns)}"
-        )
+        raise RewardError(f"reward {reward!r} needs the column {name!r}, not {sorted(columns)}")
     if len(column) != count:
-        raise RewardError(
-            f"reward {reward!r}: column {name!r} has {len(column)} items for {count} captions"
-        )
+        raise RewardError(f"reward {reward!r}: column {name!r} has {len(column)} of {count} items")
     if name != "image":
         return column
+    images = []
     for row, item in enumerate(column):
-        if item is None:
+        frames = item if isinstance(item, list | tuple) else [item]
+        if item is None or not 1 <= len(frames) <= most:
             raise RewardError(
-                f"reward {reward!r}: row {row} has no image: expected a path, an image, or frames"
+                f"reward {reward!r}: row {row} has no image, or several: {item!r:.80}"
             )
-        if isinstance(item, list | tuple) and not 1 <= len(item) <= most:
-            raise RewardError(
-                f"reward {reward!r}: row {row} has {len(item)} images: expected one for a caption"
-            )
-    return [
-        item[0] if isinstance(item, list | tuple) and len(item) == 1 else item for item in column
-    ]
+        images.append(frames[0] if len(frames) == 1 else item)
+    return images
 
 
 def finished_captions(columns: dict[str, Any], reward: str, count: int) -> Sequence[Any]:
     """Return the column ``finished``, ``count`` booleans; if it is missing, every caption counts as
     finished.
     """
-    return (
-        [True] * count
-        if columns.get("finished") is None
-        else required_column(columns, "finished", reward, count)
-    )
+    if columns.get("finished") is None:
+        return [True] * count
+    return required_column(columns, "finished", reward, count)
 
 
 def reference_lists(columns: dict[str, Any], reward: str, count: int) -> list[tuple[str, ...]]:
@@ -353,18 +329,10 @@ def reference_lists(columns: dict[str, Any], reward: str, count: int) -> list[tu
 def _checked_references(captions: Any, row: int, reward: str) -> tuple[str, ...]:
     if type(captions) in (list, tuple) and set(map(type, captions)) == {str}:
         return tuple(captions)
-    if isinstance(captions, str) or not isinstance(captions, Sequence):
+    texts = () if isinstance(captions, str) or not isinstance(captions, Sequence) else captions
+    if not texts or not all(isinstance(caption, str) for caption in texts):
         raise RewardError(
-            f"reward {reward!r}: references of row {row} are {captions!r:.80}: expected a list of "
+            f"reward {reward!r}: row {row} has the references {captions!r:.80}: expected a list of "
             f"strings"
         )
-    if not captions:
-        raise RewardError(
-            f"reward {reward!r}: row {row} has no reference; it needs at least one per image"
-        )
-    for caption in captions:
-        if not isinstance(caption, str):
-            raise RewardError(
-                f"reward {reward!r}: row {row} has the reference {caption!r:.80}: expected a string"
-            )
-    return tuple(captions)
+    return tuple(texts)

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rewards.base import Reward, naming
+from rewards.base import Reward
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import CachedEncoder, EncoderOptions
 from rewards.registry import REWARDS, build, load, parameters, short_name
@@ -23,8 +23,7 @@ class RewardBuilder:
 
     CIDEr-D gets its document frequencies and ``eos``; every reward of this package that splits
     captions gets its tokenizer; those whose arguments ask for the same network and cache share one
-    encoder. Arguments that a reward is given itself win over all of these. The two rewards of a
-    ``length_router`` are built likewise.
+    encoder. Arguments that a reward is given itself win over all of these.
 
     Args:
         references: of each image of the data set, one document an image; they are counted when a
@@ -63,9 +62,6 @@ class RewardBuilder:
         """
         name = short_name(name)
         arguments = self._complete(name, kwargs)
-        for key, default in getattr(load(name), "inner_rewards", {}).items():
-            if isinstance(arguments.get(key), Mapping):
-                arguments[key] = self.build_inner(key, arguments[key], default)
         key = encoder_key(name, arguments)
         if key in self.encoders:
             arguments["backbone"] = self.encoders[key]
@@ -79,19 +75,6 @@ class RewardBuilder:
         if key and isinstance(reward, ClipScore):
             self.encoders.setdefault(key, reward.backbone)
         return reward
-
-    def build_inner(
-        self, key: str, arguments: Mapping[str, Any], default: Mapping[str, Any]
-    ) -> Reward:
-        """Build a reward that is the argument ``key`` of another one, from ``name`` and its
-        arguments.
-
-        ``default`` has the name, and the arguments that come with it, for ``arguments`` without
-        one. Raises as ``build``; messages name ``key``.
-        """
-        values = dict(arguments) if "name" in arguments else {**default, **arguments}
-        with naming(key):
-            return self.build(values.pop("name"), values)
 
     def count(self, eos: bool, tokenizer: str | None = None) -> DocumentFrequencies:
         """Document frequencies of the references, counted once. ``ValueError`` where there are

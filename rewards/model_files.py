@@ -76,9 +76,8 @@ def check_folder(folder: Path) -> None:
     change = damage(folder) if (folder / MANIFEST).is_file() else None
     if change is not None:
         raise ValueError(
-            f"{str(folder)!r} has changed since it was written: {change}. Copy the whole folder "
-            f"again, or remove its "
-            f"{MANIFEST} if the change is intended"
+            f"{str(folder)!r} has changed since it was written: {change}. Remove its {MANIFEST} if "
+            f"that is intended"
         )
 
 
@@ -132,10 +131,8 @@ def read_config(
     file = folder / "config.json"
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
-            hint = export_hint(folder)
-            raise FileNotFoundError(
-                f"{str(folder)!r} is not a saved {model_type}: it has no {name}{hint}"
-            )
+            where = f"{str(folder)!r} is not a saved {model_type}"
+            raise FileNotFoundError(f"{where}: it has no {name}{export_hint(folder)}")
     check_folder(folder)
     values = {key: value for key, value in read_object(file).items() if key not in others}
     stored_type = values.pop("model_type", None)
@@ -171,9 +168,8 @@ def load_complete(model_class: Any, name: str, **options: Any) -> Any:
     expected, architectures = type(model).__name__, model.config.architectures or []
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"it has no weights for {', '.join(missing[:5])}: expected a {expected}")
-    if expected not in architectures and any(
-        architecture.endswith(OTHER_TASKS) for architecture in architectures
-    ):
+    others = [name for name in architectures if name.endswith(OTHER_TASKS)]
+    if others and expected not in architectures:
         raise ValueError(f"its architectures are {architectures}: expected a {expected}")
     return model
 
@@ -223,11 +219,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         stored = torch.load(path, map_location="cpu", weights_only=True)
         state = next((stored[key] for key in STATE_KEYS if key in stored), stored)
     if not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(
-            f"{path} holds {', '.join(map(str, list(state)[:5]))}: expected tensors by key, or "
-            f"under one of "
-            f"{', '.join(STATE_KEYS)}"
-        )
+        raise ValueError(f"{path} holds {list(state)[:5]}: expected tensors, or {STATE_KEYS}")
     return {str(key).removeprefix("module."): value for key, value in state.items()}
 
 
@@ -251,20 +243,13 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
     the wrong shape.
     """
     shared = shapes.keys() & state.keys()
+    wrong = [name for name in shared if tuple(state[name].shape) != shapes[name]]
     differences = {
         "missing": sorted(shapes.keys() - state.keys()),
         "unexpected": sorted(state.keys() - shapes.keys()),
-        "wrong shape": sorted(
-            f"{name} {list(state[name].shape)}, not {list(shapes[name])}"
-            for name in shared
-            if tuple(state[name].shape) != shapes[name]
-        ),
+        "wrong shape": sorted(f"{name} {list(state[name].shape)}" for name in wrong),
     }
-    problems = [
-        f"{len(names)} {problem}: {', '.join(names[:5])}"
-        for problem, names in differences.items()
-        if names
-    ]
+    problems = [f"{key}: {', '.join(names[:5])}" for key, names in differences.items() if names]
     if problems:
         raise ValueError(f"{what} do not fit the configuration: {'; '.join(problems)}")
 
@@ -319,10 +304,7 @@ def transformers_options(name: str) -> dict[str, Any]:
     """
     folder = Path(name)
     if (folder / "adapter_config.json").is_file():
-        raise ValueError(
-            f"{folder / 'adapter_config.json'}: these are adapters of another model: merge them "
-            f"into its weights first"
-        )
+        raise ValueError(f"{folder / 'adapter_config.json'}: merge the adapters into their model")
     local = folder.is_dir() or ask_hub(name, "config.json")
     return {"trust_remote_code": False} | ({} if local else {"local_files_only": True})
 

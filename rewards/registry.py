@@ -8,7 +8,7 @@ is ``package.module:Class``.
 import inspect
 from typing import Any
 
-from rewards.base import Reward
+from rewards.base import Reward, naming
 from rewards.options import load_target
 
 REWARDS: dict[str, str] = {
@@ -24,7 +24,6 @@ REWARDS: dict[str, str] = {
     "emscore": "rewards.clip.emscore:EmScore",
     "icc": "rewards.text.icc:Icc",
     "l_clipscore": "rewards.clip.l_clipscore:LClipScore",
-    "length_router": "rewards.mixed:LengthRouter",
     "pac_s": "rewards.clip.pac:PacScore",
     "pac_s_video": "rewards.clip.pac:PacVideoScore",
     "perplexity": "rewards.text.perplexity:Perplexity",
@@ -73,26 +72,19 @@ def build(name: str, **kwargs: Any) -> Reward:
         and parameter.name not in {*kwargs, *variadic}
     ]
     if unknown or missing:
-        problem = (
-            f"does not take {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
-        )
-        takes = ", ".join(map(str, parameters.values())) or "no arguments"
-        raise ValueError(f"reward {name!r} {problem}; it takes: {takes}")
+        problem = f"does not take {unknown}" if unknown else f"needs {missing}"
+        takes = ", ".join(map(str, parameters.values()))
+        raise ValueError(f"reward {name!r} {problem}; it takes: {takes or 'no arguments'}")
     reward = target(**kwargs)
     if not isinstance(reward, Reward):
         raise ValueError(
-            f"{name!r} made a {type(reward).__name__}, which is not a reward: it needs __name__, "
-            f"columns, bounds, "
-            "signature and __call__(prompts, completions, **columns)"
+            f"{name!r} made a {type(reward).__name__}, which is no reward: it needs __name__, "
+            f"columns, bounds, signature and __call__(prompts, completions, **columns)"
         )
-    bounds: Any = reward.bounds
-    is_pair = isinstance(bounds, tuple | list) and [
-        isinstance(end, int | float) for end in bounds
-    ] == [True, True]
-    if not is_pair or not bounds[0] <= bounds[1]:
-        raise ValueError(
-            f"{name!r} has the bounds {bounds!r}: expected its smallest and largest score"
-        )
+    with naming(f"{name!r} has the bounds {reward.bounds!r}", (TypeError, ValueError)):
+        low, high = reward.bounds
+        if not low <= high:
+            raise ValueError("expected its smallest and largest score")
     try:
         inspect.signature(reward).bind(None, [], **dict.fromkeys((*COLUMNS, *reward.columns)))
     except TypeError as error:
@@ -128,17 +120,12 @@ def describe(name: str) -> str:
     columns = getattr(target, "columns", None)
     # A class may set either in its constructor or as a property: then its class attribute is no
     # value.
-    bounds_text = (
-        f"in [{bounds[0]:g}, {bounds[1]:g}]"
-        if isinstance(bounds, tuple)
-        else "bounds depend on arguments"
-    )
-    columns_text = (
-        (", ".join(sorted(columns)) or "none")
-        if isinstance(columns, frozenset)
-        else "depend on arguments"
-    )
-    return f"{name}: {summary} ({bounds_text}; columns: {columns_text})"
+    bounds_text = columns_text = "depend on arguments"
+    if isinstance(bounds, tuple):
+        bounds_text = f"in [{bounds[0]:g}, {bounds[1]:g}]"
+    if isinstance(columns, frozenset):
+        columns_text = ", ".join(sorted(columns)) or "none"
+    return f"{name}: {summary} (bounds {bounds_text}; columns: {columns_text})"
 
 
 def load(name: str) -> Any:

@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import constants
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    AutoTokenizer,
     BertConfig,
     BertTokenizer,
     Blip2Config,
@@ -406,3 +407,11 @@ def assert_close_gradients(
         assert (found[name] - value).abs().max() <= tolerance * max(
             value.abs().max(), 1e-2 * largest
         ), name
+
+
+def with_template(folder: Path, template: str) -> str:
+    """The folder of a language model whose tokenizer has this chat template from now on."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return str(folder)

@@ -7,7 +7,7 @@ that the caption does not say. The prompt is our own.
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from rewards.base import RewardError, as_texts, checked_scores, passes_on, required_column
 from rewards.language.build import build_model
-from rewards.language.models import Calls, Question, calls_of, choose
+from rewards.language.models import Question
 from rewards.options import check_type, check_values
 
 Score = Literal["expected", "accuracy"]
@@ -79,11 +79,6 @@ class CaptionQA:
         self.score, self.words, self.seed = score, words, seed
         self.signature = f"{name}[{self.language_model.signature},{score},words{words},seed{seed}]"
 
-    @property
-    def calls(self) -> Calls:
-        """Of the model, so far."""
-        return calls_of(self.language_model)
-
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
@@ -106,17 +101,16 @@ class CaptionQA:
                 question, place = pose(item, choices, order, f"{where}, question {index}", caption)
                 questions.append(question)
                 right.append(place)
-        answers = iter(zip(choose(self.language_model, questions), right, strict=True))
+        answers = iter(zip(self.language_model.choose(questions), right, strict=True))
         scores = []
         for caption, items in zip(captions, rows, strict=True):
-            marks = [self._mark(*next(answers)) for _ in items]
+            own = [next(answers) for _ in items]
+            if self.score == "expected":
+                marks = [probabilities[place] for probabilities, place in own]
+            else:
+                marks = [float(is_found(probabilities, place)) for probabilities, place in own]
             scores.append(math.fsum(marks) / len(marks) * length_factor(caption, self.words))
         return checked_scores(self, scores, len(captions))
-
-    def _mark(self, probabilities: Sequence[float], right: int) -> float:
-        if self.score == "expected":
-            return probabilities[right]
-        return float(is_found(probabilities, right))
 
 
 def pose(
@@ -164,22 +158,16 @@ def length_factor(caption: str, words: int | None) -> float:
 def check_questions(items: Any, where: str) -> list[ImageQuestion]:
     """The questions of an image, at least one. Raises ``RewardError`` that begins with ``where``."""
     if not isinstance(items, list | tuple) or not items:
-        raise RewardError(
-            f"{where}: questions are {items!r:.80}: expected a list of {{question, choices, "
-            f"answer}}"
-        )
+        raise RewardError(f"{where}: questions are {items!r:.80}: expected a list of questions")
     for index, item in enumerate(items):
         name = f"{where}, question {index}"
         check_type(item, ImageQuestion, name, RewardError)
         choices = item["choices"]
         different = {" ".join(choice.split()) for choice in choices} - {"", NOT_SAID}
         if not 2 <= len(choices) < len(ascii_uppercase) or len(different) < len(choices):
-            most = f"2 to {len(ascii_uppercase) - 1} different ones, and none that is {NOT_SAID!r}"
-            raise RewardError(f"{name}: choices are {choices!r:.80}: expected {most}")
-        if item["answer"] not in choices:
             raise RewardError(
-                f"{name}: answer is {item['answer']!r:.80}: expected one of the choices "
-                f"{choices!r:.80}"
+                f"{name}: choices are {choices!r:.80}: expected 2 to 25 different ones"
             )
-    checked: Sequence[Mapping[str, Any]] = items
-    return list(checked)  # type: ignore[arg-type]
+        if item["answer"] not in choices:
+            raise RewardError(f"{name}: answer is {item['answer']!r:.80}: expected one of choices")
+    return list(items)

@@ -3,7 +3,7 @@
 Source: the form of DCScore (Ye et al., "Painting with Words: Elevating Detailed Image Captioning
 with Benchmark and Alignment Learning" (DeCapBench), ICLR 2025): precision of the caption's claims,
 recall of the references', their F. Claims are the detail units of SPECS
-(``rewards.text.detail_units``), or what a language model makes of a caption; prompts are our own.
+(``rewards.text.detail_units``); prompts are our own.
 """
 
 import math
@@ -11,25 +11,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from rewards.base import (
-    as_texts,
-    checked_scores,
-    naming,
-    passes_on,
-    reference_lists,
-    required_column,
-)
+from rewards.base import as_texts, checked_scores, passes_on, reference_lists, required_column
 from rewards.language.build import build_model
-from rewards.language.models import (
-    Calls,
-    LanguageModel,
-    Question,
-    calls_of,
-    choose,
-    read_answers,
-    read_list,
-)
-from rewards.options import Count, check_values
+from rewards.language.models import Question
+from rewards.options import check_values
 from rewards.text.detail_units import default_tagger, detail_units_of
 
 Score = Literal["precision", "recall", "f"]
@@ -44,16 +29,7 @@ TEXT_PROMPT = (
     "image: "
     '"{claim}"? Reply with Yes or No.'
 )
-CUT_PROMPT = (
-    "List everything that this caption says of its image, one thing at a time: every object, its "
-    "attributes, how many "
-    "there are, where it is, what it does, and any text. Write one short sentence for each, which "
-    "can be read alone. "
-    "Add nothing and judge nothing.\n\nCaption: {caption}\n\nReply with a JSON list of strings."
-)
 LABELS = ("Yes", "No")
-CUT_TOKENS = 512
-"""Most tokens of a list of claims, unless ``cut`` says otherwise."""
 _UNSAID = re.compile(r"\b(?:a|an|the)\b|^\W*(?:and|or|but)\b")
 
 
@@ -61,7 +37,7 @@ class Claims:
     """Precision, recall or F of the claims of a caption, in [0, 1].
 
     Claims are detail units: phrases of a caption, such as "a brown dog" and "on the grass", cut by
-    rules; or short sentences that a language model makes of it (``cut``). The precision is the mean
+    rules. The precision is the mean
     probability of "Yes" over the caption's claims, verified against the image by a vision-language
     model, or against the references by a language model. The recall is the same over the claims of
     the longest reference, verified against the caption. F is their harmonic mean. A caption without
@@ -75,9 +51,6 @@ class Claims:
         source: what the caption's claims are verified against.
         score: ``precision``, ``recall`` or ``f``. Recall needs references; precision alone favours
             captions that say little.
-        cut: language model that cuts captions into claims, as ``{model: ...}`` or
-            ``{endpoint: {url, model, ...}}``, with further arguments of ``build_model`` and
-            ``max_new_tokens``; None cuts by rules.
         **options: the language model, local or behind an endpoint, as for ``build_model``: a
             vision-language model with ``source: image``.
 
@@ -95,24 +68,13 @@ class Claims:
         *,
         source: Source = "references",
         score: Score = "f",
-        cut: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         check_values(Source, source=source)
         check_values(Score, score=score)
         name = self.__name__
         vision = source == "image"
-        self.cutter: LanguageModel | None = None
-        self.cut_tokens = CUT_TOKENS
-        if cut is None:
-            default_tagger()
-        else:
-            shared = ("cache_dir", "device", "precision")
-            cutting = {key: options[key] for key in shared if key in options} | cut
-            self.cut_tokens = cutting.pop("max_new_tokens", CUT_TOKENS)
-            check_values(Count, max_new_tokens=self.cut_tokens)
-            with naming(f"{name}: cut", (TypeError,), ValueError):
-                self.cutter = build_model(f"{name}: cut", **cutting)
+        default_tagger()
         self.language_model = build_model(name, vision=vision, **options)
         self.source, self.score = source, score
         columns = set()
@@ -121,16 +83,7 @@ class Claims:
         if not vision or score != "precision":
             columns.add("references")
         self.columns = frozenset(columns)
-        model_signature = self.language_model.signature
-        self.signature = f"{name}[{model_signature},{source},{score},distinct"
-        if self.cutter is not None:
-            self.signature += f",cut {self.cutter.signature},tokens{self.cut_tokens}"
-        self.signature += "]"
-
-    @property
-    def calls(self) -> Calls:
-        """Of all models, so far."""
-        return calls_of(self.language_model, self.cutter)
+        self.signature = f"{name}[{self.language_model.signature},{source},{score},distinct]"
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -149,18 +102,14 @@ class Claims:
             references = reference_lists(columns, self.__name__, count)
         if "image" in self.columns:
             images = required_column(columns, "image", self.__name__, count)
-        said_by_caption = self._cut(captions, "row")
         longest = [max(texts, key=len, default="") for texts in references]
-        expected_by_reference = {}
-        if self.score != "precision":
-            expected_by_reference = self._cut(longest, "reference of row")
-
+        claims = list(map(distinct, detail_units_of([*captions, *longest])))
         questions: list[Question] = []
         sizes: list[tuple[int, int]] = []
         for row, caption in enumerate(captions):
             where = f"reward {self.__name__!r}: row {row}"
-            said = said_by_caption[caption]
-            expected = expected_by_reference.get(longest[row], []) if said else []
+            said = claims[row]
+            expected = claims[count + row] if said and self.score != "precision" else []
             if self.score == "recall":
                 said = []
             for claim in said:
@@ -175,7 +124,7 @@ class Claims:
                 questions.append(_in_text(claim, [caption], place))
             sizes.append((len(said), len(expected)))
 
-        truth = iter([answer[0] for answer in choose(self.language_model, questions)])
+        truth = iter([answer[0] for answer in self.language_model.choose(questions)])
         scores = []
         for said_count, expected_count in sizes:
             precision = _mean([next(truth) for _ in range(said_count)])
@@ -183,27 +132,6 @@ class Claims:
             both = {"precision": precision, "recall": recall, "f": harmonic_mean(precision, recall)}
             scores.append(both[self.score])
         return checked_scores(self, scores, count)
-
-    def _cut(self, texts: Sequence[str], name: str) -> dict[str, list[str]]:
-        """The different claims of each text; an empty one has none."""
-        if self.cutter is None:
-            return dict(zip(texts, map(distinct, detail_units_of(texts)), strict=True))
-        questions: dict[str, Question] = {}
-        for row, text in enumerate(texts):
-            where = f"reward {self.__name__!r}: {name} {row}"
-            if text.strip() and text not in questions:
-                questions[text] = Question(CUT_PROMPT.format(caption=text), (), where)
-        answers = read_answers(self.cutter, list(questions.values()), self.cut_tokens, read_claims)
-        claims = dict(zip(questions, answers, strict=True))
-        return {text: claims.get(text, []) for text in texts}
-
-
-def read_claims(answer: str) -> list[str]:
-    """The list of different claims in an answer. Raises ``ValueError`` where there is none."""
-    claims = read_list(answer)
-    if not all(isinstance(claim, str) and claim.strip() for claim in claims):
-        raise ValueError("it is no list of sentences")
-    return distinct([claim.strip() for claim in claims])
 
 
 def distinct(claims: Sequence[str]) -> list[str]:

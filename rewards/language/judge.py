@@ -13,7 +13,7 @@ from typing import Any
 
 from rewards.base import as_texts, checked_scores, passes_on, reference_lists, required_column
 from rewards.language.build import build_model
-from rewards.language.models import Calls, Question, calls_of, choose
+from rewards.language.models import Question
 
 DIGITS = tuple("0123456789")
 PROMPT = (
@@ -64,11 +64,6 @@ class VlmJudge:
         self.columns = frozenset({"image", "references"} if references else {"image"})
         self.signature = f"{name}[{self.language_model.signature},{self.prompt!r}]"
 
-    @property
-    def calls(self) -> Calls:
-        """Of the model, so far."""
-        return calls_of(self.language_model)
-
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
@@ -85,13 +80,12 @@ class VlmJudge:
         if self.references:
             references = reference_lists(columns, self.__name__, count)
         questions = []
-        for row, (caption, texts) in enumerate(zip(captions, references, strict=True)):
-            slots = {"caption": caption}
-            if self.references:
-                slots["references"] = "\n".join(f"- {text}" for text in texts)
+        for row, caption in enumerate(captions):
+            lines = "\n".join(f"- {text}" for text in references[row])
+            prompt = self.prompt.format(caption=caption, references=lines)
             where = f"reward {self.__name__!r}: row {row}"
-            questions.append(Question(self.prompt.format(**slots), DIGITS, where, images[row]))
-        answers = choose(self.language_model, questions)
+            questions.append(Question(prompt, DIGITS, where, images[row]))
+        answers = self.language_model.choose(questions)
         ratings = [
             math.fsum(digit * mass for digit, mass in enumerate(masses)) / 9 for masses in answers
         ]

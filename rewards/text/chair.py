@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from rewards.base import (
     RewardError,
     as_texts,
     checked_scores,
-    errors_of_user_code,
     naming,
     reference_lists,
     required_column,
 )
 from rewards.files import load_json
 from rewards.options import check_values
-from rewards.registry import load
 from rewards.text.ptb_rules import names
 from rewards.text.tokenize import TOKENIZER, tokenize
-
-if TYPE_CHECKING:
-    from rewards.images import ImageSource
 
 Measure = Literal["precision", "caption", "recall"]
 _IRREGULAR = {
@@ -79,14 +74,9 @@ class ObjectVocabulary:
             for phrase in filter(None, phrases):
                 other = synonyms.setdefault(phrase, " ".join(phrases[0]))
                 if other != " ".join(phrases[0]):
-                    raise ValueError(
-                        f"{path}, line {number}: {' '.join(phrase)!r} is a word for {other!r} "
-                        f"already"
-                    )
+                    raise ValueError(f"{path}, line {number}: a word for {other!r} already")
         if not synonyms:
-            raise ValueError(
-                f"synonyms {str(path)!r} has no object: expected lines such as: bicycle, bike"
-            )
+            raise ValueError(f"synonyms {str(path)!r} has no object: expected lines: bicycle, bike")
         return cls(synonyms)
 
     def mentions(self, caption: str) -> list[str]:
@@ -118,13 +108,16 @@ class ObjectVocabulary:
         Raises ``ValueError``, with a message that begins with ``source``, for a word that is not in
         the vocabulary.
         """
-        tables = [{word: self._name(tokenize(word) or [""]) for word in words} for words in lists]
-        unknown = sorted({word for table in tables for word, name in table.items() if name is None})
-        if unknown:
-            raise ValueError(
-                f"{source} {unknown[0]!r}, which is not in synonyms ({len(unknown)} words are not)"
-            )
-        return [frozenset(map(str, table.values())) for table in tables]
+        found = []
+        for words in lists:
+            names = set()
+            for word in words:
+                name = self._name(tokenize(word) or [""])
+                if name is None:
+                    raise ValueError(f"{source} {word!r}, which is not in synonyms")
+                names.add(name)
+            found.append(frozenset(names))
+        return found
 
     def _name(self, words: Sequence[str]) -> str | None:
         for last in _singulars(words[-1]):
@@ -175,16 +168,6 @@ def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, fr
     return dict(zip(objects, named, strict=True))
 
 
-class ObjectDetector(Protocol):
-    """Finds objects in images; ``signature`` names the model for the signature of the reward."""
-
-    signature: str
-
-    def __call__(self, images: Sequence[ImageSource]) -> Sequence[Collection[str]]:
-        """Return the objects in each of N images, in words of the vocabulary."""
-        ...
-
-
 class ChairCounts(NamedTuple):
     """Counts that CHAIR is computed from, for one caption or summed over several."""
 
@@ -211,9 +194,8 @@ class Chair:
     """How few of the objects that a caption mentions are hallucinated, in [0, 1]; as a judge or a
     term of a reward.
 
-    An object is in the image if ``objects`` lists it, if ``detector`` finds it, or, with
-    ``references``, if a reference of the image mentions it (the published code uses the first and
-    the last). A caption without objects has precision 1, so a policy may learn to mention none:
+    An object is in the image if ``objects`` lists it or, with ``references``, if a reference of the
+    image mentions it. A caption without objects has precision 1, so a policy may learn to mention none:
     combine it with ``recall`` or CIDEr-D. Captions are English, tokenised as for CIDEr-D.
 
     Args:
@@ -224,8 +206,6 @@ class Chair:
         measure: ``precision``: fraction of mentions that are in the image; ``caption``: 1 if all
             are, else 0 (the mean over captions is 1 - CHAIR-s); ``recall``: fraction of the image's
             objects that the caption mentions.
-        detector: ``package.module:Class`` of an ``ObjectDetector``, which is called once per image.
-        detector_kwargs: arguments of the detector.
 
     Raises:
         ValueError: a file or an argument is wrong.
@@ -241,37 +221,18 @@ class Chair:
         objects: str | None = None,
         references: bool = True,
         measure: Measure = "precision",
-        detector: str | None = None,
-        detector_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         check_values(Measure, measure=measure)
-        if objects is None and detector is None and not references:
-            raise ValueError(
-                "objects and detector are None and references is False: set one of them, to say "
-                "what is in an image"
-            )
+        if objects is None and not references:
+            raise ValueError("objects is None and references is False: nothing is in an image")
         self.vocabulary = ObjectVocabulary.read(synonyms)
         self.objects = None if objects is None else read_objects(objects, self.vocabulary)
-        self.references, self.measure = references, measure
-        self.detector: ObjectDetector | None = None
-        if detector is not None:
-            with (
-                naming(f"detector {detector!r} cannot be made", (TypeError, ValueError)),
-                errors_of_user_code(f"detector {detector!r}", ValueError),
-            ):
-                self.detector = load(detector)(**(detector_kwargs or {}))
-            signature = getattr(self.detector, "signature", None)
-            if not callable(self.detector) or not isinstance(signature, str):
-                raise ValueError(
-                    f"detector {detector!r} is not an ObjectDetector: expected a callable object "
-                    f"with a signature"
-                )
+        self.references = references
+        self.measure = measure
         sources = {}  # column -> where objects come from
         if self.objects is not None:
             pairs = [(image_id, sorted(names)) for image_id, names in self.objects.items()]
             sources["image_id"] = f"file[{_digest(pairs)}]"
-        if self.detector is not None:
-            sources["image"] = self.detector.signature
         if references:
             sources["references"] = "references"
         self.columns = frozenset(sources)
@@ -280,64 +241,30 @@ class Chair:
         self.source = f"{count} objects[{words}] of {'+'.join(sources.values())}"
         self.signature = f"CHAIR[{measure},{self.source}]"
         self._known: dict[tuple[str, ...], frozenset[str]] = {}
-        self._seen: dict[Hashable, frozenset[str]] = {}
 
     def objects_of(self, count: int, columns: dict[str, Any]) -> list[frozenset[str]]:
         """The objects in the image of each of ``count`` rows.
 
         Raises:
-            RewardError: an image is not in the file, the detector returns another number of
-                results, or it finds an object that is not in the vocabulary.
+            RewardError: an image is not in the file.
         """
         objects = [frozenset[str]()] * count
         if self.objects is not None:
             ids = list(map(str, required_column(columns, "image_id", self.__name__, count)))
             missing = [image_id for image_id in ids if image_id not in self.objects]
             if missing:
-                raise RewardError(
-                    f"reward 'chair': objects has no image {missing[0]!r} ({len(missing)} such "
-                    f"rows)"
-                )
+                raise RewardError(f"reward 'chair': objects has no image {missing[0]!r}")
             objects = [self.objects[image_id] for image_id in ids]
-        if self.detector is not None:
-            images = required_column(columns, "image", self.__name__, count)
-            seen = self._detect(self.detector, images)
-            objects = [before | names for before, names in zip(objects, seen, strict=True)]
         if self.references:
             lists = reference_lists(columns, self.__name__, count)
             mentioned = map(self._mentions, lists)
             objects = [before | names for before, names in zip(objects, mentioned, strict=True)]
         return objects
 
-    def _detect(self, detector: ObjectDetector, images: Sequence[Any]) -> list[frozenset[str]]:
-        """What is in N images; those that compare equal, such as paths, are looked at a single
-        time.
-        """
-        keys = [_key(image) for image in images]
-        new = {key: image for key, image in zip(keys, images, strict=True) if key not in self._seen}
-        with errors_of_user_code(f"reward 'chair': detector {detector.signature}"):
-            lists = detector(list(new.values())) if new else []
-        if not isinstance(lists, Sequence) or not all(_are_words(words) for words in lists):
-            expected = "expected a list with a list of words for each image"
-            raise RewardError(
-                f"reward 'chair': {detector.signature} returned {lists!r:.200}: {expected}"
-            )
-        if len(lists) != len(new):
-            raise RewardError(
-                f"reward 'chair': {detector.signature} returned {len(lists)} lists for {len(new)} "
-                f"images"
-            )
-        with naming("reward 'chair'", (ValueError,), RewardError):
-            named = self.vocabulary.names_of(lists, f"{detector.signature} found")
-        seen = dict(zip(new, named, strict=True))
-        self._seen |= {key: objects for key, objects in seen.items() if not isinstance(key, int)}
-        return [self._seen[key] if key in self._seen else seen[key] for key in keys]
-
     def _mentions(self, captions: tuple[str, ...]) -> frozenset[str]:
         if captions not in self._known:
-            self._known[captions] = frozenset(
-                chain.from_iterable(map(self.vocabulary.mentions, captions))
-            )
+            mentions = chain.from_iterable(map(self.vocabulary.mentions, captions))
+            self._known[captions] = frozenset(mentions)
         return self._known[captions]
 
     def counts(self, completions: Sequence[Any], columns: dict[str, Any]) -> list[ChairCounts]:
@@ -361,25 +288,6 @@ class Chair:
         return 1 - counts.hallucinated_mentions / counts.mentions if counts.mentions else 1.0
 
 
-def _are_words(words: Any) -> bool:
-    return (
-        isinstance(words, Collection)
-        and not isinstance(words, str)
-        and all(isinstance(word, str) for word in words)
-    )
-
-
 def _digest(content: Iterable[tuple[Any, Any]]) -> str:
     """The start of the SHA-256 of pairs, whatever their order."""
     return hashlib.sha256(json.dumps(sorted(content)).encode()).hexdigest()[:8]
-
-
-def _key(image: Any) -> Hashable:
-    """Key of an image in the cache: the image where it can be hashed, such as a path, else the id
-    of the object.
-    """
-    try:
-        hash(image)
-    except TypeError:
-        return id(image)
-    return image  # type: ignore[no-any-return]

@@ -85,14 +85,9 @@ def cider_d(
             is above ``df.n``.
     """
     if len(candidates) != len(references):
-        raise ValueError(
-            f"{len(candidates)} candidates but {len(references)} lists of references: expected one "
-            f"each"
-        )
+        raise ValueError(f"{len(candidates)} candidates, {len(references)} lists of references")
     if df.n < n:
-        raise ValueError(
-            f"the document frequencies count n-grams up to {df.n}, but CIDEr has n = {n}"
-        )
+        raise ValueError(f"the document frequencies count n-grams up to {df.n}, not {n}")
     for row, captions in enumerate(references):
         if not captions:
             raise ValueError(f"candidate {row} has no reference: CIDEr needs at least one")
@@ -123,21 +118,18 @@ def _batch_scores(
     images = {id(group): group for group in references}
     row = dict(zip(images, range(len(images)), strict=True))
     image = np.fromiter((row[id(group)] for group in references), np.int64, len(references))  # [N]
-    sizes = np.fromiter(
-        map(len, images.values()), np.int64, len(images)
-    )  # [B] references of each image
+    # [B] references of each image
+    sizes = np.fromiter(map(len, images.values()), np.int64, len(images))
     captions = [*candidates, *chain.from_iterable(images.values())]
     lengths = np.fromiter(map(len, captions), np.int64, len(captions))  # [M]
     image_of = np.concatenate([image, np.repeat(np.arange(len(images)), sizes)])  # [M]
 
     candidate = np.repeat(np.arange(len(candidates)), sizes[image])  # [P] index among the captions
-    first_reference = (np.cumsum(sizes) - sizes + len(candidates))[
-        image
-    ]  # [N] index among the captions
+    # [N] index among the captions
+    first_reference = (np.cumsum(sizes) - sizes + len(candidates))[image]
     first_pair = np.cumsum(sizes[image]) - sizes[image]  # [N]
-    reference = (
-        np.arange(len(candidate)) + (first_reference - first_pair)[candidate]
-    )  # [P] index among the captions
+    # [P] index among the captions
+    reference = np.arange(len(candidate)) + (first_reference - first_pair)[candidate]
     penalties = _length_penalties(lengths[candidate], lengths[reference], sigma)
     total = np.zeros(len(candidates))
     for vectors in _vectors(captions, lengths, df, n):
@@ -173,9 +165,8 @@ def _vectors(
 ) -> Iterator[_Vectors]:
     """Yield the tf-idf vectors of M captions (``lengths`` [M]) for each order from 1 to ``n``."""
     word_ids = df.word_ids
-    unknown: defaultdict[str, int] = (
-        defaultdict()
-    )  # further ids, for words that the document frequencies lack
+    # Further ids, for words that the document frequencies lack.
+    unknown: defaultdict[str, int] = defaultdict()
     unknown.default_factory = lambda: len(word_ids) + len(unknown)
     ids_of_words = (
         word_ids[word] if word in word_ids else unknown[word]
@@ -183,9 +174,8 @@ def _vectors(
     )
     words = np.fromiter(ids_of_words, np.int64, int(lengths.sum()))
     caption = np.repeat(np.arange(len(captions)), lengths)
-    ids = np.empty(
-        0, np.int64
-    )  # of the order's distinct n-grams, in the table of document frequencies
+    # Of the order's distinct n-grams, in the table of document frequencies.
+    ids = np.empty(0, np.int64)
     for order, occurrences in enumerate(ngram_occurrences(words, lengths, n), start=1):
         if order == 1:
             ids = np.where(occurrences.words < len(word_ids), occurrences.words, -1)
@@ -335,20 +325,17 @@ class CiderD:
         """
         texts = as_texts(completions)
         keys = reference_lists(columns, self.__name__, len(texts))
-        ended = (
-            finished_captions(columns, self.__name__, len(texts))
-            if self.eos
-            else [False] * len(texts)
-        )
+        ended: Sequence[Any] = [False] * len(texts)
+        if self.eos:
+            ended = finished_captions(columns, self.__name__, len(texts))
         if not texts:
             return []
         references = self._reference_tokens(keys)
         df = self.df
         if df is None:
-            named = columns.get("image_id") is not None
-            identities = (
-                required_column(columns, "image_id", self.__name__, len(texts)) if named else keys
-            )
+            identities: Sequence[Any] = keys
+            if columns.get("image_id") is not None:
+                identities = required_column(columns, "image_id", self.__name__, len(texts))
             images = dict(zip(identities, keys, strict=True)).values()
             df = DocumentFrequencies.from_texts(
                 images, eos=self.eos, n=self.n, tokenizer=self.tokenizer
@@ -389,19 +376,13 @@ class CiderD:
         if df.eos != self.eos:
             counted = "with" if df.eos else "without"
             raise ValueError(
-                f"the document frequencies were counted {counted} <eos>, but the reward has "
-                f"eos={self.eos}: "
-                f"scores would mix both conventions. Pass eos={df.eos}, or count them again"
+                f"the document frequencies were counted {counted} <eos>: pass eos={df.eos}, or "
+                f"count them again"
             )
         if df.tokenizer != self.tokenizer:
             raise ValueError(
-                f"the document frequencies were counted with the tokenizer {df.tokenizer!r}, but "
-                f"the reward has "
-                f"{self.tokenizer!r}: their n-grams would not match. Pass {df.tokenizer!r}, or "
-                f"count them again"
+                f"the document frequencies were counted with the tokenizer {df.tokenizer!r}, the "
+                f"reward has {self.tokenizer!r}"
             )
         if df.n < self.n:
-            raise ValueError(
-                f"the document frequencies count n-grams up to {df.n}, but the reward needs "
-                f"{self.n}"
-            )
+            raise ValueError(f"the document frequencies count n-grams up to {df.n}, not {self.n}")

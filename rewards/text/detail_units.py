@@ -8,10 +8,8 @@ paper and its released code.
 
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import pairwise
-from multiprocessing import get_context
 from typing import Any, NamedTuple, Protocol
 
 from tqdm.auto import tqdm
@@ -31,7 +29,6 @@ verb yet.
 """
 _VERBS = frozenset(["is", "are"])
 _MAX_THE_WORDS = 3
-_CHUNK = 100  # captions that a worker process gets at a time
 
 # Chunk grammar: applied in this order, each pattern from left to right and greedily, over one
 # letter per node: Determiner, adJective, Noun, Verb, preposItion, Conjunction, x any other tag;
@@ -63,7 +60,7 @@ _NEVER_NOUNS = names("is are was were has have had be been being")
 
 
 class Tagger(Protocol):
-    """A part-of-speech tagger. Picklable, for worker processes."""
+    """A part-of-speech tagger."""
 
     def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
         """Return a Penn Treebank tag (``NN``, ``VBZ``, ``IN``, ...) for each token of each
@@ -99,10 +96,7 @@ def _brill_tags(words: Sequence[str]) -> list[str]:
     text = " ".join(words).replace("/", "-")
     pairs = _pattern_tagger().tag(text, tokenize=False)
     if len(pairs) != len(words):
-        raise ValueError(
-            f"BrillTagger returned {len(pairs)} tags for the {len(words)} tokens "
-            f"{' '.join(words)!r:.200}"
-        )
+        raise ValueError(f"{len(pairs)} tags of the {len(words)} tokens {text!r:.200}")
     return [tag for _, tag in pairs]
 
 
@@ -120,22 +114,6 @@ def _after_articles(words: Sequence[str], tags: list[str]) -> list[str]:
             before_noun = index + 1 < len(tags) and tags[index + 1][:2] in ("NN", "JJ")
             tags[index] = "JJ" if before_noun else "NNS" if tags[index] == "VBZ" else "NN"
     return tags
-
-
-class NltkTagger:
-    """NLTK's averaged perceptron, the tagger of the released segmentation of SPECS.
-
-    Raises:
-        LookupError: NLTK's data ``averaged_perceptron_tagger_eng`` is not installed; on the first
-            call.
-    """
-
-    def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """Return a tag for each token of each sentence."""
-        import nltk
-
-        tagged = nltk.pos_tag_sents([list(words) for words in sentences])
-        return [[tag for _, tag in pairs] for pairs in tagged]
 
 
 @cache
@@ -162,26 +140,14 @@ def detail_units(caption: str, tagger: Tagger | None = None) -> list[str]:
     return list(_cached_units(caption)) if tagger is None else _units(caption, tagger)
 
 
-def detail_units_of(
-    captions: Sequence[str], processes: int = 1, tagger: Tagger | None = None
-) -> list[list[str]]:
-    """Cut N captions into detail units, with ``processes`` worker processes, which take a second or
-    two to start.
+def detail_units_of(captions: Sequence[str]) -> list[list[str]]:
+    """Cut N captions into detail units, with a progress bar.
 
-    Raises:
-        ValueError: ``processes`` is below 1.
-        RewardError: the default tagger is used and ``textblob`` is not installed.
+    Raises ``RewardError`` where ``textblob`` is not installed.
     """
-    if processes < 1:
-        raise ValueError(f"processes = {processes}: expected at least 1")
-    cut = partial(_units, tagger=tagger or default_tagger())
-    count = len(captions)
-    bar = partial(tqdm, total=count, desc="detail units", unit="caption", delay=2, disable=None)
-    if processes == 1 or count < 2 * _CHUNK:
-        return list(bar(map(cut, captions)))
-    # Not forked: the parent may have threads (of PyTorch, of a loader).
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return list(bar(pool.map(cut, captions, chunksize=_CHUNK)))
+    tagger = default_tagger()
+    bar = tqdm(captions, "detail units", unit="caption", delay=2, disable=None)
+    return [_units(caption, tagger) for caption in bar]
 
 
 def prefixes(units: Sequence[str]) -> list[str]:

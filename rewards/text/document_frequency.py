@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -44,8 +44,6 @@ class DocumentFrequencies:
         eos: whether every caption was counted with ``<eos>`` at its end.
         n: longest n-grams that are counted.
         tokenizer: name of the tokenisation, one of ``rewards.text.tokenize.TOKENIZERS``.
-        document: what one document is: an ``image`` with all its captions (CIDEr as published), or
-            a ``caption``.
 
     Raises ``ValueError`` for values out of range, or where an n-gram is in more documents than
     there are.
@@ -56,18 +54,11 @@ class DocumentFrequencies:
     eos: bool
     n: int = 4
     tokenizer: str = TOKENIZER
-    document: str = "image"
 
     def __post_init__(self) -> None:
-        if self.document not in ("image", "caption"):
-            raise ValueError(f"document is {self.document!r}: expected 'image' or 'caption'")
         if self.table.counts.max(initial=0) > self.documents:
             ngram, count = max(self.table.items(), key=lambda item: item[1])
-            raise ValueError(
-                f"n-gram {ngram} occurs in {count} of {self.documents} documents: the counts and "
-                f"the number of "
-                "documents come from different corpora"
-            )
+            raise ValueError(f"n-gram {ngram} occurs in {count} of {self.documents} documents")
         for array in (self.table.keys, self.table.counts):
             array.flags.writeable = False
 
@@ -76,31 +67,22 @@ class DocumentFrequencies:
         cls,
         references: Iterable[Sequence[Sequence[str]]],
         *,
-        document: Literal["image", "caption"] = "image",
         eos: bool,
         n: int = 4,
         tokenizer: str = TOKENIZER,
     ) -> Self:
         """Count the n-grams of a corpus, given as the tokens of each caption of each image, without
-        EOS.
+        EOS. One document is an image with all its captions.
 
-        ``document="caption"`` counts an n-gram once per caption (M2 Transformer and GRIT), which
-        gives other scores. Raises ``ValueError`` if there is no image.
+        Raises ``ValueError`` if there is no image.
         """
-        images = tqdm(
+        bar = tqdm(
             references, "document frequencies", unit="image", leave=False, delay=2, disable=None
         )
-        documents_of_set = (
-            images
-            if document == "image"
-            else ([caption] for captions in images for caption in captions)
-        )
-        table, documents = count_documents(documents_of_set, n, [EOS] if eos else [])
+        table, documents = count_documents(bar, n, [EOS] if eos else [])
         if documents == 0:
-            raise ValueError(
-                "document frequencies need at least one image with captions; there is none"
-            )
-        return cls(table, float(np.log(float(documents))), eos, n, tokenizer, document)
+            raise ValueError("document frequencies need at least one image with captions")
+        return cls(table, float(np.log(float(documents))), eos, n, tokenizer)
 
     @classmethod
     def from_texts(
@@ -111,9 +93,7 @@ class DocumentFrequencies:
         n: int = 4,
         tokenizer: str = TOKENIZER,
     ) -> Self:
-        """As ``from_references``, but of untokenised captions, which ``tokenizer`` splits. One
-        document per image.
-        """
+        """As ``from_references``, but of untokenised captions, which ``tokenizer`` splits."""
         split = tokenizer_of(tokenizer)
         tokens = ([split(caption) for caption in captions] for captions in references)
         return cls.from_references(tokens, eos=eos, n=n, tokenizer=tokenizer)
@@ -129,7 +109,7 @@ class DocumentFrequencies:
 
     @property
     def documents(self) -> int:
-        """Number of documents (images, or captions)."""
+        """Number of documents, which are images."""
         return round(math.exp(self.log_documents))
 
     def __getitem__(self, ngram: NGram) -> float:
@@ -144,20 +124,12 @@ class DocumentFrequencies:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the attributes, not what is computed from them."""
-        return type(self), (
-            self.table,
-            self.log_documents,
-            self.eos,
-            self.n,
-            self.tokenizer,
-            self.document,
-        )
+        return type(self), (self.table, self.log_documents, self.eos, self.n, self.tokenizer)
 
     def __repr__(self) -> str:
         """Describe the corpus in one line."""
         return (
-            f"DocumentFrequencies({len(self)} n-grams in {self.documents} documents, one per "
-            f"{self.document}, "
+            f"DocumentFrequencies({len(self)} n-grams in {self.documents} images, "
             f"tokenizer={self.tokenizer!r}, eos={self.eos}, fingerprint={self.fingerprint!r})"
         )
 
@@ -196,9 +168,9 @@ class DocumentFrequencies:
         in 1,200.
         """
         index, counts = number_keys(self.table.counts)
-        inverses = [
-            float(self.log_documents - np.log(max(1.0, float(count)))) for count in counts.tolist()
-        ]
+        inverses = []
+        for count in counts.tolist():
+            inverses.append(float(self.log_documents - np.log(max(1.0, float(count)))))
         inverses.append(self.log_documents)
         by_id = np.append(index.astype(np.int32), np.int32(len(counts)))
         return by_id, np.array(inverses), np.array([value**2 for value in inverses])
@@ -214,11 +186,8 @@ class DocumentFrequencies:
         """Write an ``.npz`` of plain arrays atomically. Raises ``ValueError`` if a word has a line
         break, or ``OSError``.
         """
-        broken = [word for word in self.table.words if "\n" in word]
-        if broken:
-            raise ValueError(
-                f"{path} was not written: the word {broken[0]!r} has a line break; tokens have none"
-            )
+        if any("\n" in word for word in self.table.words):
+            raise ValueError(f"{path} was not written: a word has a line break")
         arrays = self._arrays()
         arrays["fingerprint"] = _bytes_array(self.fingerprint)
         with atomic_write(path) as file:
@@ -229,21 +198,16 @@ class DocumentFrequencies:
         """Read what ``save`` wrote. Raises ``ValueError`` for other files and for content of
         another fingerprint.
         """
-        where = (
-            f"{path} does not hold document frequencies: expected a file written by "
-            f"DocumentFrequencies.save; use "
-            "load_legacy_pickle for pickles of other packages"
-        )
+        where = f"{path} does not hold document frequencies that DocumentFrequencies.save wrote"
         with naming(where, (*UNREADABLE_ARRAY, AttributeError), kept=(FileNotFoundError,)):
             with np.load(path) as stored:
                 arrays = dict(stored)
-            fingerprint, digest = arrays.pop("fingerprint").tobytes().decode(), _digest(arrays)
+            fingerprint = arrays.pop("fingerprint").tobytes().decode()
+            digest = _digest(arrays)
             if digest != fingerprint:
-                raise ValueError(
-                    f"it is damaged: it has the fingerprint {digest}, but was saved with "
-                    f"{fingerprint}"
-                )
+                raise ValueError(f"it is damaged: its fingerprint is {digest}, not {fingerprint}")
             header = json.loads(arrays["header"].tobytes())
+            header.pop("document")
             vocabulary = arrays["vocabulary"].tobytes().decode()
             orders = range(1, header["n"] + 1)
             table = table_of_rows(
@@ -257,10 +221,9 @@ class DocumentFrequencies:
 
     def _arrays(self) -> dict[str, Array]:
         """The content in canonical order: vocabulary and n-grams sorted."""
-        header = {
-            name: getattr(self, name)
-            for name in ("log_documents", "n", "eos", "tokenizer", "document")
-        }
+        # The fingerprint counts what a document is, too.
+        names = ("log_documents", "n", "eos", "tokenizer")
+        header = {name: getattr(self, name) for name in names} | {"document": "image"}
         arrays = {
             "header": _bytes_array(json.dumps(header, sort_keys=True)),
             "vocabulary": _bytes_array("\n".join(self.table.words)),
@@ -301,10 +264,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(
-                f"it contains {module}.{name}; only dict, defaultdict, tuple, str and numbers are "
-                f"allowed"
-            )
+            raise pickle.UnpicklingError(f"it contains {module}.{name}: expected plain data")
         return super().find_class(module, name)
 
 
@@ -329,37 +289,18 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
             if not isinstance(ngram, tuple):
                 raise ValueError(f"n-gram {ngram!r}: expected a tuple of words")
             counts[tuple(map(_utf8, ngram))] = int(count) if count == int(count) else count
-        if not counts or not 0 < length < math.exp(LARGEST_LOGARITHM):
+        # Whole numbers are numbers of images: the logarithm of a whole number above 1 never is one.
+        logarithm = math.nan if length <= 0 else length
+        if length > 0 and length == int(length):
+            logarithm = float(np.log(length))
+        if not counts or not 0 <= logarithm <= LARGEST_LOGARITHM:
             raise ValueError(f"ref_len is {length:g}, of {len(counts)} n-grams")
     if all(word.isdecimal() for ngram in counts for word in ngram):
-        raise ValueError(
-            f"{path} has the indices of words, such as {next(iter(counts))}: expected the words "
-            f"themselves "
-            "(coco-train-words.p instead of coco-train-idxs.p)"
-        )
-    logarithm = _log_documents(path, length, max(counts.values()))
-    with naming(str(path)):
+        raise ValueError(f"{path} has indices: expected words (coco-train-words.p, not -idxs.p)")
+    with naming(f"{path}: ref_len is {length:g}"):
         return DocumentFrequencies.from_counts(
             counts, logarithm, n=max(map(len, counts)), eos=(EOS,) in counts
         )
-
-
-def _log_documents(path: str | Path, length: float, largest: float) -> float:
-    """The logarithm of the number of images, of which ``ref_len`` is either; ``largest`` is the
-    largest count.
-
-    Whole numbers are numbers of images: the logarithm of a whole number above 1 never is one.
-    """
-    is_number = length == int(length)
-    logarithm = float(np.log(float(length))) if is_number else float(length)
-    if logarithm > LARGEST_LOGARITHM or largest > math.exp(logarithm) * (1 + 1e-6):
-        meant = "a number of images" if is_number else "the logarithm of a number of images"
-        raise ValueError(
-            f"{path}: ref_len is {length:g}, {meant}, but an n-gram is in {largest:g} of them: "
-            f"expected the "
-            "number of images, or its logarithm, as it was computed"
-        )
-    return logarithm
 
 
 def _utf8(word: str) -> str:

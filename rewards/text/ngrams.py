@@ -6,6 +6,7 @@ bounds neither the length of n-grams nor the number of words, and ascending keys
 lexicographic order of their words.
 """
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,6 @@ NGram = tuple[str, ...]
 Tokens = Sequence[str]
 
 WORD_BITS = 32
-CHUNK_TOKENS = 1 << 20
-"""Tokens of a corpus that are counted at a time; they and their n-grams take about 100 MB."""
 
 
 def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
@@ -53,9 +52,8 @@ def ngram_occurrences(words: Array, lengths: Array, n: int) -> Iterator[Occurren
     ``words`` [T] are the int64 word ids of all captions, concatenated, ``lengths`` [M] the words of
     each caption.
     """
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(
-        len(words)
-    )  # words up to the caption's end, own included
+    # Words up to the caption's end, own included.
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))
     vocabulary = int(words.max(initial=0)) + 1
     positions, keys = np.arange(len(words)), words
     for order in range(1, n + 1):
@@ -123,9 +121,8 @@ class NGramTable:
         """Ids [M] of the n-grams ``ids`` [M], each extended by the word ``words`` [M]; -1 for
         unknown n-grams.
         """
-        rows = find(
-            self.keys, ids << WORD_BITS | words
-        )  # an unknown prefix, -1, makes a negative key
+        # An unknown prefix, -1, makes a negative key.
+        rows = find(self.keys, ids << WORD_BITS | words)
         return np.where(rows < 0, -1, rows + len(self.words))
 
 
@@ -149,11 +146,9 @@ def table_of_rows(
     size, n = len(words), len(rows)
     for row in rows:
         if row.size and not (row.min() >= 0 and row.max() < size):
-            wrong = row.min() if row.min() < 0 else row.max()
-            raise ValueError(f"an n-gram has the word id {wrong}: expected 0 to {size - 1}")
-    ids = [
-        row[:, 0].astype(np.int64) for row in rows
-    ]  # of each row's first words, one word more in each round
+            raise ValueError(f"word ids of n-grams are not all in 0 to {size - 1}")
+    # Of each row's first words, one word more in each round.
+    ids = [row[:, 0].astype(np.int64) for row in rows]
     keys, starts = [np.empty(0, np.int64)], [0, size]
     numbers = [np.full(size, -1, np.float64)]
     numbers[0][ids[0]] = counts[0]
@@ -164,9 +159,8 @@ def table_of_rows(
         ]
         if (np.diff(extended[0]) <= 0).any():
             raise ValueError(f"n-grams of {order} words are not in ascending order")
-        index, unique = number_keys(
-            np.concatenate(extended)
-        )  # also of prefixes that are not counted themselves
+        # Also of prefixes that are not counted themselves.
+        index, unique = number_keys(np.concatenate(extended))
         ends = np.cumsum([0, *map(len, extended)])
         ids = [index[start:end] + starts[-1] for start, end in pairwise(ends)]
         numbers.append(np.full(len(unique), -1, np.float64))
@@ -200,14 +194,6 @@ def table_of_counts(counts: Mapping[NGram, float], n: int) -> NGramTable:
     )
 
 
-class _ChunkCounts(NamedTuple):
-    """The M distinct n-grams of one order in a chunk of the corpus, by key; int32 arrays."""
-
-    prefixes: Array  # [M] as in ``Occurrences``
-    words: Array  # [M] ids of their last words
-    counts: Array  # [M] documents of the chunk that have them
-
-
 def count_documents(
     documents: Iterable[Sequence[Sequence[str]]], n: int, end: Sequence[str] = ()
 ) -> tuple[NGramTable, int]:
@@ -215,88 +201,36 @@ def count_documents(
     of documents.
 
     A document is a list of captions, each a list of tokens, to which the tokens ``end`` are
-    appended. Memory grows with the number of distinct n-grams, not with the size of the corpus.
+    appended. Takes about 100 bytes a token.
     """
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__
-    chunks: list[list[_ChunkCounts]] = []
-    texts: list[str] = []
-    lengths: list[int] = []
-    sizes: list[int] = []
-    total = 0
+    tokens, lengths, sizes = array("q"), array("q"), array("q")
     for captions in documents:
-        total += 1
         sizes.append(len(captions))
-        for tokens in captions:
-            texts.extend(tokens)
-            texts.extend(end)
-            lengths.append(len(tokens) + len(end))
-        if len(texts) >= CHUNK_TOKENS:
-            chunks.append(_count_chunk(numbers, texts, lengths, sizes, n))
-            texts, lengths, sizes = [], [], []
-    if texts:
-        chunks.append(_count_chunk(numbers, texts, lengths, sizes, n))
-    return _merge_chunks(numbers, chunks, n), total
-
-
-def _count_chunk(
-    numbers: Mapping[str, int],
-    texts: Sequence[str],
-    lengths: Sequence[int],
-    sizes: Sequence[int],
-    n: int,
-) -> list[_ChunkCounts]:
-    """Count the n-grams of each order in D documents of C packed captions.
-
-    ``numbers`` maps a word to its id, ``texts`` [T] are all words, ``lengths`` [C] the words of
-    each caption, ``sizes`` [D] the captions of each document.
-    """
-    words = np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
-    documents = np.repeat(np.repeat(np.arange(len(sizes)), sizes), lengths)  # [T]
-    tables = []
-    for order in ngram_occurrences(words, np.array(lengths), n):
-        pairs = np.sort(order.numbers * len(sizes) + documents[order.positions])
+        for caption in captions:
+            words = [*caption, *end]
+            tokens.extend(map(numbers.__getitem__, words))
+            lengths.append(len(words))
+    vocabulary = sorted(numbers)
+    rank = np.empty(len(vocabulary), np.int64)  # by the order of words, not of first occurrence
+    rank[[numbers[word] for word in vocabulary]] = np.arange(len(vocabulary))
+    ids = rank[np.array(tokens, np.int64)]
+    document = np.repeat(np.repeat(np.arange(len(sizes)), sizes), lengths)  # [T]
+    keys: list[Array] = [np.empty(0, np.int64)]
+    counts: list[Array] = [np.empty(0, np.int32)]
+    starts = [0]
+    for order in ngram_occurrences(ids, np.array(lengths), n):
+        pairs = np.sort(order.numbers * len(sizes) + document[order.positions])
         pairs = pairs[is_new(pairs)] // len(sizes)  # the n-gram of each distinct (n-gram, document)
-        counts = np.bincount(pairs, minlength=len(order.words))
-        tables.append(
-            _ChunkCounts(
-                *(array.astype(np.int32) for array in (order.prefixes, order.words, counts))
-            )
-        )
-    return tables
-
-
-def _merge_chunks(
-    numbers: Mapping[str, int], chunks: list[list[_ChunkCounts]], n: int
-) -> NGramTable:
-    """One table of all chunks, whose arrays are freed on the way."""
-    words = sorted(numbers)
-    rank = np.empty(len(words), np.int64)  # word id in the chunks -> id in the table
-    rank[np.fromiter(map(numbers.__getitem__, words), np.int64, len(words))] = np.arange(len(words))
-    counts = [np.zeros(len(words), np.int64)]
-    ids = [
-        rank[chunk[0].words] for chunk in chunks
-    ]  # of each chunk's n-grams of the last order, in the table
-    for chunk, chunk_ids in zip(chunks, ids, strict=True):
-        counts[0][chunk_ids] += chunk[0].counts
-    keys, starts = [np.empty(0, np.int64)], [0, len(words)]
-    for order in range(1, n):
-        every = [before[chunk[order].prefixes] << WORD_BITS | rank[chunk[order].words]
-                 for before, chunk in zip(ids, chunks, strict=True)]  # fmt: skip
-        ends = np.cumsum([0, *map(len, every)])
-        inverse, unique = number_keys(np.concatenate(every) if every else keys[0])
-        del every
-        total = np.zeros(len(unique), np.int64)
-        for chunk, (start, end) in zip(chunks, pairwise(ends), strict=True):
-            total[inverse[start:end]] += chunk[order].counts  # distinct within a chunk
-            chunk[order - 1] = chunk[order]
-        ids = [inverse[start:end] + starts[-1] for start, end in pairwise(ends)]
-        keys.append(unique)
-        counts.append(total)
-        starts.append(starts[-1] + len(unique))
-    return NGramTable(
-        tuple(words), np.concatenate(keys), np.concatenate(counts).astype(np.int32), tuple(starts)
+        counts.append(np.bincount(pairs, minlength=len(order.words)).astype(np.int32))
+        if len(starts) > 1:
+            keys.append((order.prefixes + starts[-2]) << WORD_BITS | order.words)
+        starts.append(starts[-1] + len(order.words))
+    table = NGramTable(
+        tuple(vocabulary), np.concatenate(keys), np.concatenate(counts), tuple(starts)
     )
+    return table, len(sizes)
 
 
 def number_keys(keys: Array) -> tuple[Array, Array]:

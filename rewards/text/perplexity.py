@@ -3,9 +3,11 @@ log-probability of a token.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rewards.base import as_texts, checked_scores, finished_captions
 from rewards.devices import Precision, chunks
@@ -64,10 +66,7 @@ class Perplexity:
             next((one for one in order if one is not None), None) for order in (ids, ids[::-1])
         )
         if self._bos is None:
-            raise ValueError(
-                f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS: expected one of "
-                f"them"
-            )
+            raise ValueError(f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS")
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -78,18 +77,14 @@ class Perplexity:
             RewardError: ``finished`` has another length, or a score is not finite.
         """
         texts = as_texts(completions)
-        ended = (
-            finished_captions(columns, self.__name__, len(texts))
-            if self.eos
-            else [False] * len(texts)
-        )
-        if not texts:
-            return []
-        rows = self._token_ids(texts, ended)
-        scores = [self.floor] * len(texts)
-        for row, score in self._log_likelihoods(rows, mean=True):
+        ended: Sequence[Any] = [False] * len(texts)
+        if self.eos:
+            ended = finished_captions(columns, self.__name__, len(texts))
+        scores = []
+        for total, count in self._sums(texts, ended):
+            mean = float(np.float32(total) / np.float32(count)) if count else self.floor
             # NaN stays, for checked_scores to refuse; a mean of logarithms may round to above 0.
-            scores[row] = score if math.isnan(score) else min(0.0, max(self.floor, score))
+            scores.append(mean if math.isnan(mean) else min(0.0, max(self.floor, mean)))
         return checked_scores(self, scores, len(texts))
 
     def log_likelihoods(self, captions: Sequence[str]) -> list[float]:
@@ -99,51 +94,37 @@ class Perplexity:
         A caption without a token has 0. Source: Stone et al., "Learning Visual Composition through
         Improved Semantic Guidance", 2024, appendix C.
         """
-        sums = [0.0] * len(captions)
-        rows = self._token_ids(captions, [self.eos] * len(captions)) if captions else []
-        for row, value in self._log_likelihoods(rows, mean=False):
-            sums[row] = value
+        return [total for total, _ in self._sums(captions, [self.eos] * len(captions))]
+
+    def _sums(self, texts: Sequence[str], ended: Sequence[Any]) -> list[tuple[float, int]]:
+        """Sum of the log-probabilities, and number, of the tokens after BOS of N captions."""
+        sums = [(0.0, 0)] * len(texts)
+        if not texts:
+            return sums
+        words = self._frozen.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        rows = []
+        for ids, end in zip(words, ended, strict=True):
+            row = [self._bos, *ids, *([self._eos] if end else [])]
+            rows.append(row[: self._frozen.longest])
+        order = [row for row, ids in enumerate(rows) if len(ids) > 1]
+        order.sort(key=lambda row: len(rows[row]))
+        for batch in chunks(order, self.batch_size, "log-probabilities of captions"):
+            totals = self._log_probabilities([rows[row] for row in batch])
+            for row, total in zip(batch, totals, strict=True):
+                sums[row] = (total, len(rows[row]) - 1)
         return sums
 
-    def _token_ids(self, texts: Sequence[str], ended: Sequence[bool]) -> list[list[int]]:
-        words = self._frozen.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        return [
-            [self._bos, *ids, *([self._eos] if end else [])][: self._frozen.longest]
-            for ids, end in zip(words, ended, strict=True)
-        ]
-
-    def _log_likelihoods(
-        self, rows: Sequence[Sequence[int]], mean: bool
-    ) -> Iterator[tuple[int, float]]:
-        """Index and mean, or sum, of the log-probabilities of each row that has tokens after BOS."""
-        order = sorted(
-            (row for row in range(len(rows)) if len(rows[row]) > 1), key=lambda row: len(rows[row])
-        )
-        for batch in chunks(order, self.batch_size, "log-probabilities of captions"):
-            yield from zip(
-                batch, self._log_probabilities([rows[row] for row in batch], mean), strict=True
-            )
-
-    def _log_probabilities(self, rows: Sequence[Sequence[int]], mean: bool) -> list[float]:
-        """Mean or sum of the log-probabilities of the tokens after the first of B rows of token
-        ids.
-        """
+    def _log_probabilities(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """Sums of the log-probabilities of the tokens after the first of B rows of token ids."""
         import torch
 
         lengths = torch.tensor([len(row) for row in rows])
-        ids = torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor(row) for row in rows], batch_first=True
-        )  # [B, L]
+        tensors = [torch.tensor(row) for row in rows]
+        ids = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)  # [B, L]
         mask = torch.arange(ids.shape[1]) < lengths[:, None]
         ids, mask = ids.to(self._frozen.device), mask.to(self._frozen.device)
         with torch.no_grad():
-            logits = (
-                self._frozen.network(input_ids=ids, attention_mask=mask.long())
-                .logits[:, :-1]
-                .float()
-            )
-        values = -torch.nn.functional.cross_entropy(
-            logits.transpose(1, 2), ids[:, 1:], reduction="none"
-        )  # [B, L - 1]
-        sums = (values * mask[:, 1:]).sum(dim=1)
-        return (sums / mask[:, 1:].sum(dim=1) if mean else sums).tolist()
+            output = self._frozen.network(input_ids=ids, attention_mask=mask.long())
+        logits = output.logits[:, :-1].float().transpose(1, 2)
+        values = -torch.nn.functional.cross_entropy(logits, ids[:, 1:], reduction="none")
+        return (values * mask[:, 1:]).sum(dim=1).tolist()

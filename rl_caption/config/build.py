@@ -214,13 +214,8 @@ def build_reward(
         terms[name] = (reward, term.weight)
     if folder is not None and (config.eos, tokenizer) in builder.counted:
         builder.count(config.eos).save(folder / "document_frequencies.npz")
-    ratios = {
-        name: term.length_ratio
-        for name, term in config.terms.items()
-        if term.length_ratio is not None
-    }
     with config_errors("reward"):
-        return MixedReward(terms, config.normalize, ratios, tokenizer)
+        return MixedReward(terms, config.normalize, tokenizer)
 
 
 def usable_split(data: Splits, split: str) -> str:

@@ -173,18 +173,10 @@ class RewardTerm(Section):
     two points and constant before the first and after the last. Two points at one step are a jump
     (docs/scst.md). Null keeps the weight.
     """
-    length_ratio: tuple[Weight, Weight] | None = None
-    """``[min, max]``, such as ``[0.5, 2]``: a caption scores 0 if its length, divided by the mean
-    length of its references, is outside of this range. Null allows all lengths.
-    """
 
     @model_validator(mode="after")
     def _check_reward_term(self) -> Self:
         _check_ascending("schedule", self.schedule)
-        if self.length_ratio is not None and self.length_ratio[0] >= self.length_ratio[1]:
-            raise ConfigError(
-                f"length_ratio is {list(self.length_ratio)}: expected the smaller number first"
-            )
         return self
 
 

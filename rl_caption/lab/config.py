@@ -212,8 +212,6 @@ class LanguageModelConfig(Section):
     """Of the local model; null takes a GPU where there is one."""
     precision: Precision = "fp32"
     """Of the local model."""
-    batch_size: BatchSize = 16
-    """Prompts that the local model reads at a time."""
     chat_template_kwargs: dict | None = None
     """Variables of the chat template, local or behind the endpoint. By default thinking is turned
     off; ``{}`` sends none to the endpoint.

@@ -8,19 +8,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from rewards.base import RewardError
 from rewards.language.build import build_model
 from rewards.language.caption_qa import NOT_SAID, ImageQuestion, check_questions, is_found, pose
-from rewards.language.models import (
-    LanguageModel,
-    Question,
-    choose,
-    read_answers,
-    read_list,
-)
+from rewards.language.models import LanguageModel, Question
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import markdown
@@ -129,11 +122,13 @@ def _write(writer: LanguageModel | None, config: QuestionsConfig, rows: Rows) ->
         text = PROMPT.format(count=config.count, descriptions=descriptions)
         prompts.append(Question(text, (), f"{split} image {row['image_id']!r}"))
 
-    def unreadable(failure: RewardError) -> Written:
-        return [], Counter(unreadable=1)
-
-    read = partial(read_questions, config.count)
-    return read_answers(writer, prompts, config.max_new_tokens, read, unreadable)
+    written: list[Written] = []
+    for answer in writer.write(prompts, config.max_new_tokens):
+        try:
+            written.append(read_questions(config.count, answer))
+        except (ValueError, RecursionError):
+            written.append(([], Counter(unreadable=1)))
+    return written
 
 
 def read_questions(count: int, answer: str) -> Written:
@@ -144,7 +139,7 @@ def read_questions(count: int, answer: str) -> Written:
     """
     questions: dict[str, ImageQuestion] = {}
     problem = ""
-    items = read_list(answer)[:count]
+    items = json.loads(answer[answer.find("[") : answer.rfind("]") + 1])[:count]
     for item in items:
         try:
             (question,) = check_questions([item], "it")
@@ -174,7 +169,7 @@ def _filter(
             for question, place in (guess, read):
                 asked.append(question)
                 right.append(place)
-    answers = zip(choose(reader, asked), right, strict=True)
+    answers = zip(reader.choose(asked), right, strict=True)
     marks = iter([is_found(masses, place) for masses, place in answers])
     kept: list[Written] = []
     for questions, before in written:

@@ -222,7 +222,7 @@ def favour(network: Any, tokenizer: Any, labels: tuple[str, ...]) -> None:
     embeddings[:, :2] = torch.tensor([4.0, 0.0])
     embeddings[tokenizer("assistant")["input_ids"][-1], 1] = 4.0
     head[:, :2] = 0.0
-    for ids in label_ids(tokenizer, labels, "weights"):
+    for ids in label_ids(tokenizer, labels):
         head[ids, 0] = 2.0
     if "enable_thinking" in tokenizer.chat_template:
         head[tokenizer.convert_tokens_to_ids("<think>"), 1] = 12.0

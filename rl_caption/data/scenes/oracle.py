@@ -15,10 +15,7 @@ from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
-from rewards.base import RewardError
-from rewards.images import ImageSource
 from rl_caption.data.scenes.language import plural
-from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import (
     BACKGROUNDS,
     COLOURS,
@@ -126,28 +123,6 @@ class OracleScore(NamedTuple):
     """Harmonic mean of the two; 0 where both are 0."""
     unparsed: float
     """Words that the grammar cannot use, over all words."""
-
-
-class SceneObjects:
-    """An exact detector of the shapes in generated scenes, for the reward ``chair``
-    (docs/rewards.md).
-    """
-
-    signature = "scenes"
-
-    def __call__(self, images: Sequence[ImageSource]) -> list[frozenset[str]]:
-        """Sets of the ``SHAPES`` in N images. Raises ``RewardError`` for images of no generated
-        scene.
-        """
-        shapes = []
-        for image in images:
-            if not isinstance(image, SceneImage):
-                raise RewardError(
-                    f"the image {image!r:.80} is of no generated scene, whose objects would be "
-                    f"known"
-                )
-            shapes.append(frozenset(thing.shape for thing in image.scene.things))
-        return shapes
 
 
 class Claim(NamedTuple):

@@ -55,9 +55,9 @@ class GrpoVlmConfig(PairsConfig):
     @model_validator(mode="after")
     def _check_grpo_vlm(self) -> Self:
         terms = self.reward.terms.values()
-        if self.reward.normalize != "none" or any(t.schedule or t.length_ratio for t in terms):
+        if self.reward.normalize != "none" or any(term.schedule for term in terms):
             raise ConfigError(
-                "reward has normalize, schedule or length_ratio, but TRL adds up the terms itself: "
+                "reward has normalize or schedule, but TRL adds up the terms itself: "
                 "leave them out (GRPO's own is trl.multi_objective_aggregation)"
             )
         return self

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from rewards.base import TARGETS, RewardError
-from rewards.text.chair import Chair
 from rl_caption.captioners.config import NewModelConfig
 from rl_caption.config.build import build_captioner, build_data
 from rl_caption.config.schema import DataConfig
@@ -142,10 +141,6 @@ def drawn(out: Path) -> Any:
     )
 
 
-def detected(out: Path) -> Any:
-    return Chair(["dog"], references=False, detector=NAME)(None, ["a dog"], image=["1.png"])
-
-
 def opposed(out: Path) -> Any:
     return caption_source(NAME, {}, ROWS)  # type: ignore[arg-type]
 
@@ -161,7 +156,6 @@ KINDS: dict[str, tuple[Callable[[Path], Any], list[Any]]] = {
     ),
     ":Named": (captioned, [None, 7, "text", [None] * 32, ["a"] * 33]),
     "Named": (drawn, [None, 7, "text", [], [None] * 1000]),
-    "detector named": (detected, [None, 7, "dog", ["dog"], [["dog"], []], [[1]]]),
     f"negatives.source {NAME}": (opposed, [None, 7, "text", ["a cat"], [("a",)], [("a", 1)]]),
     f"data.target {DATA_NAME}": (
         read,
@@ -248,5 +242,3 @@ def test_a_module_that_cannot_be_imported_is_named(text: str, tmp_path: Path, mo
     (tmp_path / f"{name}.py").write_text(text)
     with pytest.raises(ValueError, match=name):
         build_data(DataConfig(target=f"{name}:Data"))
-    with pytest.raises(ValueError, match=name):
-        Chair(["dog"], detector=f"{name}:Detector")

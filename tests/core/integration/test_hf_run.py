@@ -12,8 +12,6 @@ import torch
 import yaml
 from PIL import Image
 
-from rewards.clip.preprocessing import count_tokens
-from rewards.registry import build
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, SETTINGS
 from rl_caption.captioners.loading import load_captioner, weights_hash
@@ -22,7 +20,6 @@ from rl_caption.lab.config import ShareConfig
 from rl_caption.lab.share import share
 from rl_caption.programs.report.read import ReportError
 from tests.captioners_for_tests import REFERENCES
-from tests.clip_for_tests import tiny_student
 from tests.conftest import REPOSITORY
 from tests.hf_models_for_tests import PROMPT, save_model
 from tests.training_for_tests import (
@@ -389,33 +386,3 @@ def test_a_grid_trains_a_vision_language_model(answering, asked, tmp_path):
         changed = [key for key, value in after.items() if not value.equal(before[key])]
         assert changed, name
         assert not any("visual" in key for key in changed), name
-
-
-def test_long_captions_are_rewarded_by_their_length(data, tmp_path):
-    """At most 300 tokens: CLIP's score below 60 of its own tokens, SPECS from there on."""
-    start, folder = save_model("smolvlm", tmp_path / "start"), tmp_path / "run"
-    sides = {"backbone": str(tiny_student(tmp_path / "student")), "truncate": True}
-    router = {"short": {"name": "l_clipscore", **sides}, "long": {"name": "specs", **sides}}
-    options: dict[str, Any] = {
-        "model": {"name": "huggingface", "init": str(start), "prompt": PROMPT},
-        "data": data,
-        "reward.terms": {"routed": {"target": "length_router", "kwargs": router}},
-        "rollout.max_new_tokens": 300,
-        "rollout.num_samples": 3,
-        "train.max_steps": 1,
-        "train.batch_size": 4,
-        "train.micro_batch_size": 2,
-        "eval.max_images": 2,
-        "run.log_samples": 4,
-    }
-    checked_run(scst_config(folder, start, **options), folder, "scst")
-    reward, lengths = build("length_router", **router), []
-    for line in lines(folder, "samples.jsonl"):
-        images = [Path(data["path"]).parent / line["image_id"]] * len(line["samples"])
-        assert line["rewards"] == pytest.approx(
-            reward(None, line["samples"], image=images), abs=1e-4
-        )
-        lengths += map(count_tokens, line["samples"])
-    assert min(lengths) < 60 <= max(lengths)
-    assert max(lengths) > 100
-    assert any(line.get("grad/norm", 0) > 0 for line in lines(folder))

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rl_caption.data.scenes import ScenesData
-from rl_caption.data.scenes.world import SHAPES
 from tests.training_for_tests import (
-    DATA,
     Ended,
     Kill,
     assert_same_run,
@@ -199,37 +196,3 @@ def test_what_cannot_be_watched_is_refused_before_training(start: Path, tmp_path
         assert message in ended.output
         assert not (tmp_path / "run/metrics.jsonl").exists()
         assert "scales of the terms" not in ended.output
-
-
-def test_objects_of_scenes_are_a_term_a_watched_score_and_a_judge(
-    start: Path, tmp_path: Path
-) -> None:
-    """Precision is trained on, recall is a term of weight 0, and whole captions are judged."""
-    detector = "rl_caption.data.scenes.oracle:SceneObjects"
-    kwargs = {"synonyms": [*SHAPES], "references": False, "detector": detector}
-
-    def chair(measure: str) -> dict[str, Any]:
-        return {"target": "chair", "kwargs": kwargs | {"measure": measure}}
-
-    terms = {
-        "precision": {"weight": 1.0, **chair("precision")},
-        "recall": {"weight": 0.0, **chair("recall")},
-    }
-    changes = {
-        "reward.terms": terms,
-        "monitor": {"judges": {"whole": chair("caption")}},
-        "train.max_steps": 1,
-    }
-    ended = run(scst_config(tmp_path / "run", start, **changes), tmp_path / "run", "scst")
-    assert ended.code == 0, ended.output
-    step = next(line for line in lines(tmp_path / "run") if "reward/total" in line)
-    assert step["reward/total"] == pytest.approx(step["reward/precision"])
-    assert 0 < step["reward/recall"] < 1
-    log = validations(tmp_path / "run")
-    captions = json.loads((tmp_path / "run/eval/step-00000000/predictions.json").read_text())
-    rows = {row["image_id"]: row for row in ScenesData(**DATA["kwargs"]).split("val")}
-    right = []
-    for record in captions:
-        said = {shape for shape in SHAPES if shape in record["caption"]}
-        right.append(said <= {thing.shape for thing in rows[record["image_id"]]["scene"].things})
-    assert log[0]["val/judge/whole"] == pytest.approx(sum(right) / len(right))

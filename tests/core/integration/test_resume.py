@@ -189,7 +189,7 @@ def test_schedules_go_on_where_they_were(whole_xe: Path, tmp_path: Path) -> None
     options = {
         "reward.terms": {
             "cider": {"schedule": [[0, 1.0], [4, 0.0]]},
-            "rouge_l": {"schedule": [[0, 0.0], [4, 1.0]], "length_ratio": [0.2, 3.0]},
+            "rouge_l": {"schedule": [[0, 0.0], [4, 1.0]]},
         },
         "reward.normalize": "per_group",
         "rollout.temperature_schedule": [[0, 1.0], [2, 1.0], [2, 0.5]],

@@ -98,7 +98,10 @@ def split(texts: Sequence[Sequence[str]]) -> list[list[list[str]]]:
 )
 def test_recorded_scores_of_four_images(name: str, eos: bool, document: Any, rtol: float) -> None:
     end = [EOS] if eos else []
-    df = frequencies(REFERENCES, eos=eos, document=document)
+    documents: Any = REFERENCES
+    if document == "caption":
+        documents = [[tokens] for captions in REFERENCES for tokens in captions]
+    df = frequencies(documents, eos=eos)
     own = [[[*tokens, *end] for tokens in captions] for captions in REFERENCES]
     found = cider_d([[*tokens, *end] for tokens in CANDIDATES], own, df)
     np.testing.assert_allclose(found, CASE[name], rtol=rtol)
@@ -256,7 +259,7 @@ def test_references_leave_the_cache_when_it_is_full() -> None:
 
 def test_wrong_input_is_refused() -> None:
     for candidates, references, n, message in (
-        ([["a"]], [[["a"]], [["a"]]], 4, "1 candidates .* 2 lists"),
+        ([["a"]], [[["a"]], [["a"]]], 4, "1 candidates.* 2 lists"),
         ([["a"], ["b"]], [[["a"]], []], 4, "candidate 1"),
         ([["a"]], [[["a"]]], 5, r"4.*n = 5"),
     ):

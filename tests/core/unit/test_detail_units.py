@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rewards.base import RewardError
 from rewards.text import detail_units as detail_units_module
-from rewards.text.detail_units import BrillTagger, detail_units, detail_units_of, prefixes
+from rewards.text.detail_units import BrillTagger, detail_units, prefixes
 
 WORDS = [
     *[
@@ -184,16 +184,6 @@ def test_a_description_of_the_generated_world() -> None:
         *["The picture shows a large green heart", ", two pink squares", " and a star."],
         " The background is beige.",
     ]
-
-
-def test_many_captions_at_once_and_in_processes() -> None:
-    captions = [
-        f"A dog with {number} red balls stands near a tree. It runs." for number in range(200)
-    ]
-    units = detail_units_of(captions, processes=2)
-    assert units == [detail_units(caption) for caption in captions]
-    with pytest.raises(ValueError, match=r"processes = 0.*1"):
-        detail_units_of(captions, processes=0)
 
 
 def test_a_missing_textblob_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,40 +11,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rewards.text import ngrams
 from rewards.text.document_frequency import EOS, DocumentFrequencies, load_legacy_pickle
 from rewards.text.ngrams import ngram_counts
 
 CORPUS = [[["a", "dog"], ["a", "red", "dog"]], [["a", "cat"]], [["the", "café"]]]
 
 
-def counted(document: str = "image", eos: bool = False) -> DocumentFrequencies:
-    return DocumentFrequencies.from_references(CORPUS, document=document, eos=eos)  # type: ignore[arg-type]
+def counted(eos: bool = False) -> DocumentFrequencies:
+    return DocumentFrequencies.from_references(CORPUS, eos=eos)
 
 
-@pytest.mark.parametrize("document", ["image", "caption"])
-@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
-def test_counts_are_those_of_the_definition(
-    document: Any, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ngrams, "CHUNK_TOKENS", chunk)
-    source, expected = random.Random(chunk), Counter[tuple[str, ...]]()
+@pytest.mark.parametrize("seed", [1, 7])
+def test_counts_are_those_of_the_definition(seed: int) -> None:
+    source, expected = random.Random(seed), Counter[tuple[str, ...]]()
     corpus = [
         [source.choices("abcdef", k=source.randint(0, 7)) for _ in range(source.randint(0, 4))]
         for _ in range(30)
     ]
-    df = DocumentFrequencies.from_references(corpus, document=document, eos=False, n=5)
-    for part in (
-        corpus
-        if document == "image"
-        else [[caption] for captions in corpus for caption in captions]
-    ):
+    df = DocumentFrequencies.from_references(corpus, eos=False, n=5)
+    for part in corpus:
         expected.update({ngram for tokens in part for ngram in ngram_counts(tokens, 5)})
     assert dict(df.table.items()) == expected
     assert [df[ngram] for ngram in expected] == list(expected.values())
-    wrapped = DocumentFrequencies.from_counts(
-        expected, df.log_documents, n=5, eos=False, document=document
-    )
+    wrapped = DocumentFrequencies.from_counts(expected, df.log_documents, n=5, eos=False)
     assert wrapped.fingerprint == df.fingerprint
 
 
@@ -82,7 +71,7 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     df.save(path)
     loaded = DocumentFrequencies.load(path)
     assert dict(loaded.table.items()) == dict(df.table.items())
-    for name in ("documents", "log_documents", "n", "eos", "tokenizer", "document", "fingerprint"):
+    for name in ("documents", "log_documents", "n", "eos", "tokenizer", "fingerprint"):
         assert getattr(loaded, name) == getattr(df, name)
     with np.load(path, allow_pickle=False) as stored:
         assert all(stored[name].dtype.kind in "uif" for name in stored.files)
@@ -96,10 +85,9 @@ def test_fingerprint_is_of_the_content_not_of_its_order() -> None:
     others = (
         DocumentFrequencies.from_references(CORPUS[:2], eos=False),
         counted(eos=True),
-        counted("caption"),
     )
     assert {df.fingerprint for df in same} == {counted().fingerprint}
-    assert len({df.fingerprint for df in (*others, counted())}) == 4
+    assert len({df.fingerprint for df in (*others, counted())}) == 3
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
@@ -121,7 +109,6 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
 
 def test_impossible_corpora_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        ({}, {"document": "sentence"}, "'sentence'"),
         ({("a",): 3, ("a", "b"): 9, ("b", "a"): 2}, {}, r"\('a', 'b'\).*9 of 3 documents"),
         ({("a", "b"): 1}, {"n": 1}, r"\('a', 'b'\) has 2.*1.*= 1"),
     ]
@@ -131,7 +118,7 @@ def test_impossible_corpora_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="image"):
         DocumentFrequencies.from_references([], eos=False)
     broken = DocumentFrequencies.from_counts({("a\nb", "c"): 1, ("d",): 2}, math.log(3), eos=False)
-    with pytest.raises(ValueError, match=r"'a\\nb'"):  # a file could not tell the words apart
+    with pytest.raises(ValueError, match="line break"):  # a file could not tell the words apart
         broken.save(tmp_path / "df.npz")
     assert not list(tmp_path.iterdir())
 
@@ -171,7 +158,7 @@ def test_whole_numbers_are_numbers_of_images_and_others_logarithms(
 def test_fewer_images_than_an_ngram_is_in_are_refused(ref_len: float, tmp_path: Path) -> None:
     path = tmp_path / "words.p"
     path.write_bytes(pickle.dumps({"document_frequency": {("a",): 113.0}, "ref_len": ref_len}))
-    with pytest.raises(ValueError, match=r"words\.p: ref_len is"):
+    with pytest.raises(ValueError, match=r"words\.p"):
         load_legacy_pickle(path)
 
 
@@ -209,7 +196,7 @@ def test_a_malicious_pickle_runs_nothing(tmp_path: Path) -> None:
     ):
         for key in ("ref_len", "document_frequency", "more"):
             path.write_bytes(pickle.dumps({**legacy(113287), key: attack}))
-            with pytest.raises(ValueError, match=r"bad\.p.*defaultdict"):
+            with pytest.raises(ValueError, match=r"bad\.p.*plain data"):
                 load_legacy_pickle(path)
             assert not trace.exists()
 

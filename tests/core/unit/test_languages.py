@@ -15,7 +15,6 @@ from PIL import Image
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
-from rewards.mixed import masked_by_length
 from rewards.registry import REWARDS, build
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZERS, cjk_characters, join_cjk, unicode_words
@@ -137,7 +136,6 @@ def test_rewards_count_the_named_tokens() -> None:
     assert build("diversity", eos=False, tokenizer="char")(None, ["一只猫", "一只狗"], **two)[0] < 1
     assert build("diversity", eos=False)(None, ["一只猫", "一只狗"], **two) == [1, 1]
     assert build("consensus", tokenizer="char")(None, ["一只猫", "一只狗"], **two)[0] > 0
-    assert masked_by_length([1.0], ["一只很可爱的小橘猫"], [["一只猫"]], (0.5, 2), "char") == [0.0]
     samples = evaluate_samples(
         {"1": ["一只猫", "一只狗"], "2": ["海边", "海滩"]}, CHINESE, tokenizer="char"
     )
@@ -160,16 +158,6 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
     assert [twice[f"my_{name}"].signature for name in terms] == [
         twice[name].signature for name in terms
     ]
-    sides = {"short": {"name": "cider"}, "long": {"name": "rouge_l"}}
-    router = RewardConfig(terms={"routed": RewardTerm(target="length_router", kwargs=sides)})
-    routed: Any = build_reward(router, list(CHINESE.values()), tokenizer="char")
-    for own, name in zip(
-        routed.rewards["routed"].rewards.values(), ("cider", "rouge_l"), strict=True
-    ):
-        assert own.signature == made.rewards[name].signature
-    assert list(build_judges(None, routed, list(CHINESE.values()), tokenizer="char")) == ["bleu4"]
-    with pytest.raises(ConfigError, match="term 'routed'"):
-        build_judges({"cider": JudgeConfig()}, routed, list(CHINESE.values()), tokenizer="char")
     plain = build_reward(RewardConfig(terms=terms), list(CHINESE.values()))
     assert all("char" not in reward.signature for reward in plain.rewards.values())
     assert "char" in build_reranker("consensus", {}, list(CHINESE.values()), "char").signature

@@ -23,7 +23,6 @@ from rewards.clip.l_clipscore import RefLClipScore
 from rewards.mixed import MixedReward, Moments, moments, z_scores
 from rewards.registry import build
 from rewards.text.cider import CiderD
-from rewards.text.degeneration import Repetition
 from rl_caption.config.build import build_reward
 from rl_caption.config.schema import JudgeConfig, RewardConfig, RewardTerm
 from rl_caption.monitoring.judges import build_judges
@@ -193,37 +192,6 @@ def test_per_group_standardises_every_term_within_the_samples_of_an_image() -> N
     assert torch.equal(alone.samples[0], first.samples[1]), "other images do not matter"
 
 
-def test_a_term_with_a_length_ratio_scores_captions_of_other_lengths_0() -> None:
-    texts = [
-        "a",
-        "a b",
-        "a b c d e f g h",
-        "a b c d e f g h i",
-    ]  # 4 words on average: 2 to 8 are kept
-    columns = {"references": [["a b c", "a b c d e"]] * 4}
-    reward = Table(dict.fromkeys(texts, 3.0))
-    config = RewardTerm(
-        weight=1.0,
-        target=f"{__name__}:Table",
-        kwargs={"scores": reward.scores},
-        length_ratio=(0.5, 2),
-    )
-    mixed = build_reward(
-        RewardConfig(terms={"one": config, "two": config.replace(length_ratio=None)}), [["a"]]
-    )
-    assert mixed.terms(None, texts, **columns) == {"one": [0.0, 3.0, 3.0, 0.0], "two": [3.0] * 4}
-    assert mixed.signature == "1*[length0.5-2(table)]+1*[table]"
-    assert mixed.columns == {"image_id", "references"}
-    reweighted = pickle.loads(pickle.dumps(mixed)).with_weights({"one": 2.0, "two": 0.0})
-    assert reweighted(None, texts, **columns) == [0, 6, 6, 0]
-    with pytest.raises(RewardError, match="caption 0"):
-        mixed.terms(None, ["a"], references=[[]])
-    alone = MixedReward({"one": (PositiveTable(FIRST), 2.0)}, length_ratios={"one": (0.5, 2.0)})
-    assert alone.bounds == (0.0, 4.0), "a masked score is one, too"
-    with pytest.raises(ValueError, match=r"'rep'.*-1 to 0"):
-        MixedReward({"rep": (Repetition(), 1.0)}, length_ratios={"rep": (0.5, 2.0)})
-
-
 # CLIP-based terms
 
 
@@ -279,19 +247,15 @@ def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
     assert copy.rewards["l_clipscore"].backbone is copy.rewards["ref_l_clipscore"].backbone
 
 
-def test_judges_of_one_checkpoint_load_it_once_those_within_a_router_too(
-    loads: list[str], tmp_path: Path
-) -> None:
+def test_judges_of_one_checkpoint_load_it_once(loads: list[str], tmp_path: Path) -> None:
     student = str(tiny_student(tmp_path / "student"))
-    side = {"name": "l_clipscore", "backbone": student}
     judges = {
         "l_clipscore": JudgeConfig(kwargs={"backbone": student}),
         "ref_l_clipscore": JudgeConfig(kwargs={"backbone": student}),
-        "length_router": JudgeConfig(kwargs={"short": side, "long": side | {"w": 1.0}}),
     }
-    first, second, router = build_judges(judges, None, []).values()
+    first, second = build_judges(judges, None, []).values()
     assert loads == [student]
-    assert len({id(score.backbone) for score in (first, second, *router.rewards.values())}) == 1  # type: ignore
+    assert first.backbone is second.backbone  # type: ignore
 
 
 def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_path: Path) -> None:
@@ -308,10 +272,10 @@ def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_pa
 
 
 def test_a_reweighted_mixture_is_the_same_but_for_its_weights() -> None:
-    mixed = MixedReward({"x": (build("rouge_l"), 1.0)}, "per_group", {"x": (0.5, 2.0)}, "char")
+    mixed = MixedReward({"x": (build("rouge_l"), 1.0)}, "per_group", "char")
     other = mixed.with_weights({"x": 0.25})
     assert (other.weights, other.rewards) == ({"x": 0.25}, mixed.rewards)
-    for name in ("normalize", "length_ratios", "tokenizer", "columns"):
+    for name in ("normalize", "tokenizer", "columns"):
         assert getattr(other, name) == getattr(mixed, name)
 
 

@@ -265,9 +265,6 @@ def test_a_missing_checkpoint_is_found_before_anything_is_read(tmp_path, monkeyp
     missing = r"reward\.terms\.ref_pac_s\.kwargs\.pretrained: 'checkpoints/clip_ViT-B-32\.pth'"
     with pytest.raises(ConfigError, match=missing):
         run_program("scst", arguments)
-    long = '{"length_router": {"kwargs": {"long": {"pretrained": "spec.pt"}}}}'
-    with pytest.raises(ConfigError, match=r"length_router\.kwargs\.long\.pretrained: 'spec\.pt'"):
-        run_program("scst", [*arguments, "--reward.terms", long])
     judges = '{"other": {"target": "pac_s", "kwargs": {"pretrained": "a.pt"}}}'
     with pytest.raises(ConfigError, match=r"monitor\.judges\.other\.kwargs\.pretrained: 'a\.pt'"):
         run_program("scst", [*arguments, "--monitor.judges", judges])

@@ -40,14 +40,11 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
     words = [
         "--rollout.temperature_schedule",
         "[[0, 1.5], [100, 1]]",
-        "--reward.terms.cider.length_ratio",
-        "[0.5, 2]",
     ]
     config = parse(ScstConfig, ["--config", str(tmp_path / "a.yaml"), *words], "scst.py")
     term = config.reward.terms["cider"]
     assert [tuple(point) for point in term.schedule] == [(0, 1.0), (200, 0.5)]
     assert [tuple(point) for point in config.rollout.temperature_schedule] == [(0, 1.5), (100, 1.0)]
-    assert tuple(term.length_ratio or ()) == (0.5, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -60,10 +57,6 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
         (
             "reward: {terms: {cider: {schedule: [[0, -1]]}}}",
             "reward.terms.cider.schedule[0][1] is -1",
-        ),
-        (
-            "reward: {terms: {cider: {length_ratio: [2, 0.5]}}}",
-            "reward.terms.cider.length_ratio is [2.0, 0.5]",
         ),
         ("rollout: {temperature_schedule: [[0, 1], [9, 0]]}", "the temperature 1 x 0 at step 9"),
         (
@@ -85,7 +78,6 @@ def test_what_cannot_be_meant_is_refused(text: str, part: str, tmp_path: Path) -
     [
         "{reward: {normalize: per_term}}",
         "{reward: {terms: {cider: {schedule: [[0, 1.0]]}}}}",
-        "{reward: {terms: {cider: {length_ratio: [0.5, 2.0]}}}}",
     ],
 )
 def test_trl_which_adds_the_terms_up_itself_refuses_them(text: str, tmp_path: Path) -> None:

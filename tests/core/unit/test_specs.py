@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from rewards.base import RewardError
-from rewards.clip.clipscore import ClipScore
 from rewards.clip.preprocessing import count_tokens
 from rewards.clip.specs import Specs, specs_score
-from rewards.mixed import LengthRouter
 from rewards.registry import build
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 
@@ -100,60 +98,3 @@ def test_a_caption_above_the_context_is_named() -> None:
     assert Specs(Angles(), truncate=True).signature == "specs[angles,clipped,truncate]"
     with pytest.raises(ValueError, match="scale is 'affine'"):
         Specs(Angles(), scale="affine")  # type: ignore[arg-type]
-
-
-class Fixed:
-    """Scores everything the same and keeps what it was asked."""
-
-    __name__ = "fixed"
-    columns = frozenset({"image"})
-
-    def __init__(self, score: float, bounds: tuple[float, float]) -> None:
-        self.score, self.bounds, self.signature = score, bounds, f"fixed{score:g}"
-        self.seen: list[Any] = []
-
-    def __call__(self, prompts: Any, completions: Sequence[Any], **columns: Any) -> list[float]:
-        self.seen.append((list(completions), list(columns["image"]), prompts))
-        if "bad" in completions[0]:
-            raise RewardError("it broke")
-        return [self.score] * len(completions)
-
-
-def test_the_router_asks_each_score_for_its_captions() -> None:
-    short, long = Fixed(0.25, (0, 2.5)), Fixed(0.75, (-1, 1))
-    router = LengthRouter(short, long, threshold=3)
-    texts = ["a b c", "a b", "a b c d", "a"]
-    assert router(list("wxyz"), texts, image=[1, 2, 3, 4], log_metric=None) == [
-        0.75,
-        0.25,
-        0.75,
-        0.25,
-    ]
-    assert short.seen == [(["a b", "a"], [2, 4], ["x", "z"])]
-    assert long.seen == [(["a b c", "a b c d"], [1, 3], ["w", "y"])]
-    assert router.bounds == (-1, 2.5)
-    assert router.columns == {"image"}
-    assert router.signature == "length_router[<3 CLIP tokens: fixed0.25; else: fixed0.75]"
-    assert router(None, ["a"], image=[1]) == [0.25]
-    assert router(None, [], image=[]) == []
-    with pytest.raises(RewardError, match=r"length_router.*\(rows 1\)"):
-        router(None, ["a", "bad b c"], image=[1, 2])
-    with pytest.raises(RewardError, match="column 'image'"):
-        router(None, ["a"])
-
-
-def test_the_router_is_built_from_a_configuration(tmp_path: Path) -> None:
-    encoder = {"backbone": ARCHITECTURE, "pretrained": tiny_checkpoint(tmp_path)}
-    router: Any = build("length_router", short=encoder, long=encoder | {"scale": "shifted"})
-    short, long = router.rewards.values()
-    assert (type(short), short.w, type(long), router.threshold) == (ClipScore, 1.0, Specs, 60)
-    images, texts = (
-        [noise_image(1)] * 2,
-        ["a cat . " * 19 + "a b", "a cat . " * 20],
-    )  # 59 and 60 tokens
-    expected = short(None, texts[:1], image=images[:1]) + long(None, texts[1:], image=images[1:])
-    assert router(None, texts, image=images) == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(ValueError, match="reward 'specs'"):
-        LengthRouter(short, encoder | {"widht": 3})
-    with pytest.raises(ValueError, match="threshold is 0"):
-        LengthRouter(short, long, threshold=0)

@@ -75,7 +75,6 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     arguments |= {name: {"model": language_model} for name in ("caption_qa", "claims")}
     arguments["vlm_judge"] = {"model": str(answering_vlm(folder / "vlm"))}
     torch.manual_seed(0)
-    arguments["length_router"] = {"short": clip, "long": {"name": "specs", **clip}, "threshold": 4}
     rewards = {name: build(name, **given) for name, given in arguments.items()}
     mixed = MixedReward({name: (rewards[name], 0.5) for name in ("cider", "l_clipscore")})
     return {**rewards, "total": mixed}

@@ -284,7 +284,9 @@ def required_column(columns: dict[str, Any], name: str, reward: str, count: int)
     if column is None:
         raise RewardError(f"reward {reward!r} needs the column {name!r}, not {sorted(columns)}")
     if len(column) != count:
-        raise RewardError(f"reward {reward!r}: column {name!r} has {len(column)} of {count} items")
+        raise RewardError(
+            f"reward {reward!r}: column {name!r} has {len(column)} items for {count} captions"
+        )
     if name != "image":
         return column
     images = []

@@ -247,9 +247,13 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
     differences = {
         "missing": sorted(shapes.keys() - state.keys()),
         "unexpected": sorted(state.keys() - shapes.keys()),
-        "wrong shape": sorted(f"{name} {list(state[name].shape)}" for name in wrong),
+        "wrong shape": sorted(
+            f"{name} {list(state[name].shape)}, not {list(shapes[name])}" for name in wrong
+        ),
     }
-    problems = [f"{key}: {', '.join(names[:5])}" for key, names in differences.items() if names]
+    problems = [
+        f"{len(names)} {key}: {', '.join(names[:5])}" for key, names in differences.items() if names
+    ]
     if problems:
         raise ValueError(f"{what} do not fit the configuration: {'; '.join(problems)}")
 

@@ -72,13 +72,14 @@ def build(name: str, **kwargs: Any) -> Reward:
         and parameter.name not in {*kwargs, *variadic}
     ]
     if unknown or missing:
-        problem = f"does not take {unknown}" if unknown else f"needs {missing}"
+        problem = "does not take" if unknown else "needs"
         takes = ", ".join(map(str, parameters.values()))
-        raise ValueError(f"reward {name!r} {problem}; it takes: {takes or 'no arguments'}")
+        names = ", ".join(unknown or missing)
+        raise ValueError(f"reward {name!r} {problem} {names}; it takes: {takes or 'no arguments'}")
     reward = target(**kwargs)
     if not isinstance(reward, Reward):
         raise ValueError(
-            f"{name!r} made a {type(reward).__name__}, which is no reward: it needs __name__, "
+            f"{name!r} made a {type(reward).__name__}, which is not a reward: it needs __name__, "
             f"columns, bounds, signature and __call__(prompts, completions, **columns)"
         )
     with naming(f"{name!r} has the bounds {reward.bounds!r}", (TypeError, ValueError)):
@@ -120,12 +121,12 @@ def describe(name: str) -> str:
     columns = getattr(target, "columns", None)
     # A class may set either in its constructor or as a property: then its class attribute is no
     # value.
-    bounds_text = columns_text = "depend on arguments"
+    bounds_text, columns_text = "bounds depend on arguments", "depend on arguments"
     if isinstance(bounds, tuple):
         bounds_text = f"in [{bounds[0]:g}, {bounds[1]:g}]"
     if isinstance(columns, frozenset):
         columns_text = ", ".join(sorted(columns)) or "none"
-    return f"{name}: {summary} (bounds {bounds_text}; columns: {columns_text})"
+    return f"{name}: {summary} ({bounds_text}; columns: {columns_text})"
 
 
 def load(name: str) -> Any:

@@ -87,7 +87,7 @@ def cider_d(
     if len(candidates) != len(references):
         raise ValueError(f"{len(candidates)} candidates, {len(references)} lists of references")
     if df.n < n:
-        raise ValueError(f"the document frequencies count n-grams up to {df.n}, not {n}")
+        raise ValueError(f"the document frequencies count n-grams up to {df.n}, not n = {n}")
     for row, captions in enumerate(references):
         if not captions:
             raise ValueError(f"candidate {row} has no reference: CIDEr needs at least one")

@@ -104,8 +104,8 @@ class Perplexity:
         words = self._frozen.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         rows = []
         for ids, end in zip(words, ended, strict=True):
-            row = [self._bos, *ids, *([self._eos] if end else [])]
-            rows.append(row[: self._frozen.longest])
+            tokens = [self._bos, *ids, *([self._eos] if end else [])]
+            rows.append(tokens[: self._frozen.longest])
         order = [row for row, ids in enumerate(rows) if len(ids) > 1]
         order.sort(key=lambda row: len(rows[row]))
         for batch in chunks(order, self.batch_size, "log-probabilities of captions"):

@@ -43,10 +43,12 @@ def measure(timing: Timing, images: int = 50, samples: int = 5) -> Iterator[Meas
         row["references"]
         for row in random_rows([f"word{number}" for number in range(2000)], images)
     ]
-    captions, columns = [], []
+    captions = []
+    columns = []
     for own in corpus:
         for _ in range(samples):
-            begin, end = own[draw.integers(5)], corpus[draw.integers(images)][draw.integers(5)]
+            begin = own[draw.integers(5)]
+            end = corpus[draw.integers(images)][draw.integers(5)]
             captions.append(" ".join([*begin.split()[:6], *end.split()[5:]]))
             columns.append(own)
     table = DocumentFrequencies.from_texts(corpus, eos=False).table
@@ -55,15 +57,14 @@ def measure(timing: Timing, images: int = 50, samples: int = 5) -> Iterator[Meas
         DocumentFrequencies(table, float(np.log(float(len(captions)))), eos=False), eos=False
     )
     counts = defaultdict(float, table.items())
-    expected, found = (
-        toolkit_scores(captions, columns, counts),
-        reward(None, captions, references=columns),
-    )
+    expected = toolkit_scores(captions, columns, counts)
+    found = reward(None, captions, references=columns)
     if not np.array_equal(expected, found):
         raise SystemExit(
             f"scores differ by {np.abs(np.asarray(expected) - np.asarray(found)).max()}"
         )
-    ours, theirs = "CIDEr-D reward", "pycocoevalcap's scorer"
+    ours = "CIDEr-D reward"
+    theirs = "pycocoevalcap's scorer"
     variants: dict[str, Callable[[], object]] = {
         ours: partial(reward, None, captions, references=columns),
         theirs: partial(toolkit_scores, captions, columns, counts),

@@ -61,14 +61,16 @@ def generated(images: int) -> tuple[Captions, References]:
     references = {row["image_id"]: row["references"] for row in rows}
     captions = {}
     for row, other in zip(rows, [*rows[1:], rows[0]], strict=True):
-        first, second = row["references"][0].split(), other["references"][1].split()
+        first = row["references"][0].split()
+        second = other["references"][1].split()
         captions[row["image_id"]] = " ".join(["A", *first[:7], "and", *second[7:]]) + "."
     return captions, references
 
 
 def compare(captions: Captions, references: References) -> str:
     """Whether both give the same scores."""
-    ours, theirs = by_package(captions, references), by_toolkit(captions, references)
+    ours = by_package(captions, references)
+    theirs = by_toolkit(captions, references)
     unequal = [key for key, value in theirs.items() if ours[key] != value]
     return f"differ: {', '.join(unequal)}" if unequal else f"{len(theirs)} scores equal to the bit"
 

@@ -72,7 +72,8 @@ def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
     """Its exit status (None: cut off), seconds, rows, and the end of its log."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        log, rows = Path(folder) / "log", Path(folder) / "rows.json"
+        log = Path(folder) / "log"
+        rows = Path(folder) / "rows.json"
         line = [sys.executable, "-m", *part.module.split()]
         if not part.module.startswith("pytest"):
             line += ["--device", device, "--json", str(rows)]
@@ -113,7 +114,8 @@ def format_page(results: dict[str, dict[str, Any]], device: str) -> str:
 def run_command(command: str, out: Path, device: str, tiny: bool, only: Sequence[str]) -> int:
     """Run the parts that have not passed; 1 if a part failed or was cut off."""
     out.mkdir(parents=True, exist_ok=True)
-    file, settings = out / f"{command}.json", {"device": device, "tiny": tiny}
+    file = out / f"{command}.json"
+    settings = {"device": device, "tiny": tiny}
     state: dict[str, Any] = (
         json.loads(file.read_text()) if file.exists() else {"settings": settings, "parts": {}}
     )

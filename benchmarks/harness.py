@@ -77,7 +77,8 @@ def compared(
     ratios = [own / other for own, other in zip(times[name], times[baseline], strict=True)]
     if unit == "x as fast":
         ratios = [1 / ratio for ratio in ratios]
-    seconds, before = statistics.median(times[name]), statistics.median(times[baseline])
+    seconds = statistics.median(times[name])
+    before = statistics.median(times[baseline])
     detail = (
         f"{seconds:.3g} s against {before:.3g} s; rounds {min(ratios):.2f} to {max(ratios):.2f}"
     )

@@ -100,7 +100,9 @@ class HuggingFaceBench(Bench):
         """Logits [N, T, V] after each of ``ids`` [N, T], with copies of ``images`` or of the
         encoder's ``states``.
         """
-        policy, samples, pixels = self.policy, self.shapes.samples, batch.inputs["pixel_values"]
+        policy = self.policy
+        samples = self.shapes.samples
+        pixels = batch.inputs["pixel_values"]
         if copied == "images":
             states = policy.family.encode(policy.model, pixels.repeat_interleave(samples, 0))
         else:
@@ -162,7 +164,8 @@ def measure(
     """Steps of each model."""
     chosen = [MODELS[name] for name in models]
     if timing.tiny:
-        chosen, sizes = [("tiny ViT + GPT-2", tiny_vit_gpt2, 32)], TINY
+        chosen = [("tiny ViT + GPT-2", tiny_vit_gpt2, 32)]
+        sizes = TINY
     for label, make, pixels in chosen:
         bench = build_bench(make, pixels, replace(SHAPES, **sizes), timing.device, precision)
         yield from measure_model(bench, label, timing, precision, copied)
@@ -172,7 +175,8 @@ def measure_model(
     bench: Bench, label: str, timing: Timing, precision: str, copied: Sequence[str]
 ) -> list[Measurement]:
     """Time and memory of one model's steps, and the parts of ours."""
-    batch, ours = bench.batch, f"step, {label}, {bench.shapes.images} images"
+    batch = bench.batch
+    ours = f"step, {label}, {bench.shapes.images} images"
     steps: dict[str, Step] = {ours: our_step}
     steps |= {
         f"generate twice, {what} copied": partial(generate_step, copied=what) for what in copied

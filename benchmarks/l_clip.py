@@ -151,7 +151,8 @@ def measure_step(
     """
     bench = build_bench(shapes, timing.device, "no", caption_words(shapes.words))
     bench.advantage = leave_one_out
-    batch, cider = bench.batch, cider_of(bench.batch.rows)
+    batch = bench.batch
+    cider = cider_of(bench.batch.rows)
     for row, image in zip(batch.rows, write_images(folder, shapes.images), strict=True):
         row["image"] = str(image)
     logs: dict[str, list[dict[str, float]]] = {}

@@ -73,12 +73,11 @@ def measure(
     """Time for ``images`` images; ``method`` is how multiprocessing starts processes."""
     if timing.device != "cpu" or processes < 2:
         raise SystemExit("several processes: expected --device cpu and --processes of at least 2")
-    several, single, threaded = (
-        f"{processes} processes",
-        "one process, 1 thread",
-        f"one process, {processes} threads",
-    )
-    variants, context = {}, multiprocessing.get_context(method)
+    several = f"{processes} processes"
+    single = "one process, 1 thread"
+    threaded = f"one process, {processes} threads"
+    variants = {}
+    context = multiprocessing.get_context(method)
     with ExitStack() as stack:
         for name, (count, threads) in {
             several: (processes, 1),

@@ -18,7 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.harness import Measurement, Timing, command, synchronise
 from benchmarks.scst_step import SIZES, build_bench, in_turn, shapes_of
 
-STEPS, LARGEST = 10, 30
+STEPS = 10
+LARGEST = 30
 WAITS = (
     "cudaStreamSynchronize",
     "cudaDeviceSynchronize",

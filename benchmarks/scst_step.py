@@ -241,7 +241,8 @@ def end_captions(
 
     The multiples are found by ten rounds of correction on sampled captions that do not end.
     """
-    policy, eos = captioner.policy, captioner.eos_token_id
+    policy = captioner.policy
+    eos = captioner.eos_token_id
     ending = ending_logits(shapes)
     few = {key: value[:10] for key, value in inputs.items()}
     noise = torch.rand(len(few["region_mask"]), 8, shapes.tokens, device=policy.device)
@@ -293,7 +294,8 @@ def generate_step(bench: Bench, batch: CaptionBatch, copied: str = "images") -> 
     """Baseline: ``generate`` twice, pycocoevalcap, a second forward pass over copies of ``images``
     or ``states``.
     """
-    captioner, temperature = bench.captioner, bench.shapes.temperature
+    captioner = bench.captioner
+    temperature = bench.shapes.temperature
     with torch.no_grad(), bench.accelerator.autocast():
         best = bench.generate(batch, do_sample=False)[:, 1:]
         sampling = {
@@ -315,7 +317,8 @@ def prefix_step(bench: Bench, batch: CaptionBatch) -> None:
     """Baseline: every sampled token decodes all of the prefix again with gradient; the greedy one
     without.
     """
-    samples, captioner = bench.shapes.samples, bench.captioner
+    samples = bench.shapes.samples
+    captioner = bench.captioner
     with torch.no_grad(), bench.accelerator.autocast():
         best, _ = decode_by_prefix(bench, batch.inputs, sample=False)
     inputs = {key: value.repeat_interleave(samples, 0) for key, value in batch.inputs.items()}
@@ -339,7 +342,8 @@ def decode_by_prefix(
     """Tokens [N, T] and their log-probabilities [N, T]; the image is encoded a single time, nothing
     else is cached.
     """
-    policy, captioner = bench.policy, bench.captioner
+    policy = bench.policy
+    captioner = bench.captioner
     encoded = policy.encoder(**inputs)
     prefix = torch.full((len(encoded[0]), 1), captioner.bos_token_id, device=encoded[0].device)
     chosen_logprobs = []
@@ -385,11 +389,10 @@ def measure(timing: Timing, precision: str = "no", **sizes: Any) -> Iterator[Mea
     shapes = shapes_of(timing, **sizes)
     bench = build_bench(shapes, timing.device, precision)
     small = bench.part(shapes.prefix_images)
-    ours, few = f"step, {shapes.images} images", f"step, {shapes.prefix_images} images"
-    twice, prefix = (
-        f"generate twice, {shapes.images} images",
-        f"prefix with gradient, {shapes.prefix_images} images",
-    )
+    ours = f"step, {shapes.images} images"
+    few = f"step, {shapes.prefix_images} images"
+    twice = f"generate twice, {shapes.images} images"
+    prefix = f"prefix with gradient, {shapes.prefix_images} images"
     variants: dict[str, Callable[[], object]] = {
         ours: in_turn(bench, bench.batch),
         twice: partial(generate_step, bench, bench.batch),
@@ -454,7 +457,8 @@ def lengths_of(bench: Bench, batch: CaptionBatch) -> str:
     rollout = sample_captions(bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0)
     lengths = rollout.mask.sum(-1).double()
     different = unique_prefixes(rollout.token_ids, rollout.mask)[0].sum() / rollout.mask.sum()
-    shortest, longest = int(lengths.min()), int(lengths.max())
+    shortest = int(lengths.min())
+    longest = int(lengths.max())
     return f"{lengths.mean():.1f} tokens a caption ({shortest} to {longest}), {different:.0%} after different prefixes"
 
 

@@ -77,7 +77,8 @@ def measure(timing: Timing, workers: int = 8, captions: int = 40) -> Iterator[Me
     speed = workers * captions / statistics.median(times["served"])
     note = f"; {speed:.0f} captions/s, {workers} workers x {captions} captions"
     yield compared(times, "served", "in process", note=note)
-    slow, mean = float(np.quantile(latencies, 0.99)), statistics.mean(times["in process"])
+    slow = float(np.quantile(latencies, 0.99))
+    mean = statistics.mean(times["in process"])
     detail = f"{slow:.3g} s against {mean:.3g} s for all {workers} in process"
     baseline = f"{workers} calls in process"
     yield Measurement("p99 of a served request", baseline, slow / mean, "x as long", detail)

@@ -154,7 +154,8 @@ def trl_step(
     from trl import GRPOConfig, GRPOTrainer
 
     captioner = load(folder, frozen)
-    reward, size = cider_of(rows), len(rows) * samples
+    reward = cider_of(rows)
+    size = len(rows) * samples
     arguments = GRPOConfig(
         output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], seed=0,
         per_device_train_batch_size=size, num_generations=samples, max_completion_length=tokens, max_steps=1000,

@@ -278,9 +278,11 @@ def required_column(columns: dict[str, Any], name: str, reward: str, count: int)
         RewardError: the column is missing or has another length, a row has no image, or one of
             ``images`` has several.
     """
-    column, most = columns.get(name), math.inf
+    column = columns.get(name)
+    most = math.inf
     if column is None and name == "image":
-        column, most = columns.get("images"), 1
+        column = columns.get("images")
+        most = 1
     if column is None:
         raise RewardError(f"reward {reward!r} needs the column {name!r}, not {sorted(columns)}")
     if len(column) != count:

@@ -44,7 +44,10 @@ class RewardBuilder:
         counting: Collection[str] = ("cider",),
     ) -> None:
         self.counting = counting
-        self.references, self.tokenizer, self.eos, self.df = references, tokenizer, eos, df
+        self.references = references
+        self.tokenizer = tokenizer
+        self.eos = eos
+        self.df = df
         self.counted: dict[tuple[bool, str], DocumentFrequencies] = {}
         """(EOS is a token, tokenizer) -> document frequencies of ``references``, of those that were
         asked for.

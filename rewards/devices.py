@@ -33,9 +33,11 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
             chunk = items[first : first + size]
             yield chunk
             bar.update(len(chunk))
-            now, count = time.monotonic(), first + len(chunk)
+            now = time.monotonic()
+            count = first + len(chunk)
             if shows and bar.disable and now - logged >= _LOG_SECONDS:
-                rate, logged = count / (now - start), now
+                rate = count / (now - start)
+                logged = now
                 left = (len(items) - count) / rate
                 logger.info(
                     "%s: %d of %d, %.1f per second, %.0f s left",

@@ -70,12 +70,10 @@ class CheckedFiles:
     def __init__(
         self, folder: Path, content_name: str, suffix: str, max_bytes: int | None = None
     ) -> None:
-        self.folder, self.content_name, self.suffix, self.max_bytes = (
-            folder,
-            content_name,
-            suffix,
-            max_bytes,
-        )
+        self.folder = folder
+        self.content_name = content_name
+        self.suffix = suffix
+        self.max_bytes = max_bytes
         folder.mkdir(parents=True, exist_ok=True)
         self._stored_bytes: int | None = None
         self._full = False
@@ -98,7 +96,8 @@ class CheckedFiles:
                 error,
             )
             return None
-        checksum, content = stored[:_CHECKSUM_BYTES], stored[_CHECKSUM_BYTES:]
+        checksum = stored[:_CHECKSUM_BYTES]
+        content = stored[_CHECKSUM_BYTES:]
         if checksum != _checksum(key, content):
             logger.warning(
                 "cached %s %s is damaged or belongs to other content: it is computed again",
@@ -129,7 +128,8 @@ class CheckedFiles:
 
     def _warn(self, why: str) -> None:
         if not self._full:
-            name, folder = self.content_name, self.folder
+            name = self.content_name
+            folder = self.folder
             logger.warning(
                 "%ss cannot be kept in %s (%s): they stay in memory only", name, folder, why
             )

@@ -201,7 +201,8 @@ def _upright(image: Image.Image, own_mode: bool) -> Image.Image:
 def _eight_bits(image: Image.Image) -> Image.Image:
     """8-bit grey from more bits; Pillow's own conversion clips values at 255."""
     values = np.asarray(image)
-    low, high = values.min(), values.max()
+    low = values.min()
+    high = values.max()
     # 32-bit integers hold 16-bit grey where the file is a PGM, or where one is above 255.
     if image.mode == "F" or (
         image.mode == "I" and not (low >= 0 and 255 < high <= 65535) and image.format != "PPM"

@@ -165,7 +165,8 @@ def load_complete(model_class: Any, name: str, **options: Any) -> Any:
             task.
     """
     model, info = model_class.from_pretrained(name, output_loading_info=True, **options)
-    expected, architectures = type(model).__name__, model.config.architectures or []
+    expected = type(model).__name__
+    architectures = model.config.architectures or []
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"it has no weights for {', '.join(missing[:5])}: expected a {expected}")
     others = [name for name in architectures if name.endswith(OTHER_TASKS)]

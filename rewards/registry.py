@@ -121,7 +121,8 @@ def describe(name: str) -> str:
     columns = getattr(target, "columns", None)
     # A class may set either in its constructor or as a property: then its class attribute is no
     # value.
-    bounds_text, columns_text = "bounds depend on arguments", "depend on arguments"
+    bounds_text = "bounds depend on arguments"
+    columns_text = "depend on arguments"
     if isinstance(bounds, tuple):
         bounds_text = f"in [{bounds[0]:g}, {bounds[1]:g}]"
     if isinstance(columns, frozenset):

@@ -76,7 +76,9 @@ class CaptionQA:
         check_values(Annotated[int, Field(ge=1)] | None, words=words)
         name = self.__name__
         self.language_model = build_model(name, **options)
-        self.score, self.words, self.seed = score, words, seed
+        self.score = score
+        self.words = words
+        self.seed = seed
         self.signature = f"{name}[{self.language_model.signature},{score},words{words},seed{seed}]"
 
     def __call__(

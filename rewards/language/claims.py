@@ -76,7 +76,8 @@ class Claims:
         vision = source == "image"
         default_tagger()
         self.language_model = build_model(name, vision=vision, **options)
-        self.source, self.score = source, score
+        self.source = source
+        self.score = score
         columns = set()
         if vision and score != "recall":
             columns.add("image")

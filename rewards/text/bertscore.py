@@ -59,7 +59,9 @@ class BertScore:
                 f"bertscore: set layers for the model {model!r}: bert-score has no default for it"
             )
         self.layers = layers if layers is not None else int(default_layers[model])
-        self.model, self.idf, self.batch_size = model, idf, batch_size
+        self.model = model
+        self.idf = idf
+        self.batch_size = batch_size
         what = f"bertscore: the model {model!r} with layers {self.layers} cannot be used"
         with naming(what, (OSError, ValueError, AssertionError)):
             _check_code(model)
@@ -71,7 +73,8 @@ class BertScore:
                 batch_size=batch_size,
             )
         _mend_tokenizer(self._scorer, model)
-        version, weighted = importlib.metadata.version("bert-score"), "idf" if idf else "no-idf"
+        version = importlib.metadata.version("bert-score")
+        weighted = "idf" if idf else "no-idf"
         which = f"{Path(model).name},{fingerprint(self._scorer._model.state_dict())[:12]},L{self.layers},{weighted}"
         self.signature = f"BERTScore-F1[{which}]+bert-score{version}"
 

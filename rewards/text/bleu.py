@@ -75,7 +75,9 @@ class Bleu:
 
     def __init__(self, n: int = 4, tokenizer: str = TOKENIZER) -> None:
         check_values(Count, n=n)
-        self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
+        self.n = n
+        self.tokenizer = tokenizer
+        self._tokenize = tokenizer_of(tokenizer)
         self.__name__ = f"bleu{n}"
         self.signature = f"BLEU[n{n},closest]+{tokenizer}"
 

@@ -34,7 +34,8 @@ _IRREGULAR = {
 _ANIMALS = names("bird cat dog horse sheep cow elephant bear zebra giraffe animal cub")
 _MODIFIERS = {"baby": _ANIMALS, "adult": _ANIMALS, "passenger": ("jet", "train")}
 """A word that before such a noun is no object of its own, as in the published code."""
-_TOILETS, _SEATS = ("toilet", "toilets"), ("seat", "seats")
+_TOILETS = ("toilet", "toilets")
+_SEATS = ("seat", "seats")
 """Words beside which, anywhere in the caption, such words are no chairs, as in the published code.
 """
 _ES = ("ses", "xes", "zes", "ches", "shes", "oes")
@@ -83,7 +84,9 @@ class ObjectVocabulary:
         """The objects that a caption mentions, once per mention; of overlapping phrases the longest
         counts.
         """
-        words, objects, at = tokenize(caption), [], 0
+        words = tokenize(caption)
+        objects = []
+        at = 0
         if any(word in _TOILETS for word in words):
             words = [word for word in words if word not in _SEATS]
         longest = max(map(len, self.names))

@@ -99,7 +99,8 @@ def cider_d(
             scores += _batch_scores(
                 candidates[start:stop], references[start:stop], df, n, sigma
             ).tolist()
-            start, tokens = stop, 0
+            start = stop
+            tokens = 0
     return scores
 
 
@@ -187,8 +188,10 @@ def _vectors(
         (starts,) = np.nonzero(is_new(keys[ranks]))
         counts = np.diff(np.append(starts, len(keys)))
         by_occurrence = np.argsort(ranks[starts])
-        first, counts = ranks[starts][by_occurrence], counts[by_occurrence]
-        rows, numbers = caption[occurrences.positions[first]], occurrences.numbers[first]
+        first = ranks[starts][by_occurrence]
+        counts = counts[by_occurrence]
+        rows = caption[occurrences.positions[first]]
+        numbers = occurrences.numbers[first]
         inverse, squares = df.inverses(ids[numbers])
         weights = counts * inverse
         (repeated,) = np.nonzero(counts > 1)
@@ -276,14 +279,18 @@ class CiderD:
         check_values(Count, n=n, cache_images=cache_images)
         if not sigma > 0:
             raise ValueError(f"sigma is {sigma}: expected a number above 0")
-        self.tokenizer, self._tokenize = tokenizer, tokenizer_of(tokenizer)
+        self.tokenizer = tokenizer
+        self._tokenize = tokenizer_of(tokenizer)
         self._warned = False
         self._cache: OrderedDict[tuple[str, ...], list[list[str]]] = OrderedDict()
         if isinstance(df, str | Path):
             is_pickle = Path(df).suffix in (".p", ".pkl", ".pickle")
             df = load_legacy_pickle(df) if is_pickle else DocumentFrequencies.load(df)
         self.df = df
-        self.eos, self.n, self.sigma, self.cache_images = eos, n, sigma, cache_images
+        self.eos = eos
+        self.n = n
+        self.sigma = sigma
+        self.cache_images = cache_images
         if self.df is not None:
             self._check_df(self.df)
 

@@ -69,7 +69,8 @@ def degeneration_statistics(
     """
     if not captions:
         raise ValueError("there are no captions to compute statistics of: expected at least one")
-    count, different = len(captions), {tuple(tokens) for tokens in captions}
+    count = len(captions)
+    different = {tuple(tokens) for tokens in captions}
     values = {
         "length": sum(map(len, captions)) / count,
         "vocabulary": float(len({token for tokens in captions for token in tokens})),
@@ -98,7 +99,9 @@ class Repetition:
 
     def __init__(self, n: int = 2, tokenizer: str = TOKENIZER) -> None:
         check_values(Count, n=n)
-        self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
+        self.n = n
+        self.tokenizer = tokenizer
+        self._tokenize = tokenizer_of(tokenizer)
         self.signature = f"repetition[n{n}]+{tokenizer}"
 
     def __call__(

@@ -193,7 +193,8 @@ def _has_word(text: str) -> bool:
 def _sentences(caption: str) -> Iterator[list[_Token]]:
     """Yield the tokens of each sentence."""
     tokens = [_Token(match.group(), *match.span()) for match in _TOKEN.finditer(caption)]
-    begin, index = 0, 0
+    begin = 0
+    index = 0
     while index < len(tokens):
         index += 1
         if not _is_sentence_end(tokens, index - 1):
@@ -214,7 +215,8 @@ def _is_sentence_end(tokens: Sequence[_Token], index: int) -> bool:
     token = tokens[index]
     if token.text != "." or index == 0 or index + 1 == len(tokens):
         return token.text in _STOPS or token.text.startswith("..")
-    before, after = tokens[index - 1], tokens[index + 1]
+    before = tokens[index - 1]
+    after = tokens[index + 1]
     word = before.text.lower()
     if before.end < token.start or not (word in _MAY_HAVE_STOP or len(word) == 1):
         return True

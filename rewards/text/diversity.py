@@ -110,7 +110,9 @@ class Diversity:
         tokenizer: str = TOKENIZER,
     ) -> None:
         self.df, cider = _weights(df, eos, tokenizer)
-        self.tokenizer, self._tokenize, self.eos = tokenizer, tokenizer_of(tokenizer), eos
+        self.tokenizer = tokenizer
+        self._tokenize = tokenizer_of(tokenizer)
+        self.eos = eos
         self.signature = f"diversity[{cider}]+{tokenizer}"
 
     def __call__(
@@ -172,7 +174,8 @@ class Consensus:
         self, df: DocumentFrequencies | str | Path | None = None, tokenizer: str = TOKENIZER
     ) -> None:
         self.df, cider = _weights(df, False, tokenizer)
-        self.tokenizer, self._tokenize = tokenizer, tokenizer_of(tokenizer)
+        self.tokenizer = tokenizer
+        self._tokenize = tokenizer_of(tokenizer)
         self.signature = f"consensus[{cider}]+{tokenizer}"
 
     def __call__(

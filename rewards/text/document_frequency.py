@@ -283,7 +283,8 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
     with naming(f"{path} cannot be read", unreadable, kept=(FileNotFoundError,)):
         with open(path, "rb") as file:
             content = _PlainUnpickler(file, encoding="latin1").load()
-        length, stored = float(content["ref_len"]), content["document_frequency"]
+        length = float(content["ref_len"])
+        stored = content["document_frequency"]
         counts: dict[NGram, float] = {}
         for ngram, count in stored.items():
             if not isinstance(ngram, tuple):

@@ -63,7 +63,10 @@ class Icc:
             )
         if self._frozen.tokenizer.pad_token_id is None:
             raise ValueError(f"icc: the tokenizer of {model!r} has no padding token")
-        self.model, self.clip, self.precision, self.batch_size = model, clip, precision, batch_size
+        self.model = model
+        self.clip = clip
+        self.precision = precision
+        self.batch_size = batch_size
         self.bounds = (0.0, 1.0) if clip else (-math.inf, math.inf)
         form = "clipped" if clip else "logit"
         self.signature = f"ICC[{Path(model).name},{self._frozen.weights},{precision},{form}]"
@@ -74,7 +77,8 @@ class Icc:
         """Score N captions. ``RewardError`` where a score is not finite."""
         import torch
 
-        texts, tokenizer = as_texts(completions), self._frozen.tokenizer
+        texts = as_texts(completions)
+        tokenizer = self._frozen.tokenizer
         if not texts:
             return []
         rows = [tokenizer(text, truncation=True, max_length=self._frozen.longest) for text in texts]

@@ -55,7 +55,8 @@ def ngram_occurrences(words: Array, lengths: Array, n: int) -> Iterator[Occurren
     # Words up to the caption's end, own included.
     left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))
     vocabulary = int(words.max(initial=0)) + 1
-    positions, keys = np.arange(len(words)), words
+    positions = np.arange(len(words))
+    keys = words
     for order in range(1, n + 1):
         numbers, unique = number_keys(keys)
         prefixes, last = np.divmod(unique, vocabulary)
@@ -101,7 +102,8 @@ class NGramTable:
         """
         ids = np.arange(self.starts[order - 1], self.starts[order])
         counts = self.counts[ids]
-        ids, counts = ids[counts >= 0], counts[counts >= 0]
+        ids = ids[counts >= 0]
+        counts = counts[counts >= 0]
         rows = np.empty((len(ids), order), np.int32)
         for column in range(order - 1, 0, -1):
             keys = self.keys[ids - len(self.words)]
@@ -143,13 +145,15 @@ def table_of_rows(
     Raises:
         ValueError: the rows of an order are not ascending, or a word id is out of range.
     """
-    size, n = len(words), len(rows)
+    size = len(words)
+    n = len(rows)
     for row in rows:
         if row.size and not (row.min() >= 0 and row.max() < size):
             raise ValueError(f"word ids of n-grams are not all in 0 to {size - 1}")
     # Of each row's first words, one word more in each round.
     ids = [row[:, 0].astype(np.int64) for row in rows]
-    keys, starts = [np.empty(0, np.int64)], [0, size]
+    keys = [np.empty(0, np.int64)]
+    starts = [0, size]
     numbers = [np.full(size, -1, np.float64)]
     numbers[0][ids[0]] = counts[0]
     for order in range(2, n + 1):
@@ -205,7 +209,9 @@ def count_documents(
     """
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__
-    tokens, lengths, sizes = array("q"), array("q"), array("q")
+    tokens = array("q")
+    lengths = array("q")
+    sizes = array("q")
     for captions in documents:
         sizes.append(len(captions))
         for caption in captions:

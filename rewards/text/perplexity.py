@@ -56,8 +56,12 @@ class Perplexity:
             raise ValueError(f"floor is {floor}: expected a number below 0")
         check_values(Count, batch_size=batch_size)
         self._frozen = load_frozen("AutoModelForCausalLM", model, self.__name__, device, precision)
-        self.model, self.floor, self.eos, self.precision = model, float(floor), eos, precision
-        self.bounds, self.batch_size = (self.floor, 0.0), batch_size
+        self.model = model
+        self.floor = float(floor)
+        self.eos = eos
+        self.precision = precision
+        self.bounds = (self.floor, 0.0)
+        self.batch_size = batch_size
         read = f"{Path(model).name},{self._frozen.weights},{precision},{'eos' if eos else 'no eos'}"
         self.signature = f"{self.__name__}[{read},floor{self.floor:g}]"
         tokenizer = self._frozen.tokenizer
@@ -122,7 +126,8 @@ class Perplexity:
         tensors = [torch.tensor(row) for row in rows]
         ids = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)  # [B, L]
         mask = torch.arange(ids.shape[1]) < lengths[:, None]
-        ids, mask = ids.to(self._frozen.device), mask.to(self._frozen.device)
+        ids = ids.to(self._frozen.device)
+        mask = mask.to(self._frozen.device)
         with torch.no_grad():
             output = self._frozen.network(input_ids=ids, attention_mask=mask.long())
         logits = output.logits[:, :-1].float().transpose(1, 2)

@@ -163,7 +163,8 @@ def token_classes() -> tuple[tuple[re.Pattern[str], Write], ...]:
         "NL": "[ \\t\n\xa0\u2000-\u200a\u3000]",
     }
     names["PART"] = "(?:[dDoOlL]{QX}{A})?{A}+".format(**names)
-    head, tail = f"(?:{names['L']}|{_ACCENTED})", f"(?:{names['A']}|{_ACCENTED})*"
+    head = f"(?:{names['L']}|{_ACCENTED})"
+    tail = f"(?:{names['A']}|{_ACCENTED})*"
     names |= {"LE": head, "AE": tail.removesuffix("*")}
     names["WORD"] = rf"{head}{tail}(?:[.!?]{head}{tail})*"
     rules = (*_addresses(), *_words(), *_numbers(), *_signs(symbols))

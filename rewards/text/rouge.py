@@ -63,7 +63,9 @@ class RougeL:
     def __init__(self, beta: float = 1.2, tokenizer: str = TOKENIZER) -> None:
         if not beta > 0:
             raise ValueError(f"beta is {beta}: expected a number above 0")
-        self.beta, self.tokenizer, self._tokenize = beta, tokenizer, tokenizer_of(tokenizer)
+        self.beta = beta
+        self.tokenizer = tokenizer
+        self._tokenize = tokenizer_of(tokenizer)
         self.signature = f"ROUGE-L[b{float(beta)}]+{tokenizer}"
 
     def __call__(

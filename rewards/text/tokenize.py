@@ -69,7 +69,8 @@ def _easy_tokens(text: str) -> list[str] | None:
     easy = _EASY_CAPTION.fullmatch(text)
     if easy is None:
         return None
-    words, last = text.replace(",", " ").lower().split(), easy.group(1)
+    words = text.replace(",", " ").lower().split()
+    last = easy.group(1)
     if last is not None:
         if len(last) == 1 or last.lower() in _MAY_KEEP_STOP or last[0].isupper():
             return None
@@ -107,7 +108,8 @@ def tokenize_lines(captions: Sequence[str]) -> list[str]:
     next caption begins with a digit. ``tokenize``, which sees a single caption, keeps the full stop
     in the first case and drops it in the second.
     """
-    tokens, following = [], ""
+    tokens = []
+    following = ""
     for caption in reversed(captions):
         line = _LINE_BREAK.sub(" ", caption)
         words = _easy_tokens(line)
@@ -123,9 +125,11 @@ def tokenize_lines(captions: Sequence[str]) -> list[str]:
 def _scan(text: str, following: str = "") -> tuple[str, ...]:
     """All tokens of a caption, punctuation included; ``following`` are the lines after it."""
     text = _LINE_BREAK.sub(" ", text).replace("\xad", "")
-    has_address, length = "@" in text, len(text)
+    has_address = "@" in text
+    length = len(text)
     text = f"{text}\n{following}\n" if following else f"{text}\n"
-    position, tokens = 0, []
+    position = 0
+    tokens = []
     while position < length:
         space = _SPACES.match(text, position)
         if space is not None:
@@ -144,11 +148,15 @@ def _scan(text: str, following: str = "") -> tuple[str, ...]:
 
 def _longest_token(text: str, position: int) -> tuple[str | None, int]:
     """What is written for the token at ``position`` (None: nothing), and where the next one starts."""
-    longest, end, write = position, position + 1, None
+    longest = position
+    end = position + 1
+    write = None
     for pattern, write_this in token_classes():
         match = pattern.match(text, position)
         if match is not None and match.end() > longest:
-            longest, end, write = match.end(), match.end(), write_this
+            longest = match.end()
+            end = match.end()
+            write = write_this
             if pattern.groups and match.lastindex:
                 end = match.start(match.lastindex)
     return (write(text[position:end]) if write is not None else None), end
@@ -165,7 +173,8 @@ class _Characters(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        category, name = unicodedata.category(character), unicodedata.name(character, "")
+        category = unicodedata.category(character)
+        name = unicodedata.name(character, "")
         written = " "
         if (category == "Cf" and character != "\u200b") or name.startswith("VARIATION SELECTOR"):
             # joiners, direction marks and soft hyphens lie within words; a zero-width space ends

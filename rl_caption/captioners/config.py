@@ -68,8 +68,6 @@ class NewModelConfig(ModelConfig):
 
     min_count: Steps = 5
     """Words that occur less often in the training references become UNK."""
-    tokenizer: str | None = None
-    """A ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words."""
     kwargs: dict = {}
     """Options of ``CaptionTransformerConfig``, or of ``target``."""
 

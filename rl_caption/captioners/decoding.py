@@ -210,7 +210,8 @@ def _decode_tree(
     noise: Tensor | None,
     share_prefixes: bool,
 ) -> Tensor:
-    per_image, limit = decoding.captions_per_image, decoding.max_new_tokens
+    per_image = decoding.captions_per_image
+    limit = decoding.max_new_tokens
     truncate = truncations(decoding)
     logits = forbid(next_logits(None), captioner.forbidden)
     image = torch.arange(images, device=logits.device)  # of each prefix
@@ -227,11 +228,14 @@ def _decode_tree(
         (goes_on,) = (tokens != captioner.eos_token_id).nonzero(as_tuple=True)
         if position + 1 == limit or not len(goes_on):
             break
-        captions, tokens, parent = captions[goes_on], tokens[goes_on], prefix[goes_on]
+        captions = captions[goes_on]
+        tokens = tokens[goes_on]
+        parent = prefix[goes_on]
         if share_prefixes:
             vocabulary = logits.shape[-1]
             pairs, prefix = torch.unique(parent * vocabulary + tokens, return_inverse=True)
-            tokens, parent = pairs % vocabulary, pairs // vocabulary
+            tokens = pairs % vocabulary
+            parent = pairs // vocabulary
         else:
             prefix = torch.arange(len(captions), device=logits.device)
         prefixes = Prefixes(tokens, parent, image[parent])
@@ -239,7 +243,8 @@ def _decode_tree(
             # None have parted and few have ended: all rows stay, the ended ones with padding as
             # their next token.
             in_place = torch.full_like(image, captioner.pad_token_id).index_copy_(0, parent, tokens)
-            prefix, prefixes = parent[prefix], Prefixes(in_place, None, image)
+            prefix = parent[prefix]
+            prefixes = Prefixes(in_place, None, image)
         image = prefixes.image
         logits = forbid(next_logits(prefixes), captioner.forbidden)
     return ids[:, : position + 1].unflatten(0, (images, per_image))
@@ -265,8 +270,11 @@ def beam_search(
     Transformers, the penalties stay in the scores. Tokens that constraints exclude have probability
     0; the others are not renormalised.
     """
-    width, groups, limit = decoding.num_beams, decoding.num_beam_groups, decoding.max_new_tokens
-    each, penalty = width // groups, decoding.length_penalty
+    width = decoding.num_beams
+    groups = decoding.num_beam_groups
+    limit = decoding.max_new_tokens
+    each = width // groups
+    penalty = decoding.length_penalty
     processors = constraints(captioner, decoding)
     finished: list[list[Finished]] = [[[] for _ in range(groups)] for _ in range(images)]
     logits = next_logits(None).repeat_interleave(width, 0)

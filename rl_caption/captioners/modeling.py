@@ -123,7 +123,9 @@ def _check(values: Mapping[str, Any]) -> None:
         raise ValueError(wrong)
     token_id = Annotated[int, Field(ge=0, le=values["vocab_size"] - 1)]
     check_values(token_id, **{name: values[name] for name in SPECIAL})
-    size, patch, d_model = values["image_size"], values["patch_size"], values["d_model"]
+    size = values["image_size"]
+    patch = values["patch_size"]
+    d_model = values["d_model"]
     if d_model % values["num_heads"]:
         raise ValueError(f"d_model {d_model} is not a multiple of num_heads {values['num_heads']}")
     if values["input_kind"] == "pixels" and size % patch:
@@ -140,7 +142,8 @@ class PixelEmbedding(nn.Module):
 
     def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__()
-        width, size = config.d_model, config.patch_size
+        width = config.d_model
+        size = config.patch_size
         if config.patch_stem == "linear":
             self.stem: nn.Module = nn.Conv2d(3, width, size, stride=size)
         else:
@@ -195,7 +198,8 @@ def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
 
     From a boolean mask attention would make the same, anew in every layer.
     """
-    device, dtype = states.device.type, states.dtype
+    device = states.device.type
+    dtype = states.dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     left_out = ~mask.bool()[:, None, None]
@@ -207,7 +211,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__()
-        self.num_heads, self.dropout, width = config.num_heads, config.dropout, config.d_model
+        self.num_heads = config.num_heads
+        self.dropout = config.dropout
+        width = config.d_model
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
@@ -475,7 +481,8 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         positions = torch.arange(start, start + length, device=tokens.device).repeat(count)
         index = None if token_mask is None else token_mask.flatten().nonzero().squeeze(-1)
         if index is not None:
-            tokens, positions = tokens[index], positions[index]
+            tokens = tokens[index]
+            positions = positions[index]
         source = None if token_node is None else token_node.flatten()
         by_sequence = Packing(count, length, index, source)
         if image is None:

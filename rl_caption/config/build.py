@@ -107,7 +107,7 @@ def build_captioner(
 
     with config_errors("model"):
         return TransformerCaptioner.from_scratch(
-            references, config.min_count, config.tokenizer, cache_bytes, tokenizer, **config.kwargs
+            references, config.min_count, cache_bytes, tokenizer, **config.kwargs
         )
 
 
@@ -135,9 +135,7 @@ def _load_saved(
             config.lora.model_dump() if config.lora else None,
             config.gradient_checkpointing,
         )
-    split_by = (
-        getattr(captioner, "split_by", None) if getattr(captioner, "word_level", False) else None
-    )
+    split_by = getattr(captioner, "split_by", None)
     if split_by not in (None, tokenizer):  # of the Transformer from scratch
         raise ConfigError(
             f"model.init {config.init!r} has a vocabulary of words by {split_by!r}, data.tokenizer "

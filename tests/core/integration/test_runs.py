@@ -9,14 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.decoders import WordPiece as WordPieceDecoder
-from tokenizers.models import WordPiece
-from tokenizers.normalizers import Lowercase
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.trainers import WordPieceTrainer
 
-from rl_caption.captioners.transformer import TransformerCaptioner
 from tests.captioners_for_tests import REFERENCES
 from tests.training_for_tests import (
     assert_close_runs,
@@ -200,27 +193,3 @@ def test_features_that_the_captioner_cannot_read_are_refused(
     assert ended.code == 1
     assert "image" in ended.output
     assert "7" in ended.output
-
-
-def test_a_subword_tokenizer_is_saved_with_the_model(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(WordPiece(unk_token="<unk>"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = (
-        Lowercase(),
-        Whitespace(),
-        WordPieceDecoder(),
-    )
-    texts = ["a red circle on a grey field", "two blue squares", "there is a shape on a background"]
-    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
-    tokenizer.train_from_iterator(texts, WordPieceTrainer(vocab_size=60, special_tokens=special))
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    xe = tmp_path / "xe"
-    checked_run(
-        xe_config(
-            xe, **{"model.tokenizer": str(tmp_path / "tokenizer.json"), "train.max_steps": 1}
-        ),
-        xe,
-    )
-    captioner = TransformerCaptioner.from_pretrained(xe / "export/best")
-    (ids,) = captioner.encode(["A red square"], 16)
-    assert len(ids) > 3, "the word square is cut into pieces"
-    assert captioner.tokenizer.decode(ids, skip_special_tokens=True) == "a red square"

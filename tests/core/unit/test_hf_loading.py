@@ -199,7 +199,6 @@ def test_options_of_the_other_kind_of_captioner_are_refused(blip, tmp_path):
     for words, key in (
         (["--model.freeze=[encoder.*]"], "model.freeze"),
         ([f"--model.init={folder}", "--model.min_count=2"], "model.min_count"),
-        ([f"--model.init={blip}", "--model.tokenizer=t.json"], "model.tokenizer"),
     ):
         with pytest.raises(ConfigError, match=f"there is no key {key}"):
             parse(XeConfig, words, "xe")

@@ -243,20 +243,6 @@ def test_eos_is_given_to_finished_captions_only() -> None:
     assert without == pytest.approx([10.0, 10.0]), "without EOS both are the same caption"
 
 
-def test_references_leave_the_cache_when_it_is_full() -> None:
-    order = [0, 1, 0, 2, 3, 1, 0]
-    texts, references = [TEXTS[index] for index in order], [OWN[index] for index in order]
-    small, expected = (
-        CiderD(made_df(), cache_images=1),
-        CiderD(made_df())(None, texts, references=references),
-    )
-    assert small(None, texts, references=references) == expected
-    assert [
-        small(None, [text], references=[own])[0]
-        for text, own in zip(texts, references, strict=True)
-    ] == expected
-
-
 def test_wrong_input_is_refused() -> None:
     for candidates, references, n, message in (
         ([["a"]], [[["a"]], [["a"]]], 4, "1 candidates.* 2 lists"),

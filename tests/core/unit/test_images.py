@@ -190,14 +190,6 @@ def test_images_in_folders_are_those_with_a_suffix_that_are_not_hidden(tmp_path:
         list(list_images(tmp_path / "absent"))
 
 
-def test_links_to_folders_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more/a.png").touch()
-    (tmp_path / "data/more").symlink_to(tmp_path / "more")
-    assert list(list_images(tmp_path / "data")) == [tmp_path / "data/more/a.png"]
-
-
 @pytest.mark.parametrize("replace", ["written to", "replaced"])
 def test_a_file_of_equal_size_and_time_is_another_image(tmp_path: Path, replace: str) -> None:
     path, other = (saved(tmp_path / f"{seed}.bmp", noise_image(seed, (8, 8))) for seed in (1, 2))

@@ -2,10 +2,6 @@
 
 import json
 import math
-import pickle
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -346,34 +342,6 @@ def test_an_endpoint_that_fails_is_an_error_with_row_and_question(answer: tuple[
             reward(None, [CAPTION], questions=[QUESTIONS], image_id=["1"])
 
 
-def test_a_busy_endpoint_is_asked_again() -> None:
-    calls: list[float] = []
-
-    def answer(_: dict[str, Any]) -> tuple[Any, ...]:
-        calls.append(time.monotonic())
-        return (429, {}, {"Retry-After": 2}) if len(calls) == 1 else (200, listing(A=1.0))
-
-    with endpoint(answer) as options:
-        reward = pickle.loads(pickle.dumps(CaptionQA(endpoint=options)))
-        reward(None, [CAPTION], questions=[QUESTIONS[:1]], image_id=["1"])
-    assert len(calls) == 2
-    assert calls[1] - calls[0] >= 2
-
-
-def test_what_is_refused_at_temperature_0_is_not_asked_again() -> None:
-    asked = []
-
-    def answer(body: dict[str, Any]) -> tuple[int, Any]:
-        asked.append(body)
-        return 200, listing(The=0.9)
-
-    with endpoint(answer) as options:
-        model = build_model("r", None, options)
-        with pytest.raises(RewardError, match=r"row 0.*The"):
-            model.choose([Question("x", ("A", "B"), "row 0")])
-    assert len(asked) == 1
-
-
 @pytest.mark.parametrize(
     ("given", "sent"),
     [
@@ -422,54 +390,6 @@ def test_a_local_model_that_overflows_is_an_error(language_model: str) -> None:
         weight.fill_(math.nan)
     with pytest.raises(RewardError, match=r"row 0, question 0.*nan"):
         reward(None, [CAPTION], questions=[QUESTIONS], image_id=["1"])
-
-
-STORING = """
-import sys
-from pathlib import Path
-from rewards.language.build import CachedModel
-from rewards.language.models import Question
-
-class Model:
-    signature = "m"
-
-    def choose(self, questions):
-        return [[0.25, 0.75] for _ in questions]
-
-folder, first, last = sys.argv[1:]
-chooser = CachedModel(Model(), Path(folder))
-print("ready", flush=True)
-for number in range(int(first), int(last)):
-    chooser.choose([Question(f"{number} {part}", ("A", "B"), "row 0") for part in range(50)])
-"""
-
-
-def test_answers_survive_other_processes_and_one_that_is_killed(tmp_path: Path) -> None:
-    def store(*words: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", STORING, str(tmp_path), *map(str, words)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    both = [store(0, 20), store(10, 30)]
-    killed = store(100, 10**6)
-    assert killed.stdout is not None
-    killed.stdout.readline()
-    time.sleep(0.3)
-    killed.kill()
-    for process in both:
-        assert process.communicate()[1] == ""
-    killed.communicate()
-
-    def unasked(question: Question) -> list[float]:
-        raise RewardError(f"{question.text} was lost")
-
-    kept = CachedModel(Scripted(unasked), tmp_path)
-    kept.signature = "m"
-    questions = [
-        Question(f"{number} {part}", ("A", "B"), "row 0")
-        for number in range(30)
-        for part in range(50)
-    ]
-    assert kept.choose(questions) == [[0.25, 0.75]] * 1500
 
 
 def test_answers_are_kept_by_model_prompt_labels_and_image(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import math
 import pickle
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ import torch
 from accelerate import Accelerator
 
 from rewards.base import Reward, RewardError
-from rewards.build import encoder_key
 from rewards.clip import backbone as backbone_module
-from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import RefLClipScore
 from rewards.mixed import MixedReward, Moments, moments, z_scores
 from rewards.registry import build
@@ -44,12 +41,6 @@ class Table:
 
     def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
         return [self.scores[text] for text in completions]
-
-
-class PositiveTable(Table):
-    """Scores that are never 0."""
-
-    bounds = (1.0, 2.0)
 
 
 FIRST = {"a": 1.0, "b": 2.0, "c": 6.0}
@@ -82,15 +73,6 @@ def test_columns_are_united_and_a_term_without_weight_adds_no_bound() -> None:
     assert (mixed.columns, mixed.bounds) == ({"references", "image_id"}, (0, 5))
     alone = MixedReward({"cider": (CiderD(), 1.0)})
     assert (alone.signature, alone.bounds) == (CiderD().signature, (0, 10))
-
-
-def test_a_failing_term_is_named() -> None:
-    with pytest.raises(RewardError, match=r"term 'odd'.*nan"):
-        MixedReward({"table": (Table(FIRST), 1.0), "odd": (Table({"a": math.nan}), 1.0)})(
-            None, ["a"]
-        )
-    with pytest.raises(RewardError, match=r"term 'cider'.*needs.*column 'references'"):
-        MixedReward({"cider": (CiderD(), 1.0)})(None, ["a"])
 
 
 def test_weights_are_numbers() -> None:
@@ -277,16 +259,6 @@ def test_a_reweighted_mixture_is_the_same_but_for_its_weights() -> None:
     assert (other.weights, other.rewards) == ({"x": 0.25}, mixed.rewards)
     for name in ("normalize", "tokenizer", "columns"):
         assert getattr(other, name) == getattr(mixed, name)
-
-
-def test_only_terms_that_ask_for_the_same_network_and_cache_share_an_encoder() -> None:
-    given = {"backbone": "ViT-B-32", "pretrained": "openai"}
-    key = encoder_key("clipscore", given)
-    assert key == encoder_key("ref_clipscore", given | {"w": 1.0, "prefix": ""}) != ""
-    for option in fields(EncoderOptions):
-        changed = encoder_key("clipscore", given | {option.name: "another"})
-        assert (changed == key) == (option.name == "cache_references"), option.name
-    assert encoder_key("cider", {}) == ""
 
 
 class Returning(Table):

@@ -79,14 +79,6 @@ def test_a_changed_video_is_another_one(tmp_path: Path) -> None:
     assert open_image(frames[0]).tobytes() != first
 
 
-def test_hidden_files_are_no_frames(tmp_path: Path) -> None:
-    path = make_video(tmp_path / "a", "folder")
-    pixels = [open_image(frame).tobytes() for frame in video_frames(path, 4)]
-    for number in range(0, 12, 2):
-        (path / f"._f{number}.png").write_bytes(b"what macOS leaves beside every file")
-    assert [open_image(frame).tobytes() for frame in video_frames(path, 4)] == pixels
-
-
 def test_unusable_videos_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("text.gif", "text.mp4"):

@@ -59,7 +59,7 @@ class TransformerCaptioner(Captioner):
         self.cache_bytes = cache_bytes
         self.cached: dict[tuple[str, tuple[Any, ...]], np.ndarray] = {}
         self.split_by: str = tokenizer.init_kwargs.get(SPLIT_BY, TOKENIZER)
-        self.words = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        self.words = list(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
         for number in tokenizer.all_special_ids:
             self.words[number] = ""
         config = policy.config

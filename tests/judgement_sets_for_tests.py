@@ -1,6 +1,7 @@
 """Tiny sets of judgements in the formats in which the real ones are published."""
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,45 @@ def icc_words(folder: Path) -> None:
     )
 
 
+def vatex_eval(folder: Path) -> None:
+    """Pickled NumPy arrays, as ``VATEX-EVAL-demo.py`` of EMScore reads them: ratings are [people,
+    captions], flat.
+    """
+    contents = {
+        "candidates_list": np.array(["a man  runs .", "a dog sits .", "a cat sleeps ."]),
+        "gts_list": np.array(
+            [["a person runs", "a runner"], ["a dog", "a sitting dog"], ["a cat", "a sleepy cat"]]
+        ),
+        "human_scores": np.array([[3, 1, 5], [4, 2, 5], [3, 2, 4]]).reshape(-1),
+        "video_ids": np.array(["aaa_000001_000011", "aaa_000001_000011", "bbb_000002_000012"]),
+    }
+    for name, content in contents.items():
+        (folder / f"{name}.pkl").write_bytes(pickle.dumps(content, protocol=2))
+
+
+def activitynet_foil(folder: Path) -> None:
+    """As ``ActivityNet-FOIL_demo.py`` of EMScore reads them."""
+    right = ["A man  runs.", "He stops.", "A dog barks."]
+    foiled = ["A woman runs.", "He stops.", "A cat barks."]
+    for name, sentences in (("right", right), ("foil", foiled)):
+        results = {"v_1": [{"sentence": text, "timestamp": [0, 1]} for text in sentences]}
+        write_json(
+            folder / f"final_{name}_video_sentences.json", {"version": "1", "results": results}
+        )
+    times = [[0, 10.4], [10.4, 20], [15, 40]]
+    first = {"duration": 40.0, "timestamps": times, "sentences": right}
+    second = {
+        "duration": 40.0,
+        "timestamps": [[0, 4], [3, 30]],
+        "sentences": ["A runner.", "A long  run."],
+    }
+    write_json(folder / "anet_entities_test_1.json", {"v_1": first, "v_2": first})
+    write_json(folder / "anet_entities_test_2.json", {"v_1": second})
+
+
 _NAMED = (
+    vatex_eval,
+    activitynet_foil,
     composite,
     pascal50s,
     abstract50s,

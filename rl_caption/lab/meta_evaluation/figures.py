@@ -237,6 +237,8 @@ def order_figures(
     them the figures of texts alone are left out. Each has a figure for each kind, where the set
     shows them, and a summary.
     """
+    if judged.by_image:
+        judged, scores = _summed(judged, scores)
     won: dict[str, Floats] = {}
     tied: dict[str, float] = {}
     for condition, values in scores.items():
@@ -277,6 +279,18 @@ def blind_figures(
         found = order_figures(random, scores, None, resamples, seed)
         figures[heading] = [replace(figure, note="") for figure in found]
     return figures
+
+
+def _summed(
+    judged: JudgementSet, scores: Mapping[str, Floats]
+) -> tuple[JudgementSet, dict[str, Floats]]:
+    """A row for each image, and the sums of its rows' scores."""
+    _, places, numbers = np.unique(judged.image_ids, return_index=True, return_inverse=True)
+    rows = [judged.rows[place] for place in places]
+    sums = {name: np.zeros((len(rows), values.shape[1])) for name, values in scores.items()}
+    for name, values in scores.items():
+        np.add.at(sums[name], numbers, values)
+    return replace(judged, rows=rows, by_image=False), sums
 
 
 def wins(order: Sequence[tuple[Floats, Floats]], better: ArrayLike, ties: str = "wrong") -> Floats:

@@ -55,6 +55,8 @@ from rl_caption.lab.retrieval import texts_of
 from rl_caption.programs.evaluate import load_dual_encoder
 from rl_caption.runtime.errors import ConfigError
 
+VIDEOS = ("vatex_eval", "activitynet_foil")
+
 
 class Measures:
     """Measures the cells of a table; data, models and scores are kept for further cells."""
@@ -145,18 +147,19 @@ class Measures:
         elif which[1] in released and not given:
             figures = rated_figures(judged, judged.released[released[which[1]]])
         else:
-            metric = self._metric(row)
+            metric = self._metric(row, is_video=which[1] in VIDEOS)
             check_columns(name, metric.columns, [judged])
             figures = score_set(judged, metric)
         return {figure.name: figure.value for figure in figures}
 
-    def _metric(self, row: Row) -> Reward:
+    def _metric(self, row: Row, is_video: bool = False) -> Reward:
         if row.name in self.scores:
             options = {"file": self.scores[row.name], "heading": row.name}
             return self._builder.build(FILE_SCORES, options)
         if row.source.get("name") in NAMES:
             return self._builder.build(*NAMES[row.source["name"]][1:])
-        return self._reward(row.source["reward"], row.model, row.source)
+        name = row.source.get("video") if is_video else None
+        return self._reward(name or row.source["reward"], row.model, row.source)
 
     def _reward(self, name: str, model: str | None, source: Mapping[str, Any]) -> Reward:
         """A reward whose weights are those of a ``model`` that the user named."""

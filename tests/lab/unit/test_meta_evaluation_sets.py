@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rewards.base import RewardError
+from rewards.videos import video_frames
 from rl_caption.data.base import DataError
 from rl_caption.lab.meta_evaluation.figures import order_figures
 from rl_caption.lab.meta_evaluation.sets import SETS, load
@@ -211,6 +212,79 @@ def test_aro_order(tmp_path: Path) -> None:
     assert (figure.name, figure.value) == ("precision at 1", 0.5), (
         "one shuffle scores higher; equal scores are right"
     )
+
+
+@pytest.mark.parametrize("core", [b"numpy._core", b"numpy.core"])
+def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
+    """Of the release of EMScore (ShiYaya/emscore, 426e424); NumPy 1 wrote another name of its
+    module.
+    """
+    BUILDERS["vatex_eval"](tmp_path)
+    for file in tmp_path.glob("*.pkl"):
+        file.write_bytes(
+            file.read_bytes().replace(b"numpy._core", core).replace(b"numpy.core", core)
+        )
+    (tmp_path / "videos" / "bbb_000002_000012").mkdir(parents=True)
+    found: Any = load(
+        "vatex_eval", tmp_path, partial=True, kwargs={"references": 1, "num_frames": 3}
+    )
+    assert [part.name for part in found] == [f"vatex_eval, person {number}" for number in (1, 2, 3)]
+    assert [[row.rating for row in part.rows] for part in found] == [
+        [3, 1, 5],
+        [4, 2, 5],
+        [3, 2, 4],
+    ]
+    assert [row.captions[0] for row in found[0].rows] == [
+        "a man runs .",
+        "a dog sits .",
+        "a cat sleeps .",
+    ]
+    assert [list(row.references[0]) for row in found[0].rows] == [
+        ["a person runs"],
+        ["a dog"],
+        ["a cat"],
+    ]
+    first, second, third = [row.image for row in found[1].rows]
+    assert first is second
+    assert first == video_frames(tmp_path / "videos" / "aaa_000001_000011.mp4", 3)
+    assert third == video_frames(tmp_path / "videos" / "bbb_000002_000012", 3)
+    with pytest.raises(DataError, match="references is 3: expected 1 to 2"):
+        read("vatex_eval", tmp_path, references=3)
+
+
+def test_nothing_in_a_pickled_file_is_executed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    BUILDERS["vatex_eval"](tmp_path)
+    (tmp_path / "gts_list.pkl").write_bytes(b"cbuiltins\nprint\n(S'executed'\ntR.")
+    with pytest.raises(DataError, match=r"gts_list\.pkl.*builtins\.print"):
+        load("vatex_eval", tmp_path, partial=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_activitynet_foil(tmp_path: Path) -> None:
+    """Of the release of EMScore (ShiYaya/emscore, 426e424): segments, and references that overlap
+    by over 0.4.
+    """
+    BUILDERS["activitynet_foil"](tmp_path)
+    (tmp_path / "videos").mkdir()
+    found = read("activitynet_foil", tmp_path)
+    assert column(found, "captions") == [
+        ["A man runs.", "A woman runs."],
+        ["A dog barks.", "A cat barks."],
+    ]
+    assert found.excluded == {"the sentence is the same in both paragraphs": 1}
+    # Seconds 0 to 10 have all of 0 to 4, and 8 of the 28 of 3 to 30; 15 to 40 have 16 of those 28.
+    assert found.conditions == ["overlapping references"]
+    assert [list(row.references[0]) for row in found.rows] == [["A runner."], ["A long run."]]
+    video = tmp_path / "videos" / "v_1.mp4"
+    assert column(found, "image") == [
+        video_frames(video, 10, (0.0, 10.4 / 40)),
+        video_frames(video, 10, (15 / 40, 1.0)),
+    ]
+    # One sentence is right and the other wrong: of the paragraph, the sum counts.
+    (figure,) = order_figures(found, {"": np.array([[0.9, 0.2], [0.4, 0.5]])})
+    assert (figure.value, figure.count) == (1.0, 1)
 
 
 def lines(folder: Path, *rows: Any) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError
-from rl_caption.lab.meta_evaluation.sets import pairs, rated
+from rl_caption.lab.meta_evaluation.sets import pairs, rated, videos
 from rl_caption.lab.meta_evaluation.sets.base import READING, Files, Judged, JudgementSet
 from rl_caption.runtime.options import check_options
 
@@ -22,6 +22,8 @@ SETS: dict[str, Callable[..., Sequence[JudgementSet]]] = {
     "pascal50s": pairs.pascal50s,
     "abstract50s": pairs.abstract50s,
     "foil": pairs.foil,
+    "vatex_eval": videos.vatex_eval,
+    "activitynet_foil": videos.activitynet_foil,
     "sugarcrepe": pairs.sugarcrepe,
     "aro": pairs.aro,
     "sugarcrepe_pp": pairs.sugarcrepe_pp,

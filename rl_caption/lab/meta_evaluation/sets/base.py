@@ -75,6 +75,8 @@ class JudgementSet:
     """Whether conditions are draws of one experiment, whose accuracies are averaged."""
     shown_kinds: bool = True
     """Whether each kind is a figure; without, only the summary is."""
+    by_image: bool = False
+    """Whether the scores of an image's rows are summed before captions are compared."""
     summary: Literal["all", "kinds"] = "all"
     """What the summary averages over: all rows alike, or the accuracies of the kinds."""
 

@@ -123,7 +123,7 @@ def measure_towers(shapes: Shapes, teacher: FrozenEncoder, timing: Timing) -> It
         detail = f"{count:,} against {total:,}"
         yield Measurement(f"{name}: parameters", "CLIP", total / count, "x fewer", detail)
     captions = random_captions(caption_words(shapes.step.words), shapes.pairs, seed=0)
-    ids = network.tokenize(captions).to(timing.device)
+    ids = network.tokenizer.tokenize(captions, network.context_length).to(timing.device)
     short = ids[:, : int(ids.argmax(dim=-1).max()) + 1]  # cut after the last EOT
     side = shapes.student.image_size
     images = torch.randn(shapes.pairs, 3, side, side, device=timing.device)

@@ -137,8 +137,8 @@ def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validation
     text = load_file(trained / "text/export/best/model.safetensors")
     dual = load_file(trained / "dual/checkpoints/step-00000006/model.safetensors")
     assert torch.equal(image["patch_embed.weight"], teacher["visual.conv1.weight"])
-    assert all(torch.equal(dual[f"towers.text.{name}"], value) for name, value in text.items())
-    assert not torch.equal(dual["towers.image.head.weight"], image["head.weight"])
+    assert all(torch.equal(dual[f"model.text.{name}"], value) for name, value in text.items())
+    assert not torch.equal(dual["model.image.head.weight"], image["head.weight"])
     for name, key in (
         ("teacher", "val/retrieval_r1"),
         ("image", "val/teacher_cosine_image"),

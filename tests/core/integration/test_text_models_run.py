@@ -251,7 +251,7 @@ def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: 
         (
             "language_model",
             {"run.resume": "language_model/checkpoints/step-00000006", "data.kwargs.num_train": 20},
-            "vocabular",
+            "20 rows",
         ),
         ("text_regression", {"data": DATA}, "text_regression learns from caption_targets"),
     ],

@@ -135,6 +135,11 @@ def _load_saved(
             config.lora.model_dump() if config.lora else None,
             config.gradient_checkpointing,
         )
+    elif config != SavedModelConfig(name=config.name, target=config.target, init=config.init):
+        raise ConfigError(
+            f"model.init {config.init!r} is not a model of Transformers: prompt, processor_kwargs, "
+            "freeze, lora, gradient_checkpointing and dtype are for those alone"
+        )
     split_by = getattr(captioner, "split_by", None)
     if split_by not in (None, tokenizer):  # of the Transformer from scratch
         raise ConfigError(

@@ -94,7 +94,8 @@ def read_references(
 ) -> References:
     """Read the reference captions of each image.
 
-    The format is recognised by its content: ``{image_id: [str, …]}``; COCO annotations (``images``
+    The format is recognised by its content: ``{image_id: [str, …]}``; a list of ``{image_id,
+    captions: [str, …]}``; COCO annotations (``images``
     and ``annotations``); Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); or
     JSON lines, as of ``data.format: jsonl``.
 
@@ -102,8 +103,8 @@ def read_references(
         path: the file, plain or gzip, or a pipe such as ``/dev/stdin``.
         split: of Karpathy JSON and JSON lines: ``train`` (with ``restval``), ``val`` or ``test``;
             None takes all.
-        by: what identifies images in the result. ``image_name`` is ``file_name`` in COCO
-            annotations, ``filename`` in Karpathy JSON, the last part of ``image`` in JSON lines,
+        by: what identifies images in the result. ``image_name`` is the key of that name in a list,
+            ``file_name`` in COCO annotations, ``filename`` in Karpathy JSON, the last part of ``image`` in JSON lines,
             and the key itself in ``{name: [str, …]}``.
         has_splits: whether a ``split`` of a file without splits is an error; with False, such a
             file is read whole.
@@ -159,6 +160,9 @@ def _annotated(content: Any, path: str | Path, by: IdKey) -> Iterator[_Annotated
     lines = [content] if is_line else content
     if isinstance(lines, list):
         for index, line in enumerate(lines, start=1):
+            if "captions" in line:
+                yield _Annotated(line.get(by), line["captions"])
+                continue
             split, row = read_row(line, f"{path}, row {index}", Path(path).parent)
             file = str(row["image"])
             key = row["image_id"] if by == "image_id" else Path(file).name

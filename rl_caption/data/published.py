@@ -230,6 +230,8 @@ def captions(
             raise DataError(f"{path} has {names}: expected one file a split")
     fraction = 0 if "val" in files else val_fraction
     for split, file in files.items():
+        if file.suffix.lower() == ".csv":
+            raise DataError(f"{file}: expected one caption a line, or columns separated by tabs")
         for number, caption in _caption_lines(file, column):
             place = _held_out(split, caption, fraction)
             yield {"split": place, "image_id": f"{file.name}:{number}", "references": [caption]}

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from PIL import Image
+
 from rewards.base import leaf_rewards
 from rewards.mixed import MixedReward
 from rewards.registry import REWARDS
@@ -70,6 +72,16 @@ class BatchingScorer:
         self.turn = asyncio.Lock()
         self.queue: list[ScoringRequest] = []
         self.pending = 0
+
+    def warm_up(self) -> None:
+        """Score a caption, so that no request waits until models are loaded."""
+        columns: dict[str, list[Any]] = {
+            "references": [["a dog"]],
+            "image": [Image.new("RGB", (64, 64))],
+            "image_id": ["0"],
+        }
+        if self.reward.columns <= columns.keys():
+            self.thread.submit(score_rows, self.reward, ["a dog runs"], columns).result()
 
     async def score(self, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
         """Wait for the scores of N captions.

@@ -32,7 +32,9 @@ def serve(config: ServeConfig) -> None:
     with options.bind_socket() as listener:
         listener.listen(2048)
         config.port = listener.getsockname()[1]
-        app = make_app(config, make_scorer(config, build_served_reward(config)))
+        scorer = make_scorer(config, build_served_reward(config))
+        scorer.warm_up()
+        app = make_app(config, scorer)
         print(f"http://{config.host}:{config.port}  (Ctrl-C ends it)", flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 

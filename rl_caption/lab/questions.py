@@ -67,8 +67,10 @@ def write_questions(config: QuestionsConfig) -> str:
             what = "questions (or set writer)" if writer is None else "references"
             raise DataError(f"{split} image {row['image_id']!r} has no {what}")
 
+    unread: list[str] = []
+
     def columns(batch: Rows) -> list[Columns]:
-        written = _write(writer, config, batch)
+        written = _write(writer, config, batch, unread)
         if reader is not None:
             written = _filter(reader, config.seed, batch, written)
         return [
@@ -81,7 +83,10 @@ def write_questions(config: QuestionsConfig) -> str:
         for reason, text in REFUSALS.items():
             counts[text] = sum(new["refused"].get(reason, 0) for *_, new in made)
         if not kept:
-            raise DataError(f"{config.out}/questions.jsonl would have no rows: {counts}")
+            raise DataError(
+                f"{config.out}/questions.jsonl would have no rows: {counts}; the last answer that "
+                f"could not be read: {unread[-1] if unread else 'none'}"
+            )
         bare = len(made) - len(kept)
         notes = [f"{bare:,} of {len(made):,} images have no question and are left out"]
         notes += [f"{name}: {signature}" for name, signature in made_by.items() if signature]
@@ -112,8 +117,13 @@ def _descriptions(row: Row) -> list[str]:
     return [text for text in [*row["references"], row.get("long_reference", "")] if text.strip()]
 
 
-def _write(writer: LanguageModel | None, config: QuestionsConfig, rows: Rows) -> list[Written]:
-    """At most ``count`` questions of each row; without a writer, those that it has."""
+def _write(
+    writer: LanguageModel | None, config: QuestionsConfig, rows: Rows, unread: list[str]
+) -> list[Written]:
+    """At most ``count`` questions of each row; without a writer, those that it has.
+
+    Answers that cannot be read are added to ``unread``.
+    """
     if writer is None:
         return [(list(row["questions"]), Counter()) for _, row in rows]
     prompts = []
@@ -127,6 +137,7 @@ def _write(writer: LanguageModel | None, config: QuestionsConfig, rows: Rows) ->
         try:
             written.append(read_questions(config.count, answer))
         except (ValueError, RecursionError):
+            unread.append(answer)
             written.append(([], Counter(unreadable=1)))
     return written
 

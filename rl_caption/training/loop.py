@@ -92,6 +92,7 @@ def train(
             for averages in task.training_step(batches, state.global_step):
                 updates.append(run.update(averages, batches))
             metrics = run.end_step(updates, batches)
+            log.bar.update()
             step, last = state.global_step, state.global_step >= run.max_steps
             if step % run.log_every == 0 or last or step == 1:
                 log.metrics(step, metrics)

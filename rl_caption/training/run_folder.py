@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import yaml
 from accelerate import Accelerator
+from tqdm.auto import tqdm
 from transformers.utils import flatten_dict
 
 from rewards.files import atomic_write, write_errors
@@ -186,7 +187,8 @@ def is_complete(folder: Path) -> bool:
 
 
 class RunLog:
-    """Logs of one run: ``metrics.jsonl``, ``samples.jsonl``, lines on the terminal, trackers.
+    """Logs of one run: ``metrics.jsonl``, ``samples.jsonl``, lines on the terminal, a progress bar,
+    trackers.
 
     Every process calls the methods; only the main process writes.
     """
@@ -197,6 +199,14 @@ class RunLog:
         self.accelerator, self.folder, self.name = accelerator, folder, name
         self.max_steps = max_steps
         self.first_line: tuple[int, float] | None = None
+        self.bar = tqdm(
+            total=max_steps,
+            initial=start_step,
+            desc=name,
+            unit="step",
+            dynamic_ncols=True,
+            disable=None if accelerator.is_main_process else True,  # None: off a terminal
+        )
         if accelerator.is_main_process:
             for file in ("metrics.jsonl", "samples.jsonl"):
                 # A run that starts anew validates before step 1 again, so a line of step 0 goes
@@ -229,7 +239,8 @@ class RunLog:
                 append_line(self.folder / "samples.jsonl", {"step": step, **record})
 
     def end_trackers(self) -> None:
-        """Tell the trackers that the run ended as it should."""
+        """End the progress bar, and tell the trackers that the run ended as it should."""
+        self.bar.close()
         for tracker in self.accelerator.trackers:
             tracker.finish()
 

@@ -86,7 +86,7 @@ def test_what_a_stage_starts_from_is_made_before_and_the_reward_chooses_the_best
     for stage in stages_of(path.stem):
         assert starts(stage) <= made
         if hasattr(stage.config, "run"):
-            made.add(f"{stage.config.run.dir}/export/best")
+            made |= {f"{stage.config.run.dir}/export/{which}" for which in ("best", "last")}
         if stage.program != "scst":
             continue
         monitor, terms = stage.config.monitor, stage.config.reward.terms

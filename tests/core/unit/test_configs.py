@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rewards.registry import describe
 from rl_caption.cli import configs, configuration
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.pipeline import make_stages, read_wishes
@@ -90,6 +91,8 @@ def test_what_a_stage_starts_from_is_made_before_and_the_reward_chooses_the_best
         if stage.program != "scst":
             continue
         monitor, terms = stage.config.monitor, stage.config.reward.terms
+        for name, term in (terms | (monitor.judges or {})).items():
+            assert describe(term.target or name)
         assert monitor.best_by is not None
         assert (monitor.best_by == "val/cider") == ("cider" in terms), (
             "a reward without CIDEr-D may lower it"

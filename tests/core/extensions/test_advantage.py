@@ -96,18 +96,6 @@ def test_greedy_captions_are_decoded_where_it_asks_for_them() -> None:
     assert advantage(torch.ones(2, 3), torch.full((2,), 4.0)).tolist() == [[-1.0] * 3] * 2
 
 
-def rewards_alone(rewards: Tensor) -> Tensor:
-    """Takes one argument too few."""
-    return rewards
-
-
-class RewardsAlone:
-    """So does its call."""
-
-    def __call__(self, rewards: Tensor) -> Tensor:
-        return rewards
-
-
 @pytest.mark.parametrize(
     ("name", "kwargs", "part"),
     [
@@ -118,8 +106,6 @@ class RewardsAlone:
             {},
             "train.advantage_kwargs.share is not set",
         ),
-        ("tests.core.extensions.test_advantage:rewards_alone", {}, "train.advantage is"),
-        ("tests.core.extensions.test_advantage:RewardsAlone", {}, "train.advantage is"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(

@@ -92,12 +92,6 @@ def test_the_count_may_be_any_total_of_weights() -> None:
     )
 
 
-def five_arguments(
-    logprobs: Tensor, old_logprobs: Tensor, ref: Tensor, mask: Tensor, scores: Any
-) -> None:
-    """Takes one argument too few."""
-
-
 @pytest.mark.parametrize(
     "objective",
     [
@@ -141,7 +135,6 @@ def test_a_wrong_answer_is_an_error_of_the_objective(objective: Any) -> None:
             {"loss_reduction": "sequence"},
             "train.loss_reduction is 'sequence': train.objective risk",
         ),
-        ("tests.core.extensions.test_objective:five_arguments", {}, {}, "train.objective is"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(name, kwargs, shared, part):

@@ -264,7 +264,7 @@ def test_wrong_input_is_refused() -> None:
         ({}, r"column 'references'.*\[\]"),
         ({"references": [["a"]]}, r"1.*2 captions"),
         ({"references": [["a"], []]}, "row 1 has"),
-        ({"references": [["a"], "a dog"]}, "row 1 are 'a dog'"),
+        ({"references": [["a"], "a dog"]}, "row 1 has the references 'a dog'"),
         ({"references": [["a"], ["b", 3]]}, r"row 1.*3"),
     ):
         with pytest.raises(RewardError, match=message):

@@ -256,7 +256,7 @@ def test_a_broken_frame_is_named_with_its_index(tmp_path: Path, backbone: Frozen
     broken.write_bytes(b"\x89PNG\r\n\x1a\n broken")
     with pytest.raises(RewardError, match=r"frame 2.*broken\.png"):
         score(None, ["a cat", "a dog"], **rows)
-    with pytest.raises(RewardError, match=r"row 1 has 0 images"):
+    with pytest.raises(RewardError, match=r"row 1 has no image"):
         score(None, ["a cat", "a dog"], image=[noise_image(1), []])
 
 

@@ -144,5 +144,5 @@ def test_weights_in_a_file_of_a_training_program_are_found_or_its_keys_named(
             == plain.fingerprint
         )
     torch.save({"network": state, "epoch": 3}, tmp_path / "run.pt")
-    with pytest.raises(ValueError, match=r"run\.pt.*network, epoch"):
+    with pytest.raises(ValueError, match=r"run\.pt.*cannot be loaded"):
         load_frozen_encoder(ARCHITECTURE, str(tmp_path / "run.pt"))

@@ -58,7 +58,7 @@ def test_what_cannot_be_built_is_explained() -> None:
         (
             "rewards.clipscore:ClipScore",
             {},
-            "rewards.clipscore:ClipScore.*'rewards.clip.clipscore:ClipScore'",
+            "rewards.clipscore:ClipScore.*No module named",
         ),
         ("rewards.text.cider:CiderE", {}, "'CiderE'"),
         (f"{__name__}:NoReward", {}, "not a reward"),

@@ -9,7 +9,9 @@ import pytest
 from scipy.stats import kendalltau
 
 from rewards.base import RewardError
+from rewards.images import frames_of
 from rewards.text.cider import CiderD
+from rewards.videos import VideoFrame
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError
 from rl_caption.evaluation import metrics as metrics_module
@@ -205,8 +207,11 @@ def test_scores_of_images_on_every_set_with_images(
         (photos / below).mkdir(parents=True)
     noise_image(0).save(photos / "1.jpg")  # ratings have images where the first one is there
     parts = load(name, tmp_path, photos, partial=True)
-    for number, image in enumerate(image for part in parts for image in part.images or ()):
+    frames = [frame for part in parts for image in part.images or () for frame in frames_of(image)]
+    for number, image in enumerate(frames):
         file = Path(image.path if isinstance(image, Region) else str(image))
+        if isinstance(image, VideoFrame):
+            file = Path(image.path).with_suffix("") / f"{image.index}.png"  # a folder of frames
         file.parent.mkdir(parents=True, exist_ok=True)
         noise_image(number).save(file)
     judges = {

@@ -129,7 +129,7 @@ def test_metrics_that_need_more_than_the_caption_are_refused(tmp_path: Path) -> 
         partial=True,
         out=str(tmp_path / "out"),
     )
-    with pytest.raises(ConfigError, match="references.*icc_captions"):
+    with pytest.raises(ConfigError, match=r"references.*icc_captions"):
         compare_with_people(config)
 
 

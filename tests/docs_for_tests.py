@@ -301,15 +301,32 @@ def read_by(command: Command, written: Collection[str] = ()) -> set[str]:
 
 @cache
 def configurations() -> dict[str, Any]:
-    """Path below the root -> contents, of all in the repository; recipes of stages as paths."""
+    """Path below the root -> contents, of all in the repository; of a pipeline, its stages' paths.
+
+    A stage that changes its recipe, or has none, is a configuration ``PIPELINE/STAGE.yaml``.
+    """
     found = {}
     for file in sorted((ROOT / "configs").rglob("*.yaml")):
         content = yaml.safe_load(file.read_text())
         for stage, entry in content.get("stages", {}).items():
-            recipe = entry if isinstance(entry, str) else next(iter(entry.values()))
-            content["stages"][stage] = f"configs/{recipe}.yaml"
+            recipe, *changes = [entry] if isinstance(entry, str) else entry.values()
+            path = f"configs/{recipe}.yaml"
+            if changes:
+                recipes = {} if recipe is None else yaml.safe_load((ROOT / path).read_text())
+                path = f"configs/{file.stem}/{stage}.yaml"
+                found[path] = merged(recipes, dict(list(entry.items())[1:]))
+            content["stages"][stage] = path
         found[str(file.relative_to(ROOT))] = content
     return found
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """``above`` over ``below``; rewards and judges replace those below."""
+    result = {**below, **above}
+    for key in below.keys() & above.keys() - {"terms", "judges", "cells", "kwargs"}:
+        if isinstance(below[key], dict) and isinstance(above[key], dict):
+            result[key] = merged(below[key], above[key])
+    return result
 
 
 def stages_of(words: list[str]) -> set[str]:

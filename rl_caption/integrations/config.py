@@ -24,7 +24,7 @@ class ServeConfig(TrustConfig):
     """
 
     reward: RewardConfig = Field(default_factory=RewardConfig)
-    """The reward; ``--reward mix.yaml`` reads this section from a file. CIDEr-D needs
+    """The reward. CIDEr-D needs
     ``reward.df``.
     """
     tokenizer: Literal["ptb", "unicode", "char", "none"] = "ptb"

@@ -162,7 +162,8 @@ def write_reward(folder: Path) -> MixedReward:
         "ref_l_clipscore": {"weight": 0.5, "kwargs": student},
         "repetition": {"weight": -0.1},
     }
-    (folder / "mix.yaml").write_text(json.dumps({"df": str(folder / "df.npz"), "terms": terms}))
+    reward = {"df": str(folder / "df.npz"), "terms": terms}
+    (folder / "mix.yaml").write_text(json.dumps({"reward": reward}))
     return MixedReward(
         {
             "cider": (build("cider", df=df), 0.5),
@@ -177,7 +178,7 @@ def served(folder: Path) -> Iterator[str]:
     """The address of ``rl-caption serve`` of ``mix.yaml``, a process of this environment."""
     words = [
         "serve",
-        "--reward",
+        "--config",
         str(folder / "mix.yaml"),
         "--images.photos",
         str(folder / "photos"),

@@ -30,7 +30,7 @@ def main() -> None:
         except ModuleNotFoundError as error:
             if error.name not in OTHERS:
                 raise
-    settings = json.loads((FOLDER / "mix.yaml").read_text())
+    settings = json.loads((FOLDER / "mix.yaml").read_text())["reward"]
     terms = {}
     for name, term in settings["terms"].items():
         arguments = dict(term.get("kwargs", {}))

@@ -67,7 +67,7 @@ REUSE = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
 SCHEDULES = {
     "reward.terms": {
         "cider": {"schedule": [[0, 1.0], [4, 0.5]]},
-        "rouge_l": {},
+        "rouge_l": {"weight": 0.3},
     },
     "reward.normalize": "per_group",
     "rollout.temperature_schedule": [[0, 1.0], [4, 0.5]],

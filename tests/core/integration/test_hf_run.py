@@ -3,7 +3,6 @@ resume, evaluation.
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +113,7 @@ def test_from_cross_entropy_to_self_critical_training_to_evaluation(family, towe
     model = {"name": "huggingface", "init": str(pair), "prompt": PROMPT, "freeze": [f"{tower}*"]}
     xe, scst = tmp_path / "xe", tmp_path / "scst"
     options: dict[str, Any] = {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6}
-    ended = checked_run(xe_config(xe, **{"model": model, "data": data, **options}), xe)
-    assert re.search(rf"{re.escape(tower)}\*.*prompt {PROMPT!r}", ended.output)
+    checked_run(xe_config(xe, **{"model": model, "data": data, **options}), xe)
     before, after = weights(pair), weights(xe / "export/best")
     assert before.keys() == after.keys()
     changed = {name for name, value in before.items() if not value.equal(after[name])}

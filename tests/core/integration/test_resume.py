@@ -311,8 +311,7 @@ def test_true_accepts_a_changed_configuration_that_auto_refuses(
     ended = checked_run(
         changed(config, changes | {"eval.max_images": 4, "train.max_target_tokens": 10}), folder
     )
-    now, before = (f"{n} images .*, {tokens} tokens" for n, tokens in ((4, 10), (6, 12)))
-    assert re.search(f"val/cider on {now}.*chooses.*val/cider on {before}", ended.output)
+    assert re.search("val/cider on 4 images .*, 10 tokens.* chooses", ended.output)
     assert json.loads((folder / "result.json").read_text())["best_step"] == 8
     assert [line["step"] for line in lines(folder) if "loss/total" in line] == list(range(1, 9))
     (group,) = torch.load(folder / "checkpoints/step-00000008/optimizer.bin")["param_groups"]

@@ -16,7 +16,7 @@ from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.integrations.trl.rows import FinishedAware
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tiny_student
-from tests.hf_models_for_tests import tiny_gpt2, tiny_regressor
+from tests.hf_models_for_tests import tiny_gpt2, tiny_regressor, with_template
 from tests.vlm_for_tests import answering_vlm, tiny_idefics3, tiny_qwen2_vl
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,9 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     arguments["chair"] = {"synonyms": str(folder / "synonyms.txt")}
     arguments["icc"] = {"model": str(tiny_regressor(folder / "icc"))}
     arguments["perplexity"] = {"model": str(tiny_gpt2(folder / "gpt2"))}
-    language_model = str(tiny_gpt2(folder / "long_gpt2", positions=1024))
+    language_model = with_template(
+        tiny_gpt2(folder / "long_gpt2", positions=1024), "{{ messages[0]['content'] }}\nAnswer:"
+    )
     arguments |= {name: {"model": language_model} for name in ("caption_qa", "claims")}
     arguments["vlm_judge"] = {"model": str(answering_vlm(folder / "vlm"))}
     torch.manual_seed(0)
@@ -170,7 +172,7 @@ def test_an_image_may_be_in_a_list_of_one() -> None:
     image = noise_image(0)
     assert required_column({"image": [[image], "a.png"]}, "image", "r", 2) == [image, "a.png"]
     assert required_column({"images": [(image,)]}, "image", "r", 1) == [image]
-    with pytest.raises(RewardError, match="row 1 has 2"):
+    with pytest.raises(RewardError, match="row 1 has no image, or several"):
         required_column({"images": [[image], [image, image]]}, "image", "r", 2)
     with pytest.raises(RewardError, match="row 0 has 0 images"):
         required_column({"images": [[]]}, "image", "r", 1)

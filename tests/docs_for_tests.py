@@ -253,7 +253,10 @@ def outputs(command: Command) -> list[str]:
         part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
     ]
     redirected = re.findall(r" > (\S+)", command.text)
-    return configured + redirected + [word for option, word in pairwise(words) if option in WRITTEN]
+    written = [
+        word for option, word in pairwise(words) if option in WRITTEN or option.endswith(".run.dir")
+    ]
+    return configured + redirected + written
 
 
 def folder_of(config: dict[str, Any]) -> str | None:

@@ -126,8 +126,8 @@ def test_needs_follow_from_words_and_configurations() -> None:
         },
         "python scripts/caption.py --model google/vit photos/": {"hub"},
         "python scripts/caption.py --model DIR/model photos/": {"DIR"},
-        "rl-caption ablate --config configs/ablate_coco_rewards.yaml --out runs/mine": set(),
-        "accelerate launch --config_file configs/accelerate/bf16.yaml scripts/scst.py --config demo_scst": {
+        "rl-caption run scenes --only alpha": set(),
+        "accelerate launch --config_file configs/accelerate/multi_gpu.yaml scripts/scst.py --config demo_scst": {
             "GPU"
         },
         "pip install rl-caption": {"packages"},

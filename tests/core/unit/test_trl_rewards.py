@@ -174,7 +174,7 @@ def test_an_image_may_be_in_a_list_of_one() -> None:
     assert required_column({"images": [(image,)]}, "image", "r", 1) == [image]
     with pytest.raises(RewardError, match="row 1 has no image, or several"):
         required_column({"images": [[image], [image, image]]}, "image", "r", 2)
-    with pytest.raises(RewardError, match="row 0 has 0 images"):
+    with pytest.raises(RewardError, match="row 0 has no image, or several"):
         required_column({"images": [[]]}, "image", "r", 1)
 
 

@@ -129,6 +129,10 @@ def test_references_are_json_lines_as_of_data(tmp_path: Path) -> None:
     assert read_references(path, "test") == {"7": ["a cat"]}
     assert read_references(path, "test").elsewhere == {"photos/1.jpg"}
     assert read_references(path, "train", by="image_name") == {"1.jpg": ["a dog"]}
+    listed = [{"image_id": 7, "image_name": "7.jpg", "captions": ["a cat", "one cat"]}]
+    file = saved(tmp_path, "listed.json", listed)
+    assert read_references(file) == {"7": ["a cat", "one cat"]}
+    assert read_references(file, by="image_name") == {"7.jpg": ["a cat", "one cat"]}
     assert read_references(saved(tmp_path, "one.jsonl", json.dumps(rows[0]))) == {
         "photos/1.jpg": ["a dog"]
     }

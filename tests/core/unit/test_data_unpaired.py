@@ -132,3 +132,9 @@ def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_
         check_data(data, data.splits, needs=["text"])
     report = check_data(data, data.splits, "skip", needs=["text"])
     assert captions(report.good_rows_of(data), "train") == ["a dog"]
+
+
+def test_a_table_is_no_file_of_captions(tmp_path: Path) -> None:
+    file = written(tmp_path / "train.csv", "caption,url", "a dog,http")
+    with pytest.raises(DataError, match=r"train\.csv"):
+        list(caption_rows(file))

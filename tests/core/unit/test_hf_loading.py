@@ -21,7 +21,7 @@ from transformers import (
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.text.perplexity import Perplexity
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.config import Decoding, ModelConfig, SavedModelConfig
+from rl_caption.captioners.config import Decoding, LoraConfig, ModelConfig, SavedModelConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.cli.caption import caption_files
 from rl_caption.cli.configuration import parse
@@ -196,6 +196,9 @@ def test_options_of_the_other_kind_of_captioner_are_refused(blip, tmp_path):
     scratch.save_pretrained(scratch.policy, tmp_path / "scratch")
     folder = str(tmp_path / "scratch")
     assert "takes no prompt" in refusal(init=folder, prompt=PROMPT)
+    assert f"model.init {folder!r} is not a model of Transformers" in refusal(
+        init=folder, lora=LoraConfig()
+    )
     for words, key in (
         (["--model.freeze=[encoder.*]"], "model.freeze"),
         ([f"--model.init={folder}", "--model.min_count=2"], "model.min_count"),

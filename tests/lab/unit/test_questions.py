@@ -159,7 +159,7 @@ def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(
     assert len(rows_of(tmp_path / "out")) == 2
     assert "| kept | 2 |" in table
     assert "1 of 3 images have no question" in (tmp_path / "out/report.md").read_text()
-    counted = r"questions\.jsonl.*kept': 0.*repetition': 3"
+    counted = r"questions\.jsonl.*kept': 0.*repetition': 3.*sorry"
     with endpoint(sorry) as options, pytest.raises(DataError, match=counted):
         write_questions(
             config(photos, tmp_path / "none", writer=LanguageModelConfig(endpoint=options))

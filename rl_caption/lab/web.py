@@ -91,7 +91,11 @@ def build_page(models: SideBySide) -> Any:
         ],
         outputs=[
             gradio.Gallery(label="Photos"),
-            gradio.Dataframe(headers=["photo", "captioner", "caption", *models.judges], wrap=True),
+            gradio.Dataframe(
+                headers=["photo", "captioner", "caption", *models.judges],
+                label="Captions",
+                wrap=True,
+            ),
         ],
         title="Captions side by side",
         flagging_mode="never",

@@ -55,7 +55,8 @@ def encode_features(
 ) -> tuple[int, int]:
     """Write the grid of every image; returns how many were written and how many were there already.
 
-    Images are preprocessed as the encoder requires. Existing features are kept. Another process
+    Images are preprocessed as the encoder requires. Existing features are kept but for
+    those of newer images. Another process
     that writes ``out`` is waited for.
 
     Args:
@@ -91,7 +92,11 @@ def encode_features(
     out.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(out.with_name(f".{out.name}.lock")):
         found = _stored_ids(out, record)
-        pending = {name: path for name, path in images.items() if name not in found}
+        pending = {
+            name: path
+            for name, path in images.items()
+            if name not in found or _is_newer(path, out / f"{name}.npz")
+        }
         if pending:
             rows: list[Row] = [
                 {"image_id": name, "image": path, "references": []}
@@ -104,6 +109,11 @@ def encode_features(
             for name, grid in progress(grids, "encoding images", "image", len(pending)):
                 write_features(out / f"{name}.npz", grid, dtype, f"image {name!r} ({images[name]})")
     return len(pending), len(images) - len(pending)
+
+
+def _is_newer(image: str, features: Path) -> bool:
+    """Whether an image was replaced after its features were made."""
+    return os.path.isfile(image) and os.path.getmtime(image) > features.stat().st_mtime
 
 
 def _images(

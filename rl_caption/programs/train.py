@@ -131,6 +131,11 @@ def make_captioner(run: Run, config: XeConfig | ScstConfig, key: str, max_tokens
     """
     data, references = config.data, references_of(run.train_rows)
     captioner = build_captioner(config.model, references, data.cache_mb, data.tokenizer)
+    if data.features_root is not None and captioner.input_kind == "pixels":
+        raise ConfigError(
+            f"data.features_root is {data.features_root!r}, but the captioner reads images: leave "
+            "it out, or train one from scratch with model.kwargs.input_kind regions"
+        )
     rows = itertools.chain(run.train_rows, run.val_rows)
     check_positions(captioner, key, max_tokens, rows)
     return captioner

@@ -49,8 +49,11 @@ REFUSED = {
     "ACCELERATE_USE_FSDP": OFF,
     "ACCELERATE_USE_MEGATRON_LM": OFF,
     "ACCELERATE_USE_PARALLELISM_CONFIG": OFF,
+    "NVIDIA_TF32_OVERRIDE": ("", "0"),  # rounds float32; train.tf32 says so
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("", "strict"),  # likewise, to bf16
+    "DNNL_DEFAULT_FPMATH_MODE": ("", "strict"),
 }
-"""Environment variable of launchers -> values that change no gradient; others are refused."""
+"""Environment variable -> values that change no number; others are refused."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's ``mallopt``."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -88,14 +91,14 @@ def check_processes(num_processes_running: int, expected: int | None = None) -> 
 
 
 def check_environment(environment: Mapping[str, str] = os.environ) -> None:
-    """Raise LaunchError for an environment variable that would change gradients (``REFUSED``)."""
+    """Raise LaunchError for an environment variable that would change numbers (``REFUSED``)."""
     for name, allowed in REFUSED.items():
         value = environment.get(name, "")
         if value.lower() not in allowed:
             raise LaunchError(
                 f"the environment variable {name} is {value!r}, which this package does not train "
-                "with: unset it (train.micro_batch_size accumulates gradients, and "
-                "configs/accelerate/deepspeed_zero3.yaml shards)"
+                "with: unset it (train.micro_batch_size accumulates gradients, train.tf32 and "
+                "train.mixed_precision round, and configs/accelerate/deepspeed_zero3.yaml shards)"
             )
 
 

@@ -138,6 +138,20 @@ def stored_grid(out: Path, name: str) -> np.ndarray:
     return np.asarray(np.load(out / f"{name}.npz")["features"])
 
 
+def test_features_of_an_image_that_was_replaced_are_made_again(
+    tmp_path: Path, dataset: Path
+) -> None:
+    out = tmp_path / "features"
+    encode_features(OWN, out=out, **options(dataset))
+    before, photo = read(dataset, out), dataset / "images/photo1.png"
+    noise_image(99).save(photo)
+    made = (out / "11.npz").stat().st_mtime
+    os.utime(photo, (made + 10, made + 10))
+    assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
+    changed = [name for name, grid in read(dataset, out).items() if (grid != before[name]).any()]
+    assert changed == ["11"]
+
+
 def test_one_process_at_a_time_writes_features(tmp_path, dataset, monkeypatch) -> None:
     """The second waits, and finds them all."""
     out, original = tmp_path / "features", module._encode_images

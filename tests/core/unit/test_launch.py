@@ -264,6 +264,9 @@ def test_the_memory_of_freed_tensors_is_kept_but_where_the_user_set_the_allocato
         ("ACCELERATE_USE_FSDP", "true"),
         ("ACCELERATE_USE_MEGATRON_LM", "1"),
         ("ACCELERATE_USE_PARALLELISM_CONFIG", "true"),
+        ("NVIDIA_TF32_OVERRIDE", "1"),
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
+        ("DNNL_DEFAULT_FPMATH_MODE", "any"),
     ],
 )
 def test_variables_that_change_numbers_are_refused_by_name(name: str, value: str) -> None:
@@ -279,6 +282,8 @@ def test_variables_that_change_numbers_are_refused_by_name(name: str, value: str
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
             "ACCELERATE_DYNAMO_BACKEND": "NO",
             "ACCELERATE_USE_FSDP": "0",
+            "NVIDIA_TF32_OVERRIDE": "0",
+            "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT",
         },
     ],
 )

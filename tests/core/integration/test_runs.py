@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.captioners_for_tests import REFERENCES
 from tests.training_for_tests import (
@@ -193,3 +194,9 @@ def test_features_that_the_captioner_cannot_read_are_refused(
     assert ended.code == 1
     assert "image" in ended.output
     assert "7" in ended.output
+    for index in range(8):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{index}.jpg")
+    pixels = {key: value for key, value in features.items() if not key.startswith("model.kwargs.")}
+    ended = run(xe_config(xe, **pixels), xe)
+    assert ended.code == 1
+    assert "features_root" in ended.output

@@ -31,13 +31,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and print one table."""
     parser = timing_parser(__doc__)
     parser.add_argument(
-        "--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), help="all by default"
+        "--only",
+        nargs="+",
+        choices=BENCHMARKS,
+        default=list(BENCHMARKS),
+        help="all by default",
     )
     chosen = parser.parse_args(arguments)
     timing = parsed_timing(parser, chosen)
     modules = (import_module(f"benchmarks.{BENCHMARKS[name]}") for name in chosen.only)
     report(
-        (row for module in modules for row in module.measure(timing)), chosen.json, chosen.device
+        (row for module in modules for row in module.measure(timing)),
+        chosen.json,
+        chosen.device,
     )
 
 

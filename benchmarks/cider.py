@@ -36,7 +36,9 @@ def toolkit_scores(
     return list(scorer.compute_cider())
 
 
-def measure(timing: Timing, images: int = 50, samples: int = 5) -> Iterator[Measurement]:
+def measure(
+    timing: Timing, images: int = 50, samples: int = 5
+) -> Iterator[Measurement]:
     """Time both; exits with a message if their scores differ."""
     draw = np.random.default_rng(1)
     corpus = [
@@ -54,7 +56,8 @@ def measure(timing: Timing, images: int = 50, samples: int = 5) -> Iterator[Meas
     table = DocumentFrequencies.from_texts(corpus, eos=False).table
     # The toolkit takes the number of captions that it scores for the number of documents.
     reward = CiderD(
-        DocumentFrequencies(table, float(np.log(float(len(captions)))), eos=False), eos=False
+        DocumentFrequencies(table, float(np.log(float(len(captions)))), eos=False),
+        eos=False,
     )
     counts = defaultdict(float, table.items())
     expected = toolkit_scores(captions, columns, counts)
@@ -70,7 +73,9 @@ def measure(timing: Timing, images: int = 50, samples: int = 5) -> Iterator[Meas
         theirs: partial(toolkit_scores, captions, columns, counts),
     }
     note = f"; {len(captions)} captions, 5 references each, scores equal to the bit"
-    yield compared(timed(variants, Timing("cpu", timing.repeats), ours), ours, theirs, note=note)
+    yield compared(
+        timed(variants, Timing("cpu", timing.repeats), ours), ours, theirs, note=note
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.harness import Measurement, Timing, command
 
 ENGINES = ("plain", "zero1", "zero2", "zero3")
-MOMENTS = ("between steps", "while sampling", "between micro-batches", "before the update")
+MOMENTS = (
+    "between steps",
+    "while sampling",
+    "between micro-batches",
+    "before the update",
+)
 
 
 def environment(engine: str) -> dict[str, str]:
@@ -92,7 +97,9 @@ def held(buckets: dict[int, int]) -> int:
 def count_bytes(buckets: dict[int, int]) -> int:
     """One of the counts of ``held``."""
     gc.collect()
-    tensors: list[Tensor] = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
+    tensors: list[Tensor] = [
+        item for item in gc.get_objects() if issubclass(type(item), Tensor)
+    ]
     # Python sees a gradient only when it is asked for.
     tensors += [
         leaf.grad
@@ -100,19 +107,25 @@ def count_bytes(buckets: dict[int, int]) -> int:
         if leaf.is_leaf and leaf.requires_grad and leaf.grad is not None
     ]
     storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in tensors
     }
     storages.pop(0, None)  # of empty tensors
     return sum((storages | buckets).values())
 
 
-def work(rank: int, processes: int, engine: str, port: int) -> tuple[int, dict[str, float]]:
+def work(
+    rank: int, processes: int, engine: str, port: int
+) -> tuple[int, dict[str, float]]:
     """Run one of the processes; return the number of parameters, and bytes per parameter at each
     moment.
     """
     if processes > 1 or engine != "plain":  # a launcher; without one there is no DDP
         os.environ.update(environment(engine) | launched(rank, processes, port))
-    from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
+    from rl_caption.captioners.modeling import (
+        CaptionTransformer,
+        CaptionTransformerConfig,
+    )
     from rl_caption.config.schema import RunConfig, TrainConfig
     from rl_caption.runtime.engines import backward_all, build_accelerator, prepare
     from rl_caption.runtime.zero import deepspeed_step, engine_of, gathered_parameters
@@ -132,7 +145,9 @@ def work(rank: int, processes: int, engine: str, port: int) -> tuple[int, dict[s
     gc.freeze()  # objects of before are not counted
     policy = CaptionTransformer(shape)
     count = sum(parameter.numel() for parameter in policy.parameters())
-    model, optimizer = prepare(accelerator, policy, torch.optim.AdamW(policy.parameters()))
+    model, optimizer = prepare(
+        accelerator, policy, torch.optim.AdamW(policy.parameters())
+    )
     assert engine_of(accelerator) == engine
     buckets = record_buckets(model)
     inputs = {
@@ -169,7 +184,10 @@ def measure_engine(engine: str, processes: int, start: str = "spawn") -> dict[st
     """
     port = get_free_port()
     with ProcessPoolExecutor(processes, multiprocessing.get_context(start)) as pool:
-        ranks = [pool.submit(work, rank, processes, engine, port) for rank in range(processes)]
+        ranks = [
+            pool.submit(work, rank, processes, engine, port)
+            for rank in range(processes)
+        ]
         found = [rank.result() for rank in as_completed(ranks)]
     most = {moment: max(seen[moment] for _, seen in found) for moment in MOMENTS}
     return {"parameters": found[0][0]} | most
@@ -183,7 +201,9 @@ def measure(
         row = measure_engine(engine, processes)
         detail = f"{processes} process(es), {row['parameters']:,} parameters"
         yield from (
-            Measurement(f"{engine}, {key}", "parameters", row[key], "bytes each", detail)
+            Measurement(
+                f"{engine}, {key}", "parameters", row[key], "bytes each", detail
+            )
             for key in MOMENTS
         )
 

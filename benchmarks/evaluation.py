@@ -42,7 +42,9 @@ def by_toolkit(captions: Captions, references: References) -> dict[str, float]:
     written = tokenizer.tokenize(
         {key: [{"caption": text} for text in references[key]] for key in captions}
     )
-    found = tokenizer.tokenize({key: [{"caption": text}] for key, text in captions.items()})
+    found = tokenizer.tokenize(
+        {key: [{"caption": text}] for key, text in captions.items()}
+    )
     with contextlib.redirect_stdout(io.StringIO()):
         bleu, _ = Bleu(4).compute_score(written, found)
     scores = {f"BLEU-{n + 1}": value for n, value in enumerate(bleu)}
@@ -63,7 +65,9 @@ def generated(images: int) -> tuple[Captions, References]:
     for row, other in zip(rows, [*rows[1:], rows[0]], strict=True):
         first = row["references"][0].split()
         second = other["references"][1].split()
-        captions[row["image_id"]] = " ".join(["A", *first[:7], "and", *second[7:]]) + "."
+        captions[row["image_id"]] = (
+            " ".join(["A", *first[:7], "and", *second[7:]]) + "."
+        )
     return captions, references
 
 
@@ -72,7 +76,11 @@ def compare(captions: Captions, references: References) -> str:
     ours = by_package(captions, references)
     theirs = by_toolkit(captions, references)
     unequal = [key for key, value in theirs.items() if ours[key] != value]
-    return f"differ: {', '.join(unequal)}" if unequal else f"{len(theirs)} scores equal to the bit"
+    return (
+        f"differ: {', '.join(unequal)}"
+        if unequal
+        else f"{len(theirs)} scores equal to the bit"
+    )
 
 
 def measure(timing: Timing, images: int = IMAGES) -> Iterator[Measurement]:

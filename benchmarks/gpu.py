@@ -58,7 +58,9 @@ COMMANDS: dict[str, dict[str, Part]] = {
         "profile": Part("benchmarks.profile_step", 30),
     },
     "second": {
-        "pretrained": Part("benchmarks.hf_step --images 50 --precision bf16 --copied states", 120),
+        "pretrained": Part(
+            "benchmarks.hf_step --images 50 --precision bf16 --copied states", 120
+        ),
         "zero": Part(f"{TESTS} ZeRO", 60),
         "memory": Part("benchmarks.memory --precision bf16", 90),
     },
@@ -78,7 +80,9 @@ def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
         if not part.module.startswith("pytest"):
             line += ["--device", device, "--json", str(rows)]
             line += ["--tiny"] * tiny
-        environment = os.environ | ({"RL_CAPTION_REHEARSE_GPU": "1"} if device == "cpu" else {})
+        environment = os.environ | (
+            {"RL_CAPTION_REHEARSE_GPU": "1"} if device == "cpu" else {}
+        )
         limit = None if tiny else part.seconds
         with log.open("w") as file:
             try:
@@ -98,26 +102,34 @@ def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
 
 def format_page(results: dict[str, dict[str, Any]], device: str) -> str:
     """Markdown: the status and table of each part, and the log of those that did not pass."""
-    blocks = [f"# {device}, torch {version('torch')}, transformers {version('transformers')}"]
+    blocks = [
+        f"# {device}, torch {version('torch')}, transformers {version('transformers')}"
+    ]
     for name, result in results.items():
         status = {0: "passed", None: "cut off"}.get(
             result["code"], f"failed with status {result['code']}"
         )
         blocks.append(f"## {name}: {status}, {result['seconds']} s")
         if result["rows"]:
-            blocks.append("\n".join([HEAD, *(str(Measurement(**row)) for row in result["rows"])]))
+            blocks.append(
+                "\n".join([HEAD, *(str(Measurement(**row)) for row in result["rows"])])
+            )
         if not result["rows"] or result["code"] != 0:
             blocks.append(f"```\n{result['log'][-3000:]}\n```")
     return "\n\n".join(blocks) + "\n"
 
 
-def run_command(command: str, out: Path, device: str, tiny: bool, only: Sequence[str]) -> int:
+def run_command(
+    command: str, out: Path, device: str, tiny: bool, only: Sequence[str]
+) -> int:
     """Run the parts that have not passed; 1 if a part failed or was cut off."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / f"{command}.json"
     settings = {"device": device, "tiny": tiny}
     state: dict[str, Any] = (
-        json.loads(file.read_text()) if file.exists() else {"settings": settings, "parts": {}}
+        json.loads(file.read_text())
+        if file.exists()
+        else {"settings": settings, "parts": {}}
     )
     if state["settings"] != settings:  # a rehearsal is no result of a GPU
         raise SystemExit(
@@ -134,7 +146,8 @@ def run_command(command: str, out: Path, device: str, tiny: bool, only: Sequence
         file.write_text(json.dumps(state, indent=1))
         (out / f"{command}.md").write_text(format_page(results, device))
         print(
-            f"{name}: status {results[name]['code']} after {results[name]['seconds']} s", flush=True
+            f"{name}: status {results[name]['code']} after {results[name]['seconds']} s",
+            flush=True,
         )
     print(format_page(results, device))
     return int(any(results[name]["code"] != 0 for name in only))
@@ -145,7 +158,8 @@ def missing_packages(text: str) -> list[str]:
     list ``text`` lacks.
     """
     there = {
-        canonicalize_name(name) for name in re.findall(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", text)
+        canonicalize_name(name)
+        for name in re.findall(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", text)
     }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     waiting = [Requirement(line) for line in (*project["dependencies"], *CARRIED)]
@@ -159,7 +173,9 @@ def missing_packages(text: str) -> list[str]:
         for line in distribution(name).requires or []:
             need = Requirement(line)
             extras = requirement.extras or {""}
-            if need.marker is None or any(need.marker.evaluate({"extra": e}) for e in extras):
+            if need.marker is None or any(
+                need.marker.evaluate({"extra": e}) for e in extras
+            ):
                 waiting.append(need)
     return sorted(missing.values())
 
@@ -170,10 +186,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", nargs="?", choices=COMMANDS)
-    parser.add_argument("--out", type=Path, help="folder of COMMAND.json and COMMAND.md")
+    parser.add_argument(
+        "--out", type=Path, help="folder of COMMAND.json and COMMAND.md"
+    )
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--tiny", action="store_true", help="small sizes, one round, no limits")
-    parser.add_argument("--only", nargs="+", help="parts of the command; all by default")
+    parser.add_argument(
+        "--tiny", action="store_true", help="small sizes, one round, no limits"
+    )
+    parser.add_argument(
+        "--only", nargs="+", help="parts of the command; all by default"
+    )
     parser.add_argument(
         "--what-is-missing",
         type=Path,

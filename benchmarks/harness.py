@@ -46,7 +46,9 @@ class Measurement:
         return f"| {self.name} | {self.baseline} | {self.ratio:.3g} | {self.unit} | {self.detail} |"
 
 
-def timed(variants: Mapping[str, Callable[[], object]], timing: Timing, title: str) -> Timings:
+def timed(
+    variants: Mapping[str, Callable[[], object]], timing: Timing, title: str
+) -> Timings:
     """Seconds of each call, variants in turn within a round; the first round warms up and is not
     counted.
     """
@@ -74,14 +76,14 @@ def compared(
     """Median over rounds of the speedup over the baseline, or of time / baseline's time for other
     units.
     """
-    ratios = [own / other for own, other in zip(times[name], times[baseline], strict=True)]
+    ratios = [
+        own / other for own, other in zip(times[name], times[baseline], strict=True)
+    ]
     if unit == "x as fast":
         ratios = [1 / ratio for ratio in ratios]
     seconds = statistics.median(times[name])
     before = statistics.median(times[baseline])
-    detail = (
-        f"{seconds:.3g} s against {before:.3g} s; rounds {min(ratios):.2f} to {max(ratios):.2f}"
-    )
+    detail = f"{seconds:.3g} s against {before:.3g} s; rounds {min(ratios):.2f} to {max(ratios):.2f}"
     return Measurement(name, baseline, statistics.median(ratios), unit, detail + note)
 
 
@@ -113,15 +115,26 @@ def timing_parser(
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda:0")
     parser.add_argument(
-        "--repeats", type=int, default=repeats, help="counted rounds (default %(default)s)"
+        "--repeats",
+        type=int,
+        default=repeats,
+        help="counted rounds (default %(default)s)",
     )
-    parser.add_argument("--threads", type=int, help="CPU threads; torch's choice by default")
-    parser.add_argument("--tiny", action="store_true", help="a rehearsal: small models, one round")
-    parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
+    parser.add_argument(
+        "--threads", type=int, help="CPU threads; torch's choice by default"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="a rehearsal: small models, one round"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="file for the rows, a list of objects"
+    )
     return parser
 
 
-def parsed_timing(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Timing:
+def parsed_timing(
+    parser: argparse.ArgumentParser, chosen: argparse.Namespace
+) -> Timing:
     """Check the options of ``timing_parser`` and set the threads; exits with a message where they
     do not fit.
     """
@@ -158,7 +171,11 @@ def command(
             parser.add_argument(option, action="store_true")
         elif isinstance(default, tuple):
             parser.add_argument(
-                option, nargs="+", choices=default, default=default, help="all by default"
+                option,
+                nargs="+",
+                choices=default,
+                default=default,
+                help="all by default",
             )
         else:
             parser.add_argument(

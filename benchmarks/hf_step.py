@@ -53,15 +53,23 @@ SHAPES = Shapes(images=2)
 
 def blip() -> Any:
     """BLIP base. Its own initialisation, 1e-10, would ignore the image."""
-    config = transformers.BlipConfig(vision_config={"image_size": 384, "initializer_range": 0.02})
+    config = transformers.BlipConfig(
+        vision_config={"image_size": 384, "initializer_range": 0.02}
+    )
     return transformers.BlipForConditionalGeneration(config)
 
 
-def vit_gpt2(vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None) -> Any:
+def vit_gpt2(
+    vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None
+) -> Any:
     """ViT base and GPT-2, or other sizes."""
     encoder = transformers.ViTConfig(**(vision or {}))
-    decoder = transformers.GPT2Config(add_cross_attention=True, is_decoder=True, **(text or {}))
-    pair = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    decoder = transformers.GPT2Config(
+        add_cross_attention=True, is_decoder=True, **(text or {})
+    )
+    pair = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        encoder, decoder
+    )
     return transformers.VisionEncoderDecoderModel(pair)
 
 
@@ -104,11 +112,17 @@ class HuggingFaceBench(Bench):
         samples = self.shapes.samples
         pixels = batch.inputs["pixel_values"]
         if copied == "images":
-            states = policy.family.encode(policy.model, pixels.repeat_interleave(samples, 0))
+            states = policy.family.encode(
+                policy.model, pixels.repeat_interleave(samples, 0)
+            )
         else:
-            states = policy.family.encode(policy.model, pixels).repeat_interleave(samples, 0)
+            states = policy.family.encode(policy.model, pixels).repeat_interleave(
+                samples, 0
+            )
         decoder = policy.model.get_submodule(policy.family.text_model)
-        return decoder(input_ids=ids, encoder_hidden_states=states, use_cache=False).logits
+        return decoder(
+            input_ids=ids, encoder_hidden_states=states, use_cache=False
+        ).logits
 
 
 def build_bench(
@@ -125,11 +139,16 @@ def build_bench(
     pixel_values = torch.randn(shapes.images, 3, pixels, pixels, device=device)
     accelerator = prepare(policy, device, precision)
     rows = random_rows(
-        [word for word in tokenizer.get_vocab() if word.startswith("word")], shapes.images
+        [word for word in tokenizer.get_vocab() if word.startswith("word")],
+        shapes.images,
     )
     reward = MixedReward({"cider": (cider_of(rows), 1.0)})
     return HuggingFaceBench(
-        shapes, accelerator, captioner, reward, CaptionBatch(rows, {"pixel_values": pixel_values})
+        shapes,
+        accelerator,
+        captioner,
+        reward,
+        CaptionBatch(rows, {"pixel_values": pixel_values}),
     )
 
 
@@ -167,7 +186,9 @@ def measure(
         chosen = [("tiny ViT + GPT-2", tiny_vit_gpt2, 32)]
         sizes = TINY
     for label, make, pixels in chosen:
-        bench = build_bench(make, pixels, replace(SHAPES, **sizes), timing.device, precision)
+        bench = build_bench(
+            make, pixels, replace(SHAPES, **sizes), timing.device, precision
+        )
         yield from measure_model(bench, label, timing, precision, copied)
 
 
@@ -179,19 +200,30 @@ def measure_model(
     ours = f"step, {label}, {bench.shapes.images} images"
     steps: dict[str, Step] = {ours: our_step}
     steps |= {
-        f"generate twice, {what} copied": partial(generate_step, copied=what) for what in copied
+        f"generate twice, {what} copied": partial(generate_step, copied=what)
+        for what in copied
     }
-    times = timed({name: partial(step, bench, batch) for name, step in steps.items()}, timing, ours)
+    times = timed(
+        {name: partial(step, bench, batch) for name, step in steps.items()},
+        timing,
+        ours,
+    )
     note = f"; {bench.shapes.samples} samples and the greedy caption, {lengths_of(bench, batch)}, {precision}"
     rows = [compared(times, ours, name, note=note) for name in steps if name != ours]
     rows += phase_rows(bench, ours, timing.repeats)
     peaks = {name: count_peak(step, bench, batch) for name, step in steps.items()}
-    held = f"; weights, moments and inputs, {peaks[ours].held / MIB:.0f} MiB, not included"
+    held = (
+        f"; weights, moments and inputs, {peaks[ours].held / MIB:.0f} MiB, not included"
+    )
     for name in list(steps)[1:]:
         detail = f"{peaks[ours].step / MIB:.0f} MiB against {peaks[name].step / MIB:.0f} MiB{held}"
         rows.append(
             Measurement(
-                f"{ours}: peak memory", name, peaks[name].step / peaks[ours].step, "x less", detail
+                f"{ours}: peak memory",
+                name,
+                peaks[name].step / peaks[ours].step,
+                "x less",
+                detail,
             )
         )
     return rows

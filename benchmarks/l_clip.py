@@ -25,7 +25,14 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks import scst_step
-from benchmarks.harness import Measurement, Timing, command, compared, synchronise, timed
+from benchmarks.harness import (
+    Measurement,
+    Timing,
+    command,
+    compared,
+    synchronise,
+    timed,
+)
 from benchmarks.scst_step import build_bench, cider_of, our_step
 from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.clip.l_clipscore import LClipScore
@@ -79,9 +86,13 @@ def caption_words(count: int) -> list[str]:
     from open_clip import SimpleTokenizer
 
     entries = (
-        entry.removesuffix("</w>") for entry in SimpleTokenizer().encoder if entry.endswith("</w>")
+        entry.removesuffix("</w>")
+        for entry in SimpleTokenizer().encoder
+        if entry.endswith("</w>")
     )
-    words = [word for word in entries if word.isascii() and word.isalpha() and len(word) > 2]
+    words = [
+        word for word in entries if word.isascii() and word.isalpha() and len(word) > 2
+    ]
     return words[:count]
 
 
@@ -91,7 +102,9 @@ def random_captions(words: Sequence[str], count: int, seed: int) -> list[str]:
     return [" ".join(draw.choice(words, draw.integers(7, 21))) for _ in range(count)]
 
 
-def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[FrozenEncoder, FrozenEncoder]:
+def load_encoders(
+    shapes: Shapes, folder: Path, device: str
+) -> tuple[FrozenEncoder, FrozenEncoder]:
     """Teacher and student with random weights, loaded from files as trained ones are."""
     from open_clip import create_model
 
@@ -102,12 +115,16 @@ def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[FrozenEnco
         folder / "teacher.safetensors",
     )
     LCLIP(shapes.student).save_pretrained(folder / "student")
-    teacher = load_frozen_encoder(shapes.teacher, str(folder / "teacher.safetensors"), device)
+    teacher = load_frozen_encoder(
+        shapes.teacher, str(folder / "teacher.safetensors"), device
+    )
     return teacher, load_frozen_encoder(str(folder / "student"), device=device)
 
 
 @torch.no_grad()
-def measure_towers(shapes: Shapes, teacher: FrozenEncoder, timing: Timing) -> Iterator[Measurement]:
+def measure_towers(
+    shapes: Shapes, teacher: FrozenEncoder, timing: Timing
+) -> Iterator[Measurement]:
     """Parameters of L-CLIP, with and without factorised word embedding, and its time, against
     CLIP's.
     """
@@ -121,7 +138,9 @@ def measure_towers(shapes: Shapes, teacher: FrozenEncoder, timing: Timing) -> It
     for name, model in models.items():
         count = count_weights(model.to(timing.device).eval())
         detail = f"{count:,} against {total:,}"
-        yield Measurement(f"{name}: parameters", "CLIP", total / count, "x fewer", detail)
+        yield Measurement(
+            f"{name}: parameters", "CLIP", total / count, "x fewer", detail
+        )
     captions = random_captions(caption_words(shapes.step.words), shapes.pairs, seed=0)
     ids = network.tokenizer.tokenize(captions, network.context_length).to(timing.device)
     short = ids[:, : int(ids.argmax(dim=-1).max()) + 1]  # cut after the last EOT
@@ -131,11 +150,20 @@ def measure_towers(shapes: Shapes, teacher: FrozenEncoder, timing: Timing) -> It
     encoders = {
         "images": (student.encode_image, clip.encode_image, images),
         f"texts of {ids.shape[1]}": (student.encode_text, network.encode_text, ids),
-        f"texts cut to {short.shape[1]}": (student.encode_text, network.encode_text, short),
+        f"texts cut to {short.shape[1]}": (
+            student.encode_text,
+            network.encode_text,
+            short,
+        ),
     }
     for what, (ours, theirs, inputs) in encoders.items():
-        calls = {f"L-CLIP: {what}": partial(ours, inputs), f"CLIP: {what}": partial(theirs, inputs)}
-        yield compared(timed(calls, timing, what), *calls, note=f"; {shapes.pairs} pairs")
+        calls = {
+            f"L-CLIP: {what}": partial(ours, inputs),
+            f"CLIP: {what}": partial(theirs, inputs),
+        }
+        yield compared(
+            timed(calls, timing, what), *calls, note=f"; {shapes.pairs} pairs"
+        )
 
 
 def count_weights(model: torch.nn.Module) -> int:
@@ -169,15 +197,21 @@ def measure_step(
     both = MixedReward({"cider": (cider, 0.5), "l_clipscore": (l_clipscore, 0.5)})
     rewards = {"step: CIDEr-D": bench.reward, "step: CIDEr-D + L-CLIPS": both}
     times = timed(
-        {name: partial(step, name, reward) for name, reward in rewards.items()}, timing, "steps"
+        {name: partial(step, name, reward) for name, reward in rewards.items()},
+        timing,
+        "steps",
     )
     alone, mixed = rewards
     note = f"; {shapes.images} x {shapes.samples} captions"
     yield compared(times, mixed, alone, "x the time", note)
     for name, (_, *found) in logs.items():
         seconds = statistics.median(log["time/reward"] for log in found)
-        ratio = statistics.median(log["time/reward"] / log["time/step"] for log in found)
-        detail = f"{seconds:.3g} s; {found[0]['completion/length']:.0f} tokens a caption"
+        ratio = statistics.median(
+            log["time/reward"] / log["time/step"] for log in found
+        )
+        detail = (
+            f"{seconds:.3g} s; {found[0]['completion/length']:.0f} tokens a caption"
+        )
         yield Measurement(f"reward of {name}", name, ratio, "of the time", detail)
 
 

@@ -61,7 +61,9 @@ def count_peak(step: Step, bench: Bench, batch: CaptionBatch) -> Peak:
         step(bench, batch)
         return Peak(before, torch.cuda.max_memory_allocated() - before)
     gc.collect()  # garbage of before would be counted as released by the step
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints a line at every start and end
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "99"
+    )  # else it prints a line at every start and end
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step(bench, batch)
     found = allocations(profiler)
@@ -88,9 +90,12 @@ def allocations(profiler: profile) -> list[Any]:
 
 def held_bytes(bench: Bench, batch: CaptionBatch) -> int:
     """Bytes of weights, moments and inputs."""
-    moments = [value for state in bench.optimizer.state.values() for value in state.values()]
+    moments = [
+        value for state in bench.optimizer.state.values() for value in state.values()
+    ]
     return sum(
-        tensor.nbytes for tensor in [*bench.policy.parameters(), *moments, *batch.inputs.values()]
+        tensor.nbytes
+        for tensor in [*bench.policy.parameters(), *moments, *batch.inputs.values()]
     )
 
 
@@ -116,12 +121,18 @@ def measure(
                 (bench.batch, generate_step, "generate twice"),
                 (few, prefix_step, "prefix with gradient"),
             ):
-                ours, theirs = (count_peak(step, bench, batch) for step in (our_step, baseline))
-                yield against(ours, theirs, label, f"step, {len(batch.rows)} images", kind)
+                ours, theirs = (
+                    count_peak(step, bench, batch) for step in (our_step, baseline)
+                )
+                yield against(
+                    ours, theirs, label, f"step, {len(batch.rows)} images", kind
+                )
     AcceleratorState._reset_state()  # the next benchmark may have another precision
 
 
-def against(ours: Peak, theirs: Peak, baseline: str, step: str, kind: str) -> Measurement:
+def against(
+    ours: Peak, theirs: Peak, baseline: str, step: str, kind: str
+) -> Measurement:
     """The step's peak against a baseline's."""
     detail = (
         f"{ours.total / MIB:.0f} MiB against {theirs.total / MIB:.0f} MiB; weights, moments and "

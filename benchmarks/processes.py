@@ -44,7 +44,9 @@ def join(rank: int, processes: int, threads: int, shapes: Shapes, port: int) -> 
     )  # the model was built before the process group
     bench.policy._is_accelerate_prepared = False
     bench.accelerator = build_accelerator(TrainConfig(threads=threads), RunConfig())
-    bench.model, bench.optimizer = prepare(bench.accelerator, bench.policy, bench.optimizer)
+    bench.model, bench.optimizer = prepare(
+        bench.accelerator, bench.policy, bench.optimizer
+    )
     assert isinstance(bench.model, DistributedDataParallel) == (processes > 1)
     each = shapes.images // processes
     rows = slice(rank * each, (rank + 1) * each)
@@ -72,7 +74,9 @@ def measure(
 ) -> Iterator[Measurement]:
     """Time for ``images`` images; ``method`` is how multiprocessing starts processes."""
     if timing.device != "cpu" or processes < 2:
-        raise SystemExit("several processes: expected --device cpu and --processes of at least 2")
+        raise SystemExit(
+            "several processes: expected --device cpu and --processes of at least 2"
+        )
     several = f"{processes} processes"
     single = "one process, 1 thread"
     threaded = f"one process, {processes} threads"
@@ -91,9 +95,12 @@ def measure(
                 get_free_port(),
             )
             pools = [
-                ProcessPoolExecutor(1, context, join, (rank, *settings)) for rank in range(count)
+                ProcessPoolExecutor(1, context, join, (rank, *settings))
+                for rank in range(count)
             ]
-            variants[name] = partial(step_of_all, [stack.enter_context(pool) for pool in pools])
+            variants[name] = partial(
+                step_of_all, [stack.enter_context(pool) for pool in pools]
+            )
         times = timed(variants, timing, "processes")
     times[several] = [seconds / processes for seconds in times[several]]
     for baseline in (single, threaded):

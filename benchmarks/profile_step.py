@@ -30,7 +30,9 @@ WAITS = (
 """Operations of the CPU that wait for the GPU; a copy to pinned memory does not."""
 
 
-def measure(timing: Timing, precision: str = "bf16", **sizes: Any) -> Iterator[Measurement]:
+def measure(
+    timing: Timing, precision: str = "bf16", **sizes: Any
+) -> Iterator[Measurement]:
     """Elapsed and busy time of a step, then the largest operations of the CPU and of the device."""
     shapes = shapes_of(timing, **sizes)
     bench = build_bench(shapes, timing.device, precision)
@@ -60,17 +62,27 @@ def measure(timing: Timing, precision: str = "bf16", **sizes: Any) -> Iterator[M
         seconds = [own_seconds(event) for event in group]
         calls = sum(event.count for event in group) / STEPS
         detail = f"{sum(seconds):.4g} s of {elapsed:.4g} s without the profiler, {calls:,.0f} calls"
-        yield Measurement(f"{name} busy", whole, sum(seconds) / elapsed, "of the time", detail)
+        yield Measurement(
+            f"{name} busy", whole, sum(seconds) / elapsed, "of the time", detail
+        )
         for event in sorted(group, key=own_seconds, reverse=True)[:LARGEST]:
             ratio = own_seconds(event) / elapsed
-            detail = f"{own_seconds(event) * 1e3:.4g} ms in {event.count / STEPS:,.1f} calls"
-            yield Measurement(f"{name}: {event.key[:120]}", whole, ratio, "of the time", detail)
+            detail = (
+                f"{own_seconds(event) * 1e3:.4g} ms in {event.count / STEPS:,.1f} calls"
+            )
+            yield Measurement(
+                f"{name}: {event.key[:120]}", whole, ratio, "of the time", detail
+            )
 
 
 def own_seconds(event: Any) -> float:
     """Seconds of an operation in one step, without those that it calls."""
     on_gpu = event.device_type == DeviceType.CUDA
-    return (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / STEPS / 1e6
+    return (
+        (event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+        / STEPS
+        / 1e6
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,14 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from benchmarks.harness import Measurement, Timing, command, compared, synchronise, timed
+from benchmarks.harness import (
+    Measurement,
+    Timing,
+    command,
+    compared,
+    synchronise,
+    timed,
+)
 from rewards.mixed import MixedReward
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
@@ -45,7 +52,12 @@ from rl_caption.scst.advantages import AdvantageFn, greedy, needs_greedy
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.step import SelfCriticalTask
 
-PHASES = {"encode": "encode", "decode": "rollout", "reward": "reward", "score and update": "update"}
+PHASES = {
+    "encode": "encode",
+    "decode": "rollout",
+    "reward": "reward",
+    "score and update": "update",
+}
 """Part of a step -> the key ``time/KEY`` of the log that has its seconds; ``rollout`` includes
 encoding.
 """
@@ -143,7 +155,9 @@ class Bench:
 
     def generate(self, batch: CaptionBatch, **options: Any) -> Tensor:
         """Captions [N, 1 + T] by Transformers, BOS included."""
-        return self.policy.generate(**batch.inputs, max_new_tokens=self.shapes.tokens, **options)
+        return self.policy.generate(
+            **batch.inputs, max_new_tokens=self.shapes.tokens, **options
+        )
 
     def copied_logits(self, batch: CaptionBatch, ids: Tensor, copied: str) -> Tensor:
         """Logits [N, T, V] after each of ``ids`` [N, T], with a copy of the images for every
@@ -170,7 +184,9 @@ def build_bench(
     torch.manual_seed(0)
     words = words or [f"word{number}" for number in range(shapes.words - 4)]
     captioner = random_captioner(words, shapes)
-    features = torch.randn(shapes.images, shapes.regions, shapes.region_dim, device=device)
+    features = torch.randn(
+        shapes.images, shapes.regions, shapes.region_dim, device=device
+    )
     mask = torch.ones(shapes.images, shapes.regions, dtype=torch.bool, device=device)
     accelerator = prepare(captioner.policy, device, precision)
     rows = random_rows(words, shapes.images)
@@ -178,7 +194,11 @@ def build_bench(
     if shapes.length < shapes.tokens:
         end_captions(captioner, batch.inputs, shapes)
     return Bench(
-        shapes, accelerator, captioner, MixedReward({"cider": (cider_of(rows), 1.0)}), batch
+        shapes,
+        accelerator,
+        captioner,
+        MixedReward({"cider": (cider_of(rows), 1.0)}),
+        batch,
     )
 
 
@@ -212,13 +232,17 @@ def prepare(policy: nn.Module, device: str, precision: str) -> Accelerator:
     AcceleratorState._reset_state()  # a benchmark before may have had another precision
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
     torch.backends.cuda.enable_flash_sdp(device != "cpu" or precision != "bf16")
-    accelerator.prepare_model(policy).eval()  # its forward pass then computes in ``precision``
+    accelerator.prepare_model(
+        policy
+    ).eval()  # its forward pass then computes in ``precision``
     return accelerator
 
 
 def cider_of(rows: Sequence[Row]) -> Any:
     """CIDEr-D, with document frequencies of these rows."""
-    return CiderD(DocumentFrequencies.from_texts([row["references"] for row in rows], eos=True))
+    return CiderD(
+        DocumentFrequencies.from_texts([row["references"] for row in rows], eos=True)
+    )
 
 
 def ending_logits(shapes: Shapes) -> Tensor:
@@ -249,7 +273,9 @@ def end_captions(
     tokens = captioner.generate(
         policy,
         few,
-        Decoding(num_samples=8, temperature=shapes.temperature, max_new_tokens=shapes.tokens),
+        Decoding(
+            num_samples=8, temperature=shapes.temperature, max_new_tokens=shapes.tokens
+        ),
         noise,
     )
     for _ in range(10):
@@ -258,14 +284,21 @@ def end_captions(
             .softmax(-1)[..., eos]
             .flatten(0, 1)
         )
-        goes_on = torch.cat([torch.ones_like(ends[:, :1]), (1 - ends[:, :-1]).cumprod(-1)], -1)
+        goes_on = torch.cat(
+            [torch.ones_like(ends[:, :1]), (1 - ends[:, :-1]).cumprod(-1)], -1
+        )
         found = (goes_on * ends).sum(0) / goes_on.sum(0)
         missing = ending.to(found) - found.logit(1e-9)
         vector = policy.token_embedding.weight[eos]
         factor = (
-            2 * shapes.temperature * missing / (policy.config.d_model**0.5 * vector.square().sum())
+            2
+            * shapes.temperature
+            * missing
+            / (policy.config.d_model**0.5 * vector.square().sum())
         )
-        policy.position_embedding.weight[: shapes.tokens] += factor.unsqueeze(1) * vector
+        policy.position_embedding.weight[: shapes.tokens] += (
+            factor.unsqueeze(1) * vector
+        )
 
 
 def our_step(bench: Bench, batch: CaptionBatch, step: int = 0) -> Averages:
@@ -305,7 +338,9 @@ def generate_step(bench: Bench, batch: CaptionBatch, copied: str = "images") -> 
         }
         drawn = bench.generate(batch, do_sample=True, **sampling)
     tokens = drawn[:, 1:]
-    rewards = toolkit_rewards(bench, batch, captioner.decode(tokens), captioner.decode(best))
+    rewards = toolkit_rewards(
+        bench, batch, captioner.decode(tokens), captioner.decode(best)
+    )
     with bench.accelerator.autocast():
         logits = bench.copied_logits(batch, drawn[:, :-1], copied)
     logprobs = (forbid(logits, captioner.forbidden) / temperature).log_softmax(-1)
@@ -321,10 +356,14 @@ def prefix_step(bench: Bench, batch: CaptionBatch) -> None:
     captioner = bench.captioner
     with torch.no_grad(), bench.accelerator.autocast():
         best, _ = decode_by_prefix(bench, batch.inputs, sample=False)
-    inputs = {key: value.repeat_interleave(samples, 0) for key, value in batch.inputs.items()}
+    inputs = {
+        key: value.repeat_interleave(samples, 0) for key, value in batch.inputs.items()
+    }
     with bench.accelerator.autocast():
         drawn, logprobs = decode_by_prefix(bench, inputs, sample=True)
-    rewards = toolkit_rewards(bench, batch, captioner.decode(drawn), captioner.decode(best))
+    rewards = toolkit_rewards(
+        bench, batch, captioner.decode(drawn), captioner.decode(best)
+    )
     mask = caption_mask(drawn, captioner.eos_token_id)
     learn(bench, logprobs, rewards, mask)
 
@@ -345,16 +384,24 @@ def decode_by_prefix(
     policy = bench.policy
     captioner = bench.captioner
     encoded = policy.encoder(**inputs)
-    prefix = torch.full((len(encoded[0]), 1), captioner.bos_token_id, device=encoded[0].device)
+    prefix = torch.full(
+        (len(encoded[0]), 1), captioner.bos_token_id, device=encoded[0].device
+    )
     chosen_logprobs = []
     for _ in range(bench.shapes.tokens):
         output = policy(
-            region_mask=inputs["region_mask"], encoder_outputs=encoded, decoder_input_ids=prefix
+            region_mask=inputs["region_mask"],
+            encoder_outputs=encoded,
+            decoder_input_ids=prefix,
         )
-        logits = forbid(output.logits[:, -1], captioner.forbidden) / bench.shapes.temperature
+        logits = (
+            forbid(output.logits[:, -1], captioner.forbidden) / bench.shapes.temperature
+        )
         logprobs = logits.log_softmax(-1)
         token = (
-            torch.multinomial(logprobs.exp(), 1) if sample else logprobs.argmax(-1, keepdim=True)
+            torch.multinomial(logprobs.exp(), 1)
+            if sample
+            else logprobs.argmax(-1, keepdim=True)
         )
         chosen_logprobs.append(logprobs.gather(-1, token))
         prefix = torch.cat([prefix, token], 1)
@@ -376,15 +423,20 @@ def toolkit_rewards(
     references = {number: row["references"] for number, row in enumerate(owners)}
     with contextlib.redirect_stdout(io.StringIO()):
         _, scores = Cider().compute_score(
-            references, {number: [text] for number, text in enumerate([*samples, *best])}
+            references,
+            {number: [text] for number, text in enumerate([*samples, *best])},
         )
     baseline = np.repeat(scores[len(samples) :], each)
     return torch.tensor(
-        scores[: len(samples)] - baseline, dtype=torch.float32, device=bench.accelerator.device
+        scores[: len(samples)] - baseline,
+        dtype=torch.float32,
+        device=bench.accelerator.device,
     )
 
 
-def measure(timing: Timing, precision: str = "no", **sizes: Any) -> Iterator[Measurement]:
+def measure(
+    timing: Timing, precision: str = "no", **sizes: Any
+) -> Iterator[Measurement]:
     """Time the steps; then the parts of ours. ``sizes`` are fields of ``Shapes``."""
     shapes = shapes_of(timing, **sizes)
     bench = build_bench(shapes, timing.device, precision)
@@ -402,13 +454,21 @@ def measure(timing: Timing, precision: str = "no", **sizes: Any) -> Iterator[Mea
     pairs = {ours: twice, few: prefix}
     times = timed(variants, timing, "self-critical steps")
     note = f"; {shapes.samples} samples and the greedy caption, {lengths_of(bench, bench.batch)}, {precision}"
-    yield from (compared(times, name, baseline, note=note) for name, baseline in pairs.items())
+    yield from (
+        compared(times, name, baseline, note=note) for name, baseline in pairs.items()
+    )
     if timing.device.startswith("cuda"):
-        peaks = {name: peak_bytes(variant) / 2**20 for name, variant in variants.items()}
+        peaks = {
+            name: peak_bytes(variant) / 2**20 for name, variant in variants.items()
+        }
         for name, baseline in pairs.items():
             detail = f"{peaks[name]:.0f} MiB against {peaks[baseline]:.0f} MiB, weights and moments included"
             yield Measurement(
-                f"{name}: peak memory", baseline, peaks[baseline] / peaks[name], "x less", detail
+                f"{name}: peak memory",
+                baseline,
+                peaks[baseline] / peaks[name],
+                "x less",
+                detail,
             )
     yield from phase_rows(bench, ours, timing.repeats)
 
@@ -437,15 +497,25 @@ def phase_rows(bench: Bench, name: str, repeats: int) -> list[Measurement]:
         bench.captioner, bench.policy, bench.batch, bench.decoding, seed=0, step=0
     )
     tokens = (
-        int(rollout.mask.sum()) * bench.decoding.captions_per_image // bench.decoding.num_samples
+        int(rollout.mask.sum())
+        * bench.decoding.captions_per_image
+        // bench.decoding.num_samples
     )
     total = statistics.median(map(sum, zip(*phases.values(), strict=True)))
     rows = []
     for phase, found in phases.items():
         seconds = statistics.median(found)
-        detail = f"{seconds:.3g} s of elapsed time, {tokens / seconds:,.0f} tokens a second"
+        detail = (
+            f"{seconds:.3g} s of elapsed time, {tokens / seconds:,.0f} tokens a second"
+        )
         rows.append(
-            Measurement(name.replace("step", phase), name, seconds / total, "of the time", detail)
+            Measurement(
+                name.replace("step", phase),
+                name,
+                seconds / total,
+                "of the time",
+                detail,
+            )
         )
     return rows
 
@@ -454,15 +524,24 @@ def lengths_of(bench: Bench, batch: CaptionBatch) -> str:
     """Lengths of sampled captions, and the fraction of their tokens whose prefix no other sample of
     the image has.
     """
-    rollout = sample_captions(bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0)
+    rollout = sample_captions(
+        bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0
+    )
     lengths = rollout.mask.sum(-1).double()
-    different = unique_prefixes(rollout.token_ids, rollout.mask)[0].sum() / rollout.mask.sum()
+    different = (
+        unique_prefixes(rollout.token_ids, rollout.mask)[0].sum() / rollout.mask.sum()
+    )
     shortest = int(lengths.min())
     longest = int(lengths.max())
     return f"{lengths.mean():.1f} tokens a caption ({shortest} to {longest}), {different:.0%} after different prefixes"
 
 
-SIZES: dict[str, Any] = {"images": 50, "prefix_images": 10, "samples": 5, "length": 11.4}
+SIZES: dict[str, Any] = {
+    "images": 50,
+    "prefix_images": 10,
+    "samples": 5,
+    "length": 11.4,
+}
 """Options of commands: fields of ``Shapes``."""
 
 if __name__ == "__main__":

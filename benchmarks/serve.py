@@ -36,7 +36,9 @@ from rl_caption.integrations.client import RewardClient
 IMAGES = 100
 
 
-def measure(timing: Timing, workers: int = 8, captions: int = 40) -> Iterator[Measurement]:
+def measure(
+    timing: Timing, workers: int = 8, captions: int = 40
+) -> Iterator[Measurement]:
     """Time both; exits with a message if scores differ."""
     draw = np.random.default_rng(0)
     words = [f"word{number}" for number in range(2000)]
@@ -81,7 +83,9 @@ def measure(timing: Timing, workers: int = 8, captions: int = 40) -> Iterator[Me
     mean = statistics.mean(times["in process"])
     detail = f"{slow:.3g} s against {mean:.3g} s for all {workers} in process"
     baseline = f"{workers} calls in process"
-    yield Measurement("p99 of a served request", baseline, slow / mean, "x as long", detail)
+    yield Measurement(
+        "p99 of a served request", baseline, slow / mean, "x as long", detail
+    )
 
 
 def write_reward(
@@ -101,8 +105,13 @@ def write_reward(
     df = DocumentFrequencies.from_texts(references, eos=True)
     df.save(folder / "df.npz")
     student = {"backbone": str(folder / "lclip"), "device": device}
-    terms = {"cider": {"weight": 0.5}, "ref_l_clipscore": {"weight": 0.5, "kwargs": student}}
-    (folder / "mix.yaml").write_text(json.dumps({"df": str(folder / "df.npz"), "terms": terms}))
+    terms = {
+        "cider": {"weight": 0.5},
+        "ref_l_clipscore": {"weight": 0.5, "kwargs": student},
+    }
+    (folder / "mix.yaml").write_text(
+        json.dumps({"df": str(folder / "df.npz"), "terms": terms})
+    )
     rewards = {
         "cider": (build("cider", df=df), 0.5),
         "ref_l_clipscore": (build("ref_l_clipscore", **student), 0.5),
@@ -118,7 +127,9 @@ def served(folder: Path) -> Iterator[str]:
     words = f"serve --reward {folder}/mix.yaml --images.photos {folder} --port 0"
     line = [sys.executable, "-m", "rl_caption", *words.split()]
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        line, env=environment, stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdout is not None
         try:
             yield server.stdout.readline().split()[0]

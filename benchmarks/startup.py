@@ -37,7 +37,13 @@ COMMANDS = {
 }
 WORLD = {
     "format": "scenes",
-    "kwargs": {"num_train": 4, "num_val": 2, "num_test": 2, "num_unseen": 0, "image_size": 32},
+    "kwargs": {
+        "num_train": 4,
+        "num_val": 2,
+        "num_test": 2,
+        "num_unseen": 0,
+        "image_size": 32,
+    },
 }
 SHAPE = {
     "image_size": 32, "patch_size": 8, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2,
@@ -54,7 +60,12 @@ FILES: dict[str, Any] = {
         "1": ["a dog runs", "the brown dog is running"],
         "2": ["a red car is parked", "a car"],
     },
-    "xe.json": {"model": {"kwargs": SHAPE}, "data": WORLD, "train": TRAIN, "run": {"dir": "start"}},
+    "xe.json": {
+        "model": {"kwargs": SHAPE},
+        "data": WORLD,
+        "train": TRAIN,
+        "run": {"dir": "start"},
+    },
     "scst.json": {
         "model": {"init": START},
         "data": WORLD,
@@ -75,9 +86,13 @@ RUNS = {
 cpu_seconds: dict[str, list[float]] = {}
 
 
-def run(name: str, arguments: Sequence[str], folder: str, numbers: Iterator[int]) -> None:
+def run(
+    name: str, arguments: Sequence[str], folder: str, numbers: Iterator[int]
+) -> None:
     """Start a Python process, wait for its end and note its CPU seconds; raises if it fails."""
-    words = [word.format(number=next(numbers)) if "{" in word else word for word in arguments]
+    words = [
+        word.format(number=next(numbers)) if "{" in word else word for word in arguments
+    ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     subprocess.run(
@@ -102,9 +117,15 @@ def measure(timing: Timing) -> Iterator[Measurement]:
         for file, content in FILES.items():
             Path(folder, file).write_text(json.dumps(content))
         if RUNS:
-            run("training", ["-m", "rl_caption", "xe", "--config", "xe.json"], folder, count())
+            run(
+                "training",
+                ["-m", "rl_caption", "xe", "--config", "xe.json"],
+                folder,
+                count(),
+            )
         variants = {
-            name: partial(run, name, words, folder, count()) for name, words in commands.items()
+            name: partial(run, name, words, folder, count())
+            for name, words in commands.items()
         }
         times = timed(variants, Timing("cpu", timing.repeats), "starting")
     for name in commands:

@@ -54,7 +54,9 @@ def train(program: str, config: Path, run: Path, spin: str | None) -> float:
     """Train and return the seconds of a step; without ``spin`` the package chooses how threads
     wait.
     """
-    environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
+    environment = {
+        key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"
+    }
     environment |= {"GOMP_SPINCOUNT": spin} if spin else {}
     words = [sys.executable, "-m", "rl_caption", program, "--config", str(config)]
     words += ["--run.dir", str(run)]
@@ -78,7 +80,11 @@ def other_work(processes: int) -> Iterator[None]:
 
 
 def measure(
-    timing: Timing, spin: int = 0, others: int = 1, steps: dict[str, int] = STEPS, **sizes: Any
+    timing: Timing,
+    spin: int = 0,
+    others: int = 1,
+    steps: dict[str, int] = STEPS,
+    **sizes: Any,
 ) -> Iterator[Measurement]:
     """Time of both steps, alone and beside other work; ``sizes`` replace options of training."""
     if timing.device != "cpu":
@@ -102,7 +108,9 @@ def measure(
                         with other_work(count):
                             times[variant].append(train(program, config, run, value))
                 where = f"beside {count} busy processes" if count else "alone"
-                yield compared(times, ours, theirs, note=f"; {RECIPES[program]}, {where}")
+                yield compared(
+                    times, ours, theirs, note=f"; {RECIPES[program]}, {where}"
+                )
 
 
 if __name__ == "__main__":

@@ -68,7 +68,9 @@ def save_model(folder: str) -> None:
         [*SPECIAL, *places, *named, *(f"word{number}" for number in range(WORDS))]
     )
     table = Tokenizer(
-        WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+        WordLevel(
+            {word: number for number, word in enumerate(words)}, unk_token="<unk>"
+        )
     )
     table.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -119,7 +121,12 @@ def load(folder: str, frozen: bool, cache_bytes: int = 0) -> HuggingFaceCaptione
 
 
 def our_step(
-    folder: str, rows: list[Any], frozen: bool, samples: int, tokens: int, cache_bytes: int = 0
+    folder: str,
+    rows: list[Any],
+    frozen: bool,
+    samples: int,
+    tokens: int,
+    cache_bytes: int = 0,
 ) -> Callable[[], object]:
     """A function that takes a step; preprocessing, which workers do in training, is part of it as
     it is of TRL's.
@@ -195,12 +202,18 @@ def steps_of(
         f"step, {'frozen' if frozen else 'trained'} tower": lambda: our_step(*arguments)
     }
     if frozen:
-        steps["step, visual tokens kept"] = lambda: our_step(*arguments, cache_bytes=2**30)
+        steps["step, visual tokens kept"] = lambda: our_step(
+            *arguments, cache_bytes=2**30
+        )
     return steps | {TRL: lambda: trl_step(*arguments)}
 
 
 def measure(
-    timing: Timing, frozen: bool = False, images: int = 2, samples: int = 5, tokens: int = 24
+    timing: Timing,
+    frozen: bool = False,
+    images: int = 2,
+    samples: int = 5,
+    tokens: int = 24,
 ) -> Iterator[Measurement]:
     """Time of the steps."""
     with tempfile.TemporaryDirectory() as folder:
@@ -208,7 +221,9 @@ def measure(
         arguments = (folder, images, frozen, samples, tokens)
         steps = {name: make() for name, make in steps_of(*arguments).items()}
         times = timed(steps, timing, "steps")
-        count = sum(parameter.numel() for parameter in load(folder, frozen).policy.parameters())
+        count = sum(
+            parameter.numel() for parameter in load(folder, frozen).policy.parameters()
+        )
         note = f"; {images} images x {samples} captions of {tokens} tokens, {count / 1e6:.1f} M parameters"
         for step in list(steps)[:-1]:
             yield compared(times, step, TRL, note=note)

@@ -17,4 +17,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if folder != "tutorials":
         return markdown
     title, _, rest = markdown.partition("\n")
-    return f"{title}\n\n[Download as a notebook]({name.removesuffix('.md')}.ipynb)\n{rest}"
+    return (
+        f"{title}\n\n[Download as a notebook]({name.removesuffix('.md')}.ipynb)\n{rest}"
+    )

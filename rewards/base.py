@@ -139,16 +139,23 @@ def _place_in_user_code(raised: BaseException) -> tuple[str, str] | None:
     ours = [module.partition(".")[0] in PACKAGES for module, *_ in frames]
     if isinstance(raised, SystemExit) and ours[-1:] == [True]:  # asked for by a signal
         return None
-    for (module, file, number), is_ours in zip(reversed(frames), reversed(ours), strict=True):
-        installed = {"site-packages", "dist-packages"} & {*Path(file).parts} or file.startswith(
-            (*_PYTHON, "<frozen")
-        )
+    for (module, file, number), is_ours in zip(
+        reversed(frames), reversed(ours), strict=True
+    ):
+        installed = {"site-packages", "dist-packages"} & {
+            *Path(file).parts
+        } or file.startswith((*_PYTHON, "<frozen"))
         if not is_ours and (module in TARGETS or not installed):
-            return module, f"{file}, line {number}: {linecache.getline(file, number).strip()}"
+            return (
+                module,
+                f"{file}, line {number}: {linecache.getline(file, number).strip()}",
+            )
     return None
 
 
-def optional(module: str, what: str, install: str, error: type[Exception] = ValueError) -> Any:
+def optional(
+    module: str, what: str, install: str, error: type[Exception] = ValueError
+) -> Any:
     """Import an optional module.
 
     If it is not installed, raise ``error``: ``what`` ("x needs"), the name of the package, and
@@ -158,7 +165,9 @@ def optional(module: str, what: str, install: str, error: type[Exception] = Valu
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         package = module.partition(".")[0].replace("_", "-")
-        raise error(f"{what} the package {package} ({missing}): pip install {install}") from missing
+        raise error(
+            f"{what} the package {package} ({missing}): pip install {install}"
+        ) from missing
 
 
 def passes_on(
@@ -175,11 +184,17 @@ def passes_on(
         """Put the options of ``targets`` into the function's signature."""
         signature = inspect.signature(function)
         own = signature.parameters.values()
-        options = {option.name: option for option in own if option.kind is not option.VAR_KEYWORD}
+        options = {
+            option.name: option
+            for option in own
+            if option.kind is not option.VAR_KEYWORD
+        }
         for target in targets:
             for option in inspect.signature(target).parameters.values():
                 if option.name not in without:
-                    options.setdefault(option.name, option.replace(kind=option.KEYWORD_ONLY))
+                    options.setdefault(
+                        option.name, option.replace(kind=option.KEYWORD_ONLY)
+                    )
         function.__signature__ = signature.replace(parameters=[*options.values()])  # type: ignore[attr-defined]
         return function
 
@@ -206,8 +221,12 @@ def _as_text(completion: Any, row: int) -> str:
         if isinstance(content, str):
             return content
         if isinstance(content, list):
-            return "".join(item.get("text", "") for item in content if isinstance(item, dict))
-    raise RewardError(f"completion {row} is {completion!r:.80}: expected a string or messages")
+            return "".join(
+                item.get("text", "") for item in content if isinstance(item, dict)
+            )
+    raise RewardError(
+        f"completion {row} is {completion!r:.80}: expected a string or messages"
+    )
 
 
 def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
@@ -224,7 +243,9 @@ def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
     name = getattr(reward, "__name__", type(reward).__name__)
     values = scores.tolist() if hasattr(scores, "tolist") else scores  # NumPy, torch
     if not isinstance(values, list | tuple) or len(values) != count:
-        raise RewardError(f"reward {name!r} returned {scores!r:.80}: expected {count} scores")
+        raise RewardError(
+            f"reward {name!r} returned {scores!r:.80}: expected {count} scores"
+        )
     low, high = getattr(reward, "bounds", (-math.inf, math.inf))
     least = low - BOUNDS_ROUNDING * max(1.0, abs(low))
     most = high + BOUNDS_ROUNDING * max(1.0, abs(high))
@@ -244,7 +265,12 @@ def _as_number(value: Any) -> float:
         return math.nan
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several elements
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ):  # a tensor of several elements
         return math.nan
 
 
@@ -264,10 +290,14 @@ def score_captions(
     """
     prefixed = naming(where, (RewardError,), RewardError)
     with naming(where, (OSError,), RewardError), errors_of_user_code(where), prefixed:
-        return checked_scores(reward, reward(prompts, completions, **columns), len(completions))
+        return checked_scores(
+            reward, reward(prompts, completions, **columns), len(completions)
+        )
 
 
-def required_column(columns: dict[str, Any], name: str, reward: str, count: int) -> Sequence[Any]:
+def required_column(
+    columns: dict[str, Any], name: str, reward: str, count: int
+) -> Sequence[Any]:
     """Return the column ``name``, which must have ``count`` items.
 
     In the column ``image``, a list of a single image is replaced by that image. If there is no
@@ -284,7 +314,9 @@ def required_column(columns: dict[str, Any], name: str, reward: str, count: int)
         column = columns.get("images")
         most = 1
     if column is None:
-        raise RewardError(f"reward {reward!r} needs the column {name!r}, not {sorted(columns)}")
+        raise RewardError(
+            f"reward {reward!r} needs the column {name!r}, not {sorted(columns)}"
+        )
     if len(column) != count:
         raise RewardError(
             f"reward {reward!r}: column {name!r} has {len(column)} items for {count} captions"
@@ -302,7 +334,9 @@ def required_column(columns: dict[str, Any], name: str, reward: str, count: int)
     return images
 
 
-def finished_captions(columns: dict[str, Any], reward: str, count: int) -> Sequence[Any]:
+def finished_captions(
+    columns: dict[str, Any], reward: str, count: int
+) -> Sequence[Any]:
     """Return the column ``finished``, ``count`` booleans; if it is missing, every caption counts as
     finished.
     """
@@ -311,7 +345,9 @@ def finished_captions(columns: dict[str, Any], reward: str, count: int) -> Seque
     return required_column(columns, "finished", reward, count)
 
 
-def reference_lists(columns: dict[str, Any], reward: str, count: int) -> list[tuple[str, ...]]:
+def reference_lists(
+    columns: dict[str, Any], reward: str, count: int
+) -> list[tuple[str, ...]]:
     """Return the column ``references``: one tuple of captions for each of ``count`` rows.
 
     Rows that hold the same list object (the K samples of an image) get the same tuple object.
@@ -325,7 +361,8 @@ def reference_lists(columns: dict[str, Any], reward: str, count: int) -> list[tu
     identities = list(map(id, rows))
     first = dict(zip(reversed(identities), reversed(range(count)), strict=True))
     checked = {
-        identity: _checked_references(rows[row], row, reward) for identity, row in first.items()
+        identity: _checked_references(rows[row], row, reward)
+        for identity, row in first.items()
     }
     return list(map(checked.__getitem__, identities))
 
@@ -333,7 +370,11 @@ def reference_lists(columns: dict[str, Any], reward: str, count: int) -> list[tu
 def _checked_references(captions: Any, row: int, reward: str) -> tuple[str, ...]:
     if type(captions) in (list, tuple) and set(map(type, captions)) == {str}:
         return tuple(captions)
-    texts = () if isinstance(captions, str) or not isinstance(captions, Sequence) else captions
+    texts = (
+        ()
+        if isinstance(captions, str) or not isinstance(captions, Sequence)
+        else captions
+    )
     if not texts or not all(isinstance(caption, str) for caption in texts):
         raise RewardError(
             f"reward {reward!r}: row {row} has the references {captions!r:.80}: expected a list of "

@@ -70,7 +70,11 @@ class RewardBuilder:
             arguments["backbone"] = self.encoders[key]
         reward = build(name, **arguments)
         tokenizer = getattr(reward, "tokenizer", self.tokenizer)
-        if name in REWARDS and "tokenizer" not in arguments and tokenizer != self.tokenizer:
+        if (
+            name in REWARDS
+            and "tokenizer" not in arguments
+            and tokenizer != self.tokenizer
+        ):
             raise ValueError(
                 f"reward {name!r} is for English captions (tokenizer {tokenizer!r}), the data have "
                 f"{self.tokenizer!r}"
@@ -100,7 +104,9 @@ class RewardBuilder:
             if self.df is not None:
                 arguments.setdefault("df", self.df)
             elif self.references and "df" not in arguments:
-                arguments["df"] = self.count(bool(arguments["eos"]), arguments["tokenizer"])
+                arguments["df"] = self.count(
+                    bool(arguments["eos"]), arguments["tokenizer"]
+                )
         return arguments
 
 

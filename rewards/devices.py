@@ -27,7 +27,11 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
     start = logged = time.monotonic()
     shows = is_main_process()
     with tqdm(
-        total=len(items), desc=title, leave=False, delay=2, disable=None if shows else True
+        total=len(items),
+        desc=title,
+        leave=False,
+        delay=2,
+        disable=None if shows else True,
     ) as bar:
         for first in range(0, len(items), size):
             chunk = items[first : first + size]
@@ -53,7 +57,9 @@ def is_main_process() -> bool:
     """Whether this is rank 0; before ``torch.distributed`` is initialised, by the launcher's
     ``RANK``.
     """
-    torch = sys.modules.get("torch")  # a process that has not imported it is in no group
+    torch = sys.modules.get(
+        "torch"
+    )  # a process that has not imported it is in no group
     if (
         torch is not None
         and torch.distributed.is_available()
@@ -69,4 +75,6 @@ def default_device(device: str | None) -> str:
 
     # With its index: plain "cuda" would follow a later change of the current device, and the
     # weights would not.
-    return device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
+    return device or (
+        f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    )

@@ -18,7 +18,14 @@ from typing import Any, BinaryIO
 
 from rewards.base import naming
 
-UNREADABLE_ARRAY = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+UNREADABLE_ARRAY = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What NumPy raises on a file that is damaged or holds no array."""
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 _CHECKSUM_BYTES = 16
@@ -131,7 +138,10 @@ class CheckedFiles:
             name = self.content_name
             folder = self.folder
             logger.warning(
-                "%ss cannot be kept in %s (%s): they stay in memory only", name, folder, why
+                "%ss cannot be kept in %s (%s): they stay in memory only",
+                name,
+                folder,
+                why,
             )
         self._full = True
 
@@ -166,7 +176,9 @@ def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in os.scandir(folder):
             if _LEFTOVER.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+                with contextlib.suppress(
+                    FileNotFoundError
+                ):  # another process removes it, too
                     if time.time() - entry.stat().st_mtime > older_than:
                         os.unlink(entry.path)
 

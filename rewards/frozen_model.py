@@ -23,7 +23,11 @@ class FrozenModel:
 
 
 def load_frozen(
-    head: str, model: str, reward: str, device: str | None = None, precision: Precision = "fp32"
+    head: str,
+    model: str,
+    reward: str,
+    device: str | None = None,
+    precision: Precision = "fp32",
 ) -> FrozenModel:
     """Load a model of Transformers with its tokenizer, or with its processor if it reads images.
 
@@ -41,14 +45,21 @@ def load_frozen(
     check_values(Precision, precision=precision)
     import transformers
 
-    from rewards.model_files import export_hint, fingerprint, load_complete, transformers_options
+    from rewards.model_files import (
+        export_hint,
+        fingerprint,
+        load_complete,
+        transformers_options,
+    )
 
     with naming(f"{reward}: the model {model!r} cannot be loaded"):
         if hint := export_hint(model):
             raise ValueError(f"it is the folder of a run{hint}")
         options = transformers_options(model)
         vision = head == "AutoModelForImageTextToText"
-        reader: Any = transformers.AutoProcessor if vision else transformers.AutoTokenizer
+        reader: Any = (
+            transformers.AutoProcessor if vision else transformers.AutoTokenizer
+        )
         tokenizer: Any = reader.from_pretrained(model, **options)
         options |= {"dtype": DTYPES[precision], "use_safetensors": True}
         network = load_complete(getattr(transformers, head), model, **options)
@@ -56,7 +67,9 @@ def load_frozen(
     network = network.to(device).eval().requires_grad_(False)
     config = network.config.get_text_config() if vision else network.config
     longest = most_tokens(config, tokenizer.tokenizer if vision else tokenizer)
-    return FrozenModel(network, tokenizer, device, longest, fingerprint(network.state_dict())[:12])
+    return FrozenModel(
+        network, tokenizer, device, longest, fingerprint(network.state_dict())[:12]
+    )
 
 
 def most_tokens(config: Any, tokenizer: Any) -> int:

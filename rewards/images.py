@@ -17,7 +17,9 @@ from PIL import Image, ImageOps
 
 from rewards.base import RewardError, naming
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+)
 """Suffixes, in lower case, of the files in a folder that count as images (``list_images``)."""
 UNREADABLE = (
     OSError,
@@ -62,9 +64,14 @@ def list_images(folder: str | Path, *, recursive: bool = True) -> Iterator[Path]
         raise error
 
     for path, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        folders[:] = sorted(name for name in folders if recursive and not name.startswith("."))
+        folders[:] = sorted(
+            name for name in folders if recursive and not name.startswith(".")
+        )
         for name in sorted(names):
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+            if (
+                not name.startswith(".")
+                and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+            ):
                 yield Path(path, name)
 
 
@@ -96,7 +103,9 @@ def open_image(source: ImageSource | Frames, *, own_mode: bool = False) -> Image
     if isinstance(source, Renderable):
         return open_image(source.render(), own_mode=own_mode)
     if isinstance(source, list | tuple):
-        raise RewardError(f"{source!r:.80} is a video of {len(source)} frames: expected one image")
+        raise RewardError(
+            f"{source!r:.80} is a video of {len(source)} frames: expected one image"
+        )
     with image_file(source) as image:
         return _upright(image, own_mode)
 
@@ -127,13 +136,18 @@ def image_identity(source: ImageSource | Frames) -> str:
     frames = frames_of(source)
     if len(frames) > 1:
         keys = sorted(map(image_identity, frames))
-        return "frames:" + hashlib.blake2b("\n".join(keys).encode(), digest_size=16).hexdigest()
+        return (
+            "frames:"
+            + hashlib.blake2b("\n".join(keys).encode(), digest_size=16).hexdigest()
+        )
     (frame,) = frames
     if isinstance(frame, str | Path):
         return f"content:{file_hash(frame)}"
     if hasattr(frame, "identity"):
         return str(frame.identity())
-    image = open_image(frame, own_mode=True)  # the mode matters: images are resized in their own
+    image = open_image(
+        frame, own_mode=True
+    )  # the mode matters: images are resized in their own
     # Resized colours are weighted by their opacity.
     seen = image if image.mode in ("RGBA", "LA") else image.convert("RGB")
     return f"pixels:{image.mode}:{pixel_hash(seen)}"
@@ -161,13 +175,17 @@ def file_hash(path: str | Path) -> str:
     stamp = file_stamp(path)
     # The clock of a file system ticks coarsely: two changes in one tick have the same time.
     settled = time.time_ns() - max(stamp[1:3]) > 2 * 10**9
-    return (_file_hash if settled else _file_hash.__wrapped__)(os.path.abspath(path), stamp)
+    return (_file_hash if settled else _file_hash.__wrapped__)(
+        os.path.abspath(path), stamp
+    )
 
 
 @lru_cache(maxsize=1 << 18)
 def _file_hash(path: str, stamp: tuple[int, int, int, int]) -> str:
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(
+            file, lambda: hashlib.blake2b(digest_size=16)
+        ).hexdigest()
 
 
 def check_frames(frames: Frames) -> None:
@@ -205,7 +223,9 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     high = values.max()
     # 32-bit integers hold 16-bit grey where the file is a PGM, or where one is above 255.
     if image.mode == "F" or (
-        image.mode == "I" and not (low >= 0 and 255 < high <= 65535) and image.format != "PPM"
+        image.mode == "I"
+        and not (low >= 0 and 255 < high <= 65535)
+        and image.format != "PPM"
     ):
         raise ValueError(
             f"its mode is {image.mode}, with values from {low} to {high}, of which black and white "

@@ -41,7 +41,9 @@ def moments(scores: Sequence[float]) -> Moments:
     if not scores:
         return Moments(0.0, 0.0)
     std = statistics.pstdev(scores)
-    return Moments(statistics.fmean(scores), std if std > ROUNDING * max(map(abs, scores)) else 0.0)
+    return Moments(
+        statistics.fmean(scores), std if std > ROUNDING * max(map(abs, scores)) else 0.0
+    )
 
 
 def z_scores(scores: Sequence[float], of: Moments) -> list[float]:
@@ -82,7 +84,9 @@ class MixedReward:
         if not terms:
             raise ValueError("a mixed reward needs at least one term")
         if used := sorted(LOG_KEYS & terms.keys()):
-            raise ValueError(f"reward/{used[0]} is another log key: rename the term {used[0]!r}")
+            raise ValueError(
+                f"reward/{used[0]} is another log key: rename the term {used[0]!r}"
+            )
         for name, (_, weight) in terms.items():
             check_values(float, **{f"weight of {name!r}": weight})
         self.rewards = {name: reward for name, (reward, _) in terms.items()}
@@ -97,7 +101,10 @@ class MixedReward:
             low, high = self.rewards[name].bounds
             if weight:  # of 0, an infinite bound adds none
                 ends.append(sorted((weight * low, weight * high)))
-        self.bounds = (math.fsum(low for low, _ in ends), math.fsum(high for _, high in ends))
+        self.bounds = (
+            math.fsum(low for low, _ in ends),
+            math.fsum(high for _, high in ends),
+        )
         if normalize != "none":
             self.bounds = (-math.inf, math.inf)
 
@@ -109,7 +116,9 @@ class MixedReward:
         labels = {name: reward.signature for name, reward in self.rewards.items()}
         if self.normalize == "none" and list(self.weights.values()) == [1.0]:
             return next(iter(labels.values()))
-        terms = "+".join(f"{weight:g}*[{labels[name]}]" for name, weight in self.weights.items())
+        terms = "+".join(
+            f"{weight:g}*[{labels[name]}]" for name, weight in self.weights.items()
+        )
         return terms if self.normalize == "none" else f"{self.normalize}({terms})"
 
     def with_weights(self, weights: Mapping[str, float]) -> MixedReward:
@@ -126,12 +135,16 @@ class MixedReward:
             RewardError: as ``score_captions``.
         """
         return {
-            name: score_captions(reward, f"reward term {name!r}", prompts, completions, columns)
+            name: score_captions(
+                reward, f"reward term {name!r}", prompts, completions, columns
+            )
             for name, reward in self.rewards.items()
         }
 
     def combine(
-        self, terms: Mapping[str, Sequence[float]], of: Mapping[str, Moments] | None = None
+        self,
+        terms: Mapping[str, Sequence[float]],
+        of: Mapping[str, Moments] | None = None,
     ) -> list[float]:
         """Return the weighted sums [N] of the raw scores of ``terms`` (log key -> N scores).
 
@@ -146,7 +159,9 @@ class MixedReward:
         rows = zip(*(terms[name] for name in self.weights), strict=True)
         weights = list(self.weights.values())
         return [
-            math.fsum(weight * score for weight, score in zip(weights, row, strict=True))
+            math.fsum(
+                weight * score for weight, score in zip(weights, row, strict=True)
+            )
             for row in rows
         ]
 

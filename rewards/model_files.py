@@ -41,7 +41,9 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     up to ``HASHED``.
     """
     files = sorted(
-        path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path != folder / MANIFEST
     )
     return {file.relative_to(folder).as_posix(): _entry(file) for file in files}
 
@@ -92,19 +94,26 @@ def read_object(file: Path) -> dict[str, Any]:
     """Read a JSON object. Raises ``OSError``, or ``ValueError`` if the file holds anything else."""
     content = load_json(file)
     if not isinstance(content, dict):
-        raise ValueError(f"{file} holds {type(content).__name__}: expected a JSON object")
+        raise ValueError(
+            f"{file} holds {type(content).__name__}: expected a JSON object"
+        )
     return content
 
 
 def save_model(
-    state: Mapping[str, Tensor], config: Mapping[str, Any], folder: str | Path, prefix: str = ""
+    state: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    folder: str | Path,
+    prefix: str = "",
 ) -> None:
     """Write ``<prefix>model.safetensors`` and ``<prefix>config.json`` to ``folder``, which is
     created if needed.
 
     Each file is written atomically (``atomic_write``).
     """
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    weights = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in state.items()
+    }
     with atomic_write(Path(folder) / f"{prefix}model.safetensors") as file:
         file.write(save(weights, metadata={"format": "pt"}))
     with atomic_write(Path(folder) / f"{prefix}config.json") as file:
@@ -134,10 +143,14 @@ def read_config(
             where = f"{str(folder)!r} is not a saved {model_type}"
             raise FileNotFoundError(f"{where}: it has no {name}{export_hint(folder)}")
     check_folder(folder)
-    values = {key: value for key, value in read_object(file).items() if key not in others}
+    values = {
+        key: value for key, value in read_object(file).items() if key not in others
+    }
     stored_type = values.pop("model_type", None)
     if stored_type != model_type:
-        raise ValueError(f"{file} has model_type {stored_type!r}: expected {model_type!r}")
+        raise ValueError(
+            f"{file} has model_type {stored_type!r}: expected {model_type!r}"
+        )
     needed = {option.name for option in fields(config_class)}  # type: ignore[arg-type]
     if missing := sorted(needed - values.keys()):
         raise ValueError(f"{file} lacks {missing}")
@@ -151,7 +164,10 @@ def export_hint(folder: str | Path) -> str:
     """
     for name in EXPORTS:
         export = Path(folder) / name
-        if any((export / file).is_file() for file in ("config.json", "open_clip_config.json")):
+        if any(
+            (export / file).is_file()
+            for file in ("config.json", "open_clip_config.json")
+        ):
             return f"; did you mean {export}?"
     return ""
 
@@ -168,10 +184,14 @@ def load_complete(model_class: Any, name: str, **options: Any) -> Any:
     expected = type(model).__name__
     architectures = model.config.architectures or []
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"it has no weights for {', '.join(missing[:5])}: expected a {expected}")
+        raise ValueError(
+            f"it has no weights for {', '.join(missing[:5])}: expected a {expected}"
+        )
     others = [name for name in architectures if name.endswith(OTHER_TASKS)]
     if others and expected not in architectures:
-        raise ValueError(f"its architectures are {architectures}: expected a {expected}")
+        raise ValueError(
+            f"its architectures are {architectures}: expected a {expected}"
+        )
     return model
 
 
@@ -188,9 +208,13 @@ def load_weights(model: Model, folder: Path) -> Model:
     Raises ``ValueError`` if they do not fit the model. Integer buffers are not loaded.
     """
     weights = read_weights(folder / "model.safetensors")
-    check_state(weights, state_shapes(model, floats_only=True), f"weights in {str(folder)!r}")
+    check_state(
+        weights, state_shapes(model, floats_only=True), f"weights in {str(folder)!r}"
+    )
     model.load_state_dict(
-        {name: tensor.float() for name, tensor in weights.items()}, strict=False, assign=True
+        {name: tensor.float() for name, tensor in weights.items()},
+        strict=False,
+        assign=True,
     )
     return model
 
@@ -220,7 +244,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
         stored = torch.load(path, map_location="cpu", weights_only=True)
         state = next((stored[key] for key in STATE_KEYS if key in stored), stored)
     if not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} holds {list(state)[:5]}: expected tensors, or {STATE_KEYS}")
+        raise ValueError(
+            f"{path} holds {list(state)[:5]}: expected tensors, or {STATE_KEYS}"
+        )
     return {str(key).removeprefix("module."): value for key, value in state.items()}
 
 
@@ -229,17 +255,23 @@ def float_state(model: nn.Module) -> dict[str, Tensor]:
     needed.
     """
     return {
-        name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if tensor.is_floating_point()
     }
 
 
-def state_shapes(model: nn.Module, floats_only: bool = False) -> dict[str, tuple[int, ...]]:
+def state_shapes(
+    model: nn.Module, floats_only: bool = False
+) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor in the state dict of ``model``, or of its ``float_state``."""
     state = float_state(model) if floats_only else model.state_dict()
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
-def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str) -> None:
+def check_state(
+    state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str
+) -> None:
     """Raise ``ValueError`` with the first five keys of ``state`` that are missing, unexpected or of
     the wrong shape.
     """
@@ -249,11 +281,14 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
         "missing": sorted(shapes.keys() - state.keys()),
         "unexpected": sorted(state.keys() - shapes.keys()),
         "wrong shape": sorted(
-            f"{name} {list(state[name].shape)}, not {list(shapes[name])}" for name in wrong
+            f"{name} {list(state[name].shape)}, not {list(shapes[name])}"
+            for name in wrong
         ),
     }
     problems = [
-        f"{len(names)} {key}: {', '.join(names[:5])}" for key, names in differences.items() if names
+        f"{len(names)} {key}: {', '.join(names[:5])}"
+        for key, names in differences.items()
+        if names
     ]
     if problems:
         raise ValueError(f"{what} do not fit the configuration: {'; '.join(problems)}")
@@ -285,13 +320,17 @@ def ask_hub(name: str, file: str) -> bool:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 
-    http_error: Any = HfHubHTTPError.__mro__[1]  # of the client that huggingface_hub was built on
+    http_error: Any = HfHubHTTPError.__mro__[
+        1
+    ]  # of the client that huggingface_hub was built on
     try:
         get_hf_file_metadata(hf_hub_url(name, file))
     except (OSError, http_error) as error:
         if isinstance(try_to_load_from_cache(name, file), str):
             return False
-        raise OSError(f"{name!r} is neither on the hub nor in its cache: {error}") from error
+        raise OSError(
+            f"{name!r} is neither on the hub nor in its cache: {error}"
+        ) from error
     return True
 
 
@@ -309,7 +348,9 @@ def transformers_options(name: str) -> dict[str, Any]:
     """
     folder = Path(name)
     if (folder / "adapter_config.json").is_file():
-        raise ValueError(f"{folder / 'adapter_config.json'}: merge the adapters into their model")
+        raise ValueError(
+            f"{folder / 'adapter_config.json'}: merge the adapters into their model"
+        )
     local = folder.is_dir() or ask_hub(name, "config.json")
     return {"trust_remote_code": False} | ({} if local else {"local_files_only": True})
 

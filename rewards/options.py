@@ -57,7 +57,9 @@ def dotted(path: tuple[int | str, ...]) -> str:
 def sentence(item: Any, key: str) -> str:
     """One error of pydantic as a sentence: key, value, and what would be right."""
     message: str = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "value_error":  # raised by a rule across keys, whose names it has
+    if (
+        item["type"] == "value_error"
+    ):  # raised by a rule across keys, whose names it has
         return f"{key}.{message}" if key else message
     if item["type"] == "missing":
         return f"{key} is not set"
@@ -73,7 +75,9 @@ def sentence(item: Any, key: str) -> str:
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
-    except PydanticUserError:  # a TypedDict or a dataclass, which takes no configuration
+    except (
+        PydanticUserError
+    ):  # a TypedDict or a dataclass, which takes no configuration
         return TypeAdapter(annotation)
 
 
@@ -143,7 +147,9 @@ def wrong_arguments(
                 close = difflib.get_close_matches(str(option), takes, 1)
                 hint = f"did you mean {close[0]}? " if close else ""
                 text = f"{where} is not an option of {name} (it is {short_repr(item['input'])}): "
-                sentences.append(f"{text}{hint}it takes {', '.join(takes) or 'no options'}")
+                sentences.append(
+                    f"{text}{hint}it takes {', '.join(takes) or 'no options'}"
+                )
             elif item["type"] == "missing" and not rest:
                 sentences.append(f"{where} is not set: {name} needs it")
             else:
@@ -173,7 +179,10 @@ def _model_of(
         except (PydanticUserError, TypeError):
             annotation = Any
         is_required = required and parameter.default is parameter.empty
-        fields[f"option{index}"] = (annotation, Field(... if is_required else None, alias=name))
+        fields[f"option{index}"] = (
+            annotation,
+            Field(... if is_required else None, alias=name),
+        )
     takes_any = any(option.kind is option.VAR_KEYWORD for option in options.values())
     rules = ConfigDict(extra="allow" if takes_any else "forbid", allow_inf_nan=False)
     return create_model("Options", __config__=rules, **fields)

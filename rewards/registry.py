@@ -75,7 +75,9 @@ def build(name: str, **kwargs: Any) -> Reward:
         problem = "does not take" if unknown else "needs"
         takes = ", ".join(map(str, parameters.values()))
         names = ", ".join(unknown or missing)
-        raise ValueError(f"reward {name!r} {problem} {names}; it takes: {takes or 'no arguments'}")
+        raise ValueError(
+            f"reward {name!r} {problem} {names}; it takes: {takes or 'no arguments'}"
+        )
     reward = target(**kwargs)
     if not isinstance(reward, Reward):
         raise ValueError(
@@ -87,7 +89,9 @@ def build(name: str, **kwargs: Any) -> Reward:
         if not low <= high:
             raise ValueError("expected its smallest and largest score")
     try:
-        inspect.signature(reward).bind(None, [], **dict.fromkeys((*COLUMNS, *reward.columns)))
+        inspect.signature(reward).bind(
+            None, [], **dict.fromkeys((*COLUMNS, *reward.columns))
+        )
     except TypeError as error:
         raise ValueError(
             f"{name!r} cannot be called as (prompts, completions, **columns): {error}"

@@ -27,7 +27,9 @@ are read singly.
 """
 
 
-def uniform(total: int, count: int, span: tuple[float, float] = (0.0, 1.0)) -> list[int]:
+def uniform(
+    total: int, count: int, span: tuple[float, float] = (0.0, 1.0)
+) -> list[int]:
     """Indices of ``count`` of ``total`` frames: the centres of equal segments, floor((i + 1/2)
     total / count).
 
@@ -92,9 +94,9 @@ def read_frames(
     """Decode the frames of ``video_frames``, RGB. Raises as ``VideoFrame.render``."""
     if os.path.isdir(path):
         return [open_image(frame) for frame in video_frames(path, count, span)]
-    return (_animation_frames if Path(path).suffix.lower() in IMAGE_SUFFIXES else _video)(
-        str(path), count, span
-    )
+    return (
+        _animation_frames if Path(path).suffix.lower() in IMAGE_SUFFIXES else _video
+    )(str(path), count, span)
 
 
 @lru_cache(maxsize=1024)
@@ -109,17 +111,23 @@ def _frame_files(folder: str, stamp: tuple[int, int, int, int]) -> list[str]:
 
     files = sorted(list_images(folder, recursive=False), key=natural)
     if not files:
-        raise RewardError(f"video {folder!r} is a folder without images: expected its frames")
+        raise RewardError(
+            f"video {folder!r} is a folder without images: expected its frames"
+        )
     return [str(file) for file in files]
 
 
 @lru_cache(maxsize=KEPT)
-def _decode(path: str, count: int, span: tuple[float, float], content: str) -> list[Image.Image]:
+def _decode(
+    path: str, count: int, span: tuple[float, float], content: str
+) -> list[Image.Image]:
     """``read_frames`` of a file; ``content`` is its ``file_hash``."""
     return read_frames(path, count, span)
 
 
-def _animation_frames(path: str, count: int, span: tuple[float, float]) -> list[Image.Image]:
+def _animation_frames(
+    path: str, count: int, span: tuple[float, float]
+) -> list[Image.Image]:
     with image_file(path) as image:
         frames = []
         for index in uniform(getattr(image, "n_frames", 1), count, span):
@@ -133,19 +141,27 @@ def _video(path: str, count: int, span: tuple[float, float]) -> list[Image.Image
     import av
 
     with naming(
-        f"video {path!r} cannot be read", (av.error.FFmpegError, OSError, ValueError), RewardError
+        f"video {path!r} cannot be read",
+        (av.error.FFmpegError, OSError, ValueError),
+        RewardError,
     ):
         # Decoded to be counted, too: what a container says of its number of frames may be wrong or
         # missing.
         with av.open(path) as container:
-            total = sum(1 for _ in container.decode(video=0)) if container.streams.video else 0
+            total = (
+                sum(1 for _ in container.decode(video=0))
+                if container.streams.video
+                else 0
+            )
         if total == 0:
             raise RewardError(f"video {path!r} has no frame")
         indices = uniform(total, count, span)
         with av.open(path) as container:
             every = enumerate(container.decode(video=0))
             frames = {
-                index: frame.to_image().rotate(getattr(frame, "rotation", 0), expand=True)
+                index: frame.to_image().rotate(
+                    getattr(frame, "rotation", 0), expand=True
+                )
                 for index, frame in every
                 if index in indices
             }

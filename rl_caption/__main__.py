@@ -29,7 +29,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 def _run(function: str, *arguments: object) -> int:
     if hiding := [*hiding_files()]:
-        print(f"error: {'; '.join(hiding)}: rename it, or work in another folder", file=sys.stderr)
+        print(
+            f"error: {'; '.join(hiding)}: rename it, or work in another folder",
+            file=sys.stderr,
+        )
         return 1
     try:
         before = leave_on_interrupt()

@@ -27,7 +27,9 @@ SHAPE = {
 }
 
 
-def tiny_captioner(seed: int = 0, dropout: float = 0.0, **shape) -> TransformerCaptioner:
+def tiny_captioner(
+    seed: int = 0, dropout: float = 0.0, **shape
+) -> TransformerCaptioner:
     """A captioner over 16 x 16 pixels (or over regions, by ``input_kind``) that ends captions now
     and then.
     """
@@ -78,7 +80,10 @@ def sample_slowly(
     1 tokens.
     """
     end = captioner.eos_token_id
-    tokens, scores = torch.full(noise.shape, captioner.pad_token_id), torch.zeros(noise.shape)
+    tokens, scores = (
+        torch.full(noise.shape, captioner.pad_token_id),
+        torch.zeros(noise.shape),
+    )
     for image, sample in np.ndindex(*noise.shape[:2]):
         one = {key: value[image : image + 1] for key, value in inputs.items()}
         ids: list[int] = []
@@ -91,7 +96,9 @@ def sample_slowly(
                     logprobs[:end].exp().sum() + logprobs[end].exp() / 2
                 )
             chosen = int(
-                sample_tokens(logits[None], noise[image, sample, position].view(1, 1), temperature)
+                sample_tokens(
+                    logits[None], noise[image, sample, position].view(1, 1), temperature
+                )
             )
             ids.append(chosen)
             tokens[image, sample, position], scores[image, sample, position] = (

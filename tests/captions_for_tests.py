@@ -13,7 +13,11 @@ import pytest
 from rewards.text.tokenize import tokenize
 
 REFERENCES = {
-    "1": ["a dog runs in the park", "the dog is running in a park", "a small dog in the park"],
+    "1": [
+        "a dog runs in the park",
+        "the dog is running in a park",
+        "a small dog in the park",
+    ],
     "2": [
         "a train on the tracks",
         "a train passing by the station",
@@ -68,5 +72,7 @@ def published_system(
     tokens = _karpathy_references(folder / "refs.json")
     results = json.loads((folder / "predictions" / f"{name}.json").read_text())
     references = [tokens[row["image_name"]] for row in results]
-    recorded = json.loads((folder / "scores_pycocoevalcap.json").read_text())["scores"][name]
+    recorded = json.loads((folder / "scores_pycocoevalcap.json").read_text())["scores"][
+        name
+    ]
     return [tokenize(row["caption"]) for row in results], references, recorded

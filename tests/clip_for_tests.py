@@ -14,8 +14,20 @@ from rewards.clip.student import LCLIP, LCLIPConfig
 ARCHITECTURE = "rl-caption-test-tiny"
 TINY = {
     "embed_dim": 16,
-    "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16, "head_width": 32},
-    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2},
+    "vision_cfg": {
+        "image_size": 32,
+        "layers": 1,
+        "width": 64,
+        "patch_size": 16,
+        "head_width": 32,
+    },
+    "text_cfg": {
+        "context_length": 77,
+        "vocab_size": 49408,
+        "width": 16,
+        "heads": 2,
+        "layers": 2,
+    },
 }
 
 
@@ -36,7 +48,10 @@ class Counted:
     def __init__(self, encoder: Any) -> None:
         self.encoder, self.images, self.texts = encoder, 0, 0
         self.fingerprint, self.signature = encoder.fingerprint, encoder.signature
-        self.context_length, self.count_tokens = encoder.context_length, encoder.count_tokens
+        self.context_length, self.count_tokens = (
+            encoder.context_length,
+            encoder.count_tokens,
+        )
 
     def encode_images(self, images: Any) -> torch.Tensor:
         self.images += len(images)
@@ -63,7 +78,9 @@ def weights() -> dict[str, torch.Tensor]:
     torch.manual_seed(
         19
     )  # a seed under which the cosines of all rows are above 0, with and without updates
-    return {key: value.clone() for key, value in open_clip.CLIP(**TINY).state_dict().items()}  # type: ignore[arg-type]
+    return {
+        key: value.clone() for key, value in open_clip.CLIP(**TINY).state_dict().items()
+    }  # type: ignore[arg-type]
 
 
 def low_rank_weights() -> dict[str, torch.Tensor]:
@@ -79,7 +96,9 @@ def low_rank_weights() -> dict[str, torch.Tensor]:
             (rows, columns), rank = weight.shape, 4
         else:
             continue
-        owner = f"{key}_" if key.endswith("in_proj_weight") else key.removesuffix("weight")
+        owner = (
+            f"{key}_" if key.endswith("in_proj_weight") else key.removesuffix("weight")
+        )
         state[f"{owner}lora_A"] = 0.5 * torch.randn(rank, columns, generator=draw)
         state[f"{owner}lora_B"] = 0.5 * torch.randn(rows, rank, generator=draw)
     return state
@@ -87,7 +106,9 @@ def low_rank_weights() -> dict[str, torch.Tensor]:
 
 def tiny_student(folder: Path, pad_attention: str = "masked") -> Path:
     """Save a student; return its folder."""
-    torch.manual_seed(2)  # a seed under which the cosines of the test's rows are above 0
+    torch.manual_seed(
+        2
+    )  # a seed under which the cosines of the test's rows are above 0
     config = LCLIPConfig(
         embed_dim=16, image_size=32, patch_size=16, image_width=32, image_heads=4, image_blocks=1, text_width=32,
         text_heads=4, text_blocks=1, embedding_rank=8, pad_attention=pad_attention,
@@ -96,7 +117,11 @@ def tiny_student(folder: Path, pad_attention: str = "masked") -> Path:
     return folder
 
 
-def noise_image(seed: int, size: tuple[int, int] = (50, 37), mode: str = "RGB") -> Image.Image:
+def noise_image(
+    seed: int, size: tuple[int, int] = (50, 37), mode: str = "RGB"
+) -> Image.Image:
     """Make an image of random pixels."""
-    values = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    values = np.random.default_rng(seed).integers(
+        0, 256, (size[1], size[0], 3), dtype=np.uint8
+    )
     return Image.fromarray(values).convert(mode)

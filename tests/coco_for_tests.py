@@ -41,7 +41,8 @@ def write_downloads(folder: Path) -> Path:
     for number, split in enumerate(SPLITS):
         place, name = file_of(number)
         sentences = [
-            {"tokens": text.split(), "raw": text, "imgid": number} for text in captions_of(number)
+            {"tokens": text.split(), "raw": text, "imgid": number}
+            for text in captions_of(number)
         ]
         record = {
             "filepath": place,
@@ -59,7 +60,9 @@ def write_downloads(folder: Path) -> Path:
                 {"image_id": 100 + number, "id": 1, "caption": text.strip()}
             )
     (folder / "annotations").mkdir(parents=True, exist_ok=True)
-    (folder / "dataset_coco.json").write_text(json.dumps({"images": records, "dataset": "coco"}))
+    (folder / "dataset_coco.json").write_text(
+        json.dumps({"images": records, "dataset": "coco"})
+    )
     for place, content in official.items():
         text = json.dumps({"info": {"year": 2014}, "licenses": [], **content})
         (folder / "annotations" / f"captions_{place}.json").write_text(text)
@@ -71,7 +74,9 @@ def write_photos(folder: Path) -> Path:
     for number in range(len(SPLITS)):
         place, name = file_of(number)
         (folder / place).mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+        pixels = np.random.default_rng(number).integers(
+            0, 255, (HEIGHT, WIDTH, 3), np.uint8
+        )
         Image.fromarray(pixels).save(folder / place / name)
     return folder
 

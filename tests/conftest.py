@@ -50,7 +50,8 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     """
     report = yield
     report.sections = [
-        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+        (name, text.encode(errors="backslashreplace").decode())
+        for name, text in report.sections
     ]
     return report
 
@@ -62,7 +63,9 @@ def shared_data() -> Path:
 
     It is ``$RL_CAPTION_SHARED_DATA`` if that is set, else ``shared/data`` beside the repository.
     """
-    folder = Path(os.environ.get("RL_CAPTION_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
+    folder = Path(
+        os.environ.get("RL_CAPTION_SHARED_DATA", REPOSITORY.parent / "shared" / "data")
+    )
     if not folder.is_dir():
         pytest.skip(
             f"no datasets in {folder}: set RL_CAPTION_SHARED_DATA to the folder that holds them"
@@ -76,5 +79,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.training_for_tests import checked_run, xe_config
 
     folder = tmp_path_factory.mktemp("start") / "xe"
-    checked_run(xe_config(folder, **{"train.max_steps": 2, "model.kwargs.dropout": 0.0}), folder)
+    checked_run(
+        xe_config(folder, **{"train.max_steps": 2, "model.kwargs.dropout": 0.0}), folder
+    )
     return folder / "export/best"

@@ -18,9 +18,16 @@ from accelerate.commands.launch import launch_command_parser
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md"), *DOCS.glob("api/*.md")]
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *DOCS.glob("*.md"),
+        *DOCS.glob("api/*.md"),
+    ]
 )
-FENCE = re.compile(r'^```(\w*)(?: title="([^"\n]*)")?\n(.*?)^```', re.DOTALL | re.MULTILINE)
+FENCE = re.compile(
+    r'^```(\w*)(?: title="([^"\n]*)")?\n(.*?)^```', re.DOTALL | re.MULTILINE
+)
 """Language, title and text of a block."""
 PYTHON = ("python", "rl-caption", "accelerate")
 NAMES_OF_FILES = {
@@ -31,7 +38,12 @@ NAMES_OF_FILES = {
 """What a page calls any configuration -> one that is in the repository."""
 OF_THE_READER = (
     "photos",
-    *("mine.jsonl", "captions.json", "references.json", "annotations/captions_val2014.json"),
+    *(
+        "mine.jsonl",
+        "captions.json",
+        "references.json",
+        "annotations/captions_val2014.json",
+    ),
     *("CAPTIONS.json", "REFERENCES.json", "P.json", "R.json", "A.json", "B.json"),
     *("mine.yaml", "cpu2.yaml"),
     *("runs/mine", "runs/a", "runs/b", "evaluation/xe", "evaluation/scst"),
@@ -72,7 +84,9 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def shown_files(page: Path) -> dict[str, str]:
     """Files whose name stands in the first line of their block."""
     texts = [text for _, _, text in FENCE.findall(page.read_text(encoding="utf-8"))]
-    return {name[1]: text for text in texts if (name := re.match(r"# (\S+\.yaml)\n", text))}
+    return {
+        name[1]: text for text in texts if (name := re.match(r"# (\S+\.yaml)\n", text))
+    }
 
 
 @cache
@@ -109,7 +123,8 @@ def words_of(command: str) -> list[str]:
         if word not in ("...", "…")
     ]
     words = [
-        word.strip("[]") if re.match(r"\[--|\[[A-Z]+\]$|[^[]+\]$", word) else word for word in words
+        word.strip("[]") if re.match(r"\[--|\[[A-Z]+\]$|[^[]+\]$", word) else word
+        for word in words
     ]
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         del words[0]
@@ -140,7 +155,9 @@ def program_of(words: list[str]) -> tuple[Path, list[str]]:
         arguments, spec = words[3:], find_spec(words[2])
         assert spec is not None, words[2]
         folders = spec.submodule_search_locations
-        program = Path(folders[0]) / "__main__.py" if folders else Path(str(spec.origin))
+        program = (
+            Path(folders[0]) / "__main__.py" if folders else Path(str(spec.origin))
+        )
     assert program.is_file(), program
     return program, arguments
 
@@ -193,9 +210,15 @@ def runnable() -> tuple[Command, ...]:
     it.
     """
     found: dict[object, Command] = {}
-    for command in (command for page in PAGES for command in commands(page) if not needs(command)):
+    for command in (
+        command for page in PAGES for command in commands(page) if not needs(command)
+    ):
         words = command.words
-        runs = program_of(words) if words[0] in PYTHON and words[1] != "-c" else (None, words)
+        runs = (
+            program_of(words)
+            if words[0] in PYTHON and words[1] != "-c"
+            else (None, words)
+        )
         found.setdefault((runs[0], *runs[1]), command)
     return tuple(found.values())
 
@@ -209,14 +232,22 @@ def needed_by(command: Command, written: dict[str, set[str]]) -> set[str]:
     found |= {"minutes"} if takes_minutes(words) else set()
     found |= {"GPU"} if uses_gpus(words) else set()
     for path in read_by(command, written):
-        made = [needed for folder, needed in written.items() if path.startswith(folder.rstrip("/"))]
+        made = [
+            needed
+            for folder, needed in written.items()
+            if path.startswith(folder.rstrip("/"))
+        ]
         if made:
             found |= made[-1]
         elif HUB.fullmatch(path):
             found.add("hub")
         elif not (exists(path) or owner_of(path)):
             found.add(
-                "/".join(path.split("/")[: 1 + path.startswith(FOLDERS) + 2 * path.startswith("/")])
+                "/".join(
+                    path.split("/")[
+                        : 1 + path.startswith(FOLDERS) + 2 * path.startswith("/")
+                    ]
+                )
             )
     return found
 
@@ -233,12 +264,18 @@ def exists(path: str) -> bool:
 def takes_minutes(words: list[str]) -> bool:
     """Benchmarks repeat what they time, a push of stress trains; both are tested at small sizes."""
     module = words[2] if words[:2] == ["python", "-m"] else ""
-    return words[:2] == ["make", "bench"] or module.startswith("benchmarks") or "--push" in words
+    return (
+        words[:2] == ["make", "bench"]
+        or module.startswith("benchmarks")
+        or "--push" in words
+    )
 
 
 def uses_gpus(words: list[str]) -> bool:
     """By the options of the launcher."""
-    file = next((ROOT / word for word in words if word.startswith("configs/accelerate/")), None)
+    file = next(
+        (ROOT / word for word in words if word.startswith("configs/accelerate/")), None
+    )
     if file is not None:
         return not file.name.startswith("cpu")
     return "--multi_gpu" in words or "--num_processes" in words
@@ -250,11 +287,15 @@ def outputs(command: Command) -> list[str]:
     named = [configurations().get(word, {}) for word in (*words, *stages_of(words))]
     configured = [folder for config in named if (folder := folder_of(config))]
     words = [
-        part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
+        part
+        for word in words
+        for part in (word.split("=", 1) if word.startswith("--") else [word])
     ]
     redirected = re.findall(r" > (\S+)", command.text)
     written = [
-        word for option, word in pairwise(words) if option in WRITTEN or option.endswith(".run.dir")
+        word
+        for option, word in pairwise(words)
+        if option in WRITTEN or option.endswith(".run.dir")
     ]
     return configured + redirected + written
 
@@ -278,8 +319,15 @@ def read_by(command: Command, written: Collection[str] = ()) -> set[str]:
     ]
     found = set()
     for before, word in pairwise(words):
-        values = [word] if "://" not in word and before not in ("-m", "--eval.best_by") else []
-        if before == "--config" and (recipe := f"configs/{word}.yaml") in configurations():
+        values = (
+            [word]
+            if "://" not in word and before not in ("-m", "--eval.best_by")
+            else []
+        )
+        if (
+            before == "--config"
+            and (recipe := f"configs/{word}.yaml") in configurations()
+        ):
             values = [recipe]
         elif re.match(r"[\[{].*:", word):
             values = list(leaves(yaml.safe_load(word)))
@@ -315,7 +363,9 @@ def configurations() -> dict[str, Any]:
             recipe, *changes = [entry] if isinstance(entry, str) else entry.values()
             path = f"configs/{recipe}.yaml"
             if changes:
-                recipes = {} if recipe is None else yaml.safe_load((ROOT / path).read_text())
+                recipes = (
+                    {} if recipe is None else yaml.safe_load((ROOT / path).read_text())
+                )
                 path = f"configs/{file.stem}/{stage}.yaml"
                 found[path] = merged(recipes, dict(list(entry.items())[1:]))
             content["stages"][stage] = path
@@ -339,11 +389,18 @@ def stages_of(words: list[str]) -> set[str]:
     name = words[words.index("run") + 1]
     listed = configurations().get(f"configs/{name}.yaml", {}).get("stages", {})
     only = dict(pairwise(words)).get("--only")
-    return {recipe for stage, recipe in listed.items() if only is None or stage in only.split(",")}
+    return {
+        recipe
+        for stage, recipe in listed.items()
+        if only is None or stage in only.split(",")
+    }
 
 
 def inner(
-    path: str, shown: dict[str, str], changes: dict[str, str], seen: tuple[str, ...] = ()
+    path: str,
+    shown: dict[str, str],
+    changes: dict[str, str],
+    seen: tuple[str, ...] = (),
 ) -> set[str]:
     """What the configuration at a path names, or the one that makes the run there, and those that
     it names.
@@ -373,7 +430,9 @@ def owner_of(path: str) -> str | None:
     return None
 
 
-def leaves(value: Any, changes: dict[str, str] | None = None, key: str = "") -> Iterator[str]:
+def leaves(
+    value: Any, changes: dict[str, str] | None = None, key: str = ""
+) -> Iterator[str]:
     """Strings of a configuration, but for folders that it writes, where data come from, and keys
     that are replaced.
     """

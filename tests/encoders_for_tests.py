@@ -73,7 +73,9 @@ class TinyImageEncoder(nn.Module):
                 nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
                 for a, b in pairwise(widths)
             )
-        self.preprocessing = Preprocessing(32, (0.5,) * 3, (0.5,) * 3, "bilinear", "squash")
+        self.preprocessing = Preprocessing(
+            32, (0.5,) * 3, (0.5,) * 3, "bilinear", "squash"
+        )
 
     def forward(self, pixels: Tensor) -> Tensor:
         for stage in self.stages:
@@ -85,12 +87,14 @@ def save_text_encoder(folder: Path) -> str:
     """Save a random BERT of two layers, with a tokenizer of the generated world's words; returns
     its name.
     """
-    rows = ScenesData(num_train=32, num_val=6, num_test=0, num_unseen=0, image_size=32).split(
-        "train"
-    )
+    rows = ScenesData(
+        num_train=32, num_val=6, num_test=0, num_unseen=0, image_size=32
+    ).split("train")
     captions = " ".join(caption for row in rows for caption in row["references"])
     words = [*SPECIAL, *sorted(set(re.findall(r"\w+|[^\w\s]+", captions)))]
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
+    tokenizer = Tokenizer(
+        WordLevel({word: index for index, word in enumerate(words)}, "[UNK]")
+    )
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.post_processor = TemplateProcessing(
         "[CLS] $A [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)]

@@ -10,7 +10,9 @@ from typing import Any
 
 
 @contextmanager
-def endpoint(answer: Callable[[dict[str, Any]], tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+def endpoint(
+    answer: Callable[[dict[str, Any]], tuple[Any, ...]],
+) -> Iterator[dict[str, Any]]:
     """Options of an OpenAI-compatible endpoint that answers by a function of the request's body.
 
     It returns status, content (an object of JSON, or bytes), and headers, if any.
@@ -21,7 +23,9 @@ def endpoint(answer: Callable[[dict[str, Any]], tuple[Any, ...]]) -> Iterator[di
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             body |= {"path": self.path, "key": self.headers.get("Authorization")}
             status, content, *headers = answer(body)
-            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            data = (
+                content if isinstance(content, bytes) else json.dumps(content).encode()
+            )
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
@@ -46,7 +50,9 @@ def endpoint(answer: Callable[[dict[str, Any]], tuple[Any, ...]]) -> Iterator[di
 
 def listing(**masses: float) -> dict[str, Any]:
     """An answer of the endpoint, with probabilities of tokens."""
-    listed = [{"token": token, "logprob": math.log(mass)} for token, mass in masses.items()]
+    listed = [
+        {"token": token, "logprob": math.log(mass)} for token, mass in masses.items()
+    ]
     content = [{"token": "A", "logprob": 0.0, "top_logprobs": listed}]
     choice = {"message": {"content": "A"}, "logprobs": {"content": content}}
     return {"choices": [choice], "usage": {"total_tokens": 50}}

@@ -84,7 +84,9 @@ def byte_tokenizer(bos: str, eos: str, pad: str | None, starts: bool) -> Any:
     """Byte-level BPE trained on the test captions; ``starts`` puts BOS before every text, as OPT
     does.
     """
-    tokenizer = caption_tokenizer([*TEXTS, *(f" {text}" for text in TEXTS)], 330, bos, eos, pad)
+    tokenizer = caption_tokenizer(
+        [*TEXTS, *(f" {text}" for text in TEXTS)], 330, bos, eos, pad
+    )
     if starts:
         special = [(bos, tokenizer.bos_token_id)]
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -105,7 +107,9 @@ def tiny_gpt2(folder: Path, positions: int = 48) -> Path:
     }
     end = tokenizer.eos_token_id
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, **shape)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, **shape
+    )
     GPT2LMHeadModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -124,7 +128,8 @@ def tiny_regressor(folder: Path, labels: int = 1) -> Path:
     }
     torch.manual_seed(0)
     ids = {
-        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        name: getattr(tokenizer, name)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
     config = RobertaConfig(
         vocab_size=len(tokenizer),
@@ -136,7 +141,9 @@ def tiny_regressor(folder: Path, labels: int = 1) -> Path:
         **shape,
     )
     model = RobertaForSequenceClassification(config)
-    torch.nn.init.constant_(model.classifier.out_proj.bias, -1.2)  # logits on both ends of [0, 1]
+    torch.nn.init.constant_(
+        model.classifier.out_proj.bias, -1.2
+    )  # logits on both ends of [0, 1]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -155,7 +162,9 @@ def tiny_llama_regressor(folder: Path) -> Path:
         "num_attention_heads": 2,
     }
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, initializer_range=0.5, **shape)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), num_labels=1, initializer_range=0.5, **shape
+    )
     LlamaForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -171,10 +180,18 @@ def save_blip(folder: Path) -> None:
         "max_position_embeddings": 32,
         "hidden_dropout_prob": 0.1,
     }
-    text |= {"vocab_size": size + 2, "bos_token_id": size, "eos_token_id": 2, "pad_token_id": 0}
+    text |= {
+        "vocab_size": size + 2,
+        "bos_token_id": size,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
     text["sep_token_id"] = tokenizer.sep_token_id
     config = BlipConfig(
-        text_config=text, vision_config=VISION, label_smoothing=0.1, initializer_range=0.3
+        text_config=text,
+        vision_config=VISION,
+        label_smoothing=0.1,
+        initializer_range=0.3,
     )
     BlipForConditionalGeneration(config).save_pretrained(folder)
     BlipProcessor(BlipImageProcessor(size=SIZE), tokenizer).save_pretrained(folder)
@@ -228,13 +245,21 @@ def save_vit_bert(folder: Path) -> None:
         add_cross_attention=True,
         is_decoder=True,
     )
-    save_pair(folder, decoder, tokenizer, tokenizer.cls_token_id, tokenizer.sep_token_id, 0)
+    save_pair(
+        folder, decoder, tokenizer, tokenizer.cls_token_id, tokenizer.sep_token_id, 0
+    )
 
 
-def save_pair(folder: Path, decoder: Any, tokenizer: Any, start: int, eos: int, pad: int) -> None:
+def save_pair(
+    folder: Path, decoder: Any, tokenizer: Any, start: int, eos: int, pad: int
+) -> None:
     encoder = ViTConfig(**VISION)
     config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
-    config.decoder_start_token_id, config.eos_token_id, config.pad_token_id = start, eos, pad
+    config.decoder_start_token_id, config.eos_token_id, config.pad_token_id = (
+        start,
+        eos,
+        pad,
+    )
     VisionEncoderDecoderModel(config).save_pretrained(folder)
     ViTImageProcessor(size=SIZE).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -246,7 +271,9 @@ def save_blip2(folder: Path) -> None:
     """
     tokenizer = byte_tokenizer("</s>", "</s>", "<pad>", starts=True)
     (newline,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
-    processor = Blip2Processor(BlipImageProcessor(size=SIZE), tokenizer, num_query_tokens=3)
+    processor = Blip2Processor(
+        BlipImageProcessor(size=SIZE), tokenizer, num_query_tokens=3
+    )
     config = Blip2Config(
         vision_config=VISION,
         qformer_config=Q_FORMER,
@@ -258,7 +285,8 @@ def save_blip2(folder: Path) -> None:
             num_attention_heads=2,
             max_position_embeddings=40,
             init_std=0.3,
-            vocab_size=len(tokenizer) + 5,  # OPT's output layer is wider than its vocabulary
+            vocab_size=len(tokenizer)
+            + 5,  # OPT's output layer is wider than its vocabulary
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=newline,
             pad_token_id=tokenizer.pad_token_id,
@@ -276,7 +304,9 @@ def save_instructblip(folder: Path) -> None:
     """
     tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
     images = BlipImageProcessor(size=SIZE)
-    processor = InstructBlipProcessor(images, tokenizer, bert_tokenizer(), num_query_tokens=3)
+    processor = InstructBlipProcessor(
+        images, tokenizer, bert_tokenizer(), num_query_tokens=3
+    )
     config = InstructBlipConfig(
         vision_config=VISION,
         qformer_config=Q_FORMER,
@@ -299,7 +329,12 @@ def save_instructblip(folder: Path) -> None:
 def save_florence2(folder: Path) -> None:
     """As florence-community/Florence-2-base: DaViT, BART; ``generate`` forces <s> after </s>."""
     plain = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
-    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
+    names = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "</s>",
+        "pad_token": "<pad>",
+    }
     words = plain.backend_tokenizer
     words.post_processor = TemplateProcessing(single="$A", special_tokens=[])
     tokenizer = PreTrainedTokenizerFast(
@@ -308,7 +343,8 @@ def save_florence2(folder: Path) -> None:
     images = CLIPImageProcessor(size=SIZE, crop_size=SIZE)
     images.image_seq_length = 5
     ids = {
-        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        name: getattr(tokenizer, name)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
     text = {
         "model_type": "bart",
@@ -376,7 +412,9 @@ def save_model(family: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def put_on_hub(name: str, model: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def put_on_hub(
+    name: str, model: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hub's cache stands for the hub: it is what a name resolves to once the files are there."""
     cache = hub / f"models--{name.replace('/', '--')}"
     shutil.copytree(model, cache / "snapshots" / "0123abc")

@@ -52,7 +52,9 @@ def composite(folder: Path) -> None:
     """
     token_file(folder / "Flickr8k.token.txt")
     token_file(folder / "results_20130124.token")
-    coco = [{"image_id": 12, "id": n, "caption": f"a bus  in place {n}"} for n in range(5)]
+    coco = [
+        {"image_id": 12, "id": n, "caption": f"a bus  in place {n}"} for n in range(5)
+    ]
     write_json(folder / "captions_val2014.json", {"images": [], "annotations": coco})
     urls = {
         "8k": "http://x/y/1_a.jpg",
@@ -66,9 +68,15 @@ def composite(folder: Path) -> None:
     }
     for part, url in urls.items():
         count = 3 if part == "8k" else 4
-        head = ["HITId", "Input.image_url", *(f"Input.text{n}" for n in range(1, count + 1))]
+        head = [
+            "HITId",
+            "Input.image_url",
+            *(f"Input.text{n}" for n in range(1, count + 1)),
+        ]
         head += [f"Answer.Q{n}Answer" for n in range(1, count + 1)]
-        captions = [own[part], "a thing; with a semicolon", "nothing", "something"][:count]
+        captions = [own[part], "a thing; with a semicolon", "nothing", "something"][
+            :count
+        ]
         row = [
             "h",
             url,
@@ -117,17 +125,26 @@ def pascal50s(folder: Path) -> None:
         ("a", "b", 48),
     ]
     consensus(folder / "consensus_pascal.mat", pairs)
-    written = [("one dog", "one cat "), ("two cats", "two dogs"), ("men", "women"), ("a", "b")]
+    written = [
+        ("one dog", "one cat "),
+        ("two cats", "two dogs"),
+        ("men", "women"),
+        ("a", "b"),
+    ]
     new_input = np.empty((1, 4), [("image", "O"), ("first", "O"), ("second", "O")])
     for number, captions in enumerate(written):
         new_input[0, number] = (f"2008_{number}.jpg", *captions)
     savemat(
-        folder / "pair_pascal.mat", {"new_input": new_input, "category": np.array([[1, 2, 3, 4]])}
+        folder / "pair_pascal.mat",
+        {"new_input": new_input, "category": np.array([[1, 2, 3, 4]])},
     )
 
 
 def abstract50s(folder: Path) -> None:
-    consensus(folder / "consensus_abstract.mat", [("one dog", "one cat", 40), ("men", "women", 20)])
+    consensus(
+        folder / "consensus_abstract.mat",
+        [("one dog", "one cat", 40), ("men", "women", 20)],
+    )
     names = [
         {"image_id": f"Scene{n}_0.png", "caption": text}
         for n, text in enumerate(["one cat", "women"])
@@ -138,15 +155,28 @@ def abstract50s(folder: Path) -> None:
 def foil(folder: Path) -> None:
     """Two images with three pairs, and the COCO captions that they were made from."""
     images = [{"id": n, "file_name": f"COCO_val2014_{n:012}.jpg"} for n in (7, 8)]
-    captions = {7: ["a dog runs.", "a cat runs.", "a cow runs."], 8: ["a bus stops", "a car stops"]}
+    captions = {
+        7: ["a dog runs.", "a cat runs.", "a cow runs."],
+        8: ["a bus stops", "a car stops"],
+    }
     annotations = [
         {"id": 10 * image, "image_id": image, "caption": text, "foil": number > 0}
         for image, texts in captions.items()
         for number, text in enumerate(texts)
     ]
-    write_json(folder / "foilv1.0_test_2017.json", {"images": images, "annotations": annotations})
+    write_json(
+        folder / "foilv1.0_test_2017.json",
+        {"images": images, "annotations": annotations},
+    )
     references = {
-        7: ["A dog runs", "a dog is running", "the dog runs", "dog", "dogs run", "one dog"],
+        7: [
+            "A dog runs",
+            "a dog is running",
+            "the dog runs",
+            "dog",
+            "dogs run",
+            "one dog",
+        ],
         8: ["a bus", "a bus stops"],
     }
     coco = [
@@ -165,13 +195,18 @@ def sugarcrepe(folder: Path) -> None:
             "negative_caption": "a cat",
         }
         write_json(
-            folder / f"{kind}.json", {"0": pair, "1": {**pair, "filename": "000000000002.jpg"}}
+            folder / f"{kind}.json",
+            {"0": pair, "1": {**pair, "filename": "000000000002.jpg"}},
         )
 
 
 def sugarcrepe_pp(folder: Path) -> None:
     for kind in SUGARCREPE_PP:
-        captions = {"caption": f"a dog {kind}", "caption2": "one dog", "negative_caption": "a cat"}
+        captions = {
+            "caption": f"a dog {kind}",
+            "caption2": "one dog",
+            "negative_caption": "a cat",
+        }
         rows = [{"id": n, "filename": f"{n + 1:012}.jpg", **captions} for n in range(2)]
         write_json(folder / f"{kind}.json", rows)
 
@@ -181,15 +216,20 @@ def aro_order(folder: Path) -> None:
     row = {"image": "val2014/COCO_val2014_000000000007.jpg", "caption": captions}
     write_json(folder / "coco_karpathy_test.json", [row])
     write_json(
-        folder / "flickr30k_test.json", [{"image": "flickr30k-images/7.jpg", "caption": captions}]
+        folder / "flickr30k_test.json",
+        [{"image": "flickr30k-images/7.jpg", "caption": captions}],
     )
 
 
 def aro(folder: Path) -> None:
     box = {"bbox_x": 1, "bbox_y": 2, "bbox_w": 10, "bbox_h": 8, "image_path": "5.jpg"}
-    captions = {"true_caption": "the dog is on the mat", "false_caption": "the mat is on the dog"}
+    captions = {
+        "true_caption": "the dog is on the mat",
+        "false_caption": "the mat is on the dog",
+    }
     relations = [
-        {**box, **captions, "relation_name": name} for name in ("on", "on", "in", "near", "of")
+        {**box, **captions, "relation_name": name}
+        for name in ("on", "on", "in", "near", "of")
     ]
     write_json(folder / "visual_genome_relation.json", relations)
     attributes = [{**box, **captions, "attributes": ["red", "small"]}] * 25
@@ -199,14 +239,23 @@ def aro(folder: Path) -> None:
 
 def ratings(folder: Path) -> None:
     rows = [
-        {"image": f"{n}.jpg", "caption": "A dog.", "rating": n, "references": ["dogs"], "group": n}
+        {
+            "image": f"{n}.jpg",
+            "caption": "A dog.",
+            "rating": n,
+            "references": ["dogs"],
+            "group": n,
+        }
         for n in (1, 2)
     ]
     (folder / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
 def flickr8k_json(folder: Path) -> None:
-    judgements = [{"caption": "a  cat", "rating": 2.0}, {"caption": "a dog", "rating": 4.0}]
+    judgements = [
+        {"caption": "a  cat", "rating": 2.0},
+        {"caption": "a dog", "rating": 4.0},
+    ]
     item = {
         "image_path": "d/1_a.jpg",
         "ground_truth": ["a dog", "dogs"],
@@ -216,7 +265,10 @@ def flickr8k_json(folder: Path) -> None:
 
 
 def icc_captions(folder: Path) -> None:
-    rows = ["sample_id,caption,concreteness_annotation,icc_score", '1.0,"A dog, on a couch",3,0.9']
+    rows = [
+        "sample_id,caption,concreteness_annotation,icc_score",
+        '1.0,"A dog, on a couch",3,0.9',
+    ]
     rows += [
         "2.0,a great day,0,0.1",
         "3.0,two cats in the garden,2,1.02",
@@ -226,7 +278,9 @@ def icc_captions(folder: Path) -> None:
 
 
 def icc_words(folder: Path) -> None:
-    head = "Word\tBigram\tConc.M\tConc.SD\tUnknown\tTotal\tPercent_known\tSUBTLEX\tDom_Pos"
+    head = (
+        "Word\tBigram\tConc.M\tConc.SD\tUnknown\tTotal\tPercent_known\tSUBTLEX\tDom_Pos"
+    )
     rows = [
         ("dog", 0, 4.85, "Noun"),
         ("cat", 0, 4.86, "Noun"),
@@ -248,12 +302,20 @@ def vatex_eval(folder: Path) -> None:
     captions], flat.
     """
     contents = {
-        "candidates_list": np.array(["a man  runs .", "a dog sits .", "a cat sleeps ."]),
+        "candidates_list": np.array(
+            ["a man  runs .", "a dog sits .", "a cat sleeps ."]
+        ),
         "gts_list": np.array(
-            [["a person runs", "a runner"], ["a dog", "a sitting dog"], ["a cat", "a sleepy cat"]]
+            [
+                ["a person runs", "a runner"],
+                ["a dog", "a sitting dog"],
+                ["a cat", "a sleepy cat"],
+            ]
         ),
         "human_scores": np.array([[3, 1, 5], [4, 2, 5], [3, 2, 4]]).reshape(-1),
-        "video_ids": np.array(["aaa_000001_000011", "aaa_000001_000011", "bbb_000002_000012"]),
+        "video_ids": np.array(
+            ["aaa_000001_000011", "aaa_000001_000011", "bbb_000002_000012"]
+        ),
     }
     for name, content in contents.items():
         (folder / f"{name}.pkl").write_bytes(pickle.dumps(content, protocol=2))
@@ -264,9 +326,12 @@ def activitynet_foil(folder: Path) -> None:
     right = ["A man  runs.", "He stops.", "A dog barks."]
     foiled = ["A woman runs.", "He stops.", "A cat barks."]
     for name, sentences in (("right", right), ("foil", foiled)):
-        results = {"v_1": [{"sentence": text, "timestamp": [0, 1]} for text in sentences]}
+        results = {
+            "v_1": [{"sentence": text, "timestamp": [0, 1]} for text in sentences]
+        }
         write_json(
-            folder / f"final_{name}_video_sentences.json", {"version": "1", "results": results}
+            folder / f"final_{name}_video_sentences.json",
+            {"version": "1", "results": results},
         )
     times = [[0, 10.4], [10.4, 20], [15, 40]]
     first = {"duration": 40.0, "timestamps": times, "sentences": right}

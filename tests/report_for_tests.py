@@ -10,7 +10,13 @@ import yaml
 NASTY = """</script><script>alert("1")</script> & 'two' <img src=x onerror=alert(3)> <!-- \u2028"""
 DATA = {
     "format": "scenes",
-    "kwargs": {"num_train": 4, "num_val": 30, "num_test": 30, "num_unseen": 0, "image_size": 32},
+    "kwargs": {
+        "num_train": 4,
+        "num_val": 30,
+        "num_test": 30,
+        "num_unseen": 0,
+        "image_size": 32,
+    },
 }
 STEPS = (0, 10, 20)
 LINES: list[dict[str, Any]] = [
@@ -106,7 +112,9 @@ def write_run(folder: Path, **config: Any) -> Path:
 
 def write_lines(folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """The log of a run."""
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
 
 
 def write_validation(folder: Path, step: int, captions: list[str]) -> None:
@@ -123,10 +131,17 @@ def write_validation(folder: Path, step: int, captions: list[str]) -> None:
     (place / "judges.json").write_text(json.dumps({"image_id": ids, "judges": scores}))
 
 
-def write_evaluation(folder: Path, cider: float, word: str = "red", **more: Any) -> Path:
+def write_evaluation(
+    folder: Path, cider: float, word: str = "red", **more: Any
+) -> Path:
     """What ``evaluate.py`` leaves of 30 captions."""
     folder.mkdir(parents=True)
-    metrics = {"CIDEr": cider, "BLEU-4": cider / 4, "length/mean": 6.0, "judge/L-CLIPS": cider / 2}
+    metrics = {
+        "CIDEr": cider,
+        "BLEU-4": cider / 4,
+        "length/mean": 6.0,
+        "judge/L-CLIPS": cider / 2,
+    }
     scores = {
         "metrics": metrics,
         "signature": "SIG",

@@ -13,11 +13,28 @@ from tests.training_for_tests import changed
 
 CLIP: dict[str, Any] = {
     "embed_dim": 16,
-    "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16},
-    "text_cfg": {"context_length": 24, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+    "vision_cfg": {
+        "image_size": 32,
+        "patch_size": 16,
+        "width": 32,
+        "layers": 1,
+        "head_width": 16,
+    },
+    "text_cfg": {
+        "context_length": 24,
+        "vocab_size": 49408,
+        "width": 16,
+        "heads": 2,
+        "layers": 1,
+    },
 }
 RESNET: dict[str, Any] = CLIP | {
-    "vision_cfg": {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8},
+    "vision_cfg": {
+        "image_size": 32,
+        "layers": [1, 1, 1, 1],
+        "width": 8,
+        "head_width": 8,
+    },
 }
 STUDENT: dict[str, Any] = {
     "embed_dim": 16,
@@ -126,9 +143,15 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
             "contrastive",
             negatives={"count": 2, "source": "scenes"},
         ),
-        "image": reward_model_config(folder / "image", "distill", towers="image", **teacher),
-        "text": reward_model_config(folder / "text", "distill", towers="text", **teacher),
-        "dual": reward_model_config(folder / "dual", "distill", towers="dual", **towers),
+        "image": reward_model_config(
+            folder / "image", "distill", towers="image", **teacher
+        ),
+        "text": reward_model_config(
+            folder / "text", "distill", towers="text", **teacher
+        ),
+        "dual": reward_model_config(
+            folder / "dual", "distill", towers="dual", **towers
+        ),
         "pac": reward_model_config(folder / "pac", "positive_augmented", **positive),
         "long": reward_model_config(folder / "long", "contrastive", **long),
         "specific": reward_model_config(folder / "specific", "specificity", **specific),
@@ -141,7 +164,13 @@ def pretrained_chain(folder: Path) -> dict[str, dict[str, Any]]:
     """
     encoder = "tests.encoders_for_tests:TinyImageEncoder"
     text = {"encoder": save_text_encoder(folder / "text_encoder"), "train_blocks": 0}
-    data = {"data": {"format": "karpathy", "path": str(folder / "data"), "image_root": "images"}}
+    data = {
+        "data": {
+            "format": "karpathy",
+            "path": str(folder / "data"),
+            "image_root": "images",
+        }
+    }
     dual = {
         "model": {"image": {"encoder": encoder}, "text": text},
         "model.kwargs": {"embed_dim": 16, "hidden": 8, "dropout": 0.1},
@@ -168,21 +197,31 @@ def text_chain(folder: Path) -> dict[str, dict[str, Any]]:
     if not targets.exists():
         rows = ScenesData(**DATA["kwargs"]).split("train")
         captions = [caption for row in rows for caption in row["references"]]
-        pairs = [{"caption": caption, "target": float("circle" in caption)} for caption in captions]
+        pairs = [
+            {"caption": caption, "target": float("circle" in caption)}
+            for caption in captions
+        ]
         targets.write_text("\n".join(map(json.dumps, pairs)))
     lm = folder / "language_model/export/best"
     student = (
-        folder / "student" if (folder / "student").exists() else tiny_student(folder / "student")
+        folder / "student"
+        if (folder / "student").exists()
+        else tiny_student(folder / "student")
     )
     changes: dict[str, dict[str, Any]] = {
         "language_model": {"model": {"kwargs": GPT2}},
         "semantic_bottleneck": {
-            "model": {"language_model": str(lm), "kwargs": {"soft_tokens": 2, "ending": "eos"}},
+            "model": {
+                "language_model": str(lm),
+                "kwargs": {"soft_tokens": 2, "ending": "eos"},
+            },
             "teacher.name": str(student),
             "train.lr": 0.03,
         },
         "text_regression": {
-            "model": {"kwargs": {**ROBERTA, "vocab_size": 320, "max_position_embeddings": 34}},
+            "model": {
+                "kwargs": {**ROBERTA, "vocab_size": 320, "max_position_embeddings": 34}
+            },
             "data": {
                 "format": "caption_targets",
                 "path": str(targets),
@@ -190,4 +229,7 @@ def text_chain(folder: Path) -> dict[str, dict[str, Any]]:
             },
         },
     }
-    return {task: reward_model_config(folder / task, task, **own) for task, own in changes.items()}
+    return {
+        task: reward_model_config(folder / task, task, **own)
+        for task, own in changes.items()
+    }

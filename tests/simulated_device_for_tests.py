@@ -20,7 +20,12 @@ from torch.utils.backend_registration import (
 )
 
 NAME = "simulated"
-INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+INDEXED = (
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+)
 COPIES = ("aten::copy_", "aten::_to_copy")
 REWARDS = (
     "rewards.clip.backbone",
@@ -126,7 +131,9 @@ def compute(operator: Any, args: Any, kwargs: Any) -> Any:
     """
     name = operator._schema.name
     leaves = [*leaves_of(args), *leaves_of(list(kwargs.values()))]
-    inside = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)}
+    inside = {
+        id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)
+    }
     if not inside and not any(map(simulated, leaves)):
         return operator(*args, **kwargs)
     outside = [
@@ -135,7 +142,9 @@ def compute(operator: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor)
     ]
     if name in INDEXED and isinstance(args[0], SimulatedTensor):
-        outside = [leaf for leaf in outside if not any(leaf is index for index in args[1])]
+        outside = [
+            leaf for leaf in outside if not any(leaf is index for index in args[1])
+        ]
     if inside and name not in COPIES and any(leaf.ndim for leaf in outside):
         raise RuntimeError(
             f"{name}: expected all tensors to be on the same device, found {NAME} and cpu"
@@ -156,7 +165,9 @@ def compute(operator: Any, args: Any, kwargs: Any) -> Any:
     options = {key: mapped(unwrapped, value) for key, value in kwargs.items()}
     target = kwargs.get("device")
     if name == "aten::_to_copy":
-        options["device"] = torch.device("cpu")  # without it an unchanged tensor would be itself
+        options["device"] = torch.device(
+            "cpu"
+        )  # without it an unchanged tensor would be itself
     result = operator(*mapped(unwrapped, args), **options)
     if name == "aten::copy_":
         return args[0]
@@ -189,7 +200,9 @@ _LIBRARIES: list[torch.library.Library] = []
 
 def activate() -> None:
     """Make it this process's device: of Accelerate, and of the models of rewards."""
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend(), hook=_Hook())
+    _setup_privateuseone_for_python_backend(
+        NAME, backend_module=_Backend(), hook=_Hook()
+    )
     for namespace, key in (
         ("_", "AutocastPrivateUse1"),
         ("_", "PrivateUse1"),
@@ -207,15 +220,19 @@ def activate() -> None:
         ),
     )
     aten.impl(
-        "copy_", lambda to, source, *_: compute(torch.ops.aten.copy_.default, (to, source), {})
+        "copy_",
+        lambda to, source, *_: compute(torch.ops.aten.copy_.default, (to, source), {}),
     )
     aten.impl(
-        "_copy_from", lambda source, to, *_: compute(torch.ops.aten.copy_.default, (to, source), {})
+        "_copy_from",
+        lambda source, to, *_: compute(torch.ops.aten.copy_.default, (to, source), {}),
     )
     torch.__future__.set_swap_module_params_on_conversion(
         True
     )  # a parameter that moves stays itself, and tied
     PartialState.default_device = property(lambda state: torch.device(NAME, 0))
     for module in REWARDS:
-        importlib.import_module(module).default_device = lambda device: device or f"{NAME}:0"
+        importlib.import_module(module).default_device = lambda device: (
+            device or f"{NAME}:0"
+        )
     FactoryMode().__enter__()

@@ -35,7 +35,10 @@ class WordCount:
 
     def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
         words = [text.split() for text in completions]
-        return [self.shift + len(w) / 10 + sum("a" in x for x in w) / (len(w) + 1) for w in words]
+        return [
+            self.shift + len(w) / 10 + sum("a" in x for x in w) / (len(w) + 1)
+            for w in words
+        ]
 
 
 def batches_of(
@@ -44,13 +47,20 @@ def batches_of(
     rows = rows or tiny_rows(count)
     collate = Collate(captioner, max_target_tokens=LENGTH, seed=3)
     return [
-        collate([(row, 0) for row in rows[start : start + size]]) for start in range(0, count, size)
+        collate([(row, 0) for row in rows[start : start + size]])
+        for start in range(0, count, size)
     ]
 
 
-def scst_task(captioner: Captioner, shift: float = 0.0, **options: Any) -> SelfCriticalTask:
+def scst_task(
+    captioner: Captioner, shift: float = 0.0, **options: Any
+) -> SelfCriticalTask:
     advantage = build_advantage(options.pop("advantage", "leave_one_out"), {})
-    terms = {name: options.pop(name) for name in ("loss_reduction", "kl_coef") if name in options}
+    terms = {
+        name: options.pop(name)
+        for name in ("loss_reduction", "kl_coef")
+        if name in options
+    }
     samples = Decoding(
         num_samples=options.pop("num_samples", 4),
         with_greedy=needs_greedy(advantage),
@@ -79,7 +89,11 @@ def gradient(
     captioner.policy.zero_grad()
     captioner.policy.train()
     (task.log,) = task.training_step(batches, step)
-    return {n: p.grad.clone() for n, p in captioner.policy.named_parameters() if p.grad is not None}
+    return {
+        n: p.grad.clone()
+        for n, p in captioner.policy.named_parameters()
+        if p.grad is not None
+    }
 
 
 def norm(gradients: dict[str, Tensor]) -> float:

@@ -79,7 +79,13 @@ MODEL = {
 }
 DATA = {
     "format": "scenes",
-    "kwargs": {"num_train": 32, "num_val": 6, "num_test": 0, "num_unseen": 0, "image_size": 32},
+    "kwargs": {
+        "num_train": 32,
+        "num_val": 6,
+        "num_test": 0,
+        "num_unseen": 0,
+        "image_size": 32,
+    },
 }
 
 
@@ -140,7 +146,9 @@ def write_pipeline(folder: Path, **stages: tuple[str, dict[str, Any]]) -> Path:
     for name, (program, config) in stages.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
         listed[name] = {program: str(folder / f"{name}.yaml")}
-    (folder / "pipeline.yaml").write_text(yaml.safe_dump({"stages": listed}, sort_keys=False))
+    (folder / "pipeline.yaml").write_text(
+        yaml.safe_dump({"stages": listed}, sort_keys=False)
+    )
     return folder / "pipeline.yaml"
 
 
@@ -186,10 +194,14 @@ def run(config: dict[str, Any], folder: Path, program: str = "xe", **how: Any) -
     file = folder.with_name(f"{folder.name}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(config))
-    return run_arguments([program, "--config", str(file)], file.with_suffix(".log"), **how)
+    return run_arguments(
+        [program, "--config", str(file)], file.with_suffix(".log"), **how
+    )
 
 
-def checked_run(config: dict[str, Any], folder: Path, program: str = "xe", **how: Any) -> Ended:
+def checked_run(
+    config: dict[str, Any], folder: Path, program: str = "xe", **how: Any
+) -> Ended:
     """``run``, which has to end with 0; with a kill by SIGKILL with that, so that it was reached."""
     ended, kill = run(config, folder, program, **how), how.get("kill")
     assert ended.code == (
@@ -215,7 +227,9 @@ def run_arguments(
     if process.is_alive():
         process.kill()
         process.join()
-        raise AssertionError(f"{arguments} did not end within {LONGEST} s:\n{output.read_text()}")
+        raise AssertionError(
+            f"{arguments} did not end within {LONGEST} s:\n{output.read_text()}"
+        )
     assert process.exitcode is not None
     return Ended(process.exitcode, output.read_text() if output.exists() else "")
 
@@ -258,11 +272,18 @@ def run_arguments_together(
     processes, outputs = [], [file.with_suffix(f".{rank}.log") for rank in range(count)]
     for rank, output in enumerate(outputs):
         environment = (
-            {"OMP_NUM_THREADS": "1"} | engine_memory.launched(rank, count, port) | (engine or {})
+            {"OMP_NUM_THREADS": "1"}
+            | engine_memory.launched(rank, count, port)
+            | (engine or {})
         )
-        how: dict[str, Any] = {"environment": environment, "kill": kill if rank == 0 else None}
+        how: dict[str, Any] = {
+            "environment": environment,
+            "kill": kill if rank == 0 else None,
+        }
         how["spoil"] = spoil if rank == count - 1 else None
-        processes.append(context.Process(target=_child, args=(arguments, str(output)), kwargs=how))
+        processes.append(
+            context.Process(target=_child, args=(arguments, str(output)), kwargs=how)
+        )
         processes[-1].start()
     processes[0].join(LONGEST)
     if kill is not None or processes[0].is_alive():
@@ -305,7 +326,9 @@ def _child(
     os.environ.update(environment or {})
     torch.set_num_threads(1)
     if without_lab:
-        for name in [name for name in sys.modules if name.startswith("rl_caption.lab.")]:
+        for name in [
+            name for name in sys.modules if name.startswith("rl_caption.lab.")
+        ]:
             del sys.modules[name]
         sys.modules["rl_caption.lab"] = None  # type: ignore[assignment]  # importing it is a ModuleNotFoundError
     if python_path is not None:
@@ -372,7 +395,9 @@ def _break_weights(step: int, after: bool) -> None:
     def broken(self: Any, *arguments: Any) -> Any:
         result = original(self, *arguments)
         if self.state.global_step + (not after) == step:
-            *_, last = (value for value in self.model.parameters() if value.requires_grad)
+            *_, last = (
+                value for value in self.model.parameters() if value.requires_grad
+            )
             getattr(last, "ds_tensor", last).detach().fill_(math.nan)
         return result
 
@@ -395,7 +420,9 @@ def untimed(folder: Path) -> list[dict[str, Any]]:
 
 def files(folder: Path) -> set[str]:
     """Relative paths of all files in a folder."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -404,7 +431,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
-def _last_and_best(one: Path, other: Path) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+def _last_and_best(
+    one: Path, other: Path
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Name of each weight of the last checkpoint and of the exported model, with its values in both
     runs.
     """
@@ -412,7 +441,9 @@ def _last_and_best(one: Path, other: Path) -> Iterator[tuple[str, torch.Tensor, 
     for model in (last, Path("export/best")):
         found, expected = weights(one / model), weights(other / model)
         assert found.keys() == expected.keys()
-        yield from ((f"{model}: {name}", value, expected[name]) for name, value in found.items())
+        yield from (
+            (f"{model}: {name}", value, expected[name]) for name, value in found.items()
+        )
 
 
 def assert_close_runs(one: Path, other: Path, rel: float = 1e-5) -> None:
@@ -432,9 +463,9 @@ def assert_close_runs(one: Path, other: Path, rel: float = 1e-5) -> None:
         assert found.dtype == expected.dtype
         # The bias of the keys has no gradient but rounding errors, which Adam scales up to full
         # steps.
-        assert name.endswith("key.bias") or torch.allclose(found, expected, atol=1e-4), (
-            f"{name} differs"
-        )
+        assert name.endswith("key.bias") or torch.allclose(
+            found, expected, atol=1e-4
+        ), f"{name} differs"
 
 
 def assert_same_run(run_folder: Path, whole: Path) -> None:
@@ -448,19 +479,27 @@ def assert_same_run(run_folder: Path, whole: Path) -> None:
     assert untimed(run_folder) == untimed(whole)
     if (whole / "samples.jsonl").exists():
         assert lines(run_folder, "samples.jsonl") == lines(whole, "samples.jsonl")
-    assert (run_folder / "result.json").read_text() == (whole / "result.json").read_text()
+    assert (run_folder / "result.json").read_text() == (
+        whole / "result.json"
+    ).read_text()
     final = sorted((whole / "checkpoints").iterdir())[-1].relative_to(whole)
     optimizer = torch.load(whole / final / "optimizer.bin", weights_only=True)["state"]
-    resumed = torch.load(run_folder / final / "optimizer.bin", weights_only=True)["state"]
+    resumed = torch.load(run_folder / final / "optimizer.bin", weights_only=True)[
+        "state"
+    ]
     for index, moments in optimizer.items():
         for name, tensor in moments.items():
-            assert torch.equal(resumed[index][name], tensor), f"{name} of parameter {index} differs"
+            assert torch.equal(resumed[index][name], tensor), (
+                f"{name} of parameter {index} differs"
+            )
 
 
 def stage_config(pipeline: str, stage: str) -> Any:
     """The configuration of a stage of a shipped pipeline."""
     wishes = read_wishes([], list(read_pipeline(pipeline)))
-    return next(one for one in make_stages(pipeline, wishes) if one.name == stage).config
+    return next(
+        one for one in make_stages(pipeline, wishes) if one.name == stage
+    ).config
 
 
 def write_stage(pipeline: str, stage: str, file: Path) -> Path:

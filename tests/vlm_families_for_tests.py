@@ -10,21 +10,35 @@ import transformers as tf
 from PIL import Image
 from tokenizers import AddedToken
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
+from transformers.models.gemma3.image_processing_pil_gemma3 import (
+    Gemma3ImageProcessorPil,
+)
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
+    GotOcr2ImageProcessorPil,
+)
+from transformers.models.idefics3.image_processing_pil_idefics3 import (
+    Idefics3ImageProcessorPil,
+)
+from transformers.models.internvl.video_processing_internvl import (
+    InternVLVideoProcessor,
+)
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
     LlavaOnevisionImageProcessorPil,
 )
 from transformers.models.llava_onevision.video_processing_llava_onevision import (
     LlavaOnevisionVideoProcessor,
 )
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+    Qwen2VLImageProcessorPil,
+)
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
-from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
-from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import (
+    SiglipImageProcessorPil,
+)
+from transformers.models.smolvlm.image_processing_pil_smolvlm import (
+    SmolVLMImageProcessorPil,
+)
 from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
 
 from rl_caption.captioners.loading import load_captioner
@@ -49,8 +63,25 @@ SPLIT = [
     "<global-img>",
 ]
 CHATML = ["<pad>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"]
-INTERN = ["<pad>", "<|im_start|>", "<|im_end|>", "<IMG_CONTEXT>", "<img>", "</img>", "<video>"]
-GEMMA = ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<boi>", "<eoi>", "<img>"]
+INTERN = [
+    "<pad>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<IMG_CONTEXT>",
+    "<img>",
+    "</img>",
+    "<video>",
+]
+GEMMA = [
+    "<pad>",
+    "<eos>",
+    "<bos>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<boi>",
+    "<eoi>",
+    "<img>",
+]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     + CONTENT.replace("IMAGE", "<image>\n")
@@ -87,7 +118,12 @@ def _tokenizer(
 ) -> Any:
     words = " ".join(caption for captions in REFERENCES for caption in captions)
     return word_tokenizer(
-        specials, pad=pad, eos=eos, bos=bos, words=f"{words} photo caption en :", **extra
+        specials,
+        pad=pad,
+        eos=eos,
+        bos=bos,
+        words=f"{words} photo caption en :",
+        **extra,
     )
 
 
@@ -108,19 +144,29 @@ def _save(folder: Path, model: Any, processor: Any, ends: list[int]) -> None:
 
 
 def _qwen(
-    folder: Path, version: str, text: dict[str, Any], vision: dict[str, Any], videos: Any
+    folder: Path,
+    version: str,
+    text: dict[str, Any],
+    vision: dict[str, Any],
+    videos: Any,
 ) -> None:
     tokenizer = _tokenizer(QWEN, eos="<|im_end|>", pad="<|endoftext|>")
     names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
-    names |= {f"vision_{where}_token_id": f"vision_{where}" for where in ("start", "end")}
+    names |= {
+        f"vision_{where}_token_id": f"vision_{where}" for where in ("start", "end")
+    }
     ids = _ids(tokenizer, **{key: f"<|{name}|>" for key, name in names.items()})
     text = {**TEXT, "vocab_size": len(tokenizer) + 3, "rope_parameters": ROPE, **text}
-    config = getattr(tf, f"{version}Config")(text_config=text, vision_config=vision, **ids)
+    config = getattr(tf, f"{version}Config")(
+        text_config=text, vision_config=vision, **ids
+    )
     images = Qwen2VLImageProcessorPil(
         patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 40 * 40}
     )
     processor = getattr(tf, f"{version.replace('_', '_')}Processor")
-    processor = processor(images, tokenizer, videos(patch_size=8), chat_template=QWEN_TEMPLATE)
+    processor = processor(
+        images, tokenizer, videos(patch_size=8), chat_template=QWEN_TEMPLATE
+    )
     model = getattr(tf, f"{version}ForConditionalGeneration")(config)
     _save(folder, model, processor, [tokenizer.eos_token_id, tokenizer.pad_token_id])
 
@@ -162,17 +208,26 @@ def save_qwen3_vl(folder: Path) -> None:
         "num_heads": 2,
         "intermediate_size": 48,
     }
-    vision |= {"patch_size": 8, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+    vision |= {
+        "patch_size": 8,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1],
+    }
     _qwen(folder, "Qwen3VL", {}, vision, Qwen3VLVideoProcessor)
 
 
-def _split(folder: Path, version: str, processor: Any, images: Any, **more: Any) -> None:
-    tokenizer = _tokenizer(SPLIT, eos="<end_of_utterance>", pad="<pad>", bos="<|im_start|>")
+def _split(
+    folder: Path, version: str, processor: Any, images: Any, **more: Any
+) -> None:
+    tokenizer = _tokenizer(
+        SPLIT, eos="<end_of_utterance>", pad="<pad>", bos="<|im_start|>"
+    )
     # As the real one: special, yet not in the list of special tokens.
     places = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
     tokenizer.add_tokens([AddedToken(place, special=True) for place in places])
     ids = {
-        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        name: getattr(tokenizer, name)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
     text = {**TEXT, "model_type": "llama", "vocab_size": len(tokenizer), **ids}
     config = getattr(tf, f"{version}Config")(
@@ -186,7 +241,11 @@ def _split(folder: Path, version: str, processor: Any, images: Any, **more: Any)
         "max_image_size": {"longest_edge": 32},
     }  # up to 4 + 1 crops
     processor = processor(
-        images(**sizes), tokenizer, image_seq_len=4, chat_template=IDEFICS_TEMPLATE, **more
+        images(**sizes),
+        tokenizer,
+        image_seq_len=4,
+        chat_template=IDEFICS_TEMPLATE,
+        **more,
     )
     model = getattr(tf, f"{version}ForConditionalGeneration")(config)
     _save(folder, model, processor, [tokenizer.eos_token_id])
@@ -196,8 +255,16 @@ def save_smolvlm(folder: Path) -> None:
     """As HuggingFaceTB/SmolVLM2-256M-Video-Instruct: an image is split into crops; answers begin
     with a space.
     """
-    videos = SmolVLMVideoProcessor(size={"longest_edge": 32}, max_image_size={"longest_edge": 32})
-    _split(folder, "SmolVLM", tf.SmolVLMProcessor, SmolVLMImageProcessorPil, video_processor=videos)
+    videos = SmolVLMVideoProcessor(
+        size={"longest_edge": 32}, max_image_size={"longest_edge": 32}
+    )
+    _split(
+        folder,
+        "SmolVLM",
+        tf.SmolVLMProcessor,
+        SmolVLMImageProcessorPil,
+        video_processor=videos,
+    )
 
 
 def save_idefics3(folder: Path) -> None:
@@ -212,12 +279,17 @@ def save_llava_onevision(folder: Path) -> None:
     tokenizer = _tokenizer(CHATML, eos="<|im_end|>", pad="<pad>")
     config = tf.LlavaOnevisionConfig(
         text_config={**TEXT, "model_type": "qwen2", "vocab_size": len(tokenizer)},
-        vision_config={**VISION, "model_type": "siglip_vision_model", "vision_use_head": False},
+        vision_config={
+            **VISION,
+            "model_type": "siglip_vision_model",
+            "vision_use_head": False,
+        },
         image_grid_pinpoints=[[32, 64], [64, 32], [64, 64]],
         **_ids(tokenizer, image_token_index="<image>", video_token_index="<video>"),
     )
     images = LlavaOnevisionImageProcessorPil(
-        size={"height": 32, "width": 32}, image_grid_pinpoints=[[32, 64], [64, 32], [64, 64]]
+        size={"height": 32, "width": 32},
+        image_grid_pinpoints=[[32, 64], [64, 32], [64, 64]],
     )
     processor = tf.LlavaOnevisionProcessor(
         images,
@@ -245,14 +317,21 @@ def save_llava(folder: Path) -> None:
         **_ids(tokenizer, image_token_index="<image>"),
     )
     processor = tf.LlavaProcessor(
-        CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
+        CLIPImageProcessorPil(
+            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+        ),
         tokenizer,
         patch_size=8,
         vision_feature_select_strategy="default",
         chat_template=CHAT_TEMPLATE,
         num_additional_image_tokens=1,
     )
-    _save(folder, tf.LlavaForConditionalGeneration(config), processor, [tokenizer.eos_token_id])
+    _save(
+        folder,
+        tf.LlavaForConditionalGeneration(config),
+        processor,
+        [tokenizer.eos_token_id],
+    )
 
 
 def save_fast_vlm(folder: Path) -> None:
@@ -266,13 +345,20 @@ def save_fast_vlm(folder: Path) -> None:
         **_ids(tokenizer, image_token_id="<image>"),
     )
     processor = tf.LlavaProcessor(
-        CLIPImageProcessorPil(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64}),
+        CLIPImageProcessorPil(
+            size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64}
+        ),
         tokenizer,
         patch_size=32,
         vision_feature_select_strategy="full",
         chat_template=CHAT_TEMPLATE,
     )
-    _save(folder, tf.FastVlmForConditionalGeneration(config), processor, [tokenizer.eos_token_id])
+    _save(
+        folder,
+        tf.FastVlmForConditionalGeneration(config),
+        processor,
+        [tokenizer.eos_token_id],
+    )
 
 
 def save_internvl(folder: Path) -> None:
@@ -282,7 +368,9 @@ def save_internvl(folder: Path) -> None:
         "end_image_token": "</img>",
         "context_image_token": "<IMG_CONTEXT>",
     }
-    tokenizer = _tokenizer(INTERN, eos="<|im_end|>", pad="<pad>", video_token="<video>", **names)
+    tokenizer = _tokenizer(
+        INTERN, eos="<|im_end|>", pad="<pad>", video_token="<video>", **names
+    )
     vision = {**VISION, "image_size": [32, 32], "patch_size": [8, 8]}
     config = tf.InternVLConfig(
         text_config={**TEXT, "model_type": "qwen2", "vocab_size": len(tokenizer)},
@@ -299,7 +387,12 @@ def save_internvl(folder: Path) -> None:
         image_seq_length=4,
         chat_template=CHAT_TEMPLATE.replace("<image>", "<IMG_CONTEXT>"),
     )
-    _save(folder, tf.InternVLForConditionalGeneration(config), processor, [tokenizer.eos_token_id])
+    _save(
+        folder,
+        tf.InternVLForConditionalGeneration(config),
+        processor,
+        [tokenizer.eos_token_id],
+    )
 
 
 def save_paligemma(folder: Path) -> None:
@@ -311,22 +404,37 @@ def save_paligemma(folder: Path) -> None:
 
 def save_paligemma2(folder: Path) -> None:
     """As google/paligemma2-3b-pt-224, on Gemma 2: every second layer sees a window."""
-    window = {"sliding_window": 6, "query_pre_attn_scalar": 8, "final_logit_softcapping": 5.0}
+    window = {
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 8,
+        "final_logit_softcapping": 5.0,
+    }
     _paligemma(folder, {"model_type": "gemma2", **window})
 
 
 def _paligemma(folder: Path, text: dict[str, Any]) -> None:
-    tokenizer = _tokenizer(["<pad>", "<eos>", "<bos>", "\n"], eos="<eos>", pad="<pad>", bos="<bos>")
+    tokenizer = _tokenizer(
+        ["<pad>", "<eos>", "<bos>", "\n"], eos="<eos>", pad="<pad>", bos="<bos>"
+    )
     images = SiglipImageProcessorPil(size={"height": 32, "width": 32})
     images.image_seq_length = 16
     processor = tf.PaliGemmaProcessor(images, tokenizer)
     config = tf.PaliGemmaConfig(
         text_config={**TEXT, **text, "vocab_size": len(tokenizer)},
-        vision_config={**VISION, "model_type": "siglip_vision_model", "vision_use_head": False},
+        vision_config={
+            **VISION,
+            "model_type": "siglip_vision_model",
+            "vision_use_head": False,
+        },
         projection_dim=32,
         **_ids(tokenizer, image_token_index="<image>"),
     )
-    _save(folder, tf.PaliGemmaForConditionalGeneration(config), processor, [tokenizer.eos_token_id])
+    _save(
+        folder,
+        tf.PaliGemmaForConditionalGeneration(config),
+        processor,
+        [tokenizer.eos_token_id],
+    )
 
 
 def save_gemma3(folder: Path) -> None:
@@ -364,7 +472,9 @@ def save_vlm(family: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def tiny_vlm(family: str, folder: Path, prompt: Any = "a photo of", seed: int = 0) -> Any:
+def tiny_vlm(
+    family: str, folder: Path, prompt: Any = "a photo of", seed: int = 0
+) -> Any:
     """The family's tiny model, saved and loaded."""
     captioner = load_captioner(save_vlm(family, folder, seed), prompt=prompt)
     captioner.policy.eval()
@@ -380,10 +490,16 @@ def photo_rows() -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(0)
     rows: list[dict[str, Any]] = []
     for number, (width, height) in enumerate(SIZES):
-        pixels = torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8)
+        pixels = torch.randint(
+            0, 256, (height, width, 3), generator=generator, dtype=torch.uint8
+        )
         image = Image.fromarray(pixels.numpy())
         rows.append(
-            {"image_id": f"image-{number}", "image": image, "references": REFERENCES[number]}
+            {
+                "image_id": f"image-{number}",
+                "image": image,
+                "references": REFERENCES[number],
+            }
         )
     rows[1]["prompt"] = "a red circle on the tracks in a station"
     rows[2]["prompt"] = "two"

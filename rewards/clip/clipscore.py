@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import as_texts, checked_scores, passes_on, reference_lists, required_column
+from rewards.base import (
+    as_texts,
+    checked_scores,
+    passes_on,
+    reference_lists,
+    required_column,
+)
 from rewards.clip.encoder import EmbeddingCache, EncoderOptions, EncoderSource
 
 PREFIX = "A photo depicts "
@@ -30,7 +36,9 @@ def harmonic_mean(scores: Floats, agreements: Floats) -> Floats:
     formula leaves open.
     """
     total = scores + agreements
-    return np.where(total != 0, 2 * scores * agreements / np.where(total != 0, total, 1.0), 0.0)
+    return np.where(
+        total != 0, 2 * scores * agreements / np.where(total != 0, total, 1.0), 0.0
+    )
 
 
 class ClipScore:
@@ -71,11 +79,13 @@ class ClipScore:
         if str(backbone) == "ViT-B-32" and pretrained is None:
             pretrained = "openai"
         options = EncoderOptions(backbone, pretrained, **encoder)
-        self.backbone, self.prefix, self.w = load_encoder(options), prefix or "", float(w)
-        self.bounds = (0.0, self.w)
-        self.signature = (
-            f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
+        self.backbone, self.prefix, self.w = (
+            load_encoder(options),
+            prefix or "",
+            float(w),
         )
+        self.bounds = (0.0, self.w)
+        self.signature = f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
         self._references = EmbeddingCache(
             self.backbone.encoder.fingerprint, None, options.cache_references
         )
@@ -107,7 +117,9 @@ class ClipScore:
         """Scores of N captions, N at least 1; ``references`` is empty where no column has them."""
         captions = self.embed_texts(texts)
         cosines = _cosines(captions, self.backbone.embed_images(images))
-        return self._with_references(self._scores(cosines), captions, references).tolist()
+        return self._with_references(
+            self._scores(cosines), captions, references
+        ).tolist()
 
     def _scores(self, cosines: Floats) -> Floats:
         return clip_score(cosines, self.w)
@@ -121,7 +133,9 @@ class ClipScore:
         """Embed N captions with the prefix, equal ones once: [N, D] of length 1."""
         distinct = list(dict.fromkeys(texts))
         rows = {text: row for row, text in enumerate(distinct)}
-        embeddings = self.backbone.embed_texts([self.prefix + text for text in distinct])
+        embeddings = self.backbone.embed_texts(
+            [self.prefix + text for text in distinct]
+        )
         return embeddings[[rows[text] for text in texts]]
 
 
@@ -157,17 +171,27 @@ class RefClipScore(ClipScore):
         self.clip_references = clip_references
         # Clipped, at most the harmonic mean of w and 1; unclipped, a + b may be arbitrarily close
         # to 0.
-        self.bounds = (0.0, 2 * self.w / (1 + self.w)) if clip_references else (-math.inf, math.inf)
-        self.signature = (
-            f"{self.signature[:-1]},{'clipped' if clip_references else 'unclipped'} references]"
+        self.bounds = (
+            (0.0, 2 * self.w / (1 + self.w))
+            if clip_references
+            else (-math.inf, math.inf)
         )
+        self.signature = f"{self.signature[:-1]},{'clipped' if clip_references else 'unclipped'} references]"
 
     def _with_references(
         self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]
     ) -> Floats:
-        written = [self.prefix + text for row_references in references for text in row_references]
-        embedded = self._references.embed(written, self.backbone.embed_texts, str, "reference")
-        counts = [len(row_references) for row_references in references]  # at least 1 each
+        written = [
+            self.prefix + text
+            for row_references in references
+            for text in row_references
+        ]
+        embedded = self._references.embed(
+            written, self.backbone.embed_texts, str, "reference"
+        )
+        counts = [
+            len(row_references) for row_references in references
+        ]  # at least 1 each
         cosines = _cosines(np.repeat(captions, counts, axis=0), embedded)
         best = np.maximum.reduceat(cosines, np.cumsum([0, *counts[:-1]]))
         best = np.clip(best, 0.0 if self.clip_references else -1.0, 1.0)

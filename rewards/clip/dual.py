@@ -83,7 +83,12 @@ class Head(nn.Module):
         self.linear = nn.Linear(width, embed_dim)
         self.mlp = None
         if hidden:
-            layers = [nn.Dropout(dropout), nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout)]
+            layers = [
+                nn.Dropout(dropout),
+                nn.Linear(width, hidden),
+                nn.GELU(),
+                nn.Dropout(dropout),
+            ]
             self.mlp = nn.Sequential(*layers, nn.Linear(hidden, embed_dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,7 +118,10 @@ class PretrainedDual(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        image, text = (config.image, config.image_kwargs), (config.text, config.text_kwargs)
+        image, text = (
+            (config.image, config.image_kwargs),
+            (config.text, config.text_kwargs),
+        )
         if folder is not None:
             image = local_encoder(*image, folder / "image_encoder")
             text = local_encoder(*text, folder / "text_encoder")
@@ -169,7 +177,9 @@ class PretrainedDual(nn.Module):
         """
         save_encoder_config(self.image_encoder, folder / "image_encoder")
         save_encoder_config(self.text_encoder, folder / "text_encoder")
-        save_model(float_state(self), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder)
+        save_model(
+            float_state(self), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder
+        )
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> PretrainedDual:

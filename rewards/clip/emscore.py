@@ -109,11 +109,11 @@ class EmScore(ClipScore):
             rows = zip(ids, self.encoder.token_lengths(ids).tolist(), strict=True)
             self._idf = token_idf([row[:end].tolist() for row, end in rows])
             self._unseen = math.log(len(captions) + 1)
-            digest = hashlib.blake2b("\n".join(captions).encode(), digest_size=6).hexdigest()
+            digest = hashlib.blake2b(
+                "\n".join(captions).encode(), digest_size=6
+            ).hexdigest()
             weighted = f"idf of {len(captions)} captions {digest}"
-        self.signature = (
-            f"{self.__name__}[{self.backbone.signature},{weighted},prefix={self.prefix!r}]"
-        )
+        self.signature = f"{self.__name__}[{self.backbone.signature},{weighted},prefix={self.prefix!r}]"
 
     def _score_rows(
         self,
@@ -127,7 +127,10 @@ class EmScore(ClipScore):
         for row, (text, image) in enumerate(zip(texts, images, strict=True)):
             score = self._score(captions[text], videos[id(image)])
             if references:
-                near = [self._score(captions[text], captions[other]) for other in references[row]]
+                near = [
+                    self._score(captions[text], captions[other])
+                    for other in references[row]
+                ]
                 score = (score + max(near)) / 2
             scores.append(score)
         return scores
@@ -147,7 +150,9 @@ class EmScore(ClipScore):
         for (text, whole), (ids, tokens) in zip(pairs, encoded, strict=True):
             weights = np.ones(len(ids))
             if self._idf is not None:
-                weights = np.array([self._idf.get(token, self._unseen) for token in ids.tolist()])
+                weights = np.array(
+                    [self._idf.get(token, self._unseen) for token in ids.tolist()]
+                )
             if weights.sum() <= 0:
                 raise RewardError(
                     f"reward {self.__name__!r}: all tokens of {text!r:.80} have the weight 0"
@@ -165,7 +170,9 @@ class EmScore(ClipScore):
             vectors = rows[start : start + len(frames)]
             start += len(frames)
             whole = mean_embedding(vectors).astype(np.float64)
-            embedded[key] = Embedded(whole, vectors, np.full(len(vectors), 1 / len(vectors)))
+            embedded[key] = Embedded(
+                whole, vectors, np.full(len(vectors), 1 / len(vectors))
+            )
         return embedded
 
 

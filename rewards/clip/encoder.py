@@ -120,7 +120,11 @@ class EncoderOptions:
     def __post_init__(self) -> None:
         check_values(Precision, precision=self.precision)
         check_values(Count, batch_size=self.batch_size)
-        check_values(Count, cache_images=self.cache_images, cache_references=self.cache_references)
+        check_values(
+            Count,
+            cache_images=self.cache_images,
+            cache_references=self.cache_references,
+        )
 
 
 class EmbeddingCache:
@@ -139,7 +143,10 @@ class EmbeddingCache:
     """
 
     def __init__(
-        self, fingerprint: str, folder: str | Path | None = None, max_entries: int = CACHED
+        self,
+        fingerprint: str,
+        folder: str | Path | None = None,
+        max_entries: int = CACHED,
     ) -> None:
         self.fingerprint, self.max_entries = fingerprint, max_entries
         self.folder = None if folder is None else Path(folder) / fingerprint
@@ -176,7 +183,9 @@ class EmbeddingCache:
         keys_of_objects = {}
         for item in {id(item): item for item in items}.values():
             named = f"{self.fingerprint}|{identity(item)}".encode()
-            keys_of_objects[id(item)] = hashlib.blake2b(named, digest_size=16).hexdigest()
+            keys_of_objects[id(item)] = hashlib.blake2b(
+                named, digest_size=16
+            ).hexdigest()
         keys = [keys_of_objects[id(item)] for item in items]
         sources = dict(zip(keys, items, strict=True))
         embeddings: dict[str, Embeddings] = {}
@@ -185,7 +194,9 @@ class EmbeddingCache:
             if entry is not None:
                 embeddings[key] = entry
         missing = [key for key in sources if key not in embeddings]
-        for chunk in chunks(missing, _CHUNK, f"embedding {item_name}s that are not cached"):
+        for chunk in chunks(
+            missing, _CHUNK, f"embedding {item_name}s that are not cached"
+        ):
             chunk_items = [sources[key] for key in chunk]
             rows = np.asarray(encode(chunk_items), np.float32)
             check_finite(rows, chunk_items, item_name)
@@ -195,7 +206,11 @@ class EmbeddingCache:
         for key, embedding in embeddings.items():
             if len(self._memory) < self.max_entries:
                 self._memory[key] = embedding
-        return np.stack([embeddings[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
+        return (
+            np.stack([embeddings[key] for key in keys])
+            if keys
+            else np.zeros((0, 0), np.float32)
+        )
 
     def _read(self, key: str) -> Embeddings | None:
         if key in self._memory or self._files is None:
@@ -247,7 +262,9 @@ class CachedEncoder:
         if len(rows) == len(images):
             return rows
         ends = np.cumsum([len(frames) for frames in videos])
-        return np.stack([mean_embedding(frame_rows) for frame_rows in np.split(rows, ends[:-1])])
+        return np.stack(
+            [mean_embedding(frame_rows) for frame_rows in np.split(rows, ends[:-1])]
+        )
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         """Return embeddings [N, D] of length 1, float32, not cached. Raises as the encoder and

@@ -30,7 +30,9 @@ class LClipScore(ClipScore):
     __name__ = "l_clipscore"
 
     @passes_on(ClipScore)
-    def __init__(self, backbone: EncoderSource, *, prefix: str = "", **arguments: Any) -> None:
+    def __init__(
+        self, backbone: EncoderSource, *, prefix: str = "", **arguments: Any
+    ) -> None:
         super().__init__(backbone, prefix=prefix, **arguments)
 
 

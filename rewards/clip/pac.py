@@ -53,7 +53,9 @@ class PacScore(ClipScore):
         w: float = 2.0,
         **arguments: Any,
     ) -> None:
-        super().__init__(**_tuned_source(backbone, pretrained, tuned_from), w=w, **arguments)
+        super().__init__(
+            **_tuned_source(backbone, pretrained, tuned_from), w=w, **arguments
+        )
 
 
 class RefPacScore(PacScore, RefClipScore):
@@ -72,7 +74,10 @@ class RefPacScore(PacScore, RefClipScore):
 
     @passes_on(PacScore, RefClipScore)
     def __init__(
-        self, backbone: EncoderSource | None = None, pretrained: str | None = None, **arguments: Any
+        self,
+        backbone: EncoderSource | None = None,
+        pretrained: str | None = None,
+        **arguments: Any,
     ) -> None:
         super().__init__(backbone, pretrained, **arguments)
 
@@ -113,7 +118,9 @@ def _tuned_source(
     file = Path(pretrained or "")
     architecture, tag = RELEASED.get(file.name, (None, None))
     backbone, tuned_from = backbone or architecture, tuned_from or tag
-    has_weights = not isinstance(backbone, str | Path | None) or Path(backbone or "x").is_dir()
+    has_weights = (
+        not isinstance(backbone, str | Path | None) or Path(backbone or "x").is_dir()
+    )
     if not has_weights and not (file.is_file() and backbone and tuned_from):
         raise ValueError(
             f"'pretrained' is {pretrained!r}, 'backbone' {backbone!r} and 'tuned_from' "

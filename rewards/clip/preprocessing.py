@@ -74,7 +74,10 @@ class Preprocessing:
     def normalise(self, square: Tensor) -> Tensor:
         """Pixels [3, size, size], float32, of a uint8 image of that shape."""
         values = square.float() / 255
-        mean, std = torch.tensor(self.mean).view(3, 1, 1), torch.tensor(self.std).view(3, 1, 1)
+        mean, std = (
+            torch.tensor(self.mean).view(3, 1, 1),
+            torch.tensor(self.std).view(3, 1, 1),
+        )
         return (values - mean) / std
 
 
@@ -147,7 +150,9 @@ class WordTokens:
         long are truncated.
         """
         start, end = self.tokenizer.sot_token_id, self.tokenizer.eot_token_id
-        rows = [[start, *self.encode(text)[: context_length - 2], end] for text in texts]
+        rows = [
+            [start, *self.encode(text)[: context_length - 2], end] for text in texts
+        ]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         ids = np.zeros((len(rows), context_length), np.int64)
         ids[np.arange(context_length) < lengths[:, None]] = np.fromiter(
@@ -173,7 +178,10 @@ def open_clip_tokenizer(name: str) -> Any:
     import open_clip
 
     text = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
-    others = [text.get(key) for key in ("hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs")]
+    others = [
+        text.get(key)
+        for key in ("hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs")
+    ]
     if any(others) or "siglip" in name.lower():
         safe = {"trust_remote_code": False} if text.get("hf_tokenizer_name") else {}
         return open_clip.get_tokenizer(name, **safe)
@@ -188,7 +196,11 @@ def count_tokens(text: str) -> int:
 
 
 def embed_by_length(
-    encode: Callable[[Tensor], Tensor], ids: Tensor, lengths: Tensor, max_tokens: int, device: str
+    encode: Callable[[Tensor], Tensor],
+    ids: Tensor,
+    lengths: Tensor,
+    max_tokens: int,
+    device: str,
 ) -> Tensor:
     """Embed N captions in batches of similar length, with little padding: [N, D] on ``device``,
     without synchronising.
@@ -206,7 +218,8 @@ def embed_by_length(
         if row > starts[-1] and (row + 1 - starts[-1]) * length > max_tokens:
             starts.append(row)
     batches = [
-        order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)
+        order[start:end]
+        for start, end in zip(starts, [*starts[1:], len(order)], strict=True)
     ]
     embeddings = torch.cat(
         [encode(ids[rows, : int(lengths[rows[-1]])].to(device)) for rows in batches]
@@ -223,7 +236,9 @@ def causal_text_features(model: Any, ids: Tensor) -> Tensor:
     """
     return _project(
         model,
-        _causal_states(model, ids)[torch.arange(len(ids), device=ids.device), ids.argmax(dim=1)],
+        _causal_states(model, ids)[
+            torch.arange(len(ids), device=ids.device), ids.argmax(dim=1)
+        ],
     )
 
 
@@ -236,7 +251,9 @@ def causal_token_features(model: Any, ids: Tensor) -> Tensor:
 
 def _causal_states(model: Any, ids: Tensor) -> Tensor:
     length, dtype = ids.shape[1], model.transformer.get_cast_dtype()
-    hidden = model.token_embedding(ids).to(dtype) + model.positional_embedding[:length].to(dtype)
+    hidden = model.token_embedding(ids).to(dtype) + model.positional_embedding[
+        :length
+    ].to(dtype)
     mask = model.attn_mask[:length, :length].to(dtype)
     return model.ln_final(model.transformer(hidden, attn_mask=mask))
 

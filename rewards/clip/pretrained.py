@@ -24,7 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from rewards.base import naming
-from rewards.clip.preprocessing import Preprocessing, open_clip_tokenizer, preprocessing_of
+from rewards.clip.preprocessing import (
+    Preprocessing,
+    open_clip_tokenizer,
+    preprocessing_of,
+)
 from rewards.frozen_model import most_tokens
 from rewards.model_files import transformers_options
 from rewards.options import load_target
@@ -85,7 +89,9 @@ class TransformersImage(nn.Module):
         options = transformers_options(name)
         self.model = _transformers(name, "image", pretrained, options)
         if self.model.config.model_type == "vit_mae":
-            raise ValueError("a ViTMAEModel masks patches at random, also in evaluation")
+            raise ValueError(
+                "a ViTMAEModel masks patches at random, also in evaluation"
+            )
         processor = AutoImageProcessor.from_pretrained(name, backend="pil", **options)
         self.preprocessing = preprocessing_from(processor.to_dict())
         self.built_from = (self.model.config, processor)
@@ -144,14 +150,18 @@ class TransformersText(nn.Module):
             or cannot lose it.
     """
 
-    def __init__(self, name: str, pretrained: bool, bidirectional_blocks: int = 0) -> None:
+    def __init__(
+        self, name: str, pretrained: bool, bidirectional_blocks: int = 0
+    ) -> None:
         from transformers import AutoTokenizer
 
         super().__init__()
         options = transformers_options(name)
         self.model = model = _transformers(name, "text", pretrained, options)
         if model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
-            raise ValueError(f"it is a {type(model).__name__}: expected an encoder of text")
+            raise ValueError(
+                f"it is a {type(model).__name__}: expected an encoder of text"
+            )
         tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)
         self.tokenizer, self.built_from = tokenizer, (model.config, tokenizer)
         if tokenizer.pad_token_id is None:
@@ -159,11 +169,15 @@ class TransformersText(nn.Module):
         if not tokenizer("")["input_ids"]:
             tokenizer.add_eos_token = True
         if not tokenizer("")["input_ids"]:
-            raise ValueError("its tokenizer adds no special token to a caption: expected one")
+            raise ValueError(
+                "its tokenizer adds no special token to a caption: expected one"
+            )
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         self.context_length = most_tokens(model.config, tokenizer)
         # CLIP pads with its end of text, which stands after every caption.
-        self.ends_with_padding = int(tokenizer("a")["input_ids"][-1] == tokenizer.pad_token_id)
+        self.ends_with_padding = int(
+            tokenizer("a")["input_ids"][-1] == tokenizer.pad_token_id
+        )
         if bidirectional_blocks:
             _attend_both_ways(model, bidirectional_blocks)
             for key in ("sliding_window", "attention_chunk_size"):
@@ -192,7 +206,9 @@ class TransformersText(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """[B, L] -> [B, L, D]."""
-        mask = torch.arange(ids.shape[1], device=ids.device) < self.lengths(ids)[:, None]
+        mask = (
+            torch.arange(ids.shape[1], device=ids.device) < self.lengths(ids)[:, None]
+        )
         return self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
 
 
@@ -211,7 +227,9 @@ class ClipText(nn.Module):
     def count_tokens(self, text: str) -> int:
         if hasattr(self.tokenizer, "encode"):
             return len(self.tokenizer.encode(text)) + 2
-        cleaned = self.tokenizer.clean_fn(text)  # open_clip's wrapper of one of Transformers
+        cleaned = self.tokenizer.clean_fn(
+            text
+        )  # open_clip's wrapper of one of Transformers
         return len(self.tokenizer.tokenizer(cleaned)["input_ids"])
 
     def lengths(self, ids: Tensor) -> Tensor:
@@ -234,7 +252,9 @@ class OpenClipText(ClipText):
         """[B, L] -> [B, L, D]."""
         length = ids.shape[1]
         hidden = self.token_embedding(ids) + self.positional_embedding[:length]
-        return self.ln_final(self.transformer(hidden, attn_mask=self.mask[:length, :length]))
+        return self.ln_final(
+            self.transformer(hidden, attn_mask=self.mask[:length, :length])
+        )
 
 
 def as_grid(features: Tensor) -> Tensor:
@@ -283,7 +303,9 @@ def save_encoder_config(encoder: Any, folder: Path) -> None:
         component.save_pretrained(folder)
 
 
-def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
+def local_encoder(
+    name: str, kwargs: Mapping[str, Any], folder: Path
+) -> tuple[str, dict[str, Any]]:
     """Name and arguments that build an encoder again, from ``folder`` if ``save_encoder_config``
     wrote it there.
 
@@ -301,7 +323,9 @@ def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[s
     what = f"{folder.name} in {folder.parent / 'config.json'}"
     if library in LIBRARIES and folder.is_dir():
         return f"transformers:{folder}", {**kwargs}
-    if library == "transformers" or (name in SHIPPED and "model" in kwargs and not folder.is_dir()):
+    if library == "transformers" or (
+        name in SHIPPED and "model" in kwargs and not folder.is_dir()
+    ):
         raise ValueError(
             f"{what} is {name!r:.200}: its folder {folder} is missing. Copy the whole model again"
         )
@@ -311,11 +335,20 @@ def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[s
     return name, {**kwargs, **saved}
 
 
-def _load(modality: Modality, name: str, kwargs: Mapping[str, Any], pretrained: bool) -> Any:
+def _load(
+    modality: Modality, name: str, kwargs: Mapping[str, Any], pretrained: bool
+) -> Any:
     protocol, libraries = _MODALITIES[modality]
     library, _, model = name.partition(":")
     what = f"{modality} encoder {name!r}"
-    unloadable = (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError)
+    unloadable = (
+        OSError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        AttributeError,
+        TypeError,
+    )
     with naming(f"{what} cannot be loaded", unloadable):
         if library in libraries:
             encoder: Any = libraries[library](model, pretrained, **kwargs)
@@ -338,15 +371,23 @@ def _transformers(
     from transformers.utils import logging
 
     config = AutoConfig.from_pretrained(name, **options)
-    config = getattr(config, "vision_config" if modality == "image" else "text_config", config)
+    config = getattr(
+        config, "vision_config" if modality == "image" else "text_config", config
+    )
     if not pretrained:
-        return AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        return AutoModel.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
     level = logging.get_verbosity()
     # it warns of the other tower's weights, and of those that are looked at below
     logging.set_verbosity_error()
     try:
         model, info = AutoModel.from_pretrained(
-            name, config=config, dtype=torch.float32, output_loading_info=True, **options
+            name,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **options,
         )
     finally:
         logging.set_verbosity(level)
@@ -355,7 +396,9 @@ def _transformers(
         raise ValueError(
             f"its weights lack {len(absent)} of the {type(model).__name__}: {', '.join(absent[:3])}"
         )
-    for key in info["missing_keys"]:  # not random, so that the weights of two loads are equal
+    for key in info[
+        "missing_keys"
+    ]:  # not random, so that the weights of two loads are equal
         nn.init.zeros_(model.get_parameter(key))
     return model
 
@@ -369,14 +412,20 @@ def _attend_both_ways(model: Any, count: int) -> None:
     """
     prefixes = _blocks(model)
     if len(prefixes) < count:
-        raise ValueError(f"it has {len(prefixes)} blocks: bidirectional_blocks cannot be {count}")
+        raise ValueError(
+            f"it has {len(prefixes)} blocks: bidirectional_blocks cannot be {count}"
+        )
     for prefix in prefixes[-count:]:
         block = prefix.rstrip(".")
         modules = model.get_submodule(block).modules()
         for attention in modules:
             if getattr(attention, "is_causal", False) is True:
-                attention.is_causal = False  # decides where there is no mask, as without padding
-                attention.register_forward_pre_hook(_padding_mask_alone, with_kwargs=True)
+                attention.is_causal = (
+                    False  # decides where there is no mask, as without padding
+                )
+                attention.register_forward_pre_hook(
+                    _padding_mask_alone, with_kwargs=True
+                )
     # Some models, such as GPT-Neo, have a causal mask of their own in the attention, besides the
     # one they are given.
     ids = torch.tensor([[0, 1, 0], [0, 2, 0]])
@@ -415,14 +464,23 @@ def _open_clip(
         shape = (open_clip.get_model_config(architecture) or {}).get("vision_cfg", {})
         options["vision_cfg"] = {**shape, **vision_cfg}
     model = open_clip.create_model(
-        architecture, tag if pretrained else None, require_pretrained=pretrained, **options
+        architecture,
+        tag if pretrained else None,
+        require_pretrained=pretrained,
+        **options,
     )
     return model, architecture
 
 
 _MODALITIES: dict[Modality, tuple[type, dict[str, Callable[..., nn.Module]]]] = {
-    "image": (ImageEncoder, {"transformers": TransformersImage, "open_clip": OpenClipImage}),
-    "text": (TextEncoder, {"transformers": TransformersText, "open_clip": OpenClipText}),
+    "image": (
+        ImageEncoder,
+        {"transformers": TransformersImage, "open_clip": OpenClipImage},
+    ),
+    "text": (
+        TextEncoder,
+        {"transformers": TransformersText, "open_clip": OpenClipText},
+    ),
 }
 LIBRARIES = tuple(_MODALITIES["image"][1])
 """What comes before the colon of a model of a library."""
@@ -439,7 +497,9 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     shortest, crops = size.get("shortest_edge"), values.get("do_center_crop")
     height, width = size.get("height"), size.get("width")
     resize: str | int | None = None
-    if values.get("crop_pct") is not None and shortest is not None:  # ConvNeXt and ResNet
+    if (
+        values.get("crop_pct") is not None and shortest is not None
+    ):  # ConvNeXt and ResNet
         height = width = shortest
         resize = int(shortest / values["crop_pct"]) if shortest < 384 else "squash"
     elif crops and shortest is not None:
@@ -451,7 +511,13 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     scaled = math.isclose(values.get("rescale_factor") or 1 / 255, 1 / 255)
     does_both = values.get("do_resize", True) and values.get("do_rescale", True)
     is_plain = does_both and scaled and not values.get("do_pad")
-    if resize is None or height is None or height != width or method is None or not is_plain:
+    if (
+        resize is None
+        or height is None
+        or height != width
+        or method is None
+        or not is_plain
+    ):
         named = ("size", "crop_size", "resample", "rescale_factor", "do_pad")
         raise ValueError(
             f"its image processor has { {name: values.get(name) for name in named} }: expected a "
@@ -460,7 +526,9 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     mean, std = [0.0] * 3, [1.0] * 3
     if values.get("do_normalize", True):
         mean, std = values["image_mean"], values["image_std"]
-    return Preprocessing(int(height), tuple(mean), tuple(std), method, resize, floor_crop=True)
+    return Preprocessing(
+        int(height), tuple(mean), tuple(std), method, resize, floor_crop=True
+    )
 
 
 @torch.enable_grad()
@@ -481,24 +549,36 @@ def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
     if blocks:
         prefixes = _blocks(encoder)
         if len(prefixes) < blocks:
-            raise ValueError(f"it has {len(prefixes)} blocks: {blocks} cannot be trained")
+            raise ValueError(
+                f"it has {len(prefixes)} blocks: {blocks} cannot be trained"
+            )
         is_open = False
         for name, parameter in encoder.named_parameters():
             is_open |= name.startswith(prefixes[-blocks])
             parameter.requires_grad_(is_open)
-    opened = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    opened = [
+        parameter for parameter in encoder.parameters() if parameter.requires_grad
+    ]
     if opened:
-        gradients = torch.autograd.grad(_example(encoder).sum(), opened, allow_unused=True)
+        gradients = torch.autograd.grad(
+            _example(encoder).sum(), opened, allow_unused=True
+        )
         for parameter, gradient in zip(opened, gradients, strict=True):
             parameter.requires_grad_(gradient is not None)
-    return [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
+    return [
+        name
+        for name, parameter in encoder.named_parameters()
+        if parameter.requires_grad
+    ]
 
 
 def _is_pooler(name: str) -> bool:
     """Whether a parameter is a pooler's or an open_clip projection's, on which no grid and no state
     depends.
     """
-    return ".pooler." in f".{name}" or ".attnpool." in f".{name}" or name == "model.proj"
+    return (
+        ".pooler." in f".{name}" or ".attnpool." in f".{name}" or name == "model.proj"
+    )
 
 
 def _blocks(encoder: nn.Module) -> list[str]:
@@ -506,12 +586,18 @@ def _blocks(encoder: nn.Module) -> list[str]:
 
     def size(module: nn.Module) -> int:
         # Without vocabularies, which outweigh all layers.
-        layers = (layer for layer in module.modules() if not isinstance(layer, nn.Embedding))
-        return sum(own.numel() for layer in layers for own in layer.parameters(recurse=False))
+        layers = (
+            layer for layer in module.modules() if not isinstance(layer, nn.Embedding)
+        )
+        return sum(
+            own.numel() for layer in layers for own in layer.parameters(recurse=False)
+        )
 
     lists = {}
     for name, module in encoder.named_modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential) and 4 * size(module) > size(encoder):
+        if isinstance(module, nn.ModuleList | nn.Sequential) and 4 * size(
+            module
+        ) > size(encoder):
             lists[name] = module
     if not lists:
         return []
@@ -528,7 +614,9 @@ def _example(encoder: Any) -> Tensor:
     [1, L, D].
     """
     if isinstance(encoder, ImageEncoder):
-        example = torch.zeros(1, 3, encoder.preprocessing.size, encoder.preprocessing.size)
+        example = torch.zeros(
+            1, 3, encoder.preprocessing.size, encoder.preprocessing.size
+        )
     else:
         example = encoder.tokenize(["a"], encoder.context_length)
     return encoder(example.to(next(encoder.parameters()).device))

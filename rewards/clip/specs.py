@@ -60,7 +60,9 @@ class Specs(ClipScore):
     ) -> None:
         if scale is not None:
             check_values(Scale, scale=scale)
-        super().__init__(backbone, pretrained, prefix="", w=1.0, truncate=truncate, **encoder)
+        super().__init__(
+            backbone, pretrained, prefix="", w=1.0, truncate=truncate, **encoder
+        )
         released = getattr(self.backbone.encoder, "long_layout", False)
         self.scale: Scale = scale or ("shifted" if released else "clipped")
         self.truncate = truncate

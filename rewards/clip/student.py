@@ -166,9 +166,14 @@ class SharedAttention(nn.Module):
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         name = f"{repeat}.weight"
-        before, after = self.mix_before.get_parameter(name), self.mix_after.get_parameter(name)
+        before, after = (
+            self.mix_before.get_parameter(name),
+            self.mix_after.get_parameter(name),
+        )
         return self.proj(
-            head_mixed_attention(q, k, v, before, after, blocked).transpose(1, 2).flatten(2)
+            head_mixed_attention(q, k, v, before, after, blocked)
+            .transpose(1, 2)
+            .flatten(2)
         )
 
 
@@ -239,7 +244,9 @@ class ImageStudent(nn.Module):
             self.patch_embed = nn.Conv2d(3, width, patch, stride=patch)
         else:
             if encoder is None:
-                encoder = load_image_encoder(config.image_encoder, config.image_encoder_kwargs)
+                encoder = load_image_encoder(
+                    config.image_encoder, config.image_encoder_kwargs
+                )
             _, rows, columns, depth = grid_shape(encoder)
             self.patch_embed, cells = nn.Linear(depth, width), rows * columns
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
@@ -259,7 +266,9 @@ class ImageStudent(nn.Module):
         nn.init.trunc_normal_(self.cls_token, std=INIT_STD)
         nn.init.trunc_normal_(self.pos_embed, std=INIT_STD)
         self.apply(init_linear)
-        self.encoder: Any = None if config.image_encoder is None else encoder.requires_grad_(False)
+        self.encoder: Any = (
+            None if config.image_encoder is None else encoder.requires_grad_(False)
+        )
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -291,7 +300,10 @@ class ImageStudent(nn.Module):
             patches = self.patch_embed(pixels).flatten(2).transpose(1, 2)
         else:
             patches = self.patch_embed(self.encoder(pixels).flatten(1, 2))
-        x = torch.cat([self.cls_token.expand(len(pixels), -1, -1), patches], dim=1) + self.pos_embed
+        x = (
+            torch.cat([self.cls_token.expand(len(pixels), -1, -1), patches], dim=1)
+            + self.pos_embed
+        )
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x[:, 0]))
@@ -308,7 +320,9 @@ class TextStudent(nn.Module):
         self.token_embed: nn.Module = (
             nn.Embedding(config.vocab_size, width)
             if rank is None
-            else nn.Sequential(nn.Embedding(config.vocab_size, rank), nn.Linear(rank, width))
+            else nn.Sequential(
+                nn.Embedding(config.vocab_size, rank), nn.Linear(rank, width)
+            )
         )
         self.pos_embed = nn.Parameter(torch.empty(config.context_length, width))
         self.blocks = nn.ModuleList(
@@ -330,7 +344,9 @@ class TextStudent(nn.Module):
         """Embed token ids [B, L] as [B, E], not normalised. Raises as ``states``."""
         states = self.states(ids)
         return self.head(
-            self.norm(states[torch.arange(len(ids), device=ids.device), ids.argmax(dim=-1)])
+            self.norm(
+                states[torch.arange(len(ids), device=ids.device), ids.argmax(dim=-1)]
+            )
         )
 
     def states(self, ids: Tensor) -> Tensor:
@@ -341,7 +357,10 @@ class TextStudent(nn.Module):
         most ``context_length`` and padding may be any smaller id; with ``full``, where both change
         the embedding, L is ``context_length`` and padding is id 0.
         """
-        longest, masked = self.config.context_length, self.config.pad_attention == "masked"
+        longest, masked = (
+            self.config.context_length,
+            self.config.pad_attention == "masked",
+        )
         if ids.ndim != 2 or not (
             1 <= ids.shape[1] <= longest if masked else ids.shape[1] == longest
         ):
@@ -385,7 +404,9 @@ class LCLIP(nn.Module):
         if needed.
         """
         save_encoder_config(self.image.encoder, Path(path) / "image_encoder")
-        save_model(float_state(self), {"model_type": MODEL_TYPE, **asdict(self.config)}, path)
+        save_model(
+            float_state(self), {"model_type": MODEL_TYPE, **asdict(self.config)}, path
+        )
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> LCLIP:
@@ -397,7 +418,10 @@ class LCLIP(nn.Module):
 
 
 def load_student(
-    model_class: type[Student], folder: Path, model_type: str, others: Collection[str] = ()
+    model_class: type[Student],
+    folder: Path,
+    model_type: str,
+    others: Collection[str] = (),
 ) -> Student:
     """Load an ``LCLIP`` or one of its towers from a folder. Arguments and errors as for
     ``read_config``.
@@ -407,7 +431,9 @@ def load_student(
         with torch.device("meta"):  # no weight is initialised
             return load_weights(model_class(config), folder)
     encoder = load_image_encoder(
-        *local_encoder(config.image_encoder, config.image_encoder_kwargs, folder / "image_encoder"),
+        *local_encoder(
+            config.image_encoder, config.image_encoder_kwargs, folder / "image_encoder"
+        ),
         pretrained=False,
     )
     return load_weights(model_class(config, encoder), folder)  # type: ignore[call-arg]

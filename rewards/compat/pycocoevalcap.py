@@ -39,9 +39,17 @@ class PTBTokenizer:
         """Image id -> list of ``{"caption": text}`` becomes image id -> list of tokens joined by
         spaces.
         """
-        ids = [image_id for image_id, captions in captions_for_image.items() for _ in captions]
+        ids = [
+            image_id
+            for image_id, captions in captions_for_image.items()
+            for _ in captions
+        ]
         lines = tokenize_lines(
-            [item["caption"] for captions in captions_for_image.values() for item in captions]
+            [
+                item["caption"]
+                for captions in captions_for_image.values()
+                for item in captions
+            ]
         )
         tokens: dict[Hashable, list[str]] = {}
         for image_id, line in zip(ids, lines, strict=True):
@@ -62,7 +70,11 @@ class Bleu:
         changes nothing.
         """
         counts = [
-            bleu_counts(caption.split(), [reference.split() for reference in references], self._n)
+            bleu_counts(
+                caption.split(),
+                [reference.split() for reference in references],
+                self._n,
+            )
             for caption, references in _pairs(gts, res)
         ]
         scores = [bleu_of_counts(row) for row in counts]
@@ -80,20 +92,31 @@ class Cider:
     ``n`` and ``sigma`` as in the original; ``test`` and ``refs`` are ignored there, too.
     """
 
-    def __init__(self, test: Any = None, refs: Any = None, n: int = 4, sigma: float = 6.0) -> None:
+    def __init__(
+        self, test: Any = None, refs: Any = None, n: int = 4, sigma: float = 6.0
+    ) -> None:
         if n != 4:
             raise ValueError(
                 f"n is {n}: expected 4, the only number that the original counts n-grams up to"
             )
         self._sigma = sigma
 
-    def compute_score(self, gts: Captions, res: Captions) -> tuple[np.float64, NDArray[np.float64]]:
+    def compute_score(
+        self, gts: Captions, res: Captions
+    ) -> tuple[np.float64, NDArray[np.float64]]:
         """The mean over N captions, and their scores [N]; one image alone has the score 0."""
         pairs = _pairs(gts, res)
-        references = [[reference.split() for reference in captions] for _, captions in pairs]
+        references = [
+            [reference.split() for reference in captions] for _, captions in pairs
+        ]
         df = DocumentFrequencies.from_references(references, eos=False)
         scores = np.array(
-            cider_d([caption.split() for caption, _ in pairs], references, df, sigma=self._sigma)
+            cider_d(
+                [caption.split() for caption, _ in pairs],
+                references,
+                df,
+                sigma=self._sigma,
+            )
         )
         return np.mean(scores), scores
 
@@ -110,13 +133,20 @@ class Rouge:
     def calc_score(self, candidate: list[str], refs: list[str]) -> float:
         """The score of a list of one caption against its references."""
         return rouge_l(
-            candidate[0].split(" "), [reference.split(" ") for reference in refs], self.beta
+            candidate[0].split(" "),
+            [reference.split(" ") for reference in refs],
+            self.beta,
         )
 
-    def compute_score(self, gts: Captions, res: Captions) -> tuple[np.float64, NDArray[np.float64]]:
+    def compute_score(
+        self, gts: Captions, res: Captions
+    ) -> tuple[np.float64, NDArray[np.float64]]:
         """The mean over N captions, and their scores [N]."""
         scores = np.array(
-            [self.calc_score([caption], references) for caption, references in _pairs(gts, res)]
+            [
+                self.calc_score([caption], references)
+                for caption, references in _pairs(gts, res)
+            ]
         )
         return np.mean(scores), scores
 

@@ -35,14 +35,21 @@ class RewardMetric(Metric):
     count: Tensor
 
     def __init__(
-        self, reward: Reward | str, reward_kwargs: Mapping[str, Any] | None = None, **kwargs: Any
+        self,
+        reward: Reward | str,
+        reward_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if isinstance(reward, str):
             reward = RewardBuilder(counting=()).build(reward, reward_kwargs or {})
         self.reward = reward
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state(
+            "total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum"
+        )
+        self.add_state(
+            "count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum"
+        )
 
     def update(self, completions: Sequence[str], **columns: Any) -> None:
         """Score N captions with the columns that the reward needs, such as ``references`` or
@@ -60,5 +67,7 @@ class RewardMetric(Metric):
     def compute(self) -> Tensor:
         """The mean score. Raises ``ValueError`` where no caption has been scored."""
         if not self.count:
-            raise ValueError(f"{self.reward.__name__}: no caption was scored: call update first")
+            raise ValueError(
+                f"{self.reward.__name__}: no caption was scored: call update first"
+            )
         return self.total / self.count

@@ -46,13 +46,17 @@ def build_model(
             the model cannot be loaded.
     """
     if (model is None) == (endpoint is None):
-        raise ValueError(f"{reward}: set either model or endpoint: {{url: ..., model: ...}}")
+        raise ValueError(
+            f"{reward}: set either model or endpoint: {{url: ..., model: ...}}"
+        )
     built: Any = model
     if endpoint is not None:
         with naming(f"{reward}: endpoint", (TypeError, ValueError)):
             built = EndpointModel(reward, chat_template_kwargs, **endpoint)
     elif isinstance(model, str | Path):
-        built = LocalModel(str(model), reward, vision, device, precision, chat_template_kwargs)
+        built = LocalModel(
+            str(model), reward, vision, device, precision, chat_template_kwargs
+        )
     return built if cache_dir is None else CachedModel(built, Path(cache_dir))
 
 
@@ -77,7 +81,10 @@ class CachedModel:
         return self._answers(questions, self.model.write, max_new_tokens)
 
     def _answers(
-        self, questions: Sequence[Question], ask: Callable[..., list[Any]], *options: int
+        self,
+        questions: Sequence[Question],
+        ask: Callable[..., list[Any]],
+        *options: int,
     ) -> list[Any]:
         keys = [self._key(question, *options) for question in questions]
         kept = {}

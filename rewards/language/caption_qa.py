@@ -14,7 +14,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rewards.base import RewardError, as_texts, checked_scores, passes_on, required_column
+from rewards.base import (
+    RewardError,
+    as_texts,
+    checked_scores,
+    passes_on,
+    required_column,
+)
 from rewards.language.build import build_model
 from rewards.language.models import Question
 from rewards.options import check_type, check_values
@@ -79,7 +85,9 @@ class CaptionQA:
         self.score = score
         self.words = words
         self.seed = seed
-        self.signature = f"{name}[{self.language_model.signature},{score},words{words},seed{seed}]"
+        self.signature = (
+            f"{name}[{self.language_model.signature},{score},words{words},seed{seed}]"
+        )
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -100,7 +108,9 @@ class CaptionQA:
             for index, item in enumerate(check_questions(rows[row], where)):
                 order = self.seed, str(image_ids[row]), index
                 choices = (*item["choices"], NOT_SAID)
-                question, place = pose(item, choices, order, f"{where}, question {index}", caption)
+                question, place = pose(
+                    item, choices, order, f"{where}, question {index}", caption
+                )
                 questions.append(question)
                 right.append(place)
         answers = iter(zip(self.language_model.choose(questions), right, strict=True))
@@ -110,8 +120,13 @@ class CaptionQA:
             if self.score == "expected":
                 marks = [probabilities[place] for probabilities, place in own]
             else:
-                marks = [float(is_found(probabilities, place)) for probabilities, place in own]
-            scores.append(math.fsum(marks) / len(marks) * length_factor(caption, self.words))
+                marks = [
+                    float(is_found(probabilities, place))
+                    for probabilities, place in own
+                ]
+            scores.append(
+                math.fsum(marks) / len(marks) * length_factor(caption, self.words)
+            )
         return checked_scores(self, scores, len(captions))
 
 
@@ -130,7 +145,8 @@ def pose(
     places = shuffled_choices(len(choices), *order)
     labels = tuple(ascii_uppercase[: len(choices)])
     lines = "\n".join(
-        f"{label}. {choices[place]}" for label, place in zip(labels, places, strict=True)
+        f"{label}. {choices[place]}"
+        for label, place in zip(labels, places, strict=True)
     )
     text = prompt.format(caption=caption, question=item["question"], choices=lines)
     return Question(text, labels, where), places.index(choices.index(item["answer"]))
@@ -160,16 +176,22 @@ def length_factor(caption: str, words: int | None) -> float:
 def check_questions(items: Any, where: str) -> list[ImageQuestion]:
     """The questions of an image, at least one. Raises ``RewardError`` that begins with ``where``."""
     if not isinstance(items, list | tuple) or not items:
-        raise RewardError(f"{where}: questions are {items!r:.80}: expected a list of questions")
+        raise RewardError(
+            f"{where}: questions are {items!r:.80}: expected a list of questions"
+        )
     for index, item in enumerate(items):
         name = f"{where}, question {index}"
         check_type(item, ImageQuestion, name, RewardError)
         choices = item["choices"]
         different = {" ".join(choice.split()) for choice in choices} - {"", NOT_SAID}
-        if not 2 <= len(choices) < len(ascii_uppercase) or len(different) < len(choices):
+        if not 2 <= len(choices) < len(ascii_uppercase) or len(different) < len(
+            choices
+        ):
             raise RewardError(
                 f"{name}: choices are {choices!r:.80}: expected 2 to 25 different ones"
             )
         if item["answer"] not in choices:
-            raise RewardError(f"{name}: answer is {item['answer']!r:.80}: expected one of choices")
+            raise RewardError(
+                f"{name}: answer is {item['answer']!r:.80}: expected one of choices"
+            )
     return list(items)

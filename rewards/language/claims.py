@@ -11,7 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from rewards.base import as_texts, checked_scores, passes_on, reference_lists, required_column
+from rewards.base import (
+    as_texts,
+    checked_scores,
+    passes_on,
+    reference_lists,
+    required_column,
+)
 from rewards.language.build import build_model
 from rewards.language.models import Question
 from rewards.options import check_values
@@ -84,7 +90,9 @@ class Claims:
         if not vision or score != "precision":
             columns.add("references")
         self.columns = frozenset(columns)
-        self.signature = f"{name}[{self.language_model.signature},{source},{score},distinct]"
+        self.signature = (
+            f"{name}[{self.language_model.signature},{source},{score},distinct]"
+        )
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -130,7 +138,11 @@ class Claims:
         for said_count, expected_count in sizes:
             precision = _mean([next(truth) for _ in range(said_count)])
             recall = _mean([next(truth) for _ in range(expected_count)])
-            both = {"precision": precision, "recall": recall, "f": harmonic_mean(precision, recall)}
+            both = {
+                "precision": precision,
+                "recall": recall,
+                "f": harmonic_mean(precision, recall),
+            }
             scores.append(both[self.score])
         return checked_scores(self, scores, count)
 
@@ -141,7 +153,9 @@ def distinct(claims: Sequence[str]) -> list[str]:
     """
     firsts: dict[str, str] = {}
     for claim in claims:
-        firsts.setdefault(" ".join(re.findall(r"\w+", _UNSAID.sub(" ", claim.casefold()))), claim)
+        firsts.setdefault(
+            " ".join(re.findall(r"\w+", _UNSAID.sub(" ", claim.casefold()))), claim
+        )
     return list(firsts.values())
 
 

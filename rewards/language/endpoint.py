@@ -75,14 +75,19 @@ class EndpointModel:
 
         Raises ``RewardError`` where the endpoint fails, or does not answer with a label.
         """
-        return self._ask(questions, _listed, max_tokens=1, logprobs=True, top_logprobs=20)
+        return self._ask(
+            questions, _listed, max_tokens=1, logprobs=True, top_logprobs=20
+        )
 
     def write(self, questions: Sequence[Question], max_new_tokens: int) -> list[str]:
         """Texts. Raises ``RewardError`` where the endpoint fails, or an answer has no text."""
         return self._ask(questions, _text, max_tokens=max_new_tokens)
 
     def _ask(
-        self, questions: Sequence[Question], read: Callable[[Question, Any], Answer], **options: Any
+        self,
+        questions: Sequence[Question],
+        read: Callable[[Question, Any], Answer],
+        **options: Any,
     ) -> list[Answer]:
         """What ``read`` makes of the first choice of each answer."""
         from openai import OpenAI
@@ -92,25 +97,37 @@ class EndpointModel:
         answers: list[Answer] = []
         key = os.environ.get("OPENAI_API_KEY") or "none"
         client = OpenAI(
-            base_url=self.url, api_key=key, timeout=self.timeout, max_retries=self.attempts - 1
+            base_url=self.url,
+            api_key=key,
+            timeout=self.timeout,
+            max_retries=self.attempts - 1,
         )
         with client, ThreadPoolExecutor(self.concurrency) as pool:
             ask = partial(self._complete, client, options)
-            for batch in chunks(questions, 4 * self.concurrency, f"{self.reward}: answers"):
-                for question, completion in zip(batch, pool.map(ask, batch), strict=True):
+            for batch in chunks(
+                questions, 4 * self.concurrency, f"{self.reward}: answers"
+            ):
+                for question, completion in zip(
+                    batch, pool.map(ask, batch), strict=True
+                ):
                     where = f"{question.where}: the answer of {self.url}"
                     with naming(where, MALFORMED, RewardError):
                         answers.append(read(question, completion.choices[0]))
         return answers
 
-    def _complete(self, client: Any, options: dict[str, Any], question: Question) -> Any:
+    def _complete(
+        self, client: Any, options: dict[str, Any], question: Question
+    ) -> Any:
         """The answer to one question. Raises ``RewardError`` where the endpoint fails."""
         from openai import OpenAIError
 
         content: Any = question.text
         if question.image is not None:
             with naming(question.where, (RewardError,), RewardError):
-                image = {"type": "image_url", "image_url": {"url": _data_url(question.image)}}
+                image = {
+                    "type": "image_url",
+                    "image_url": {"url": _data_url(question.image)},
+                }
             content = [image, {"type": "text", "text": question.text}]
         try:
             return client.chat.completions.create(
@@ -121,7 +138,9 @@ class EndpointModel:
             )
         except (OpenAIError, json.JSONDecodeError) as error:
             cause = f" ({error.__cause__})" if error.__cause__ else ""
-            raise RewardError(f"{question.where}: {self.url}: {error}{cause}") from error
+            raise RewardError(
+                f"{question.where}: {self.url}: {error}{cause}"
+            ) from error
 
 
 def _data_url(source: Any) -> str:
@@ -150,7 +169,9 @@ def _listed(question: Question, choice: Any) -> list[float]:
     }
     masses = []
     for label in question.labels:
-        masses.append(math.fsum(p for (token, _), p in listed.items() if token.strip() == label))
+        masses.append(
+            math.fsum(p for (token, _), p in listed.items() if token.strip() == label)
+        )
     total = math.fsum(masses)
     likely, _ = max(listed, key=listed.__getitem__)
     check_probability(question, total, likely)

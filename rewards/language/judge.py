@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from string import Formatter
 from typing import Any
 
-from rewards.base import as_texts, checked_scores, passes_on, reference_lists, required_column
+from rewards.base import (
+    as_texts,
+    checked_scores,
+    passes_on,
+    reference_lists,
+    required_column,
+)
 from rewards.language.build import build_model
 from rewards.language.models import Question
 
@@ -53,7 +59,9 @@ class VlmJudge:
     ) -> None:
         self.prompt = prompt or (REFERENCE_PROMPT if references else PROMPT)
         expected = {"caption", "references"} if references else {"caption"}
-        fields = {name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None}
+        fields = {
+            name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None
+        }
         if fields != expected:
             raise ValueError(
                 f"prompt has the fields {sorted(fields)}: expected {sorted(expected)}, in braces"
@@ -87,6 +95,7 @@ class VlmJudge:
             questions.append(Question(prompt, DIGITS, where, images[row]))
         answers = self.language_model.choose(questions)
         ratings = [
-            math.fsum(digit * mass for digit, mass in enumerate(masses)) / 9 for masses in answers
+            math.fsum(digit * mass for digit, mass in enumerate(masses)) / 9
+            for masses in answers
         ]
         return checked_scores(self, ratings, count)

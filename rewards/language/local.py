@@ -47,7 +47,9 @@ class LocalModel:
         self.vision = vision
         if not getattr(self.reader, "chat_template", None):
             raise ValueError(f"{reward}: the model {model!r} has no chat template")
-        self.template_kwargs = without_thinking(self.reader) | (chat_template_kwargs or {})
+        self.template_kwargs = without_thinking(self.reader) | (
+            chat_template_kwargs or {}
+        )
         self.signature = f"{Path(model).name},{self.frozen.weights},{precision}"
         if chat_template_kwargs:
             self.signature += f",{json.dumps(chat_template_kwargs, sort_keys=True)}"
@@ -73,7 +75,9 @@ class LocalModel:
         for (question,) in chunks(questions, 1, f"{self.reward}: texts"):
             output = self._generate(question, max_new_tokens)
             new_ids = output.sequences[0, -len(output.logits) :]
-            answers.append(str(self.tokenizer.decode(new_ids, skip_special_tokens=True)))
+            answers.append(
+                str(self.tokenizer.decode(new_ids, skip_special_tokens=True))
+            )
         return answers
 
     def _generate(self, question: Question, max_new_tokens: int) -> Any:
@@ -83,7 +87,9 @@ class LocalModel:
             length = inputs["input_ids"].shape[1]
             most = self.frozen.longest - max_new_tokens + 1
             if length > most:
-                raise ValueError(f"the prompt has {length} tokens, the model reads {most}")
+                raise ValueError(
+                    f"the prompt has {length} tokens, the model reads {most}"
+                )
             return self.frozen.network.generate(
                 **inputs,
                 do_sample=False,
@@ -99,7 +105,9 @@ class LocalModel:
         if self.vision:
             content = [{"type": "text", "text": question.text}]
             if question.image is not None:
-                content.insert(0, {"type": "image", "image": open_image(question.image)})
+                content.insert(
+                    0, {"type": "image", "image": open_image(question.image)}
+                )
         encoded = self.reader.apply_chat_template(
             [{"role": "user", "content": content}],
             add_generation_prompt=True,
@@ -120,13 +128,19 @@ class LocalModel:
             ids = label_ids(self.tokenizer, question.labels)
         scores = torch.stack([torch.logsumexp(logits[pieces], dim=0) for pieces in ids])
         together = (scores.logsumexp(0) - logits.logsumexp(0)).exp().item()
-        check_probability(question, together, self.tokenizer.decode([int(logits.argmax())]))
+        check_probability(
+            question, together, self.tokenizer.decode([int(logits.argmax())])
+        )
         return scores.softmax(dim=0).tolist()
 
 
 def without_thinking(reader: Any) -> dict[str, Any]:
     """Variables of the chat template by which a model answers at once, if it can think before."""
-    return {"enable_thinking": False} if "enable_thinking" in str(reader.chat_template) else {}
+    return (
+        {"enable_thinking": False}
+        if "enable_thinking" in str(reader.chat_template)
+        else {}
+    )
 
 
 def label_ids(tokenizer: Any, labels: Sequence[str]) -> list[list[int]]:
@@ -139,7 +153,11 @@ def label_ids(tokenizer: Any, labels: Sequence[str]) -> list[list[int]]:
         first = set()
         for text in (label, f" {label}"):
             first |= set(tokenizer(text, add_special_tokens=False)["input_ids"][:1])
-        ids.append(sorted(token for token in first if tokenizer.decode([token]).strip()))
+        ids.append(
+            sorted(token for token in first if tokenizer.decode([token]).strip())
+        )
     if not all(ids) or len(set().union(*ids)) < sum(map(len, ids)):
-        raise ValueError(f"the first tokens of the labels {list(labels)} are not different")
+        raise ValueError(
+            f"the first tokens of the labels {list(labels)} are not different"
+        )
     return ids

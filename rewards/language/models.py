@@ -34,7 +34,9 @@ class Question:
     image: ImageSource | None = None
 
     def __post_init__(self) -> None:
-        with naming(f"{self.where}: the prompt is no text", (UnicodeEncodeError,), RewardError):
+        with naming(
+            f"{self.where}: the prompt is no text", (UnicodeEncodeError,), RewardError
+        ):
             self.text.encode()
 
 

@@ -12,7 +12,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rewards.base import RewardError, as_texts, checked_scores, naming, optional, reference_lists
+from rewards.base import (
+    RewardError,
+    as_texts,
+    checked_scores,
+    naming,
+    optional,
+    reference_lists,
+)
 from rewards.frozen_model import most_tokens
 from rewards.options import Count, check_values
 
@@ -52,7 +59,9 @@ class BertScore:
         check_values(Count, batch_size=batch_size)
         from rewards.model_files import fingerprint
 
-        package = optional("bert_score", "the reward 'bertscore' needs", "'rl-caption[bertscore]'")
+        package = optional(
+            "bert_score", "the reward 'bertscore' needs", "'rl-caption[bertscore]'"
+        )
         default_layers = importlib.import_module("bert_score.utils").model2layers
         if layers is None and model not in default_layers:
             raise ValueError(
@@ -62,7 +71,9 @@ class BertScore:
         self.model = model
         self.idf = idf
         self.batch_size = batch_size
-        what = f"bertscore: the model {model!r} with layers {self.layers} cannot be used"
+        what = (
+            f"bertscore: the model {model!r} with layers {self.layers} cannot be used"
+        )
         with naming(what, (OSError, ValueError, AssertionError)):
             _check_code(model)
             self._scorer = package.BERTScorer(
@@ -139,4 +150,6 @@ def _mend_tokenizer(scorer: Any, model: str) -> None:
         scorer._tokenizer = AutoTokenizer.from_pretrained(
             model, use_fast=False, add_prefix_space=True, trust_remote_code=False
         )
-    scorer._tokenizer.model_max_length = most_tokens(scorer._model.config, scorer._tokenizer)
+    scorer._tokenizer.model_max_length = most_tokens(
+        scorer._model.config, scorer._tokenizer
+    )

@@ -19,7 +19,9 @@ _SMALL = 1e-9
 _TINY = 1e-15
 
 
-def bleu_counts(candidate: Tokens, references: Sequence[Tokens], n: int = 4) -> list[int]:
+def bleu_counts(
+    candidate: Tokens, references: Sequence[Tokens], n: int = 4
+) -> list[int]:
     """Return the 2 n + 2 counts from which BLEU of one candidate is computed; a corpus has their
     sums.
 
@@ -41,7 +43,9 @@ def bleu_counts(candidate: Tokens, references: Sequence[Tokens], n: int = 4) -> 
     for ngram, count in ngram_counts(candidate, n).items():
         correct[len(ngram) - 1] += min(most.get(ngram, 0), count)
     length = len(candidate)
-    closest = min((abs(len(reference) - length), len(reference)) for reference in references)[1]
+    closest = min(
+        (abs(len(reference) - length), len(reference)) for reference in references
+    )[1]
     return [*correct, *(max(0, length - order) for order in range(n)), length, closest]
 
 
@@ -51,7 +55,9 @@ def bleu_of_counts(counts: Sequence[int]) -> list[float]:
     numbers = [int(count) for count in counts]
     scores = []
     product = 1.0
-    for order, (correct, possible) in enumerate(zip(numbers[:n], numbers[n : 2 * n], strict=True)):
+    for order, (correct, possible) in enumerate(
+        zip(numbers[:n], numbers[n : 2 * n], strict=True)
+    ):
         product *= (correct + _TINY) / (possible + _SMALL)
         scores.append(product ** (1.0 / (order + 1)))
     ratio = (numbers[-2] + _TINY) / (numbers[-1] + _SMALL)
@@ -91,7 +97,11 @@ class Bleu:
         references = reference_lists(columns, self.__name__, len(texts))
         scores = [
             bleu_of_counts(
-                bleu_counts(self._tokenize(text), [self._tokenize(one) for one in captions], self.n)
+                bleu_counts(
+                    self._tokenize(text),
+                    [self._tokenize(one) for one in captions],
+                    self.n,
+                )
             )[-1]
             for text, captions in zip(texts, references, strict=True)
         ]

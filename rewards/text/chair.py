@@ -75,9 +75,13 @@ class ObjectVocabulary:
             for phrase in filter(None, phrases):
                 other = synonyms.setdefault(phrase, " ".join(phrases[0]))
                 if other != " ".join(phrases[0]):
-                    raise ValueError(f"{path}, line {number}: a word for {other!r} already")
+                    raise ValueError(
+                        f"{path}, line {number}: a word for {other!r} already"
+                    )
         if not synonyms:
-            raise ValueError(f"synonyms {str(path)!r} has no object: expected lines: bicycle, bike")
+            raise ValueError(
+                f"synonyms {str(path)!r} has no object: expected lines: bicycle, bike"
+            )
         return cls(synonyms)
 
     def mentions(self, caption: str) -> list[str]:
@@ -105,7 +109,9 @@ class ObjectVocabulary:
                 at += 1
         return objects
 
-    def names_of(self, lists: Iterable[Collection[str]], source: str) -> list[frozenset[str]]:
+    def names_of(
+        self, lists: Iterable[Collection[str]], source: str
+    ) -> list[frozenset[str]]:
         """For each list of words, the set of objects that they stand for.
 
         Raises ``ValueError``, with a message that begins with ``source``, for a word that is not in
@@ -145,7 +151,9 @@ def _singulars(word: str) -> list[str]:
     return candidates
 
 
-def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, frozenset[str]]:
+def read_objects(
+    path: str | Path, vocabulary: ObjectVocabulary
+) -> dict[str, frozenset[str]]:
     """Read which objects are in each image: JSON ``{image_id: [object, ...]}`` or COCO's instance
     annotations.
 
@@ -159,14 +167,18 @@ def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, fr
     where = f"objects {str(path)!r} is neither {{image_id: [object, ...]}} nor COCO's instances"
     with naming(where, (AttributeError, KeyError, TypeError)):
         if "annotations" in content and "categories" in content:
-            categories = {record["id"]: record["name"] for record in content["categories"]}
+            categories = {
+                record["id"]: record["name"] for record in content["categories"]
+            }
             objects = {str(record["id"]): set() for record in content.get("images", ())}
             for record in content["annotations"]:
                 objects.setdefault(str(record["image_id"]), set()).add(
                     categories[record["category_id"]]
                 )
         else:
-            objects = {str(image_id): {*map(str, names)} for image_id, names in content.items()}
+            objects = {
+                str(image_id): {*map(str, names)} for image_id, names in content.items()
+            }
     named = vocabulary.names_of(objects.values(), f"objects {str(path)!r} has")
     return dict(zip(objects, named, strict=True))
 
@@ -227,14 +239,20 @@ class Chair:
     ) -> None:
         check_values(Measure, measure=measure)
         if objects is None and not references:
-            raise ValueError("objects is None and references is False: nothing is in an image")
+            raise ValueError(
+                "objects is None and references is False: nothing is in an image"
+            )
         self.vocabulary = ObjectVocabulary.read(synonyms)
-        self.objects = None if objects is None else read_objects(objects, self.vocabulary)
+        self.objects = (
+            None if objects is None else read_objects(objects, self.vocabulary)
+        )
         self.references = references
         self.measure = measure
         sources = {}  # column -> where objects come from
         if self.objects is not None:
-            pairs = [(image_id, sorted(names)) for image_id, names in self.objects.items()]
+            pairs = [
+                (image_id, sorted(names)) for image_id, names in self.objects.items()
+            ]
             sources["image_id"] = f"file[{_digest(pairs)}]"
         if references:
             sources["references"] = "references"
@@ -253,15 +271,21 @@ class Chair:
         """
         objects = [frozenset[str]()] * count
         if self.objects is not None:
-            ids = list(map(str, required_column(columns, "image_id", self.__name__, count)))
+            ids = list(
+                map(str, required_column(columns, "image_id", self.__name__, count))
+            )
             missing = [image_id for image_id in ids if image_id not in self.objects]
             if missing:
-                raise RewardError(f"reward 'chair': objects has no image {missing[0]!r}")
+                raise RewardError(
+                    f"reward 'chair': objects has no image {missing[0]!r}"
+                )
             objects = [self.objects[image_id] for image_id in ids]
         if self.references:
             lists = reference_lists(columns, self.__name__, count)
             mentioned = map(self._mentions, lists)
-            objects = [before | names for before, names in zip(objects, mentioned, strict=True)]
+            objects = [
+                before | names for before, names in zip(objects, mentioned, strict=True)
+            ]
         return objects
 
     def _mentions(self, captions: tuple[str, ...]) -> frozenset[str]:
@@ -270,7 +294,9 @@ class Chair:
             self._known[captions] = frozenset(mentions)
         return self._known[captions]
 
-    def counts(self, completions: Sequence[Any], columns: dict[str, Any]) -> list[ChairCounts]:
+    def counts(
+        self, completions: Sequence[Any], columns: dict[str, Any]
+    ) -> list[ChairCounts]:
         """The counts of N captions. Raises as a call."""
         texts = as_texts(completions)
         mentions = map(self.vocabulary.mentions, texts)
@@ -288,7 +314,11 @@ class Chair:
             return counts.mentioned_objects / counts.objects if counts.objects else 1.0
         if self.measure == "caption":
             return float(not counts.hallucinated_captions)
-        return 1 - counts.hallucinated_mentions / counts.mentions if counts.mentions else 1.0
+        return (
+            1 - counts.hallucinated_mentions / counts.mentions
+            if counts.mentions
+            else 1.0
+        )
 
 
 def _digest(content: Iterable[tuple[Any, Any]]) -> str:

@@ -85,15 +85,23 @@ def cider_d(
             is above ``df.n``.
     """
     if len(candidates) != len(references):
-        raise ValueError(f"{len(candidates)} candidates, {len(references)} lists of references")
+        raise ValueError(
+            f"{len(candidates)} candidates, {len(references)} lists of references"
+        )
     if df.n < n:
-        raise ValueError(f"the document frequencies count n-grams up to {df.n}, not n = {n}")
+        raise ValueError(
+            f"the document frequencies count n-grams up to {df.n}, not n = {n}"
+        )
     for row, captions in enumerate(references):
         if not captions:
-            raise ValueError(f"candidate {row} has no reference: CIDEr needs at least one")
+            raise ValueError(
+                f"candidate {row} has no reference: CIDEr needs at least one"
+            )
     scores: list[float] = []
     start = tokens = 0
-    for stop, (candidate, captions) in enumerate(zip(candidates, references, strict=True), start=1):
+    for stop, (candidate, captions) in enumerate(
+        zip(candidates, references, strict=True), start=1
+    ):
         tokens += len(candidate) + sum(map(len, captions))
         if tokens >= MOST_TOKENS or stop == len(candidates):
             scores += _batch_scores(
@@ -118,14 +126,18 @@ def _batch_scores(
     """
     images = {id(group): group for group in references}
     row = dict(zip(images, range(len(images)), strict=True))
-    image = np.fromiter((row[id(group)] for group in references), np.int64, len(references))  # [N]
+    image = np.fromiter(
+        (row[id(group)] for group in references), np.int64, len(references)
+    )  # [N]
     # [B] references of each image
     sizes = np.fromiter(map(len, images.values()), np.int64, len(images))
     captions = [*candidates, *chain.from_iterable(images.values())]
     lengths = np.fromiter(map(len, captions), np.int64, len(captions))  # [M]
     image_of = np.concatenate([image, np.repeat(np.arange(len(images)), sizes)])  # [M]
 
-    candidate = np.repeat(np.arange(len(candidates)), sizes[image])  # [P] index among the captions
+    candidate = np.repeat(
+        np.arange(len(candidates)), sizes[image]
+    )  # [P] index among the captions
     # [N] index among the captions
     first_reference = (np.cumsum(sizes) - sizes + len(candidates))[image]
     first_pair = np.cumsum(sizes[image]) - sizes[image]  # [N]
@@ -134,7 +146,9 @@ def _batch_scores(
     penalties = _length_penalties(lengths[candidate], lengths[reference], sigma)
     total = np.zeros(len(candidates))
     for vectors in _vectors(captions, lengths, df, n):
-        candidates_shared, references_shared = _match_entries(vectors, image_of, len(candidates))
+        candidates_shared, references_shared = _match_entries(
+            vectors, image_of, len(candidates)
+        )
         others = vectors.weights[references_shared]
         products = np.minimum(vectors.weights[candidates_shared], others) * others
         pair = (
@@ -142,7 +156,9 @@ def _batch_scores(
             + (first_pair - first_reference)[vectors.captions[candidates_shared]]
         )
         # bincount adds in the order of its input; of an empty one it returns integers.
-        values = np.bincount(pair, products, len(candidate)).astype(np.float64, copy=False)
+        values = np.bincount(pair, products, len(candidate)).astype(
+            np.float64, copy=False
+        )
         scale = vectors.norms[candidate] * vectors.norms[reference]
         values = np.divide(values, scale, out=values, where=scale != 0) * penalties
         total += np.bincount(candidate, values, len(candidates))
@@ -183,7 +199,10 @@ def _vectors(
         else:
             ids = df.table.extend_ngrams(ids[occurrences.prefixes], occurrences.words)
         # Group the occurrences by (caption, n-gram): the first of each group, and its size.
-        keys = caption[occurrences.positions] * len(occurrences.words) + occurrences.numbers
+        keys = (
+            caption[occurrences.positions] * len(occurrences.words)
+            + occurrences.numbers
+        )
         ranks = np.argsort(keys, kind="stable")
         (starts,) = np.nonzero(is_new(keys[ranks]))
         counts = np.diff(np.append(starts, len(keys)))
@@ -196,11 +215,15 @@ def _vectors(
         weights = counts * inverse
         (repeated,) = np.nonzero(counts > 1)
         squares[repeated] = [weight**2 for weight in weights[repeated].tolist()]
-        norms = np.sqrt(np.bincount(rows, squares, len(captions)).astype(np.float64, copy=False))
+        norms = np.sqrt(
+            np.bincount(rows, squares, len(captions)).astype(np.float64, copy=False)
+        )
         yield _Vectors(rows, numbers, weights, norms, len(occurrences.words))
 
 
-def _match_entries(vectors: _Vectors, image_of: Array, candidates: int) -> tuple[Array, Array]:
+def _match_entries(
+    vectors: _Vectors, image_of: Array, candidates: int
+) -> tuple[Array, Array]:
     """Match the entries of candidates, which come first, with those of references of the same image
     and n-gram.
 
@@ -342,7 +365,9 @@ class CiderD:
         if df is None:
             identities: Sequence[Any] = keys
             if columns.get("image_id") is not None:
-                identities = required_column(columns, "image_id", self.__name__, len(texts))
+                identities = required_column(
+                    columns, "image_id", self.__name__, len(texts)
+                )
             images = dict(zip(identities, keys, strict=True)).values()
             df = DocumentFrequencies.from_texts(
                 images, eos=self.eos, n=self.n, tokenizer=self.tokenizer
@@ -351,7 +376,9 @@ class CiderD:
         for tokens, finished in zip(candidates, ended, strict=True):
             if finished:
                 tokens.append(EOS)
-        scores = cider_d(candidates, [references[key] for key in keys], df, self.n, self.sigma)
+        scores = cider_d(
+            candidates, [references[key] for key in keys], df, self.n, self.sigma
+        )
         if not any(scores) and not self._warned and df.all_zero:
             self._warned = True
             logger.warning(
@@ -362,7 +389,9 @@ class CiderD:
                 df.documents,
             )
         # Rounding may exceed the largest score in the last digit.
-        return checked_scores(self, [min(score, self.bounds[1]) for score in scores], len(texts))
+        return checked_scores(
+            self, [min(score, self.bounds[1]) for score in scores], len(texts)
+        )
 
     def _reference_tokens(
         self, keys: Sequence[tuple[str, ...]]
@@ -373,7 +402,9 @@ class CiderD:
         for key in dict.fromkeys(keys):
             tokens = self._cache.pop(key, None)
             if tokens is None:  # interned: equal words are one object in memory
-                tokens = [[*map(sys.intern, self._tokenize(caption)), *end] for caption in key]
+                tokens = [
+                    [*map(sys.intern, self._tokenize(caption)), *end] for caption in key
+                ]
             self._cache[key] = tokens_of[key] = tokens
         while len(self._cache) > self.cache_images:
             self._cache.popitem(last=False)
@@ -392,4 +423,6 @@ class CiderD:
                 f"reward has {self.tokenizer!r}"
             )
         if df.n < self.n:
-            raise ValueError(f"the document frequencies count n-grams up to {df.n}, not {self.n}")
+            raise ValueError(
+                f"the document frequencies count n-grams up to {df.n}, not {self.n}"
+            )

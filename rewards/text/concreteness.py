@@ -43,14 +43,16 @@ class WordConcreteness:
         self.singular = singular
         if singular:
             textblob = optional(
-                "textblob.inflect", "word_concreteness: singular needs", "'rl-caption[specs]'"
+                "textblob.inflect",
+                "word_concreteness: singular needs",
+                "'rl-caption[specs]'",
             )
             self._singular = textblob.singularize
-        words = "".join(f"{word}\t{mean}\n" for word, mean in sorted(self._means.items()))
-        table = f"{len(self._means)} words,{hashlib.sha256(words.encode()).hexdigest()[:12]}"
-        self.signature = (
-            f"{self.__name__}[{table}{',singular' if singular else ''}]+{self.tokenizer}"
+        words = "".join(
+            f"{word}\t{mean}\n" for word, mean in sorted(self._means.items())
         )
+        table = f"{len(self._means)} words,{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+        self.signature = f"{self.__name__}[{table}{',singular' if singular else ''}]+{self.tokenizer}"
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any

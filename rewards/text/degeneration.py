@@ -38,7 +38,9 @@ def repeated_ngram_share(captions: Sequence[Tokens], n: int = 2) -> float:
     """
     total = repeated = 0
     for tokens in captions:
-        counts = [count for ngram, count in ngram_counts(tokens, n).items() if len(ngram) == n]
+        counts = [
+            count for ngram, count in ngram_counts(tokens, n).items() if len(ngram) == n
+        ]
         total += sum(counts)
         repeated += sum(counts) - len(counts)
     return repeated / total if total else 0.0
@@ -68,7 +70,9 @@ def degeneration_statistics(
       tokens, if it is given.
     """
     if not captions:
-        raise ValueError("there are no captions to compute statistics of: expected at least one")
+        raise ValueError(
+            "there are no captions to compute statistics of: expected at least one"
+        )
     count = len(captions)
     different = {tuple(tokens) for tokens in captions}
     values = {
@@ -81,7 +85,9 @@ def degeneration_statistics(
     if tokenizer == TOKENIZER:
         values["bad_endings"] = sum(map(bad_ending, captions)) / count
     if training_captions is not None:
-        values["novel"] = sum(tuple(tokens) not in training_captions for tokens in captions) / count
+        values["novel"] = (
+            sum(tuple(tokens) not in training_captions for tokens in captions) / count
+        )
     return values
 
 

@@ -23,7 +23,9 @@ from rewards.text.ptb_rules import (
     names,
 )
 
-CONTINUATIONS = frozenset(names("behind in under on to above left right next up down out of 's is"))
+CONTINUATIONS = frozenset(
+    names("behind in under on to above left right next up down out of 's is")
+)
 """A unit does not end before these words, nor while the sentence begins with one of them and has no
 verb yet.
 """
@@ -102,7 +104,9 @@ def _brill_tags(words: Sequence[str]) -> list[str]:
 
 @cache
 def _pattern_tagger() -> Any:
-    module = optional("textblob.taggers", "detail units need", "'rl-caption[specs]'", RewardError)
+    module = optional(
+        "textblob.taggers", "detail units need", "'rl-caption[specs]'", RewardError
+    )
     return module.PatternTagger()
 
 
@@ -112,7 +116,9 @@ def _after_articles(words: Sequence[str], tags: list[str]) -> list[str]:
         verb = tags[index].startswith("VB") and words[index].lower() not in _NEVER_NOUNS
         if verb and words[index - 1].lower() in _BEFORE_NOUNS:
             before_noun = index + 1 < len(tags) and tags[index + 1][:2] in ("NN", "JJ")
-            tags[index] = "JJ" if before_noun else "NNS" if tags[index] == "VBZ" else "NN"
+            tags[index] = (
+                "JJ" if before_noun else "NNS" if tags[index] == "VBZ" else "NN"
+            )
     return tags
 
 
@@ -192,7 +198,9 @@ def _has_word(text: str) -> bool:
 
 def _sentences(caption: str) -> Iterator[list[_Token]]:
     """Yield the tokens of each sentence."""
-    tokens = [_Token(match.group(), *match.span()) for match in _TOKEN.finditer(caption)]
+    tokens = [
+        _Token(match.group(), *match.span()) for match in _TOKEN.finditer(caption)
+    ]
     begin = 0
     index = 0
     while index < len(tokens):
@@ -222,7 +230,11 @@ def _is_sentence_end(tokens: Sequence[_Token], index: int) -> bool:
         return True
     if word in NUMBERED_ABBREVIATIONS:
         return not after.text[0].isdigit()
-    return word not in TITLES and after.text[0].isupper() and after.text.lower() in SENTENCE_OPENERS
+    return (
+        word not in TITLES
+        and after.text[0].isupper()
+        and after.text.lower() in SENTENCE_OPENERS
+    )
 
 
 def _closes(tokens: Sequence[_Token], index: int) -> bool:
@@ -231,15 +243,23 @@ def _closes(tokens: Sequence[_Token], index: int) -> bool:
     return attached and (tokens[index].text in _CLOSERS or tokens[index].text in _STOPS)
 
 
-def _sentence_cuts(caption: str, tokens: Sequence[_Token], tags: Sequence[str]) -> list[int]:
+def _sentence_cuts(
+    caption: str, tokens: Sequence[_Token], tags: Sequence[str]
+) -> list[int]:
     """Offsets in ``caption`` at which units of one sentence end, the end of the sentence last."""
     words = [text.lower() for text in _texts(tokens)]
     cuts = []
     for end in _phrase_ends(tags):
         while end < len(tokens) and _closes(tokens, end):
             end += 1
-        if end < len(tokens) and _may_begin(caption, tokens[end]) and not _joins(words, end):
-            cuts.append(tokens[end - 1].end)  # white space goes to the unit that follows it
+        if (
+            end < len(tokens)
+            and _may_begin(caption, tokens[end])
+            and not _joins(words, end)
+        ):
+            cuts.append(
+                tokens[end - 1].end
+            )  # white space goes to the unit that follows it
     return [*cuts, tokens[-1].end]
 
 
@@ -262,7 +282,9 @@ def _phrase_ends(tags: Sequence[str]) -> list[int]:
         for match in reversed(matches):
             ends[match.start() : match.end()] = [ends[match.end() - 1]]
         letters = pattern.sub(symbol, letters)
-    return [end for end, letter in zip(ends, letters, strict=True) if letter in _ENDS_UNIT]
+    return [
+        end for end, letter in zip(ends, letters, strict=True) if letter in _ENDS_UNIT
+    ]
 
 
 def _joins(words: Sequence[str], end: int) -> bool:

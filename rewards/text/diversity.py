@@ -23,13 +23,17 @@ from rewards.text.ngrams import Tokens, ngram_counts
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 
-def similarities(captions: Sequence[Tokens], df: DocumentFrequencies) -> NDArray[np.float64]:
+def similarities(
+    captions: Sequence[Tokens], df: DocumentFrequencies
+) -> NDArray[np.float64]:
     """Return [K, K] CIDEr-D between K tokenised captions, divided by 10, mean of both directions;
     in [0, 1].
     """
     count = len(captions)
     scores = cider_d(
-        [one for one in captions for _ in captions], [[other] for other in captions] * count, df
+        [one for one in captions for _ in captions],
+        [[other] for other in captions] * count,
+        df,
     )
     matrix = np.array(scores).reshape(count, count) / 10
     return (matrix + matrix.T) / 2
@@ -45,7 +49,9 @@ def self_cider(matrix: NDArray[np.float64]) -> float:
     """
     roots = np.sqrt(np.clip(np.linalg.eigvalsh(matrix), 0.0, None))
     return (
-        max(0.0, -math.log(roots[-1] / roots.sum()) / math.log(len(roots))) if roots.sum() else 0.0
+        max(0.0, -math.log(roots[-1] / roots.sum()) / math.log(len(roots)))
+        if roots.sum()
+        else 0.0
     )
 
 
@@ -171,7 +177,9 @@ class Consensus:
     bounds = (0.0, 10.0)
 
     def __init__(
-        self, df: DocumentFrequencies | str | Path | None = None, tokenizer: str = TOKENIZER
+        self,
+        df: DocumentFrequencies | str | Path | None = None,
+        tokenizer: str = TOKENIZER,
     ) -> None:
         self.df, cider = _weights(df, False, tokenizer)
         self.tokenizer = tokenizer
@@ -186,8 +194,12 @@ class Consensus:
         """
         texts = as_texts(completions)
         scores = [0.0] * len(texts)
-        for rows in _rows_by_image(required_column(columns, "image_id", self.__name__, len(texts))):
-            near = 10 * similarities([self._tokenize(texts[row]) for row in rows], self.df)
+        for rows in _rows_by_image(
+            required_column(columns, "image_id", self.__name__, len(texts))
+        ):
+            near = 10 * similarities(
+                [self._tokenize(texts[row]) for row in rows], self.df
+            )
             np.fill_diagonal(
                 near, 0.0
             )  # not subtracted from the sum, which would cost the digits of small ones

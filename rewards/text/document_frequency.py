@@ -58,7 +58,9 @@ class DocumentFrequencies:
     def __post_init__(self) -> None:
         if self.table.counts.max(initial=0) > self.documents:
             ngram, count = max(self.table.items(), key=lambda item: item[1])
-            raise ValueError(f"n-gram {ngram} occurs in {count} of {self.documents} documents")
+            raise ValueError(
+                f"n-gram {ngram} occurs in {count} of {self.documents} documents"
+            )
         for array in (self.table.keys, self.table.counts):
             array.flags.writeable = False
 
@@ -77,11 +79,18 @@ class DocumentFrequencies:
         Raises ``ValueError`` if there is no image.
         """
         bar = tqdm(
-            references, "document frequencies", unit="image", leave=False, delay=2, disable=None
+            references,
+            "document frequencies",
+            unit="image",
+            leave=False,
+            delay=2,
+            disable=None,
         )
         table, documents = count_documents(bar, n, [EOS] if eos else [])
         if documents == 0:
-            raise ValueError("document frequencies need at least one image with captions")
+            raise ValueError(
+                "document frequencies need at least one image with captions"
+            )
         return cls(table, float(np.log(float(documents))), eos, n, tokenizer)
 
     @classmethod
@@ -100,7 +109,12 @@ class DocumentFrequencies:
 
     @classmethod
     def from_counts(
-        cls, counts: Mapping[NGram, float], log_documents: float, *, n: int = 4, **fields: Any
+        cls,
+        counts: Mapping[NGram, float],
+        log_documents: float,
+        *,
+        n: int = 4,
+        **fields: Any,
     ) -> Self:
         """Make document frequencies of counts of n-grams of up to ``n`` words; ``fields`` are other
         attributes.
@@ -124,7 +138,13 @@ class DocumentFrequencies:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the attributes, not what is computed from them."""
-        return type(self), (self.table, self.log_documents, self.eos, self.n, self.tokenizer)
+        return type(self), (
+            self.table,
+            self.log_documents,
+            self.eos,
+            self.n,
+            self.tokenizer,
+        )
 
     def __repr__(self) -> str:
         """Describe the corpus in one line."""
@@ -199,13 +219,17 @@ class DocumentFrequencies:
         another fingerprint.
         """
         where = f"{path} does not hold document frequencies that DocumentFrequencies.save wrote"
-        with naming(where, (*UNREADABLE_ARRAY, AttributeError), kept=(FileNotFoundError,)):
+        with naming(
+            where, (*UNREADABLE_ARRAY, AttributeError), kept=(FileNotFoundError,)
+        ):
             with np.load(path) as stored:
                 arrays = dict(stored)
             fingerprint = arrays.pop("fingerprint").tobytes().decode()
             digest = _digest(arrays)
             if digest != fingerprint:
-                raise ValueError(f"it is damaged: its fingerprint is {digest}, not {fingerprint}")
+                raise ValueError(
+                    f"it is damaged: its fingerprint is {digest}, not {fingerprint}"
+                )
             header = json.loads(arrays["header"].tobytes())
             header.pop("document")
             vocabulary = arrays["vocabulary"].tobytes().decode()
@@ -230,7 +254,10 @@ class DocumentFrequencies:
         }
         for order in range(1, self.n + 1):
             rows, counts = self.table.rows(order)
-            arrays[f"ngrams_{order}"], arrays[f"counts_{order}"] = rows, counts.astype(np.float64)
+            arrays[f"ngrams_{order}"], arrays[f"counts_{order}"] = (
+                rows,
+                counts.astype(np.float64),
+            )
         return arrays
 
 
@@ -264,7 +291,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"it contains {module}.{name}: expected plain data")
+            raise pickle.UnpicklingError(
+                f"it contains {module}.{name}: expected plain data"
+            )
         return super().find_class(module, name)
 
 
@@ -289,7 +318,9 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
         for ngram, count in stored.items():
             if not isinstance(ngram, tuple):
                 raise ValueError(f"n-gram {ngram!r}: expected a tuple of words")
-            counts[tuple(map(_utf8, ngram))] = int(count) if count == int(count) else count
+            counts[tuple(map(_utf8, ngram))] = (
+                int(count) if count == int(count) else count
+            )
         # Whole numbers are numbers of images: the logarithm of a whole number above 1 never is one.
         logarithm = math.nan if length <= 0 else length
         if length > 0 and length == int(length):
@@ -297,7 +328,9 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
         if not counts or not 0 <= logarithm <= LARGEST_LOGARITHM:
             raise ValueError(f"ref_len is {length:g}, of {len(counts)} n-grams")
     if all(word.isdecimal() for ngram in counts for word in ngram):
-        raise ValueError(f"{path} has indices: expected words (coco-train-words.p, not -idxs.p)")
+        raise ValueError(
+            f"{path} has indices: expected words (coco-train-words.p, not -idxs.p)"
+        )
     with naming(f"{path}: ref_len is {length:g}"):
         return DocumentFrequencies.from_counts(
             counts, logarithm, n=max(map(len, counts)), eos=(EOS,) in counts

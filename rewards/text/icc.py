@@ -54,7 +54,11 @@ class Icc:
     ) -> None:
         check_values(Count, batch_size=batch_size)
         self._frozen = load_frozen(
-            "AutoModelForSequenceClassification", model, self.__name__, device, precision
+            "AutoModelForSequenceClassification",
+            model,
+            self.__name__,
+            device,
+            precision,
         )
         labels = self._frozen.network.config.num_labels
         if labels != 1:
@@ -69,7 +73,9 @@ class Icc:
         self.batch_size = batch_size
         self.bounds = (0.0, 1.0) if clip else (-math.inf, math.inf)
         form = "clipped" if clip else "logit"
-        self.signature = f"ICC[{Path(model).name},{self._frozen.weights},{precision},{form}]"
+        self.signature = (
+            f"ICC[{Path(model).name},{self._frozen.weights},{precision},{form}]"
+        )
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -81,19 +87,24 @@ class Icc:
         tokenizer = self._frozen.tokenizer
         if not texts:
             return []
-        rows = [tokenizer(text, truncation=True, max_length=self._frozen.longest) for text in texts]
+        rows = [
+            tokenizer(text, truncation=True, max_length=self._frozen.longest)
+            for text in texts
+        ]
         scores = [0.0] * len(texts)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]["input_ids"]))
         for batch in chunks(order, self.batch_size, "concreteness of captions"):
             batch_rows = [rows[row] for row in batch]
-            inputs = tokenizer.pad(batch_rows, padding_side="right", return_tensors="pt").to(
-                self._frozen.device
-            )
+            inputs = tokenizer.pad(
+                batch_rows, padding_side="right", return_tensors="pt"
+            ).to(self._frozen.device)
             with torch.no_grad():
                 logits = self._frozen.network(**inputs).logits[:, 0].float()
             for row, score in zip(batch, logits.tolist(), strict=True):
                 # NaN stays, for checked_scores to refuse.
                 scores[row] = (
-                    min(1.0, max(0.0, score)) if self.clip and not math.isnan(score) else score
+                    min(1.0, max(0.0, score))
+                    if self.clip and not math.isnan(score)
+                    else score
                 )
         return checked_scores(self, scores, len(texts))

@@ -182,19 +182,26 @@ def table_of_counts(counts: Mapping[NGram, float], n: int) -> NGramTable:
     by_order: list[list[NGram]] = [[] for _ in range(n + 1)]
     for ngram in counts:
         if not 0 < len(ngram) <= n:
-            raise ValueError(f"n-gram {ngram!r} has {len(ngram)} words: expected 1 to n = {n}")
+            raise ValueError(
+                f"n-gram {ngram!r} has {len(ngram)} words: expected 1 to n = {n}"
+            )
         by_order[len(ngram)].append(ngram)
     ordered = [sorted(ngrams) for ngrams in by_order[1:]]
     words = sorted(set(chain.from_iterable(counts)))
     number = {word: index for index, word in enumerate(words)}
     rows = [
-        np.array([number[word] for ngram in ngrams for word in ngram], np.int32).reshape(-1, order)
+        np.array(
+            [number[word] for ngram in ngrams for word in ngram], np.int32
+        ).reshape(-1, order)
         for order, ngrams in enumerate(ordered, start=1)
     ]
     return table_of_rows(
         words,
         rows,
-        [np.array([counts[ngram] for ngram in ngrams], np.float64) for ngrams in ordered],
+        [
+            np.array([counts[ngram] for ngram in ngrams], np.float64)
+            for ngrams in ordered
+        ],
     )
 
 
@@ -219,7 +226,9 @@ def count_documents(
             tokens.extend(map(numbers.__getitem__, words))
             lengths.append(len(words))
     vocabulary = sorted(numbers)
-    rank = np.empty(len(vocabulary), np.int64)  # by the order of words, not of first occurrence
+    rank = np.empty(
+        len(vocabulary), np.int64
+    )  # by the order of words, not of first occurrence
     rank[[numbers[word] for word in vocabulary]] = np.arange(len(vocabulary))
     ids = rank[np.array(tokens, np.int64)]
     document = np.repeat(np.repeat(np.arange(len(sizes)), sizes), lengths)  # [T]
@@ -228,7 +237,9 @@ def count_documents(
     starts = [0]
     for order in ngram_occurrences(ids, np.array(lengths), n):
         pairs = np.sort(order.numbers * len(sizes) + document[order.positions])
-        pairs = pairs[is_new(pairs)] // len(sizes)  # the n-gram of each distinct (n-gram, document)
+        pairs = pairs[is_new(pairs)] // len(
+            sizes
+        )  # the n-gram of each distinct (n-gram, document)
         counts.append(np.bincount(pairs, minlength=len(order.words)).astype(np.int32))
         if len(starts) > 1:
             keys.append((order.prefixes + starts[-2]) << WORD_BITS | order.words)

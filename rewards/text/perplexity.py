@@ -55,7 +55,9 @@ class Perplexity:
         if not -math.inf < floor < 0:
             raise ValueError(f"floor is {floor}: expected a number below 0")
         check_values(Count, batch_size=batch_size)
-        self._frozen = load_frozen("AutoModelForCausalLM", model, self.__name__, device, precision)
+        self._frozen = load_frozen(
+            "AutoModelForCausalLM", model, self.__name__, device, precision
+        )
         self.model = model
         self.floor = float(floor)
         self.eos = eos
@@ -67,10 +69,13 @@ class Perplexity:
         tokenizer = self._frozen.tokenizer
         ids = (tokenizer.bos_token_id, tokenizer.eos_token_id)
         self._bos, self._eos = (
-            next((one for one in order if one is not None), None) for order in (ids, ids[::-1])
+            next((one for one in order if one is not None), None)
+            for order in (ids, ids[::-1])
         )
         if self._bos is None:
-            raise ValueError(f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS")
+            raise ValueError(
+                f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS"
+            )
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -100,12 +105,16 @@ class Perplexity:
         """
         return [total for total, _ in self._sums(captions, [self.eos] * len(captions))]
 
-    def _sums(self, texts: Sequence[str], ended: Sequence[Any]) -> list[tuple[float, int]]:
+    def _sums(
+        self, texts: Sequence[str], ended: Sequence[Any]
+    ) -> list[tuple[float, int]]:
         """Sum of the log-probabilities, and number, of the tokens after BOS of N captions."""
         sums = [(0.0, 0)] * len(texts)
         if not texts:
             return sums
-        words = self._frozen.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        words = self._frozen.tokenizer(list(texts), add_special_tokens=False)[
+            "input_ids"
+        ]
         rows = []
         for ids, end in zip(words, ended, strict=True):
             tokens = [self._bos, *ids, *([self._eos] if end else [])]
@@ -131,5 +140,7 @@ class Perplexity:
         with torch.no_grad():
             output = self._frozen.network(input_ids=ids, attention_mask=mask.long())
         logits = output.logits[:, :-1].float().transpose(1, 2)
-        values = -torch.nn.functional.cross_entropy(logits, ids[:, 1:], reduction="none")
+        values = -torch.nn.functional.cross_entropy(
+            logits, ids[:, 1:], reduction="none"
+        )
         return (values * mask[:, 1:]).sum(dim=1).tolist()

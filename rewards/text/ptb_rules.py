@@ -97,7 +97,8 @@ def _as_class_body(numbers: set[int]) -> str:
     firsts = sorted(number for number in numbers if number - 1 not in numbers)
     lasts = sorted(number for number in numbers if number + 1 not in numbers)
     return "".join(
-        f"\\u{first:04x}-\\u{last:04x}" for first, last in zip(firsts, lasts, strict=True)
+        f"\\u{first:04x}-\\u{last:04x}"
+        for first, last in zip(firsts, lasts, strict=True)
     )
 
 
@@ -114,7 +115,14 @@ def _any_case(words: Iterable[str]) -> str:
 
 SLASHED_FRACTIONS = {"¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3"}
 _CURRENCY = {"¢": "cents", "£": "#", "¤": "$", "₠": "$", "€": "$", "\x80": "$"}
-_BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
+_BRACKETS = {
+    "(": "-lrb-",
+    ")": "-rrb-",
+    "[": "-lsb-",
+    "]": "-rsb-",
+    "{": "-lcb-",
+    "}": "-rcb-",
+}
 _QUOTES = dict(zip("\u2018\u201b\u2039\x91\u2019\u203a\x92", "````'''", strict=True)) | {
     "\u201c": "``", "\xab": "``", "\x93": "``", "\u201d": "''", "\xbb": "''", "\x94": "''"
 }  # fmt: skip
@@ -152,7 +160,9 @@ def token_classes() -> tuple[tuple[re.Pattern[str], Write], ...]:
     letters = {
         number for number in range(0x10000) if chr(number).isalpha()
     } - symbols | _characters(_MARK_RANGES)
-    digits = {number for number in range(0x10000) if unicodedata.category(chr(number)) == "Nd"}
+    digits = {
+        number for number in range(0x10000) if unicodedata.category(chr(number)) == "Nd"
+    }
     names = {
         "L": f"[{_as_class_body(letters)}]",
         "A": f"[{_as_class_body(letters | digits)}]",
@@ -192,29 +202,50 @@ def _addresses() -> _Rules:
     last = r'[^ \t\n"<>|(){}.!?,-]'
     pair = "[\U00010000-\U0010ffff]"  # two characters for the toolkit's tokeniser
     path = rf"""/(?:[^ \t\n"<>|()]+{last}|{pair})"""
-    host = r"""[^ \t\n\r\f"`'<>|.!?(){},-_$]"""  # `,-_` is a range: no digits, no capitals
+    host = (
+        r"""[^ \t\n\r\f"`'<>|.!?(){},-_$]"""  # `,-_` is a range: no digits, no capitals
+    )
     label = r'[^\s"<>|(){}.]'  # between the dots of a mail address
     return [
         (_TAG, _same),
         (rf'https?://(?:[^ \t\n"<>|(){{}}]+{last}|{pair})', _same),
-        (rf'(?i:www)\.(?:[^ \t\n\r\f"<>|.!?(){{}},]+\.)+[A-Za-z]{{2,4}}(?:{path})?', _same),
+        (
+            rf'(?i:www)\.(?:[^ \t\n\r\f"<>|.!?(){{}},]+\.)+[A-Za-z]{{2,4}}(?:{path})?',
+            _same,
+        ),
         (rf"{host}+(?:\.{host}+)*\.(?i:com|net|org|edu)(?:{path})?", _same),
-        (rf"(?:<|(?i:&lt;))?[A-Za-z0-9](?:{label}|\.)*@{label}+(?:\.{label}+)*>?", _same),
+        (
+            rf"(?:<|(?i:&lt;))?[A-Za-z0-9](?:{label}|\.)*@{label}+(?:\.{label}+)*>?",
+            _same,
+        ),
     ]
 
 
 def _words() -> _Rules:
     free_words = _any_of(
-        ["c<Q>mon", "e<Q>er", "s<Q>mores", "ev<Q>ry", "li<Q>l", "nat<Q>l", "nor<Q>easter", "o<QX>o"]
+        [
+            "c<Q>mon",
+            "e<Q>er",
+            "s<Q>mores",
+            "ev<Q>ry",
+            "li<Q>l",
+            "nat<Q>l",
+            "nor<Q>easter",
+            "o<QX>o",
+        ]
     )
     fixed_words = _any_of(["cap<Q>n", "c<Q>est", "dunkin<Q>", "somethin<Q>", "ol<Q>"])
-    free_apostrophes = _any_of(["<Q>em", "<Q>till?", "<Q>cause", "<Q>[2-9]0s", "<Q>n<Q>?"])
-    split_heads = _any_of(f"{word[:3]}(?={word[3:]}[^A-Za-z0-9])" for word in SPLIT_WORDS)
-    abbreviations = rf"(?:(?i:(?:ed|ph)\.d)|{_any_case(ABBREVIATIONS)})\."
-    capitalised = "(?:" + "|".join(f"{w[0]}(?i:{w[1:]})" for w in CAPITALISED_ABBREVIATIONS) + ")"
-    hyphenated = (
-        r"[A-Za-z0-9][A-Za-z0-9.,\xad]*(?:-(?:[A-Za-z](?:\.[A-Za-z])+\.|[A-Za-z0-9\xad]+))+"
+    free_apostrophes = _any_of(
+        ["<Q>em", "<Q>till?", "<Q>cause", "<Q>[2-9]0s", "<Q>n<Q>?"]
     )
+    split_heads = _any_of(
+        f"{word[:3]}(?={word[3:]}[^A-Za-z0-9])" for word in SPLIT_WORDS
+    )
+    abbreviations = rf"(?:(?i:(?:ed|ph)\.d)|{_any_case(ABBREVIATIONS)})\."
+    capitalised = (
+        "(?:" + "|".join(f"{w[0]}(?i:{w[1:]})" for w in CAPITALISED_ABBREVIATIONS) + ")"
+    )
+    hyphenated = r"[A-Za-z0-9][A-Za-z0-9.,\xad]*(?:-(?:[A-Za-z](?:\.[A-Za-z])+\.|[A-Za-z0-9\xad]+))+"
     company = r"[A-Z]+(?:(?:(?i:&amp;)|[+&])[A-Z]+)+"
     return [
         (r"'[tT](?P<ahead>(?i:is|was))", _same),
@@ -243,14 +274,20 @@ def _words() -> _Rules:
         ),
         (hyphenated, _same),
         (company, _ampersands),
-        (r"[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}(?:\\?/[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}){1,2}", _same),
+        (
+            r"[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}(?:\\?/[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}){1,2}",
+            _same,
+        ),
         (
             rf"[A-Za-z](?P<ahead>\.<NL>+(?:(?=[A-Z])(?i:{_any_of(SENTENCE_OPENERS)}|m[rs]\.)|{_TAG})<NL>)",
             _same,
         ),
         (rf"{abbreviations}|{capitalised}\.|[A-Za-z](?:\.[A-Za-z])*\.", _same),
         (rf"(?i:{_any_of(NUMBERED_ABBREVIATIONS)})\.(?P<ahead><NL>?\d)", _same),
-        (rf"<AE>+(?:\.<AE>+)*\.(?i:{_any_of(FILE_ENDINGS)})(?P<ahead><SP>|[.?!,]|$)", _same),
+        (
+            rf"<AE>+(?:\.<AE>+)*\.(?i:{_any_of(FILE_ENDINGS)})(?P<ahead><SP>|[.?!,]|$)",
+            _same,
+        ),
     ]
 
 

@@ -30,7 +30,9 @@ def longest_common_subsequence(first: Tokens, second: Tokens) -> int:
     return len(first) - state.bit_count()
 
 
-def rouge_l(candidate: Tokens, references: Sequence[Tokens], beta: float = 1.2) -> float:
+def rouge_l(
+    candidate: Tokens, references: Sequence[Tokens], beta: float = 1.2
+) -> float:
     """ROUGE-L of one tokenised candidate, in [0, 1]: (1 + β²) P R / (R + β² P)."""
     if not references:
         raise ValueError("ROUGE-L needs at least one reference")
@@ -78,7 +80,9 @@ class RougeL:
         references = reference_lists(columns, self.__name__, len(texts))
         scores = [
             rouge_l(
-                self._tokenize(text), [self._tokenize(caption) for caption in captions], self.beta
+                self._tokenize(text),
+                [self._tokenize(caption) for caption in captions],
+                self.beta,
             )
             for text, captions in zip(texts, references, strict=True)
         ]

@@ -14,7 +14,12 @@ from functools import lru_cache
 from typing import Any
 
 from rewards.base import leaf_rewards
-from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SPLIT_WORDS, token_classes
+from rewards.text.ptb_rules import (
+    ABBREVIATIONS,
+    NUMBERED_ABBREVIATIONS,
+    SPLIT_WORDS,
+    token_classes,
+)
 
 TOKENIZER = "ptb"
 """Name of this tokenisation in document frequencies and signatures."""
@@ -27,7 +32,9 @@ brackets stay.
 """
 
 _MAY_KEEP_STOP = ABBREVIATIONS.union(NUMBERED_ABBREVIATIONS)
-_EASY_CAPTION = re.compile(r"(?:[A-Za-z]+(?:-[A-Za-z]+)*(?:, | +|$))*(?:([A-Za-z]+)[ ]*\.)?\s*")
+_EASY_CAPTION = re.compile(
+    r"(?:[A-Za-z]+(?:-[A-Za-z]+)*(?:, | +|$))*(?:([A-Za-z]+)[ ]*\.)?\s*"
+)
 _EASY_WORD = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*(?=,?(?: |$))")
 _TESTED_CHARACTERS = re.compile(
     "[\t\n -~\xa0-\xac\xae-\xb1\xb4-\xb8\xba-\u0148\u014a-\u017f\u200d\u2013-\u2015\u2018-\u201e\u2022\u2026"
@@ -114,10 +121,18 @@ def tokenize_lines(captions: Sequence[str]) -> list[str]:
         line = _LINE_BREAK.sub(" ", caption)
         words = _easy_tokens(line)
         if words is None:
-            scanned = " ".join(_scan(line, following if _LAST_WORD.search(line) else ""))
-            words = [token for token in scanned.rstrip().split(" ") if token not in PUNCTUATION]
+            scanned = " ".join(
+                _scan(line, following if _LAST_WORD.search(line) else "")
+            )
+            words = [
+                token
+                for token in scanned.rstrip().split(" ")
+                if token not in PUNCTUATION
+            ]
         tokens.append(" ".join(words))
-        following = line if line.strip() else f"{line}\n{following}"  # it looks beyond empty lines
+        following = (
+            line if line.strip() else f"{line}\n{following}"
+        )  # it looks beyond empty lines
     return tokens[::-1]
 
 
@@ -176,7 +191,9 @@ class _Characters(dict[int, str]):
         category = unicodedata.category(character)
         name = unicodedata.name(character, "")
         written = " "
-        if (category == "Cf" and character != "\u200b") or name.startswith("VARIATION SELECTOR"):
+        if (category == "Cf" and character != "\u200b") or name.startswith(
+            "VARIATION SELECTOR"
+        ):
             # joiners, direction marks and soft hyphens lie within words; a zero-width space ends
             # one
             written = ""
@@ -187,7 +204,9 @@ class _Characters(dict[int, str]):
 
 
 _WORD_CHARACTERS = _Characters()
-_CJK_CHARACTERS = _Characters(["CJK ", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "BOPOMOFO"])
+_CJK_CHARACTERS = _Characters(
+    ["CJK ", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "BOPOMOFO"]
+)
 
 
 def unicode_words(text: str) -> list[str]:
@@ -199,7 +218,9 @@ def unicode_words(text: str) -> list[str]:
     Symbols and punctuation, including apostrophes and hyphens, end a word and are removed. There is
     no stemming and no language-specific rule.
     """
-    return unicodedata.normalize("NFKC", text).lower().translate(_WORD_CHARACTERS).split()
+    return (
+        unicodedata.normalize("NFKC", text).lower().translate(_WORD_CHARACTERS).split()
+    )
 
 
 def cjk_characters(text: str) -> list[str]:
@@ -209,7 +230,9 @@ def cjk_characters(text: str) -> list[str]:
     Runs of other letters and digits are words: ``2只cat`` becomes ``2``, ``只``, ``cat``. So are
     Korean words, which are written with spaces.
     """
-    return unicodedata.normalize("NFKC", text).lower().translate(_CJK_CHARACTERS).split()
+    return (
+        unicodedata.normalize("NFKC", text).lower().translate(_CJK_CHARACTERS).split()
+    )
 
 
 def join_cjk(tokens: Iterable[str]) -> str:
@@ -219,7 +242,9 @@ def join_cjk(tokens: Iterable[str]) -> str:
     text = ""
     for token in tokens:
         text += (
-            f" {token}" if text and not (_is_divided(text[-1]) or _is_divided(token[0])) else token
+            f" {token}"
+            if text and not (_is_divided(text[-1]) or _is_divided(token[0]))
+            else token
         )
     return text
 
@@ -252,8 +277,14 @@ def untested_texts(reward: Any, texts: Iterable[str]) -> str:
 
     Empty if there is no such text, or if no term of ``reward`` uses the tokenizer ``ptb``.
     """
-    if not any(getattr(inner, "tokenizer", None) == TOKENIZER for inner in leaf_rewards(reward)):
+    if not any(
+        getattr(inner, "tokenizer", None) == TOKENIZER for inner in leaf_rewards(reward)
+    ):
         return ""
     tested = [is_tested(text, in_lines=True) for text in texts]
     others = len(tested) - sum(tested)
-    return f"+PTB-python[{others} of {len(tested)} texts not compared with Java]" if others else ""
+    return (
+        f"+PTB-python[{others} of {len(tested)} texts not compared with Java]"
+        if others
+        else ""
+    )

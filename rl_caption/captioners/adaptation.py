@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from rl_caption.captioners.base import CaptionerError
 
 
-def freeze(model: nn.Module, patterns: Sequence[str], required: bool = True) -> list[str]:
+def freeze(
+    model: nn.Module, patterns: Sequence[str], required: bool = True
+) -> list[str]:
     """Freeze the parameters whose names match one of ``patterns`` (wildcards of file names: ``*``,
     ``?``, ``[abc]``).
 
@@ -34,7 +36,11 @@ def freeze(model: nn.Module, patterns: Sequence[str], required: bool = True) -> 
                 f"model.freeze has {pattern!r}, which matches no parameter: they have names such "
                 f"as {names[0]} and {names[-1]}"
             )
-    frozen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    frozen = [
+        name
+        for name in names
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    ]
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return frozen
@@ -56,10 +62,16 @@ def add_lora(
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise CaptionerError("model.lora needs peft: pip install 'rl-caption[peft]'") from error
+        raise CaptionerError(
+            "model.lora needs peft: pip install 'rl-caption[peft]'"
+        ) from error
     names = targets if isinstance(targets, str) else list(targets)
     config = LoraConfig(
-        r=r, lora_alpha=cast(int, alpha), lora_dropout=dropout, target_modules=names, bias="none"
+        r=r,
+        lora_alpha=cast(int, alpha),
+        lora_dropout=dropout,
+        target_modules=names,
+        bias="none",
     )
     try:
         with warnings.catch_warnings():
@@ -113,7 +125,11 @@ def untie(config: Any) -> None:
 
 
 def _adapted(model: nn.Module) -> dict[str, Any]:
-    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A")
+    }
 
 
 def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> None:
@@ -124,7 +140,9 @@ def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> Non
     added to.
     """
     weights = {
-        f"base_model.model.{name.replace('.default.', '.')}": value.detach().cpu().contiguous()
+        f"base_model.model.{name.replace('.default.', '.')}": value.detach()
+        .cpu()
+        .contiguous()
         for name, value in model.state_dict().items()
         if ".lora_" in name
     }
@@ -144,13 +162,17 @@ def checkpoint_layers(model: nn.Module) -> None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers: list[Any] = [
-        layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)
+        layer
+        for layer in model.modules()
+        if isinstance(layer, GradientCheckpointingLayer)
     ]
     for layer in layers:
         layer.forward = partial(_forward_without_storing, layer.forward)
 
 
-def _forward_without_storing(forward: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+def _forward_without_storing(
+    forward: Callable[..., Any], *positional: Any, **named: Any
+) -> Any:
     if not torch.is_grad_enabled():  # sampling
         return forward(*positional, **named)
     return checkpoint(forward, *positional, use_reentrant=False, **named)
@@ -159,6 +181,8 @@ def _forward_without_storing(forward: Callable[..., Any], *positional: Any, **na
 def trained_share(model: nn.Module) -> str:
     """Number of trained parameters and of all, as ``"1,234 of 5,678"``."""
     parameters = list(model.parameters())
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    trained = sum(
+        parameter.numel() for parameter in parameters if parameter.requires_grad
+    )
     whole = sum(parameter.numel() for parameter in parameters)
     return f"{trained:,} of {whole:,}"

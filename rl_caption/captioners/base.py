@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.decoding import NextLogits, decode_with_scores, logits_without_cache
+from rl_caption.captioners.decoding import (
+    NextLogits,
+    decode_with_scores,
+    logits_without_cache,
+)
 from rl_caption.captioners.tokens import Generated
 from rl_caption.data.base import DataError, Row
 from rl_caption.runtime.errors import CaptionerError as CaptionerError
@@ -33,7 +37,11 @@ def reading(what: str | Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, CaptionerError) and str(what) in str(error):
             raise
-        name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        name = (
+            ""
+            if isinstance(error, ValueError | OSError)
+            else f"{type(error).__name__}: "
+        )
         raise CaptionerError(f"{what} cannot be loaded: {name}{error}") from error
 
 
@@ -144,7 +152,9 @@ class Captioner(Protocol):
             )
         return self.max_tokens
 
-    def image_states(self, policy: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def image_states(
+        self, policy: nn.Module, inputs: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         """The image encoder's outputs, in the form that ``generate`` and ``token_logits`` take in
         place of ``inputs``.
 
@@ -198,7 +208,12 @@ class Captioner(Protocol):
         with torch.no_grad():
             next_logits = self.next_logits(policy, inputs, decoding.max_new_tokens)
             return decode_with_scores(
-                self, next_logits, images, decoding, noise, share_prefixes=not policy.training
+                self,
+                next_logits,
+                images,
+                decoding,
+                noise,
+                share_prefixes=not policy.training,
             )
 
     def next_logits(
@@ -217,7 +232,11 @@ class Captioner(Protocol):
         return {}
 
     def prefix_logits(
-        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        token_ids: Tensor,
+        mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """``token_logits``, computed once for a prefix that several captions of an image share; not
         with dropout.

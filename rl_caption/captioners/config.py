@@ -192,7 +192,9 @@ class Decoding(Section):
     @property
     def has_constraints(self) -> bool:
         """Whether the tokens that may come next depend on those before."""
-        return bool(self.no_repeat_ngram_size or self.block_trigrams or self.remove_bad_endings)
+        return bool(
+            self.no_repeat_ngram_size or self.block_trigrams or self.remove_bad_endings
+        )
 
     @property
     def captions_per_image(self) -> int:
@@ -220,7 +222,9 @@ class Decoding(Section):
                 f"{self.num_beam_groups} groups with diversity penalty {self.diversity_penalty:g}"
             )
         if self.num_samples:
-            phrases.append(f"{self.num_samples} sampled at temperature {self.temperature:g}")
+            phrases.append(
+                f"{self.num_samples} sampled at temperature {self.temperature:g}"
+            )
         phrases += [
             f"{name} {getattr(self, name):g}"
             for name, off in _TRUNCATIONS.items()

@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from rewards.text.degeneration import bad_ending
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.tokens import FORBIDDEN_LOGIT, Generated, forbid, sample_tokens
+from rl_caption.captioners.tokens import (
+    FORBIDDEN_LOGIT,
+    Generated,
+    forbid,
+    sample_tokens,
+)
 
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner
@@ -97,11 +102,14 @@ def decode_with_scores(
     if decoding.num_beams > 1:
         return beam_search(captioner, next_logits, images, decoding)
     if decoding.num_samples and noise is None:
-        raise ValueError("sampling needs noise [B, K, L]: one uniform number for each token")
+        raise ValueError(
+            "sampling needs noise [B, K, L]: one uniform number for each token"
+        )
     if decoding.has_constraints:
         next_logits = _add_processors(next_logits, constraints(captioner, decoding))
     return Generated(
-        _decode_tree(captioner, next_logits, images, decoding, noise, share_prefixes), None
+        _decode_tree(captioner, next_logits, images, decoding, noise, share_prefixes),
+        None,
     )
 
 
@@ -119,7 +127,9 @@ def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
     if decoding.remove_bad_endings:
         processors.append(
             partial(
-                refuse_bad_endings, decode=captioner.decode, eos_token_id=captioner.eos_token_id
+                refuse_bad_endings,
+                decode=captioner.decode,
+                eos_token_id=captioner.eos_token_id,
             )
         )
     return processors
@@ -127,7 +137,10 @@ def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
 
 def truncations(decoding: Decoding) -> list[Processor]:
     """Processors that truncate the distribution of samples, in the order of Transformers."""
-    from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
+    from transformers.generation.logits_process import (
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
 
     processors: list[Processor] = []
     if decoding.top_k:
@@ -151,7 +164,10 @@ def penalise_trigrams(tokens: Tensor, logits: Tensor, alpha: float) -> Tensor:
 
 
 def refuse_bad_endings(
-    tokens: Tensor, logits: Tensor, decode: Callable[[Tensor], list[str]], eos_token_id: int
+    tokens: Tensor,
+    logits: Tensor,
+    decode: Callable[[Tensor], list[str]],
+    eos_token_id: int,
 ) -> Tensor:
     """Set the logit of EOS to -inf where the caption so far ends in one of ``BAD_ENDINGS`` or has
     no word.
@@ -178,7 +194,9 @@ def _add_processors(next_logits: NextLogits, processors: list[Processor]) -> Nex
         nonlocal earlier
         logits = next_logits(prefixes).float()
         if prefixes is None:
-            earlier = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
+            earlier = torch.empty(
+                len(logits), 0, dtype=torch.long, device=logits.device
+            )
         else:
             earlier = prefixes.extend(earlier)
         for process in processors:
@@ -189,7 +207,11 @@ def _add_processors(next_logits: NextLogits, processors: list[Processor]) -> Nex
 
 
 def draw_tokens(
-    logits: Tensor, noise: Tensor, decoding: Decoding, truncate: Sequence[Processor], best: Tensor
+    logits: Tensor,
+    noise: Tensor,
+    decoding: Decoding,
+    truncate: Sequence[Processor],
+    best: Tensor,
 ) -> Tensor:
     """Draw K tokens [N, K] from each of the distributions of ``logits`` [N, V] by ``noise`` [N, K];
     ``best`` [N, 1] is the arg max.
@@ -215,13 +237,19 @@ def _decode_tree(
     truncate = truncations(decoding)
     logits = forbid(next_logits(None), captioner.forbidden)
     image = torch.arange(images, device=logits.device)  # of each prefix
-    captions = torch.arange(images * per_image, device=logits.device)  # that have not ended
+    captions = torch.arange(
+        images * per_image, device=logits.device
+    )  # that have not ended
     prefix = image.repeat_interleave(per_image)  # of each caption
-    ids = torch.full((len(captions), limit), captioner.pad_token_id, device=logits.device)
+    ids = torch.full(
+        (len(captions), limit), captioner.pad_token_id, device=logits.device
+    )
     for position in range(limit):
         chosen = best = logits.argmax(-1, keepdim=True)
         if noise is not None and decoding.num_samples:
-            drawn = draw_tokens(logits, noise[image, :, position], decoding, truncate, best)
+            drawn = draw_tokens(
+                logits, noise[image, :, position], decoding, truncate, best
+            )
             chosen = torch.cat([drawn, best], dim=1)
         tokens = chosen[prefix, captions % per_image]
         ids[captions, position] = tokens
@@ -233,16 +261,22 @@ def _decode_tree(
         parent = prefix[goes_on]
         if share_prefixes:
             vocabulary = logits.shape[-1]
-            pairs, prefix = torch.unique(parent * vocabulary + tokens, return_inverse=True)
+            pairs, prefix = torch.unique(
+                parent * vocabulary + tokens, return_inverse=True
+            )
             tokens = pairs % vocabulary
             parent = pairs // vocabulary
         else:
             prefix = torch.arange(len(captions), device=logits.device)
         prefixes = Prefixes(tokens, parent, image[parent])
-        if len(tokens) > (1 - COMPACT_AT) * len(image) and bool((parent.diff() > 0).all()):
+        if len(tokens) > (1 - COMPACT_AT) * len(image) and bool(
+            (parent.diff() > 0).all()
+        ):
             # None have parted and few have ended: all rows stay, the ended ones with padding as
             # their next token.
-            in_place = torch.full_like(image, captioner.pad_token_id).index_copy_(0, parent, tokens)
+            in_place = torch.full_like(image, captioner.pad_token_id).index_copy_(
+                0, parent, tokens
+            )
             prefix = parent[prefix]
             prefixes = Prefixes(in_place, None, image)
         image = prefixes.image
@@ -276,11 +310,15 @@ def beam_search(
     each = width // groups
     penalty = decoding.length_penalty
     processors = constraints(captioner, decoding)
-    finished: list[list[Finished]] = [[[] for _ in range(groups)] for _ in range(images)]
+    finished: list[list[Finished]] = [
+        [[] for _ in range(groups)] for _ in range(images)
+    ]
     logits = next_logits(None).repeat_interleave(width, 0)
     device = logits.device
     active = torch.arange(images, device=device)  # images that are not done
-    going = torch.ones(images, groups, dtype=torch.bool, device=device)  # groups that are not done
+    going = torch.ones(
+        images, groups, dtype=torch.bool, device=device
+    )  # groups that are not done
     scores = torch.full((images, groups, each), -torch.inf, device=device)
     scores[..., 0] = 0.0  # all beams are equal at first: only one of a group counts
     prefixes = torch.empty(images, width, 0, dtype=torch.long, device=device)
@@ -293,9 +331,13 @@ def beam_search(
         scores, parent, token = _extend_groups(
             decoding, captioner.eos_token_id, logprobs, scores, prefixes, going, ended
         )
-        rows = parent.flatten(1) + width * torch.arange(len(active), device=device).unsqueeze(1)
+        rows = parent.flatten(1) + width * torch.arange(
+            len(active), device=device
+        ).unsqueeze(1)
         token = token.flatten(1)
-        prefixes = torch.cat([prefixes.flatten(0, 1)[rows], token.unsqueeze(-1)], dim=-1)
+        prefixes = torch.cat(
+            [prefixes.flatten(0, 1)[rows], token.unsqueeze(-1)], dim=-1
+        )
         firsts = (scores[..., 0].double() / length**penalty).tolist()
         going &= torch.tensor(
             [
@@ -340,12 +382,16 @@ def _extend_groups(
     """
     groups, width = scores.shape[1:]
     divisor = (prefixes.shape[-1] + 1) ** decoding.length_penalty
-    chosen_before = torch.zeros_like(logprobs[:, 0, 0])  # how many earlier groups took a token
+    chosen_before = torch.zeros_like(
+        logprobs[:, 0, 0]
+    )  # how many earlier groups took a token
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     for group in range(groups):
         candidates = logprobs[:, group]
         if groups > 1:
-            candidates = candidates - decoding.diversity_penalty * chosen_before.unsqueeze(1)
+            candidates = (
+                candidates - decoding.diversity_penalty * chosen_before.unsqueeze(1)
+            )
         best, parent, token = _best_extensions(scores[:, group], candidates)
         parent = parent + group * width
         ends = (token == eos_token_id) & best.isfinite()
@@ -354,10 +400,14 @@ def _extend_groups(
             finished[row][group].append((best[row, rank].item() / divisor, caption))
         # Candidates that go on, best first.
         order = ends.long().sort(dim=-1, stable=True).indices[:, :width]
-        kept.append((best.gather(1, order), parent.gather(1, order), token.gather(1, order)))
+        kept.append(
+            (best.gather(1, order), parent.gather(1, order), token.gather(1, order))
+        )
         counted = going[:, group, None].float().expand(-1, width)
         chosen_before.scatter_add_(1, kept[-1][2], counted)
-    scores, parent, token = (torch.stack(tensors, dim=1) for tensors in zip(*kept, strict=True))
+    scores, parent, token = (
+        torch.stack(tensors, dim=1) for tensors in zip(*kept, strict=True)
+    )
     return scores, parent, token
 
 
@@ -367,7 +417,9 @@ def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, 
     From ``scores`` [A, W] and ``logprobs`` [A, W, V]: scores, beams and tokens [A, 2 W], best
     first; extensions by a forbidden token have the score -inf.
     """
-    best, index = (scores.unsqueeze(-1) + logprobs).flatten(1).topk(2 * scores.shape[1], dim=-1)
+    best, index = (
+        (scores.unsqueeze(-1) + logprobs).flatten(1).topk(2 * scores.shape[1], dim=-1)
+    )
     best = best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf)
     vocabulary = logprobs.shape[-1]
     return best, index // vocabulary, index % vocabulary
@@ -403,7 +455,9 @@ def _n_best(
         captions = _best(captions + [(-torch.inf, [])] * count, count)
         scores.append([score for score, _ in captions])
         flat += [torch.tensor(ids, dtype=torch.long) for _, ids in captions]
-    padded = nn.utils.rnn.pad_sequence(flat, batch_first=True, padding_value=captioner.pad_token_id)
+    padded = nn.utils.rnn.pad_sequence(
+        flat, batch_first=True, padding_value=captioner.pad_token_id
+    )
     ids = padded.to(device).unflatten(0, (len(finished), count))
     return Generated(ids, torch.tensor(scores, device=device))
 

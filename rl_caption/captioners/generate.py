@@ -57,7 +57,9 @@ def _own_settings(model: Any) -> Iterator[None]:
         transformers.logging.set_verbosity(level)
 
 
-def sample(captioner: Captioner, row: dict[str, Any], decoding: Decoding, noise: Tensor) -> Tensor:
+def sample(
+    captioner: Captioner, row: dict[str, Any], decoding: Decoding, noise: Tensor
+) -> Tensor:
     """Captions [R, T] of one image by ``generate``: a sample for each row of ``noise`` [K, L], and
     the greedy one.
     """
@@ -86,7 +88,12 @@ class _Choose(LogitsProcessor):
     """
 
     def __init__(self, captioner: Captioner, decoding: Decoding, noise: Tensor) -> None:
-        self.captioner, self.decoding, self.noise, self.step = captioner, decoding, noise, 0
+        self.captioner, self.decoding, self.noise, self.step = (
+            captioner,
+            decoding,
+            noise,
+            0,
+        )
         self.processors = constraints(captioner, decoding)
         self.truncate = truncations(decoding)
 
@@ -96,7 +103,9 @@ class _Choose(LogitsProcessor):
             logits = process(input_ids[:, input_ids.shape[1] - self.step :], logits)
         best, drawn = logits.argmax(-1, keepdim=True), len(self.noise)
         uniform = self.noise[:, self.step, None]
-        samples = draw_tokens(logits[:drawn], uniform, self.decoding, self.truncate, best[:drawn])
+        samples = draw_tokens(
+            logits[:drawn], uniform, self.decoding, self.truncate, best[:drawn]
+        )
         self.step += 1
         chosen = torch.cat([samples, best[drawn:]])
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)

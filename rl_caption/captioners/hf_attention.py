@@ -37,7 +37,12 @@ class _PassThroughCache(DynamicCache):
     """Stores nothing: returns keys and values as they are given."""
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 

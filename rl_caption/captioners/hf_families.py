@@ -15,10 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.hf_attention import fuse_blip_attention, image_cache, share_images
+from rl_caption.captioners.hf_attention import (
+    fuse_blip_attention,
+    image_cache,
+    share_images,
+)
 from rl_caption.captioners.packed import CACHE
 from rl_caption.captioners.state import State
 
@@ -54,7 +60,14 @@ class Conventions:
 
     @classmethod
     def of(
-        cls, tokenizer: Any, prompt: str, text: Any, bos: int, eos: int, pad: int, before: int = 0
+        cls,
+        tokenizer: Any,
+        prompt: str,
+        text: Any,
+        bos: int,
+        eos: int,
+        pad: int,
+        before: int = 0,
     ) -> Conventions:
         """Conventions of a text model with the configuration ``text``; ``before`` of its positions
         precede BOS.
@@ -118,10 +131,14 @@ class Family(ABC):
         return frozenset({"pixel_values"})
 
     @abstractmethod
-    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+    def encode(
+        self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor
+    ) -> Tensor:
         """Image states [B, S, D] of ``pixel_values`` [B, 3, H, W]."""
 
-    def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+    def decode(
+        self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None
+    ) -> Tensor:
         """Next-token logits [N, T, V] of ``token_ids`` [N, T], with image states [B, S, D].
 
         With cross-attention the N rows are captions of B images. Otherwise N is B in the call that
@@ -147,7 +164,9 @@ class Family(ABC):
         if self.cross_attention:
             state.cache = image_cache(state.cache)
             state.images = torch.arange(len(states), device=states.device)
-        return self.read(policy, state, policy.start.expand(len(states), -1))[:, -1], state
+        return self.read(policy, state, policy.start.expand(len(states), -1))[
+            :, -1
+        ], state
 
     def read(self, policy: Policy, state: State, token_ids: Tensor) -> Tensor:
         """Logits [N, T, V] after each of the next tokens [N, T]."""
@@ -188,14 +207,20 @@ class Blip(Family):
             text,
             bos=first_token("BOS (text_config.bos_token_id)", text.bos_token_id),
             eos=same_token(
-                "EOS (text_config.sep_token_id)", text.sep_token_id, tokenizer.sep_token_id
+                "EOS (text_config.sep_token_id)",
+                text.sep_token_id,
+                tokenizer.sep_token_id,
             ),
             pad=first_token(
-                "padding (text_config.pad_token_id)", text.pad_token_id, tokenizer.pad_token_id
+                "padding (text_config.pad_token_id)",
+                text.pad_token_id,
+                tokenizer.pad_token_id,
             ),
         )
 
-    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+    def encode(
+        self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor
+    ) -> Tensor:
         return model.vision_model(pixel_values=pixel_values).last_hidden_state
 
     def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
@@ -233,14 +258,24 @@ class VisionEncoderDecoder(Family):
             *values_of("bos_token_id"),
             tokenizer.bos_token_id,
         )
-        eos = first_token("eos_token_id", *values_of("eos_token_id"), tokenizer.eos_token_id)
-        pad = first_token("pad_token_id", *values_of("pad_token_id"), tokenizer.pad_token_id, eos)
+        eos = first_token(
+            "eos_token_id", *values_of("eos_token_id"), tokenizer.eos_token_id
+        )
+        pad = first_token(
+            "pad_token_id", *values_of("pad_token_id"), tokenizer.pad_token_id, eos
+        )
         return Conventions.of(tokenizer, prompt, model.config.decoder, bos, eos, pad)
 
-    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+    def encode(
+        self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor
+    ) -> Tensor:
         """Projected to the decoder's width where the two differ."""
         states = model.encoder(pixel_values=pixel_values).last_hidden_state
-        return model.enc_to_dec_proj(states) if hasattr(model, "enc_to_dec_proj") else states
+        return (
+            model.enc_to_dec_proj(states)
+            if hasattr(model, "enc_to_dec_proj")
+            else states
+        )
 
     def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
         return {"pixel_values": pixel_values, **decoder_inputs(policy.start)}
@@ -269,26 +304,42 @@ class Git(Family):
             tokenizer,
             prompt,
             config,
-            bos=first_token("BOS (bos_token_id)", config.bos_token_id, tokenizer.cls_token_id),
-            eos=same_token("EOS (eos_token_id)", config.eos_token_id, tokenizer.sep_token_id),
-            pad=first_token("padding (pad_token_id)", config.pad_token_id, tokenizer.pad_token_id),
+            bos=first_token(
+                "BOS (bos_token_id)", config.bos_token_id, tokenizer.cls_token_id
+            ),
+            eos=same_token(
+                "EOS (eos_token_id)", config.eos_token_id, tokenizer.sep_token_id
+            ),
+            pad=first_token(
+                "padding (pad_token_id)", config.pad_token_id, tokenizer.pad_token_id
+            ),
         )
 
-    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+    def encode(
+        self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor
+    ) -> Tensor:
         """Patches projected to the width of the text."""
-        return model.git.visual_projection(model.git.image_encoder(pixel_values).last_hidden_state)
+        return model.git.visual_projection(
+            model.git.image_encoder(pixel_values).last_hidden_state
+        )
 
-    def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+    def decode(
+        self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None
+    ) -> Tensor:
         """Text follows the patches in one sequence; positions count the text alone."""
         length, patches = token_ids.shape[1], states.shape[1]
         past = cache.get_seq_length() if cache is not None else 0
         first = max(past - patches, 0)  # position 0 is the first token of text
-        positions = torch.arange(first, first + length, device=token_ids.device).unsqueeze(0)
+        positions = torch.arange(
+            first, first + length, device=token_ids.device
+        ).unsqueeze(0)
         hidden = model.git.embeddings(input_ids=token_ids, position_ids=positions)
         if past == 0:
             hidden = torch.cat([states.to(hidden.dtype), hidden], dim=1)
         new, total = hidden.shape[1], past + hidden.shape[1]
-        seen = torch.ones(new, total, dtype=torch.bool, device=hidden.device).tril(total - new)
+        seen = torch.ones(new, total, dtype=torch.bool, device=hidden.device).tril(
+            total - new
+        )
         seen[:, :patches] = True
         mask = torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(
             ~seen, torch.finfo(hidden.dtype).min
@@ -324,22 +375,37 @@ class Blip2(Family):
         return self._conventions(model, tokenizer, prompt, eos)
 
     def _conventions(
-        self, model: Any, tokenizer: Any, prompt: str, eos: int, **prompt_inputs: tuple[int, ...]
+        self,
+        model: Any,
+        tokenizer: Any,
+        prompt: str,
+        eos: int,
+        **prompt_inputs: tuple[int, ...],
     ) -> Conventions:
         config, text = model.config, model.config.text_config
         (bos,) = tuple(tokenizer("")["input_ids"])[:1] or (
             first_token(
-                "BOS (text_config.bos_token_id)", text.bos_token_id, tokenizer.bos_token_id
+                "BOS (text_config.bos_token_id)",
+                text.bos_token_id,
+                tokenizer.bos_token_id,
             ),
         )
-        pad = first_token("pad_token_id", text.pad_token_id, tokenizer.pad_token_id, eos)
+        pad = first_token(
+            "pad_token_id", text.pad_token_id, tokenizer.pad_token_id, eos
+        )
         conventions = Conventions.of(
             tokenizer, prompt, text, bos, eos, pad, config.num_query_tokens
         )
-        image_tokens = () if config.image_token_index is None else (config.image_token_index,)
-        return replace(conventions, forbidden=(bos, *image_tokens), prompt_inputs=prompt_inputs)
+        image_tokens = (
+            () if config.image_token_index is None else (config.image_token_index,)
+        )
+        return replace(
+            conventions, forbidden=(bos, *image_tokens), prompt_inputs=prompt_inputs
+        )
 
-    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+    def encode(
+        self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor
+    ) -> Tensor:
         """The queries' states, projected to the width of the language model; InstructBLIP's have
         read the prompt.
         """
@@ -347,7 +413,9 @@ class Blip2(Family):
             pixel_values, **prompt_inputs, return_dict=True
         ).pooler_output
 
-    def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+    def decode(
+        self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None
+    ) -> Tensor:
         """The queries stand before the text, in the first call only: from then on the KV cache
         holds them.
         """
@@ -365,8 +433,12 @@ class Blip2(Family):
     def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
         """Image tokens stand for the queries."""
         config = policy.config
-        queries = policy.start.new_full((1, config.num_query_tokens), config.image_token_index)
-        prompt = {name: getattr(policy, name) for name in policy.conventions.prompt_inputs}
+        queries = policy.start.new_full(
+            (1, config.num_query_tokens), config.image_token_index
+        )
+        prompt = {
+            name: getattr(policy, name) for name in policy.conventions.prompt_inputs
+        }
         ids = torch.cat([queries, policy.start], dim=1)
         return {"pixel_values": pixel_values, "input_ids": ids, **prompt}
 
@@ -384,7 +456,9 @@ class InstructBlip(Blip2):
         tokenizers.
         """
         eos = first_token(
-            "EOS (eos_token_id)", tokenizer.eos_token_id, model.config.text_config.eos_token_id
+            "EOS (eos_token_id)",
+            tokenizer.eos_token_id,
+            model.config.text_config.eos_token_id,
         )
         ids = tuple(q_former_tokenizer(prompt)["input_ids"])
         return self._conventions(model, tokenizer, prompt, eos, qformer_input_ids=ids)
@@ -438,9 +512,13 @@ class Florence2(Family):
         return Conventions((start, bos), eos, pad, text.vocab_size, (bos, model.config.image_token_id), longest,
                            {"input_ids": ids})  # fmt: skip
 
-    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+    def encode(
+        self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor
+    ) -> Tensor:
         """The encoder's states of image and prompt."""
-        image = model.model.get_image_features(pixel_values, return_dict=True).pooler_output
+        image = model.model.get_image_features(
+            pixel_values, return_dict=True
+        ).pooler_output
         prompt = model.get_input_embeddings()(prompt_inputs["input_ids"])
         encoder = model.model.language_model.encoder
         states: Tensor = encoder(
@@ -448,7 +526,9 @@ class Florence2(Family):
         ).last_hidden_state
         return states
 
-    def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+    def decode(
+        self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None
+    ) -> Tensor:
         output = model.model.language_model.decoder(
             input_ids=token_ids,
             encoder_hidden_states=states,
@@ -460,11 +540,17 @@ class Florence2(Family):
 
     def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
         """Image tokens stand for the image before the prompt."""
-        read = policy.model.model.get_image_features(pixel_values, return_dict=True).pooler_output
+        read = policy.model.model.get_image_features(
+            pixel_values, return_dict=True
+        ).pooler_output
         prompt = policy.get_buffer("input_ids")
         image = prompt.new_full((1, read.shape[1]), policy.config.image_token_id)
         ids = torch.cat([image, prompt], dim=1)
-        return {"pixel_values": pixel_values, "input_ids": ids, **decoder_inputs(policy.start)}
+        return {
+            "pixel_values": pixel_values,
+            "input_ids": ids,
+            **decoder_inputs(policy.start),
+        }
 
 
 FAMILIES: dict[str, Family] = {

@@ -17,7 +17,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 from transformers.utils import cached_file
 
 from rewards.base import naming
@@ -54,7 +56,11 @@ from rl_caption.captioners.self_check import check
 from rl_caption.captioners.state import State
 from rl_caption.captioners.tokens import Generated, forbid
 from rl_caption.captioners.vlm_families import FAMILIES as CHAT_FAMILIES
-from rl_caption.captioners.vlm_families import Messages, VisionLanguageFamily, as_messages
+from rl_caption.captioners.vlm_families import (
+    Messages,
+    VisionLanguageFamily,
+    as_messages,
+)
 from rl_caption.data.base import DataError, Row, load_image, pixel_key
 
 logger = logging.getLogger(__name__)
@@ -82,7 +88,11 @@ class HuggingFaceCaptioner(Captioner):
         prompt: str | Messages = "",
         name: str = "",
     ) -> None:
-        self.policy, self.processors, self.tokenizer = policy, list(processors), tokenizer
+        self.policy, self.processors, self.tokenizer = (
+            policy,
+            list(processors),
+            tokenizer,
+        )
         self.prompt: Any = prompt
         self.name = name
         self.adapters: Any = None
@@ -109,7 +119,9 @@ class HuggingFaceCaptioner(Captioner):
         self.tokens_before = 0
         """Number of its tokens that are no part of the caption."""
         if self.family.row_prompts:
-            self.before = self.family.reply(self.processor, as_messages(prompt, None))[0]
+            self.before = self.family.reply(self.processor, as_messages(prompt, None))[
+                0
+            ]
         elif prompt and not self.family.encoder_prompt:
             self.before = f"{prompt} "
             self.tokens_before = len(plain_tokens(tokenizer, str(prompt)))
@@ -160,7 +172,9 @@ class HuggingFaceCaptioner(Captioner):
             family: Any = FAMILIES.get(model_type)
             if family is None:
                 family = CHAT_FAMILIES.get(model_type, VisionLanguageFamily)(model_type)
-            processors, tokenizer = load_processors(name, family, source, processor_kwargs or {})
+            processors, tokenizer = load_processors(
+                name, family, source, processor_kwargs or {}
+            )
             prompt = saved_prompt(name) if prompt is None else prompt
             prompt = family.default_prompt if prompt is None else prompt
             if isinstance(prompt, str):
@@ -206,7 +220,10 @@ class HuggingFaceCaptioner(Captioner):
         self.policy.mode = Mode(**values)
 
     def adapt(
-        self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool
+        self,
+        frozen: Sequence[str] | None,
+        lora: dict[str, Any] | None,
+        checkpointed: bool,
     ) -> None:
         """Choose what is trained and how: ``model.freeze``, ``model.lora``,
         ``model.gradient_checkpointing``.
@@ -233,7 +250,9 @@ class HuggingFaceCaptioner(Captioner):
         if os.environ.get("RANK", "0") == "0":
             trained = trained_share(model)
             name = self.family.name
-            logger.info("%s: %s parameters are trained; prompt %r", name, trained, self.prompt)
+            logger.info(
+                "%s: %s parameters are trained; prompt %r", name, trained, self.prompt
+            )
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
         """Write a plain model of Transformers (adapters merged into its weights), its processors
@@ -244,18 +263,20 @@ class HuggingFaceCaptioner(Captioner):
         """
         policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
         config = copy.deepcopy(policy.config)
-        config.dtype = (
-            "float32"  # Transformers would cast merged weights to the type that is named here
-        )
+        config.dtype = "float32"  # Transformers would cast merged weights to the type that is named here
         if unties(policy.model):
             untie(config)
         config.save_pretrained(path)
         if self.adapters is not None:
-            save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)
+            save_adapters(
+                policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER
+            )
         for processor in self.processors:
             processor.save_pretrained(path)
         settings = {"family": self.family.name, "prompt": self.prompt}
-        (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
+        (Path(path) / SETTINGS).write_text(
+            json.dumps(settings, indent=1, ensure_ascii=False)
+        )
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """``pixel_values`` [B, 3, H, W]; of a model that answers, what its processor makes of each
@@ -274,14 +295,22 @@ class HuggingFaceCaptioner(Captioner):
         process = getattr(self.processor, "image_processor", self.processor)
         ids = [row["image_id"] for row in rows]
         with naming(f"images {ids[:4]} cannot be prepared", (Exception,), DataError):
-            return {"pixel_values": process(images=images, return_tensors="pt")["pixel_values"]}
+            return {
+                "pixel_values": process(images=images, return_tensors="pt")[
+                    "pixel_values"
+                ]
+            }
 
     def prepare(self, row: Row) -> dict[str, Tensor]:
         """The inputs of one row of a model that answers a prompt."""
         images = [load_image(frame) for frame in frames_of(row["image"])]
         messages = as_messages(as_messages(self.prompt, None), row.get("prompt"))
-        with naming(f"image {row['image_id']!r} cannot be prepared", (Exception,), DataError):
-            inputs: dict[str, Tensor] = self.family.inputs(self.processor, messages, images)
+        with naming(
+            f"image {row['image_id']!r} cannot be prepared", (Exception,), DataError
+        ):
+            inputs: dict[str, Tensor] = self.family.inputs(
+                self.processor, messages, images
+            )
         length = inputs["input_ids"].shape[1]
         if self.longest_prompt is not None and length >= self.longest_prompt:
             raise DataError(
@@ -292,7 +321,9 @@ class HuggingFaceCaptioner(Captioner):
         return inputs
 
     def max_tokens_of(self, row: Row) -> int | None:
-        return self.max_tokens if self.family.row_prompts else super().max_tokens_of(row)
+        return (
+            self.max_tokens if self.family.row_prompts else super().max_tokens_of(row)
+        )
 
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
@@ -302,7 +333,10 @@ class HuggingFaceCaptioner(Captioner):
         # An image token in a caption would be read without its image, an EOS would end it.
         options = {"add_special_tokens": False, "split_special_tokens": True}
         encoded = self.tokenizer(plain, **options)["input_ids"]
-        return [[*ids[self.tokens_before :], self.eos_token_id][:max_tokens] for ids in encoded]
+        return [
+            [*ids[self.tokens_before :], self.eos_token_id][:max_tokens]
+            for ids in encoded
+        ]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """See ``Captioner.image_states``; visual tokens only where the model takes them."""
@@ -323,17 +357,28 @@ class HuggingFaceCaptioner(Captioner):
         with torch.no_grad():
             inputs = policy(**inputs, encode=True)
         if policy.joins(inputs):
-            return self._generate_tokens(policy, inputs, decoding, noise, self.max_tokens)
+            return self._generate_tokens(
+                policy, inputs, decoding, noise, self.max_tokens
+            )
         batches = []
         for row in torch.arange(len(next(iter(inputs.values())))).split(1):
-            some, numbers = select_rows(inputs, row), None if noise is None else noise[row]
-            batches.append(self._generate_tokens(policy, some, decoding, numbers, self.max_tokens))
+            some, numbers = (
+                select_rows(inputs, row),
+                None if noise is None else noise[row],
+            )
+            batches.append(
+                self._generate_tokens(policy, some, decoding, numbers, self.max_tokens)
+            )
         longest = max(generated.token_ids.shape[-1] for generated in batches)
         padded = [
-            nn.functional.pad(ids, (0, longest - ids.shape[-1]), value=self.pad_token_id)
+            nn.functional.pad(
+                ids, (0, longest - ids.shape[-1]), value=self.pad_token_id
+            )
             for ids, _ in batches
         ]
-        scores = [generated.scores for generated in batches if generated.scores is not None]
+        scores = [
+            generated.scores for generated in batches if generated.scores is not None
+        ]
         return Generated(torch.cat(padded), torch.cat(scores) if scores else None)
 
     def _generate_tokens(
@@ -348,7 +393,9 @@ class HuggingFaceCaptioner(Captioner):
             return super()._generate_tokens(policy, inputs, decoding, noise, longest)
         (row,) = policy.rows(inputs)
         if noise is None:
-            noise = torch.empty(1, 0, decoding.max_new_tokens, device=row["input_ids"].device)
+            noise = torch.empty(
+                1, 0, decoding.max_new_tokens, device=row["input_ids"].device
+            )
         return Generated(sample(self, row, decoding, noise[0])[None], None)
 
     def next_logits(
@@ -381,7 +428,11 @@ class HuggingFaceCaptioner(Captioner):
         return forbid(model(**inputs, token_ids=token_ids, mask=mask), self.forbidden)
 
     def prefix_logits(
-        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        token_ids: Tensor,
+        mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """See ``Captioner``. Captions that are the beginning of others are not computed at all."""
         first, node = unique_prefixes(token_ids, mask)
@@ -393,7 +444,9 @@ class HuggingFaceCaptioner(Captioner):
         for ids in token_ids.tolist():
             end = ids.index(self.eos_token_id) if self.eos_token_id in ids else len(ids)
             text = self.tokenizer.decode(
-                ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=self.rejoin
+                ids[:end],
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=self.rejoin,
             )
             captions.append(" ".join(text.split()))
         return captions
@@ -403,20 +456,30 @@ def load_processors(
     name: str, family: Any, source: dict[str, Any], options: Mapping[str, Any]
 ) -> tuple[list[Any], Any]:
     """What is saved beside the weights, and the tokenizer among it."""
-    with reading(f"image processor and tokenizer (tokenizer.json and others) of {name!r}"):
+    with reading(
+        f"image processor and tokenizer (tokenizer.json and others) of {name!r}"
+    ):
         # Without one of its files, Transformers makes up a tokenizer.
         cached_file(name, "tokenizer_config.json", **source)
         if family.row_prompts:
             sides = {"padding_side": "left", "truncation_side": "left"}
-            processors = [AutoProcessor.from_pretrained(name, **sides, **source, **options)]
+            processors = [
+                AutoProcessor.from_pretrained(name, **sides, **source, **options)
+            ]
         elif family.processor_class is not None:
-            processors = [AutoProcessor.from_pretrained(name, backend="pil", **source, **options)]
+            processors = [
+                AutoProcessor.from_pretrained(name, backend="pil", **source, **options)
+            ]
         else:
-            images = AutoImageProcessor.from_pretrained(name, backend="pil", **source, **options)
+            images = AutoImageProcessor.from_pretrained(
+                name, backend="pil", **source, **options
+            )
             processors = [images, AutoTokenizer.from_pretrained(name, **source)]
         tokenizer = getattr(processors[0], "tokenizer", processors[-1])
         if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
-            raise CaptionerError("the files of its tokenizer, such as tokenizer.json, are missing")
+            raise CaptionerError(
+                "the files of its tokenizer, such as tokenizer.json, are missing"
+            )
     return processors, tokenizer
 
 
@@ -438,7 +501,10 @@ def load_model(
         model, report = model_class.from_pretrained(
             name, config=config, dtype=dtype, output_loading_info=True, **source
         )
-    problems = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
+    problems = [
+        *report["missing_keys"],
+        *(key for key, *_ in report["mismatched_keys"]),
+    ]
     if problems := sorted(key for key in problems if not key.startswith(NEVER_READ)):
         raise CaptionerError(
             f"{len(problems)} weights are missing or of another shape, such as {problems[0]}"
@@ -460,7 +526,11 @@ def check_tokens(tokenizer: Any, conventions: Conventions) -> None:
     """Raise ``CaptionerError`` for a tokenizer with ids beyond the model's output layer."""
     vocabulary = conventions.vocab_size
     largest = max(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
-    named = {"tokens up to": largest, "EOS": conventions.eos, "padding": conventions.pad}
+    named = {
+        "tokens up to": largest,
+        "EOS": conventions.eos,
+        "padding": conventions.pad,
+    }
     if conventions.start:
         named["BOS"] = conventions.start[0]
     for what, token in named.items():

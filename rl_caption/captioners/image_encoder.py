@@ -44,7 +44,11 @@ class CaptionerImage(nn.Module):
             raise ValueError(f"{model} reads {config.input_kind}: expected pixels")
         self.encoder, self.built_from = policy.encoder, (config,)
         self.preprocessing = Preprocessing(
-            config.image_size, (PIXEL_MEAN,) * 3, (PIXEL_STD,) * 3, "bicubic", resize="squash"
+            config.image_size,
+            (PIXEL_MEAN,) * 3,
+            (PIXEL_STD,) * 3,
+            "bicubic",
+            resize="squash",
         )
 
     def forward(self, pixels: Tensor) -> Tensor:

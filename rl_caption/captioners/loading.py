@@ -13,7 +13,13 @@ from typing import Any
 
 from rewards.model_files import export_hint, read_object
 from rewards.trust import check_trusted
-from rl_caption.captioners.base import FROM_SCRATCH, WEIGHTS, Captioner, CaptionerError, reading
+from rl_caption.captioners.base import (
+    FROM_SCRATCH,
+    WEIGHTS,
+    Captioner,
+    CaptionerError,
+    reading,
+)
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code, naming
 from rl_caption.runtime.options import check_options, load_target
 
@@ -61,12 +67,19 @@ def load_captioner(
             from rl_caption.captioners.transformer import TransformerCaptioner
 
             return TransformerCaptioner.from_pretrained(name, cache_bytes)
-        key = "model.target" if target else f"model_type in {Path(name) / 'config.json'}"
-        with reading(name), errors_of_user_code(f"{key} {captioner_type}", error=CaptionerError):
+        key = (
+            "model.target" if target else f"model_type in {Path(name) / 'config.json'}"
+        )
+        with (
+            reading(name),
+            errors_of_user_code(f"{key} {captioner_type}", error=CaptionerError),
+        ):
             if target is None:
                 check_trusted(captioner_type, key)
             return _complete(
-                captioner_class(captioner_type, key).from_pretrained(name), captioner_type, key
+                captioner_class(captioner_type, key).from_pretrained(name),
+                captioner_type,
+                key,
             )
     if not is_captioner(name):
         raise CaptionerError(
@@ -76,7 +89,9 @@ def load_captioner(
         )
     from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 
-    captioner = HuggingFaceCaptioner.from_pretrained(name, prompt, dtype, processor_kwargs, weights)
+    captioner = HuggingFaceCaptioner.from_pretrained(
+        name, prompt, dtype, processor_kwargs, weights
+    )
     captioner.cache_memory = cache_bytes
     return captioner
 
@@ -94,7 +109,9 @@ def new_captioner(
     target_class = captioner_class(target, "model.target", kwargs)
     where = f"model.target {target!r} cannot be made"
     with naming(where, (TypeError, ValueError)), errors_of_user_code(where):
-        return _complete(target_class.from_scratch(references, **kwargs), target, "model.target")
+        return _complete(
+            target_class.from_scratch(references, **kwargs), target, "model.target"
+        )
 
 
 def captioner_class(
@@ -119,10 +136,14 @@ def captioner_class(
 
 def _complete(captioner: Captioner, target: str, key: str) -> Captioner:
     missing = [
-        name for name in ("policy", "eos_token_id", "pad_token_id") if not hasattr(captioner, name)
+        name
+        for name in ("policy", "eos_token_id", "pad_token_id")
+        if not hasattr(captioner, name)
     ]
     if missing:
-        raise ConfigError(f"{key} is {target!r}: its instances have no {', '.join(missing)}")
+        raise ConfigError(
+            f"{key} is {target!r}: its instances have no {', '.join(missing)}"
+        )
     return captioner
 
 

@@ -17,7 +17,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
@@ -82,7 +87,9 @@ class CaptionTransformerConfig(PreTrainedConfig):
         **kwargs: Any,
     ) -> None:
         shape = {
-            key: value for key, value in locals().items() if key in {*SHAPE, *SPECIAL, "vocab_size"}
+            key: value
+            for key, value in locals().items()
+            if key in {*SHAPE, *SPECIAL, "vocab_size"}
         }
         _check(shape)
         for key, value in shape.items():
@@ -127,12 +134,16 @@ def _check(values: Mapping[str, Any]) -> None:
     patch = values["patch_size"]
     d_model = values["d_model"]
     if d_model % values["num_heads"]:
-        raise ValueError(f"d_model {d_model} is not a multiple of num_heads {values['num_heads']}")
+        raise ValueError(
+            f"d_model {d_model} is not a multiple of num_heads {values['num_heads']}"
+        )
     if values["input_kind"] == "pixels" and size % patch:
         raise ValueError(f"image_size {size} is not a multiple of patch_size {patch}")
     eos = values["eos_token_id"]
     if eos in {values[name] for name in SPECIAL if name != "eos_token_id"}:
-        raise ValueError(f"eos_token_id {eos} is that of padding, BOS or UNK: no caption would end")
+        raise ValueError(
+            f"eos_token_id {eos} is that of padding, BOS or UNK: no caption would end"
+        )
 
 
 class PixelEmbedding(nn.Module):
@@ -148,7 +159,9 @@ class PixelEmbedding(nn.Module):
             self.stem: nn.Module = nn.Conv2d(3, width, size, stride=size)
         else:
             self.stem = _conv_stem(width, size)
-        self.position = nn.Parameter(torch.zeros(1, (config.image_size // size) ** 2, width))
+        self.position = nn.Parameter(
+            torch.zeros(1, (config.image_size // size) ** 2, width)
+        )
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         patches = self.stem(pixel_values).flatten(2).transpose(1, 2)
@@ -175,7 +188,11 @@ def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
     widths = [3] + [min(32 << stage, max(d_model, 32)) for stage in range(stages)]
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
-        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), ChannelNorm(after), nn.GELU()]
+        layers += [
+            nn.Conv2d(before, after, 3, stride=2, padding=1),
+            ChannelNorm(after),
+            nn.GELU(),
+        ]
     return nn.Sequential(*layers, nn.Conv2d(widths[-1], d_model, 1))
 
 
@@ -294,7 +311,9 @@ class Encoder(nn.Module):
             self.main_input_name = "region_features"
             self.embedding = RegionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.layers = nn.ModuleList(
+            EncoderLayer(config) for _ in range(config.encoder_layers)
+        )
         self.norm = nn.LayerNorm(config.d_model)
 
     def forward(
@@ -309,7 +328,9 @@ class Encoder(nn.Module):
         """
         inputs = pixel_values if self.config.input_kind == "pixels" else region_features
         if inputs is None:
-            raise ValueError(f"the model reads {self.main_input_name!r}, which is missing")
+            raise ValueError(
+                f"the model reads {self.main_input_name!r}, which is missing"
+            )
         states = self.dropout(self.embedding(inputs))
         mask = None if region_mask is None else additive_mask(region_mask, states)
         for layer in self.layers:
@@ -356,15 +377,21 @@ class DecoderLayer(nn.Module):
         if cache is not None:
             keys, values = cache.self_attention_cache.update(keys, values, self.index)
         queries = by_sequence.pad(attention.query(normed))
-        attended = attention(queries, keys, values, None, by_sequence.columns > 1, by_sequence)
+        attended = attention(
+            queries, keys, values, None, by_sequence.columns > 1, by_sequence
+        )
         states = states + self.dropout(attended)
         attention = self.cross_attention
         queries = by_image.pad(attention.query(self.cross_norm(states)))
-        attended = attention(queries, *self._memory(memory, cache), memory_mask, packing=by_image)
+        attended = attention(
+            queries, *self._memory(memory, cache), memory_mask, packing=by_image
+        )
         states = states + self.dropout(attended)
         return states + self.dropout(self.ffn(self.ffn_norm(states)))
 
-    def _memory(self, memory: Tensor, cache: EncoderDecoderCache | None) -> tuple[Tensor, Tensor]:
+    def _memory(
+        self, memory: Tensor, cache: EncoderDecoderCache | None
+    ) -> tuple[Tensor, Tensor]:
         if cache is None:
             return self.cross_attention.keys_values(memory)
         if not cache.is_updated.get(self.index):
@@ -462,14 +489,20 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             ``logits`` [N, T, V], or [P, V] with ``token_mask``, in float32 or the autocast dtype.
         """
         if decoder_input_ids is None:
-            raise ValueError("decoder_input_ids is missing: the tokens before the next one")
+            raise ValueError(
+                "decoder_input_ids is missing: the tokens before the next one"
+            )
         if states is None:
-            encoded = encoder_outputs or self.encoder(pixel_values, region_features, region_mask)
+            encoded = encoder_outputs or self.encoder(
+                pixel_values, region_features, region_mask
+            )
             states = encoded[0]
         cache = kwargs.get("past_key_values", cache)
         if cache is None and use_cache:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        if not isinstance(cache, EncoderDecoderCache):  # not all of ``generate``'s have both parts
+        if not isinstance(
+            cache, EncoderDecoderCache
+        ):  # not all of ``generate``'s have both parts
             cache = None
         start = 0 if cache is None else cache.get_seq_length()
         count, length = decoder_input_ids.shape
@@ -478,8 +511,12 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
                 f"caption of {start + length} tokens: max_positions is {self.config.max_positions}"
             )
         tokens = decoder_input_ids.flatten()
-        positions = torch.arange(start, start + length, device=tokens.device).repeat(count)
-        index = None if token_mask is None else token_mask.flatten().nonzero().squeeze(-1)
+        positions = torch.arange(start, start + length, device=tokens.device).repeat(
+            count
+        )
+        index = (
+            None if token_mask is None else token_mask.flatten().nonzero().squeeze(-1)
+        )
         if index is not None:
             tokens = tokens[index]
             positions = positions[index]
@@ -490,7 +527,9 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         else:
             by_image = Packing.of_captions(image, len(states))
         hidden = self._embed(tokens, positions)
-        memory_mask = None if region_mask is None else additive_mask(region_mask, hidden)
+        memory_mask = (
+            None if region_mask is None else additive_mask(region_mask, hidden)
+        )
         for layer in self.layers:
             hidden = layer(hidden, by_sequence, by_image, states, memory_mask, cache)
         logits = self.lm_head(self.norm(hidden))
@@ -501,5 +540,8 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Embeddings [P, D] of ``tokens`` [P] at ``positions`` [P]."""
         scale = self.config.d_model**0.5
-        embedded = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale
+        embedded = (
+            self.token_embedding(tokens) * scale
+            + self.position_embedding(positions) * scale
+        )
         return self.embedding_dropout(embedded)

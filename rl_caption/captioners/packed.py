@@ -45,17 +45,23 @@ class Packing:
         """One row for each image, filled from the left; ``image`` [M], ascending, is the image of
         each caption.
         """
-        column = torch.arange(len(image), device=image.device) - torch.searchsorted(image, image)
+        column = torch.arange(len(image), device=image.device) - torch.searchsorted(
+            image, image
+        )
         columns = int(column.max()) + 1
         return cls(
-            images, columns, None if len(image) == images * columns else image * columns + column
+            images,
+            columns,
+            None if len(image) == images * columns else image * columns + column,
         )
 
     def pad(self, states: Tensor) -> Tensor:
         """Packed [P, ...] to padded [rows, columns, ...], with zeros in cells without an item."""
         if self.index is not None:
             grid = states.new_zeros(self.rows * self.columns, *states.shape[1:])
-            grid[self.index] = states  # index_copy_ would keep ``states`` for its backward pass
+            grid[self.index] = (
+                states  # index_copy_ would keep ``states`` for its backward pass
+            )
             states = grid
         return states.unflatten(0, (self.rows, self.columns))
 
@@ -63,7 +69,9 @@ class Packing:
         """Packed keys or values [P, D] to padded [rows, columns, D], by ``source`` if there is one."""
         if self.source is None:
             return self.pad(states)
-        return states.index_select(0, self.source).unflatten(0, (self.rows, self.columns))
+        return states.index_select(0, self.source).unflatten(
+            0, (self.rows, self.columns)
+        )
 
     def pack(self, grid: Tensor) -> Tensor:
         """Padded [rows, columns, ...] to packed [P, ...]."""
@@ -90,7 +98,9 @@ def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     owner = (
         (before & mask.unsqueeze(1)).long().argmax(2)
     )  # [B, K, L] the first caption with this prefix
-    first = mask & (owner == torch.arange(owner.shape[1], device=owner.device).view(1, -1, 1))
+    first = mask & (
+        owner == torch.arange(owner.shape[1], device=owner.device).view(1, -1, 1)
+    )
     nodes = torch.zeros_like(token_ids).masked_scatter(
         first, torch.arange(first.numel(), device=owner.device)
     )
@@ -130,7 +140,8 @@ class PreallocatedLayer(DynamicLayer):
         if moved or end > self.capacity:
             self.capacity = max(self.capacity, end)
             self.memory = [
-                new.new_empty(*new.shape[:-2], self.capacity, new.shape[-1]) for new in added
+                new.new_empty(*new.shape[:-2], self.capacity, new.shape[-1])
+                for new in added
             ]
             for memory, old in zip(self.memory, before, strict=True):
                 if start:

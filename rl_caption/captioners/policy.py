@@ -23,7 +23,13 @@ from rl_caption.runtime.engines import dropout_off
 
 IMAGES, FEATURES = "images", "features"
 """Names of what the processor made of the images of each row, and of their visual tokens."""
-UNREAD = ("last_hidden_state", "hidden_states", "attentions", "vision_outputs", "qformer_outputs")
+UNREAD = (
+    "last_hidden_state",
+    "hidden_states",
+    "attentions",
+    "vision_outputs",
+    "qformer_outputs",
+)
 """Fields of a vision tower's output that most text models do not read."""
 
 
@@ -95,7 +101,9 @@ class KeptTokens(dict[Any, Any]):
 
     def keep(self, key: Any, tokens: Any) -> None:
         """Keep tokens where there is room."""
-        size = sum(leaf.nbytes for leaf in tree_leaves(tokens) if isinstance(leaf, Tensor))
+        size = sum(
+            leaf.nbytes for leaf in tree_leaves(tokens) if isinstance(leaf, Tensor)
+        )
         if size <= self.room:
             self.room -= size
             self[key] = tree_map_only(Tensor, Tensor.cpu, tokens)
@@ -223,9 +231,15 @@ class Policy(nn.Module):
         else:
             keys = images.keys or [None] * len(images.value)
             rows = self.rows(inputs)
-            features = [self._read_kept(row, key) for row, key in zip(rows, keys, strict=True)]
+            features = [
+                self._read_kept(row, key) for row, key in zip(rows, keys, strict=True)
+            ]
         others = [
-            {name: value for name, value in row.items() if not value.is_floating_point()}
+            {
+                name: value
+                for name, value in row.items()
+                if not value.is_floating_point()
+            }
             for row in images.value
         ]
         return {**inputs, IMAGES: Nested(others), FEATURES: Nested(features)}
@@ -263,7 +277,10 @@ class Policy(nn.Module):
         if len(images) == 1 or self.mode.prefix != "batch":
             return len(images) == 1
         shapes = [
-            {name: not self.mode.padded and value.shape[1:] for name, value in row.items()}
+            {
+                name: not self.mode.padded and value.shape[1:]
+                for name, value in row.items()
+            }
             for row in images
         ]
         return all(row == shapes[0] for row in shapes)
@@ -308,9 +325,13 @@ class Policy(nn.Module):
         read = arguments.get("input_ids", self.start).shape[1]
         if "states" in arguments and not self.family.cross_attention:
             read += arguments["states"].shape[1]
-        return self.family.begin(self, arguments, lambda: PreallocatedLayer(read + max_tokens))
+        return self.family.begin(
+            self, arguments, lambda: PreallocatedLayer(read + max_tokens)
+        )
 
-    def _score(self, inputs: dict[str, Any], token_ids: Tensor, mask: Tensor | None) -> Tensor:
+    def _score(
+        self, inputs: dict[str, Any], token_ids: Tensor, mask: Tensor | None
+    ) -> Tensor:
         if self.family.cross_attention:
             return self._score_at_once(inputs["states"], token_ids, mask)
         if self.mode.prefix == "none":
@@ -321,7 +342,9 @@ class Policy(nn.Module):
         for number, row in enumerate(self.rows(inputs)):
             some = None if mask is None else mask[number, None]
             if some is None or some.any():
-                logits.append(self._score_after_prompt(row, token_ids[number, None], some))
+                logits.append(
+                    self._score_after_prompt(row, token_ids[number, None], some)
+                )
         return torch.cat(logits)
 
     def _score_after_prompt(
@@ -350,7 +373,9 @@ class Policy(nn.Module):
             logits = self.family.read(self, state.of_captions(image), flat[rows, :-1])
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
-    def _score_at_once(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
+    def _score_at_once(
+        self, states: Tensor, token_ids: Tensor, mask: Tensor | None
+    ) -> Tensor:
         """Score prompt and caption in one pass, where captions share their image in it; the
         backward pass frees it layer by layer.
         """
@@ -413,7 +438,9 @@ def last_hidden(hidden: Tensor) -> Tensor:
     return hidden[:, -1:]
 
 
-def scored_rows(token_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+def scored_rows(
+    token_ids: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """All captions [B·K, L]; the mask [M, L] of the M that have positions to score (or None); their
     rows [M].
     """
@@ -442,9 +469,13 @@ def collate(
         images.append({name: t for name, t in prompt.items() if t.shape != shape})
         for name in prompt.keys() - images[-1].keys():
             value = pad if name == "input_ids" else 0
-            padded = nn.functional.pad(prompt[name], (longest - shape[1], 0), value=value)
+            padded = nn.functional.pad(
+                prompt[name], (longest - shape[1], 0), value=value
+            )
             texts.setdefault(name, []).append(padded)
-    batch: dict[str, Any] = {name: torch.cat(tensors) for name, tensors in texts.items()}
+    batch: dict[str, Any] = {
+        name: torch.cat(tensors) for name, tensors in texts.items()
+    }
     return {**batch, IMAGES: Nested(images, keys)}
 
 

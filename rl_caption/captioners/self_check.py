@@ -94,7 +94,11 @@ def check(captioner: HuggingFaceCaptioner) -> Verdict:
             verdict = _Check(captioner).run()
         _remember(key, verdict)
     policy.mode, policy.visual_names = verdict.mode, frozenset(verdict.visual)
-    trained = [name for name in verdict.unused if policy.model.get_parameter(name).requires_grad]
+    trained = [
+        name
+        for name in verdict.unused
+        if policy.model.get_parameter(name).requires_grad
+    ]
     for name in trained:
         policy.model.get_parameter(name).requires_grad_(False)
     if os.environ.get("RANK", "0") == "0":
@@ -102,7 +106,9 @@ def check(captioner: HuggingFaceCaptioner) -> Verdict:
         cost, name = COSTS[verdict.mode.prefix], captioner.family.name
         logger.info("%s: %s; %s %.1g nats", name, cost, exact, verdict.difference)
         if trained:
-            logger.info("no caption depends on %s (%d): frozen", trained[0], len(trained))
+            logger.info(
+                "no caption depends on %s (%d): frozen", trained[0], len(trained)
+            )
     return verdict
 
 
@@ -118,16 +124,23 @@ class _Check:
         policy = self.policy
         device = next(policy.parameters()).device
         inputs = captioner.preprocess(self.rows)
-        self.inputs: dict[str, Any] = {name: value.to(device) for name, value in inputs.items()}
-        self.ids = torch.tensor([self.captions] * len(self.rows), device=device)  # [B, K, T]
+        self.inputs: dict[str, Any] = {
+            name: value.to(device) for name, value in inputs.items()
+        }
+        self.ids = torch.tensor(
+            [self.captions] * len(self.rows), device=device
+        )  # [B, K, T]
         self.alone = policy.rows(self.inputs)
         if IMAGES not in self.inputs:
             self.alone = [policy.family.own_inputs(policy, **row) for row in self.alone]
         with naming(
-            f"generate of this {captioner.family.name!r} fails", (Exception,), CaptionerError
+            f"generate of this {captioner.family.name!r} fails",
+            (Exception,),
+            CaptionerError,
         ):
             alone = [
-                torch.cat([self._forced(row, [ids]) for ids in self.captions]) for row in self.alone
+                torch.cat([self._forced(row, [ids]) for ids in self.captions])
+                for row in self.alone
             ]
         self.expected = torch.stack(alone).float().log_softmax(-1)  # [B, K, T, V]
 
@@ -142,7 +155,11 @@ class _Check:
             if difference <= tolerance:
                 return Verdict(mode, difference, *self._dependencies())
             least = min(least, difference)
-        what = f"differ by up to {least:.2g} nats from" if least < math.inf else "are none of"
+        what = (
+            f"differ by up to {least:.2g} nats from"
+            if least < math.inf
+            else "are none of"
+        )
         raise CaptionerError(
             f"a {self.captioner.family.name!r} cannot be trained: log-probabilities of captions "
             f"{what} those that Transformers' generate draws from (allowed: {tolerance:.1g})"
@@ -155,7 +172,9 @@ class _Check:
             return
         padded = self._differ_in_size()
         for prefix, kind in (("batch", 0), ("rows", 0), ("none", 0), ("none", 1)):
-            for features in ("tokens", "whole", "") if self.policy.image_inputs else ("",):
+            for features in (
+                ("tokens", "whole", "") if self.policy.image_inputs else ("",)
+            ):
                 yield Mode(prefix, features, padded, kind)  # type: ignore[arg-type]
 
     def _differ_in_size(self) -> bool:
@@ -181,16 +200,21 @@ class _Check:
 
     def _difference(self, logits: Sequence[Tensor]) -> float:
         differences = [
-            (some.detach().float().log_softmax(-1) - self.expected).abs().max() for some in logits
+            (some.detach().float().log_softmax(-1) - self.expected).abs().max()
+            for some in logits
         ]
         largest = float(torch.stack(differences).max())
         return largest if math.isfinite(largest) else math.inf
 
     def _together(self, **how: Any) -> Tensor:
         """Logits of ``generate`` where the captions of an image are a batch."""
-        return torch.stack([self._forced(row, self.captions, **how) for row in self.alone])
+        return torch.stack(
+            [self._forced(row, self.captions, **how) for row in self.alone]
+        )
 
-    def _forced(self, row: dict[str, Any], captions: Sequence[list[int]], **how: Any) -> Tensor:
+    def _forced(
+        self, row: dict[str, Any], captions: Sequence[list[int]], **how: Any
+    ) -> Tensor:
         """Logits [K, T, V] that ``generate`` draws the captions from."""
         calls = itertools.count()
 
@@ -200,7 +224,9 @@ class _Check:
 
         how["prefix_allowed_tokens_fn"] = allowed
         output = generate(self.policy.model, row, len(captions), TOKENS, **how)
-        assert output.sequences[:, -TOKENS:].tolist() == list(captions), "they are not forced"
+        assert output.sequences[:, -TOKENS:].tolist() == list(captions), (
+            "they are not forced"
+        )
         return torch.stack(output.logits, 1)
 
     def _scored(self) -> Tensor:
@@ -222,7 +248,9 @@ class _Check:
         logits = []
         for group in groups:
             ids = self.ids[group].flatten(0, 1)
-            image = torch.arange(len(group), device=ids.device).repeat_interleave(len(TEXTS))
+            image = torch.arange(len(group), device=ids.device).repeat_interleave(
+                len(TEXTS)
+            )
             next_logits = self.captioner.next_logits(
                 self.policy, select_rows(inputs, group), TOKENS
             )
@@ -242,7 +270,9 @@ class _Check:
         read, visual = _leaves([self._scored()]), set()
         if self.policy.takes_features:
             encoded = self.policy.encode(self.inputs, by_rows=True)
-            visual = _leaves(tree_leaves([getattr(v, "value", v) for v in encoded.values()]))
+            visual = _leaves(
+                tree_leaves([getattr(v, "value", v) for v in encoded.values()])
+            )
         unused = [name for name, p in parameters.items() if id(p) not in read]
         return (
             [name for name, p in parameters.items() if id(p) in visual],
@@ -255,7 +285,9 @@ def check_rows(prompted: bool) -> list[Row]:
     generator = torch.Generator().manual_seed(0)
     rows: list[Row] = []
     for number, (width, height) in enumerate(SIZES):
-        pixels = torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8)
+        pixels = torch.randint(
+            0, 256, (height, width, 3), generator=generator, dtype=torch.uint8
+        )
         image = Image.fromarray(pixels.numpy())
         rows.append({"image_id": f"noise {number}", "image": image, "references": []})
     if prompted:
@@ -331,7 +363,9 @@ def _prepared_for_check(model: nn.Module) -> Iterator[None]:
 
 def _leaves(tensors: Iterable[Any]) -> set[int]:
     """``id`` of the parameters that tensors depend on, from the graph of their gradient."""
-    nodes = [t.grad_fn for t in tensors if isinstance(t, Tensor) and t.grad_fn is not None]
+    nodes = [
+        t.grad_fn for t in tensors if isinstance(t, Tensor) and t.grad_fn is not None
+    ]
     seen, leaves = set(nodes), set()
     while nodes:
         node = nodes.pop()
@@ -365,7 +399,9 @@ def _key(captioner: HuggingFaceCaptioner, device: torch.device) -> str:
         f"{name} {parameter.dtype} {tuple(parameter.shape)}"
         for name, parameter in policy.named_parameters()
     )
-    parts += (name for name, m in policy.named_modules() if isinstance(m.forward, partial))
+    parts += (
+        name for name, m in policy.named_modules() if isinstance(m.forward, partial)
+    )
     parts += (file.read_text() for file in sorted(Path(__file__).parent.glob("*.py")))
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 

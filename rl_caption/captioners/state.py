@@ -43,7 +43,9 @@ class CaptionLayer(DynamicLayer):
         assert self.keys is not None
         assert self.values is not None
         keys = torch.cat([self.keys.index_select(0, self.prompt), key_states], dim=-2)
-        values = torch.cat([self.values.index_select(0, self.prompt), value_states], dim=-2)
+        values = torch.cat(
+            [self.values.index_select(0, self.prompt), value_states], dim=-2
+        )
         return keys, values
 
 
@@ -87,7 +89,9 @@ class State:
     def _pack(self, image: Tensor) -> None:
         """Tell cross-attention the image of each row, and let go of images without a row."""
         left = image.unique()
-        if 2 * len(left) <= len(self.images):  # seldom, as the keys and values of images are large
+        if 2 * len(left) <= len(
+            self.images
+        ):  # seldom, as the keys and values of images are large
             self.cache.cross_attention_cache.batch_select_indices(left)
             self.states, self.images = self.states[left], self.images[left]
             image = torch.searchsorted(left, image)
@@ -99,5 +103,9 @@ class State:
         this one.
         """
         layers: list[Any] = [CaptionLayer(layer, prompt) for layer in self.cache.layers]
-        mask, position = (None if t is None else t[prompt] for t in (self.mask, self.position))
-        return State(Cache(layers=layers), self.states, None, mask, position, self.channels)
+        mask, position = (
+            None if t is None else t[prompt] for t in (self.mask, self.position)
+        )
+        return State(
+            Cache(layers=layers), self.states, None, mask, position, self.channels
+        )

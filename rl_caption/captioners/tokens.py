@@ -37,10 +37,10 @@ def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
 def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
     """Float32 logits [..., V] with ``FORBIDDEN_LOGIT`` at ``token_ids``."""
     filled = logits.float()
-    if (
-        not logits.requires_grad
-    ):  # by slices: a tensor of token ids would have to be sent to the device every time
-        filled = filled.clone() if filled is logits else filled  # never into the model's own tensor
+    if not logits.requires_grad:  # by slices: a tensor of token ids would have to be sent to the device every time
+        filled = (
+            filled.clone() if filled is logits else filled
+        )  # never into the model's own tensor
         for start, end in _ranges(tuple(token_ids)):
             filled[..., start:end] = FORBIDDEN_LOGIT
         return filled
@@ -73,7 +73,9 @@ def sample_tokens(
     cumulative = probabilities.cumsum(-1)
     # Float32 sums end a little off 1, and noise * total may round up to the total: stay strictly
     # inside.
-    drawn = torch.searchsorted(cumulative, noise * (1 - 1e-6) * cumulative[:, -1:], right=True)
+    drawn = torch.searchsorted(
+        cumulative, noise * (1 - 1e-6) * cumulative[:, -1:], right=True
+    )
     # A GPU adds up in parallel: the sum up to a token of probability 0 may round to another number
     # than the one before.
     drawn = drawn.clamp_(max=logits.shape[-1] - 1)

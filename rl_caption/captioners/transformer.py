@@ -30,7 +30,11 @@ from rewards.model_files import (
 from rewards.text.tokenize import TOKENIZER, join_cjk, tokenizer_of
 from rl_caption.captioners.base import Captioner, reading
 from rl_caption.captioners.decoding import NextLogits, Prefixes
-from rl_caption.captioners.modeling import SHAPE, CaptionTransformer, CaptionTransformerConfig
+from rl_caption.captioners.modeling import (
+    SHAPE,
+    CaptionTransformer,
+    CaptionTransformerConfig,
+)
 from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
 from rl_caption.captioners.tokens import forbid
 from rl_caption.data.base import DataError, Row, load_image, pixel_key
@@ -52,7 +56,10 @@ class TransformerCaptioner(Captioner):
     """A ``CaptionTransformer`` with its vocabulary and preprocessing."""
 
     def __init__(
-        self, policy: CaptionTransformer, tokenizer: PreTrainedTokenizerFast, cache_bytes: int = 0
+        self,
+        policy: CaptionTransformer,
+        tokenizer: PreTrainedTokenizerFast,
+        cache_bytes: int = 0,
     ) -> None:
         self.policy = policy
         self.tokenizer = tokenizer
@@ -98,7 +105,9 @@ class TransformerCaptioner(Captioner):
                 memory.
         """
         if unknown := sorted(set(shape) - SHAPE):
-            raise ValueError(f"{unknown} are no options of the model: expected {sorted(SHAPE)}")
+            raise ValueError(
+                f"{unknown} are no options of the model: expected {sorted(SHAPE)}"
+            )
         words = build_vocabulary(references, min_count, split_by)
         if split_by != TOKENIZER:
             words.init_kwargs[SPLIT_BY] = split_by
@@ -113,7 +122,9 @@ class TransformerCaptioner(Captioner):
         return cls(CaptionTransformer(config), words, cache_bytes)
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, cache_bytes: int = 0) -> TransformerCaptioner:
+    def from_pretrained(
+        cls, path: str | Path, cache_bytes: int = 0
+    ) -> TransformerCaptioner:
         """Load a folder that ``save_pretrained`` wrote.
 
         Raises:
@@ -130,7 +141,9 @@ class TransformerCaptioner(Captioner):
                 policy = CaptionTransformer(config)
             shapes = state_shapes(policy)
             shapes.pop("lm_head.weight")  # is the token embedding
-            check_state(weights, shapes, f"the weights in {folder / 'model.safetensors'}")
+            check_state(
+                weights, shapes, f"the weights in {folder / 'model.safetensors'}"
+            )
             weights = {name: tensor.float() for name, tensor in weights.items()}
             policy.load_state_dict(weights, strict=False, assign=True)
             policy.tie_weights()
@@ -151,7 +164,9 @@ class TransformerCaptioner(Captioner):
             return {"pixel_values": torch.stack([self._pixels(row) for row in rows])}
         missing = [row["image_id"] for row in rows if row.get("features") is None]
         if missing:
-            raise DataError(f"image {missing[0]!r} has no region features: set data.features_root")
+            raise DataError(
+                f"image {missing[0]!r} has no region features: set data.features_root"
+            )
         features, mask = pad_features(
             [
                 as_image_features(row["features"], row["image_id"]).load(
@@ -175,7 +190,9 @@ class TransformerCaptioner(Captioner):
     def _resize_image(self, row: Row) -> np.ndarray:
         """Resized image of a row, uint8 [S, S, 3]."""
         if isinstance(row["image"], list | tuple):
-            raise DataError(f"{row['image_id']!r} is a video: this captioner reads single images")
+            raise DataError(
+                f"{row['image_id']!r} is a video: this captioner reads single images"
+            )
         side = self.policy.config.image_size
         image = load_image(row["image"])
         if image.size != (side, side):
@@ -202,7 +219,9 @@ class TransformerCaptioner(Captioner):
     ) -> NextLogits:
         """See ``Captioner.next_logits``; uses a preallocated KV cache."""
         states = (
-            inputs["states"] if "states" in inputs else policy.encoder(**inputs).last_hidden_state
+            inputs["states"]
+            if "states" in inputs
+            else policy.encoder(**inputs).last_hidden_state
         )
         cache = EncoderDecoderCache(preallocated_cache(max_new_tokens), DynamicCache())
 
@@ -210,7 +229,9 @@ class TransformerCaptioner(Captioner):
             """Logits [P, V] after the newest token of each of P prefixes."""
             image = None
             if prefixes is None:
-                tokens = torch.full((len(states),), self.bos_token_id, device=states.device)
+                tokens = torch.full(
+                    (len(states),), self.bos_token_id, device=states.device
+                )
             else:
                 if prefixes.parent is not None:
                     cache.self_attention_cache.batch_select_indices(prefixes.parent)
@@ -242,7 +263,11 @@ class TransformerCaptioner(Captioner):
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
     def prefix_logits(
-        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        token_ids: Tensor,
+        mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
         first, node = unique_prefixes(token_ids, mask)
         return self._forward(model, inputs, token_ids, first, node), node[mask]
@@ -256,16 +281,25 @@ class TransformerCaptioner(Captioner):
         node: Tensor | None,
     ) -> Tensor:
         flat = token_ids.flatten(0, 1)
-        before = torch.cat([torch.full_like(flat[:, :1], self.bos_token_id), flat[:, :-1]], dim=1)
-        computed, nodes = (None if ids is None else ids.flatten(0, 1) for ids in (mask, node))
-        output = model(**inputs, decoder_input_ids=before, token_mask=computed, token_node=nodes)
+        before = torch.cat(
+            [torch.full_like(flat[:, :1], self.bos_token_id), flat[:, :-1]], dim=1
+        )
+        computed, nodes = (
+            None if ids is None else ids.flatten(0, 1) for ids in (mask, node)
+        )
+        output = model(
+            **inputs, decoder_input_ids=before, token_mask=computed, token_node=nodes
+        )
         return forbid(output.logits, self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """See ``Captioner.decode``."""
         # Ten times as fast as the tokenizer, which shows in a step on a GPU.
         join = join_cjk if self.split_by == "char" else " ".join
-        return [join(filter(None, map(self.words.__getitem__, ids))) for ids in token_ids.tolist()]
+        return [
+            join(filter(None, map(self.words.__getitem__, ids)))
+            for ids in token_ids.tolist()
+        ]
 
 
 def read_config(file: Path) -> CaptionTransformerConfig:
@@ -287,7 +321,9 @@ def read_config(file: Path) -> CaptionTransformerConfig:
     return CaptionTransformerConfig(**{name: values[name] for name in names})
 
 
-def _read_tokenizer(folder: Path, config: CaptionTransformerConfig) -> PreTrainedTokenizerFast:
+def _read_tokenizer(
+    folder: Path, config: CaptionTransformerConfig
+) -> PreTrainedTokenizerFast:
     """The tokenizer, checked against the model: without its second file it would not know its
     special tokens.
     """
@@ -297,7 +333,9 @@ def _read_tokenizer(folder: Path, config: CaptionTransformerConfig) -> PreTraine
             token_id = getattr(tokenizer, name)
             expected = getattr(config, name)
             if token_id != expected:
-                raise ValueError(f"its {name} is {token_id}, that of config.json {expected}")
+                raise ValueError(
+                    f"its {name} is {token_id}, that of config.json {expected}"
+                )
         return tokenizer
 
 
@@ -316,11 +354,16 @@ def build_vocabulary(
     """
     split = tokenizer_of(split_by)
     counts = Counter(
-        word for captions in references for caption in captions for word in split(caption)
+        word
+        for captions in references
+        for caption in captions
+        for word in split(caption)
     )
     special = [PAD, BOS, EOS, UNK]
     frequent = [
-        word for word, count in counts.items() if count >= min_count and word not in special
+        word
+        for word, count in counts.items()
+        if count >= min_count and word not in special
     ]
     if not frequent:
         raise ValueError(
@@ -331,5 +374,9 @@ def build_vocabulary(
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNK
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNK,
     )

@@ -68,9 +68,13 @@ class VisionLanguageFamily:
         for module in (model, model.base_model):
             if ENCODED not in inspect.signature(module.forward).parameters:
                 return frozenset()
-        return frozenset(inspect.signature(reads).parameters if reads is not None else ())
+        return frozenset(
+            inspect.signature(reads).parameters if reads is not None else ()
+        )
 
-    def conventions(self, model: Any, processor: Any, prompt: str | Messages) -> Conventions:
+    def conventions(
+        self, model: Any, processor: Any, prompt: str | Messages
+    ) -> Conventions:
         """Captions end as the chat template ends an answer; none contains another special token."""
         tokenizer = processor.tokenizer
         ends, unwritten = special_tokens(processor, model)
@@ -94,19 +98,25 @@ class VisionLanguageFamily:
             "return_dict": True,
             "return_tensors": "pt",
         }
-        return dict(processor.apply_chat_template(with_images(messages, images), **template))
+        return dict(
+            processor.apply_chat_template(with_images(messages, images), **template)
+        )
 
     def reply(self, processor: Any, messages: Messages) -> tuple[str, str]:
         """What stands between the prompt and the text of an answer, such as a space; and what
         stands after the text.
         """
         asked = with_images(messages, [Image.new("RGB", (1, 1))])
-        prompt = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+        prompt = processor.apply_chat_template(
+            asked, add_generation_prompt=True, tokenize=False
+        )
         answer = {"role": "assistant", "content": [{"type": "text", "text": REPLY}]}
         whole = processor.apply_chat_template([*asked, answer], tokenize=False)
         start, reply, end = whole.rpartition(REPLY)
         if not reply:
-            raise CaptionerError(f"the chat template of this {self.name!r} leaves the answer out")
+            raise CaptionerError(
+                f"the chat template of this {self.name!r} leaves the answer out"
+            )
         return start.removeprefix(prompt) if start.startswith(prompt) else "", end
 
     def positions(self, model: Any, inputs: dict[str, Tensor]) -> Tensor:
@@ -127,7 +137,9 @@ class VisionLanguageFamily:
         """Logits [B, V] after the prompts, whose keys and values go into layers ``new_layer``."""
         positions = self.positions(policy.model, arguments)
         cache = Cache(layer_class_to_replicate=new_layer)  # type: ignore[arg-type]
-        output = policy.model(**arguments, position_ids=positions, use_cache=True, **{CACHE: cache})
+        output = policy.model(
+            **arguments, position_ids=positions, use_cache=True, **{CACHE: cache}
+        )
         channels = None if positions.ndim == 2 else len(positions)
         following = positions.amax(-1) if channels is None else positions.amax((0, 2))
         mask = arguments["attention_mask"].bool()
@@ -137,8 +149,12 @@ class VisionLanguageFamily:
     def read(self, policy: Policy, state: State, token_ids: Tensor) -> Tensor:
         """Logits [N, T, V] after each of the next tokens [N, T]."""
         length = token_ids.shape[1]
-        state.mask = torch.cat([state.mask, state.mask.new_ones(token_ids.shape)], dim=1)
-        positions = state.position.unsqueeze(1) + torch.arange(length, device=token_ids.device)
+        state.mask = torch.cat(
+            [state.mask, state.mask.new_ones(token_ids.shape)], dim=1
+        )
+        positions = state.position.unsqueeze(1) + torch.arange(
+            length, device=token_ids.device
+        )
         state.position = state.position + length
         if state.channels is not None:
             positions = positions.expand(state.channels, -1, -1)
@@ -170,7 +186,9 @@ class PaliGemma(VisionLanguageFamily):
     ) -> dict[str, Tensor]:
         """Of the prompt alone, so that ``token_type_ids`` are those of a prefix."""
         text = "<image>" * len(images) + text_of(messages, self.name)
-        inputs = dict(processor(text=[text], images=[list(images)], return_tensors="pt"))
+        inputs = dict(
+            processor(text=[text], images=[list(images)], return_tensors="pt")
+        )
         return {name: value for name, value in inputs.items() if name != "labels"}
 
     def reply(self, processor: Any, messages: Messages) -> tuple[str, str]:
@@ -190,13 +208,22 @@ def special_tokens(processor: Any, model: Any) -> tuple[list[int], list[int]]:
     generation settings.
     """
     tokenizer, declared = processor.tokenizer, model.generation_config.eos_token_id
-    ends = [tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])]
+    ends = [
+        tokenizer.eos_token_id,
+        *(declared if isinstance(declared, list) else [declared]),
+    ]
     ends = [end for end in dict.fromkeys(ends) if end is not None]
     # The list of named special tokens lacks some that no text shows either, such as SmolVLM's
     # <row_1_col_1>.
-    unseen = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+    unseen = (
+        number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special
+    )
     config = model.config
-    images = {getattr(config, key, None) for key in ("image_token_id", "video_token_id")} - {None}
+    images = {
+        getattr(config, key, None) for key in ("image_token_id", "video_token_id")
+    } - {None}
     return ends, sorted({*unseen, *tokenizer.all_special_ids, *images} - set(ends))
 
 
@@ -208,7 +235,9 @@ def as_messages(prompt: str | Messages, row_prompt: str | Messages | None) -> Me
     if isinstance(row_prompt, list):
         return row_prompt
     if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt if row_prompt is None else row_prompt}]
+        return [
+            {"role": "user", "content": prompt if row_prompt is None else row_prompt}
+        ]
     if row_prompt is None:
         return prompt
     messages = copy.deepcopy(prompt)
@@ -237,14 +266,19 @@ def with_images(messages: Messages, images: Sequence[Image.Image | str]) -> Mess
         )
         conversation.append({**message, "content": [dict(item) for item in items]})
     places = [
-        item for message in conversation for item in message["content"] if item["type"] == "image"
+        item
+        for message in conversation
+        for item in message["content"]
+        if item["type"] == "image"
     ]
     if not places:
         places = [{"type": "image"} for _ in images]
         first = next(message for message in conversation if message["role"] == "user")
         first["content"] = [*places, *first["content"]]
     if len(places) != len(images):
-        raise CaptionerError(f"the prompt has {len(places)} images, the row {len(images)}")
+        raise CaptionerError(
+            f"the prompt has {len(places)} images, the row {len(images)}"
+        )
     for place, image in zip(places, images, strict=True):
         place["image"] = image
     return conversation

@@ -91,8 +91,12 @@ def caption_files(
     quiet_libraries()
     captioner = load_captioner(model, prompt=prompt)
     if captioner.input_kind != "pixels":
-        raise CaptionerError(f"--model {model} reads region features, not photos: use evaluate")
-    rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
+        raise CaptionerError(
+            f"--model {model} reads region features, not photos: use evaluate"
+        )
+    rows: list[Row] = [
+        {"image_id": str(path), "image": path, "references": []} for path in paths
+    ]
     accelerator = Accelerator(**accelerator_kwargs())
     captions = caption_rows(captioner, rows, decode, accelerator, seed)
     if reward is None or not accelerator.is_main_process:
@@ -101,7 +105,9 @@ def caption_files(
         return rerank_captions(captions, rows, reward)
     except RewardError:
         for name, candidates in captions.candidates.items():
-            print(*(f"{name}\t{candidate.caption}" for candidate in candidates), sep="\n")
+            print(
+                *(f"{name}\t{candidate.caption}" for candidate in candidates), sep="\n"
+            )
         raise
 
 
@@ -124,7 +130,10 @@ def caption(config: CaptionConfig) -> int:
     if config.out:  # before they are printed, which may fail
         write_json(
             config.out,
-            [{"image_id": path, "caption": text} for path, text in captions.texts().items()],
+            [
+                {"image_id": path, "caption": text}
+                for path, text in captions.texts().items()
+            ],
         )
     if config.candidates:
         captions.write(config.candidates)

@@ -18,7 +18,9 @@ def main(words: Sequence[str]) -> int:
         print(find_config(words[1]).read_text(encoding="utf-8"), end="")
         return 0
     if words and words != ["list"]:
-        raise UsageError("expected rl-caption configs list, or rl-caption configs show NAME")
+        raise UsageError(
+            "expected rl-caption configs list, or rl-caption configs show NAME"
+        )
     lines = []
     for name, file in shipped_configs().items():
         program = program_of(read_file(file))
@@ -37,4 +39,6 @@ def describe(file: Path) -> str:
             break
         comment += line[1:]
     first = re.split(r"(?<=\.) +|:? +accelerate launch ", comment.strip())[0]
-    return textwrap.fill(first, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return textwrap.fill(
+        first, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+    )

@@ -45,7 +45,10 @@ SYNONYMS = {
     "early_stopping_patience": "eval.patience",
 }
 """What Transformers and TRL call an option -> its key here (docs/coming_from.md)."""
-USAGES = {"run": "rl-caption run", "accelerate launch": "accelerate launch --config_file"}
+USAGES = {
+    "run": "rl-caption run",
+    "accelerate launch": "accelerate launch --config_file",
+}
 """How files are used that are no configuration of one program."""
 TABLES: dict[Any, str] = {dict: ".NAME.", list: "[0]."}
 """How keys of the sections in a table are written."""
@@ -58,7 +61,9 @@ class Entries(dict[str, Any]):
 
 
 def load(
-    section_type: type[Config], file: str | Path | None = None, words: Sequence[str] = ()
+    section_type: type[Config],
+    file: str | Path | None = None,
+    words: Sequence[str] = (),
 ) -> Config:
     """Load a configuration from a file or the name of a recipe, and ``--section.key value`` words.
 
@@ -78,7 +83,9 @@ def load(
 
 
 def merged_values(
-    section_type: type[Section], file: str | Path | None = None, words: Sequence[str] = ()
+    section_type: type[Section],
+    file: str | Path | None = None,
+    words: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The plain values of a file, its base files and a command line, before they are checked."""
     values = {} if file is None else read_file(find_config(file), section_type)
@@ -89,7 +96,9 @@ def merged_values(
     guess = merge(section_type, values, guess)
     entries = Entries()
     for path, texts in options:
-        _set(entries, path, _value(annotation_at(section_type, path, guess), path, texts))
+        _set(
+            entries, path, _value(annotation_at(section_type, path, guess), path, texts)
+        )
     merged: dict[str, Any] = merge(section_type, values, entries)
     return merged
 
@@ -136,7 +145,9 @@ def read_file(path: Path, section_type: type[Section] = Section) -> dict[str, An
     values: dict[str, Any] = {}
     for name in [bases] if isinstance(bases, str) else bases:
         beside = path.parent / name
-        base = read_file(beside if beside.is_file() else find_config(name), section_type)
+        base = read_file(
+            beside if beside.is_file() else find_config(name), section_type
+        )
         values = merge(section_type, values, base)
     merged: dict[str, Any] = merge(section_type, values, own)
     return merged
@@ -149,7 +160,9 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds {short_repr(values)}: expected keys and values")
+        raise ConfigError(
+            f"{path} holds {short_repr(values)}: expected keys and values"
+        )
     return values
 
 
@@ -174,7 +187,11 @@ def sections_of(annotation: Any) -> list[type[Section]]:
 def section_of(annotation: Any, values: Any) -> type[Section] | None:
     """The section class of a key with these values; None for what is no section."""
     found = sections_of(annotation)
-    return found[0].choose(values if isinstance(values, Mapping) else {}) if found else None
+    return (
+        found[0].choose(values if isinstance(values, Mapping) else {})
+        if found
+        else None
+    )
 
 
 def annotation_at(annotation: Any, path: Sequence[str], values: Any) -> Any:
@@ -182,11 +199,15 @@ def annotation_at(annotation: Any, path: Sequence[str], values: Any) -> Any:
     for key in path:
         section = section_of(annotation, values)
         if section is None:
-            tables = [get_args(one) for one in members(annotation) if get_origin(one) is dict]
+            tables = [
+                get_args(one) for one in members(annotation) if get_origin(one) is dict
+            ]
             annotation = tables[0][1] if tables else Any
         else:
             annotation = (
-                section.model_fields[key].annotation if key in section.model_fields else Any
+                section.model_fields[key].annotation
+                if key in section.model_fields
+                else Any
             )
         values = values.get(key) if isinstance(values, Mapping) else None
     return annotation
@@ -210,21 +231,31 @@ def merge(annotation: Any, below: Any, above: Any) -> Any:
     result = {} if replaces else _without_options_of_others(below, above)
     for key, value in above.items():
         inner = annotation_at(annotation, [key], below | above)
-        if value is None and key in result and not {None, NoneType, Any} & {*members(inner)}:
+        if (
+            value is None
+            and key in result
+            and not {None, NoneType, Any} & {*members(inner)}
+        ):
             del result[key]
         else:
             result[key] = merge(inner, result.get(key), value)
     return result
 
 
-def _without_options_of_others(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _without_options_of_others(
+    below: dict[str, Any], above: Mapping[str, Any]
+) -> dict[str, Any]:
     """``below`` without the options of classes that ``above`` changes."""
     result = {}
     for key, value in below.items():
         names = (
-            ["target", "format", "encoder"] if key == "kwargs" else [key.removesuffix("_kwargs")]
+            ["target", "format", "encoder"]
+            if key == "kwargs"
+            else [key.removesuffix("_kwargs")]
         )
-        changed = [name for name in names if name in above and above[name] != below.get(name)]
+        changed = [
+            name for name in names if name in above and above[name] != below.get(name)
+        ]
         if not (key.endswith("kwargs") and changed):
             result[key] = value
     return result
@@ -251,7 +282,9 @@ def split_words(
             annotation = annotation_at(section_type, [name], {})
             if equals or (positional and annotation is bool):
                 room = 0
-            elif positional and not any(get_origin(one) is list for one in members(annotation)):
+            elif positional and not any(
+                get_origin(one) is list for one in members(annotation)
+            ):
                 room = 1
             else:
                 room = len(words)
@@ -261,7 +294,9 @@ def split_words(
         elif positional:
             free.append(word)
         else:
-            raise ConfigError(f"{word!r} is not an option: expected --section.key value")
+            raise ConfigError(
+                f"{word!r} is not an option: expected --section.key value"
+            )
     return [*options, ([positional], free)] if free else options
 
 
@@ -331,7 +366,11 @@ def fits(section_type: type[Section], values: Mapping[str, Any]) -> bool:
         if name not in section_type.model_fields:
             return False
         section = section_of(section_type.model_fields[name].annotation, value)
-        if section is not None and isinstance(value, Mapping) and not fits(section, value):
+        if (
+            section is not None
+            and isinstance(value, Mapping)
+            and not fits(section, value)
+        ):
             return False
     return True
 
@@ -386,7 +425,9 @@ def _no_key(
     inner: Any = values
     for name in parents:
         inner = inner.get(name) if isinstance(inner, Mapping) else None
-    owner = section_of(annotation_at(section_type, parents, values), inner) or section_type
+    owner = (
+        section_of(annotation_at(section_type, parents, values), inner) or section_type
+    )
     for section, rest in ((owner, last), (section_type, key)):
         base = next(one for one in section.__mro__ if "choose" in vars(one))
         others = _subclasses(base) if base is not Section else ()
@@ -399,7 +440,11 @@ def _no_key(
     nearest = [SYNONYMS[last]] if SYNONYMS.get(last) in known else []
     nearest += difflib.get_close_matches(key, same, 1, 0.0)
     nearest += difflib.get_close_matches(key, [*siblings, *known], 1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(siblings)}"
+    hint = (
+        f"did you mean {nearest[0]}?"
+        if nearest
+        else f"expected one of {', '.join(siblings)}"
+    )
     return f"there is no key {key}: {hint}"
 
 
@@ -434,7 +479,11 @@ def parse(section_type: type[Config], arguments: Sequence[str], program: str) ->
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     if prints:
-        print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+        print(
+            yaml.safe_dump(
+                config.model_dump(mode="json"), sort_keys=False, allow_unicode=True
+            )
+        )
         sys.exit(0)
     return config
 
@@ -451,7 +500,9 @@ def file_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
         else:
             others.append(word)
     if len(files) > 1 or any(file.startswith("--") for file in files):
-        raise ConfigError(f"--config is {', '.join(files)}: expected one file, or a recipe's name")
+        raise ConfigError(
+            f"--config is {', '.join(files)}: expected one file, or a recipe's name"
+        )
     return (files[0] if files else None), others
 
 
@@ -462,13 +513,19 @@ def help_lines(section_type: type[Section], section: str = "") -> Iterator[str]:
         yield "\n--config  FILE, or the name of a recipe (rl-caption configs list)"
     for key, option in dict(_options(section_type)).items():
         if f"{key}.".startswith(f"{section}." if section else ""):
-            default = f" = {json.dumps(option['default'])}" if "default" in option else ""
+            default = (
+                f" = {json.dumps(option['default'])}" if "default" in option else ""
+            )
             head = f"--{key}  {_type_name(option)}{default}"
             yield from textwrap.wrap(head, WIDTH, subsequent_indent=" " * 6)
-            yield textwrap.indent(textwrap.fill(option.get("description", ""), WIDTH - 6), " " * 6)
+            yield textwrap.indent(
+                textwrap.fill(option.get("description", ""), WIDTH - 6), " " * 6
+            )
 
 
-def _options(section_type: type[Section], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def _options(
+    section_type: type[Section], prefix: str = ""
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield key and JSON schema of each option, also of those in sections and tables."""
     properties = section_type.model_json_schema()["properties"]
     for name, field in section_type.model_fields.items():
@@ -490,7 +547,14 @@ def _type_name(schema: Mapping[str, Any]) -> str:
         return " or ".join(_type_name(branch) for branch in schema["anyOf"])
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
-    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    limits = [f" {sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
+    signs = {
+        "minimum": ">=",
+        "exclusiveMinimum": ">",
+        "maximum": "<=",
+        "exclusiveMaximum": "<",
+    }
+    limits = [
+        f" {sign} {schema[name]:g}" for name, sign in signs.items() if name in schema
+    ]
     items = f" of {_type_name(schema['items'])}" if "items" in schema else ""
     return f"{schema.get('type', schema.get('const', 'any'))}{items}{','.join(limits)}"

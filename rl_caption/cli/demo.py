@@ -18,7 +18,11 @@ from rl_caption.data.files import write_text
 from rl_caption.programs.report.pages import evaluations_page, render
 from rl_caption.programs.report.read import read_evaluation
 
-CAPTIONERS = {"cross-entropy": "xe", "SCST on CIDEr-D": "scst", "SCST on mixture": "scst_mix"}
+CAPTIONERS = {
+    "cross-entropy": "xe",
+    "SCST on CIDEr-D": "scst",
+    "SCST on mixture": "scst_mix",
+}
 """What the page calls a captioner -> its stage."""
 PICTURE_IMAGES = 8
 GALLERY_IMAGES = 100
@@ -52,14 +56,18 @@ def main(words: Sequence[str]) -> int:
         for name, evaluation in judged["test"].items()
     }
     with atomic_write(folder / "before_and_after.png") as picture:
-        caption_sheet([load_image(row["image"]) for row in rows], captions).save(picture, "PNG")
+        caption_sheet([load_image(row["image"]) for row in rows], captions).save(
+            picture, "PNG"
+        )
     sections = {
         "Picture": _shown(folder / "before_and_after.png"),
         **page.sections,
         "Unseen": unseen.sections["Results"],
     }
     about = "Self-critical sequence training on the generated world; unseen are combinations of colour and shape that no training image has"
-    write_text(folder / "report.html", render(page._replace(subtitle=about, sections=sections)))
+    write_text(
+        folder / "report.html", render(page._replace(subtitle=about, sections=sections))
+    )
     print(f"\nall of it in one page: {folder / 'report.html'}")
     print(
         f"caption pictures of your own: rl-caption caption --model {stages['scst'].folder}/export/best PHOTO ..."
@@ -70,12 +78,16 @@ def main(words: Sequence[str]) -> int:
 def _shown(picture: Path) -> Markup:
     encoded = base64.b64encode(picture.read_bytes()).decode("ascii")
     alt = "Eight scenes with the captions of all three captioners; the same captions are below as text"
-    image = Markup('<p><img src="data:image/png;base64,{}" alt="{}" style="max-width: 100%"></p>')
+    image = Markup(
+        '<p><img src="data:image/png;base64,{}" alt="{}" style="max-width: 100%"></p>'
+    )
     return image.format(encoded, alt)
 
 
 def caption_sheet(
-    images: Sequence[Image.Image], captions: Mapping[str, Sequence[str]], columns: int = 2
+    images: Sequence[Image.Image],
+    captions: Mapping[str, Sequence[str]],
+    columns: int = 2,
 ) -> Image.Image:
     """Draw images in a grid, and right of each its caption by every system.
 
@@ -88,13 +100,17 @@ def caption_sheet(
 
     cells = []
     for index in range(len(images)):
-        lines = [f"{name} {texts[index] or '(empty)'}" for name, texts in captions.items()]
+        lines = [
+            f"{name} {texts[index] or '(empty)'}" for name, texts in captions.items()
+        ]
         cells.append("\n".join(textwrap.fill(line, LINE_WIDTH) for line in lines))
     rows = math.ceil(len(images) / columns)
     most_lines = max(cell.count("\n") + 1 for cell in cells)
     size = (5.2 * columns, rows * max(1.6, 0.22 * most_lines))
     figure = Figure(figsize=size, layout="constrained")
-    places = figure.subplots(rows, 2 * columns, squeeze=False, width_ratios=[1, 2] * columns)
+    places = figure.subplots(
+        rows, 2 * columns, squeeze=False, width_ratios=[1, 2] * columns
+    )
     for axes in places.flat:
         axes.axis("off")
     for index, (image, cell) in enumerate(zip(images, cells, strict=True)):

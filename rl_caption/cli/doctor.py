@@ -50,9 +50,15 @@ def torchvision_findings() -> Iterator[Finding]:
     if version is None:
         yield Finding("torchvision", "not installed; no program needs it")
     elif error := import_error():
-        remedy = f"rl-caption doctor --mend, or {OTHER_TORCH}" if FAULT in error else OTHER_TORCH
+        remedy = (
+            f"rl-caption doctor --mend, or {OTHER_TORCH}"
+            if FAULT in error
+            else OTHER_TORCH
+        )
         cost = "Transformers, open_clip and the accelerate command do not start"
-        yield Finding("torchvision", f"{version}: does not load ({error})", cost, True, remedy)
+        yield Finding(
+            "torchvision", f"{version}: does not load ({error})", cost, True, remedy
+        )
     else:
         yield Finding("torchvision", f"{version}: loads")
 
@@ -78,18 +84,26 @@ def machine_findings() -> Iterator[Finding]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         with torch.cuda.device(index):
-            bf16 = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16"
+            bf16 = (
+                "bf16"
+                if torch.cuda.is_bf16_supported(including_emulation=False)
+                else "no bf16"
+            )
         value = f"{properties.name}, {properties.total_memory / GB:.1f} GB, {bf16}"
         yield Finding(f"GPU {index}", value)
     if torch.backends.mps.is_available():
-        yield Finding("GPU", "Apple (mps), shares the memory of the machine; one process only")
+        yield Finding(
+            "GPU", "Apple (mps), shares the memory of the machine; one process only"
+        )
     elif torch.cuda.device_count() == 0:
         cost = "training runs on the CPU: enough for the demo, slow for real data sets"
         yield Finding("GPU", "none", cost)
     try:
         java = find_java()
     except JavaError as error:
-        yield Finding("Java", str(error), "evaluate leaves METEOR, SPICE and Java's tokenizer out")
+        yield Finding(
+            "Java", str(error), "evaluate leaves METEOR, SPICE and Java's tokenizer out"
+        )
     else:
         yield Finding("Java", f"{java.version} ({java.path})")
 
@@ -115,7 +129,9 @@ def doctor(stages: Sequence[Stage], command: str, rows: bool = True) -> int:
         fatal = _print_section("Configuration", preflight(stages, rows))
         verdict = f"The main job can run here, but not yet {command}"
     if fatal:
-        remedies = [finding.remedy or f"{finding.value} (see above)" for finding in fatal]
+        remedies = [
+            finding.remedy or f"{finding.value} (see above)" for finding in fatal
+        ]
         print(f"{verdict}: {', '.join(finding.name for finding in fatal)}.")
         print(f"To repair it: {'; then '.join(dict.fromkeys(remedies))}")
         return 1
@@ -149,7 +165,9 @@ def main(arguments: Sequence[str]) -> int:
         return doctor(stages, shlex.join(["run", config, *words]))
     name = program if program in PROGRAMS else "scst"  # whose loader says what is wrong
     words = ["--config", config, *words]
-    return doctor([Stage(name, name, words, load(name, words))], shlex.join([name, *words]))
+    return doctor(
+        [Stage(name, name, words, load(name, words))], shlex.join([name, *words])
+    )
 
 
 def _print_section(title: str, findings: Iterable[Finding]) -> list[Finding]:

@@ -30,7 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         with user_errors():  # for `| head`
             print("usage: rl-caption NAME ...    (or python -m rl_caption NAME ...)\n")
-            print("\n".join(f"  {name:<16} {summary}" for name, (summary, *_) in PROGRAMS.items()))
+            print(
+                "\n".join(
+                    f"  {name:<16} {summary}"
+                    for name, (summary, *_) in PROGRAMS.items()
+                )
+            )
             print(
                 "\nrl-caption NAME --help describes one program; rl-caption --version prints the "
                 "version."
@@ -66,7 +71,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
             result = INTERRUPTED
         if isinstance(result, str) and result:
             print(result)
-        if "rl_caption.training.run" in sys.modules:  # not every program trains, or needs torch
+        if (
+            "rl_caption.training.run" in sys.modules
+        ):  # not every program trains, or needs torch
             sys.modules["rl_caption.training.run"].leave_process_group()
         return result if isinstance(result, int) else 0
 
@@ -94,7 +101,11 @@ def leave_scripts_folder() -> None:
     hides a package.
     """
     folder = Path(sys.argv[0]).resolve().parent
-    if sys.path and Path(sys.path[0] or ".").resolve() == folder and (folder / "scst.py").is_file():
+    if (
+        sys.path
+        and Path(sys.path[0] or ".").resolve() == folder
+        and (folder / "scst.py").is_file()
+    ):
         del sys.path[0]
 
 

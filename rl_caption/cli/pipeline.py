@@ -91,10 +91,14 @@ def read_wishes(words: Sequence[str], stages: Sequence[str]) -> Wishes:
             wishes.stages[stage] += [f"--{'.'.join(rest)}", *texts]
         else:
             forms = " or ".join(f"--{stage}.{key}" for stage in stages)
-            raise UsageError(f"--{key} does not say for which stage it is: write {forms}")
+            raise UsageError(
+                f"--{key} does not say for which stage it is: write {forms}"
+            )
     unknown = [name for name in (*wishes.again, *wishes.only) if name not in stages]
     if unknown:
-        raise UsageError(f"there is no stage {unknown[0]!r}: expected {', '.join(stages)}")
+        raise UsageError(
+            f"there is no stage {unknown[0]!r}: expected {', '.join(stages)}"
+        )
     return wishes
 
 
@@ -184,7 +188,9 @@ def _plan(stage: Stage, sources: Sequence[str]) -> Planned:
     if differs:
         how = "finished" if complete else "began"
         advice = f"to train it anew: --again {stage.name}"
-        return Planned(stage, "refuse", f"{folder} {how} otherwise: {'; '.join(differs)}; {advice}")
+        return Planned(
+            stage, "refuse", f"{folder} {how} otherwise: {'; '.join(differs)}; {advice}"
+        )
     return Planned(stage, "skip" if complete else "resume")
 
 
@@ -196,21 +202,34 @@ def inputs_of(stage: Stage) -> dict[str, dict[str, str]]:
     from rl_caption.training.checkpoint import hash_of
 
     data = build_data(stage.config.data)
-    splits = [split for split in ("train", stage.config.eval.split) if split in data.splits]
-    texts = {key: value for key, value in stage.values.items() if isinstance(value, str)}
+    splits = [
+        split for split in ("train", stage.config.eval.split) if split in data.splits
+    ]
+    texts = {
+        key: value for key, value in stage.values.items() if isinstance(value, str)
+    }
     models = {
         key: hash_of(path_of(value))
         for key, value in texts.items()
         if (path_of(value) / MANIFEST).is_file()
     }
-    return {"data": fingerprint({split: data.split(split) for split in splits}), "models": models}
+    return {
+        "data": fingerprint({split: data.split(split) for split in splits}),
+        "models": models,
+    }
 
 
 def _changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     from rl_caption.data.fingerprint import changes
 
-    models = [key for key, value in now["models"].items() if before["models"].get(key) != value]
-    return changes(before["data"], now["data"])[0] + [f"{key}: other weights" for key in models]
+    models = [
+        key
+        for key, value in now["models"].items()
+        if before["models"].get(key) != value
+    ]
+    return changes(before["data"], now["data"])[0] + [
+        f"{key}: other weights" for key in models
+    ]
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -240,10 +259,15 @@ def run_pipeline(name: str, words: Sequence[str]) -> list[Stage] | None:
         raise error
     if wishes.dry:
         return None
-    for number, (stage, action) in enumerate(zip(stages, actions, strict=True), start=1):
+    for number, (stage, action) in enumerate(
+        zip(stages, actions, strict=True), start=1
+    ):
         if is_main:
             done = "finished, " if action == "skip" else ""
-            print(f"\n[{number}/{len(stages)}] {done}{stage.name}: {stage.command}", flush=True)
+            print(
+                f"\n[{number}/{len(stages)}] {done}{stage.name}: {stage.command}",
+                flush=True,
+            )
         if action != "skip" and not _run(stage, action, is_main):
             return None
     return stages
@@ -255,7 +279,9 @@ def _checked_actions(stages: Sequence[Stage], wishes: Wishes) -> list[str]:
     if wishes.dry:
         print("\n".join(f"{one.action:<7} {one.stage.command}" for one in planned))
     findings = preflight([one.stage for one in planned if one.action != "skip"])
-    refuse(findings, [f"{one.stage.name}: {one.reason}" for one in planned if one.reason])
+    refuse(
+        findings, [f"{one.stage.name}: {one.reason}" for one in planned if one.reason]
+    )
     return [one.action for one in planned]
 
 
@@ -296,12 +322,17 @@ def main(arguments: Sequence[str]) -> int:
     """Run ``NAME [OPTIONS]``."""
     words = list(arguments)
     if not words or words[0].startswith("-"):
-        print(f"{USAGE}\n\nPipelines that the package brings: {', '.join(shipped_pipelines())}")
+        print(
+            f"{USAGE}\n\nPipelines that the package brings: {', '.join(shipped_pipelines())}"
+        )
         return 0 if words else 2
     if "--help" in words:
         print(f"{USAGE}\n")
         for stage, (program, recipe, _) in read_pipeline(words[0]).items():
-            print(f"  {stage:<18} rl-caption {program}" + (f" --config {recipe}" if recipe else ""))
+            print(
+                f"  {stage:<18} rl-caption {program}"
+                + (f" --config {recipe}" if recipe else "")
+            )
         return 0
     run_pipeline(words[0], words[1:])
     return 0

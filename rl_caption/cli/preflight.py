@@ -76,11 +76,19 @@ def _process_findings(stage: Stage) -> Iterator[Finding]:
     program, started = PROGRAMS[stage.program], processes_started(os.environ)
     if started is not None and started[1] > 1 and not program.processes:
         value = f"{started[1]} processes were started ({started[0]})"
-        yield Finding("processes", value, fatal=True, remedy=f"{stage.program} is one process")
-    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true", "yes")
+        yield Finding(
+            "processes", value, fatal=True, remedy=f"{stage.program} is one process"
+        )
+    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in (
+        "1",
+        "true",
+        "yes",
+    )
     if deepspeed and program.processes and not program.deepspeed:
         remedy = f"{stage.program} takes configs/accelerate/multi_gpu.yaml"
-        yield Finding("DeepSpeed", "the launcher asks for it", fatal=True, remedy=remedy)
+        yield Finding(
+            "DeepSpeed", "the launcher asks for it", fatal=True, remedy=remedy
+        )
 
 
 def rewards_of(values: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -121,7 +129,9 @@ def modules_of(stage: Stage) -> set[str]:
 
 
 def _extra_findings(stage: Stage) -> Iterator[Finding]:
-    missing = sorted(module for module in modules_of(stage) if find_spec(module) is None)
+    missing = sorted(
+        module for module in modules_of(stage) if find_spec(module) is None
+    )
     if missing:
         yield Finding("packages", not_installed(*missing), fatal=True)
 
@@ -140,7 +150,9 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
         and ("/export/" in value or value.endswith(CHECKPOINTS))
     }
     if stage.program == "reward_model":
-        paths |= {key: value for key, value in config.folders().items() if value is not None}
+        paths |= {
+            key: value for key, value in config.folders().items() if value is not None
+        }
     if stage.program in ("xe", "scst") and config.model.init is not None:
         paths["model.init"] = config.model.init
     elif stage.program == "scst":
@@ -152,7 +164,11 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
         made = [other.name for other in before if is_inside(value, other.folder)]
         if made:
             yield Finding(key, f"{value}, which {made[-1]} makes")
-        elif key == "model.init" and stage.program != "reward_model" and _is_on_hub(value):
+        elif (
+            key == "model.init"
+            and stage.program != "reward_model"
+            and _is_on_hub(value)
+        ):
             from rewards.model_files import ask_hub
 
             yield from _hub_findings(key, value, ask_hub, value, "config.json")
@@ -163,7 +179,9 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
     for key, name, tag in _dual_encoders(stage):
         from rewards.clip.backbone import ask_for_weights
 
-        yield from _hub_findings(key, f"{name} with weights {tag}", ask_for_weights, name, tag)
+        yield from _hub_findings(
+            key, f"{name} with weights {tag}", ask_for_weights, name, tag
+        )
 
 
 def _is_on_hub(name: str) -> bool:
@@ -194,7 +212,9 @@ def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
             if isinstance(name, str) and tag is not None:
                 yield reward, name, tag
     for section in ("model", "teacher"):
-        name, tag = (stage.values.get(f"{section}.{key}") for key in ("name", "pretrained"))
+        name, tag = (
+            stage.values.get(f"{section}.{key}") for key in ("name", "pretrained")
+        )
         if name and tag:
             yield section, name, tag
 
@@ -243,4 +263,8 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
 def _columns(rewards: Iterable[tuple[str, Any]]) -> dict[str, frozenset[str]]:
     """Reward -> the columns that its class says it needs."""
     found = {name: getattr(load_reward(name), "columns", None) for name, _ in rewards}
-    return {name: columns for name, columns in found.items() if isinstance(columns, frozenset)}
+    return {
+        name: columns
+        for name, columns in found.items()
+        if isinstance(columns, frozenset)
+    }

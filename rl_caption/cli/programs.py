@@ -29,7 +29,9 @@ class Program(NamedTuple):
 
 
 CORE = {
-    "run": Program("a pipeline: programs one after the other", "rl_caption.cli.pipeline:main"),
+    "run": Program(
+        "a pipeline: programs one after the other", "rl_caption.cli.pipeline:main"
+    ),
     "xe": Program(
         "train a captioner by cross-entropy",
         "rl_caption.programs.train:train_xe",
@@ -89,10 +91,12 @@ CORE = {
         modules=("fastapi", "uvicorn"),
     ),
     "configs": Program(
-        "the recipes that the package brings: list, show NAME", "rl_caption.cli.configs:main"
+        "the recipes that the package brings: list, show NAME",
+        "rl_caption.cli.configs:main",
     ),
     "doctor": Program(
-        "versions, devices, what is missing and what that costs", "rl_caption.cli.doctor:main"
+        "versions, devices, what is missing and what that costs",
+        "rl_caption.cli.doctor:main",
     ),
     "demo": Program("the whole job on a generated world", "rl_caption.cli.demo:main"),
     "prepare_coco": Program(

@@ -111,7 +111,9 @@ def score_files(
 def main(config: ScoreConfig) -> int:
     """Score, and print the mean."""
     result = score_files(**config.model_dump(exclude={"trust"}))
-    print(f"{result['reward']} {result['mean']:.6f} (mean of {len(result['scores'])} captions)")
+    print(
+        f"{result['reward']} {result['mean']:.6f} (mean of {len(result['scores'])} captions)"
+    )
     print(f"signature {result['signature']}")
     if result["reward"] == "cider":
         print(f"({SIGNATURE_PARTS})\n{SCALE_OF_CIDER}")

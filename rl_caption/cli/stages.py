@@ -42,7 +42,9 @@ class Stage:
     @property
     def folder(self) -> Path:
         """Where it writes."""
-        return Path(self.config.run.dir if hasattr(self.config, "run") else self.config.out)
+        return Path(
+            self.config.run.dir if hasattr(self.config, "run") else self.config.out
+        )
 
     @cached_property
     def sections(self) -> dict[str, Any]:
@@ -54,11 +56,15 @@ class Stage:
         """Values by dotted key; of a grid also those of its runs, which ``all`` may replace."""
         values = dict(leaves(self.sections))
         if "all" in self.sections:
-            words = [f"--{key}={as_word(value)}" for key, value in leaves(self.config.all)]
+            words = [
+                f"--{key}={as_word(value)}" for key, value in leaves(self.config.all)
+            ]
             words = ["--config", self.config.recipe, *words]
             base = Stage("base", "scst", words, load("scst", words))
             values |= {
-                f"all.{key}": value for key, value in base.values.items() if key != "run.dir"
+                f"all.{key}": value
+                for key, value in base.values.items()
+                if key != "run.dir"
             }
         return values
 
@@ -71,7 +77,9 @@ class Stage:
 
 def load(program: str, words: Sequence[str]) -> Any:
     """The configuration of a program's command line, checked."""
-    return parse(resolve_name(str(PROGRAMS[program].config)), words, f"rl-caption {program}")
+    return parse(
+        resolve_name(str(PROGRAMS[program].config)), words, f"rl-caption {program}"
+    )
 
 
 def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -103,7 +111,9 @@ def is_inside(value: Any, folder: str | Path) -> bool:
 def starts_from(stage: Stage, others: Iterable[Stage]) -> list[Stage]:
     """Those of ``others`` whose folders a stage reads."""
     values = stage.values.values()
-    return [one for one in others if any(is_inside(value, one.folder) for value in values)]
+    return [
+        one for one in others if any(is_inside(value, one.folder) for value in values)
+    ]
 
 
 def read_pipeline(name: str) -> dict[str, tuple[str, str | None, dict[str, Any]]]:
@@ -115,7 +125,9 @@ def read_pipeline(name: str) -> dict[str, tuple[str, str | None, dict[str, Any]]
     """
     listed = read_mapping(find_config(name)).get("stages")
     if not isinstance(listed, dict):
-        raise UsageError(f"{name} is no pipeline: expected stages: {{xe: RECIPE, scst: RECIPE}}")
+        raise UsageError(
+            f"{name} is no pipeline: expected stages: {{xe: RECIPE, scst: RECIPE}}"
+        )
     stages = {}
     for stage, entry in listed.items():
         changes = dict(entry) if isinstance(entry, dict) else {stage: entry}
@@ -146,7 +158,8 @@ def makers(path: str) -> list[str]:
     found = []
     for name in shipped_pipelines():
         folders = [
-            folder_of(recipe, changes) for _, recipe, changes in read_pipeline(name).values()
+            folder_of(recipe, changes)
+            for _, recipe, changes in read_pipeline(name).values()
         ]
         if any(folder is not None and is_inside(path, folder) for folder in folders):
             found.append(name)

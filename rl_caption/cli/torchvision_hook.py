@@ -22,7 +22,8 @@ class Finder:
                 cls.libraries = (torch.library.Library("torchvision", "DEF"),)
                 for operator in ("nms", "qnms"):
                     cls.libraries[0].define(
-                        operator + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                        operator
+                        + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
                     )
 
 

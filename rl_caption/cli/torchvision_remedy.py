@@ -18,9 +18,15 @@ FAULT = "operator torchvision::"
 
 def import_error() -> str:
     """The last line of what ``import torchvision`` prints in a new process; empty when it succeeds."""
-    command = [sys.executable, "-Pc", "import torchvision"]  # -P: not a folder of that name here
+    command = [
+        sys.executable,
+        "-Pc",
+        "import torchvision",
+    ]  # -P: not a folder of that name here
     process = subprocess.run(command, capture_output=True, text=True, check=False)
-    message = process.stderr.strip() or f"ended with {process.returncode} without a message"
+    message = (
+        process.stderr.strip() or f"ended with {process.returncode} without a message"
+    )
     return message.splitlines()[-1] if process.returncode else ""
 
 

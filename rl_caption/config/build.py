@@ -16,7 +16,12 @@ from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner, CaptionerError
 from rl_caption.captioners.config import Decoding, NewModelConfig, SavedModelConfig
 from rl_caption.captioners.loading import load_captioner, new_captioner
-from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, RolloutConfig
+from rl_caption.config.schema import (
+    DataConfig,
+    ModelConfig,
+    RewardConfig,
+    RolloutConfig,
+)
 from rl_caption.data.base import DataError, Row, Splits
 from rl_caption.data.checks import MISSING, check_data
 from rl_caption.data.formats import build_data as build_data
@@ -54,7 +59,9 @@ def checked_splits(
     ``cache`` is a file that remembers which images are good; ``needs`` is what every row must have
     (``check_data``); ``scored`` says whether captions are compared by their words.
     """
-    with accelerator.main_process_first():  # the others then find the verdicts in the cache
+    with (
+        accelerator.main_process_first()
+    ):  # the others then find the verdicts in the cache
         try:
             report = check_data(
                 data,
@@ -115,7 +122,9 @@ def _load_saved(
     config: SavedModelConfig, cache_bytes: int, tokenizer: str, weights: bool
 ) -> Captioner:
     if config.init is None:
-        raise ConfigError("model.init is not set: name a model on the hub, or a saved captioner")
+        raise ConfigError(
+            "model.init is not set: name a model on the hub, or a saved captioner"
+        )
     try:
         captioner = load_captioner(
             config.init,
@@ -135,7 +144,9 @@ def _load_saved(
             config.lora.model_dump() if config.lora else None,
             config.gradient_checkpointing,
         )
-    elif config != SavedModelConfig(name=config.name, target=config.target, init=config.init):
+    elif config != SavedModelConfig(
+        name=config.name, target=config.target, init=config.init
+    ):
         raise ConfigError(
             f"model.init {config.init!r} is not a model of Transformers: prompt, processor_kwargs, "
             "freeze, lora, gradient_checkpointing and dtype are for those alone"
@@ -150,7 +161,9 @@ def _load_saved(
     return captioner
 
 
-def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[Row] = ()) -> None:
+def check_positions(
+    captioner: Captioner, key: str, tokens: int, rows: Iterable[Row] = ()
+) -> None:
     """Check that the captioner has positions for captions of ``tokens`` tokens, the value of
     configuration ``key``.
 
@@ -177,7 +190,9 @@ def build_decoding(rollout: RolloutConfig, advantage: AdvantageFn) -> Decoding:
     if rollout.beam_search:
         width = rollout.num_samples
         return Decoding(
-            num_beams=width, num_return_sequences=width, max_new_tokens=rollout.max_new_tokens
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=rollout.max_new_tokens,
         )
     return Decoding(
         num_samples=rollout.num_samples,
@@ -206,7 +221,9 @@ def build_reward(
         tokenizer: ``data.tokenizer``, of all terms whose arguments do not name another.
     """
     if not config.terms:
-        raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
+        raise ConfigError(
+            "reward.terms is empty: name at least one reward, such as cider"
+        )
     builder = RewardBuilder(
         references, tokenizer, config.eos, config.df or None, ("cider", "diversity")
     )
@@ -224,5 +241,7 @@ def build_reward(
 def usable_split(data: Splits, split: str) -> str:
     """``split`` itself; DataError where the dataset has no such split."""
     if split not in data.splits:
-        raise DataError(f"split {split!r} is not in the data: it has {', '.join(data.splits)}")
+        raise DataError(
+            f"split {split!r} is not in the data: it has {', '.join(data.splits)}"
+        )
     return split

@@ -45,7 +45,9 @@ class CaptionConfig(TrustConfig, Decoding):
 class ScoreConfig(TrustConfig):
     """``score --reward NAME --captions F --references F``: score captions in files with any reward."""
 
-    reward: str = Field(description=f"{', '.join(available())}, or package.module:Class.")
+    reward: str = Field(
+        description=f"{', '.join(available())}, or package.module:Class."
+    )
     captions: str
     """JSON, ``[{image_id, caption}, ...]``, or a folder of ``evaluate``."""
     references: str | None = None

@@ -80,7 +80,11 @@ class EvaluateConfig(PairsConfig):
         """``compare`` or ``predictions`` where one is set, otherwise a captioner."""
         if values.get("compare"):
             return CompareConfig
-        return EvaluateModelConfig if values.get("predictions") is None else EvaluateFileConfig
+        return (
+            EvaluateModelConfig
+            if values.get("predictions") is None
+            else EvaluateFileConfig
+        )
 
     def reference_file(self) -> str | None:
         """A file of references, in place of ``data``."""
@@ -145,7 +149,9 @@ class CompareConfig(EvaluateConfig):
     @model_validator(mode="after")
     def _check_compare(self) -> Self:
         if len(self.compare) != 2:
-            raise ConfigError(f"compare is {self.compare}: expected two files of captions")
+            raise ConfigError(
+                f"compare is {self.compare}: expected two files of captions"
+            )
         if self.bootstrap < 1:
             raise ConfigError(
                 f"bootstrap is {self.bootstrap}: a comparison needs at least 1 resample"

@@ -81,7 +81,9 @@ class TeacherConfig(Section):
     def folder(self) -> str | None:
         """The local folder that it names; None where it is a name of open_clip or on the hub."""
         is_name = (
-            self.name is None or self.pretrained is not None or self.name.startswith("hf-hub:")
+            self.name is None
+            or self.pretrained is not None
+            or self.name.startswith("hf-hub:")
         )
         return None if is_name or "/" not in str(self.name) else self.name
 

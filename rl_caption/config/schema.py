@@ -36,7 +36,8 @@ from rl_caption.runtime.options import (
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
 NEED_TWO_SAMPLES = frozenset(
-    {"leave_one_out", "mean", "group_norm"} | (set(OBJECTIVES) - {"reinforce", "ppo_clip"})
+    {"leave_one_out", "mean", "group_norm"}
+    | (set(OBJECTIVES) - {"reinforce", "ppo_clip"})
 )
 """Advantages and objectives that compare samples of an image."""
 
@@ -55,7 +56,9 @@ DataFormat: TypeAlias = Literal[
     "caption_targets",
 ]
 
-Augmentation: TypeAlias = Literal["horizontal", "vertical", "transpose", "crop", "rand_augment"]
+Augmentation: TypeAlias = Literal[
+    "horizontal", "vertical", "transpose", "crop", "rand_augment"
+]
 
 
 class DataConfig(Section):
@@ -154,7 +157,9 @@ steps are a jump.
 def _check_ascending(key: str, points: Schedule | None) -> None:
     steps = [step for step, _ in points or ()]
     if steps != sorted(steps):
-        raise ConfigError(f"{key} has the steps {steps}: expected them in ascending order")
+        raise ConfigError(
+            f"{key} has the steps {steps}: expected them in ascending order"
+        )
 
 
 class RewardTerm(Section):
@@ -210,7 +215,9 @@ class PairsConfig(TrustConfig):
 class RewardConfig(Section):
     """The reward of sampled captions: a weighted sum of terms."""
 
-    terms: dict[str, RewardTerm] = Field(default_factory=lambda: {"cider": RewardTerm()})
+    terms: dict[str, RewardTerm] = Field(
+        default_factory=lambda: {"cider": RewardTerm()}
+    )
     """Weight and options of each term, by its name."""
     normalize: Literal["none", "per_term", "per_group"] = "none"
     """``none`` adds raw scores. ``per_term`` adds z-scores of each term over all samples of an
@@ -496,7 +503,10 @@ class ScstConfig(PairsConfig):
     def _check_scst(self) -> Self:
         check_model_target(self.model)
         rollout, train = self.rollout, self.train
-        for key, name in (("advantage", train.advantage), ("objective", train.objective)):
+        for key, name in (
+            ("advantage", train.advantage),
+            ("objective", train.objective),
+        ):
             if name in NEED_TWO_SAMPLES and rollout.num_samples < 2:
                 raise ConfigError(
                     f"rollout.num_samples is {rollout.num_samples}: train.{key} {name} compares at "
@@ -518,16 +528,27 @@ class ScstConfig(PairsConfig):
                 "greedy"
             )
         train.check_names()
-        usual = ("cider", "rouge_l", "bleu4")  # which of them a run has depends on its terms
+        usual = (
+            "cider",
+            "rouge_l",
+            "bleu4",
+        )  # which of them a run has depends on its terms
         judges = usual if self.monitor.judges is None else self.monitor.judges
         check_best_by(self.monitor.best_by, self.reward.terms, judges)
         return self
 
 
-def check_best_by(name: str | None, terms: Iterable[str], judges: Iterable[str]) -> None:
+def check_best_by(
+    name: str | None, terms: Iterable[str], judges: Iterable[str]
+) -> None:
     """Check ``monitor.best_by`` of a run with these reward terms and judges. Raises
     ``ConfigError``.
     """
-    metrics = [*judges, "val/cider", "val/reward", *(f"val/reward/{term}" for term in terms)]
+    metrics = [
+        *judges,
+        "val/cider",
+        "val/reward",
+        *(f"val/reward/{term}" for term in terms),
+    ]
     if name is not None and name not in metrics:
         raise ConfigError(f"monitor.best_by is {name!r}: expected one of {metrics}")

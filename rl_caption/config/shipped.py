@@ -35,9 +35,14 @@ def find_config(name: str | Path) -> Path:
     if recipe_name not in recipes:
         last = {recipe.rpartition("/")[2]: recipe for recipe in recipes}
         nearest = ", ".join(
-            last[match] for match in difflib.get_close_matches(recipe_name.rpartition("/")[2], last)
+            last[match]
+            for match in difflib.get_close_matches(recipe_name.rpartition("/")[2], last)
         )
-        hint = f"the nearest are {nearest}" if nearest else "rl-caption configs list names those"
+        hint = (
+            f"the nearest are {nearest}"
+            if nearest
+            else "rl-caption configs list names those"
+        )
         raise FileNotFoundError(
             f"{str(name)!r} is neither a file nor a recipe of the package: {hint}"
         )

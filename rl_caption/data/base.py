@@ -119,7 +119,9 @@ class Splits(dict[str, Sequence[Row]]):
     """
 
     def __init__(
-        self, rows: Mapping[str, Sequence[Row]] = MappingProxyType({}), source: str | Path = ""
+        self,
+        rows: Mapping[str, Sequence[Row]] = MappingProxyType({}),
+        source: str | Path = "",
     ) -> None:
         super().__init__(rows)
         self.source = source
@@ -160,13 +162,17 @@ class LazyImage:
         (value,) = self.source[self.row].values()
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
-        return value if isinstance(value, bytes) else os.path.join(self.image_root, value)
+        return (
+            value if isinstance(value, bytes) else os.path.join(self.image_root, value)
+        )
 
     def render(self) -> Image.Image:
         """Decode it; ``RewardError``, which names the row, where that fails."""
         with naming(self.where, (*UNREADABLE, RewardError), RewardError):
             content = self.read()
-            source = content if isinstance(content, str) else Image.open(io.BytesIO(content))
+            source = (
+                content if isinstance(content, str) else Image.open(io.BytesIO(content))
+            )
             return open_image(source, own_mode=True)
 
     def identity(self) -> str:
@@ -193,12 +199,16 @@ def load_image(source: ImageSource | Frames) -> Image.Image:
         raise DataError(str(error)) from error
 
 
-def pixel_key(image_id: str, source: ImageSource | Frames) -> tuple[str, tuple[Any, ...]]:
+def pixel_key(
+    image_id: str, source: ImageSource | Frames
+) -> tuple[str, tuple[Any, ...]]:
     """Key of an image or video in a cache of pixels: its id and, as ids are unique within a split
     only, its files.
     """
     frames = source if isinstance(source, list | tuple) else [source]
-    return image_id, tuple(frame for frame in frames if isinstance(frame, str | Path | VideoFrame))
+    return image_id, tuple(
+        frame for frame in frames if isinstance(frame, str | Path | VideoFrame)
+    )
 
 
 def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
@@ -242,7 +252,9 @@ def reward_inputs(
     all did.
     """
     columns: dict[str, Any] = {
-        name: [row[name] for row in rows] for name in COLUMNS if all(name in row for row in rows)
+        name: [row[name] for row in rows]
+        for name in COLUMNS
+        if all(name in row for row in rows)
     }
     if finished is not None:
         columns["finished"] = list(finished)

@@ -7,7 +7,15 @@ import json
 import logging
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +37,15 @@ from rewards.images import (
 )
 from rewards.text.tokenize import TOKENIZER, tokenize
 from rewards.videos import VideoFrame, read_frames
-from rl_caption.data.base import SHOWN, DataError, LazyImage, Row, RowView, Splits, with_references
+from rl_caption.data.base import (
+    SHOWN,
+    DataError,
+    LazyImage,
+    Row,
+    RowView,
+    Splits,
+    with_references,
+)
 from rl_caption.data.features import ImageFeatures, as_image_features
 from rl_caption.data.files import write_text
 from rl_caption.data.plain_files import TextForms, progress, read_json
@@ -88,7 +104,11 @@ class ImageFile(NamedTuple):
     @property
     def where(self) -> str:
         """Name in messages, and in a cache: the path, and how many frames."""
-        return repr(self.path) if self.num_frames is None else f"{self.path!r}, {self.num_frames}"
+        return (
+            repr(self.path)
+            if self.num_frames is None
+            else f"{self.path!r}, {self.num_frames}"
+        )
 
     def stamp(self) -> Any:
         """``file_stamp``: to read every file for a hash would take minutes. None of a folder."""
@@ -98,7 +118,9 @@ class ImageFile(NamedTuple):
     def check(self) -> str:
         """Decode it, and hash the pixels. Raises ``RewardError``."""
         if self.num_frames is not None:
-            hashes = [pixel_hash(frame) for frame in read_frames(self.path, self.num_frames)]
+            hashes = [
+                pixel_hash(frame) for frame in read_frames(self.path, self.num_frames)
+            ]
             return hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest()
         with image_file(self.path) as image:
             # checksums, where the format has them; the image cannot be used afterwards
@@ -131,14 +153,18 @@ class CheckReport:
         found = f"{len(self.problems) or 'no'} problem{'s' * (len(self.problems) != 1)}"
         lines = [f"data: {found} in {sum(self.rows.values())} rows ({counts})"]
         for kind, offenders in self.problems.items():
-            lines.append(f"  - {len(offenders)} {kind}: {first_of(offenders)} ({ADVICE[kind]})")
+            lines.append(
+                f"  - {len(offenders)} {kind}: {first_of(offenders)} ({ADVICE[kind]})"
+            )
         if self.skips and self.problems:
             left_out = [
                 f"{split} {count - len(self.kept[split])} of {count} rows"
                 for split, count in self.rows.items()
             ]
             lines.append(f"left out: {', '.join(left_out)}")
-        return "\n".join([*lines, *(f"WARNING: {sentence}" for sentence in self.warnings)])
+        return "\n".join(
+            [*lines, *(f"WARNING: {sentence}" for sentence in self.warnings)]
+        )
 
     def good_rows_of(self, data: Splits) -> Splits:
         """The checked dataset with its good rows only. Splits that were not checked stay as they
@@ -180,7 +206,11 @@ class _Entry:
 
     @property
     def path(self) -> str | None:
-        return os.path.abspath(self.file.path) if isinstance(self.file, ImageFile) else None
+        return (
+            os.path.abspath(self.file.path)
+            if isinstance(self.file, ImageFile)
+            else None
+        )
 
 
 def check_data(
@@ -232,7 +262,9 @@ def check_data(
     _check_features(entries, num_workers, cache, found)
     for group in _repeated(entries, lambda entry: (entry.split, entry.image_id)):
         for entry in group[1:]:
-            found[DUPLICATE_IDS].append(f"{entry.split} image {entry.image_id!r} once more")
+            found[DUPLICATE_IDS].append(
+                f"{entry.split} image {entry.image_id!r} once more"
+            )
         for entry in [entry for entry in group if not entry.bad][1:]:
             entry.bad = True
     for kind, what in LEAKED.items():
@@ -292,10 +324,14 @@ def check_row_images(
 def missing_files(images: Iterable[Any]) -> list[str]:
     """The files among rows' images that do not exist."""
     verdicts = verify(_known(map(_file_of, images)), read=False)
-    return [getattr(file, "path", file.where) for file in verdicts if verdicts[file].missing]
+    return [
+        getattr(file, "path", file.where) for file in verdicts if verdicts[file].missing
+    ]
 
 
-def _known(files: Iterable[ImageFile | LazyImage | None]) -> list[ImageFile | LazyImage]:
+def _known(
+    files: Iterable[ImageFile | LazyImage | None],
+) -> list[ImageFile | LazyImage]:
     return [file for file in files if file is not None]
 
 
@@ -481,7 +517,9 @@ def _check_features(
             owners += [(entry, item) for item in (entry.features, *views)]
     items = [item for _, item in owners]
     verdicts = verify(items, num_workers, cache=cache, title="checking features")
-    sizes = Counter(verdicts[item].content for item in items if verdicts[item].error is None)
+    sizes = Counter(
+        verdicts[item].content for item in items if verdicts[item].error is None
+    )
     usual = max(sizes, key=sizes.__getitem__, default=None)
     for entry, item in owners:
         size, error, _ = verdicts[item]
@@ -512,7 +550,10 @@ def _check_leaks(
         if len(first) < 2 or is_one_file or not first.keys() & {*names}:
             continue
         if kind == LEAKED_CONTENT:
-            places = [f"{name} {entry.path or entry.image_id!r}" for name, entry in first.items()]
+            places = [
+                f"{name} {entry.path or entry.image_id!r}"
+                for name, entry in first.items()
+            ]
             found[kind].append(" = ".join(places))
         else:
             found[kind].append(f"{key(group[0])!r} in {' and '.join(first)}")
@@ -529,7 +570,9 @@ def _value_of_split(split: str) -> int:
     return 1 if split.startswith(("val", "dev")) else 2
 
 
-def _repeated(entries: Sequence[_Entry], key: Callable[[_Entry], Any]) -> list[list[_Entry]]:
+def _repeated(
+    entries: Sequence[_Entry], key: Callable[[_Entry], Any]
+) -> list[list[_Entry]]:
     """Groups of entries that share their key."""
     groups: dict[Any, list[_Entry]] = defaultdict(list)
     for entry in entries:

@@ -84,7 +84,11 @@ def encode_features(
     unusable = (ValueError, RuntimeError, AssertionError)
     with naming(f"encoder {encoder!r} on {device!r}", unusable, ConfigError):
         network = load_image_encoder(encoder, kwargs or {}).to(device)
-    record: dict[str, Any] = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype}
+    record: dict[str, Any] = {
+        "encoder": encoder,
+        "kwargs": dict(kwargs or {}),
+        "dtype": dtype,
+    }
     record |= _identity(network)
     if augment:
         record |= {"augment": [*augment], "seed": seed}
@@ -107,7 +111,9 @@ def encode_features(
             view = partial(augmented, names=augment, seed=seed, step=0)
             grids = _encode_images(network, pending, batch_size, num_workers, view)
             for name, grid in progress(grids, "encoding images", "image", len(pending)):
-                write_features(out / f"{name}.npz", grid, dtype, f"image {name!r} ({images[name]})")
+                write_features(
+                    out / f"{name}.npz", grid, dtype, f"image {name!r} ({images[name]})"
+                )
     return len(pending), len(images) - len(pending)
 
 
@@ -151,7 +157,10 @@ def _identity(network: Any) -> dict[str, Any]:
     weights.
     """
     preprocessing = json.loads(json.dumps(asdict(network.preprocessing)))
-    return {"preprocessing": preprocessing, "weights": fingerprint(network.state_dict())}
+    return {
+        "preprocessing": preprocessing,
+        "weights": fingerprint(network.state_dict()),
+    }
 
 
 def _stored_ids(folder: Path, record: Mapping[str, Any]) -> set[str]:
@@ -162,10 +171,14 @@ def _stored_ids(folder: Path, record: Mapping[str, Any]) -> set[str]:
     remove_leftovers(folder)
     names = {file.stem for file in folder.glob("[!.]*.npz")}
     stored = (read_record(folder) or {}) if names else record
-    changed = [key for key in {**record, **stored} if stored.get(key) != record.get(key)]
+    changed = [
+        key for key in {**record, **stored} if stored.get(key) != record.get(key)
+    ]
     if changed:
         there = {key: stored.get(key) for key in changed}
-        raise ConfigError(f"{folder} has features of another encoder ({there}); name another out")
+        raise ConfigError(
+            f"{folder} has features of another encoder ({there}); name another out"
+        )
     return names
 
 
@@ -178,7 +191,9 @@ def _encode_images(
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Yield id and grid [H, W, D] of every image; ``view(pixels, image_id=…)`` augments pixels."""
     names, device = list(images), next(network.parameters()).device
-    batches = [names[first : first + batch_size] for first in range(0, len(names), batch_size)]
+    batches = [
+        names[first : first + batch_size] for first in range(0, len(names), batch_size)
+    ]
 
     def read(name: str) -> Tensor:
         """Preprocessed pixels [3, S, S]."""

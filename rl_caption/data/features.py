@@ -32,11 +32,19 @@ if TYPE_CHECKING:
     import torch
 
 FEATURE_KEYS = ("features", "x", "feat")
-HDF5_PATTERNS = ("{image_id}_features", "{image_id}_grids", "{image_id}/features", "{image_id}")
+HDF5_PATTERNS = (
+    "{image_id}_features",
+    "{image_id}_grids",
+    "{image_id}/features",
+    "{image_id}",
+)
 """Keys that are tried in an HDF5 file where no pattern is given; the first that any image has is
 used.
 """
-_BOXES_OF = {"{image_id}_features": "{image_id}_boxes", "{image_id}/features": "{image_id}/boxes"}
+_BOXES_OF = {
+    "{image_id}_features": "{image_id}_boxes",
+    "{image_id}/features": "{image_id}/boxes",
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,9 @@ class FeatureOptions:
     def __post_init__(self) -> None:
         with naming("data.features_kwargs", (ValueError,), DataError):
             check_fields(self)
-        if not any(name in (self.pattern or "{image_id}") for name in ("{image_id}", "{stem}")):
+        if not any(
+            name in (self.pattern or "{image_id}") for name in ("{image_id}", "{stem}")
+        ):
             raise DataError(
                 f"features_kwargs.pattern is {self.pattern!r}: expected {{image_id}} or {{stem}}"
             )
@@ -96,7 +106,9 @@ class FeatureFolder:
         """Paths for N rows, whether or not the files exist; ``.npz`` is preferred to ``.npy``."""
         places = []
         for row in rows:
-            path = str(self.path / fill_pattern(self.options.pattern or "{image_id}", row))
+            path = str(
+                self.path / fill_pattern(self.options.pattern or "{image_id}", row)
+            )
             is_npy = not os.path.isfile(f"{path}.npz") and os.path.isfile(f"{path}.npy")
             places.append(Location(f"{path}.npy" if is_npy else f"{path}.npz"))
         return places
@@ -179,14 +191,20 @@ class FeatureHdf5:
         array = self._dataset(location.features)
         if array is None:
             keys = ", ".join(itertools.islice(self._file(), 4))
-            raise KeyError(f"no such key, they are such as {keys}: data.features_kwargs.pattern")
+            raise KeyError(
+                f"no such key, they are such as {keys}: data.features_kwargs.pattern"
+            )
         if array.size and array.chunks is None:
             expected, written = 1, int(array.id.get_storage_size() > 0)
         elif array.size:
             expected = math.prod(map(math.ceil, np.divide(array.shape, array.chunks)))
             written = array.id.get_num_chunks()
-        if array.size and written < expected:  # the library returns zeros for what is not written
-            raise ValueError(f"{written} of {expected} blocks of {list(array.shape)} were written")
+        if (
+            array.size and written < expected
+        ):  # the library returns zeros for what is not written
+            raise ValueError(
+                f"{written} of {expected} blocks of {list(array.shape)} were written"
+            )
         return array[()] if values else array
 
     def stamp(self, location: Location) -> list[int]:
@@ -210,7 +228,9 @@ class ImageFeatures:
     @property
     def where(self) -> str:
         """How error messages name these features."""
-        inside = f"{self.store.path}, key " if isinstance(self.store, FeatureHdf5) else ""
+        inside = (
+            f"{self.store.path}, key " if isinstance(self.store, FeatureHdf5) else ""
+        )
         return f"features of image {self.image_id!r} ({inside}{self.location.features})"
 
     def load(self, dim: int | None = None) -> NDArray[np.float32]:
@@ -253,10 +273,16 @@ def features_of(
     ``root`` is a folder, or an HDF5 file of any name.
     """
     path = Path(root)
-    store = FeatureHdf5(path, options) if path.is_file() else FeatureFolder(path, options)
-    views = [features_of(rows, view, replace(options, views=[])) for view in options.views]
+    store = (
+        FeatureHdf5(path, options) if path.is_file() else FeatureFolder(path, options)
+    )
+    views = [
+        features_of(rows, view, replace(options, views=[])) for view in options.views
+    ]
     found = []
-    for index, (location, row) in enumerate(zip(store.locations(rows), rows, strict=True)):
+    for index, (location, row) in enumerate(
+        zip(store.locations(rows), rows, strict=True)
+    ):
         further = tuple(view[index] for view in views)
         found.append(ImageFeatures(store, location, row["image_id"], further))
     return found
@@ -275,7 +301,9 @@ def check_width(shape: Sequence[int], dim: int | None, where: str) -> None:
     any).
     """
     if dim not in (None, shape[-1]):
-        raise DataError(f"{where}: the shape is {list(shape)}, expected {dim} in the last axis")
+        raise DataError(
+            f"{where}: the shape is {list(shape)}, expected {dim} in the last axis"
+        )
 
 
 def finite(array: NDArray, where: str) -> NDArray[np.float32]:
@@ -287,7 +315,9 @@ def finite(array: NDArray, where: str) -> NDArray[np.float32]:
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         row, column = wrong[0].tolist()
-        raise DataError(f"{where}: features[{row}, {column}] is {array[row, column]}: not finite")
+        raise DataError(
+            f"{where}: features[{row}, {column}] is {array[row, column]}: not finite"
+        )
     return values
 
 
@@ -306,7 +336,9 @@ def write_features(path: Path, values: NDArray[Any], dtype: str, where: str) -> 
         np.savez(file, features=stored)
 
 
-def pad_features(features: Sequence[NDArray[np.floating]]) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_features(
+    features: Sequence[NDArray[np.floating]],
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad the features [R_i, D] of B images to the largest number of regions R.
 
     Returns features float32 [B, R, D], padded with zeros, and mask bool [B, R], True for real

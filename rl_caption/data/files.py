@@ -75,7 +75,12 @@ def read_captions(path: str | Path) -> Captions:
         raise DataError(
             f"{path} has no captions: expected a list of objects with 'image_id' and 'caption'"
         )
-    _refuse(_doubled(ids), "captioned more than once", path, "expected one caption per image")
+    _refuse(
+        _doubled(ids),
+        "captioned more than once",
+        path,
+        "expected one caption per image",
+    )
     return captions
 
 
@@ -133,13 +138,17 @@ def read_references(
             empty.append(image_id)
         references[image_id] = list(image.captions)
     if not any(references.values()):
-        raise DataError(f"{path} has no references: expected at least one image with captions")
+        raise DataError(
+            f"{path} has no references: expected at least one image with captions"
+        )
     ids = [str(image.image_id) for image in chosen]
     _refuse(_doubled(ids), "listed more than once", path, "expected every image once")
     _refuse(empty, "with an empty reference", path, "expected text in every reference")
     every = {str(image.image_id): image for image in annotated}
     references.elsewhere = frozenset(every) - references.keys()
-    references.images = {name: image.file for name, image in every.items() if image.file}
+    references.images = {
+        name: image.file for name, image in every.items() if image.file
+    }
     return references
 
 
@@ -166,7 +175,9 @@ def _annotated(content: Any, path: str | Path, by: IdKey) -> Iterator[_Annotated
             split, row = read_row(line, f"{path}, row {index}", Path(path).parent)
             file = str(row["image"])
             key = row["image_id"] if by == "image_id" else Path(file).name
-            yield _Annotated(key, row["references"], split if "split" in line else "", file)
+            yield _Annotated(
+                key, row["references"], split if "split" in line else "", file
+            )
     elif "annotations" in content:
         key = "id" if by == "image_id" else "file_name"
         for image, captions in coco_records(content, path):
@@ -180,7 +191,9 @@ def _annotated(content: Any, path: str | Path, by: IdKey) -> Iterator[_Annotated
             yield _Annotated(name, captions)
 
 
-def coco_records(content: Any, path: str | Path) -> list[tuple[dict[str, Any], list[str]]]:
+def coco_records(
+    content: Any, path: str | Path
+) -> list[tuple[dict[str, Any], list[str]]]:
     """Each image of parsed COCO annotations with its captions.
 
     Raises ``DataError`` for another format, a doubled image, and an annotation of an image that is
@@ -188,7 +201,9 @@ def coco_records(content: Any, path: str | Path) -> list[tuple[dict[str, Any], l
     """
     unknown = []
     with naming(f"{path} has no COCO annotations", (KeyError, TypeError), DataError):
-        ids = [_id(image["id"], f"{path}, id of an image") for image in content["images"]]
+        ids = [
+            _id(image["id"], f"{path}, id of an image") for image in content["images"]
+        ]
         captions: dict[str, list[str]] = {image_id: [] for image_id in ids}
         for annotation in content["annotations"]:
             image_id = str(annotation["image_id"])
@@ -196,15 +211,25 @@ def coco_records(content: Any, path: str | Path) -> list[tuple[dict[str, Any], l
                 captions[image_id].append(annotation["caption"])
             else:
                 unknown.append(image_id)
-    _refuse(_doubled(ids), "listed more than once under 'images'", path, "expected each once")
     _refuse(
-        unknown, "annotated but not among 'images'", path, "expected every annotated image there"
+        _doubled(ids),
+        "listed more than once under 'images'",
+        path,
+        "expected each once",
+    )
+    _refuse(
+        unknown,
+        "annotated but not among 'images'",
+        path,
+        "expected every annotated image there",
     )
     return list(zip(content["images"], captions.values(), strict=True))
 
 
 def references_for(
-    image_ids: Iterable[str], references: Mapping[str, Sequence[str]], source: str | Path
+    image_ids: Iterable[str],
+    references: Mapping[str, Sequence[str]],
+    source: str | Path,
 ) -> list[list[str]]:
     """The references of N images. Raises ``DataError``, with the count and the first ids, where
     images have none.
@@ -245,7 +270,12 @@ def with_ids_of(
         )
 
     named = [known_id(image_id) for image_id in captions]
-    _refuse(_doubled(named), "captioned more than once", source, "expected one caption per image")
+    _refuse(
+        _doubled(named),
+        "captioned more than once",
+        source,
+        "expected one caption per image",
+    )
     renamed = Captions(zip(named, captions.values(), strict=True))
     renamed.by, renamed.sha256 = captions.by, captions.sha256
     return renamed
@@ -270,17 +300,37 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     root, ids = Path(folder), list(image_ids)
     files_by: dict[tuple[int, str], list[str]] = defaultdict(list)
     for path in list_images(root):
-        names = (os.path.abspath(path), path.relative_to(root).as_posix(), *_names_of(path))
+        names = (
+            os.path.abspath(path),
+            path.relative_to(root).as_posix(),
+            *_names_of(path),
+        )
         for way in enumerate(names):
             files_by[way].append(str(path))
     found: list[list[str]] = []
     for image_id in ids:
         ways = enumerate((os.path.abspath(image_id), *[image_id] * 4))
         found.append(next((files_by[way] for way in ways if way in files_by), []))
-    missing = [image_id for image_id, files in zip(ids, found, strict=True) if not files]
-    _refuse(missing, "without a file here", root, "expected a file named like the id", len(ids))
-    several = [image_id for image_id, files in zip(ids, found, strict=True) if len(files) > 1]
-    _refuse(several, "with more than one file", root, "expected one named like the id", len(ids))
+    missing = [
+        image_id for image_id, files in zip(ids, found, strict=True) if not files
+    ]
+    _refuse(
+        missing,
+        "without a file here",
+        root,
+        "expected a file named like the id",
+        len(ids),
+    )
+    several = [
+        image_id for image_id, files in zip(ids, found, strict=True) if len(files) > 1
+    ]
+    _refuse(
+        several,
+        "with more than one file",
+        root,
+        "expected one named like the id",
+        len(ids),
+    )
     return [files[0] for files in found]
 
 
@@ -288,12 +338,17 @@ def write_json(path: str | Path, content: Any, allow_nan: bool = False) -> None:
     """Write JSON atomically (see ``write_text``). Raises ``ValueError`` for NaN and infinity unless
     ``allow_nan``.
     """
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=allow_nan) + "\n")
+    write_text(
+        path,
+        json.dumps(content, indent=1, ensure_ascii=False, allow_nan=allow_nan) + "\n",
+    )
 
 
 def write_json_lines(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write one line of JSON per row, atomically (see ``write_text``)."""
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_text(
+        path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    )
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -320,6 +375,12 @@ def _refuse(
     total: int | None = None,
 ) -> None:
     if image_ids:
-        first = ", ".join(shown(image_id) for image_id in list(dict.fromkeys(image_ids))[:SHOWN])
-        count = f"{len(image_ids)} of {total}" if total is not None else f"{len(image_ids)}"
-        raise DataError(f"{path}: {count} images are {problem} (first: {first}); {expected}")
+        first = ", ".join(
+            shown(image_id) for image_id in list(dict.fromkeys(image_ids))[:SHOWN]
+        )
+        count = (
+            f"{len(image_ids)} of {total}" if total is not None else f"{len(image_ids)}"
+        )
+        raise DataError(
+            f"{path}: {count} images are {problem} (first: {first}); {expected}"
+        )

@@ -39,7 +39,9 @@ def fingerprint(splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, 
         digests, count = {aspect: hashlib.blake2b(digest_size=8) for aspect in PARTS}, 0
         for row in rows:
             count += 1
-            paths = dict.fromkeys(path for key in FILES for path in _files(row.get(key)))
+            paths = dict.fromkeys(
+                path for key in FILES for path in _files(row.get(key))
+            )
             files = [(path.name, _stat(path)) for path in paths]
             content = {
                 "ids": row["image_id"],
@@ -56,7 +58,9 @@ def fingerprint(splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, 
     return hashes
 
 
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def changes(
+    before: Mapping[str, str], now: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
     """``NAME: BEFORE -> NOW`` of what differs between two fingerprints: in data, and in times
     alone.
     """
@@ -77,7 +81,11 @@ def _files(value: Any) -> Iterator[Path]:
         location := getattr(value, "location", None)
     ) is not None:  # features, or keys in an HDF5 file
         store = Path(value.store.path)
-        yield from (*_files(location), *([store] if store.is_file() else []), *_files(value.views))
+        yield from (
+            *_files(location),
+            *([store] if store.is_file() else []),
+            *_files(value.views),
+        )
     elif (
         path := getattr(value, "path", None)
     ) is not None:  # a frame: of a video file, or of a folder of images

@@ -87,7 +87,9 @@ def build_data(config: DataConfig) -> Splits:
     target, name = _target(config)
     is_local = config.format != "hub" and config.target is None
     if config.source and config.path and is_local and not exists(config.path):
-        raise DataError(f"data.path {config.path!r} does not exist{where_from(config.source)}")
+        raise DataError(
+            f"data.path {config.path!r} does not exist{where_from(config.source)}"
+        )
     kept = (ConfigError, DataError)
     with (
         naming(f"data: {name}", (TypeError, ValueError), ConfigError, kept),
@@ -157,7 +159,9 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
         views = {}
         for split, items in source.items():
             listed = items if isinstance(items, Sequence) else list(items)
-            views[split] = RowView(listed, partial(_read, f"{name}, split {split!r}", split))
+            views[split] = RowView(
+                listed, partial(_read, f"{name}, split {split!r}", split)
+            )
         return Splits(views, name)
     new: Any = list if isinstance(source, Sequence) else PackedRows
     groups: dict[str, Any] = {split: new() for split in STANDARD_SPLITS}
@@ -165,7 +169,9 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
         if checked:
             split, row = item.pop("split"), item
         else:
-            split, row = read_row(item, f"{name}, row {index}", "", None, ROW_KEYS, f"{index}")
+            split, row = read_row(
+                item, f"{name}, row {index}", "", None, ROW_KEYS, f"{index}"
+            )
         groups.setdefault(split, new()).append(row)
     splits = {split: RowView(rows) for split, rows in groups.items() if len(rows)}
     if not splits:
@@ -185,7 +191,9 @@ def _read(where: str, split: str, index: int, item: Any) -> Row:
 
 def _map_rows(data: Splits, make: Callable[[int, Row], Row]) -> Splits:
     """A dataset whose rows are ``make(index, row)``, applied when a row is accessed."""
-    return Splits({split: RowView(rows, make) for split, rows in data.items()}, data.source)
+    return Splits(
+        {split: RowView(rows, make) for split, rows in data.items()}, data.source
+    )
 
 
 def _video(num_frames: int, _: int, row: Row) -> Row:
@@ -207,6 +215,8 @@ def _long(_: int, row: Row) -> Row:
             f"image {row['image_id']!r} has no long_reference, which data.long_captions makes its "
             "caption"
         )
-    long_row: Any = {name: value for name, value in row.items() if name not in BY_REFERENCE}
+    long_row: Any = {
+        name: value for name, value in row.items() if name not in BY_REFERENCE
+    }
     long_row |= {"references": [description], "short_references": row["references"]}
     return long_row  # type: ignore[no-any-return]

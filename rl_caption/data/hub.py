@@ -56,10 +56,18 @@ def hub(
     place = Path(path)
     options: dict[str, Any] = {"path": path, "name": name, "revision": revision}
     if place.is_file():
-        options = {"path": LOADERS.get(place.suffix, "json"), "data_files": {"train": path}}
+        options = {
+            "path": LOADERS.get(place.suffix, "json"),
+            "data_files": {"train": path},
+        }
     if image_root is None and place.exists():
         image_root = str(place.parent if place.is_file() else place)
-    unloadable = (OSError, ValueError, ArrowException, datasets.exceptions.DatasetsError)
+    unloadable = (
+        OSError,
+        ValueError,
+        ArrowException,
+        datasets.exceptions.DatasetsError,
+    )
     tables = {}
     with naming(f"data.path {path!r} cannot be loaded", unloadable, DataError):
         if splits is None:
@@ -105,16 +113,21 @@ def rows_of_tables(
             images = table.select_columns([column])
             table = table.remove_columns([column])
             del named["image"]
-        rows = RowView(table, partial(_table_row, where, part_split, named, images, image_root))
+        rows = RowView(
+            table, partial(_table_row, where, part_split, named, images, image_root)
+        )
         for index in range(len(table)):
             name = part_split
             if split is not None and by_column:
                 place = f"{where}, row {index}"
                 name = split_name(
-                    renamed_columns(table[index], {"split": split}, place)["split"], place
+                    renamed_columns(table[index], {"split": split}, place)["split"],
+                    place,
                 )
             groups.setdefault(name, []).append((rows, index))
-    return Splits({split: RowView(places, _row_at) for split, places in groups.items()}, source)
+    return Splits(
+        {split: RowView(places, _row_at) for split, places in groups.items()}, source
+    )
 
 
 def _row_at(_: int, place: tuple[RowView, int]) -> Row:

@@ -66,7 +66,9 @@ def row_generator(seed: int, step: int, key: str) -> np.random.Generator:
 
 @lru_cache(maxsize=4)
 def _permutation(num_rows: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(num_rows)
+    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(
+        num_rows
+    )
 
 
 def micro_batches(
@@ -86,12 +88,16 @@ def micro_batches(
     """
     size = batch_size // processes
     for step in itertools.count(first_step):
-        indices = step_indices(num_rows, batch_size, step, seed)[rank * size : (rank + 1) * size]
+        indices = step_indices(num_rows, batch_size, step, seed)[
+            rank * size : (rank + 1) * size
+        ]
         for start in range(0, size, micro_batch_size):
             yield [(index, step) for index in indices[start : start + micro_batch_size]]
 
 
-def micro_batch_size(batch_size: int, micro_batch_size: int | None, processes: int) -> int:
+def micro_batch_size(
+    batch_size: int, micro_batch_size: int | None, processes: int
+) -> int:
     """Images per forward pass of one process. Raises ``ConfigError``, with sizes that work, where
     this one does not.
     """
@@ -119,7 +125,9 @@ def draw_view(row: Row, seed: int, step: int) -> Row:
     views = getattr(row.get("features"), "views", ())
     if not views:
         return row
-    drawn = int(row_generator(seed, step, f"view/{row['image_id']}").integers(len(views) + 1))
+    drawn = int(
+        row_generator(seed, step, f"view/{row['image_id']}").integers(len(views) + 1)
+    )
     return row if drawn == 0 else {**row, "features": views[drawn - 1]}
 
 
@@ -144,7 +152,11 @@ def augment(
     # the augmentation.
     generator = row_generator(seed, step, f"augment/{image_id}")
     draws = dict(
-        zip(("horizontal", "vertical", "transpose", "crop"), generator.random(4), strict=True)
+        zip(
+            ("horizontal", "vertical", "transpose", "crop"),
+            generator.random(4),
+            strict=True,
+        )
     )
     if "horizontal" in names and draws["horizontal"] < 0.5:
         pixels = pixels.flip(-1)
@@ -185,40 +197,57 @@ class Collate:
         seed: int = 0,
     ) -> None:
         if unknown := sorted(set(augmentations) - set(AUGMENTATIONS)):
-            raise ValueError(f"data.augment has {unknown}: expected some of {list(AUGMENTATIONS)}")
+            raise ValueError(
+                f"data.augment has {unknown}: expected some of {list(AUGMENTATIONS)}"
+            )
         if augmentations and not captioner.augmentable:
             raise ConfigError(
                 f"data.augment is {list(augmentations)}: the model's processor cuts images into "
                 f"patches or crops, "
                 "which cannot be augmented: leave it out"
             )
-        self.captioner, self.augmentations, self.seed = captioner, tuple(augmentations), seed
-        self.max_target_tokens, self.captions_per_image = max_target_tokens, captions_per_image
+        self.captioner, self.augmentations, self.seed = (
+            captioner,
+            tuple(augmentations),
+            seed,
+        )
+        self.max_target_tokens, self.captions_per_image = (
+            max_target_tokens,
+            captions_per_image,
+        )
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> CaptionBatch:
         """Make a batch from (row, step) pairs."""
         rows = [row for row, _ in items]
-        inputs = self.captioner.preprocess([draw_view(row, self.seed, step) for row, step in items])
+        inputs = self.captioner.preprocess(
+            [draw_view(row, self.seed, step) for row, step in items]
+        )
         if self.augmentations and "pixel_values" in inputs:
             views = zip(inputs["pixel_values"], items, strict=True)
             augmented = []
             for pixels, (row, step) in views:
                 # The frames of a video become channels, so that all are augmented alike.
                 channels = pixels.flatten(0, -3)
-                view = augment(channels, self.augmentations, self.seed, step, row["image_id"])
+                view = augment(
+                    channels, self.augmentations, self.seed, step, row["image_id"]
+                )
                 augmented.append(view.view_as(pixels))
             inputs["pixel_values"] = torch.stack(augmented)
         if self.max_target_tokens is None:
             return CaptionBatch(rows, inputs)
         chosen = [self._choose(row["references"], step) for row, step in items]
-        targets, mask = encode_targets(self.captioner, chosen, self.max_target_tokens, rows)
+        targets, mask = encode_targets(
+            self.captioner, chosen, self.max_target_tokens, rows
+        )
         return CaptionBatch(rows, inputs, targets, mask)
 
     def _choose(self, references: list[str], step: int) -> list[str]:
         count = self.captions_per_image
         if count is None or len(references) <= count:
             return references
-        order = row_generator(self.seed, step, references[0]).permutation(len(references))
+        order = row_generator(self.seed, step, references[0]).permutation(
+            len(references)
+        )
         return [references[index] for index in order[:count]]
 
 
@@ -276,7 +305,9 @@ class _Fetch:
                 return self.collate([(self.rows[index], step) for index, step in keys])
         except (UserError, RewardError) as error:
             return error
-        except OSError as error:  # whose classes need not survive the way out of a worker
+        except (
+            OSError
+        ) as error:  # whose classes need not survive the way out of a worker
             return DataError(str(error))
 
 
@@ -308,7 +339,9 @@ def row_loader(
     try:
         yield map(_raise_errors, batches)
     finally:
-        if num_workers:  # they ignore signals: after an error, Python would wait for them for ever
+        if (
+            num_workers
+        ):  # they ignore signals: after an error, Python would wait for them for ever
             batches._shutdown_workers()
 
 

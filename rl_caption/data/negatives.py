@@ -22,7 +22,18 @@ from rewards.text.detail_units import default_tagger, word_class
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import progress
 
-NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+NUMBERS = (
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+)
 OPPOSITES = (
     *(
         ("left", "right"),
@@ -61,7 +72,17 @@ _IRREGULAR_PLURALS = frozenset(
     ["people", "men", "women", "children", "feet", "teeth", "geese", "mice", "police"]
 )
 _NOT_SWAPPED = frozenset(
-    ["front", "top", "left", "right", "side", "middle", "background", "foreground", "picture"]
+    [
+        "front",
+        "top",
+        "left",
+        "right",
+        "side",
+        "middle",
+        "background",
+        "foreground",
+        "picture",
+    ]
 )
 """Nouns that are parts of relations, such as "in front of"."""
 
@@ -95,7 +116,9 @@ class Tagged:
 
     def of(self, letter: str) -> list[int]:
         """Positions of the words of one class."""
-        return [at for at, word_class in enumerate(self.classes) if word_class == letter]
+        return [
+            at for at, word_class in enumerate(self.classes) if word_class == letter
+        ]
 
     def replace_words(self, edits: Mapping[int, str]) -> str:
         """The caption with the words at some positions replaced; articles are made to agree."""
@@ -103,7 +126,11 @@ class Tagged:
         # "a" and "an" agree with the word after them, so that grammar does not give the negative
         # away.
         for at in range(len(words) - 1):
-            if edits.keys() & {at, at + 1} and words[at].lower() in ("a", "an") and words[at + 1]:
+            if (
+                edits.keys() & {at, at + 1}
+                and words[at].lower() in ("a", "an")
+                and words[at + 1]
+            ):
                 article = "an" if words[at + 1][0].lower() in "aeiou" else "a"
                 words[at] = article.capitalize() if words[at][0].isupper() else article
         return _join_words(words)
@@ -148,7 +175,10 @@ def word_pool(captions: Sequence[str]) -> dict[str, tuple[list[str], np.ndarray]
         for word in left_out:
             del counts[letter][word]
     return {
-        letter: ([*counter], np.cumsum(np.array([*counter.values()]) / max(1, counter.total())))
+        letter: (
+            [*counter],
+            np.cumsum(np.array([*counter.values()]) / max(1, counter.total())),
+        )
         for letter, counter in counts.items()
     }
 
@@ -197,10 +227,16 @@ def _replace_word(
     at = int(generator.choice(positions))
     plural = _is_plural(caption.lower[at]) if letter == "N" else None
     word = _drawn(pool, letter, caption, generator, plural)
-    return None if word is None else caption.replace_words({at: _like(word, caption.words[at])})
+    return (
+        None
+        if word is None
+        else caption.replace_words({at: _like(word, caption.words[at])})
+    )
 
 
-def _replace_relation(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
+def _replace_relation(
+    caption: Tagged, pool: Pool, generator: np.random.Generator
+) -> str | None:
     text = " ".join(caption.lower)
     found = list(_RELATION.finditer(text))
     if not found:
@@ -212,7 +248,9 @@ def _replace_relation(caption: Tagged, pool: Pool, generator: np.random.Generato
     return caption.replace_words({at: _OPPOSITE[match[0]], **rest})
 
 
-def _replace_count(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
+def _replace_count(
+    caption: Tagged, pool: Pool, generator: np.random.Generator
+) -> str | None:
     # Not "one": the noun after it would have to become plural.
     positions = [at for at, word in enumerate(caption.lower) if word in NUMBERS[1:]]
     if not positions:
@@ -234,7 +272,9 @@ def _swap(
     for first, second in combinations(_swappable(caption, letter), 2):
         # Words without others between them form one phrase ("tennis ball", "black and white").
         between = caption.classes[first + 1 : second]
-        if caption.lower[first] != caption.lower[second] and any(c not in "NJC" for c in between):
+        if caption.lower[first] != caption.lower[second] and any(
+            c not in "NJC" for c in between
+        ):
             pairs.append((first, second))
     if not pairs:
         return None
@@ -243,7 +283,9 @@ def _swap(
     return caption.replace_words({first: _like(other, one), second: _like(one, other)})
 
 
-def _add_object(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
+def _add_object(
+    caption: Tagged, pool: Pool, generator: np.random.Generator
+) -> str | None:
     word = _drawn(pool, "N", caption, generator)
     ends = [at for at in caption.of("N") if caption.classes[at + 1 : at + 2] != ("N",)]
     if not ends or word is None:
@@ -253,13 +295,19 @@ def _add_object(caption: Tagged, pool: Pool, generator: np.random.Generator) -> 
     return caption.replace_words({at: f"{caption.words[at]} and {article}{word}"})
 
 
-def _add_attribute(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
+def _add_attribute(
+    caption: Tagged, pool: Pool, generator: np.random.Generator
+) -> str | None:
     word = _drawn(pool, "J", caption, generator)
-    bare = [at for at in caption.of("N") if at == 0 or caption.classes[at - 1] not in "NJ"]
+    bare = [
+        at for at in caption.of("N") if at == 0 or caption.classes[at - 1] not in "NJ"
+    ]
     if not bare or word is None:
         return None
     at = int(generator.choice(bare))
-    return caption.replace_words({at: f"{_like(word, caption.words[at])} {caption.words[at]}"})
+    return caption.replace_words(
+        {at: f"{_like(word, caption.words[at])} {caption.words[at]}"}
+    )
 
 
 def _shuffle(
@@ -275,7 +323,9 @@ def _shuffle(
         if caption.words[at].isalnum() and (letter in "NJ") == nouns
     ]
     shuffled = generator.permutation(positions)
-    words = {at: caption.words[other] for at, other in zip(positions, shuffled, strict=True)}
+    words = {
+        at: caption.words[other] for at, other in zip(positions, shuffled, strict=True)
+    }
     return _join_words(words.get(at, word) for at, word in enumerate(caption.words))
 
 
@@ -289,7 +339,10 @@ def _shuffle_trigrams(
     words = [word for word in caption.words if word[0].isalnum()]
     triples = [words[start : start + 3] for start in range(0, len(words), 3)]
     if within:
-        triples = [[triple[n] for n in generator.permutation(len(triple))] for triple in triples]
+        triples = [
+            [triple[n] for n in generator.permutation(len(triple))]
+            for triple in triples
+        ]
     else:
         triples = [triples[index] for index in generator.permutation(len(triples))]
     return _join_words(chain(*triples))
@@ -385,7 +438,9 @@ class ColumnNegatives:
                 f"image {row['image_id']!r} has no negatives for {caption!r}: expected that column"
             )
         entries = column[row["references"].index(caption)]
-        return [("data", entries[index]) for index in generator.permutation(len(entries))]
+        return [
+            ("data", entries[index]) for index in generator.permutation(len(entries))
+        ]
 
 
 NEGATIVES = {

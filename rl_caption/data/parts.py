@@ -24,7 +24,9 @@ def own_parts(worker: str | None, total: int) -> range:
         return range(total)
     first, _, step = worker.partition("/")
     if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
-        raise ConfigError(f"worker is {worker!r}: expected K/N, such as 0/4 to 3/4 of four workers")
+        raise ConfigError(
+            f"worker is {worker!r}: expected K/N, such as 0/4 to 3/4 of four workers"
+        )
     return range(int(first), total, int(step))
 
 
@@ -35,12 +37,16 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
     ``data`` among them is a ``fingerprint``; times of files may differ.
     """
     file = out / SETTINGS
-    if file.exists() and any(path.is_file() and path != file for path in out.rglob("*")):
+    if file.exists() and any(
+        path.is_file() and path != file for path in out.rglob("*")
+    ):
         stored = read_json(file, ConfigError)
         changed, _ = changes(stored.pop("data", {}), settings.get("data", {}))
         for name in settings.keys() - {"data"}:
             if stored.get(name) != settings[name]:
-                changed.append(f"{name} was {stored.get(name)!r}, is now {settings[name]!r}")
+                changed.append(
+                    f"{name} was {stored.get(name)!r}, is now {settings[name]!r}"
+                )
         if changed:
             raise ConfigError(
                 f"{out} has parts that were written with other settings or from other data: "

@@ -102,7 +102,9 @@ def json_lines(
                 yield number, where, parse_json(line, where)
 
 
-def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+def csv_rows(
+    path: Path, columns: Sequence[str]
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield ``FILE, line N`` and the values of each row of a CSV file in UTF-8, whose first line
     has the headings.
 
@@ -156,7 +158,9 @@ class _Line(TypedDict):
     step: int
 
 
-def read_log(file: Path, error: type[Exception]) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_log(
+    file: Path, error: type[Exception]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ``FILE, line N`` and the record of each line of ``metrics.jsonl`` or ``samples.jsonl``.
 
     Every record has an integer ``step``. An incomplete last line, as a killed run leaves, is
@@ -251,7 +255,9 @@ class TextForms:
         texts.
         """
         harmless = {"char": ["decomposed", "char"], "unicode": ["decomposed"]}
-        left_out = ["char", "thai"] if tokenizer is None else harmless.get(tokenizer, [])
+        left_out = (
+            ["char", "thai"] if tokenizer is None else harmless.get(tokenizer, [])
+        )
         if not self.has_composed:
             left_out = [*left_out, "decomposed"]
         return [

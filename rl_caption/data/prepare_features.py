@@ -57,7 +57,9 @@ def convert_tsv(
                 try:
                     features = _features(columns, where)
                     check_width(features.shape, dim, where)
-                    write_features(Path(out) / f"{image_id}.npz", features, dtype, where)
+                    write_features(
+                        Path(out) / f"{image_id}.npz", features, dtype, where
+                    )
                 except DataError as error:
                     if not converted:  # a file of another layout, say
                         raise
@@ -67,7 +69,9 @@ def convert_tsv(
                 converted.add(image_id)
     lost = [error for image_id, error in bad.items() if image_id not in converted]
     if lost:
-        raise DataError(f"images without a valid line: {len(lost)}; the first: {lost[0]}")
+        raise DataError(
+            f"images without a valid line: {len(lost)}; the first: {lost[0]}"
+        )
     return len(converted), repeated
 
 
@@ -80,7 +84,9 @@ def _features(columns: Sequence[bytes], where: str) -> NDArray[np.float32]:
             text, rows = item["features"], item["num_boxes"]
         else:
             text, rows = columns[-1], columns[{3: 1, 6: 3, 10: 7}[len(columns)]]
-        return np.frombuffer(base64.b64decode(text, validate=True), "<f4").reshape(int(rows), -1)
+        return np.frombuffer(base64.b64decode(text, validate=True), "<f4").reshape(
+            int(rows), -1
+        )
 
 
 def main(config: Any) -> int:
@@ -90,8 +96,14 @@ def main(config: Any) -> int:
         from rl_caption.data.encode_features import encode_features
 
         written, kept = encode_features(**options)
-        print(f"{config.out}: {written:,} images written, {kept:,} images existed already")
+        print(
+            f"{config.out}: {written:,} images written, {kept:,} images existed already"
+        )
     else:
-        written, repeated = convert_tsv(config.tsv, config.out, config.dtype or "float32")
-        print(f"{config.out}: {written:,} images written, {repeated:,} repeated lines skipped")
+        written, repeated = convert_tsv(
+            config.tsv, config.out, config.dtype or "float32"
+        )
+        print(
+            f"{config.out}: {written:,} images written, {repeated:,} repeated lines skipped"
+        )
     return 0

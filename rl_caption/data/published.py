@@ -192,13 +192,17 @@ def images(path: str | Path, val_fraction: HeldOut = 0.01) -> Rows:
     followed.
     """
     root = Path(path)
-    folders = [standard_split(folder.name) for folder in root.iterdir() if folder.is_dir()]
+    folders = [
+        standard_split(folder.name) for folder in root.iterdir() if folder.is_dir()
+    ]
     fraction = 0 if "val" in folders else val_fraction
     for file in progress(list_images(root), root.name, "image"):
         place = file.relative_to(root)
         folder = standard_split(place.parts[0]) if len(place.parts) > 1 else ""
         name = place.as_posix()
-        split = _held_out(folder if folder in STANDARD_SPLITS else "train", name, fraction)
+        split = _held_out(
+            folder if folder in STANDARD_SPLITS else "train", name, fraction
+        )
         yield {"split": split, "image_id": name, "image": str(file), "references": []}
 
 
@@ -222,7 +226,9 @@ def captions(
     """
     files = {"train": Path(path)}
     if Path(path).is_dir():
-        found = [(standard_split(file.stem), file) for file in sorted(Path(path).iterdir())]
+        found = [
+            (standard_split(file.stem), file) for file in sorted(Path(path).iterdir())
+        ]
         found = [(split, file) for split, file in found if split in STANDARD_SPLITS]
         files = {split: file for split, file in found if file.is_file()}
         if len(files) < sum(file.is_file() for _, file in found):
@@ -231,10 +237,16 @@ def captions(
     fraction = 0 if "val" in files else val_fraction
     for split, file in files.items():
         if file.suffix.lower() == ".csv":
-            raise DataError(f"{file}: expected one caption a line, or columns separated by tabs")
+            raise DataError(
+                f"{file}: expected one caption a line, or columns separated by tabs"
+            )
         for number, caption in _caption_lines(file, column):
             place = _held_out(split, caption, fraction)
-            yield {"split": place, "image_id": f"{file.name}:{number}", "references": [caption]}
+            yield {
+                "split": place,
+                "image_id": f"{file.name}:{number}",
+                "references": [caption],
+            }
 
 
 def _caption_lines(file: Path, column: int | None) -> Iterator[tuple[int, str]]:
@@ -247,7 +259,9 @@ def _caption_lines(file: Path, column: int | None) -> Iterator[tuple[int, str]]:
             columns = line.rstrip("\r\n").split("\t")
             if not line.strip():
                 continue
-            if column not in range(len(columns)) and (column is not None or len(columns) > 1):
+            if column not in range(len(columns)) and (
+                column is not None or len(columns) > 1
+            ):
                 raise DataError(
                     f"{file}, line {number} has {len(columns)} columns, {shown(line)}, and "
                     f"data.kwargs.column is {column}: say which is the caption, counted from 0"

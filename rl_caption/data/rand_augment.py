@@ -36,7 +36,9 @@ def rand_augment(
     )
     image = Image.fromarray(square.permute(1, 2, 0).numpy())
     for index, sign in zip(drawn, signs, strict=True):
-        image = apply_operation(image, OPERATIONS[index], STRENGTH * (1 - 2 * int(sign)))
+        image = apply_operation(
+            image, OPERATIONS[index], STRENGTH * (1 - 2 * int(sign))
+        )
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
@@ -60,7 +62,9 @@ def apply_operation(image: Image.Image, operation: str, strength: float) -> Imag
         case "TranslateX":
             return apply_affine(1, 0, -int(150 / 331 * image.width * strength), 0, 1, 0)
         case "TranslateY":
-            return apply_affine(1, 0, 0, 0, 1, -int(150 / 331 * image.height * strength))
+            return apply_affine(
+                1, 0, 0, 0, 1, -int(150 / 331 * image.height * strength)
+            )
         case "Rotate":
             return image.rotate(30 * strength)
         case "Brightness" | "Contrast" | "Sharpness":

@@ -17,7 +17,13 @@ from rewards.images import Renderable
 from rewards.language.caption_qa import ImageQuestion, check_questions
 from rl_caption.data.base import DataError, LazyImage, Row, Splits
 from rl_caption.data.features import FeatureOptions, features_of
-from rl_caption.data.plain_files import check_type, json_lines, parse_file, read_bytes, shown
+from rl_caption.data.plain_files import (
+    check_type,
+    json_lines,
+    parse_file,
+    read_bytes,
+    shown,
+)
 
 IMAGE_FOLDER = {"image": "file_name", "references": "text"}
 """``data.columns`` of ``metadata.jsonl`` in the layout ``ImageFolder`` of the library ``datasets``.
@@ -93,7 +99,9 @@ def read_row(
             check_questions(row["questions"], "questions")
     if "negatives" in row and len(row["negatives"]) != len(row["references"]):
         negatives = shown(row["negatives"])
-        raise DataError(f"{where}: 'negatives' is {negatives}: expected a list for each reference")
+        raise DataError(
+            f"{where}: 'negatives' is {negatives}: expected a list for each reference"
+        )
     return split_name(item.get("split", "train"), where), row
 
 
@@ -111,7 +119,9 @@ def _misspelt(names: frozenset[str], keys: frozenset[str]) -> dict[str, str]:
     """Unknown key -> the missing one of ``keys`` that it looks like."""
     meant = {}
     for key in sorted(names - keys):
-        near = difflib.get_close_matches(key.lower(), sorted(keys - names), n=1, cutoff=0.8)
+        near = difflib.get_close_matches(
+            key.lower(), sorted(keys - names), n=1, cutoff=0.8
+        )
         if near:
             meant[key] = near[0]
     return meant
@@ -151,13 +161,18 @@ def renamed_columns(
     values: dict[str, Any] = {}
     for name, column in columns.items():
         if name not in KEYS:
-            raise DataError(f"data.columns has {name!r}: expected some of {', '.join(KEYS)}")
+            raise DataError(
+                f"data.columns has {name!r}: expected some of {', '.join(KEYS)}"
+            )
         absent = f"{where} has {', '.join(item)}: data.columns.{name} is {column!r}"
         with naming(absent, (KeyError, ValueError, IndexError, TypeError), DataError):
             value = column.format_map(item) if "{" in column else _value(item, column)
         if name in ("references", "positive_captions", "positive_images"):
             texts = value if isinstance(value, list) else [value]
-            value = [text.get("raw", text) if isinstance(text, dict) else text for text in texts]
+            value = [
+                text.get("raw", text) if isinstance(text, dict) else text
+                for text in texts
+            ]
         values[name] = value
     return values
 
@@ -189,14 +204,18 @@ def split_name(name: object, where: str, restval: str = "train") -> str:
     """
     known = ", ".join(STANDARD_SPLITS)
     if not isinstance(name, str) or not name.strip():
-        raise DataError(f"{where}: the split is {shown(name)}: expected a text, such as {known}")
+        raise DataError(
+            f"{where}: the split is {shown(name)}: expected a text, such as {known}"
+        )
     split = standard_split(name)
     if split == "restval":
         return restval
     if split in STANDARD_SPLITS:
         return split
     plain = name.strip().casefold()
-    meant = difflib.get_close_matches(plain, [*STANDARD_SPLITS, *OTHER_NAMES], 1, cutoff=0.8)
+    meant = difflib.get_close_matches(
+        plain, [*STANDARD_SPLITS, *OTHER_NAMES], 1, cutoff=0.8
+    )
     # What goes on after a known name, such as testA or val2, is no misspelling.
     if plain in MISTAKEN or (meant and not plain.startswith(meant[0])):
         expected = MISTAKEN.get(plain) or meant[0]
@@ -232,7 +251,9 @@ def by_split(
     if features_root is not None:
         every = [row for rows in kept.values() for row in rows]
         options = FeatureOptions(**(features_kwargs or {}))
-        for row, features in zip(every, features_of(every, features_root, options), strict=True):
+        for row, features in zip(
+            every, features_of(every, features_root, options), strict=True
+        ):
             row["features"] = features
     return Splits(kept, source)
 
@@ -314,7 +335,9 @@ def read_records(path: str | Path) -> Iterator[Record]:
 
     Raises ``DataError`` for a wrong record or file.
     """
-    for index, record in enumerate(karpathy_records(parse_file(read_bytes(path), path), path)):
+    for index, record in enumerate(
+        karpathy_records(parse_file(read_bytes(path), path), path)
+    ):
         for name in ("split", "image_id", "filename"):
             if not getattr(record, name):
                 key = "'cocoid' or 'imgid'" if name == "image_id" else repr(name)
@@ -360,7 +383,9 @@ def karpathy(
         files = sorted(file.glob("dataset*.json"))
         if len(files) != 1:
             names = ", ".join(file.name for file in files) or "none"
-            raise DataError(f"{path} must hold exactly one dataset*.json, found {names}")
+            raise DataError(
+                f"{path} must hold exactly one dataset*.json, found {names}"
+            )
         (file,) = files
     root = file.parent / (image_root or "")
     rows: list[tuple[str, Row]] = []

@@ -79,9 +79,16 @@ def drawn_weights(
     generator = np.random.default_rng(seed)
     count = len(numbers)
     for _ in tqdm(
-        range(resamples), "bootstrap", unit="resample", leave=False, delay=2, disable=None
+        range(resamples),
+        "bootstrap",
+        unit="resample",
+        leave=False,
+        delay=2,
+        disable=None,
     ):
-        yield np.bincount(generator.integers(count, size=count), minlength=count)[owners]
+        yield np.bincount(generator.integers(count, size=count), minlength=count)[
+            owners
+        ]
 
 
 def statistics_of(evaluation: Evaluation, keys: Collection[str]) -> list[Statistic]:
@@ -90,8 +97,12 @@ def statistics_of(evaluation: Evaluation, keys: Collection[str]) -> list[Statist
     of files.
     """
     order = sorted(evaluation.per_image)
-    position = {image_id: number for number, image_id in enumerate(evaluation.per_image)}
-    means = [key for key in keys if all(key in row for row in evaluation.per_image.values())]
+    position = {
+        image_id: number for number, image_id in enumerate(evaluation.per_image)
+    }
+    means = [
+        key for key in keys if all(key in row for row in evaluation.per_image.values())
+    ]
     statistics = []
     for name, counts in evaluation.counts.items():
         counted, of_sums = OF_SUMS[name]
@@ -100,7 +111,9 @@ def statistics_of(evaluation: Evaluation, keys: Collection[str]) -> list[Statist
             statistics.append(Statistic(counted, of_images, of_sums))
             means = [key for key in means if key not in counted]
     if means and order:
-        rows = [[evaluation.per_image[image_id][key] for key in means] for image_id in order]
+        rows = [
+            [evaluation.per_image[image_id][key] for key in means] for image_id in order
+        ]
         statistics.append(Statistic(tuple(means), np.array(rows), means_of_sums))
     return statistics
 
@@ -137,11 +150,17 @@ def compare(
     """
     check_same_images(first.per_image, second.per_image, ("the first", "the second"))
     resampled = [
-        {key for statistic in statistics_of(system, system.metrics) for key in statistic.keys}
+        {
+            key
+            for statistic in statistics_of(system, system.metrics)
+            for key in statistic.keys
+        }
         for system in (first, second)
     ]
     shared = [key for key in first.metrics if key in resampled[0] & resampled[1]]
-    pairs = zip(statistics_of(first, shared), statistics_of(second, shared), strict=True)
+    pairs = zip(
+        statistics_of(first, shared), statistics_of(second, shared), strict=True
+    )
     differences: dict[str, Difference] = {}
     for a, b in pairs:
 
@@ -186,7 +205,9 @@ def _intervals(
 
     def of_images(images: NDArray[np.int64], axis: int) -> Floats:
         rows = images.reshape(-1, count)
-        drawn = np.array([np.bincount(row, minlength=count) for row in rows], np.float64)
+        drawn = np.array(
+            [np.bincount(row, minlength=count) for row in rows], np.float64
+        )
         metrics = statistic(drawn)
         return metrics.T if images.ndim > 1 else metrics[0]
 
@@ -204,12 +225,16 @@ def _intervals(
     return list(zip(found.low.tolist(), found.high.tolist(), strict=True))
 
 
-def _p_values(a: Statistic, b: Statistic, count: int, resamples: int, seed: int) -> list[float]:
+def _p_values(
+    a: Statistic, b: Statistic, count: int, resamples: int, seed: int
+) -> list[float]:
     """Two-sided p-values of the K differences of two systems."""
     moved = b.per_image - a.per_image
     total_a, total_b = a.per_image.sum(axis=0), b.per_image.sum(axis=0)
 
-    def difference(exchanged: NDArray[np.int64], _: NDArray[np.int64], axis: int) -> Floats:
+    def difference(
+        exchanged: NDArray[np.int64], _: NDArray[np.int64], axis: int
+    ) -> Floats:
         shift = exchanged.reshape(-1, count).astype(np.float64) @ moved
         metrics = b.of_sums(total_b - shift, count) - a.of_sums(total_a + shift, count)
         return metrics if exchanged.ndim > 1 else metrics[0]
@@ -250,18 +275,30 @@ def meteor_of_sums(sums: Floats, count: int) -> Floats:
     chunks, and matched words of both. Denkowski and Lavie 2014, section 2; alpha 0.85, beta 0.2,
     gamma 0.6, delta 0.75, matcher weights 1, 0.6, 0.8, 0.6.
     """
-    alpha, beta, gamma, delta, weights = 0.85, 0.2, 0.6, 0.75, np.array([1.0, 0.6, 0.8, 0.6])
+    alpha, beta, gamma, delta, weights = (
+        0.85,
+        0.2,
+        0.6,
+        0.75,
+        np.array([1.0, 0.6, 0.8, 0.6]),
+    )
     length, reference, function, reference_function = sums[:, :4].T
     matched = sums[:, 4:20].reshape(-1, 4, 4)
     chunks, words, reference_words = sums[:, 20:].T
     with np.errstate(divide="ignore", invalid="ignore"):
-        precision = (delta * matched[:, :, 0] + (1 - delta) * matched[:, :, 2]) @ weights
+        precision = (
+            delta * matched[:, :, 0] + (1 - delta) * matched[:, :, 2]
+        ) @ weights
         precision /= delta * (length - function) + (1 - delta) * function
         recall = (delta * matched[:, :, 1] + (1 - delta) * matched[:, :, 3]) @ weights
-        recall /= delta * (reference - reference_function) + (1 - delta) * reference_function
+        recall /= (
+            delta * (reference - reference_function) + (1 - delta) * reference_function
+        )
         mean = precision * recall / (alpha * precision + (1 - alpha) * recall)
         fragmentation = chunks / ((words + reference_words) / 2)
-    fragmentation[(words == length) & (reference_words == reference) & (chunks == 1)] = 0.0
+    fragmentation[
+        (words == length) & (reference_words == reference) & (chunks == 1)
+    ] = 0.0
     score = mean * (1 - gamma * fragmentation**beta)
     return np.where(np.isfinite(score), score, 0.0)[:, None]
 

@@ -42,7 +42,9 @@ def add_chair(
     total = chair_of_sums(counts.sum(axis=0, keepdims=True), len(captions))[0].tolist()
     per_image = {
         image_id: dict(zip(CHAIR_KEYS, scores, strict=True))
-        for image_id, scores in zip(captions, chair_of_sums(counts, 1).tolist(), strict=True)
+        for image_id, scores in zip(
+            captions, chair_of_sums(counts, 1).tolist(), strict=True
+        )
     }
     return evaluation.with_metrics(
         dict(zip(CHAIR_KEYS, total, strict=True)),
@@ -58,6 +60,10 @@ def chair_of_sums(sums: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     """
     wrong, mentions, captions, recalled, objects = sums.T
     return np.stack(
-        [wrong / np.maximum(mentions, 1), captions / count, recalled / np.maximum(objects, 1)],
+        [
+            wrong / np.maximum(mentions, 1),
+            captions / count,
+            recalled / np.maximum(objects, 1),
+        ],
         axis=1,
     )

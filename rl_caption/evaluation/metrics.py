@@ -106,7 +106,9 @@ class Evaluation:
     """
     decoding: str = ""
     """How the captions were decoded, where they were decoded for this evaluation."""
-    counts: dict[str, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
+    counts: dict[str, NDArray[np.float64]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     """``bleu``, ``meteor``, ``chair`` -> [N, C] statistics of whose sums over images the corpus
     score is a function.
     """
@@ -126,7 +128,9 @@ class Evaluation:
             for image_id, values in per_image.items()
         }
         metrics, per_image = self.metrics | metrics, self.per_image | merged
-        return replace(self, metrics=metrics, per_image=per_image, signature=signature, **others)
+        return replace(
+            self, metrics=metrics, per_image=per_image, signature=signature, **others
+        )
 
 
 def evaluate_captions(
@@ -166,7 +170,9 @@ def evaluate_captions(
     words = words_tokenizer(tokenizer, TOKENIZER)
     warn_of_forms(captions, references, words)
     not_english = (
-        "" if words == TOKENIZER else f"for English only, but the tokenizer is {tokenizer!r}"
+        ""
+        if words == TOKENIZER
+        else f"for English only, but the tokenizer is {tokenizer!r}"
     )
     values: dict[str, float] = {}
     left_out: dict[str, str] = {}
@@ -196,7 +202,9 @@ def evaluate_captions(
         values |= _oracle_scores(captions, scenes, per_image)
     java = "METEOR" in values or "SPICE" in values
     signature = _signature(captions, references, tokens_name, java)
-    return Evaluation(values, signature, len(captions), left_out, per_image, counts=counts)
+    return Evaluation(
+        values, signature, len(captions), left_out, per_image, counts=counts
+    )
 
 
 def warn_of_forms(
@@ -235,7 +243,9 @@ def metrics_tokenizer(asked: Tokenizer, data: str) -> Tokenizer:
     """Tokenizer of the metrics: ``asked``, but for ``auto`` that of the data (``data.tokenizer``)
     if not English.
     """
-    return cast(Tokenizer, data) if asked == "auto" and data in OTHER_LANGUAGES else asked
+    return (
+        cast(Tokenizer, data) if asked == "auto" and data in OTHER_LANGUAGES else asked
+    )
 
 
 def words_tokenizer(asked: str, data: str) -> str:
@@ -246,7 +256,9 @@ def words_tokenizer(asked: str, data: str) -> str:
 
 
 def validation_cider(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str = TOKENIZER
+    captions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    tokenizer: str = TOKENIZER,
 ) -> float:
     """Return the CIDEr-D by which training chooses its best checkpoint: the mean over captions, in
     [0, 10].
@@ -261,7 +273,9 @@ def validation_cider(
     tokens, df = tokenize_references(references, tokenizer)
     split = tokenizer_of(tokenizer)
     scores = cider_d(
-        [split(text) for text in captions.values()], [tokens[image_id] for image_id in captions], df
+        [split(text) for text in captions.values()],
+        [tokens[image_id] for image_id in captions],
+        df,
     )
     return math.fsum(scores) / len(scores)
 
@@ -274,15 +288,23 @@ def tokenize_references(
     """
     split = tokenizer_of(tokenizer)
     tokens = {
-        image_id: [split(text) for text in texts] for image_id, texts in references.items() if texts
+        image_id: [split(text) for text in texts]
+        for image_id, texts in references.items()
+        if texts
     }
     if len(tokens) < 2:
-        raise EvaluationError(f"CIDEr needs references of at least 2 images, got {len(tokens)}")
-    df = DocumentFrequencies.from_references(tokens.values(), eos=False, n=4, tokenizer=tokenizer)
+        raise EvaluationError(
+            f"CIDEr needs references of at least 2 images, got {len(tokens)}"
+        )
+    df = DocumentFrequencies.from_references(
+        tokens.values(), eos=False, n=4, tokenizer=tokenizer
+    )
     return tokens, df
 
 
-def _check_ids(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> None:
+def _check_ids(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
+) -> None:
     if not captions:
         raise EvaluationError("there are no captions to evaluate")
     unknown = [image_id for image_id in captions if image_id not in references]
@@ -299,13 +321,17 @@ def check_asked(metrics: Sequence[str], tokenizer: str) -> None:
     """Raise ``EvaluationError`` for an unknown metric, or where there is no Java for the tokenizer."""
     unknown = sorted(set(metrics) - set(METRIC_KEYS))
     if unknown:
-        raise EvaluationError(f"unknown metrics {unknown}: known are {list(METRIC_KEYS)}")
+        raise EvaluationError(
+            f"unknown metrics {unknown}: known are {list(METRIC_KEYS)}"
+        )
     if tokenizer == "java":
         with naming("tokenizer 'java' cannot be used", (JavaError,), EvaluationError):
             find_java()
 
 
-def check_referenced(captioned: Collection[str], references: Mapping[str, Sequence[str]]) -> None:
+def check_referenced(
+    captioned: Collection[str], references: Mapping[str, Sequence[str]]
+) -> None:
     """Raise ``EvaluationError`` where images whose captions are evaluated have no list of
     references.
     """
@@ -330,10 +356,14 @@ def tokenise(
     """
     # Two calls, as the toolkit makes them: its tokenizer looks at the next line to end an
     # abbreviation.
-    flat, untested = _tokenise([text for key in captions for text in references[key]], tokenizer)
+    flat, untested = _tokenise(
+        [text for key in captions for text in references[key]], tokenizer
+    )
     candidates, more = _tokenise(list(captions.values()), tokenizer)
     tokens = iter(flat)
-    tokenised_references = {key: [next(tokens) for _ in references[key]] for key in captions}
+    tokenised_references = {
+        key: [next(tokens) for _ in references[key]] for key in captions
+    }
     name = "none[split at spaces]" if tokenizer == "none" else "PTB[corenlp3.4.1]"
     if tokenizer in OTHER_LANGUAGES:
         name = f"{tokenizer}[NFKC,unicode{unicodedata.unidata_version}]"
@@ -353,7 +383,9 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
         logger.info("tokenising %d texts with Java", len(texts))
         return ptb_tokenize(texts), 0
     tokens = tokenize_lines(texts)
-    others = [row for row, text in enumerate(texts) if not is_tested(text, in_lines=True)]
+    others = [
+        row for row, text in enumerate(texts) if not is_tested(text, in_lines=True)
+    ]
     if not others or tokenizer == "python":
         return tokens, len(others)
     try:
@@ -371,7 +403,9 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
     return tokens, 0
 
 
-def bleu(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
+def bleu(
+    candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
+) -> Scores:
     """BLEU-1 to BLEU-4 with the closest reference length, of the whole set (Papineni et al. 2002).
     Range [0, 1].
 
@@ -386,7 +420,9 @@ def bleu(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]])
     return Scores(values, counts.astype(np.float64))
 
 
-def rouge(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
+def rouge(
+    candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
+) -> Scores:
     """ROUGE-L F with beta 1.2, mean over images (Lin 2004). Range [0, 1]."""
     # Split at spaces alone, as the toolkit does here: a no-break space within a token stays.
     scores = [
@@ -396,7 +432,9 @@ def rouge(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
     return Scores({"ROUGE-L": (float(np.mean(np.array(scores))), scores)})
 
 
-def cider(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
+def cider(
+    candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
+) -> Scores:
     """CIDEr-D (n 1..4, sigma 6), which papers call CIDEr, mean over images (Vedantam et al. 2015).
     Range [0, 10].
 
@@ -408,7 +446,9 @@ def cider(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
         raise UndefinedMetric("CIDEr needs references with words of at least 2 images")
     df = DocumentFrequencies.from_references(reference_tokens, eos=False)
     if df.all_zero:
-        raise UndefinedMetric("the references of all images have the same n-grams: no weight left")
+        raise UndefinedMetric(
+            "the references of all images have the same n-grams: no weight left"
+        )
     scores = cider_d(tokens, reference_tokens, df)
     return Scores({"CIDEr": (float(np.mean(scores)), scores)})
 
@@ -417,11 +457,15 @@ def _split(
     candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
     """Tokens of N candidates and of the references of each."""
-    tokens = [[text.split() for text in references[image_id]] for image_id in candidates]
+    tokens = [
+        [text.split() for text in references[image_id]] for image_id in candidates
+    ]
     return [caption.split() for caption in candidates.values()], tokens
 
 
-SCORERS: dict[str, Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Scores]] = {
+SCORERS: dict[
+    str, Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Scores]
+] = {
     "bleu": bleu,
     "meteor": meteor,
     "rouge": rouge,
@@ -436,31 +480,50 @@ def _degeneration(
 ) -> dict[str, float]:
     """Signs of bad captions, always on Python tokens, so that machines with and without Java agree."""
     split = tokenizer_of(tokenizer)
-    seen = None if training_captions is None else {tuple(split(text)) for text in training_captions}
+    seen = (
+        None
+        if training_captions is None
+        else {tuple(split(text)) for text in training_captions}
+    )
     statistics = degeneration_statistics(
         [split(text) for text in captions.values()], seen, tokenizer
     )
-    return {key: statistics[name] for key, name in DEGENERATION_KEYS.items() if name in statistics}
+    return {
+        key: statistics[name]
+        for key, name in DEGENERATION_KEYS.items()
+        if name in statistics
+    }
 
 
 def _oracle_scores(
-    captions: Mapping[str, str], scenes: Mapping[str, Scene], per_image: dict[str, dict[str, float]]
+    captions: Mapping[str, str],
+    scenes: Mapping[str, Scene],
+    per_image: dict[str, dict[str, float]],
 ) -> dict[str, float]:
     """Mean oracle scores; those of each image are added to ``per_image``."""
     from rl_caption.data.scenes.oracle import OracleScore, oracle
 
-    for image_id, caption in tqdm(captions.items(), desc="oracle", unit="caption", disable=None):
+    for image_id, caption in tqdm(
+        captions.items(), desc="oracle", unit="caption", disable=None
+    ):
         score = oracle(caption, scenes[image_id])._asdict()
-        per_image[image_id] |= {f"oracle/{field}": float(value) for field, value in score.items()}
+        per_image[image_id] |= {
+            f"oracle/{field}": float(value) for field, value in score.items()
+        }
     means = {}
     for name in OracleScore._fields:
         key = f"oracle/{name}"
-        means[key] = math.fsum(per_image[image_id][key] for image_id in captions) / len(captions)
+        means[key] = math.fsum(per_image[image_id][key] for image_id in captions) / len(
+            captions
+        )
     return means
 
 
 def _signature(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, java: bool
+    captions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    tokenizer: str,
+    java: bool,
 ) -> str:
     number = sum(len(references[image_id]) for image_id in captions)
     how = f"tokenizer:{tokenizer}+df:references of this call+eos:not counted+references:{number}"
@@ -488,7 +551,9 @@ def check_judges(
             check_has_images(who, rows, source)
         missing = sorted(reward.columns - columns.keys())
         if missing:
-            raise EvaluationError(f"{who} needs the columns {missing}, which {source} has not")
+            raise EvaluationError(
+                f"{who} needs the columns {missing}, which {source} has not"
+            )
 
 
 def check_has_images(who: str, rows: Sequence[Mapping[str, Any]], source: str) -> None:
@@ -496,7 +561,9 @@ def check_has_images(who: str, rows: Sequence[Mapping[str, Any]], source: str) -
     ``who`` needs it.
     """
     if not all("image" in row for row in rows):
-        raise EvaluationError(f"{who} looks at images, and {source} has none: name a split of data")
+        raise EvaluationError(
+            f"{who} looks at images, and {source} has none: name a split of data"
+        )
     lost = missing_files(row["image"] for row in rows)
     if lost:
         raise EvaluationError(
@@ -540,5 +607,7 @@ def add_judges(
     signature = evaluation.signature + "".join(
         f"+{JUDGE}{name}[{reward.signature}]" for name, reward in judges.items()
     )
-    bounds = evaluation.bounds | {JUDGE + name: reward.bounds for name, reward in judges.items()}
+    bounds = evaluation.bounds | {
+        JUDGE + name: reward.bounds for name, reward in judges.items()
+    }
     return evaluation.with_metrics(means, per_image, signature, bounds=bounds)

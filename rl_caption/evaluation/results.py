@@ -15,7 +15,12 @@ from typing_extensions import TypedDict
 from rewards.base import naming
 from rl_caption.data.files import PREDICTIONS, write_json
 from rl_caption.evaluation.confidence import Difference, Interval
-from rl_caption.evaluation.metrics import JUDGE, METRIC_KEYS, Evaluation, EvaluationError
+from rl_caption.evaluation.metrics import (
+    JUDGE,
+    METRIC_KEYS,
+    Evaluation,
+    EvaluationError,
+)
 from rl_caption.evaluation.retrieval import KS, REFERENCES, RETRIEVAL
 
 COMPARISON = "comparison.json"
@@ -37,7 +42,9 @@ class Column:
 
 def _shares(headings: Mapping[str, str]) -> dict[str, Column]:
     """Columns of shares, printed as percentages."""
-    return {key: Column(f"{heading}, %", decimals=1) for key, heading in headings.items()}
+    return {
+        key: Column(f"{heading}, %", decimals=1) for key, heading in headings.items()
+    }
 
 
 def _ranks(prefix: str, heading: str) -> dict[str, Column]:
@@ -68,7 +75,13 @@ CHAIR_COLUMNS = _shares(
     {"CHAIR-i": "CHAIR-i", "CHAIR-s": "CHAIR-s", "objects/recall": "objects mentioned"}
 )
 RETRIEVAL_COLUMNS = _ranks(RETRIEVAL, "") | _ranks(REFERENCES, "references' ")
-GROUPS = (CAPTION_COLUMNS, TEXT_COLUMNS, ORACLE_COLUMNS, CHAIR_COLUMNS, RETRIEVAL_COLUMNS)
+GROUPS = (
+    CAPTION_COLUMNS,
+    TEXT_COLUMNS,
+    ORACLE_COLUMNS,
+    CHAIR_COLUMNS,
+    RETRIEVAL_COLUMNS,
+)
 """Columns of the tables of an evaluation, before those of judges."""
 COLUMNS = _shares({"captions/duplicates": "duplicates", "captions/empty": "empty"})
 """Every metric key but those of judges; the tables show all but duplicate and empty captions."""
@@ -107,7 +120,9 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
     present = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
     groups = []
     for columns in (*GROUPS, judges):
-        groups.append({key: column for key, column in columns.items() if key in present})
+        groups.append(
+            {key: column for key, column in columns.items() if key in present}
+        )
     blocks = ["\n".join(_block(rows, group)) for group in groups if group]
     notes = _reasons(rows, [key for group in groups for key in group])
     for name, row in rows.items():
@@ -141,9 +156,12 @@ def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
         if not key.startswith(JUDGE):
             continue
         column = column_of(key)
-        bounds = dict.fromkeys(row.bounds[key] for row in rows.values() if key in row.bounds)
+        bounds = dict.fromkeys(
+            row.bounds[key] for row in rows.values() if key in row.bounds
+        )
         ranges = [
-            f"{column.factor * low:.4g} to {column.factor * high:.4g}" for low, high in bounds
+            f"{column.factor * low:.4g} to {column.factor * high:.4g}"
+            for low, high in bounds
         ]
         heading = ", ".join(filter(None, [column.heading, " or ".join(ranges)]))
         columns[key] = replace(column, heading=heading)
@@ -188,12 +206,16 @@ def _reasons(rows: Mapping[str, Evaluation], keys: Sequence[str]) -> list[str]:
         missing: dict[str, list[str]] = {}
         for name, row in rows.items():
             if key not in row.metrics:
-                missing.setdefault(row.left_out.get(key, "not asked for"), []).append(name)
+                missing.setdefault(row.left_out.get(key, "not asked for"), []).append(
+                    name
+                )
         heading = COLUMNS[key].heading.split(",")[0] if key in COLUMNS else key
         for reason, names in missing.items():
             systems = f" ({', '.join(names)})" if len(names) < len(rows) else ""
             reasons.setdefault(reason, []).append(heading.removeprefix(JUDGE) + systems)
-    return [f"{LEFT_OUT} {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return [
+        f"{LEFT_OUT} {', '.join(names)}: {reason}" for reason, names in reasons.items()
+    ]
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -230,7 +252,9 @@ def difference_rows(differences: Mapping[str, Difference]) -> Iterator[list[str]
     """
     for key, gain in differences.items():
         column = column_of(key)
-        interval = " to ".join(format_value(end, column, "+") for end in gain["interval"])
+        interval = " to ".join(
+            format_value(end, column, "+") for end in gain["interval"]
+        )
         yield [
             column.heading,
             format_value(gain["first"], column),
@@ -268,14 +292,18 @@ def check_writable(out_dir: str | Path) -> Path:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\n")
     except OSError as error:
-        raise EvaluationError(f"results cannot be written to {str(folder)!r}: {error}") from error
+        raise EvaluationError(
+            f"results cannot be written to {str(folder)!r}: {error}"
+        ) from error
     return folder
 
 
 def check_writable_file(path: str | Path) -> None:
     """Check that a file can be written, as ``check_writable`` does for a folder."""
     if Path(path).is_dir():
-        raise EvaluationError(f"results cannot be written to {str(path)!r}: it is a folder")
+        raise EvaluationError(
+            f"results cannot be written to {str(path)!r}: it is a folder"
+        )
     check_writable(Path(path).parent)
 
 
@@ -292,7 +320,10 @@ def write_evaluation(
     ``intervals`` (key -> [low, high]), ``interval`` (how these were made) and ``decoding``. Raises ``EvaluationError`` where the folder cannot be written to.
     """
     path = write_predictions(captions, out_dir)
-    content = {key: getattr(evaluation, key) for key in ("metrics", "signature", "n", "left_out")}
+    content = {
+        key: getattr(evaluation, key)
+        for key in ("metrics", "signature", "n", "left_out")
+    }
     further = ("intervals", "interval", "decoding")
     content |= {key: value for key in further if (value := getattr(evaluation, key))}
     return path, _write_results(path.with_name("scores.json"), content)
@@ -312,7 +343,10 @@ def write_predictions(captions: Mapping[str, str], out_dir: str | Path) -> Path:
     for stale in ("scores.json", SETTINGS):
         (folder / stale).unlink(missing_ok=True)
     key = getattr(captions, "by", "image_id")
-    rows = [{key: ids[image_id], "caption": caption} for image_id, caption in captions.items()]
+    rows = [
+        {key: ids[image_id], "caption": caption}
+        for image_id, caption in captions.items()
+    ]
     return _write_results(folder / PREDICTIONS, rows)
 
 
@@ -358,6 +392,8 @@ def write_comparison(
 
 
 def _write_results(path: Path, content: Any) -> Path:
-    with naming(f"results cannot be written to {path.parent}", (OSError,), EvaluationError):
+    with naming(
+        f"results cannot be written to {path.parent}", (OSError,), EvaluationError
+    ):
         write_json(path, content)
     return path

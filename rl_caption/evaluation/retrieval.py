@@ -65,11 +65,16 @@ def both_ways(
     of_image, of_text = np.asarray(images, np.float32), np.asarray(texts, np.float32)
     owner_of_text = np.asarray(owners)
     rows = np.arange(len(of_image))
-    if len(owner_of_text) != len(of_text) or set(owner_of_text.tolist()) != set(rows.tolist()):
-        raise ValueError("owners: expected an image for each text, and a text for each image")
+    if len(owner_of_text) != len(of_text) or set(owner_of_text.tolist()) != set(
+        rows.tolist()
+    ):
+        raise ValueError(
+            "owners: expected an image for each text, and a text for each image"
+        )
     with np.errstate(invalid="ignore"):
         of_image, of_text = (
-            rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (of_image, of_text)
+            rows / np.linalg.norm(rows, axis=1, keepdims=True)
+            for rows in (of_image, of_text)
         )
     if not (np.isfinite(of_image).all() and np.isfinite(of_text).all()):
         raise ValueError("an embedding is not finite or of length 0")
@@ -109,7 +114,9 @@ def retrieval_ranks(
     return np.concatenate(ranks)
 
 
-def hit_probability(better: Integers, others: Integers, tied_own: Integers, k: int) -> Floats:
+def hit_probability(
+    better: Integers, others: Integers, tied_own: Integers, k: int
+) -> Floats:
     """Probability that at least one matching candidate is among the first k, ties being in random
     order; [Q].
 
@@ -119,7 +126,9 @@ def hit_probability(better: Integers, others: Integers, tied_own: Integers, k: i
     """
     ranks, miss = np.maximum(k - better, 0), np.ones(np.shape(better))
     for before in range(int(ranks.max(initial=0))):
-        factor = np.maximum(others - before, 0) / np.maximum(others + tied_own - before, 1)
+        factor = np.maximum(others - before, 0) / np.maximum(
+            others + tied_own - before, 1
+        )
         miss = np.where(before < ranks, miss * factor, miss)
     return 1 - miss
 
@@ -148,11 +157,15 @@ def add_retrieval(
     """
     images = encoder.embed_images([row["image"] for row in rows])
     positions = {
-        row["image_id"]: number for number, row in enumerate(rows) if row["image_id"] in captions
+        row["image_id"]: number
+        for number, row in enumerate(rows)
+        if row["image_id"] in captions
     }
     texts = {
         RETRIEVAL: {number: [captions[name]] for name, number in positions.items()},
-        REFERENCES: {number: rows[number]["references"] for number in positions.values()},
+        REFERENCES: {
+            number: rows[number]["references"] for number in positions.values()
+        },
     }
     metrics: dict[str, float] = {}
     per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in positions}
@@ -160,16 +173,22 @@ def add_retrieval(
         queries = [text for own in of_images.values() for text in own]
         owners = [number for number, own in of_images.items() for _ in own]
         distinct = {text: row for row, text in enumerate(dict.fromkeys(queries))}
-        embedded = encoder.embed_texts(list(distinct))[[distinct[text] for text in queries]]
+        embedded = encoder.embed_texts(list(distinct))[
+            [distinct[text] for text in queries]
+        ]
         ranks = retrieval_ranks(embedded, images, owners, np.arange(len(images)))
         counts = np.bincount(owners, minlength=len(rows))
         for column, name in enumerate(["rank", *(f"R@{k}" for k in KS)]):
             sums = np.bincount(owners, weights=ranks[:, column], minlength=len(rows))
-            values = [float(sums[number] / counts[number]) for number in positions.values()]
+            values = [
+                float(sums[number] / counts[number]) for number in positions.values()
+            ]
             for row, value in zip(per_image.values(), values, strict=True):
                 row[prefix + name] = value
             if column:
                 metrics[prefix + name] = math.fsum(values) / len(values)
         metrics[f"{prefix}median_rank"] = float(np.median(ranks[:, 0]))
-    signature = f"{evaluation.signature}+retrieval[{encoder.signature},{len(rows)} images]"
+    signature = (
+        f"{evaluation.signature}+retrieval[{encoder.signature},{len(rows)} images]"
+    )
     return evaluation.with_metrics(metrics, per_image, signature)

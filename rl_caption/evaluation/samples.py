@@ -16,7 +16,11 @@ from rewards.text.bleu import bleu_counts, bleu_of_counts
 from rewards.text.cider import cider_d
 from rewards.text.diversity import distinct_ngrams, self_cider, similarities
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-from rl_caption.evaluation.metrics import EvaluationError, check_referenced, tokenize_references
+from rl_caption.evaluation.metrics import (
+    EvaluationError,
+    check_referenced,
+    tokenize_references,
+)
 
 
 class BestOf(NamedTuple):
@@ -64,16 +68,24 @@ def evaluate_samples(
     count = _captions_per_image(samples, references)
     written, df = tokenize_references(references, tokenizer)
     split = tokenizer_of(tokenizer)
-    captions = {image_id: [split(text) for text in texts] for image_id, texts in samples.items()}
+    captions = {
+        image_id: [split(text) for text in texts] for image_id, texts in samples.items()
+    }
     scores = cider_d(
         [tokens for of_image in captions.values() for tokens in of_image],
-        [written[image_id] for image_id, of_image in captions.items() for _ in of_image],
+        [
+            written[image_id]
+            for image_id, of_image in captions.items()
+            for _ in of_image
+        ],
         df,
     )
     by_image = np.array(scores).reshape(len(captions), count)
     diversity, matches, matrices = [], [], []
     images = captions.values()
-    for of_image in tqdm(images, "diversity", unit="image", leave=False, delay=2, disable=None):
+    for of_image in tqdm(
+        images, "diversity", unit="image", leave=False, delay=2, disable=None
+    ):
         matrix = similarities(of_image, df)
         matrices.append(matrix)
         distinct = distinct_ngrams(of_image, 1), distinct_ngrams(of_image, 2)
@@ -82,13 +94,19 @@ def evaluate_samples(
         matches.append(list(map(bleu_counts, of_image, others)))
     bleu = [bleu_of_counts(row)[-1] for row in np.array(matches).sum(axis=0).tolist()]
     metrics = dict(
-        zip(("self-CIDEr", "Div-1", "Div-2"), np.mean(diversity, axis=0).tolist(), strict=True)
+        zip(
+            ("self-CIDEr", "Div-1", "Div-2"),
+            np.mean(diversity, axis=0).tolist(),
+            strict=True,
+        )
     )
     metrics["mBLEU-4"] = math.fsum(bleu) / count
     return SampleEvaluation(metrics, best_of(by_image, np.stack(matrices)))
 
 
-def best_of(scores: NDArray[np.float64], similarity: NDArray[np.float64]) -> list[BestOf]:
+def best_of(
+    scores: NDArray[np.float64], similarity: NDArray[np.float64]
+) -> list[BestOf]:
     """``BestOf`` for k = 1 to K, of scores [N, K] of K captions of N images and their similarities
     [N, K, K].
     """
@@ -97,8 +115,12 @@ def best_of(scores: NDArray[np.float64], similarity: NDArray[np.float64]) -> lis
         first_scores, near = scores[:, :k], similarity[:, :k, :k]
         # Of the others alone, in one order: rounding would tell captions apart that are equally
         # similar.
-        agreement = np.sort(np.where(np.eye(k, dtype=bool), 0.0, near), axis=2).sum(axis=2)
-        chosen = np.take_along_axis(first_scores, agreement.argmax(axis=1)[:, None], axis=1)
+        agreement = np.sort(np.where(np.eye(k, dtype=bool), 0.0, near), axis=2).sum(
+            axis=2
+        )
+        chosen = np.take_along_axis(
+            first_scores, agreement.argmax(axis=1)[:, None], axis=1
+        )
         of_k = (first_scores, first_scores.max(axis=1), chosen)
         means.append(BestOf(*(float(scores_of.mean()) for scores_of in of_k)))
     return means
@@ -110,7 +132,9 @@ def _captions_per_image(
     """The number of captions of every image."""
     if not samples:
         raise EvaluationError("there are no samples to evaluate")
-    check_referenced(samples, {image_id: references.get(image_id, ()) for image_id in samples})
+    check_referenced(
+        samples, {image_id: references.get(image_id, ()) for image_id in samples}
+    )
     count = len(next(iter(samples.values())))
     for image_id, texts in samples.items():
         if isinstance(texts, str) or len(texts) != count or count < 2:

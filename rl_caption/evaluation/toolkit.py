@@ -30,7 +30,14 @@ logger = logging.getLogger(__name__)
 # The tokenizer ends a line at each of these; a caption must stay on its own line.
 _LINE_BREAKS = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
 # SPICE's libraries use reflection on these packages, which Java refuses since version 16.
-_OPENED = ("java.lang", "java.math", "java.net", "java.text", "java.util", "java.util.concurrent")
+_OPENED = (
+    "java.lang",
+    "java.math",
+    "java.net",
+    "java.text",
+    "java.util",
+    "java.util.concurrent",
+)
 
 
 class JavaError(UserError, RuntimeError):
@@ -70,7 +77,9 @@ def _version(path: str) -> str:
     # macOS has a placeholder called java that only prints where to get Java.
     command = [path, "-version"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise JavaError(f"no Java runtime: {error}") from error
     quoted = re.search('"(.+?)"', done.stderr + done.stdout)
@@ -82,7 +91,9 @@ def java_options(name: str) -> Iterator[None]:
     """Inside, Java reads UTF-8 whatever the locale, and what a program raises is ``JavaError``."""
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
     options = ["-Dfile.encoding=UTF-8"]
-    if not find_java().version.startswith("1."):  # Java 8 and older do not know --add-opens
+    if not find_java().version.startswith(
+        "1."
+    ):  # Java 8 and older do not know --add-opens
         options += opened
     before = os.environ.get("JAVA_TOOL_OPTIONS")
     os.environ["JAVA_TOOL_OPTIONS"] = " ".join([*filter(None, [before]), *options])
@@ -109,7 +120,13 @@ def ptb_tokenize(captions: Sequence[str]) -> list[str]:
     if not captions:
         return []
     rows = {
-        row: [{"caption": _LINE_BREAKS.sub(" ", caption).encode("utf-8", "replace").decode()}]
+        row: [
+            {
+                "caption": _LINE_BREAKS.sub(" ", caption)
+                .encode("utf-8", "replace")
+                .decode()
+            }
+        ]
         for row, caption in enumerate(captions)
     }
     with java_options("the PTB tokenizer"):
@@ -117,7 +134,9 @@ def ptb_tokenize(captions: Sequence[str]) -> list[str]:
         return [tokens[row][0] for row in rows]
 
 
-def meteor(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
+def meteor(
+    candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
+) -> Scores:
     """METEOR 1.5 (``-l en -norm``) of the set and of each image, in [0, 1].
 
     Source: Denkowski and Lavie 2014. The counts are the program's 23 statistics of each image
@@ -137,11 +156,15 @@ def meteor(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]
 
     # '|||' separates the fields of a line; the toolkit takes it out of captions alone.
     given = {
-        image_id: [text.replace("|||", "").replace("  ", " ") for text in references[image_id]]
+        image_id: [
+            text.replace("|||", "").replace("  ", " ") for text in references[image_id]
+        ]
         for image_id in candidates
     }
     captions = {image_id: [caption] for image_id, caption in candidates.items()}
-    logger.info("METEOR of %d captions with Java %s", len(candidates), find_java().version)
+    logger.info(
+        "METEOR of %d captions with Java %s", len(candidates), find_java().version
+    )
     with (
         java_options("METEOR"),
         tqdm(total=len(candidates), desc="METEOR", unit="caption", disable=None) as bar,
@@ -149,13 +172,23 @@ def meteor(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]
         scorer = Watched()
         scorer.lock = threading.RLock()  # its own would wait for itself after an error
         total, scores = scorer.compute_score(given, captions)
-    counts = np.array([[float(number) for number in line.split()] for line in statistics])
-    exact = (counts[:, 21] == counts[:, 0]) & (counts[:, 22] == counts[:, 1]) & (counts[:, 20] == 1)
-    counts[exact, 20] = 0.0  # a caption equal to its reference adds no chunk to the set's sums
+    counts = np.array(
+        [[float(number) for number in line.split()] for line in statistics]
+    )
+    exact = (
+        (counts[:, 21] == counts[:, 0])
+        & (counts[:, 22] == counts[:, 1])
+        & (counts[:, 20] == 1)
+    )
+    counts[exact, 20] = (
+        0.0  # a caption equal to its reference adds no chunk to the set's sums
+    )
     return Scores({"METEOR": (total, scores)}, counts)
 
 
-def spice(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
+def spice(
+    candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
+) -> Scores:
     """SPICE 1.0 in [0, 1]: the mean F over images. Source: Anderson et al. 2016.
 
     Raises:
@@ -165,9 +198,14 @@ def spice(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
     from pycocoevalcap.spice import get_stanford_models, spice
 
     folder = Path(spice.__file__).parent / get_stanford_models.SPICELIB
-    for name in (f"{get_stanford_models.JAR}.jar", f"{get_stanford_models.JAR}-models.jar"):
+    for name in (
+        f"{get_stanford_models.JAR}.jar",
+        f"{get_stanford_models.JAR}-models.jar",
+    ):
         if not (folder / name).is_file():
-            raise JavaError(f"pycocoevalcap does not ship {name}, which belongs into {folder}")
+            raise JavaError(
+                f"pycocoevalcap does not ship {name}, which belongs into {folder}"
+            )
     captions = {image_id: [caption] for image_id, caption in candidates.items()}
     given = {image_id: list(references[image_id]) for image_id in candidates}
     logger.info("SPICE of %d captions, without showing progress", len(candidates))

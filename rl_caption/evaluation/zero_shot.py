@@ -17,11 +17,20 @@ from rewards.images import list_images
 from rl_caption.data.base import DataError
 
 Prompts = Literal["imagenet", "cifar", "plain"]
-_MANNERS = ("", "blurry ", "black and white ", "low contrast ", "high contrast ", "bad ", "good ")
+_MANNERS = (
+    "",
+    "blurry ",
+    "black and white ",
+    "low contrast ",
+    "high contrast ",
+    "bad ",
+    "good ",
+)
 CIFAR_PROMPTS = tuple(
     f"a {manner}photo of {article} {size}{{}}."
     for article in ("a", "the")
-    for manner, size in [(manner, "") for manner in _MANNERS] + [("", "small "), ("", "big ")]
+    for manner, size in [(manner, "") for manner in _MANNERS]
+    + [("", "small "), ("", "big ")]
 )
 """CLIP's 18 prompts for CIFAR-10 and CIFAR-100."""
 PROMPTS = {"cifar": CIFAR_PROMPTS, "plain": ("a photo of a {}.",)}
@@ -47,7 +56,9 @@ def zero_shot_accuracy(
     names, images, classes = labelled_images(Path(folder))
     class_embeddings = embed_classes(encoder, names, prompts)
     embeddings = encoder.embed_images(images)
-    return float(np.mean(np.argmax(embeddings @ class_embeddings.T, axis=1) == np.array(classes)))
+    return float(
+        np.mean(np.argmax(embeddings @ class_embeddings.T, axis=1) == np.array(classes))
+    )
 
 
 def embed_classes(
@@ -56,7 +67,9 @@ def embed_classes(
     """Embed classes by their names: [C, D], normalised means of the normalised embeddings of their
     prompts.
     """
-    writers: Sequence[Callable[[str], str]] = [text.format for text in PROMPTS.get(prompts, ())]
+    writers: Sequence[Callable[[str], str]] = [
+        text.format for text in PROMPTS.get(prompts, ())
+    ]
     if prompts == "imagenet":
         writers = _metadata().OPENAI_IMAGENET_TEMPLATES
     rows = encoder.embed_texts([write(name) for name in names for write in writers])
@@ -71,7 +84,9 @@ def labelled_images(folder: Path) -> tuple[list[str], list[Path], list[int]]:
     """
     folders = sorted(path for path in folder.iterdir() if path.is_dir())
     if len(folders) < 2:
-        raise DataError(f"{str(folder)!r} has {len(folders)} folders: expected one for each class")
+        raise DataError(
+            f"{str(folder)!r} has {len(folders)} folders: expected one for each class"
+        )
     names = [path.name.replace("_", " ") for path in folders]
     if all(IMAGENET_CLASS.fullmatch(path.name) for path in folders):
         names = list(_metadata().IMAGENET_CLASSNAMES)
@@ -91,4 +106,6 @@ def labelled_images(folder: Path) -> tuple[list[str], list[Path], list[int]]:
 
 
 def _metadata():  # type: ignore[no-untyped-def]  # a module
-    return optional("open_clip.zero_shot_metadata", "the names of ImageNet's classes need", "clip")
+    return optional(
+        "open_clip.zero_shot_metadata", "the names of ImageNet's classes need", "clip"
+    )

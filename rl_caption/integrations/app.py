@@ -48,10 +48,16 @@ async def end_normally(_: FastAPI) -> AsyncIterator[None]:
 def make_app(config: ServeConfig, scorer: BatchingScorer) -> FastAPI:
     """The application that answers by ``scorer``."""
     reward = scorer.reward
-    Image.MAX_IMAGE_PIXELS = int(config.max_megapixels * 1e6 / 2)  # Pillow refuses twice as many
+    Image.MAX_IMAGE_PIXELS = int(
+        config.max_megapixels * 1e6 / 2
+    )  # Pillow refuses twice as many
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    app = FastAPI(lifespan=end_normally, docs_url=None, redoc_url=None, openapi_url=None)
-    if config.host in LOOPBACK:  # else a page of another site could ask, by a name of its own
+    app = FastAPI(
+        lifespan=end_normally, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    if (
+        config.host in LOOPBACK
+    ):  # else a page of another site could ask, by a name of its own
         hosts = ["127.0.0.1", "localhost", "[::1]"]
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
 
@@ -68,13 +74,19 @@ def make_app(config: ServeConfig, scorer: BatchingScorer) -> FastAPI:
                     async for _ in request.stream():
                         pass
         except TimeoutError:
-            return refusal(408, f"the body did not arrive within {BODY_SECONDS:g} seconds")
+            return refusal(
+                408, f"the body did not arrive within {BODY_SECONDS:g} seconds"
+            )
         return await call_next(request) if refused is None else refused
 
     @app.exception_handler(RequestValidationError)
     async def refuse_body(_: Request, error: RequestValidationError) -> Response:
-        problems = [(".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
-        return refusal(422, "; ".join(f"{place}: {message}" for place, message in problems))
+        problems = [
+            (".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()
+        ]
+        return refusal(
+            422, "; ".join(f"{place}: {message}" for place, message in problems)
+        )
 
     @app.post("/score")
     async def score(scoring: Scoring) -> dict[str, Any]:
@@ -110,7 +122,9 @@ def refusal_by_headers(headers: Headers, method: str, max_mb: float) -> Response
     if not size.isdecimal():
         return refusal(411, "expected the header Content-Length")
     if int(size) > max_mb * 2**20:
-        return refusal(413, f"the body has {size} bytes: expected at most {max_mb:g} MiB")
+        return refusal(
+            413, f"the body has {size} bytes: expected at most {max_mb:g} MiB"
+        )
     return None
 
 
@@ -126,12 +140,16 @@ def checked_columns(
     columns, count = dict(scoring.columns), len(scoring.captions)
     expected = {*COLUMNS, *reward.columns, "prompts"}
     if unknown := sorted(columns.keys() - expected):
-        raise HTTPException(422, f"unknown columns {unknown}: expected {sorted(expected)}")
+        raise HTTPException(
+            422, f"unknown columns {unknown}: expected {sorted(expected)}"
+        )
     if missing := sorted(reward.columns - columns.keys()):
         raise HTTPException(422, f"the reward needs the columns {missing}")
     for name, rows in columns.items():
         if len(rows) != count:
-            raise HTTPException(422, f"column {name} has {len(rows)} rows for {count} captions")
+            raise HTTPException(
+                422, f"column {name} has {len(rows)} rows for {count} captions"
+            )
     if "image" in columns:
         images = enumerate(columns["image"])
         columns["image"] = [find_image(source, row, folders) for row, source in images]

@@ -35,7 +35,10 @@ def scores_rows_alone(reward: MixedReward) -> bool:
 
     False for rewards that are not of this package, of which that is not known.
     """
-    targets = {f"{type(term).__module__}:{type(term).__name__}" for term in leaf_rewards(reward)}
+    targets = {
+        f"{type(term).__module__}:{type(term).__name__}"
+        for term in leaf_rewards(reward)
+    }
     known = {target for name, target in REWARDS.items() if name not in RELATIVE}
     return reward.normalize == "none" and targets <= known
 
@@ -68,7 +71,9 @@ class BatchingScorer:
     ) -> None:
         self.reward, self.shares_calls = reward, scores_rows_alone(reward)
         self.max_batch, self.window, self.max_pending = max_batch, window, max_pending
-        self.thread = ThreadPoolExecutor(1)  # each further one would keep memory of its own
+        self.thread = ThreadPoolExecutor(
+            1
+        )  # each further one would keep memory of its own
         self.turn = asyncio.Lock()
         self.queue: list[ScoringRequest] = []
         self.pending = 0
@@ -81,9 +86,13 @@ class BatchingScorer:
             "image_id": ["0"],
         }
         if self.reward.columns <= columns.keys():
-            self.thread.submit(score_rows, self.reward, ["a dog runs"], columns).result()
+            self.thread.submit(
+                score_rows, self.reward, ["a dog runs"], columns
+            ).result()
 
-    async def score(self, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+    async def score(
+        self, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> Scores:
         """Wait for the scores of N captions.
 
         Raises:
@@ -91,7 +100,9 @@ class BatchingScorer:
             RewardError: the reward failed.
         """
         if self.pending and self.pending + len(captions) > self.max_pending:
-            raise QueueFull(f"{self.pending} captions wait, of at most {self.max_pending}")
+            raise QueueFull(
+                f"{self.pending} captions wait, of at most {self.max_pending}"
+            )
         idle = not self.turn.locked()
         request = ScoringRequest(captions, columns)
         self.queue.append(request)
@@ -128,7 +139,9 @@ class BatchingScorer:
             for name in batch[0].columns
         }
         loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self.thread, score_rows, self.reward, captions, columns)
+        call = loop.run_in_executor(
+            self.thread, score_rows, self.reward, captions, columns
+        )
         (scores,) = await asyncio.gather(call, return_exceptions=True)
         if isinstance(scores, BaseException):
             if len(batch) == 1:

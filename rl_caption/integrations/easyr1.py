@@ -17,6 +17,7 @@ def compute_score(
     columns = columns_of([row["ground_truth"] for row in reward_inputs])
     scores = RewardClient(url).score(captions, **columns)
     return [
-        {"overall": total} | {name: values[row] for name, values in scores.terms.items()}
+        {"overall": total}
+        | {name: values[row] for name, values in scores.terms.items()}
         for row, total in enumerate(scores.total)
     ]

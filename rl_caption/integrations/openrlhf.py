@@ -27,6 +27,8 @@ def after_prompt(query: str, prompt: str) -> str:
     for piece in SPECIAL_TOKENS.split(prompt):
         start = query.find(piece, end)
         if start < 0:
-            raise ValueError(f"the query {query!r:.80} does not contain its prompt {prompt!r:.80}")
+            raise ValueError(
+                f"the query {query!r:.80} does not contain its prompt {prompt!r:.80}"
+            )
         end = start + len(piece)
     return query[end:].strip()

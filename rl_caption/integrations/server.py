@@ -41,7 +41,9 @@ def serve(config: ServeConfig) -> None:
 
 def make_scorer(config: ServeConfig, reward: MixedReward) -> BatchingScorer:
     """The queue of requests."""
-    return BatchingScorer(reward, config.max_batch, config.window_ms / 1000, config.max_pending)
+    return BatchingScorer(
+        reward, config.max_batch, config.window_ms / 1000, config.max_pending
+    )
 
 
 def build_served_reward(config: ServeConfig) -> MixedReward:

@@ -17,7 +17,9 @@ class ServedReward:
     def __call__(self, completions: Sequence[str], **columns: Any) -> list[float]:
         """Return N rewards. Raises ``ServerError``."""
         if "images" in columns:
-            columns.setdefault("image", [_image_of(images) for images in columns["images"]])
+            columns.setdefault(
+                "image", [_image_of(images) for images in columns["images"]]
+            )
         reasons = columns.get("finish_reason", [None])
         if None not in reasons:
             columns["finished"] = [reason != "length" for reason in reasons]

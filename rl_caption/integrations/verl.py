@@ -23,7 +23,10 @@ class ServedRewardManager(RewardManagerBase):  # type: ignore[misc]
         ids = ids[: row.batch["attention_mask"][-len(ids) :].sum()]
         caption = self.tokenizer.decode(ids, skip_special_tokens=True)
         finished = len(ids) > 0 and int(ids[-1]) == self.tokenizer.eos_token_id
-        columns = {"finished": [finished], "references": [fields["reward_model"]["ground_truth"]]}
+        columns = {
+            "finished": [finished],
+            "references": [fields["reward_model"]["ground_truth"]],
+        }
         for name in ("image", "image_id", "references"):
             if name in fields.get("extra_info", {}):
                 columns[name] = [fields["extra_info"][name]]

@@ -13,7 +13,11 @@ from rl_caption.evaluation.results import LEFT_OUT, markdown
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.lab.config import AblateModelsConfig
 from rl_caption.lab.meta_evaluation import sets
-from rl_caption.lab.meta_evaluation.program import build_metrics, check_columns, score_set
+from rl_caption.lab.meta_evaluation.program import (
+    build_metrics,
+    check_columns,
+    score_set,
+)
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.lab.retrieval import texts_of
 from rl_caption.monitoring.config import JudgeConfig
@@ -53,7 +57,11 @@ def ablate_models(config: AblateModelsConfig, parse: Parse) -> int:
     runs = make_runs(config, RewardModelConfig, ["--config", config.recipe], parse)
     with owned(config.out) as out:
         failures = train_runs("reward_model", runs, config.jobs, measure)
-        results = {label: list(found[label].values()) for label in config.cells if label in found}
+        results = {
+            label: list(found[label].values())
+            for label in config.cells
+            if label in found
+        }
         table = markdown(*over_seeds(results))
         write_text(out / "table.md", f"{table}\n\n- recipe: {config.recipe}\n")
         write_json(out / "table.json", results)
@@ -78,7 +86,9 @@ def measure_model(
         recall = retrieval_recall(images, encoder.embed_texts(texts), owners, [1])
         figures["R@1, image to text"] = 100 * recall["i2t_r1"]
         figures["R@1, text to image"] = 100 * recall["t2i_r1"]
-    judge = JudgeConfig(target=config.reward, kwargs={"backbone": encoder} | config.kwargs)
+    judge = JudgeConfig(
+        target=config.reward, kwargs={"backbone": encoder} | config.kwargs
+    )
     for heading, parts in judged.items():
         metric = build_metrics("", {run.label: judge})[run.label]
         check_columns(run.label, metric.columns, parts)
@@ -91,9 +101,13 @@ def measure_model(
     return figures
 
 
-def over_seeds(results: Mapping[str, Sequence[Figures]]) -> tuple[list[str], list[list[str]]]:
+def over_seeds(
+    results: Mapping[str, Sequence[Figures]],
+) -> tuple[list[str], list[list[str]]]:
     """Head and lines of a table: mean and standard deviation of every figure of each cell."""
-    columns = dict.fromkeys(name for seeds in results.values() for one in seeds for name in one)
+    columns = dict.fromkeys(
+        name for seeds in results.values() for one in seeds for name in one
+    )
     lines = []
     for label, seeds in results.items():
         cells = [label, str(len(seeds))]

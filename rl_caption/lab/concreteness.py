@@ -63,7 +63,9 @@ def standardize(
     values = np.asarray(scores, np.float64)
     wrong = values[~((values >= 0) & (values <= 1))]  # also NaN
     if len(wrong):
-        raise ValueError(f"a score is {wrong[0]}: only scores in [0, 1] are standardised")
+        raise ValueError(
+            f"a score is {wrong[0]}: only scores in [0, 1] are standardised"
+        )
     logits = logit(values.clip(margin, 1 - margin))
     standardized = np.zeros(len(values))
     for length in np.unique(lengths):
@@ -83,7 +85,9 @@ class Combination:
 
     def __call__(self, scores: ArrayLike) -> Floats:
         """Combine scores [N, F] to [N]."""
-        return expit(np.asarray(scores, np.float64) @ np.array(self.weights) + self.intercept)
+        return expit(
+            np.asarray(scores, np.float64) @ np.array(self.weights) + self.intercept
+        )
 
 
 def binarize(ratings: Sequence[float]) -> list[bool]:
@@ -94,7 +98,9 @@ def binarize(ratings: Sequence[float]) -> list[bool]:
     return labels
 
 
-def fit_combination(scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0) -> Combination:
+def fit_combination(
+    scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0
+) -> Combination:
     """Logistic regression of [N] labels on scores [N, F], with the penalty l2 / 2 |weights|² on the
     log-likelihood.
 
@@ -110,7 +116,9 @@ def fit_combination(scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0) 
         margins = signs * (features @ values[:-1] + values[-1])
         slopes = -signs * expit(-margins)
         gradient = np.append(features.T @ slopes + l2 * values[:-1], slopes.sum())
-        return float(np.logaddexp(0, -margins).sum() + l2 / 2 * values[:-1] @ values[:-1]), gradient
+        return float(
+            np.logaddexp(0, -margins).sum() + l2 / 2 * values[:-1] @ values[:-1]
+        ), gradient
 
     result = minimize(
         objective,
@@ -120,7 +128,9 @@ def fit_combination(scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0) 
         options={"ftol": 1e-14},
     )
     if not np.isfinite(result.x).all() or not result.success:
-        raise ValueError(f"the regression has no optimum: {result.message}; try a higher l2")
+        raise ValueError(
+            f"the regression has no optimum: {result.message}; try a higher l2"
+        )
     *weights, intercept = result.x.tolist()
     return Combination(weights, intercept)
 
@@ -141,7 +151,9 @@ def make_targets(config: ConcretenessConfig) -> str:
     """
     quiet_libraries()
     out = check_writable(config.out)
-    captions = list(dict.fromkeys(caption for _, caption, _ in _captioned(config, "captions")))
+    captions = list(
+        dict.fromkeys(caption for _, caption, _ in _captioned(config, "captions"))
+    )
     rated = _ratings(config)
     with naming("ratings"):
         labels = binarize(list(rated.values())) if rated else []
@@ -156,7 +168,9 @@ def make_targets(config: ConcretenessConfig) -> str:
     summary: dict[str, Any] = {
         "signatures": {name: scorer.signature for name, scorer in scorers.items()}
     }
-    targets = dict(zip((f"targets_{name}.jsonl" for name in scorers), table.T, strict=True))
+    targets = dict(
+        zip((f"targets_{name}.jsonl" for name in scorers), table.T, strict=True)
+    )
     if rated:
         places = {caption: row for row, caption in enumerate(every)}
         features = table[[places[caption] for caption in rated]]
@@ -167,13 +181,20 @@ def make_targets(config: ConcretenessConfig) -> str:
         summary |= {"intercept": combination.intercept, "accuracy": float(right.mean())}
         targets = {"targets.jsonl": combination(table)}
     scores = [dict(zip(scorers, row, strict=True)) for row in table.tolist()]
-    lines = [{"caption": caption} | own for caption, own in zip(captions, scores, strict=False)]
+    lines = [
+        {"caption": caption} | own
+        for caption, own in zip(captions, scores, strict=False)
+    ]
     write_json_lines(out / "scores.jsonl", lines)
     for name, values in targets.items():
-        pairs = zip(captions, values.tolist(), strict=False)  # captions are the first of every
+        pairs = zip(
+            captions, values.tolist(), strict=False
+        )  # captions are the first of every
         lines = [{"caption": caption, "target": target} for caption, target in pairs]
         write_json_lines(out / name, lines)
-    write_json(out / "combination.json", summary | {"config": config.model_dump(mode="json")})
+    write_json(
+        out / "combination.json", summary | {"config": config.model_dump(mode="json")}
+    )
     return json.dumps(summary, indent=1)
 
 
@@ -220,6 +241,10 @@ def _ratings(config: ConcretenessConfig) -> dict[str, float]:
         with naming(f"{where}: rating", (TypeError, ValueError), error=DataError):
             rating = float(item.get("rating", item.get("concreteness_annotation")))  # type: ignore[arg-type]
         if not math.isfinite(rating):
-            raise DataError(f"{where}: the rating is {rating}: expected a finite number")
+            raise DataError(
+                f"{where}: the rating is {rating}: expected a finite number"
+            )
         ratings_of[caption].append(rating)
-    return {caption: sum(ratings) / len(ratings) for caption, ratings in ratings_of.items()}
+    return {
+        caption: sum(ratings) / len(ratings) for caption, ratings in ratings_of.items()
+    }

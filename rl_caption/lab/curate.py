@@ -77,7 +77,21 @@ STOP_WORDS = BAD_ENDINGS.union(
 )
 """English function words."""
 AUXILIARIES = frozenset(
-    ["is", "are", "was", "were", "be", "been", "being", "am", "has", "have", "had", "do", "does"]
+    [
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "been",
+        "being",
+        "am",
+        "has",
+        "have",
+        "had",
+        "do",
+        "does",
+    ]
 )
 Mask = NDArray[np.bool_]
 Steps = dict[str, Mask]
@@ -100,8 +114,12 @@ def curate(config: CurateConfig) -> str:
             expected = f"expected [least, most] of one of {', '.join(MEASURES)}"
             raise ConfigError(f"rules.{name} is {limits}: {expected}")
     for step in config.select:
-        if step.score not in config.scores or (step.top is not None and step.bottom is not None):
-            expected = f"one of top and bottom, and a score among {', '.join(config.scores)}"
+        if step.score not in config.scores or (
+            step.top is not None and step.bottom is not None
+        ):
+            expected = (
+                f"one of top and bottom, and a score among {', '.join(config.scores)}"
+            )
             raise ConfigError(f"select has {step}: expected {expected}")
     rewards, builder = {}, RewardBuilder()
     for name, score in config.scores.items():
@@ -110,7 +128,9 @@ def curate(config: CurateConfig) -> str:
     data, rows = selected_rows(config, ids_differ=False)
     signatures = {name: reward.signature for name, reward in rewards.items()}
     made_by = {
-        "rules": [list(rule) for rule in config.rules.items()],  # a list: their order matters
+        "rules": [
+            list(rule) for rule in config.rules.items()
+        ],  # a list: their order matters
         "scores": signatures,
         "duplicates": config.duplicates,
         "on_bad": config.data.on_bad,
@@ -120,7 +140,9 @@ def curate(config: CurateConfig) -> str:
         return measure_rows(config, [row for _, row in batch], rewards)
 
     def report(made: list[Any]) -> Report:
-        reasons = np.array([reason for *_, new in made for reason in new["reasons"]], object)
+        reasons = np.array(
+            [reason for *_, new in made for reason in new["reasons"]], object
+        )
         keys = [key for *_, new in made for key in new["keys"]]
         scores = {}
         for name in rewards:
@@ -148,17 +170,25 @@ def measure_rows(
     """
     errors: list[str | None] = [None] * len(rows)
     if any("image" in reward.columns for reward in rewards.values()):
-        errors = list(in_parallel(_error_of, rows, config.data.num_workers, "checking images"))
+        errors = list(
+            in_parallel(_error_of, rows, config.data.num_workers, "checking images")
+        )
     unreadable = [error for error in errors if error is not None]
     if unreadable and config.data.on_bad == "fail":
         count = f"{len(unreadable)} of {len(rows)} images cannot be used"
-        raise DataError(f"{count}: {unreadable[0]} (data.on_bad: skip drops their captions)")
+        raise DataError(
+            f"{count}: {unreadable[0]} (data.on_bad: skip drops their captions)"
+        )
     columns: list[Columns] = []
     scored: list[tuple[Row, str, dict[str, list[float | None]], int]] = []
     for row, error in zip(rows, errors, strict=True):
         captions = row["references"]
-        scores: dict[str, list[float | None]] = {name: [None] * len(captions) for name in rewards}
-        reasons = [UNREADABLE if error else _broken_rule(config, text) for text in captions]
+        scores: dict[str, list[float | None]] = {
+            name: [None] * len(captions) for name in rewards
+        }
+        reasons = [
+            UNREADABLE if error else _broken_rule(config, text) for text in captions
+        ]
         keys = [_key(config, row, caption) for caption in captions]
         columns.append({"reasons": reasons, "keys": keys, "scores": scores})
         for index, (caption, reason) in enumerate(zip(captions, reasons, strict=True)):
@@ -259,7 +289,9 @@ def _table(steps: Steps, scores: Scores) -> str:
             means.append(f"{scored.mean(dtype=np.float64):.4f}" if len(scored) else "–")
         lines.append([name, f"{before - count:,}", f"{count:,}", *means])
         before = count
-    return markdown(["step", "dropped", "left", *(f"mean {name}" for name in scores)], lines)
+    return markdown(
+        ["step", "dropped", "left", *(f"mean {name}" for name in scores)], lines
+    )
 
 
 def _capitalised(caption: str) -> float:
@@ -284,7 +316,9 @@ MEASURES: dict[str, Callable[[str], float]] = {
     "words": lambda caption: len(tokenize(caption)),
     "capitalised": _capitalised,
     "stop_words": _stop_words,
-    "stop_word_fraction": lambda caption: _stop_words(caption) / max(1, len(tokenize(caption))),
+    "stop_word_fraction": lambda caption: (
+        _stop_words(caption) / max(1, len(tokenize(caption)))
+    ),
     "actions": lambda caption: _classes(caption).count("V"),
     "complexity": lambda caption: sum(kind in "JVI" for kind in _classes(caption)),
 }

@@ -17,7 +17,10 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "relation": [
         ("a dog to the left of a red car", "a red car to the left of a dog"),
         ("a woman is feeding a goat", "a goat is feeding a woman"),
-        ("The cup stands on the book beside a lamp.", "The book stands on the cup beside a lamp."),
+        (
+            "The cup stands on the book beside a lamp.",
+            "The book stands on the cup beside a lamp.",
+        ),
     ],
     "attribute": [
         ("a young man in a white shirt", "a white man in a young shirt"),
@@ -68,7 +71,9 @@ class LanguageModelWriter:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(
                 name, padding_side="left", **options
             )
-            model: Any = load_complete(AutoModelForCausalLM, name, dtype=dtype, **options)
+            model: Any = load_complete(
+                AutoModelForCausalLM, name, dtype=dtype, **options
+            )
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -77,9 +82,7 @@ class LanguageModelWriter:
             max_new_tokens,
             batch_size,
         )
-        self.signature = (
-            f"language_model[{model_label(name)},tokens{max_new_tokens}] {dict(self.examples)!r}"
-        )
+        self.signature = f"language_model[{model_label(name)},tokens{max_new_tokens}] {dict(self.examples)!r}"
 
     def __call__(self, captions: Sequence[str]) -> list[list[str]]:
         """One false caption of each kind, in the order of ``examples``."""
@@ -91,7 +94,10 @@ class LanguageModelWriter:
             for start in range(0, len(captions), self.batch_size):
                 batch = captions[start : start + self.batch_size]
                 texts = self._continue(
-                    [f"{examples}Caption: {' '.join(text.split())}\nFalse:" for text in batch]
+                    [
+                        f"{examples}Caption: {' '.join(text.split())}\nFalse:"
+                        for text in batch
+                    ]
                 )
                 for answer, text in zip(answers[start:], texts, strict=False):
                     answer += [text] if text else []
@@ -100,14 +106,19 @@ class LanguageModelWriter:
     @torch.inference_mode()
     def _continue(self, prompts: Sequence[str]) -> list[str]:
         """The first line after each prompt; "" where it is not ended."""
-        inputs = self.tokenizer(list(prompts), padding=True, return_tensors="pt").to(self.device)
+        inputs = self.tokenizer(list(prompts), padding=True, return_tensors="pt").to(
+            self.device
+        )
         options = {
             "do_sample": False,
             "max_new_tokens": self.max_new_tokens,
             "stop_strings": ["\n"],
         }
         ids = self.model.generate(
-            **inputs, **options, tokenizer=self.tokenizer, pad_token_id=self.tokenizer.pad_token_id
+            **inputs,
+            **options,
+            tokenizer=self.tokenizer,
+            pad_token_id=self.tokenizer.pad_token_id,
         )
         new = ids[:, inputs["input_ids"].shape[1] :]
         ended = (new == self.tokenizer.eos_token_id).any(-1).tolist()

@@ -61,7 +61,9 @@ def selected_rows(
     names = dict.fromkeys(config.splits or data.splits)
     selected = [(name, row) for name in names for row in data.split(name)]
     if any(isinstance(row.get("image"), list | tuple) for _, row in selected):
-        raise ConfigError(f"images of {data.source} are videos: expected one image each")
+        raise ConfigError(
+            f"images of {data.source} are videos: expected one image each"
+        )
     return data, selected
 
 
@@ -97,8 +99,16 @@ def add_columns(
     out, size = Path(config.out), config.part_rows
     batches = [rows[start : start + size] for start in range(0, len(rows), size)]
     files = [out / "parts" / f"{number:06d}.jsonl" for number in range(len(batches))]
-    by_split = {split: [row for _, row in group] for split, group in groupby(rows, itemgetter(0))}
-    settings = {"rows": len(rows), "part_rows": size, "data": fingerprint(by_split), **made_by}
+    by_split = {
+        split: [row for _, row in group]
+        for split, group in groupby(rows, itemgetter(0))
+    }
+    settings = {
+        "rows": len(rows),
+        "part_rows": size,
+        "data": fingerprint(by_split),
+        **made_by,
+    }
     missing, summary = missing_parts(out, files, config.worker, settings)
     for number in progress(missing, name, "part"):
         write_json_lines(files[number], columns(batches[number]))
@@ -108,7 +118,9 @@ def add_columns(
     for file, batch in zip(files, batches, strict=True):
         lines = [line for _, _, line in json_lines(file)]
         if len(lines) != len(batch):
-            raise DataError(f"{file} lacks rows: delete it and run again to recreate it")
+            raise DataError(
+                f"{file} lacks rows: delete it and run again to recreate it"
+            )
         for (split, row), line in zip(batch, lines, strict=True):
             made.append((split, row, line))
     found = report(made)
@@ -132,7 +144,10 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
         if not image.exists():
             with atomic_write(image) as file:
                 load_image(row["image"]).save(file, "PNG")
-    line: dict[str, Any] = {"image_id": row["image_id"], "image": os.path.abspath(image)}
+    line: dict[str, Any] = {
+        "image_id": row["image_id"],
+        "image": os.path.abspath(image),
+    }
     line |= {"references": row["references"], "split": split}
     line |= {key: row[key] for key in TEXTS if key in row}  # type: ignore[literal-required]
     files: Any = row.get("positive_images", [])

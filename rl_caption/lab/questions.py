@@ -12,7 +12,13 @@ from typing import Any
 
 from rewards.base import RewardError
 from rewards.language.build import build_model
-from rewards.language.caption_qa import NOT_SAID, ImageQuestion, check_questions, is_found, pose
+from rewards.language.caption_qa import (
+    NOT_SAID,
+    ImageQuestion,
+    check_questions,
+    is_found,
+    pose,
+)
 from rewards.language.models import LanguageModel, Question
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import single_spaced
@@ -74,7 +80,8 @@ def write_questions(config: QuestionsConfig) -> str:
         if reader is not None:
             written = _filter(reader, config.seed, batch, written)
         return [
-            {"questions": questions, "refused": dict(reasons)} for questions, reasons in written
+            {"questions": questions, "refused": dict(reasons)}
+            for questions, reasons in written
         ]
 
     def report(made: list[Any]) -> Report:
@@ -89,7 +96,9 @@ def write_questions(config: QuestionsConfig) -> str:
             )
         bare = len(made) - len(kept)
         notes = [f"{bare:,} of {len(made):,} images have no question and are left out"]
-        notes += [f"{name}: {signature}" for name, signature in made_by.items() if signature]
+        notes += [
+            f"{name}: {signature}" for name, signature in made_by.items() if signature
+        ]
         lines = [[name, f"{number:,}"] for name, number in counts.items()]
         return Report(markdown(["questions", "number"], lines), notes, kept)
 
@@ -110,11 +119,17 @@ def _model(config: QuestionsConfig, name: str) -> LanguageModel | None:
     if not options.is_set:
         return None
     with config_errors(name):
-        return build_model("questions", cache_dir=config.cache_dir, **options.model_dump())
+        return build_model(
+            "questions", cache_dir=config.cache_dir, **options.model_dump()
+        )
 
 
 def _descriptions(row: Row) -> list[str]:
-    return [text for text in [*row["references"], row.get("long_reference", "")] if text.strip()]
+    return [
+        text
+        for text in [*row["references"], row.get("long_reference", "")]
+        if text.strip()
+    ]
 
 
 def _write(
@@ -128,7 +143,9 @@ def _write(
         return [(list(row["questions"]), Counter()) for _, row in rows]
     prompts = []
     for split, row in rows:
-        descriptions = "\n".join(f"- {single_spaced(text)}" for text in _descriptions(row))
+        descriptions = "\n".join(
+            f"- {single_spaced(text)}" for text in _descriptions(row)
+        )
         text = PROMPT.format(count=config.count, descriptions=descriptions)
         prompts.append(Question(text, (), f"{split} image {row['image_id']!r}"))
 
@@ -157,7 +174,9 @@ def read_questions(count: int, answer: str) -> Written:
         except RewardError as error:
             problem = str(error)
         else:
-            fields: ImageQuestion = {key: question[key] for key in ImageQuestion.__annotations__}  # type: ignore
+            fields: ImageQuestion = {
+                key: question[key] for key in ImageQuestion.__annotations__
+            }  # type: ignore
             questions.setdefault(single_spaced(question["question"]).casefold(), fields)
     if not questions:
         raise ValueError(problem)

@@ -27,7 +27,14 @@ from rl_caption.lab.config import (
     RecaptionerConfig,
     WriteNegativesConfig,
 )
-from rl_caption.lab.parts import Columns, Report, Rows, add_columns, file_name, selected_rows
+from rl_caption.lab.parts import (
+    Columns,
+    Report,
+    Rows,
+    add_columns,
+    file_name,
+    selected_rows,
+)
 from rl_caption.lab.recaptioners import TARGETS, answers_of
 from rl_caption.lab.visual_bottleneck import TextToImage, load_text_to_image
 from rl_caption.runtime.errors import config_errors
@@ -55,7 +62,9 @@ def recaption(config: RecaptionConfig) -> str:
     def columns(batch: Rows) -> list[Columns]:
         written = captions_of(recaptioner, batch)
         if any(len(captions) > 1 for captions in written):
-            raise DataError(f"{recaptioner.signature} wrote several captions of one image")
+            raise DataError(
+                f"{recaptioner.signature} wrote several captions of one image"
+            )
         return [{"long_reference": caption} for (caption,) in written]
 
     def report(made: list[Any]) -> Report:
@@ -65,7 +74,9 @@ def recaption(config: RecaptionConfig) -> str:
         }
         notes = [f"by {recaptioner.signature}"]
         if language_model is not None:
-            notes.append(f"log-probability in nats, EOS included: {language_model.signature}")
+            notes.append(
+                f"log-probability in nats, EOS included: {language_model.signature}"
+            )
         return Report(statistics_table(captions, language_model), notes, made)
 
     made_by = {"recaptioner": recaptioner.signature}
@@ -90,7 +101,9 @@ def make_positives(config: PositivesConfig) -> str:
     if config.images.target is not None:
         with config_errors("images"):
             painter = load_text_to_image(config.images.target, config.images.kwargs)
-        made_by["images"] = f"{painter.signature} of {config.images.captions} references"
+        made_by["images"] = (
+            f"{painter.signature} of {config.images.captions} references"
+        )
 
     def columns(batch: Rows) -> list[dict[str, Any]]:
         new: list[dict[str, Any]] = [{} for _ in batch]
@@ -109,8 +122,12 @@ def make_positives(config: PositivesConfig) -> str:
                 text for *_, new in made for text in new.get("positive_captions", [])
             ],
         }
-        notes = [f"{name} by {signature}" for name, signature in made_by.items() if signature]
-        notes.append(f"{sum(len(new.get('positive_images', [])) for *_, new in made):,} images")
+        notes = [
+            f"{name} by {signature}" for name, signature in made_by.items() if signature
+        ]
+        notes.append(
+            f"{sum(len(new.get('positive_images', [])) for *_, new in made):,} images"
+        )
         return Report(statistics_table(captions), notes, made)
 
     return add_columns(config, data, rows, "positives", made_by, columns, report)
@@ -140,14 +157,18 @@ def write_negatives(config: WriteNegativesConfig) -> str:
             negatives = []
             for _ in row["references"]:
                 texts = dict.fromkeys(map(single_spaced, next(answers)))
-                negatives.append([text for text in texts if text and text.lower() not in true])
+                negatives.append(
+                    [text for text in texts if text and text.lower() not in true]
+                )
             new.append({"negatives": negatives})
         return new
 
     def report(made: list[Any]) -> Report:
         negatives = [texts for *_, new in made for texts in new["negatives"]]
         captions = {
-            "references": [caption for _, row, _ in made for caption in row["references"]],
+            "references": [
+                caption for _, row, _ in made for caption in row["references"]
+            ],
             "negatives": [text for texts in negatives for text in texts],
         }
         bare = sum(not texts for texts in negatives)
@@ -158,7 +179,9 @@ def write_negatives(config: WriteNegativesConfig) -> str:
     return add_columns(config, data, rows, "negatives", made_by, columns, report)
 
 
-def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[list[str]]:
+def _images(
+    painter: TextToImage, rows: Rows, config: PositivesConfig
+) -> list[list[str]]:
     """The image files for the captions of each row; those that do not exist are made."""
     folder = Path(config.out) / "positive_images"
     number = 1 if config.images.captions == "first" else None
@@ -167,7 +190,9 @@ def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[l
     for split, row in rows:
         files.append([])
         for index, caption in enumerate(row["references"][:number]):
-            file = folder / file_name(split) / f"{file_name(row['image_id'])}_{index}.png"
+            file = (
+                folder / file_name(split) / f"{file_name(row['image_id'])}_{index}.png"
+            )
             files[-1].append(os.path.abspath(file))
             if not file.exists():
                 missing.append((file, caption))
@@ -198,9 +223,13 @@ def captions_of(recaptioner: Any, rows: Rows) -> list[list[str]]:
     none for a row.
     """
     kept = []
-    for split, group in groupby(rows, itemgetter(0)):  # another split may have the same image ids
+    for split, group in groupby(
+        rows, itemgetter(0)
+    ):  # another split may have the same image ids
         own = [row for _, row in group]
-        for row, answer in zip(own, answers_of(recaptioner, own, str | list[str]), strict=True):
+        for row, answer in zip(
+            own, answers_of(recaptioner, own, str | list[str]), strict=True
+        ):
             texts = [answer] if isinstance(answer, str) else answer
             kept.append([caption for caption in texts if caption.strip()])
             if not kept[-1]:
@@ -209,7 +238,9 @@ def captions_of(recaptioner: Any, rows: Rows) -> list[list[str]]:
     return kept
 
 
-def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Any = None) -> str:
+def statistics_table(
+    captions: Mapping[str, Sequence[str]], language_model: Any = None
+) -> str:
     """A Markdown table with a row for each name: number, length, vocabulary and likelihood of its
     captions.
     """

@@ -85,7 +85,10 @@ class CaptionerRecaptioner:
         from rl_caption.captioners.loading import load_captioner
 
         self.decoding = Decoding(
-            num_beams=num_beams, max_new_tokens=max_new_tokens, batch_size=batch_size, **decode
+            num_beams=num_beams,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+            **decode,
         )
         self.captioner, self.seed = load_captioner(model), seed
         self.accelerator = Accelerator()
@@ -101,7 +104,10 @@ class CaptionerRecaptioner:
 
         decode = self.captioner, self.policy, rows, self.decoding, self.accelerator
         candidates = decode_candidates(*decode, seed=self.seed)
-        return [[candidate.caption for candidate in candidates[row["image_id"]]] for row in rows]
+        return [
+            [candidate.caption for candidate in candidates[row["image_id"]]]
+            for row in rows
+        ]
 
 
 class VisionLanguageRecaptioner:
@@ -141,11 +147,16 @@ class VisionLanguageRecaptioner:
             self.processor: Any = AutoProcessor.from_pretrained(
                 name, padding_side="left", **options
             )
-            model: Any = load_complete(AutoModelForImageTextToText, name, dtype=dtype, **options)
+            model: Any = load_complete(
+                AutoModelForImageTextToText, name, dtype=dtype, **options
+            )
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.prompt = model.to(self.device).eval(), prompt
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
-        self.beams = {"num_beams": num_beams, "num_return_sequences": num_return_sequences}
+        self.beams = {
+            "num_beams": num_beams,
+            "num_return_sequences": num_return_sequences,
+        }
         told = {"tokens": max_new_tokens, **self.beams, "prompt": prompt}
         self.signature = f"vision_language[{model_label(name)},{told}]"
 
@@ -160,17 +171,25 @@ class VisionLanguageRecaptioner:
     def _answers(self, rows: Sequence[Row]) -> list[list[str]]:
         asked = []
         for row in rows:
-            values = {"caption": next(iter(row["references"]), ""), "prompt": row.get("prompt", "")}
+            values = {
+                "caption": next(iter(row["references"]), ""),
+                "prompt": row.get("prompt", ""),
+            }
             text = self.prompt.format(**values, image_id=row["image_id"])
             asked.append(
-                [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+                [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image"}, {"type": "text", "text": text}],
+                    }
+                ]
             )
         template = {"add_generation_prompt": True, **without_thinking(self.processor)}
         texts = [self.processor.apply_chat_template(one, **template) for one in asked]
         images = [[load_image(row["image"])] for row in rows]
-        inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt").to(
-            self.device
-        )
+        inputs = self.processor(
+            text=texts, images=images, padding=True, return_tensors="pt"
+        ).to(self.device)
         token_ids = self.model.generate(
             **inputs, do_sample=False, max_new_tokens=self.max_new_tokens, **self.beams
         )
@@ -180,7 +199,10 @@ class VisionLanguageRecaptioner:
             for text in self.processor.batch_decode(answers, skip_special_tokens=True)
         ]
         per_image = self.beams["num_return_sequences"]
-        return [captions[start : start + per_image] for start in range(0, len(captions), per_image)]
+        return [
+            captions[start : start + per_image]
+            for start in range(0, len(captions), per_image)
+        ]
 
 
 class SceneRecaptioner:
@@ -213,7 +235,11 @@ class SceneRecaptioner:
                     for kind, text in hard_negatives(scene, sentence, self.seed)
                     if kind != "word_order"
                 ]
-                told.append(draws.choice(false) if false and draws.chance(self.wrong) else sentence)
+                told.append(
+                    draws.choice(false)
+                    if false and draws.chance(self.wrong)
+                    else sentence
+                )
             captions.append(" ".join(told))
         return captions
 

@@ -41,7 +41,8 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     check_has_images("retrieval", rows, f"split {config.split!r}")
     texts = texts_of(rows)
     encoders = {
-        name: load_dual_encoder(model, f"models.{name}") for name, model in config.models.items()
+        name: load_dual_encoder(model, f"models.{name}")
+        for name, model in config.models.items()
     }
     lines: list[list[str]] = []
     results: dict[str, Any] = {}
@@ -53,9 +54,15 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
             cells = [_cell(key, figure) for key, figure in figures.items()]
             size = f"{result['parameters'] / 1e6:.2f}"
             lines.append([name, size, kind, *cells, str(found["cut"])])
-            table = markdown(["model", "parameters, M", "texts", *figures, "texts cut"], lines)
+            table = markdown(
+                ["model", "parameters, M", "texts", *figures, "texts cut"], lines
+            )
         write_text(folder / "retrieval.md", table + "\n")
-        content = {"config": config.model_dump(mode="json"), "images": len(rows), "models": results}
+        content = {
+            "config": config.model_dump(mode="json"),
+            "images": len(rows),
+            "models": results,
+        }
         write_json(folder / "retrieval.json", content)
     return f"{table}\n\nRecall in %; in brackets 95 % bootstrap intervals over images"
 
@@ -69,7 +76,9 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
     Raises:
         DataError: an image has no reference.
     """
-    kinds = {"references": [row.get("short_references", row["references"]) for row in rows]}
+    kinds = {
+        "references": [row.get("short_references", row["references"]) for row in rows]
+    }
     if rows and all(row.get("long_reference") for row in rows):
         kinds["long"] = [[row["long_reference"]] for row in rows]
     texts: dict[str, Texts] = {}
@@ -95,18 +104,27 @@ def _measure(
     results = {}
     for name, (captions, owners) in texts.items():
         distinct = {text: row for row, text in enumerate(dict.fromkeys(captions))}
-        embedded = encoder.embed_texts(list(distinct))[[distinct[text] for text in captions]]
+        embedded = encoder.embed_texts(list(distinct))[
+            [distinct[text] for text in captions]
+        ]
         ranks = both_ways(images, embedded, owners)
         figures = _figures("i2t", ranks["i2t"], range(len(rows)), config)
         figures |= _figures("t2i", ranks["t2i"], owners, config)
         cut = backbone.too_long(captions)
         results[name] = {"texts": len(captions), "cut": cut, "figures": figures}
     parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
-    return {"signature": encoder.signature, "parameters": parameters, "captions": results}
+    return {
+        "signature": encoder.signature,
+        "parameters": parameters,
+        "captions": results,
+    }
 
 
 def _figures(
-    way: str, ranks: NDArray[np.float64], images: Sequence[int], config: CompareRetrievalConfig
+    way: str,
+    ranks: NDArray[np.float64],
+    images: Sequence[int],
+    config: CompareRetrievalConfig,
 ) -> dict[str, dict[str, float | None]]:
     """Recall and median rank of Q queries by their ``ranks``, [Q, 1 + K], with intervals over their
     images, [Q].

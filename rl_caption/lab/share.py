@@ -12,7 +12,9 @@ from typing import Any
 import huggingface_hub
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from rewards.model_files import MANIFEST, damage, read_object
 from rl_caption.captioners.hf_families import FAMILIES, check_architectures
@@ -20,7 +22,11 @@ from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import CAPTION_COLUMNS, column_of, markdown
 from rl_caption.lab.config import ShareConfig
-from rl_caption.programs.report.pages import score_notes, score_tables, validations_table
+from rl_caption.programs.report.pages import (
+    score_notes,
+    score_tables,
+    validations_table,
+)
 from rl_caption.programs.report.read import (
     EvaluationFolder,
     ReportError,
@@ -45,9 +51,13 @@ def share(config: ShareConfig) -> str:
     """
     export, run = find_export(Path(config.path))
     model = read_export(export)
-    judged = None if config.evaluation is None else read_evaluation(Path(config.evaluation))
+    judged = (
+        None if config.evaluation is None else read_evaluation(Path(config.evaluation))
+    )
     if judged is not None and judged.settings.get("weights") != weights_hash(export):
-        raise ReportError(f"the evaluation is not of the weights of {export}: evaluate that model")
+        raise ReportError(
+            f"the evaluation is not of the weights of {export}: evaluate that model"
+        )
     card = model_card(config, model, run, judged)
     out = Path(config.out)
     with new_folder(out) as partial:
@@ -57,7 +67,9 @@ def share(config: ShareConfig) -> str:
         return str(out)
     api = huggingface_hub.HfApi()
     url = api.create_repo(config.repo_id, private=config.private, exist_ok=True)
-    api.upload_folder(repo_id=config.repo_id, folder_path=out, commit_message="Model and card")
+    api.upload_folder(
+        repo_id=config.repo_id, folder_path=out, commit_message="Model and card"
+    )
     return str(url)
 
 
@@ -78,9 +90,13 @@ def read_export(path: Path) -> dict[str, Any]:
     """
     reason = damage(path) if (path / MANIFEST).is_file() else None
     if reason is not None:
-        raise ReportError(f"{path} has changed since it was exported: {reason}. Export it again")
+        raise ReportError(
+            f"{path} has changed since it was exported: {reason}. Export it again"
+        )
     if not any(path.glob("*.safetensors")):
-        raise ReportError(f"{path} has no weights: expected the folder of a run, or its export")
+        raise ReportError(
+            f"{path} has no weights: expected the folder of a run, or its export"
+        )
     if (path / "open_clip_config.json").is_file():
         return {"model_type": "CLIP", "library": "open_clip", "is_captioner": False}
     config = read_object(path / "config.json")
@@ -130,7 +146,9 @@ def model_card(
         licence=config.license,
         start=Path(start).name if start and not is_on_hub else start,
         config=yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
-        validations=markdown(*validations_table(run)[1:]) if run and run.validations else "",
+        validations=markdown(*validations_table(run)[1:])
+        if run and run.validations
+        else "",
         scores=[markdown(head, rows) for _, head, rows in score_tables(judged)],
         notes=score_notes(judged),
         settings={} if evaluation is None else _without_folders(evaluation.settings),

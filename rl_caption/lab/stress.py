@@ -32,7 +32,12 @@ from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.confidence import Floats, drawn_weights
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import StressConfig
-from rl_caption.monitoring.best_of_n import Interval, best_of_n, interval, kl_of_best_of_n
+from rl_caption.monitoring.best_of_n import (
+    Interval,
+    best_of_n,
+    interval,
+    kl_of_best_of_n,
+)
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.probes import (
@@ -123,9 +128,13 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
     tables = {}
     found["probes"], tables["Probes"], verdict = _probes(bench)
     if config.model is not None:
-        found["best_of_n"], tables["Best of n"], verdict = _best_of_n(bench, config.model)
+        found["best_of_n"], tables["Best of n"], verdict = _best_of_n(
+            bench, config.model
+        )
     if len(set(bench.scorer.scores.values())) == 1:
-        verdict = Verdict("constant", "all captions have one score; differences are", 0, (0, 0))
+        verdict = Verdict(
+            "constant", "all captions have one score; differences are", 0, (0, 0)
+        )
     elif config.push is not None:
         run = _trained(config, config.push, parse)
         if run is None:
@@ -136,7 +145,9 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
     found |= {"images": len(bench.rows), "config": config.model_dump(mode="json")}
     write_json(folder / "stress.json", found)
     sections = {"Verdict": macros().verdict(str(verdict), verdict.outcome != "better")}
-    sections |= {heading: macros().table("", *table) for heading, table in tables.items()}
+    sections |= {
+        heading: macros().table("", *table) for heading, table in tables.items()
+    }
     write_text(folder / REPORT, render(Page("Stress test", signature, sections)))
     printed = [f"{heading}\n\n{markdown(*table)}" for heading, table in tables.items()]
     return "\n\n".join([f"Stress test of {signature}", str(verdict), *printed])
@@ -145,7 +156,9 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
 def set_up(config: StressConfig) -> Bench:
     """Build data, reward and gold scores, and check them; raises as ``stress``."""
     if config.reward.normalize != "none":
-        raise ConfigError("reward.normalize is set: expected none, as scores of calls are compared")
+        raise ConfigError(
+            "reward.normalize is set: expected none, as scores of calls are compared"
+        )
     tokenizer = config.data.tokenizer
     data = build_data(config.data)
     references = references_of(data.split(usable_split(data, config.train_split)))
@@ -169,7 +182,9 @@ def set_up(config: StressConfig) -> Bench:
     return Bench(config, data, references, rows, captions, Scorer(reward, rows), gold)
 
 
-def split_references(row: Row, tokenizer: str = TOKENIZER) -> tuple[list[str], list[str]]:
+def split_references(
+    row: Row, tokenizer: str = TOKENIZER
+) -> tuple[list[str], list[str]]:
     """The references of a row that are held out, of which the first is judged, and those that the
     reward sees.
 
@@ -195,11 +210,17 @@ def gold_scores(
     if all(row.get("scene") is not None for row in rows):
 
         def score(captions: Sequence[RowCaption]) -> Floats:
-            judged = [oracle(caption.text, rows[caption.row]["scene"]) for caption in captions]
-            return np.array([found.f1 * (1 - found.unparsed) for found in judged], np.float64)
+            judged = [
+                oracle(caption.text, rows[caption.row]["scene"]) for caption in captions
+            ]
+            return np.array(
+                [found.f1 * (1 - found.unparsed) for found in judged], np.float64
+            )
 
         return {SCENE_GOLD: score}
-    judges = build_judges({"cider": JudgeConfig()}, None, references, tokenizer=tokenizer)
+    judges = build_judges(
+        {"cider": JudgeConfig()}, None, references, tokenizer=tokenizer
+    )
     return {REFERENCE_GOLD: Scorer(judges["cider"], rows, REFERENCE_GOLD)}
 
 
@@ -224,8 +245,17 @@ def _probes(bench: Bench) -> tuple[dict[str, Any], Table, Verdict]:
     for name, result in results.items():
         shares = result.right, *result.interval, result.equal
         right, low, high, equal = (f"{100 * share:.1f}" for share in shares)
-        lines.append([name, PROBES[name], str(result.pairs), right, f"{low} to {high}", equal])
-    head = ["probe", "the worse caption", "pairs", "right, %", "95 % interval", "equal, %"]
+        lines.append(
+            [name, PROBES[name], str(result.pairs), right, f"{low} to {high}", equal]
+        )
+    head = [
+        "probe",
+        "the worse caption",
+        "pairs",
+        "right, %",
+        "95 % interval",
+        "equal, %",
+    ]
 
     rows = [pair.row for own in pairs.values() for pair in own]
     order = orders(np.concatenate([scores[name] for name in pairs]))
@@ -233,10 +263,16 @@ def _probes(bench: Bench) -> tuple[dict[str, Any], Table, Verdict]:
     count = draws @ np.bincount(rows, minlength=size)
     right_ends = interval(draws @ np.bincount(rows, order > 0, size) / count)
     wrong_ends = interval(draws @ np.bincount(rows, order < 0, size) / count)
-    outcome = "better" if right_ends[0] > 0.5 else "worse" if wrong_ends[0] > 0.5 else "open"
+    outcome = (
+        "better" if right_ends[0] > 0.5 else "worse" if wrong_ends[0] > 0.5 else "open"
+    )
     measure = "share of pairs that the reward puts in the right order:"
     verdict = Verdict(outcome, measure, float((order > 0).mean()), right_ends)
-    return {name: asdict(result) for name, result in results.items()}, (head, lines), verdict
+    return (
+        {name: asdict(result) for name, result in results.items()},
+        (head, lines),
+        verdict,
+    )
 
 
 def _best_of_n(bench: Bench, model: str) -> tuple[dict[str, Any], Table, Verdict]:
@@ -260,14 +296,18 @@ def _best_of_n(bench: Bench, model: str) -> tuple[dict[str, Any], Table, Verdict
         for candidate in candidates[row["image_id"]]:
             captions.append(RowCaption(number, candidate.caption, candidate.finished))
     scorers: dict[str, Score] = {"reward": bench.scorer, **bench.gold}
-    scores = {name: score(captions).reshape(-1, count) for name, score in scorers.items()}
+    scores = {
+        name: score(captions).reshape(-1, count) for name, score in scorers.items()
+    }
     images = [row["image_id"] for row in bench.rows]
     curves = best_of_n(scores["reward"], scores, images, config.bootstrap, config.seed)
     lines = []
     for at, n in enumerate(curves["reward"].n):
         line = [str(n), f"{kl_of_best_of_n(n):.2f}"]
         for curve in curves.values():
-            line.append(f"{curve.mean[at]:.4g} ({curve.low[at]:.4g} to {curve.high[at]:.4g})")
+            line.append(
+                f"{curve.mean[at]:.4g} ({curve.low[at]:.4g} to {curve.high[at]:.4g})"
+            )
         lines.append(line)
     name, curve = list(curves.items())[1]
     first, change, ends = 1, curve.change, curve.change_interval
@@ -290,8 +330,12 @@ def _trained(config: StressConfig, recipe: str, parse: Parse) -> RunFolder | Non
     signal ended it.
     """
     folder = Path(config.out) / "push"
-    run: ScstConfig = parse(ScstConfig, ["--config", recipe], "rl-caption stress --push")
-    run = run.replace(reward=config.reward, data=config.data, run=run.run.replace(dir=str(folder)))
+    run: ScstConfig = parse(
+        ScstConfig, ["--config", recipe], "rl-caption stress --push"
+    )
+    run = run.replace(
+        reward=config.reward, data=config.data, run=run.run.replace(dir=str(folder))
+    )
     if config.model is not None:
         run = run.replace(model=SavedModelConfig(init=config.model))
     if not is_complete(folder):
@@ -302,11 +346,17 @@ def _trained(config: StressConfig, recipe: str, parse: Parse) -> RunFolder | Non
 def _judged_run(bench: Bench, run: RunFolder) -> tuple[Table, Verdict]:
     """Gold of the greedy captions of every validation, and its change from the first to the last."""
     rewards, gold, lines = dict(run.series("val/reward")), [], []
-    rows = [row for row in bench.data.split("val") if row["image_id"] in run.predictions(0)]
-    ((name, score),) = gold_scores(rows, bench.references, bench.config.data.tokenizer).items()
+    rows = [
+        row for row in bench.data.split("val") if row["image_id"] in run.predictions(0)
+    ]
+    ((name, score),) = gold_scores(
+        rows, bench.references, bench.config.data.tokenizer
+    ).items()
     for step, reward in rewards.items():
         captions = run.predictions(step)
-        texts = [RowCaption(at, captions[row["image_id"]]) for at, row in enumerate(rows)]
+        texts = [
+            RowCaption(at, captions[row["image_id"]]) for at, row in enumerate(rows)
+        ]
         gold.append(score(texts))
         alarm = "alarm" if step in run.alarms else ""
         lines.append([str(step), f"{reward:.4g}", f"{gold[-1].mean():.4g}", alarm])

@@ -70,7 +70,9 @@ class DiffusionImages:
         check_values(Noise, noise=noise)
         diffusers = optional("diffusers", f"diffusers:{model} needs", "diffusers")
         self._device = default_device(device)
-        with naming(f"diffusers:{model} cannot be loaded", (OSError, ValueError, KeyError)):
+        with naming(
+            f"diffusers:{model} cannot be loaded", (OSError, ValueError, KeyError)
+        ):
             check_pipeline(
                 diffusers.DiffusionPipeline.load_config(model),
                 getattr(diffusers, "pipelines", None),
@@ -86,7 +88,12 @@ class DiffusionImages:
         )
         self._pipeline = pipeline.to(self._device)
         self._pipeline.set_progress_bar_config(disable=True)
-        self.prefix, self.guidance, self.steps, self.seed = prefix, guidance, steps, seed
+        self.prefix, self.guidance, self.steps, self.seed = (
+            prefix,
+            guidance,
+            steps,
+            seed,
+        )
         self._generator = (
             torch.Generator(self._device).manual_seed(seed) if noise == "run" else None
         )
@@ -118,7 +125,9 @@ def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
             of ``pipelines``.
     """
     for name, component in index.items():
-        library = component[0] if isinstance(component, list | tuple) and component else None
+        library = (
+            component[0] if isinstance(component, list | tuple) and component else None
+        )
         if library not in (None, "diffusers", "transformers") and not hasattr(
             pipelines, str(library)
         ):
@@ -193,8 +202,16 @@ class VisualBottleneck:
             max_new_tokens=max_new_tokens,
         )
         self.batch_size = batch_size
-        parts = [self._images.signature, model_label(captioner), self._decoding.describe()]
-        parts += [f"best of {num_return_sequences}", repr(prompt), self._similarity.signature]
+        parts = [
+            self._images.signature,
+            model_label(captioner),
+            self._decoding.describe(),
+        ]
+        parts += [
+            f"best of {num_return_sequences}",
+            repr(prompt),
+            self._similarity.signature,
+        ]
         self.signature = f"VBA[{','.join(parts)}]"
 
     def __call__(
@@ -204,7 +221,9 @@ class VisualBottleneck:
         texts = as_texts(completions)
         scores = [0.0] * len(texts)
         rows = [row for row, text in enumerate(texts) if text.strip()]
-        for batch in chunks(rows, self.batch_size, "captions through the visual bottleneck"):
+        for batch in chunks(
+            rows, self.batch_size, "captions through the visual bottleneck"
+        ):
             sources = [texts[row] for row in batch]
             best = best_similarities(self._similarity, sources, self.rewrite(sources))
             for row, score in zip(batch, best, strict=True):
@@ -217,8 +236,12 @@ class VisualBottleneck:
         captions.
         """
         images = answers_of(self._images, captions, Any)
-        rows: list[Row] = [{"image_id": "", "image": image, "references": []} for image in images]
+        rows: list[Row] = [
+            {"image_id": "", "image": image, "references": []} for image in images
+        ]
         pixels = self._captioner.preprocess(rows)
         inputs = {name: value.to(self._device) for name, value in pixels.items()}
-        ids = self._captioner.generate(self._captioner.policy, inputs, self._decoding, None)
+        ids = self._captioner.generate(
+            self._captioner.policy, inputs, self._decoding, None
+        )
         return [self._captioner.decode(beams) for beams in ids]

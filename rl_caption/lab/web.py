@@ -44,15 +44,24 @@ class SideBySide(NamedTuple):
         lines = [line.strip() for line in references.splitlines() if line.strip()]
         rows: list[Row] = []
         for photo in dict.fromkeys(photos or []):
-            rows.append({"image_id": photo, "image": load_image(photo), "references": lines})
+            rows.append(
+                {"image_id": photo, "image": load_image(photo), "references": lines}
+            )
         table: list[list[Any]] = []
         for name, captioner in self.captioners.items() if rows else ():
             decoded = decode_candidates(
-                captioner, captioner.policy, rows, self.decoding, self.accelerator, seed=self.seed
+                captioner,
+                captioner.policy,
+                rows,
+                self.decoding,
+                self.accelerator,
+                seed=self.seed,
             )
             first = [candidates[0] for candidates in decoded.values()]
             captions = [candidate.caption for candidate in first]
-            prompts, inputs = reward_inputs(rows, [candidate.finished for candidate in first])
+            prompts, inputs = reward_inputs(
+                rows, [candidate.finished for candidate in first]
+            )
             columns: list[Sequence[Any]] = [[Path(photo).name for photo in decoded]]
             columns += [[name] * len(rows), captions]
             for judge, reward in self.judges.items():
@@ -80,14 +89,18 @@ def build_page(models: SideBySide) -> Any:
     """The page of Gradio: photos and references in, captions and scores out."""
     import gradio
 
-    def caption(photos: list[str] | None, references: str) -> tuple[list[str], list[list[Any]]]:
+    def caption(
+        photos: list[str] | None, references: str
+    ) -> tuple[list[str], list[list[Any]]]:
         return photos or [], models.table(photos, references)
 
     return gradio.Interface(
         caption,
         inputs=[
             gradio.File(file_count="multiple", file_types=["image"], label="Photos"),
-            gradio.Textbox(label="References of these photos, one in each line", lines=2),
+            gradio.Textbox(
+                label="References of these photos, one in each line", lines=2
+            ),
         ],
         outputs=[
             gradio.Gallery(label="Photos"),
@@ -114,10 +127,16 @@ def load_models(config: WebConfig) -> SideBySide:
     judges = build_judges(config.judges, None, [], key="judges")
     for name, judge in judges.items():
         unknown = judge.columns - {"image", "references"}
-        if unknown or ("cider" in judge.__name__ and "df" not in config.judges[name].kwargs):
+        if unknown or (
+            "cider" in judge.__name__ and "df" not in config.judges[name].kwargs
+        ):
             needed = ", ".join(unknown) or "document frequencies (kwargs.df)"
-            raise ConfigError(f"judges.{name} needs {needed}: the page has photos and references")
-    folders = [Path(model.rstrip("/").removesuffix("/export/best")) for model in config.models]
+            raise ConfigError(
+                f"judges.{name} needs {needed}: the page has photos and references"
+            )
+    folders = [
+        Path(model.rstrip("/").removesuffix("/export/best")) for model in config.models
+    ]
     accelerator = Accelerator()
     captioners = {}
     for name, model in zip(unique_names(folders), config.models, strict=True):

@@ -47,7 +47,9 @@ class Curve:
         The peak is chosen on the same images: of scores that do not depend on the rewards, 1 in 20
         turns.
         """
-        return self.fall_interval[0] > 1e-12 * max(map(abs, self.mean))  # less is rounding
+        return self.fall_interval[0] > 1e-12 * max(
+            map(abs, self.mean)
+        )  # less is rounding
 
 
 def kl_of_best_of_n(n: int) -> float:
@@ -75,7 +77,9 @@ def best_of_n_weights(rewards: Floats, n: int) -> Floats:
     count = rewards.shape[1]
     below = rankdata(rewards, "min", axis=1).astype(int) - 1
     up_to = rankdata(rewards, "max", axis=1).astype(int)
-    chosen = np.array([math.comb(number, n) / math.comb(count, n) for number in range(count + 1)])
+    chosen = np.array(
+        [math.comb(number, n) / math.comb(count, n) for number in range(count + 1)]
+    )
     weights: Floats = (chosen[up_to] - chosen[below]) / (up_to - below)
     return weights
 
@@ -95,10 +99,14 @@ def best_of_n(
     """
     for name, values in {"rewards": rewards, **scores}.items():
         for row in np.flatnonzero(~np.isfinite(values).all(1))[:1]:
-            raise ValueError(f"{name} of image {images[row]!r} are not finite: {values[row]}")
+            raise ValueError(
+                f"{name} of image {images[row]!r} are not finite: {values[row]}"
+            )
     sizes = sample_sizes(rewards.shape[1])
     weights = [best_of_n_weights(rewards, n) for n in sizes]
-    draws = np.array(list(drawn_weights(images, resamples, seed)), np.float64) / len(images)
+    draws = np.array(list(drawn_weights(images, resamples, seed)), np.float64) / len(
+        images
+    )
     curves = {}
     for name, values in scores.items():
         per_image = np.stack([(own * values).sum(1) for own in weights], axis=1)

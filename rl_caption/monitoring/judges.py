@@ -34,7 +34,11 @@ def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
     if len(unused) == len(N_GRAM_JUDGES):
         return {"cider": JudgeConfig()}
     targets = {"rouge_l": None, "bleu4": "bleu"}
-    return {name: JudgeConfig(target=target) for name, target in targets.items() if name in unused}
+    return {
+        name: JudgeConfig(target=target)
+        for name, target in targets.items()
+        if name in unused
+    }
 
 
 def build_judges(

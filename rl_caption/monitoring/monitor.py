@@ -59,7 +59,9 @@ class HackingMonitor:
                 "of hacking are "
                 "detected. Add a judge to monitor.judges"
             )
-        judges = ", ".join(f"{name} [{judge.signature}]" for name, judge in self.judges.items())
+        judges = ", ".join(
+            f"{name} [{judge.signature}]" for name, judge in self.judges.items()
+        )
         return f"monitor: held-out judges, not in the reward: {judges}"
 
     def inspect(
@@ -84,12 +86,18 @@ class HackingMonitor:
         terms = self.reward.terms(prompts, captions, **columns)
         judges = {}
         for name, judge in self.judges.items():
-            scores = score_captions(judge, f"judge {name!r}", prompts, list(captions), columns)
+            scores = score_captions(
+                judge, f"judge {name!r}", prompts, list(captions), columns
+            )
             judges[name] = [round(score, DIGITS) for score in scores]
         memory = self.notes.setdefault("hacking", {})
         is_start = memory.get("start", {}).get("signatures") != self._signatures
         if is_start:
-            start = {"step": step, "signatures": self._signatures, "scales": self._scales(terms)}
+            start = {
+                "step": step,
+                "signatures": self._signatures,
+                "scales": self._scales(terms),
+            }
             memory |= {"start": start, "peaks": {}, "signs": []}
             memory.setdefault("first_alarm", None)
         start = memory["start"]
@@ -98,7 +106,9 @@ class HackingMonitor:
             weight * means[name] / start["scales"][name]
             for name, weight in self.reward.weights.items()
         )
-        now = Findings(total, judges, caption_statistics(captions, self.reward.tokenizer))
+        now = Findings(
+            total, judges, caption_statistics(captions, self.reward.tokenizer)
+        )
         if is_start:
             start["findings"] = asdict(now)
         # There is no training step before the start: the first one that is known stands for it.
@@ -112,7 +122,9 @@ class HackingMonitor:
         if not is_start:
             evidence = judge_alarm(now, began, self.references, self.thresholds, peaks)
             if total > began.reward:
-                evidence |= policy_signs(policy, start.get("policy", {}), self.thresholds)
+                evidence |= policy_signs(
+                    policy, start.get("policy", {}), self.thresholds
+                )
         elif step > 0:
             messages.append(
                 "monitor: the checkpoint has no values of the starting policy under this reward, "
@@ -120,14 +132,18 @@ class HackingMonitor:
                 f"validation; captions are compared with those of step {step} instead"
             )
         warnings, stop = self._alarm(step, now, evidence)
-        return Validation(self._metrics(now, means, evidence), messages + warnings, stop), now
+        return Validation(
+            self._metrics(now, means, evidence), messages + warnings, stop
+        ), now
 
     @property
     def _signatures(self) -> dict[str, str]:
         """What the numbers depend on. The reward's signature includes its weights and
         normalisation.
         """
-        judges = {f"judge/{name}": judge.signature for name, judge in self.judges.items()}
+        judges = {
+            f"judge/{name}": judge.signature for name, judge in self.judges.items()
+        }
         return {"validation": self.validation, "reward": self.reward.signature} | judges
 
     def _scales(self, terms: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -144,13 +160,17 @@ class HackingMonitor:
         metrics = {"val/reward": now.reward, "hacking/alarm": float(bool(evidence))}
         metrics |= {f"val/reward/{name}": value for name, value in terms.items()}
         metrics |= {
-            f"val/judge/{name}": statistics.fmean(scores) for name, scores in now.judges.items()
+            f"val/judge/{name}": statistics.fmean(scores)
+            for name, scores in now.judges.items()
         }
         metrics |= {
-            f"val/hacking/{key}": value for key, value in now.statistics.items() if key != "length"
+            f"val/hacking/{key}": value
+            for key, value in now.statistics.items()
+            if key != "length"
         }
         return metrics | {
-            "val/hacking/length_ratio": now.statistics["length"] / self.references["length"]
+            "val/hacking/length_ratio": now.statistics["length"]
+            / self.references["length"]
         }
 
     def _alarm(
@@ -172,5 +192,7 @@ class HackingMonitor:
             f"the captions got "
             f"worse: {'; '.join(evidence.values())}"
         )
-        warnings = [f"WARNING, signs of reward hacking: {text}. See docs/scst.md"] * changed
+        warnings = [
+            f"WARNING, signs of reward hacking: {text}. See docs/scst.md"
+        ] * changed
         return warnings, f"monitor.stop: {text}" if self.stop else None

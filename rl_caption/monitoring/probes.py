@@ -119,10 +119,17 @@ def probe_pairs(
     """
     pairs: dict[str, list[Pair]] = {name: [] for name in PROBES}
     captions = list(map(one_form, captions))
-    everything = [*captions, *(one_form(text) for row in rows for text in row["references"])]
+    everything = [
+        *captions,
+        *(one_form(text) for row in rows for text in row["references"]),
+    ]
     generic = typical_caption(everything)
-    longest = [_longest(row, caption) for row, caption in zip(rows, captions, strict=True)]
-    by_length = sorted(range(len(rows)), key=lambda number: -len(longest[number].split()))
+    longest = [
+        _longest(row, caption) for row, caption in zip(rows, captions, strict=True)
+    ]
+    by_length = sorted(
+        range(len(rows)), key=lambda number: -len(longest[number].split())
+    )
     for number, (row, caption) in enumerate(zip(rows, captions, strict=True)):
         generator = np.random.default_rng([seed, number])
         versions = _of_form(caption, generator)
@@ -135,7 +142,11 @@ def probe_pairs(
         for name, texts in versions.items():
             better, worse = map(one_form, texts)
             left_out = name in ENGLISH and not english
-            if not left_out and better != worse and not _is_true(name, row, better, worse):
+            if (
+                not left_out
+                and better != worse
+                and not _is_true(name, row, better, worse)
+            ):
                 pairs[name].append(Pair(number, better, worse))
     return pairs
 
@@ -200,8 +211,13 @@ def _of_content(
         one = next(iter(false.values()))
         versions["capitals"] = re.sub(r"[^\w\s]", "", caption).upper(), one
         if row.get("positive_captions"):
-            versions["paraphrase"] = str(generator.choice(row["positive_captions"])), one
-    seen = next((text for text in map(one_form, row["references"]) if text != caption), None)
+            versions["paraphrase"] = (
+                str(generator.choice(row["positive_captions"])),
+                one,
+            )
+    seen = next(
+        (text for text in map(one_form, row["references"]) if text != caption), None
+    )
     if seen is not None:
         of_seen, _ = _false_captions(row, seen, negatives, generator)
         if of_seen:

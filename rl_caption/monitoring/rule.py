@@ -98,17 +98,22 @@ class Peak:
     scores: Sequence[float]
 
 
-def updated_peaks(peaks: Mapping[str, Peak], now: Findings, step: int) -> dict[str, Peak]:
+def updated_peaks(
+    peaks: Mapping[str, Peak], now: Findings, step: int
+) -> dict[str, Peak]:
     """Return judge -> peak after the validation of ``step``; of equal means the earlier one stays."""
     return {
         name: peaks[name]
-        if name in peaks and statistics.fmean(peaks[name].scores) >= statistics.fmean(scores)
+        if name in peaks
+        and statistics.fmean(peaks[name].scores) >= statistics.fmean(scores)
         else Peak(step, now.reward, list(scores))
         for name, scores in now.judges.items()
     }
 
 
-def caption_statistics(captions: Sequence[str], tokenizer: str = TOKENIZER) -> dict[str, float]:
+def caption_statistics(
+    captions: Sequence[str], tokenizer: str = TOKENIZER
+) -> dict[str, float]:
     """Describe N >= 1 captions, one of each image, in tokens of ``tokenizer``
     (``rewards.text.tokenize.TOKENIZERS``).
 
@@ -137,7 +142,9 @@ def reference_statistics(
             "the monitor compares captions with references, but a validation image has none"
         )
     layers = min(max(map(len, references)), LAYERS)
-    chosen = ([texts[layer % len(texts)] for texts in references] for layer in range(layers))
+    chosen = (
+        [texts[layer % len(texts)] for texts in references] for layer in range(layers)
+    )
     layer_statistics = [caption_statistics(texts, tokenizer) for texts in chosen]
     means = {
         key: statistics.fmean(layer[key] for layer in layer_statistics)
@@ -151,7 +158,9 @@ def reference_statistics(
     return means
 
 
-def lexical_diversity(captions: Sequence[Sequence[str]], sample: int = DIVERSITY_SAMPLE) -> float:
+def lexical_diversity(
+    captions: Sequence[Sequence[str]], sample: int = DIVERSITY_SAMPLE
+) -> float:
     """HD-D: expected type-token ratio of ``sample`` tokens drawn without replacement, in [0, 1].
 
     Unlike the number of different words, it does not grow with the number of captions. With N
@@ -245,7 +254,9 @@ def policy_signs(
             f"{first['entropy']:.3g})"
         )
     if "kl" in now and thresholds.kl is not None and now["kl"] > thresholds.kl:
-        evidence["kl"] = f"the policy is {now['kl']:.3g} nats a token away from the starting policy"
+        evidence["kl"] = (
+            f"the policy is {now['kl']:.3g} nats a token away from the starting policy"
+        )
     return evidence
 
 
@@ -255,13 +266,19 @@ def _judge_signs(
     """Evidence from judges that fell below the start or, if not, below their best validation."""
     evidence = {}
     for name in sorted(now.judges.keys() & start.judges.keys()):
-        fall = _fall(now.judges[name], start.judges[name], limits.judge_fall, limits.judge_errors)
+        fall = _fall(
+            now.judges[name], start.judges[name], limits.judge_fall, limits.judge_errors
+        )
         if fall is not None:
-            evidence[f"judge/{name}"] = f"the judge {name}, which is not in the reward, fell {fall}"
+            evidence[f"judge/{name}"] = (
+                f"the judge {name}, which is not in the reward, fell {fall}"
+            )
     for name in sorted(now.judges.keys() & peaks.keys()):
         peak = peaks[name]
         kept = start.reward + limits.reward_kept * (peak.reward - start.reward)
-        fall = _fall(now.judges[name], peak.scores, limits.judge_slip, limits.slip_errors)
+        fall = _fall(
+            now.judges[name], peak.scores, limits.judge_slip, limits.slip_errors
+        )
         if f"judge/{name}" not in evidence and now.reward > kept and fall is not None:
             evidence[f"judge/{name}"] = (
                 f"since step {peak.step} the judge {name}, which is not in the reward, fell "
@@ -279,10 +296,16 @@ def _fall(
     """
     difference, error = paired_difference(now, before)
     began, needed = statistics.fmean(before), needed_errors(errors, len(now))
-    if math.isinf(needed) or not -difference > max(relative * abs(began), needed * error):
+    if math.isinf(needed) or not -difference > max(
+        relative * abs(began), needed * error
+    ):
         return None
     percent = f"{difference / abs(began):+.1%}, " if began else ""
-    noise = f"{-difference / error:.1f} standard errors" if error else "on every image alike"
+    noise = (
+        f"{-difference / error:.1f} standard errors"
+        if error
+        else "on every image alike"
+    )
     return f"from {began:.4g} to {began + difference:.4g} ({percent}{noise})"
 
 
@@ -304,11 +327,15 @@ def needed_errors(errors: float, images: int) -> float:
     return -float(stdtrit(images - 1, statistics.NormalDist().cdf(-errors)))
 
 
-def paired_difference(now: Sequence[float], start: Sequence[float]) -> tuple[float, float]:
+def paired_difference(
+    now: Sequence[float], start: Sequence[float]
+) -> tuple[float, float]:
     """Mean of ``now`` - ``start`` over N >= 1 images, and its standard error (0 for one image)."""
     differences = [last - first for last, first in zip(now, start, strict=True)]
     error = (
-        statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
+        statistics.stdev(differences) / math.sqrt(len(differences))
+        if len(differences) > 1
+        else 0.0
     )
     return statistics.fmean(differences), error
 

@@ -37,10 +37,14 @@ class Scorer:
 
     def __call__(self, captions: Sequence[RowCaption]) -> Floats:
         """[N] scores of N captions. Raises ``RewardError``."""
-        new = [caption for caption in dict.fromkeys(captions) if caption not in self.scores]
+        new = [
+            caption for caption in dict.fromkeys(captions) if caption not in self.scores
+        ]
         if new:
             rows = [self.rows[caption.row] for caption in new]
-            prompts, columns = reward_inputs(rows, [caption.finished for caption in new])
+            prompts, columns = reward_inputs(
+                rows, [caption.finished for caption in new]
+            )
             texts = [caption.text for caption in new]
             scores = score_captions(self.reward, self.name, prompts, texts, columns)
             self.scores |= zip(new, scores, strict=True)

@@ -35,7 +35,9 @@ class Captions:
     def chosen(self, image_id: str) -> int:
         """Index of the chosen candidate."""
         return (
-            0 if self.rewards is None else self.rewards[image_id].index(max(self.rewards[image_id]))
+            0
+            if self.rewards is None
+            else self.rewards[image_id].index(max(self.rewards[image_id]))
         )
 
     def texts(self) -> dict[str, str]:
@@ -45,7 +47,9 @@ class Captions:
             for image_id, candidates in self.candidates.items()
         }
 
-    def write(self, path: str | Path, ids: Mapping[str, int | str] | None = None) -> None:
+    def write(
+        self, path: str | Path, ids: Mapping[str, int | str] | None = None
+    ) -> None:
         """Write one JSON line per image: ``image_id``, the index ``chosen``, and ``candidates``.
 
         Each candidate has ``caption``, ``finished`` (it ended with EOS) and, where known, ``score``
@@ -55,17 +59,27 @@ class Captions:
         lines = []
         for image_id, captions in self.candidates.items():
             lines_of = [
-                {key: value for key, value in one._asdict().items() if value is not None}
+                {
+                    key: value
+                    for key, value in one._asdict().items()
+                    if value is not None
+                }
                 for one in captions
             ]
             if self.rewards is not None:
                 lines_of = [
                     one | {"reward": reward}
-                    for one, reward in zip(lines_of, self.rewards[image_id], strict=True)
+                    for one, reward in zip(
+                        lines_of, self.rewards[image_id], strict=True
+                    )
                 ]
             written = image_id if ids is None else ids[image_id]
             lines.append(
-                {"image_id": written, "chosen": self.chosen(image_id), "candidates": lines_of}
+                {
+                    "image_id": written,
+                    "chosen": self.chosen(image_id),
+                    "candidates": lines_of,
+                }
             )
         write_json_lines(path, lines)
 
@@ -91,8 +105,14 @@ def build_reranker(
     """
     builder, arguments = RewardBuilder(references, tokenizer), dict(kwargs)
     with config_errors("rerank"):
-        if short_name(name) == "consensus" and "df" not in arguments and len(references) > 1:
-            arguments["df"] = builder.count(eos=False, tokenizer=arguments.get("tokenizer"))
+        if (
+            short_name(name) == "consensus"
+            and "df" not in arguments
+            and len(references) > 1
+        ):
+            arguments["df"] = builder.count(
+                eos=False, tokenizer=arguments.get("tokenizer")
+            )
         reward = builder.build(name, arguments)
     if "references" in reward.columns:
         raise ConfigError(
@@ -117,21 +137,30 @@ def caption_rows(
         captioner.max_tokens_of(row)
     policy = captioner.policy.to(accelerator.device)
     return Captions(
-        decode_candidates(captioner, policy, rows, decoding, accelerator, "captioning", seed)
+        decode_candidates(
+            captioner, policy, rows, decoding, accelerator, "captioning", seed
+        )
     )
 
 
-def rerank_captions(captions: Captions, rows: Sequence[Row], reward: Reward) -> Captions:
+def rerank_captions(
+    captions: Captions, rows: Sequence[Row], reward: Reward
+) -> Captions:
     """Add the rewards of all candidates of ``rows``, by which they are chosen. ``RewardError`` if
     the reward failed.
     """
     candidates = captions.candidates
-    pairs = [(row, candidate) for row in rows for candidate in candidates[row["image_id"]]]
+    pairs = [
+        (row, candidate) for row in rows for candidate in candidates[row["image_id"]]
+    ]
     prompts, columns = reward_inputs(
         [row for row, _ in pairs], [candidate.finished for _, candidate in pairs]
     )
     columns.pop("references", None)  # for no reward to look at
     texts = [candidate.caption for _, candidate in pairs]
     scores = iter(score_captions(reward, "rerank", prompts, texts, columns))
-    rewards = {row["image_id"]: [next(scores) for _ in candidates[row["image_id"]]] for row in rows}
+    rewards = {
+        row["image_id"]: [next(scores) for _ in candidates[row["image_id"]]]
+        for row in rows
+    }
     return Captions(candidates, rewards)

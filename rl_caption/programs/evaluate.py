@@ -85,7 +85,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 SPLIT = "test"
 """The split that is judged where none is named."""
-IMAGES_AND_TEXTS = ("format", "target", "path", "columns", "kwargs", "tokenizer", "long_captions")
+IMAGES_AND_TEXTS = (
+    "format",
+    "target",
+    "path",
+    "columns",
+    "kwargs",
+    "tokenizer",
+    "long_captions",
+)
 """Keys of ``data`` in which the folders of a comparison have to agree."""
 
 
@@ -109,7 +117,11 @@ class _Images(NamedTuple):
 
 def evaluate(config: EvaluateConfig) -> str:
     """Evaluate captions of a model or a file, or compare those of two files; return the tables."""
-    return compare_systems(config) if isinstance(config, CompareConfig) else evaluate_split(config)
+    return (
+        compare_systems(config)
+        if isinstance(config, CompareConfig)
+        else evaluate_split(config)
+    )
 
 
 def evaluate_split(config: EvaluateConfig) -> str:
@@ -169,7 +181,8 @@ def compare_systems(config: CompareConfig) -> str:
     check_same_images(systems[0], systems[1], paths)
     images = _images(config, systems[0].by)
     captions = [
-        _of_images(system, images, path) for system, path in zip(systems, paths, strict=True)
+        _of_images(system, images, path)
+        for system, path in zip(systems, paths, strict=True)
     ]
     scorer = _Scorer(config, images, captions[0])
     evaluations: dict[str, Evaluation] = {}
@@ -212,7 +225,12 @@ def _evaluated_run(config: CompareConfig, run: Path, name: str) -> str:
             run,
         )
     shared = {key: getattr(config, key) for key in EvaluateConfig.model_fields}
-    own = {"data": data, "split": split, "out": str(Path(config.out, name)), "report": False}
+    own = {
+        "data": data,
+        "split": split,
+        "out": str(Path(config.out, name)),
+        "report": False,
+    }
     model = str(run / "export" / "best")
     evaluate_split(EvaluateModelConfig(**shared | own, model=model))
     return str(own["out"])
@@ -230,7 +248,8 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
     if len(named) < 2 or not all("data" in settings for settings in named):
         return config
     first, second = (
-        {key: settings["data"].get(key) for key in IMAGES_AND_TEXTS} | {"split": settings["split"]}
+        {key: settings["data"].get(key) for key in IMAGES_AND_TEXTS}
+        | {"split": settings["split"]}
         for settings in named
     )
     if first != second:
@@ -335,7 +354,9 @@ def _source_of(path: str | None, captions: Mapping[str, str]) -> dict[str, Any]:
     source: dict[str, Any] = {"predictions": captions.sha256}
     if note_of_run.get("predictions") == captions.sha256 and "weights" in note_of_run:
         source |= {
-            key: note_of_run[key] for key in ("weights", "prompt", "decode") if key in note_of_run
+            key: note_of_run[key]
+            for key in ("weights", "prompt", "decode")
+            if key in note_of_run
         }
     return source
 
@@ -357,7 +378,8 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
             file, config.split or SPLIT, by=by, has_splits=config.split is not None
         )
         rows: list[dict[str, Any]] = [
-            {"image_id": image_id, "references": texts} for image_id, texts in annotated.items()
+            {"image_id": image_id, "references": texts}
+            for image_id, texts in annotated.items()
         ]
         for row in rows if annotated.images else ():
             row["image"] = annotated.images[row["image_id"]]
@@ -391,7 +413,9 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
         captions = with_ids_of(captions, {*annotated, *others}, files, path)
         outside = [image_id for image_id in captions if image_id not in annotated]
     chosen = Captions(
-        (image_id, text) for image_id, text in captions.items() if image_id not in others
+        (image_id, text)
+        for image_id, text in captions.items()
+        if image_id not in others
     )
     chosen.by, chosen.sha256 = captions.by, captions.sha256
     if outside and not chosen:
@@ -455,7 +479,9 @@ class _Scorer:
             self.encoder = load_dual_encoder(config.retrieval, "retrieval")
         if config.chair:
             with config_errors("chair"):
-                self.chair = RewardBuilder(tokenizer=tokenizer).build("chair", config.chair)
+                self.chair = RewardBuilder(tokenizer=tokenizer).build(
+                    "chair", config.chair
+                )
             check_judges({"chair": self.chair}, rows, images.source, key="")
             self.chair.objects_of(len(rows), reward_inputs(rows)[1])
 
@@ -467,7 +493,8 @@ class _Scorer:
             self.images.references,
             metrics=self.metrics,
             tokenizer=metrics_tokenizer(config.tokenizer, config.data.tokenizer),
-            training_captions={text for texts in images.training() for text in texts} or None,
+            training_captions={text for texts in images.training() for text in texts}
+            or None,
             scenes=scenes_of(rows),
         )
         evaluation = replace(evaluation, decoding=decoding)
@@ -501,17 +528,22 @@ def _report(config: EvaluateConfig, rows: Sequence[Any]) -> None:
         print(f"wrote {page}", file=sys.stderr)
 
 
-def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images) -> None:
+def _score_candidates(
+    config: EvaluateConfig, captions: Decoded, images: _Images
+) -> None:
     """Write and print ``evaluate_samples`` of all captions, if there are two images or more with
     several each.
     """
     samples = {
-        key: [one.caption for one in of_image] for key, of_image in captions.candidates.items()
+        key: [one.caption for one in of_image]
+        for key, of_image in captions.candidates.items()
     }
     if len(samples) < 2 or min(map(len, samples.values())) < 2:
         return
     evaluation = evaluate_samples(
-        samples, images.references, words_tokenizer(config.tokenizer, config.data.tokenizer)
+        samples,
+        images.references,
+        words_tokenizer(config.tokenizer, config.data.tokenizer),
     )
     scores = {
         "metrics": evaluation.metrics,
@@ -521,7 +553,10 @@ def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images
     best = evaluation.best_of[-1]._asdict()
     spread = [f"{key} {value:.3f}" for key, value in evaluation.metrics.items()]
     spread += [f"CIDEr-D (x100) {key} {100 * value:.2f}" for key, value in best.items()]
-    print(f"{len(evaluation.best_of)} captions of an image: {', '.join(spread)}", file=sys.stderr)
+    print(
+        f"{len(evaluation.best_of)} captions of an image: {', '.join(spread)}",
+        file=sys.stderr,
+    )
 
 
 def _decode(
@@ -533,7 +568,11 @@ def _decode(
     from rl_caption.captioners.loading import load_captioner
     from rl_caption.config.build import quiet_libraries
     from rl_caption.data.checks import check_row_images
-    from rl_caption.programs.captions import build_reranker, caption_rows, rerank_captions
+    from rl_caption.programs.captions import (
+        build_reranker,
+        caption_rows,
+        rerank_captions,
+    )
     from rl_caption.runtime.engines import print_main
 
     reward, how = None, config.decode.describe()
@@ -541,7 +580,9 @@ def _decode(
         how += f", seed {config.seed}"
     if config.rerank is not None and accelerator.is_main_process:
         words = words_tokenizer(config.tokenizer, config.data.tokenizer)
-        reward = build_reranker(config.rerank, config.rerank_kwargs, images.training(), words)
+        reward = build_reranker(
+            config.rerank, config.rerank_kwargs, images.training(), words
+        )
         check_judges({"rerank": reward}, images.rows, images.source, key="")
         how += f", chosen by {reward.signature}"
     quiet_libraries()

@@ -68,10 +68,14 @@ def train_xe(config: XeConfig) -> TrainState:
         captioner = make_captioner(run, config, "train.max_target_tokens", tokens)
         vocabulary, notes = captioner.vocabulary(), share_mode(run, captioner)
         model = run.restore(captioner.policy, vocabulary=vocabulary, notes=notes)
-        collate = Collate(captioner, tokens, options.captions_per_image, data.augment, options.seed)
+        collate = Collate(
+            captioner, tokens, options.captions_per_image, data.augment, options.seed
+        )
         return train(
             run,
-            CrossEntropyTask(run.accelerator, captioner, model, options.label_smoothing),
+            CrossEntropyTask(
+                run.accelerator, captioner, model, options.label_smoothing
+            ),
             collate,
             make_validator(run, config, captioner, tokens),
             partial(captioner.save_pretrained, captioner.policy),
@@ -117,7 +121,11 @@ def train_scst(config: ScstConfig) -> TrainState:
             partial(captioner.save_pretrained, captioner.policy),
             metric,
         )
-        if config.report and run.accelerator.is_main_process and is_complete(run.folder):
+        if (
+            config.report
+            and run.accelerator.is_main_process
+            and is_complete(run.folder)
+        ):
             from rl_caption.programs.report.program import write_report
 
             page = write_report(run.folder, run.val_rows)
@@ -125,7 +133,9 @@ def train_scst(config: ScstConfig) -> TrainState:
         return state
 
 
-def make_captioner(run: Run, config: XeConfig | ScstConfig, key: str, max_tokens: int) -> Captioner:
+def make_captioner(
+    run: Run, config: XeConfig | ScstConfig, key: str, max_tokens: int
+) -> Captioner:
     """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of
     ``key``.
     """
@@ -168,7 +178,13 @@ def make_validator(
         batch_size=options.batch_size,
     )
     return CaptionValidator(
-        run.accelerator, captioner, run.val_rows, decoding, run.folder, tokenizer, monitor
+        run.accelerator,
+        captioner,
+        run.val_rows,
+        decoding,
+        run.folder,
+        tokenizer,
+        monitor,
     )
 
 
@@ -182,7 +198,10 @@ def make_task(
     """
     options, rollout = config.train, config.rollout
     objective = build_objective(
-        options.objective, options.objective_kwargs, options.loss_reduction, options.kl_coef
+        options.objective,
+        options.objective_kwargs,
+        options.loss_reduction,
+        options.kl_coef,
     )
     compares = getattr(objective, "needs_reference", False) or config.monitor.kl
     advantage = build_advantage(options.advantage, options.advantage_kwargs)
@@ -197,7 +216,9 @@ def make_task(
         objective,
         seed=options.seed,
         dropout=rollout.dropout,
-        ref_policy=_frozen_copy(captioner.policy, run.accelerator) if compares else None,
+        ref_policy=_frozen_copy(captioner.policy, run.accelerator)
+        if compares
+        else None,
         xe_weight=options.xe_weight,
         label_smoothing=options.label_smoothing,
         updates_per_rollout=options.updates_per_rollout,
@@ -214,7 +235,9 @@ def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonit
         texts = references_of(run.train_rows)
         reward = build_reward(config.reward, texts, run.folder, tokenizer)
     with accelerator.main_process_first():
-        judges = build_judges(config.monitor.judges, reward, references, tokenizer=tokenizer)
+        judges = build_judges(
+            config.monitor.judges, reward, references, tokenizer=tokenizer
+        )
     monitor = HackingMonitor(
         reward,
         judges,
@@ -228,7 +251,9 @@ def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonit
     names = [name for name, score in scores.items() if "image" in score.columns]
     if data.features_root is not None and names:
         rows, cache = [*run.train_rows, *run.val_rows], run.folder / CHECKED_IMAGES
-        with accelerator.main_process_first():  # the others then find the verdicts in the cache
+        with (
+            accelerator.main_process_first()
+        ):  # the others then find the verdicts in the cache
             check_row_images(rows, " and ".join(names), data.check_images, cache)
     return reward, monitor
 
@@ -242,7 +267,9 @@ def describe_reward(run: Run, task: SelfCriticalTask) -> None:
         return
     if len(reward.rewards) > 1:
         size = run.micro_batch_size
-        sample = partial(sample_scores, task.captioner, task.decoding, task.seed, accelerator, size)
+        sample = partial(
+            sample_scores, task.captioner, task.decoding, task.seed, accelerator, size
+        )
         lines = scale_report(reward, run.train_rows, sample)
         print_main(accelerator, "reward: " + "\n".join(lines))
     if any(isinstance(term, CiderD) for term in reward.rewards.values()):
@@ -262,7 +289,9 @@ def scst_signature(
     """
     options, rollout = config.train, config.rollout
     names = {"leave_one_out": "average"}
-    base = names.get(options.advantage, options.advantage) + _kwargs(options.advantage_kwargs)
+    base = names.get(options.advantage, options.advantage) + _kwargs(
+        options.advantage_kwargs
+    )
     texts = (text for row in rows for text in row["references"])
     parts = [
         reward.signature + untested_texts(reward, texts),
@@ -304,7 +333,11 @@ def make_metric(config: ScstConfig, monitor: HackingMonitor) -> Metric:
     if name == "val/cider":
         how = f"{tokens}, tokenizer {config.data.tokenizer}"
         return Metric(name, "0 to 10; papers print it times 100", how)
-    score: Any = reward if name == "val/reward" else reward.rewards.get(name[len("val/reward/") :])
+    score: Any = (
+        reward
+        if name == "val/reward"
+        else reward.rewards.get(name[len("val/reward/") :])
+    )
     if name in judges:
         score, key = judges[name], f"val/judge/{name}"
     low, high = score.bounds

@@ -108,12 +108,17 @@ class Texts:
 
     def too_long(self, captions: Sequence[str]) -> int:
         """How many of the captions are truncated."""
-        return sum(self.encoder.count_tokens(caption) > self.context_length for caption in captions)
+        return sum(
+            self.encoder.count_tokens(caption) > self.context_length
+            for caption in captions
+        )
 
 
 def draw(items: Sequence[T], row: Row, seed: int, step: int, what: str) -> T:
     """One of ``items``, a pure function of (seed, step, what, image id)."""
-    return items[int(row_generator(seed, step, f"{what}/{row['image_id']}").integers(len(items)))]
+    return items[
+        int(row_generator(seed, step, f"{what}/{row['image_id']}").integers(len(items)))
+    ]
 
 
 def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
@@ -125,7 +130,9 @@ def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
     return draw(range(len(row["references"])), row, seed, step, "caption")
 
 
-def sampled_sentences(caption: str, least: int, most: int, generator: np.random.Generator) -> str:
+def sampled_sentences(
+    caption: str, least: int, most: int, generator: np.random.Generator
+) -> str:
     """``least`` to ``most`` random sentences of a caption, in their order; all of them where it has
     fewer.
     """
@@ -146,7 +153,9 @@ def chance(share: float, what: str, row: Row, seed: int, step: int) -> bool:
     """True with probability ``share``: a pure function of (seed, step, ``what``, image id)."""
     if share in (0, 1):
         return share == 1
-    return float(row_generator(seed, step, f"{what}/{row['image_id']}").random()) < share
+    return (
+        float(row_generator(seed, step, f"{what}/{row['image_id']}").random()) < share
+    )
 
 
 @dataclass(frozen=True)
@@ -208,14 +217,21 @@ class PairCollate:
             targets |= added.targets
             images |= added.images
         inputs = self._images(items, images)
-        plain = [chance(self.plain_captions, "plain", row, self.seed, step) for row, step in items]
+        plain = [
+            chance(self.plain_captions, "plain", row, self.seed, step)
+            for row, step in items
+        ]
         for name, column in texts.items():
             pairs = zip(column, plain, strict=True)
-            texts[name] = [plain_form(text) if is_plain else text for text, is_plain in pairs]
+            texts[name] = [
+                plain_form(text) if is_plain else text for text, is_plain in pairs
+            ]
             inputs[name] = self.tokens(texts[name])
         if self.groups:
             targets["image_group"] = _groups([row["image_id"] for row in rows])
-            targets |= {f"{name}_group": _groups(column) for name, column in texts.items()}
+            targets |= {
+                f"{name}_group": _groups(column) for name, column in texts.items()
+            }
         return PairBatch(rows, inputs, captions, targets)
 
     def _caption(self, row: Row, step: int) -> str:
@@ -238,7 +254,10 @@ class PairCollate:
         inputs = {}
         for name, column in {"image": own, **further}.items():
             images = zip(column, items, strict=True)
-            pixels = [self._view(image_id, image, step) for (image_id, image), (_, step) in images]
+            pixels = [
+                self._view(image_id, image, step)
+                for (image_id, image), (_, step) in images
+            ]
             inputs[name] = torch.stack(pixels)
         return inputs
 

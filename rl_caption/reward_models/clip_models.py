@@ -43,7 +43,9 @@ from rl_caption.runtime.options import Fraction, Positions, Section
 from rl_caption.runtime.types import LOSS, TrainState
 from rl_caption.training.run import Run
 
-Sentences = Annotated[list[Annotated[int, Field(ge=1, le=1000)]], Field(min_length=2, max_length=2)]
+Sentences = Annotated[
+    list[Annotated[int, Field(ge=1, le=1000)]], Field(min_length=2, max_length=2)
+]
 """The least and the most number of sentences."""
 MaxScale = Annotated[float, Field(ge=1, le=10**6)]
 """Largest logit scale (inverse temperature)."""
@@ -89,7 +91,9 @@ class ClipModelConfig(Section):
         """
         with naming("model.init"):
             is_folder = self.init is not None and self.name is None
-            return self.has_parts or (is_folder and has_model_type(str(self.init), MODEL_TYPE))
+            return self.has_parts or (
+                is_folder and has_model_type(str(self.init), MODEL_TYPE)
+            )
 
     @model_validator(mode="after")
     def _check_clip_model(self) -> Self:
@@ -178,7 +182,9 @@ class ClipConfig(RewardModelConfig):
             pixels,
             tokens,
             self.eval.batch_size,
-            loss=ValidationLoss(objective, collate, train.batch_size) if best_by == LOSS else None,
+            loss=ValidationLoss(objective, collate, train.batch_size)
+            if best_by == LOSS
+            else None,
             **validated,
         )
         measured, metric = "", best_by or metric
@@ -206,7 +212,11 @@ class ClipConfig(RewardModelConfig):
         Raises:
             ConfigError: it cannot be loaded or made, or it has batch norm and the batch is split.
         """
-        model, max_scale, is_trained = self.model, self.loss.max_scale, self.model.init is not None
+        model, max_scale, is_trained = (
+            self.model,
+            self.loss.max_scale,
+            self.model.init is not None,
+        )
         if model.is_dual:
             dual = pretrained_dual(model)
             network = trained_dual(dual, max_scale)
@@ -231,7 +241,9 @@ class ClipConfig(RewardModelConfig):
         tune(clip)
         check_batch_norm(network, self.train, processes)
         length, export = int(clip.context_length), partial(save_clip, clip, shape)
-        return EmbeddingModel(network, preprocessing, length, is_causal(clip), export, is_trained)
+        return EmbeddingModel(
+            network, preprocessing, length, is_causal(clip), export, is_trained
+        )
 
     def decays(self, name: str, parameter: Tensor) -> bool:
         """CLIP's rule: weight decay for matrices, none for gains, biases and the temperature
@@ -258,7 +270,9 @@ def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
             dual = PretrainedDual.from_pretrained(model.init)
         else:
             image, text = str(model.image.encoder), str(model.text.encoder)
-            config = DualConfig(image, text, model.image.kwargs, model.text.kwargs, **model.kwargs)
+            config = DualConfig(
+                image, text, model.image.kwargs, model.text.kwargs, **model.kwargs
+            )
             pretrained = [name for name, part in parts.items() if part.pretrained]
             dual = PretrainedDual(config, pretrained=pretrained)
     dual.requires_grad_(True)

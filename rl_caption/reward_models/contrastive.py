@@ -63,7 +63,11 @@ def contrastive(
     masks = "image_group" in target
 
     def excluded_pairs(name: str) -> Tensor | None:
-        return false_negatives(target["image_group"], target[f"{name}_group"]) if masks else None
+        return (
+            false_negatives(target["image_group"], target[f"{name}_group"])
+            if masks
+            else None
+        )
 
     false = false_excluded = None
     metrics = contrastive_metrics(student)
@@ -74,7 +78,9 @@ def contrastive(
         if masks:
             groups = torch.cat([target[f"{name}_group"] for name in names])
             false_excluded = false_excluded | (target["text_group"][:, None] == groups)
-        metrics["contrastive/hard_negatives"] = _above_false(student, columns, target["false"])
+        metrics["contrastive/hard_negatives"] = _above_false(
+            student, columns, target["false"]
+        )
     loss = info_nce(
         images,
         texts,
@@ -98,11 +104,17 @@ def contrastive(
 
 
 @torch.no_grad()
-def _above_false(student: Embeddings, columns: Sequence[Tensor], counts: Tensor) -> Tensor:
+def _above_false(
+    student: Embeddings, columns: Sequence[Tensor], counts: Tensor
+) -> Tensor:
     """Fraction of hard negatives whose cosine to their image is below that of its caption."""
-    images, true = student["image"], F.cosine_similarity(student["image"], student["text"], dim=-1)
+    images, true = (
+        student["image"],
+        F.cosine_similarity(student["image"], student["text"], dim=-1),
+    )
     right = torch.stack(
-        [true > F.cosine_similarity(images, column, dim=-1) for column in columns], dim=1
+        [true > F.cosine_similarity(images, column, dim=-1) for column in columns],
+        dim=1,
     )
     return (right * counts).sum() / counts.sum().clamp(min=1)
 
@@ -123,7 +135,9 @@ def short_info_nce(
     """
     coarse = principal_reconstruction(F.normalize(images, dim=-1), rank)
     return cross_entropies(
-        scale * coarse @ F.normalize(texts, dim=-1).T, label_smoothing, excluded=excluded
+        scale * coarse @ F.normalize(texts, dim=-1).T,
+        label_smoothing,
+        excluded=excluded,
     )
 
 
@@ -257,7 +271,9 @@ class ContrastiveConfig(ClipConfig):
         additions: list[Any] = []
         if loss.short:
             source = train.short_captions
-            additions.append(partial(add_short_captions, source=source, seed=train.seed))
+            additions.append(
+                partial(add_short_captions, source=source, seed=train.seed)
+            )
         hard = build_negatives(negatives, rows, train.seed)
         if hard is not None:
             additions.append(hard)
@@ -274,15 +290,23 @@ class ContrastiveConfig(ClipConfig):
 
 
 def add_short_captions(
-    items: Sequence[tuple[Row, int]], captions: list[str], source: ShortSource, seed: int
+    items: Sequence[tuple[Row, int]],
+    captions: list[str],
+    source: ShortSource,
+    seed: int,
 ) -> Addition:
     """Add the text ``text_short`` to a batch (``short_caption``)."""
     pairs = zip(items, captions, strict=True)
-    texts = [short_caption(row, caption, step, source, seed) for (row, step), caption in pairs]
+    texts = [
+        short_caption(row, caption, step, source, seed)
+        for (row, step), caption in pairs
+    ]
     return Addition({"text_short": texts})
 
 
-def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: int) -> str:
+def short_caption(
+    row: Row, caption: str, step: int, source: ShortSource, seed: int
+) -> str:
     """The short caption of a row in a step, for Long-CLIP's second term: a pure function of (seed,
     step, image id).
 

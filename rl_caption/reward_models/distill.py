@@ -72,13 +72,19 @@ def distillation(
     loss = torch.zeros((), device=student[towers[0]].device)
     metrics: dict[str, Tensor] = {}
     for tower in towers:
-        metrics[f"distill/l1_{tower}"] = absolute = F.l1_loss(student[tower], teacher[tower])
+        metrics[f"distill/l1_{tower}"] = absolute = F.l1_loss(
+            student[tower], teacher[tower]
+        )
         angle = (1 - F.cosine_similarity(student[tower], teacher[tower], dim=-1)).mean()
         metrics[f"distill/cosine_{tower}"] = angle
         loss = loss + l1 * absolute + cosine * angle
     if regulator:
         term = similarity_regulator(
-            student["image"], student["text"], teacher["image"], teacher["text"], reduction
+            student["image"],
+            student["text"],
+            teacher["image"],
+            teacher["text"],
+            reduction,
         )
         loss = loss + regulator * term
         metrics["distill/regulator"] = term
@@ -268,19 +274,31 @@ class DistillConfig(RewardModelConfig):
         """The student of a teacher, and what it reads."""
         model, fingerprint = self.model, teacher.backbone.fingerprint
         if self.towers == "dual":
-            folders: dict[Tower, str | None] = {"image": model.image_init, "text": model.text_init}
-            dual = build_dual(model.init, folders, model.kwargs, teacher.width, fingerprint)
+            folders: dict[Tower, str | None] = {
+                "image": model.image_init,
+                "text": model.text_init,
+            }
+            dual = build_dual(
+                model.init, folders, model.kwargs, teacher.width, fingerprint
+            )
             if self.train.freeze_text and (model.init or model.text_init):
                 dual.text.requires_grad_(False)
             is_trained = model.init is not None or None not in folders.values()
             towers: dict[str, Any] = {"image": dual.image, "text": dual.text}
-            return _embedding_model(towers, dual.config, dual.save_pretrained, is_trained)
+            return _embedding_model(
+                towers, dual.config, dual.save_pretrained, is_trained
+            )
         tower: Any = build_tower(self.towers, model.init, model.kwargs, teacher.width)
         if self.towers == "image" and self.train.freeze_patch_embed:
             frozen = copy_patch_embedding(tower, teacher.backbone.model)
-            print_main(run.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}")
+            print_main(
+                run.accelerator,
+                f"copied from the teacher and frozen: {', '.join(frozen)}",
+            )
         export = partial(save_tower, tower, self.towers, teacher=fingerprint)
-        return _embedding_model({self.towers: tower}, tower.config, export, model.init is not None)
+        return _embedding_model(
+            {self.towers: tower}, tower.config, export, model.init is not None
+        )
 
 
 def _embedding_model(
@@ -291,11 +309,16 @@ def _embedding_model(
         preprocessing = towers["image"].preprocessing
     trims = shape.pad_attention == "masked"
     network = trained_towers(towers)
-    return EmbeddingModel(network, preprocessing, shape.context_length, trims, export, is_trained)
+    return EmbeddingModel(
+        network, preprocessing, shape.context_length, trims, export, is_trained
+    )
 
 
 TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}
-TOWER_TYPES: dict[Tower, str] = {"image": f"{MODEL_TYPE}_image", "text": f"{MODEL_TYPE}_text"}
+TOWER_TYPES: dict[Tower, str] = {
+    "image": f"{MODEL_TYPE}_image",
+    "text": f"{MODEL_TYPE}_text",
+}
 """``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for
 the other.
 """
@@ -324,13 +347,17 @@ def _check_width(config: LCLIPConfig, embed_dim: int) -> None:
         )
 
 
-def save_tower(tower: nn.Module, which: Tower, folder: Path, teacher: str | None = None) -> None:
+def save_tower(
+    tower: nn.Module, which: Tower, folder: Path, teacher: str | None = None
+) -> None:
     """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is
     its fingerprint.
     """
     save_encoder_config(getattr(tower, "encoder", None), folder / "image_encoder")
     config: Any = tower.config
-    origin = {"model_type": TOWER_TYPES[which]} | ({} if teacher is None else {TEACHER: teacher})
+    origin = {"model_type": TOWER_TYPES[which]} | (
+        {} if teacher is None else {TEACHER: teacher}
+    )
     save_model(float_state(tower), {**origin, **asdict(config)}, folder)
 
 
@@ -389,7 +416,9 @@ def build_dual(
     loaded: dict[Tower, Any] = {}
     for which, path in towers.items():
         if path is not None:
-            loaded[which] = _load_tower(path, which, f"model.{which}_init", embed_dim, teacher)
+            loaded[which] = _load_tower(
+                path, which, f"model.{which}_init", embed_dim, teacher
+            )
     shapes = {which: tower.config for which, tower in loaded.items()}
     config = student_config(_joined_shape(shapes, kwargs), embed_dim)
     with torch.device("meta"):
@@ -402,12 +431,16 @@ def build_dual(
     return model
 
 
-def _joined_shape(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _joined_shape(
+    towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     """The shape of both towers: that of loaded towers as they are, the rest from ``kwargs``."""
     values = dict(kwargs)
     for which, config in towers.items():
         for name, value in asdict(config).items():
-            owner = "image" if name.startswith("image_") or name == "patch_size" else "text"
+            owner = (
+                "image" if name.startswith("image_") or name == "patch_size" else "text"
+            )
             if owner != which and name not in ("embed_dim", "mlp_ratio"):
                 continue
             if values.setdefault(name, value) != value:
@@ -433,7 +466,11 @@ def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
     kernel = getattr(getattr(visual, "conv1", None), "weight", None)
     class_token = getattr(visual, "class_embedding", None)
     expected = tuple(student.get_parameter("patch_embed.weight").shape)
-    is_vit = kernel is not None and class_token is not None and tuple(kernel.shape) == expected
+    is_vit = (
+        kernel is not None
+        and class_token is not None
+        and tuple(kernel.shape) == expected
+    )
     if not is_vit or kernel.shape[-1] != visual.conv1.stride[0]:  # type: ignore[union-attr]
         raise ConfigError(
             "the teacher's image encoder is not a ViT with patches of the student's width and "

@@ -33,7 +33,10 @@ from rewards.model_files import (
 from rl_caption.config.schema import TrainConfig
 from rl_caption.runtime.errors import ConfigError, naming
 
-_PROJECTIONS = {"image": ("visual.proj", "visual.attnpool."), "text": ("text_projection",)}
+_PROJECTIONS = {
+    "image": ("visual.proj", "visual.attnpool."),
+    "text": ("text_projection",),
+}
 """Names of the last layers; a ResNet's is its attention pool."""
 _BLOCK_WEIGHTS = (
     "attn.in_proj_weight",
@@ -71,7 +74,9 @@ class TrainedEncoder(nn.Module):
             embeddings[name] = self.encode[tower](value)
         if self.max_scale is not None:
             logit_scale = self.model.logit_scale
-            with torch.no_grad():  # before it is used, so that it has a gradient at the limit
+            with (
+                torch.no_grad()
+            ):  # before it is used, so that it has a gradient at the limit
                 logit_scale.clamp_(0, math.log(self.max_scale))
             embeddings["scale"] = logit_scale.exp()
         return embeddings
@@ -94,22 +99,32 @@ def is_causal(clip: Any) -> bool:
     return clip.attn_mask is not None and clip.text_pool_type == "argmax"
 
 
-def trained_clip(clip: Any, max_scale: float = 100.0, frozen_positions: int = 0) -> TrainedEncoder:
+def trained_clip(
+    clip: Any, max_scale: float = 100.0, frozen_positions: int = 0
+) -> TrainedEncoder:
     """An open_clip model to train; the first ``frozen_positions`` positions of its text tower get no
     gradient.
     """
     if frozen_positions:
-        later = (torch.arange(len(clip.positional_embedding)) >= frozen_positions)[:, None]
+        later = (torch.arange(len(clip.positional_embedding)) >= frozen_positions)[
+            :, None
+        ]
         clip.positional_embedding.register_hook(
             lambda gradient: gradient * later.to(gradient.device)
         )
-    encode_text = partial(causal_text_features, clip) if is_causal(clip) else clip.encode_text
-    return TrainedEncoder(clip, {"image": clip.encode_image, "text": encode_text}, max_scale)
+    encode_text = (
+        partial(causal_text_features, clip) if is_causal(clip) else clip.encode_text
+    )
+    return TrainedEncoder(
+        clip, {"image": clip.encode_image, "text": encode_text}, max_scale
+    )
 
 
 def trained_dual(dual: PretrainedDual, max_scale: float = 100.0) -> TrainedEncoder:
     """A dual encoder of pretrained parts to train."""
-    return TrainedEncoder(dual, {"image": dual.encode_image, "text": dual.encode_text}, max_scale)
+    return TrainedEncoder(
+        dual, {"image": dual.encode_image, "text": dual.encode_text}, max_scale
+    )
 
 
 def trained_towers(towers: Mapping[str, nn.Module]) -> TrainedEncoder:
@@ -120,7 +135,9 @@ def trained_towers(towers: Mapping[str, nn.Module]) -> TrainedEncoder:
 def is_frozen(module: nn.Module) -> bool:
     """Whether the module has parameters, and none is trained."""
     parameters = list(module.parameters())
-    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+    return bool(parameters) and not any(
+        parameter.requires_grad for parameter in parameters
+    )
 
 
 def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -135,10 +152,18 @@ def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str
 
     shape = _architecture(name) if name is not None else {}
     for key, value in kwargs.items():
-        shape[key] = {**shape.get(key, {}), **value} if isinstance(value, dict) else value
+        shape[key] = (
+            {**shape.get(key, {}), **value} if isinstance(value, dict) else value
+        )
     _check_native(shape, "model.kwargs")
     shape.pop("custom_text", None)
-    unbuildable = (TypeError, ValueError, AssertionError, ZeroDivisionError, RuntimeError)
+    unbuildable = (
+        TypeError,
+        ValueError,
+        AssertionError,
+        ZeroDivisionError,
+        RuntimeError,
+    )
     with naming("model.kwargs: open_clip cannot build this model", unbuildable):
         model = open_clip.CLIP(**shape)
     model.visual.preprocess_cfg = vars(PreprocessCfg(size=model.visual.image_size))
@@ -146,7 +171,10 @@ def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str
 
 
 def pretrained_clip(
-    name: str | None, init: str, context_length: int | None = None, keep_positions: int = KEEP
+    name: str | None,
+    init: str,
+    context_length: int | None = None,
+    keep_positions: int = KEEP,
 ) -> tuple[Any, dict[str, Any], Preprocessing]:
     """An open_clip model with the weights ``init``, its model JSON, and its preprocessing.
 
@@ -174,7 +202,9 @@ def pretrained_clip(
     # leaves out.
     gelu = open_clip.transformer.QuickGELU
     shape["quick_gelu"] = any(isinstance(module, gelu) for module in model.modules())
-    shape["text_cfg"] = dict(shape["text_cfg"]) | {"context_length": int(model.context_length)}
+    shape["text_cfg"] = dict(shape["text_cfg"]) | {
+        "context_length": int(model.context_length)
+    }
     # A TorchScript archive is loaded as what it holds, whatever architecture was named.
     with torch.device("meta"):
         expected = open_clip.CLIP(**shape)
@@ -202,11 +232,18 @@ def _check_native(shape: dict[str, Any], key: str) -> None:
     """Refuse towers and tokenisers that are not CLIP's own: they need files that the export would
     not have.
     """
-    options = {"timm_model_name", "hf_model_name", "hf_tokenizer_name", "multimodal_cfg"}
+    options = {
+        "timm_model_name",
+        "hf_model_name",
+        "hf_tokenizer_name",
+        "multimodal_cfg",
+    }
     used = {**shape.get("vision_cfg", {}), **shape.get("text_cfg", {}), **shape}
     foreign = sorted(option for option in options if used.get(option))
     if foreign:
-        raise ConfigError(f"{key}: a model with {', '.join(foreign)} cannot be trained here")
+        raise ConfigError(
+            f"{key}: a model with {', '.join(foreign)} cannot be trained here"
+        )
 
 
 def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
@@ -223,7 +260,10 @@ def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
         "resize_mode": used.resize,
     }
     save_model(
-        merged_state(model), {"model_cfg": shape, "preprocess_cfg": record}, folder, "open_clip_"
+        merged_state(model),
+        {"model_cfg": shape, "preprocess_cfg": record},
+        folder,
+        "open_clip_",
     )
 
 
@@ -249,7 +289,10 @@ class LowRank(nn.Module):
 
 
 def train_only(
-    clip: Any, what: Literal["projections", "lora", "all"], rank: int = 4, alpha: float = 1.0
+    clip: Any,
+    what: Literal["projections", "lora", "all"],
+    rank: int = 4,
+    alpha: float = 1.0,
 ) -> None:
     """Freeze all of an open_clip model but ``what``.
 
@@ -271,13 +314,17 @@ def train_only(
                 owner, _, name = path.rpartition(".")
                 weight = block.get_parameter(path)
                 update = LowRank(weight, len(weight), rank, scale)
-                parametrize.register_parametrization(block.get_submodule(owner), name, update)
+                parametrize.register_parametrization(
+                    block.get_submodule(owner), name, update
+                )
         side = kernel.shape[-1]
         update = LowRank(kernel, len(kernel) * side, rank * side, scale)
         parametrize.register_parametrization(clip.visual.conv1, "weight", update)
         return
     for tower, names in _PROJECTIONS.items():
-        projections = [own for name, own in clip.named_parameters() if name.startswith(names)]
+        projections = [
+            own for name, own in clip.named_parameters() if name.startswith(names)
+        ]
         if not projections:
             raise ConfigError(
                 f"train.trainable is 'projections', but the {tower} tower has none: take all or "
@@ -292,7 +339,9 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     without LoRA.
     """
     state = {
-        name: value for name, value in model.state_dict().items() if "parametrizations." not in name
+        name: value
+        for name, value in model.state_dict().items()
+        if "parametrizations." not in name
     }
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):
@@ -314,7 +363,9 @@ def check_batch_norm(network: nn.Module, train: TrainConfig, processes: int) -> 
         for name, module in network.named_modules()
         if isinstance(module, _BatchNorm) and not is_frozen(module)
     ]
-    if trained and (processes > 1 or train.micro_batch_size not in (None, train.batch_size)):
+    if trained and (
+        processes > 1 or train.micro_batch_size not in (None, train.batch_size)
+    ):
         raise ConfigError(
             f"the model trains batch norm (such as {trained[0]}), so every step must be one "
             "micro-batch of one process: start one process, and leave train.micro_batch_size null; "

@@ -16,7 +16,9 @@ Embeddings: TypeAlias = Mapping[str, Tensor]
 """Raw embeddings [B, D] of the global batch by name, such as ``image`` and ``text``; scalars are
 further parameters of the loss, such as ``scale``, the inverse temperature.
 """
-Objective: TypeAlias = Callable[[Embeddings, Embeddings], tuple[Tensor, dict[str, Tensor]]]
+Objective: TypeAlias = Callable[
+    [Embeddings, Embeddings], tuple[Tensor, dict[str, Tensor]]
+]
 """(the model's embeddings, targets) -> scalar loss and what is logged, by key of docs/metrics.md.
 Targets are the teacher's embeddings [B, D], ``triplet`` [B] (1 where a row has a triplet, else 0),
 or none.
@@ -48,7 +50,9 @@ def cross_entropies(
     if not symmetric:
         return to_images
     texts = logits if false is None else torch.cat([logits, false], dim=1)
-    return (F.cross_entropy(texts, target, label_smoothing=label_smoothing) + to_images) / 2
+    return (
+        F.cross_entropy(texts, target, label_smoothing=label_smoothing) + to_images
+    ) / 2
 
 
 def info_nce(
@@ -86,7 +90,11 @@ def info_nce(
         if false_excluded is not None:
             logits = logits.masked_fill(false_excluded, float("-inf"))
     return cross_entropies(
-        scale * cosine_matrix(images, texts), label_smoothing, symmetric, excluded, logits
+        scale * cosine_matrix(images, texts),
+        label_smoothing,
+        symmetric,
+        excluded,
+        logits,
     )
 
 

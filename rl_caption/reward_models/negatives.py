@@ -52,14 +52,18 @@ class HardNegatives:
     share: float = 1.0
     seed: int = 0
 
-    def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
+    def __call__(
+        self, items: Sequence[tuple[Row, int]], captions: list[str]
+    ) -> Addition:
         drawn = []
         for (row, step), caption in zip(items, captions, strict=True):
             is_drawn = chance(self.share, "has negatives", row, self.seed, step)
             drawn.append(self.of(row, caption, step) if is_drawn else [])
         texts, counts = {}, []
         for n in range(self.count):
-            texts[f"text_false{n}"] = [false[n] if n < len(false) else "" for false in drawn]
+            texts[f"text_false{n}"] = [
+                false[n] if n < len(false) else "" for false in drawn
+            ]
             counts.append([float(n < len(false)) for false in drawn])
         return Addition(texts, {"false": torch.tensor(counts).T.contiguous()})
 

@@ -61,10 +61,14 @@ def positive_augmented(
     loss = 2 * info_nce(images, texts, scale)
     metrics = contrastive_metrics(student) | {"positive/pairs": loss}
     if positive_images:
-        metrics["positive/images"] = 2 * info_nce(student["image_generated"], texts, scale)
+        metrics["positive/images"] = 2 * info_nce(
+            student["image_generated"], texts, scale
+        )
         loss = loss + positive_images * metrics["positive/images"]
     if positive_captions:
-        metrics["positive/captions"] = 2 * info_nce(images, student["text_generated"], scale)
+        metrics["positive/captions"] = 2 * info_nce(
+            images, student["text_generated"], scale
+        )
         loss = loss + positive_captions * metrics["positive/captions"]
     return loss, metrics
 
@@ -108,9 +112,15 @@ class PositiveAugmentedConfig(ClipConfig):
     """``reward_model --task positive_augmented``: PAC-S."""
 
     task: Literal["positive_augmented"] = "positive_augmented"
-    loss: PositiveAugmentedLossConfig = Field(default_factory=PositiveAugmentedLossConfig)
-    train: PositiveAugmentedTrainConfig = Field(default_factory=PositiveAugmentedTrainConfig)
-    eval: PositiveAugmentedEvalConfig = Field(default_factory=PositiveAugmentedEvalConfig)
+    loss: PositiveAugmentedLossConfig = Field(
+        default_factory=PositiveAugmentedLossConfig
+    )
+    train: PositiveAugmentedTrainConfig = Field(
+        default_factory=PositiveAugmentedTrainConfig
+    )
+    eval: PositiveAugmentedEvalConfig = Field(
+        default_factory=PositiveAugmentedEvalConfig
+    )
 
     @model_validator(mode="after")
     def _check_positive_augmented(self) -> Self:
@@ -125,23 +135,33 @@ class PositiveAugmentedConfig(ClipConfig):
     def objective(self) -> Objective:
         """``positive_augmented`` with the weights of this configuration."""
         images, captions = self.loss.positive_images, self.loss.positive_captions
-        return partial(positive_augmented, positive_images=images, positive_captions=captions)
+        return partial(
+            positive_augmented, positive_images=images, positive_captions=captions
+        )
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""
         train, best_by = self.train, self.eval.best_by
 
         tune = partial(
-            train_only, what=train.trainable, rank=train.lora_rank, alpha=train.lora_alpha
+            train_only,
+            what=train.trainable,
+            rank=train.lora_rank,
+            alpha=train.lora_alpha,
         )
         model = self.build_model(run.accelerator.num_processes, tune)
-        weights = {"image": self.loss.positive_images, "text": self.loss.positive_captions}
+        weights = {
+            "image": self.loss.positive_images,
+            "text": self.loss.positive_captions,
+        }
         positives = [name for name, weight in weights.items() if weight]
         splits = {"train": run.train_rows}
         if best_by == LOSS:
             splits[self.eval.split] = run.val_rows
         cache, checks = run.folder / CHECKED_IMAGES, self.data.check_images
-        with run.accelerator.main_process_first():  # the others then find the verdicts in the cache
+        with (
+            run.accelerator.main_process_first()
+        ):  # the others then find the verdicts in the cache
             for split, rows in splits.items():
                 check_positives(rows, positives, train.captions, checks, cache, split)
         return self.train_pairs(
@@ -170,7 +190,9 @@ class GeneratedPositives:
     captions: Captions = "random"
     seed: int = 0
 
-    def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
+    def __call__(
+        self, items: Sequence[tuple[Row, int]], captions: list[str]
+    ) -> Addition:
         texts, images = dict[str, list[str]](), dict[str, list[tuple[str, Any]]]()
         for row, step in items:
             if "text" in self.which:
@@ -210,8 +232,12 @@ def check_positives(
         if "image" in which:
             images, texts = row.get("positive_images", []), len(row["references"])
             if not (1 if captions == "first" else texts) <= len(images) <= texts:
-                wrong.append(f"{name} has {len(images)} positive_images for {texts} reference(s)")
-            paths |= {str(image): name for image in images if isinstance(image, str | Path)}
+                wrong.append(
+                    f"{name} has {len(images)} positive_images for {texts} reference(s)"
+                )
+            paths |= {
+                str(image): name for image in images if isinstance(image, str | Path)
+            }
     verdicts = verify(map(ImageFile, paths), read=check_pixels, cache=cache)
     for path, name in paths.items():
         error = verdicts[ImageFile(path)].error

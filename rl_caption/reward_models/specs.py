@@ -110,7 +110,9 @@ def dynamic_margin(gaps: Tensor, counts: Tensor, largest: float) -> Tensor:
     A gap is the score of the better text less that of the worse one: the margin asks of every row
     the mean gap of the batch (SPECS, section 3). 0 where no row counts.
     """
-    return ((gaps * counts).sum() / counts.sum().clamp(min=1)).detach().clamp(0, largest)
+    return (
+        ((gaps * counts).sum() / counts.sum().clamp(min=1)).detach().clamp(0, largest)
+    )
 
 
 class SpecificityLossConfig(ClipLossConfig):
@@ -158,7 +160,9 @@ class SpecificityConfig(ClipConfig):
 
     def objective(self) -> Objective:
         """``specificity`` with the weights of this configuration."""
-        options = {key: value for key, value in vars(self.loss).items() if key != "max_scale"}
+        options = {
+            key: value for key, value in vars(self.loss).items() if key != "max_scale"
+        }
         return partial(specificity, **options)
 
     def fit(self, run: Run) -> TrainState:
@@ -177,7 +181,10 @@ class SpecificityConfig(ClipConfig):
         )
         captions = [row["references"][0] for row in run.val_rows]  # always the same
         fixed = make_triplets(
-            captions, [row["image_id"] for row in run.val_rows], train.seed, shuffle_rate=0.0
+            captions,
+            [row["image_id"] for row in run.val_rows],
+            train.seed,
+            shuffle_rate=0.0,
         )
         return self.train_pairs(
             run,
@@ -212,24 +219,31 @@ class StepTriplets:
     _step: int = field(default=-1, init=False)
     _triplets: dict[str, Triplet | None] = field(default_factory=dict, init=False)
 
-    def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
+    def __call__(
+        self, items: Sequence[tuple[Row, int]], captions: list[str]
+    ) -> Addition:
         triplets = [self.of_step(step)[row["image_id"]] for row, step in items]
         columns, counts = triplet_texts(triplets, self.tokens)
         return Addition(
-            {f"text_{name}": column for name, column in columns.items()}, {"triplet": counts}
+            {f"text_{name}": column for name, column in columns.items()},
+            {"triplet": counts},
         )
 
     def of_step(self, step: int) -> dict[str, Triplet | None]:
         """Image id -> its triplet; None where its caption has fewer than two details."""
         if step != self._step:
             order = step_indices(len(self.rows), self.batch_size, step, self.seed)
-            batch = {row["image_id"]: row for row in (self.rows[index] for index in order)}
+            batch = {
+                row["image_id"]: row for row in (self.rows[index] for index in order)
+            }
             chosen = [
                 row["references"][caption_index(row, self.captions, self.seed, step)]
                 for row in batch.values()
             ]
             seed = int(row_generator(self.seed, step, "triplets").integers(2**31))
-            triplets = make_triplets(chosen, [*batch], seed, self.shuffle_rate, self.donors)
+            triplets = make_triplets(
+                chosen, [*batch], seed, self.shuffle_rate, self.donors
+            )
             self._step, self._triplets = step, dict(zip(batch, triplets, strict=True))
         return self._triplets
 
@@ -237,4 +251,7 @@ class StepTriplets:
 def donors_of(rows: Sequence[Row]) -> list[Donor]:
     """The first reference of each row, cut into detail units that false details are taken from."""
     units = detail_units_of([row["references"][0] for row in rows])
-    return [Donor(row["image_id"], details) for row, details in zip(rows, units, strict=True)]
+    return [
+        Donor(row["image_id"], details)
+        for row, details in zip(rows, units, strict=True)
+    ]

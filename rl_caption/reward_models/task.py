@@ -48,7 +48,9 @@ class EmbeddingTask:
     name: str = "reward_model"
     samples: list[dict[str, Any]] = field(default_factory=list)
 
-    def training_step(self, batches: Sequence[PairBatch], step: int) -> Iterator[Averages]:
+    def training_step(
+        self, batches: Sequence[PairBatch], step: int
+    ) -> Iterator[Averages]:
         """Leave the gradient of one optimizer step in the parameters. ``batches`` are this
         process's micro-batches.
         """
@@ -57,7 +59,9 @@ class EmbeddingTask:
             outputs = self.model(batches[0].inputs)
             gradients, log = self._gradients(_detach_values(outputs), target)
             backward_all(
-                self.accelerator, self.model, [partial(_surrogate, outputs, gradients, 1.0)]
+                self.accelerator,
+                self.model,
+                [partial(_surrogate, outputs, gradients, 1.0)],
             )
             yield log
             return
@@ -71,15 +75,24 @@ class EmbeddingTask:
         for batch, state in zip(batches, states, strict=True):
             rows = slice(start, start := start + len(batch.rows))
             row_gradients = {
-                name: value[rows] if value.ndim else value for name, value in gradients.items()
+                name: value[rows] if value.ndim else value
+                for name, value in gradients.items()
             }
-            passes.append(partial(self._second_pass, batch, state, row_gradients, 1 / len(batches)))
+            passes.append(
+                partial(
+                    self._second_pass, batch, state, row_gradients, 1 / len(batches)
+                )
+            )
         backward_all(self.accelerator, self.model, passes)
         _restore(end, self.accelerator.device)
         yield log
 
     def _second_pass(
-        self, batch: PairBatch, state: list[Tensor], gradients: Embeddings, weight: float
+        self,
+        batch: PairBatch,
+        state: list[Tensor],
+        gradients: Embeddings,
+        weight: float,
     ) -> Tensor:
         """The second forward pass of a micro-batch, with the random numbers (dropout) of the first."""
         _restore(state, self.accelerator.device)
@@ -95,15 +108,22 @@ class EmbeddingTask:
         scalar, which every process has, is divided by their number.
         """
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        leaves = {name: self._gather(value).requires_grad_() for name, value in embeddings.items()}
+        leaves = {
+            name: self._gather(value).requires_grad_()
+            for name, value in embeddings.items()
+        }
         loss, metrics = self.objective(
             leaves, {name: self._gather(value) for name, value in target.items()}
         )
-        leaf_gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        leaf_gradients = torch.autograd.grad(
+            loss, list(leaves.values()), allow_unused=True
+        )
         gradients = {}
         for (name, leaf), gradient in zip(leaves.items(), leaf_gradients, strict=True):
             gradient = torch.zeros_like(leaf) if gradient is None else gradient
-            gradients[name] = gradient.chunk(processes)[rank] if leaf.ndim else gradient / processes
+            gradients[name] = (
+                gradient.chunk(processes)[rank] if leaf.ndim else gradient / processes
+            )
         log = Averages()
         for name, value in {"loss/total": loss, **metrics}.items():
             log.add(name, value)
@@ -139,14 +159,18 @@ def _detach_values(outputs: Embeddings) -> dict[str, Tensor]:
 def concatenate(micro_batches: Sequence[Embeddings]) -> dict[str, Tensor]:
     """The rows of several micro-batches; a scalar is the same in all of them."""
     return {
-        name: torch.cat([embeddings[name] for embeddings in micro_batches]) if value.ndim else value
+        name: torch.cat([embeddings[name] for embeddings in micro_batches])
+        if value.ndim
+        else value
         for name, value in micro_batches[0].items()
     }
 
 
 def _random_states(device: torch.device) -> list[Tensor]:
     states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+    return (
+        [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+    )
 
 
 def _restore(states: list[Tensor], device: torch.device) -> None:

@@ -58,13 +58,19 @@ class Teacher:
         augmented: bool = False,
         cache_dir: str | None = None,
     ) -> None:
-        self.backbone, self.towers, self.accelerator = backbone, tuple(towers), accelerator
+        self.backbone, self.towers, self.accelerator = (
+            backbone,
+            tuple(towers),
+            accelerator,
+        )
         self.augmented = augmented
         self._disk: EmbeddingCache | None = None
         if cache_dir is not None:
             # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as
             # it can be.
-            self._disk = EmbeddingCache(f"{backbone.fingerprint}-raw", cache_dir, max_entries=1)
+            self._disk = EmbeddingCache(
+                f"{backbone.fingerprint}-raw", cache_dir, max_entries=1
+            )
         self.width = int(self.text_embeddings(["a"]).shape[1])
         self._tables: dict[str, tuple[dict[str, int], Tensor]] = {}
         """Tower -> row of each image id or caption in a table of embeddings [N, D]."""
@@ -73,10 +79,16 @@ class Teacher:
         """Embeddings [B, D] by tower; on the training device, no gradient."""
         embeddings = {}
         for tower in self.towers:
-            keys = batch.captions if tower == "text" else [row["image_id"] for row in batch.rows]
+            keys = (
+                batch.captions
+                if tower == "text"
+                else [row["image_id"] for row in batch.rows]
+            )
             index, table = self._tables.get(tower, ({}, torch.zeros(0)))
             if tower == "image" and self.augmented:
-                encoded = self.backbone.encode_pixels(batch.inputs["image"], normalize=False)
+                encoded = self.backbone.encode_pixels(
+                    batch.inputs["image"], normalize=False
+                )
             elif all(key in index for key in keys):
                 encoded = table[[index[key] for key in keys]]
             elif tower == "text":
@@ -118,7 +130,9 @@ class Teacher:
 
         return torch.from_numpy(self._disk.embed(items, compute, identity, what))
 
-    def prepare(self, rows: Sequence[Row], captions: Captions, cache_bytes: int) -> None:
+    def prepare(
+        self, rows: Sequence[Row], captions: Captions, cache_bytes: int
+    ) -> None:
         """Embed the training split before the first step, captions first, as far as ``cache_bytes``
         of memory allow.
         """
@@ -150,11 +164,15 @@ class Teacher:
                 "they are read from teacher.cache_dir, or embedded, at every step",
             )
             return 0
-        print_main(self.accelerator, f"teacher: embedding {len(items)} {tower}s once {size}")
+        print_main(
+            self.accelerator, f"teacher: embedding {len(items)} {tower}s once {size}"
+        )
         table = torch.empty(len(items), self.width)
         for start in range(0, len(items), PART):
             part = items[start : start + PART]
-            table[start : start + PART] = embed_distributed(self.accelerator, part, embed)
+            table[start : start + PART] = embed_distributed(
+                self.accelerator, part, embed
+            )
         self._tables[tower] = dict(zip(keys, range(len(keys)), strict=True)), table
         return needed
 
@@ -164,11 +182,16 @@ def check_teacher(teacher: TeacherConfig, what: str) -> None:
     needs it for what.
     """
     if teacher.name is None:
-        raise ConfigError(f"teacher.name is not set: {what} teacher, such as ViT-B-32 or a folder")
+        raise ConfigError(
+            f"teacher.name is not set: {what} teacher, such as ViT-B-32 or a folder"
+        )
 
 
 def load_teacher(
-    accelerator: Accelerator, teacher: TeacherConfig, data: DataConfig, towers: Sequence[Tower]
+    accelerator: Accelerator,
+    teacher: TeacherConfig,
+    data: DataConfig,
+    towers: Sequence[Tower],
 ) -> Teacher:
     """The frozen model of the section ``teacher``. ``ConfigError`` where it cannot be loaded."""
     assert teacher.name is not None  # check_teacher

@@ -72,14 +72,18 @@ def squared_error(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     """Sum over B captions ``ids``, ``mask`` [B, L] of (logit - ``target``)²; the model has one
     label.
     """
-    logits = model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long()).logits[:, 0]
+    logits = model(
+        input_ids=inputs["ids"], attention_mask=inputs["mask"].long()
+    ).logits[:, 0]
     return ((logits.float() - inputs["target"]) ** 2).sum()
 
 
 class TextLoss(nn.Module):
     """A model whose output is its loss: a scalar, a function of the model and a batch's inputs."""
 
-    def __init__(self, model: Any, loss: Callable[[Any, dict[str, Tensor]], Tensor]) -> None:
+    def __init__(
+        self, model: Any, loss: Callable[[Any, dict[str, Tensor]], Tensor]
+    ) -> None:
         super().__init__()
         self.model, self.loss = model, loss
 
@@ -112,7 +116,9 @@ class BottleneckModelConfig(Section):
     @model_validator(mode="after")
     def _check_bottleneck_model(self) -> Self:
         options = asdict(BottleneckConfig(1, 1)).items()
-        others = {key: value for key, value in options if key not in ("soft_tokens", "ending")}
+        others = {
+            key: value for key, value in options if key not in ("soft_tokens", "ending")
+        }
         with naming("model.kwargs", (TypeError, ValueError)):
             BottleneckConfig(**others, **self.kwargs)
         return self
@@ -135,7 +141,9 @@ class LanguageModelConfig(TextConfig):
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""
-        return train_text_model(run, self, _language_model(run, self.model), self.train.captions)
+        return train_text_model(
+            run, self, _language_model(run, self.model), self.train.captions
+        )
 
 
 class SemanticBottleneckConfig(TextConfig):
@@ -255,7 +263,9 @@ class TextCollate:
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         texts = []
         for row, step in items:
-            texts.append(row["references"][caption_index(row, self.captions, self.seed, step)])
+            texts.append(
+                row["references"][caption_index(row, self.captions, self.seed, step)]
+            )
         return self.batch([row for row, _ in items], texts)
 
     def batch(self, rows: Sequence[Row], captions: Sequence[str]) -> PairBatch:
@@ -263,7 +273,9 @@ class TextCollate:
         model = self.model
         ids = [torch.tensor(tokens) for tokens in model.encode(captions)]
         lengths = torch.tensor([len(tokens) for tokens in ids])
-        inputs = {"ids": pad_sequence(ids, batch_first=True, padding_value=model.padding)}
+        inputs = {
+            "ids": pad_sequence(ids, batch_first=True, padding_value=model.padding)
+        }
         inputs["mask"] = torch.arange(inputs["ids"].shape[1]) < lengths[:, None]
         if all("target" in row for row in rows):
             inputs["target"] = torch.tensor([row["target"] for row in rows])
@@ -291,7 +303,9 @@ class SummedLossTask:
     name: str
     samples: list[dict[str, Any]] = field(default_factory=list)
 
-    def training_step(self, batches: Sequence[PairBatch], step: int) -> Iterator[Averages]:
+    def training_step(
+        self, batches: Sequence[PairBatch], step: int
+    ) -> Iterator[Averages]:
         """Leave the gradient of one optimizer step in the parameters. ``batches`` are this
         process's micro-batches.
         """
@@ -309,7 +323,11 @@ class SummedLossTask:
 
 
 def _validate(
-    run: Run, model: TextModel, collate: TextCollate, step: int, logged: Mapping[str, float]
+    run: Run,
+    model: TextModel,
+    collate: TextCollate,
+    step: int,
+    logged: Mapping[str, float],
 ) -> Validation:
     """Validate a model by its mean loss over all captions of the validation split."""
     accelerator, size = run.accelerator, run.eval_batch_size
@@ -400,7 +418,9 @@ def _bottleneck(run: Run, config: SemanticBottleneckConfig) -> TextModel:
             hidden = int(frozen.network.get_input_embeddings().weight.shape[1])
             shape = BottleneckConfig(teacher.width, hidden, **options.kwargs, **names)
             bottleneck = Bottleneck(shape)
-        writer = CaptionWriter(frozen, bottleneck.config.ending, bottleneck.config.soft_tokens)
+        writer = CaptionWriter(
+            frozen, bottleneck.config.ending, bottleneck.config.soft_tokens
+        )
     teacher.prepare(run.train_rows, config.train.captions, section.cache_mb * 2**20)
 
     def loss(bottleneck: Bottleneck, inputs: dict[str, Tensor]) -> Tensor:
@@ -438,12 +458,20 @@ def _regression(run: Run, config: TextModelConfig) -> TextModel:
         )
     head = {"num_labels": 1, "problem_type": "regression"}
     if config.init is not None:
-        model = _load_pretrained(AutoModelForSequenceClassification, config.init, **head)
-        model.config.pad_token_id = padding  # which many decoders' config.json does not say
+        model = _load_pretrained(
+            AutoModelForSequenceClassification, config.init, **head
+        )
+        model.config.pad_token_id = (
+            padding  # which many decoders' config.json does not say
+        )
     else:
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        ids = {"vocab_size": len(tokenizer)} | {name: getattr(tokenizer, name) for name in names}
-        model = RobertaForSequenceClassification(_shape(RobertaConfig, kwargs, ids | head))
+        ids = {"vocab_size": len(tokenizer)} | {
+            name: getattr(tokenizer, name) for name in names
+        }
+        model = RobertaForSequenceClassification(
+            _shape(RobertaConfig, kwargs, ids | head)
+        )
     longest = most_tokens(model.config, tokenizer)
     targets = torch.tensor([row["target"] for row in run.val_rows], dtype=torch.float64)
     spread = float(targets.var(correction=0))
@@ -453,7 +481,9 @@ def _regression(run: Run, config: TextModelConfig) -> TextModel:
         )
 
     def encode(captions: Sequence[str]) -> Ids:
-        return tokenizer(list(captions), truncation=True, max_length=longest)["input_ids"]
+        return tokenizer(list(captions), truncation=True, max_length=longest)[
+            "input_ids"
+        ]
 
     return TextModel(
         TextLoss(model, squared_error),
@@ -470,10 +500,14 @@ def _regression(run: Run, config: TextModelConfig) -> TextModel:
 def _load_pretrained(head: Any, name: str, **options: Any) -> Any:
     with naming(f"model.init is {name!r}, which cannot be loaded"):
         options |= transformers_options(name)
-        return head.from_pretrained(name, use_safetensors=True, dtype="float32", **options)
+        return head.from_pretrained(
+            name, use_safetensors=True, dtype="float32", **options
+        )
 
 
-def _shape(config_class: Any, kwargs: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
+def _shape(
+    config_class: Any, kwargs: Mapping[str, Any], fixed: Mapping[str, Any]
+) -> Any:
     """A configuration of Transformers from ``model.kwargs``, which may not set the keys of
     ``fixed``; Transformers itself takes unknown ones without a word.
     """
@@ -513,11 +547,15 @@ def _tokenizer(
     with run.accelerator.main_process_first():
         if source is None and run.accelerator.is_main_process and is_new:
             shutil.rmtree(folder, ignore_errors=True)
-            captions = [caption for row in run.train_rows for caption in row["references"]]
+            captions = [
+                caption for row in run.train_rows for caption in row["references"]
+            ]
             caption_tokenizer(captions, size, bos, eos, pad).save_pretrained(folder)
         source = source or str(folder)
         with naming(f"the tokenizer {source!r} cannot be loaded"):
-            tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            tokenizer: Any = AutoTokenizer.from_pretrained(
+                source, trust_remote_code=False
+            )
     return tokenizer, kwargs
 
 

@@ -69,7 +69,8 @@ def make_triplets(
     units = [detail_units(caption) for caption in captions]
     if donors is None:
         donors = [
-            Donor(image_id, details) for image_id, details in zip(image_ids, units, strict=True)
+            Donor(image_id, details)
+            for image_id, details in zip(image_ids, units, strict=True)
         ]
     return [
         _triplet(
@@ -156,5 +157,10 @@ def triplet_texts(
         triplet if triplet is not None and not tokens.too_long(triplet) else None
         for triplet in triplets
     ]
-    columns = {name: [getattr(triplet, name, "") for triplet in kept] for name in Triplet._fields}
-    return columns, torch.tensor([triplet is not None for triplet in kept], dtype=torch.float32)
+    columns = {
+        name: [getattr(triplet, name, "") for triplet in kept]
+        for name in Triplet._fields
+    }
+    return columns, torch.tensor(
+        [triplet is not None for triplet in kept], dtype=torch.float32
+    )

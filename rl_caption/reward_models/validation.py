@@ -72,11 +72,17 @@ class ValidationLoss:
                 part = rows[first : min(first + batch_size, start + size)]
                 batch = collate([(row, DRAWN_AT) for row in part]).to(device)
                 embedded = network(batch.inputs)
-                outputs.append({name: value.float() for name, value in embedded.items()})
+                outputs.append(
+                    {name: value.float() for name, value in embedded.items()}
+                )
                 targets.append(batch.targets)
             with torch.autocast(device.type, enabled=False):  # float32, as in training
-                total += float(self.objective(concatenate(outputs), concatenate(targets))[0])
-        losses = accelerator.gather(torch.tensor([total], dtype=torch.float32, device=device))
+                total += float(
+                    self.objective(concatenate(outputs), concatenate(targets))[0]
+                )
+        losses = accelerator.gather(
+            torch.tensor([total], dtype=torch.float32, device=device)
+        )
         return float(losses.sum()) / len(starts)
 
 
@@ -121,15 +127,28 @@ class EmbeddingValidator:
         negatives: Sequence[tuple[int, str, str]] = (),
         loss: ValidationLoss | None = None,
     ) -> None:
-        needed = -(-len(rows) // accelerator.num_processes) * 3 * pixels.preprocessing.size**2
+        needed = (
+            -(-len(rows) // accelerator.num_processes)
+            * 3
+            * pixels.preprocessing.size**2
+        )
         if needed <= MOST_PIXELS:  # a cache of their own
             pixels = PixelCache(pixels.preprocessing, needed)
         self.accelerator, self.network, self.towers = accelerator, network, towers
         self.rows, self.pixels = rows, pixels
-        self.tokens, self.batch_size, self.triplets, self.loss = tokens, batch_size, triplets, loss
+        self.tokens, self.batch_size, self.triplets, self.loss = (
+            tokens,
+            batch_size,
+            triplets,
+            loss,
+        )
         captions = [caption for row in rows for caption in row["references"]]
-        self.owners = np.repeat(np.arange(len(rows)), [len(row["references"]) for row in rows])
-        self.distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
+        self.owners = np.repeat(
+            np.arange(len(rows)), [len(row["references"]) for row in rows]
+        )
+        self.distinct = {
+            caption: index for index, caption in enumerate(dict.fromkeys(captions))
+        }
         self.repeat = [self.distinct[caption] for caption in captions]
         self.grown, self.fits = triplet_texts(triplets or (), tokens)
         if triplets is not None and not self.fits.any():
@@ -147,7 +166,9 @@ class EmbeddingValidator:
                 images = embed_distributed(accelerator, rows, teacher.image_embeddings)
                 self.expected["image"] = images
             if "text" in paired_towers:
-                texts = embed_distributed(accelerator, [*self.distinct], teacher.text_embeddings)
+                texts = embed_distributed(
+                    accelerator, [*self.distinct], teacher.text_embeddings
+                )
                 self.expected["text"] = texts[self.repeat]
             remedy = "teacher.precision fp32 is the usual remedy"
             _check_finite(self.expected, "the teacher's", remedy)
@@ -161,7 +182,11 @@ class EmbeddingValidator:
             metrics = {}
             if self.loss is not None:
                 metrics[LOSS] = self.loss(
-                    self.accelerator, self.network, self.rows, self.pixels, self.batch_size
+                    self.accelerator,
+                    self.network,
+                    self.rows,
+                    self.pixels,
+                    self.batch_size,
                 )
         _check_finite(embeddings, f"validation at step {step}: the model's", REMEDY)
         if not all(map(math.isfinite, metrics.values())):
@@ -169,7 +194,9 @@ class EmbeddingValidator:
                 f"validation at step {step}: the loss is {metrics[LOSS]}; {REMEDY}"
             )
         for tower in [tower for tower in self.towers if tower in self.expected]:
-            cosines = F.cosine_similarity(embeddings[tower], self.expected[tower], dim=-1)
+            cosines = F.cosine_similarity(
+                embeddings[tower], self.expected[tower], dim=-1
+            )
             metrics[f"val/teacher_cosine_{tower}"] = float(cosines.mean())
         if self.paired:
             images, texts = embeddings["image"].numpy(), embeddings["text"].numpy()
@@ -202,7 +229,9 @@ class EmbeddingValidator:
             prepare = lambda rows: torch.stack([self.pixels.of(row) for row in rows])  # noqa: E731
             embeddings["image"] = embedded("image", prepare, self.rows)
         if "text" in self.towers:
-            embeddings["text"] = embedded("text", self.tokens, [*self.distinct])[self.repeat]
+            embeddings["text"] = embedded("text", self.tokens, [*self.distinct])[
+                self.repeat
+            ]
         for name in self.grown if self.triplets else ():
             embeddings[name] = embedded("text", self.tokens, self.grown[name])
         for column, name in ((1, "true"), (2, "false")) if self.negatives else ():
@@ -237,7 +266,10 @@ def _nearer(images: Tensor, texts: Tensor, others: Tensor) -> float:
     """Fraction of N images [N, D] whose text [N, D] has a higher cosine than the other text [N, D];
     ties fail.
     """
-    near, far = (F.cosine_similarity(images, candidates, dim=-1) for candidates in (texts, others))
+    near, far = (
+        F.cosine_similarity(images, candidates, dim=-1)
+        for candidates in (texts, others)
+    )
     return float((near > far).float().mean())
 
 

@@ -67,7 +67,9 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     installed = list(map(str, get_available_trackers()))
     missing = [name for name in run.trackers if name not in ("all", *installed)]
     if missing:  # Accelerate would leave them out
-        raise ConfigError(f"run.trackers names {missing}, but installed are {installed}")
+        raise ConfigError(
+            f"run.trackers names {missing}, but installed are {installed}"
+        )
     # A pipeline trains several times, perhaps in two precisions; the process group stays.
     AcceleratorState._reset_state()
     precision = usable_precision(requested_precision(train.mixed_precision))
@@ -103,7 +105,8 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     set_seed(train.seed)
     if train.mixed_precision != precision:
         print_main(
-            accelerator, f"train.mixed_precision {train.mixed_precision} means {precision!r}"
+            accelerator,
+            f"train.mixed_precision {train.mixed_precision} means {precision!r}",
         )
     return accelerator
 
@@ -145,10 +148,20 @@ def usable_precision(precision: str) -> str:
     if precision != "auto":
         return precision
     device = torch.accelerator.current_accelerator(check_available=True)
-    if device is not None and device.type == "cuda" and "cpu" not in accelerator_kwargs():
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
+    if (
+        device is not None
+        and device.type == "cuda"
+        and "cpu" not in accelerator_kwargs()
+    ):
+        return (
+            "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
+        )
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "no"
+    return (
+        "bf16"
+        if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
+        else "no"
+    )
 
 
 def accelerator_kwargs() -> dict[str, Any]:
@@ -163,7 +176,9 @@ def accelerator_kwargs() -> dict[str, Any]:
     on_cpu = device is None or device.type == "mps"
     if not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         handlers = {
-            "kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
+            "kwargs_handlers": [
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+            ]
         }
         return handlers | {"cpu": True} if on_cpu else handlers
     if not on_cpu:
@@ -177,7 +192,9 @@ def accelerator_kwargs() -> dict[str, Any]:
     return {"kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")]}
 
 
-def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
+def prepare(
+    accelerator: Accelerator, model: nn.Module, optimizer: Any
+) -> tuple[nn.Module, Any]:
     """Accelerate's ``prepare``, and what DeepSpeed needs in addition. Called by every process."""
     if uses_deepspeed(accelerator):
         prepare_deepspeed(accelerator, model)
@@ -190,7 +207,11 @@ def autocast(accelerator: Accelerator) -> AbstractContextManager[Any]:
     if not uses_deepspeed(accelerator):
         return accelerator.autocast()
     enabled = "torch_autocast" in deepspeed_plugin(accelerator).deepspeed_config
-    return torch.autocast(accelerator.device.type, torch.bfloat16) if enabled else nullcontext()
+    return (
+        torch.autocast(accelerator.device.type, torch.bfloat16)
+        if enabled
+        else nullcontext()
+    )
 
 
 def backward_all(
@@ -206,7 +227,11 @@ def backward_all(
     total = 0.0
     for index, loss_of in enumerate(losses):
         last = index == len(losses) - 1
-        with nullcontext() if last or uses_deepspeed(accelerator) else accelerator.no_sync(model):
+        with (
+            nullcontext()
+            if last or uses_deepspeed(accelerator)
+            else accelerator.no_sync(model)
+        ):
             loss = loss_of()
             scaled = (
                 loss * accelerator.num_processes
@@ -236,7 +261,11 @@ def first_non_finite(accelerator: Accelerator, model: nn.Module) -> str | None:
         if not torch.isfinite(shard).all():
             first = index
             break
-    found = accelerator.gather(torch.tensor([first], device=accelerator.device)).min().item()
+    found = (
+        accelerator.gather(torch.tensor([first], device=accelerator.device))
+        .min()
+        .item()
+    )
     return None if found == len(named) else named[int(found)][0]
 
 
@@ -244,7 +273,9 @@ def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:
     """Sum of a count over all processes, of the same shape; 0 becomes 1, to be divided by.
     All-reduces.
     """
-    count = accelerator.reduce(local_count.to(accelerator.device, torch.float32), reduction="sum")
+    count = accelerator.reduce(
+        local_count.to(accelerator.device, torch.float32), reduction="sum"
+    )
     return torch.where(count == 0, 1, count)
 
 
@@ -286,6 +317,8 @@ class Averages:
         table = torch.tensor(rows, dtype=torch.float64)
         if accelerator.num_processes > 1:
             dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
-            table = accelerator.reduce(table.to(accelerator.device, dtype), reduction="sum")
+            table = accelerator.reduce(
+                table.to(accelerator.device, dtype), reduction="sum"
+            )
         sums = zip(names, table.tolist(), strict=True)
         return {name: total / count for name, (total, count) in sums if count > 0}

@@ -48,7 +48,9 @@ with ``where``.
 """
 KEPT = (UserError, rewards.base.RewardError)
 """Errors that name what is wrong as they are."""
-errors_of_user_code = partial(rewards.base.errors_of_user_code, error=ConfigError, kept=KEPT)
+errors_of_user_code = partial(
+    rewards.base.errors_of_user_code, error=ConfigError, kept=KEPT
+)
 """Inside ``errors_of_user_code(where)``, what a user's code raises becomes a ``ConfigError``: see
 ``rewards.base``.
 """
@@ -60,7 +62,11 @@ OPTIONAL = {
     "open_clip": ("open_clip_torch", "clip", "no CLIP-based rewards, no reward models"),
     "peft": ("peft", "peft", "no LoRA (model.lora, and lora of grpo_vlm)"),
     "trl": ("trl", "trl", "no grpo_vlm; this package's own trainer does not use it"),
-    "deepspeed": ("deepspeed", "deepspeed", "no ZeRO sharding over several GPUs (Linux only)"),
+    "deepspeed": (
+        "deepspeed",
+        "deepspeed",
+        "no ZeRO sharding over several GPUs (Linux only)",
+    ),
     "tensorboard": (
         "tensorboard",
         "tensorboard",
@@ -72,15 +78,27 @@ OPTIONAL = {
         "region features in HDF5 files cannot be read; folders of .npz and .npy can",
     ),
     "bert_score": ("bert-score", "bertscore", "no BERTScore"),
-    "openai": ("openai", "language", "no language models behind endpoints; local ones are there"),
+    "openai": (
+        "openai",
+        "language",
+        "no language models behind endpoints; local ones are there",
+    ),
     "textblob": ("textblob", "specs", "captions are not cut into details (SPECS)"),
-    "pandas": ("pandas", "lab", "judge cannot read sets that are tables, such as Flickr8k"),
+    "pandas": (
+        "pandas",
+        "lab",
+        "judge cannot read sets that are tables, such as Flickr8k",
+    ),
     "datasets": ("datasets", "hub", "data.format hub and parquet cannot be read"),
     "num2words": ("num2words", "vlm", "the processor of SmolVLM cannot be loaded"),
     "fastapi": ("fastapi", "serve", "no server of rewards (serve)"),
     "uvicorn": ("uvicorn", "serve", "no server of rewards (serve)"),
     "gradio": ("gradio", "web", "no page of captions in the browser (web)"),
-    "torchmetrics": ("torchmetrics", "torchmetrics", "rewards are no metrics of torchmetrics"),
+    "torchmetrics": (
+        "torchmetrics",
+        "torchmetrics",
+        "rewards are no metrics of torchmetrics",
+    ),
     "av": (
         "av",
         "video",
@@ -121,13 +139,17 @@ def user_errors() -> Iterator[None]:
     is a defect and is raised.
     """
     try:
-        with errors_of_user_code(rewards.base.TARGETS, kept=(*KEPT, ModuleNotFoundError)):
+        with errors_of_user_code(
+            rewards.base.TARGETS, kept=(*KEPT, ModuleNotFoundError)
+        ):
             yield
         sys.stdout.flush()
     except BrokenPipeError as error:
         output = select.poll()
         output.register(sys.stdout.fileno(), select.POLLOUT)
-        if any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0)):
+        if any(
+            event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0)
+        ):
             os.dup2(
                 os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
             )  # where Python flushes the rest at its end
@@ -145,7 +167,9 @@ def user_errors() -> Iterator[None]:
 def _message(error: BaseException) -> str:
     """What a user is told of an error; empty for a defect."""
     module = (getattr(error, "name", None) or "").partition(".")[0]
-    behind: BaseException | None = error  # Transformers, open_clip and timm import torchvision
+    behind: BaseException | None = (
+        error  # Transformers, open_clip and timm import torchvision
+    )
     while behind is not None:
         if "operator torchvision::" in str(behind):
             return "torchvision does not load beside this torch: run rl-caption doctor --mend, or install another torch"

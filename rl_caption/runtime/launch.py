@@ -120,7 +120,9 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     """
     names = [*environment, *environment.get("GLIBC_TUNABLES", "").split(":")]
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or any(name.startswith(("MALLOC_", "glibc.malloc")) for name in names):
+    if mallopt is None or any(
+        name.startswith(("MALLOC_", "glibc.malloc")) for name in names
+    ):
         return False
     return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))
 
@@ -142,10 +144,14 @@ def launch_command(num_processes: int, program: Sequence[str] | None = None) -> 
 
 
 @contextlib.contextmanager
-def stop_signals_handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def stop_signals_handled_by(
+    handler: Callable[[int, FrameType | None], None],
+) -> Iterator[None]:
     """Inside, ``handler`` is called for ``STOP_SIGNALS``; ignored ones (``nohup``) stay ignored."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    heard = [number for number in STOP_SIGNALS if handlers[number] is not signal.SIG_IGN]
+    heard = [
+        number for number in STOP_SIGNALS if handlers[number] is not signal.SIG_IGN
+    ]
     for number in heard:
         signal.signal(number, handler)
     try:
@@ -240,7 +246,9 @@ def run_lock(run_dir: str | Path, wait_seconds: float = 120.0) -> Iterator[None]
         with contextlib.suppress(Timeout):
             lock.acquire(timeout=0)
         if not lock.is_locked:
-            logger.warning("%s is in use: waiting up to %g s for it", folder, wait_seconds)
+            logger.warning(
+                "%s is in use: waiting up to %g s for it", folder, wait_seconds
+            )
             lock.acquire(timeout=wait_seconds)
     except Timeout as error:
         raise LaunchError(
@@ -248,7 +256,9 @@ def run_lock(run_dir: str | Path, wait_seconds: float = 120.0) -> Iterator[None]
             "run.dir"
         ) from error
     except (OSError, NotImplementedError) as error:
-        logger.warning("%s has no file locks (%s): start only one training here", folder, error)
+        logger.warning(
+            "%s has no file locks (%s): start only one training here", folder, error
+        )
     try:
         yield
     finally:

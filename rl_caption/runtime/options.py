@@ -16,7 +16,12 @@ from rewards.options import check_type as check_type
 from rewards.options import options_of as options_of
 from rewards.options import target_name as target_name
 from rewards.options import wrong_arguments as wrong_arguments
-from rl_caption.runtime.errors import KEPT, ConfigError, config_errors, errors_of_user_code
+from rl_caption.runtime.errors import (
+    KEPT,
+    ConfigError,
+    config_errors,
+    errors_of_user_code,
+)
 
 shown = rewards.options.short_repr
 CLASS_KEYS = ("target", "encoder", "image_encoder")
@@ -103,21 +108,32 @@ def class_names(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from class_names(item, key)
-    elif isinstance(value, str) and (key == "trust" or (key in CLASS_KEYS and ":" in value)):
+    elif isinstance(value, str) and (
+        key == "trust" or (key in CLASS_KEYS and ":" in value)
+    ):
         yield value
 
 
-def check_options(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], key: str) -> None:
+def check_options(
+    target: Any, skip: int, name: str, kwargs: Mapping[str, Any], key: str
+) -> None:
     """Check ``kwargs``, the value of ``key``, as ``wrong_arguments`` does. Raises ``ConfigError``."""
-    wrong = wrong_arguments(target, skip, name, kwargs, lambda option: f"{key}.{option}")
+    wrong = wrong_arguments(
+        target, skip, name, kwargs, lambda option: f"{key}.{option}"
+    )
     if wrong:
         raise ConfigError("; ".join(wrong))
 
 
-def build_target(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], key: str) -> Any:
+def build_target(
+    target: Any, skip: int, name: str, kwargs: Mapping[str, Any], key: str
+) -> Any:
     """An instance of a class, or a function with its options bound; see ``check_options``."""
     check_options(target, skip, name, kwargs, key)
     if isinstance(target, type):
-        with config_errors(f"{key}: {name} cannot be made"), errors_of_user_code(f"{key}: {name}"):
+        with (
+            config_errors(f"{key}: {name} cannot be made"),
+            errors_of_user_code(f"{key}: {name}"),
+        ):
             return target(**kwargs)
     return update_wrapper(partial(target, **kwargs), target) if kwargs else target

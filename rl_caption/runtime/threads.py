@@ -32,7 +32,9 @@ def thread_variables(environment: Mapping[str, str], cores: int) -> dict[str, st
     The number of threads is the user's (``user_threads``), or else this process's share of
     ``cores`` among the ``LOCAL_WORLD_SIZE`` processes of a launcher.
     """
-    wait = {} if any(name in environment for name in WAIT_VARIABLES) else wait_variables()
+    wait = (
+        {} if any(name in environment for name in WAIT_VARIABLES) else wait_variables()
+    )
     threads = user_threads(environment)
     if threads is not None:
         return wait | {NUM_THREADS: str(threads)}

@@ -79,7 +79,9 @@ class CaptionBatch:
         inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
         if self.targets is None or self.target_mask is None:
             return CaptionBatch(self.rows, inputs)
-        return CaptionBatch(self.rows, inputs, change(self.targets), change(self.target_mask))
+        return CaptionBatch(
+            self.rows, inputs, change(self.targets), change(self.target_mask)
+        )
 
 
 @dataclass(frozen=True)

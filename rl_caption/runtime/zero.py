@@ -61,7 +61,9 @@ def deepspeed_plugin(accelerator: Accelerator) -> Any:
     return accelerator.state.deepspeed_plugin
 
 
-def configure_deepspeed(accelerator: Accelerator, precision: str, train: TrainConfig) -> None:
+def configure_deepspeed(
+    accelerator: Accelerator, precision: str, train: TrainConfig
+) -> None:
     """Set DeepSpeed's precision (autocast over float32 weights), batch sizes and clipping to those
     of ``train``. Raises EngineError for what it cannot do.
     """
@@ -100,7 +102,9 @@ def configure_deepspeed(accelerator: Accelerator, precision: str, train: TrainCo
                 f"the DeepSpeed configuration sets {key} to {config[key]}, train needs {value}: "
                 "leave it out, or use auto"
             )
-    config |= settings | {"gradient_accumulation_steps": train.batch_size // (micro * processes)}
+    config |= settings | {
+        "gradient_accumulation_steps": train.batch_size // (micro * processes)
+    }
     if precision == "bf16":
         # No module exchanges gradients in bf16: they are added up in float32, as DDP does.
         config["torch_autocast"] = {
@@ -118,7 +122,9 @@ def prepare_deepspeed(accelerator: Accelerator, model: nn.Module) -> None:
     """What DeepSpeed needs before Accelerate's ``prepare``. Raises EngineError where it would have
     to shard a 0-dimensional parameter.
     """
-    scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    scalars = [
+        name for name, parameter in model.named_parameters() if parameter.dim() == 0
+    ]
     if scalars:
         raise EngineError(
             f"{scalars[0]} is a parameter without dimensions, which {engine_of(accelerator)} "
@@ -138,7 +144,11 @@ def size_buckets(config: dict[str, Any], model: nn.Module) -> None:
     """
     zero = config.setdefault("zero_optimization", {})
     if zero.get("reduce_bucket_size", "auto") == "auto":
-        sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+        sizes = [
+            parameter.numel()
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
         zero["reduce_bucket_size"] = min(sum(sizes), max(BUCKET_SIZE, *sizes))
 
 
@@ -181,7 +191,9 @@ def without_hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     """Inside, the hooks of ``handles`` are not called; afterwards they are called again, in their
     old order.
     """
-    tables = [table for handle in handles if (table := handle.hooks_dict_ref()) is not None]
+    tables = [
+        table for handle in handles if (table := handle.hooks_dict_ref()) is not None
+    ]
     before = [dict(table) for table in tables]
     for handle in handles:
         handle.remove()
@@ -193,7 +205,9 @@ def without_hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
             table.update(hooks)
 
 
-def trained_parameters(accelerator: Accelerator, model: nn.Module) -> dict[str, nn.Parameter]:
+def trained_parameters(
+    accelerator: Accelerator, model: nn.Module
+) -> dict[str, nn.Parameter]:
     """Name -> parameter with a gradient, of a prepared model."""
     named = accelerator.unwrap_model(model).named_parameters()
     return {name: value for name, value in named if value.requires_grad}
@@ -211,7 +225,9 @@ def full_state(
     is_main, module = accelerator.is_main_process, accelerator.unwrap_model(model)
     tensors: dict[int, Tensor] = {}
     for parameter in module.parameters():
-        with deepspeed.zero.GatheredParameters([parameter]):  # does nothing below ZeRO-3
+        with deepspeed.zero.GatheredParameters(
+            [parameter]
+        ):  # does nothing below ZeRO-3
             if is_main:
                 tensors[id(parameter)] = parameter.detach().cpu().clone()
     step = next(iter(torch_optimizer(optimizer).state.values()))["step"]
@@ -223,7 +239,9 @@ def full_state(
                 moments[f"{name}/{key}"] = value.detach().float().cpu().clone()
     if not is_main:
         return {}, {}
-    named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+    named = dict(module.named_parameters(remove_duplicate=False)) | dict(
+        module.named_buffers()
+    )
     weights = {
         name: tensors.get(id(named[name]), named[name].detach().cpu())
         for name in module.state_dict()
@@ -244,16 +262,27 @@ def load_deepspeed_moments(
     """Set DeepSpeed's moments of the trained parameters, which are created first: before its first
     step it has none.
     """
-    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+    from deepspeed.utils import (
+        safe_set_full_optimizer_state,
+        safe_set_local_optimizer_state,
+    )
 
     engine: Any = model
     zero = engine.optimizer
-    state, step = torch_optimizer(zero).state, moments[next(iter(trained))]["step"].float().cpu()
+    state, step = (
+        torch_optimizer(zero).state,
+        moments[next(iter(trained))]["step"].float().cpu(),
+    )
     stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
     for flat in (
-        zero.fp32_partitioned_groups_flat if stage3 else zero.single_partition_of_fp32_groups
+        zero.fp32_partitioned_groups_flat
+        if stage3
+        else zero.single_partition_of_fp32_groups
     ):
-        state[flat] = {"step": step.clone(), **{key: torch.zeros_like(flat) for key in MOMENTS}}
+        state[flat] = {
+            "step": step.clone(),
+            **{key: torch.zeros_like(flat) for key in MOMENTS},
+        }
     if not stage3:
         zero._lazy_init_hp_params_optimizer_state()
     for name, parameter in trained.items():
@@ -264,6 +293,8 @@ def load_deepspeed_moments(
                 padded = functional.pad(
                     value.flatten(), (0, size * engine.world_size - value.numel())
                 )
-                safe_set_local_optimizer_state(parameter, padded.narrow(0, size * rank, size), key)
+                safe_set_local_optimizer_state(
+                    parameter, padded.narrow(0, size * rank, size), key
+                )
             else:
                 safe_set_full_optimizer_state(parameter, value, key)

@@ -7,6 +7,10 @@ ADVANTAGES = {
 STRUCTURED = ("seq_nll", "risk", "max_margin", "multi_margin", "softmax_margin")
 OBJECTIVES = {
     name: f"rl_caption.scst.objectives:{target}"
-    for name, target in {"reinforce": "Reinforce", "ppo_clip": "PpoClip", "dico": "Dico"}.items()
+    for name, target in {
+        "reinforce": "Reinforce",
+        "ppo_clip": "PpoClip",
+        "dico": "Dico",
+    }.items()
 } | {name: f"rl_caption.scst.objectives:{name}" for name in STRUCTURED}
 """Name -> ``module:Name``; imported when a configuration asks for it."""

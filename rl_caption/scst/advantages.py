@@ -59,7 +59,9 @@ def group_norm(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
     """
     if rewards.shape[1] < 2:
         raise ValueError("advantage 'group_norm' needs num_samples of at least 2")
-    return (_centre(rewards) / (rewards.double().std(1, keepdim=True) + 1e-4)).to(rewards.dtype)
+    return (_centre(rewards) / (rewards.double().std(1, keepdim=True) + 1e-4)).to(
+        rewards.dtype
+    )
 
 
 def none(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
@@ -81,7 +83,9 @@ def build_advantage(name: str, kwargs: Mapping[str, Any]) -> AdvantageFn:
             missing option, or a value out of its range.
     """
     target = load_target(name, "train.advantage", ADVANTAGES)
-    advantage: AdvantageFn = build_target(target, 2, name, kwargs, "train.advantage_kwargs")
+    advantage: AdvantageFn = build_target(
+        target, 2, name, kwargs, "train.advantage_kwargs"
+    )
     return advantage
 
 
@@ -112,7 +116,9 @@ def step_advantages(
     if accelerator.num_processes > 1:
         rewards = accelerator.gather(rewards.to(accelerator.device)).cpu()
         if greedy_rewards is not None:
-            greedy_rewards = accelerator.gather(greedy_rewards.to(accelerator.device)).cpu()
+            greedy_rewards = accelerator.gather(
+                greedy_rewards.to(accelerator.device)
+            ).cpu()
     with errors_of_user_code(f"train.advantage {target_name(advantage)}"):
         advantages = advantage(rewards, greedy_rewards)
     if not isinstance(advantages, Tensor) or advantages.shape != rewards.shape:
@@ -125,4 +131,8 @@ def step_advantages(
             f"train.advantage returned {answer}: expected a tensor of the shape "
             f"{list(rewards.shape)}"
         )
-    return list(advantages[first : first + images].split([len(score.samples) for score in scores]))
+    return list(
+        advantages[first : first + images].split(
+            [len(score.samples) for score in scores]
+        )
+    )

@@ -45,20 +45,26 @@ def xe_loss(
     the global batch.
     """
     if batch.targets is None or batch.target_mask is None:
-        raise ValueError("the batch has no targets: the loader was made without max_target_tokens")
+        raise ValueError(
+            "the batch has no targets: the loader was made without max_target_tokens"
+        )
     learned = batch.target_mask
     computed = (
         learned.flip(-1).cumsum(-1).flip(-1) > 0
     )  # up to the last one; a word that is not learned is still read
     logits = captioner.token_logits(model, batch.inputs, batch.targets, computed)
-    loss = cross_entropy_sum(logits, batch.targets[computed], learned[computed], label_smoothing)
+    loss = cross_entropy_sum(
+        logits, batch.targets[computed], learned[computed], label_smoothing
+    )
     log.add_sum("loss/xe", loss.item(), learned.sum().item())
     return loss / tokens
 
 
 def target_count(accelerator: Accelerator, batches: Sequence[CaptionBatch]) -> Tensor:
     """Number of reference tokens to learn in the global batch, a scalar. Called by every process."""
-    counts = [batch.target_mask.sum() for batch in batches if batch.target_mask is not None]
+    counts = [
+        batch.target_mask.sum() for batch in batches if batch.target_mask is not None
+    ]
     return global_count(accelerator, torch.stack(counts).sum())
 
 
@@ -76,14 +82,24 @@ class CrossEntropyTask:
     name: str = "xe"
     samples: list[dict[str, Any]] = field(default_factory=list)
 
-    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Iterator[Averages]:
+    def training_step(
+        self, batches: Sequence[CaptionBatch], step: int
+    ) -> Iterator[Averages]:
         """Leave the gradient of one optimizer step in the parameters. ``batches`` are this
         process's micro-batches.
         """
         log = Averages()
         tokens = target_count(self.accelerator, batches)
         losses = [
-            partial(xe_loss, self.captioner, self.model, batch, tokens, self.label_smoothing, log)
+            partial(
+                xe_loss,
+                self.captioner,
+                self.model,
+                batch,
+                tokens,
+                self.label_smoothing,
+                log,
+            )
             for batch in batches
         ]
         loss = backward_all(self.accelerator, self.model, losses)

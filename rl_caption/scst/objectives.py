@@ -118,7 +118,9 @@ class Reinforce:
         count = tokens if self.loss_reduction == "token" else mask.any(-1).sum()
         weights = advantages.detach().unsqueeze(-1).expand(mask.shape)[mask]
         policy, values = self.policy_sum(logprobs[mask], old_logprobs[mask], weights)
-        metrics = {name: (value.double().sum(), tokens) for name, value in values.items()}
+        metrics = {
+            name: (value.double().sum(), tokens) for name, value in values.items()
+        }
         metrics["loss/policy"] = policy.detach(), count
         if not self.kl_coef or ref_logprobs is None:
             return policy, count, metrics
@@ -205,14 +207,20 @@ class Dico:
     ) -> tuple[Tensor, Tensor, Metrics]:
         """See ``Objective``. Logs ``loss/policy``, ``dico/margin`` and ``dico/accuracy``."""
         if ref_logprobs is None:
-            raise ValueError("objective 'dico' needs the log-probabilities of the starting policy")
+            raise ValueError(
+                "objective 'dico' needs the log-probabilities of the starting policy"
+            )
         rows, best, gaps = gaps_to_best(scores.samples)
         log_ratios = ((logprobs - ref_logprobs.detach()) * mask).sum(-1)[rows]
         gamma = (gaps / self.temperature).scatter(1, best, -torch.inf).softmax(1)
-        margin = self.beta * (log_ratios.gather(1, best).squeeze(1) - (gamma * log_ratios).sum(1))
+        margin = self.beta * (
+            log_ratios.gather(1, best).squeeze(1) - (gamma * log_ratios).sum(1)
+        )
         loss, count = -logsigmoid(margin).sum(), rows.sum()
         values = {"dico/margin": margin.detach(), "dico/accuracy": margin > 0}
-        metrics = {name: (value.double().sum(), count) for name, value in values.items()}
+        metrics = {
+            name: (value.double().sum(), count) for name, value in values.items()
+        }
         return loss, count, {"loss/policy": (loss.detach(), count), **metrics}
 
 
@@ -310,14 +318,18 @@ def build_objective(
     options = dict(kwargs)
     for key, value in (("loss_reduction", loss_reduction), ("kl_coef", kl_coef)):
         if key in kwargs:
-            raise ConfigError(f"train.objective_kwargs.{key} is set: set train.{key} instead")
+            raise ConfigError(
+                f"train.objective_kwargs.{key} is set: set train.{key} instead"
+            )
         if key in takes:
             options[key] = value
         elif value != getattr(Reinforce, key):
             raise ConfigError(
                 f"train.{key} is {value!r}: train.objective {name} does not have it, leave it out"
             )
-    objective: Objective = build_target(target, SEAM, name, options, "train.objective_kwargs")
+    objective: Objective = build_target(
+        target, SEAM, name, options, "train.objective_kwargs"
+    )
     return objective
 
 
@@ -336,9 +348,15 @@ def sum_and_count(
         ConfigError: it is from outside this package and failed, or returned something else.
     """
     with errors_of_user_code(f"train.objective {target_name(objective)}"):
-        answer = objective(logprobs, old_logprobs, ref_logprobs, mask, scores, advantages)
+        answer = objective(
+            logprobs, old_logprobs, ref_logprobs, mask, scores, advantages
+        )
     kinds = tuple(map(type, answer)) if isinstance(answer, tuple) else ()
-    if len(kinds) != 3 or not issubclass(kinds[0], Tensor) or not issubclass(kinds[1], Tensor):
+    if (
+        len(kinds) != 3
+        or not issubclass(kinds[0], Tensor)
+        or not issubclass(kinds[1], Tensor)
+    ):
         raise ConfigError(
             f"train.objective returned {shown(answer)}: expected a sum, a count (tensors), and "
             f"metrics"
@@ -373,14 +391,20 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 
 def token_logprobs(
-    logits: Tensor, token_ids: Tensor, temperature: float = 1.0, row: Tensor | None = None
+    logits: Tensor,
+    token_ids: Tensor,
+    temperature: float = 1.0,
+    row: Tensor | None = None,
 ) -> Tensor:
     """Log-probability of each token under softmax(logits / temperature): [..., V], [...] -> [...]."""
     return token_logprobs_and_entropy(logits, token_ids, temperature, row)[0]
 
 
 def token_logprobs_and_entropy(
-    logits: Tensor, token_ids: Tensor, temperature: float = 1.0, row: Tensor | None = None
+    logits: Tensor,
+    token_ids: Tensor,
+    temperature: float = 1.0,
+    row: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each token under softmax(logits / temperature) and the distribution's
     entropy, in nats.
@@ -418,12 +442,16 @@ class _TokenStatistics(torch.autograd.Function):
             weights = below.exp()
             sums = weights.sum(-1, keepdim=True)
             totals[chunk] = sums.log()
-            entropies[chunk] = totals[chunk] - below.mul_(weights).sum(-1, keepdim=True) / sums
+            entropies[chunk] = (
+                totals[chunk] - below.mul_(weights).sum(-1, keepdim=True) / sums
+            )
         ctx.save_for_backward(rows, ids, row, highest, totals)
         ctx.temperature = temperature
         entropies = entropies.squeeze(-1)
         ctx.mark_non_differentiable(entropies)
-        return (rows[row, ids] - highest[row, 0]) / temperature - totals[row, 0], entropies
+        return (rows[row, ids] - highest[row, 0]) / temperature - totals[
+            row, 0
+        ], entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
@@ -436,7 +464,10 @@ class _TokenStatistics(torch.autograd.Function):
         result = torch.empty_like(rows)
         for chunk in _parts(rows):
             probabilities = (
-                (rows[chunk] - highest[chunk]).div_(ctx.temperature).sub_(totals[chunk]).exp_()
+                (rows[chunk] - highest[chunk])
+                .div_(ctx.temperature)
+                .sub_(totals[chunk])
+                .exp_()
             )
             torch.mul(probabilities, -per_row[chunk], out=result[chunk])
         result.view(-1).scatter_add_(0, row * rows.shape[-1] + ids, gradient)

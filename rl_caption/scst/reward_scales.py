@@ -44,15 +44,21 @@ def sample_scores(
     """
     k = max(decoding.num_samples, 2)
     decoding = Decoding(
-        num_samples=k, temperature=decoding.temperature, max_new_tokens=decoding.max_new_tokens
+        num_samples=k,
+        temperature=decoding.temperature,
+        max_new_tokens=decoding.max_new_tokens,
     )
     policy = captioner.policy.to(accelerator.device)
     scores: Groups = {name: [] for name in reward.rewards}
     starts = range(0, len(rows), batch_size)
     with torch.no_grad(), dropout_off(policy):
-        for start in tqdm(starts, "sampling", unit="batch", leave=False, delay=2, disable=None):
+        for start in tqdm(
+            starts, "sampling", unit="batch", leave=False, delay=2, disable=None
+        ):
             chunk = rows[start : start + batch_size]
-            batch = CaptionBatch(chunk, captioner.preprocess(chunk)).to(accelerator.device)
+            batch = CaptionBatch(chunk, captioner.preprocess(chunk)).to(
+                accelerator.device
+            )
             with autocast(accelerator):  # of the policy alone, as in a step
                 rollout = sample_captions(captioner, policy, batch, decoding, seed, 0)
             for name, values in term_scores(reward, rollout, batch).items():
@@ -78,7 +84,9 @@ def scale_report(
     for name, groups in sample(reward, rows).items():
         total = moments([score for group in groups for score in group])
         within = fmean(moments(group).std for group in groups)
-        unit = {"none": 1.0, "per_term": total.std, "per_group": within}[reward.normalize]
+        unit = {"none": 1.0, "per_term": total.std, "per_group": within}[
+            reward.normalize
+        ]
         seen[name] = abs(reward.weights[name]) * within / unit if unit else 0.0
         low, high = reward.rewards[name].bounds
         lines.append(
@@ -86,7 +94,11 @@ def scale_report(
             f"the samples of an image {within:.4g}, as weighted {seen[name]:.4g}"
         )
     largest = max(seen.values())
-    small = [name for name in seen if reward.weights[name] and seen[name] * MAX_RATIO < largest]
+    small = [
+        name
+        for name in seen
+        if reward.weights[name] and seen[name] * MAX_RATIO < largest
+    ]
     if small:
         lines.append(
             f"warning: weighted scores spread over {MAX_RATIO:g} times less in {', '.join(small)} "

@@ -62,11 +62,15 @@ def sample_captions(
     samples = decoding.num_samples or rows
     noise = None
     if decoding.num_samples:
-        numbers = sampling_noise(seed, step, batch.image_ids, samples, decoding.max_new_tokens)
+        numbers = sampling_noise(
+            seed, step, batch.image_ids, samples, decoding.max_new_tokens
+        )
         noise = numbers.to(next(iter(batch.inputs.values())).device)
     token_ids = captioner.generate(policy, batch.inputs, decoding, noise)
     if decoding.num_beams > 1 and captioner.pad_token_id != captioner.eos_token_id:
-        for image, first in zip(batch.image_ids, token_ids[..., 0].tolist(), strict=True):
+        for image, first in zip(
+            batch.image_ids, token_ids[..., 0].tolist(), strict=True
+        ):
             if captioner.pad_token_id in first:  # a row without a token
                 raise ValueError(
                     f"image {image!r}: {decoding.describe()} found fewer than {samples} captions"
@@ -104,7 +108,9 @@ def with_greedy_captions(
         inputs = captioner.image_states(policy, batch.inputs)
         token_ids = captioner.generate(policy, inputs, greedy)[:, 0]
     finished = (token_ids == captioner.eos_token_id).any(-1)
-    return replace(rollout, greedy_texts=captioner.decode(token_ids), greedy_finished=finished)
+    return replace(
+        rollout, greedy_texts=captioner.decode(token_ids), greedy_finished=finished
+    )
 
 
 def term_scores(
@@ -152,12 +158,18 @@ def score_rollouts(
         for rollout, batch in zip(rollouts, batches, strict=True)
     ]
     sampled = [
-        {name: values[: rollout.mask.shape[:2].numel()] for name, values in terms.items()}
+        {
+            name: values[: rollout.mask.shape[:2].numel()]
+            for name, values in terms.items()
+        }
         for terms, rollout in zip(scored, rollouts, strict=True)
     ]
     of = None
     if reward.normalize == "per_term":
-        columns = [[score for terms in sampled for score in terms[name]] for name in reward.rewards]
+        columns = [
+            [score for terms in sampled for score in terms[name]]
+            for name in reward.rewards
+        ]
         table = torch.tensor(columns, dtype=torch.float64).T
         if accelerator.num_processes > 1:  # every process has as many samples
             table = accelerator.gather(table.contiguous().to(accelerator.device)).cpu()
@@ -173,13 +185,20 @@ def score_rollouts(
         else:
             totals = reward.combine(terms, of)
         total = torch.tensor(checked_scores(reward, totals, len(totals)))
-        greedy = total[images * per_image :] if rollout.greedy_texts is not None else None
-        result.append(Scores(total[: images * per_image].view(images, per_image), greedy, samples))
+        greedy = (
+            total[images * per_image :] if rollout.greedy_texts is not None else None
+        )
+        result.append(
+            Scores(total[: images * per_image].view(images, per_image), greedy, samples)
+        )
     return result
 
 
 def _totals_per_group(
-    reward: MixedReward, terms: Mapping[str, Sequence[float]], images: int, per_image: int
+    reward: MixedReward,
+    terms: Mapping[str, Sequence[float]],
+    images: int,
+    per_image: int,
 ) -> list[float]:
     """Weighted sums of terms that are normalised within each image, in the order of
     ``term_scores``.
@@ -191,8 +210,12 @@ def _totals_per_group(
             images * per_image + image, images * per_image + image + 1
         )  # empty without greedy captions
         of = {name: moments(scores[of_image]) for name, scores in terms.items()}
-        samples += reward.combine({name: scores[of_image] for name, scores in terms.items()}, of)
-        greedy += reward.combine({name: scores[last] for name, scores in terms.items()}, of)
+        samples += reward.combine(
+            {name: scores[of_image] for name, scores in terms.items()}, of
+        )
+        greedy += reward.combine(
+            {name: scores[last] for name, scores in terms.items()}, of
+        )
     return samples + greedy
 
 
@@ -213,7 +236,9 @@ def log_rollout(
         One record an image for ``samples.jsonl``: samples, rewards, greedy caption.
     """
     records = []
-    for batch, rollout, score, advantage in zip(batches, rollouts, scores, advantages, strict=True):
+    for batch, rollout, score, advantage in zip(
+        batches, rollouts, scores, advantages, strict=True
+    ):
         log.add("reward/total", score.samples)
         log.add("reward/std", score.samples.std(1, correction=0))
         if score.greedy is not None:
@@ -229,13 +254,19 @@ def log_rollout(
             log.add(key, signs)
         greedy: Sequence[str | None] = rollout.greedy_texts or [None] * len(batch.rows)
         rewards = torch.round(score.samples.double(), decimals=4).tolist()
-        for row, *columns in zip(batch.rows, rollout.texts, rewards, greedy, strict=True):
+        for row, *columns in zip(
+            batch.rows, rollout.texts, rewards, greedy, strict=True
+        ):
             names = ("samples", "rewards", "greedy")
-            records.append({"image_id": row["image_id"], **dict(zip(names, columns, strict=True))})
+            records.append(
+                {"image_id": row["image_id"], **dict(zip(names, columns, strict=True))}
+            )
     return records
 
 
-def _degeneration(texts: Sequence[Sequence[str]], tokenizer: str) -> Mapping[str, list[float]]:
+def _degeneration(
+    texts: Sequence[Sequence[str]], tokenizer: str
+) -> Mapping[str, list[float]]:
     """Signs of degenerate captions, one number in [0, 1] for each of B·K samples, from B lists of K
     captions.
 
@@ -246,11 +277,17 @@ def _degeneration(texts: Sequence[Sequence[str]], tokenizer: str) -> Mapping[str
     groups = [[split(text) for text in group] for group in texts]
     captions = [tokens for group in groups for tokens in group]
     statistics = {
-        "hacking/repeated_ngrams": [repeated_ngram_share([tokens]) for tokens in captions],
+        "hacking/repeated_ngrams": [
+            repeated_ngram_share([tokens]) for tokens in captions
+        ],
         "hacking/duplicates": [
-            float(tokens in group[:k]) for group in groups for k, tokens in enumerate(group)
+            float(tokens in group[:k])
+            for group in groups
+            for k, tokens in enumerate(group)
         ],
     }
     if tokenizer == TOKENIZER:  # the words are English
-        statistics["hacking/bad_endings"] = [float(bad_ending(tokens)) for tokens in captions]
+        statistics["hacking/bad_endings"] = [
+            float(bad_ending(tokens)) for tokens in captions
+        ]
     return statistics

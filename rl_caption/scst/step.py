@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from rewards.mixed import MixedReward
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
-from rl_caption.runtime.engines import Averages, autocast, backward_all, dropout_off, global_count
+from rl_caption.runtime.engines import (
+    Averages,
+    autocast,
+    backward_all,
+    dropout_off,
+    global_count,
+)
 from rl_caption.runtime.types import CaptionBatch, Rollout, Scores
 from rl_caption.runtime.zero import engine_of, gathered_parameters
 from rl_caption.scst.advantages import AdvantageFn, step_advantages
@@ -95,7 +101,9 @@ class SelfCriticalTask:
     samples: list[dict[str, Any]] = field(default_factory=list)
     """Captions and rewards of the newest step, for ``samples.jsonl``."""
 
-    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Iterator[Averages]:
+    def training_step(
+        self, batches: Sequence[CaptionBatch], step: int
+    ) -> Iterator[Averages]:
         """Leave the gradient of each update in the parameters. ``batches`` are this process's
         micro-batches.
 
@@ -112,7 +120,9 @@ class SelfCriticalTask:
             advantages = step_advantages(self.advantage, scores, self.accelerator)
             device = self.accelerator.device
             micros = [
-                MicroBatch(batch, states, rollout, score.to(device), advantage.to(device))
+                MicroBatch(
+                    batch, states, rollout, score.to(device), advantage.to(device)
+                )
                 for batch, states, rollout, score, advantage in zip(
                     batches, encoded, rollouts, scores, advantages, strict=True
                 )
@@ -120,13 +130,20 @@ class SelfCriticalTask:
             # Losses are means over the global batch, so what they divide by comes before any
             # backward pass.
             count = global_count(
-                self.accelerator, torch.stack([self._count(micro) for micro in micros]).sum(0)
+                self.accelerator,
+                torch.stack([self._count(micro) for micro in micros]).sum(0),
             )
-            targets = target_count(self.accelerator, batches) if self.xe_weight else None
+            targets = (
+                target_count(self.accelerator, batches) if self.xe_weight else None
+            )
             for update in range(self.updates_per_rollout):
-                losses = [partial(self._policy_loss, micro, count, log) for micro in micros]
+                losses = [
+                    partial(self._policy_loss, micro, count, log) for micro in micros
+                ]
                 if targets is not None:
-                    losses += [partial(self._xe_loss, micro, targets, log) for micro in micros]
+                    losses += [
+                        partial(self._xe_loss, micro, targets, log) for micro in micros
+                    ]
                 loss = backward_all(self.accelerator, self.model, losses)
                 log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
                 log.add("time/update", time.perf_counter() - scored)
@@ -134,7 +151,12 @@ class SelfCriticalTask:
                     log.add("time/rollout", sampled - started)
                     log.add("time/reward", scored - sampled)
                     self.samples = log_rollout(
-                        batches, rollouts, scores, advantages, log, self.reward.tokenizer
+                        batches,
+                        rollouts,
+                        scores,
+                        advantages,
+                        log,
+                        self.reward.tokenizer,
                     )
                 yield log
                 for micro in micros:  # the weights are others now
@@ -151,14 +173,19 @@ class SelfCriticalTask:
         """
         policy = self.captioner.policy
         with_gradient = (
-            len(batches) == 1 and not self.dropout and engine_of(self.accelerator) == "plain"
+            len(batches) == 1
+            and not self.dropout
+            and engine_of(self.accelerator) == "plain"
         )
         encoded, rollouts = [], []
         with gathered_parameters(self.accelerator, self.model):
             for batch in batches:
                 with torch.set_grad_enabled(with_gradient), autocast(self.accelerator):
                     encoded.append(
-                        replace(batch, inputs=self.captioner.image_states(policy, batch.inputs))
+                        replace(
+                            batch,
+                            inputs=self.captioner.image_states(policy, batch.inputs),
+                        )
                     )
             for batch, states in zip(batches, encoded, strict=True):
                 with autocast(self.accelerator):
@@ -179,15 +206,21 @@ class SelfCriticalTask:
             return rollout
         return with_greedy_captions(captioner, policy, batch, decoding, rollout)
 
-    def _apply_schedules(self, step: int, log: Averages) -> tuple[MixedReward, Decoding]:
+    def _apply_schedules(
+        self, step: int, log: Averages
+    ) -> tuple[MixedReward, Decoding]:
         """The reward and the decoding options of ``step``."""
         reward, decoding = self.reward, self.decoding
         if self.weight_schedules:
-            reward = reward.with_weights(scheduled_weights(reward, self.weight_schedules, step))
+            reward = reward.with_weights(
+                scheduled_weights(reward, self.weight_schedules, step)
+            )
             for name in self.weight_schedules:
                 log.add(f"schedule/weight/{name}", reward.weights[name])
         if self.temperature_schedule:
-            temperature = decoding.temperature * factor_at(self.temperature_schedule, step)
+            temperature = decoding.temperature * factor_at(
+                self.temperature_schedule, step
+            )
             decoding = decoding.replace(temperature=temperature)
             log.add("schedule/temperature", temperature)
         return reward, decoding
@@ -201,20 +234,32 @@ class SelfCriticalTask:
         zeros = torch.zeros(mask.shape, device=mask.device)
         reference = None if self.ref_policy is None else zeros
         return sum_and_count(
-            self.objective, zeros, zeros, reference, mask, micro.scores, micro.advantages
+            self.objective,
+            zeros,
+            zeros,
+            reference,
+            mask,
+            micro.scores,
+            micro.advantages,
         )[1]
 
     def _policy_loss(self, micro: MicroBatch, count: Tensor, log: Averages) -> Tensor:
         """This micro-batch's part of the objective's mean over the global batch; a scalar."""
         mask = micro.rollout.mask
-        logprobs, entropy = self._token_logprobs(self.model, micro.encoded, micro.rollout)
+        logprobs, entropy = self._token_logprobs(
+            self.model, micro.encoded, micro.rollout
+        )
         log.add("policy/entropy", entropy)
         if micro.old_logprobs is None:
             micro.old_logprobs = logprobs.detach()
-            micro.ref_logprobs = self._ref_logprobs(_without_graph(micro), micro.rollout)
+            micro.ref_logprobs = self._ref_logprobs(
+                _without_graph(micro), micro.rollout
+            )
         reference = micro.ref_logprobs
         if reference is not None:
-            log.add("policy/kl", kl_to_reference(logprobs.detach()[mask], reference[mask]))
+            log.add(
+                "policy/kl", kl_to_reference(logprobs.detach()[mask], reference[mask])
+            )
         total, _, metrics = sum_and_count(
             self.objective,
             logprobs,
@@ -235,12 +280,14 @@ class SelfCriticalTask:
         the P tokens.
         """
         mask, row = rollout.mask, None
-        if (
-            self.dropout
-        ):  # scored once for all captions that share it, a prefix would lose the same units for all
-            logits = self.captioner.token_logits(model, batch.inputs, rollout.token_ids, mask)
+        if self.dropout:  # scored once for all captions that share it, a prefix would lose the same units for all
+            logits = self.captioner.token_logits(
+                model, batch.inputs, rollout.token_ids, mask
+            )
         else:
-            logits, row = self.captioner.prefix_logits(model, batch.inputs, rollout.token_ids, mask)
+            logits, row = self.captioner.prefix_logits(
+                model, batch.inputs, rollout.token_ids, mask
+            )
         logprobs, entropy = token_logprobs_and_entropy(
             logits, rollout.token_ids[mask], rollout.temperature, row
         )

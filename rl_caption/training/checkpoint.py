@@ -49,8 +49,16 @@ from rl_caption.runtime.zero import (
 logger = logging.getLogger(__name__)
 
 STATE = "trainer_state.json"
-MODEL, OPTIMIZER, PLAIN_OPTIMIZER = "model.safetensors", "optimizer.safetensors", "optimizer.bin"
-WRITE_FAILURES = (OSError, RuntimeError, SafetensorError)  # torch.save raises RuntimeErrors
+MODEL, OPTIMIZER, PLAIN_OPTIMIZER = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "optimizer.bin",
+)
+WRITE_FAILURES = (
+    OSError,
+    RuntimeError,
+    SafetensorError,
+)  # torch.save raises RuntimeErrors
 READ_FAILURES = (
     *WRITE_FAILURES,
     ValueError,
@@ -91,7 +99,9 @@ def save_checkpoint(
                 save_file(weights, partial / MODEL, metadata={"format": "pt"})
                 save_file(moments, partial / OPTIMIZER, metadata={"format": "pt"})
             # What is left are the random states.
-            save_accelerator_state(str(partial), [], [], [], [], accelerator.process_index, 0)
+            save_accelerator_state(
+                str(partial), [], [], [], [], accelerator.process_index, 0
+            )
         if accelerator.is_main_process:
             # It keeps logged values, and a log may hold an infinite one.
             write_json(partial / STATE, asdict(state), allow_nan=True)
@@ -110,7 +120,9 @@ def read_state(path: Path) -> TrainState:
         return TrainState(**read_json(path / STATE, CheckpointError))
 
 
-def load_weights(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Moments:
+def load_weights(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Moments:
     """Load the weights of a checkpoint of any engine into a model that is not prepared yet, and
     return Adam's moments, for ``load_moments``.
 
@@ -120,7 +132,9 @@ def load_weights(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     with read_errors(path):
         moments = _read_moments(path)
         load_model(model, path / MODEL)
-    expected = {name for group in optimizer.param_groups for name in group["param_names"]}
+    expected = {
+        name for group in optimizer.param_groups for name in group["param_names"]
+    }
     if odd := sorted({*moments} ^ expected):
         raise CheckpointError(
             f"checkpoint {path} cannot be loaded into this model and optimizer: {len(odd)} "
@@ -132,7 +146,11 @@ def load_weights(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
 
 
 def load_moments(
-    accelerator: Accelerator, path: Path, model: nn.Module, optimizer: Any, moments: Moments
+    accelerator: Accelerator,
+    path: Path,
+    model: nn.Module,
+    optimizer: Any,
+    moments: Moments,
 ) -> None:
     """Give the prepared optimizer its moments back, and the loss scale of fp16. Called by every
     process.
@@ -145,7 +163,9 @@ def load_moments(
         for name, values in moments.items():
             parameter = trained[name]
             torch_optimizer(optimizer).state[parameter] = {
-                key: value.float().cpu() if key == "step" else value.to(parameter, copy=True)
+                key: value.float().cpu()
+                if key == "step"
+                else value.to(parameter, copy=True)
                 for key, value in values.items()
             }
         # There is none after another precision: fp16 then starts with a fresh one.

@@ -103,7 +103,9 @@ def train(
                 run.save()
             if run.any_process(stop_requested()):
                 run.save()
-                log.message(f"terminated: checkpoint of step {step} saved, start again to continue")
+                log.message(
+                    f"terminated: checkpoint of step {step} saved, start again to continue"
+                )
                 log.end_trackers()
                 return state
     run.export(export, "last")
@@ -149,7 +151,9 @@ def open_log(run: Run, task: Task) -> RunLog:
     log.
     """
     accelerator, state = run.accelerator, run.state
-    parameters = sum(numel(value) for value in run.model.parameters() if value.requires_grad)
+    parameters = sum(
+        numel(value) for value in run.model.parameters() if value.requires_grad
+    )
     print_main(
         accelerator,
         f"{task.name}: {parameters:,} trained parameters, {len(run.train_rows)} training and "
@@ -181,7 +185,9 @@ def finish(run: Run, log: RunLog, metric: Metric) -> None:
         write_json(run.folder / RESULT, result, allow_nan=True)
     run.accelerator.wait_for_everyone()  # every process then finds the result
     if state.stopped is not None:
-        log.message(f"stopped at step {state.global_step} of {run.max_steps}: {state.stopped}")
+        log.message(
+            f"stopped at step {state.global_step} of {run.max_steps}: {state.stopped}"
+        )
     log.message(
         f"done: best {state.metric} {state.best_metric:.4f} ({metric.range}) at step "
         f"{state.best_step}, model in {run.folder / 'export' / 'best'}"

@@ -54,7 +54,10 @@ def parameter_groups(
 
 
 def clip_gradients(
-    accelerator: Accelerator, model: nn.Module, max_norm: float | None, max_value: float | None
+    accelerator: Accelerator,
+    model: nn.Module,
+    max_norm: float | None,
+    max_value: float | None,
 ) -> float:
     """Clip gradients, by value first where both are asked for; return their norm before clipping.
 

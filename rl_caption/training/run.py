@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from rewards.files import remove_leftovers
-from rl_caption.config.build import build_data, checked_splits, quiet_libraries, usable_split
+from rl_caption.config.build import (
+    build_data,
+    checked_splits,
+    quiet_libraries,
+    usable_split,
+)
 from rl_caption.config.reward_models import RewardModelConfig, TrainingConfig
 from rl_caption.data.base import Row
 from rl_caption.data.fingerprint import changes, fingerprint
@@ -54,7 +59,11 @@ from rl_caption.training.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from rl_caption.training.optimizer import clip_gradients, parameter_groups, schedule_factor
+from rl_caption.training.optimizer import (
+    clip_gradients,
+    parameter_groups,
+    schedule_factor,
+)
 from rl_caption.training.run_folder import (
     computed_settings,
     find_checkpoint,
@@ -102,7 +111,11 @@ class Run:
         trained_on: str = "reward",
     ) -> None:
         train, run = config.train, config.run
-        self.accelerator, self.checkpoint, self.trained_on = accelerator, checkpoint, trained_on
+        self.accelerator, self.checkpoint, self.trained_on = (
+            accelerator,
+            checkpoint,
+            trained_on,
+        )
         self.train_rows, self.val_rows = train_rows, val_rows
         self.folder, self.resume = Path(run.dir), resume_mode(run.resume)
         self.checkpoints = self.folder / "checkpoints"
@@ -113,14 +126,24 @@ class Run:
         )
         self.num_workers = config.data.num_workers
         self.cache_bytes = config.data.cache_mb * 2**20
-        self.eval_batch_size, self.patience = config.eval.batch_size, config.eval.patience
-        self.lr, self.schedule, self.warmup_steps = train.lr, train.schedule, train.warmup_steps
+        self.eval_batch_size, self.patience = (
+            config.eval.batch_size,
+            config.eval.patience,
+        )
+        self.lr, self.schedule, self.warmup_steps = (
+            train.lr,
+            train.schedule,
+            train.warmup_steps,
+        )
         self.decay, self.decay_every = train.decay, train.decay_every
         self.decay_epochs, self.epochs = train.decay_epochs, train.epochs
         self.betas, self.weight_decay = train.betas, train.weight_decay
         self.clip_norm, self.clip_value = train.grad_clip_norm, train.grad_clip_value
         self.max_steps, self.eval_every = train.max_steps or 0, config.eval.every or 0
-        self.save_every, self.keep_checkpoints = run.save_every or 0, run.keep_checkpoints
+        self.save_every, self.keep_checkpoints = (
+            run.save_every or 0,
+            run.keep_checkpoints,
+        )
         self.log_every, self.log_samples = run.log_every, run.log_samples
         self.started, self.skipped_in_a_row = 0.0, 0
 
@@ -176,7 +199,10 @@ class Run:
                 checkpoint.
         """
         self.count_steps()
-        splits = {"train": self.train_rows, self.settings["eval"]["split"]: self.val_rows}
+        splits = {
+            "train": self.train_rows,
+            self.settings["eval"]["split"]: self.val_rows,
+        }
         tokens = json.dumps(sorted(vocabulary.items())) if vocabulary else ""
         now = TrainState(
             signature=signature,
@@ -185,8 +211,12 @@ class Run:
             configuration=computed_settings(self.settings),
             notes={} if notes is None else notes,
         )
-        self.state = now if self.checkpoint is None else self._go_on(self.checkpoint, now)
-        self.accelerator.init_trackers(self.folder.name, config={"signature": signature})
+        self.state = (
+            now if self.checkpoint is None else self._go_on(self.checkpoint, now)
+        )
+        self.accelerator.init_trackers(
+            self.folder.name, config={"signature": signature}
+        )
         groups = parameter_groups(network, self.weight_decay, decays)
         optimizer = AdamW(groups, lr=self.lr, betas=self.betas)
         moments: Moments = {}
@@ -197,7 +227,9 @@ class Run:
         # Weights are equal everywhere by now; dropout is to differ.
         set_seed(self.seed, device_specific=True)
         if self.checkpoint is not None:
-            load_moments(self.accelerator, self.checkpoint, self.model, self.optimizer, moments)
+            load_moments(
+                self.accelerator, self.checkpoint, self.model, self.optimizer, moments
+            )
             load_random_states(self.accelerator, self.checkpoint, self.state.processes)
         return self.model
 
@@ -209,7 +241,9 @@ class Run:
         state = read_state(checkpoint)
         differences, copied = changes(state.data, now.data)
         if state.signature != now.signature:
-            differences.append(f"{self.trained_on} {state.signature!r} -> {now.signature!r}")
+            differences.append(
+                f"{self.trained_on} {state.signature!r} -> {now.signature!r}"
+            )
         if differences and self.resume != "true":
             raise CheckpointError(
                 f"{checkpoint} is of another run: {'; '.join(differences)}. Undo that change, "
@@ -221,11 +255,15 @@ class Run:
                 "that it was trained on, or train its export/best (model.init) in another run.dir"
             )
         for said in differences + copied:
-            print_main(self.accelerator, f"WARNING: {checkpoint} had other inputs: {said}")
+            print_main(
+                self.accelerator, f"WARNING: {checkpoint} had other inputs: {said}"
+            )
         now.notes.update(state.notes)
         inputs = ("signature", "vocabulary", "data", "configuration", "notes")
         state = replace(state, **{name: getattr(now, name) for name in inputs})
-        if self.resume != "auto":  # an unchanged rule stops the run again at the next validation
+        if (
+            self.resume != "auto"
+        ):  # an unchanged rule stops the run again at the next validation
             state.stopped = None
         return state
 
@@ -239,8 +277,14 @@ class Run:
         measured = f"{self.validation}, {measured}"
         is_same = (state.metric, state.measured) == (metric, measured)
         if state.metric and not (is_same and state.best_model in ("", hash_of(best))):
-            print_main(self.accelerator, f"{metric} on {measured} chooses the best model anew")
-            state.best_metric, state.best_step, state.evaluations_without_gain = None, None, 0
+            print_main(
+                self.accelerator, f"{metric} on {measured} chooses the best model anew"
+            )
+            state.best_metric, state.best_step, state.evaluations_without_gain = (
+                None,
+                None,
+                0,
+            )
         state.metric, state.measured = metric, measured
 
     @contextmanager
@@ -293,7 +337,9 @@ class Run:
         """
         sharded = uses_deepspeed(self.accelerator)
         if not sharded:
-            norm = clip_gradients(self.accelerator, self.model, self.clip_norm, self.clip_value)
+            norm = clip_gradients(
+                self.accelerator, self.model, self.clip_norm, self.clip_value
+            )
             log.add("grad/norm", norm)
         log.add("time/step", time.perf_counter() - self.started)
         metrics = log.reduce(self.accelerator)
@@ -304,7 +350,11 @@ class Run:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad()
-        return metrics if self.accelerator.scaler is None else self._with_loss_scale(metrics)
+        return (
+            metrics
+            if self.accelerator.scaler is None
+            else self._with_loss_scale(metrics)
+        )
 
     def end_step(
         self, updates: Sequence[Mapping[str, float]], batches: Sequence[Batch]
@@ -314,7 +364,9 @@ class Run:
         for name in dict.fromkeys(name for update in updates for name in update):
             values = [update[name] for update in updates if name in update]
             metrics[name] = updates[-1][name] if name in NEWEST else fmean(values)
-        images = sum(len(batch.rows) for batch in batches) * self.accelerator.num_processes
+        images = (
+            sum(len(batch.rows) for batch in batches) * self.accelerator.num_processes
+        )
         metrics["train/lr"] = self.learning_rate(self.state.global_step)
         metrics["train/images_per_second"] = images / metrics["time/step"]
         self.state.global_step += 1
@@ -333,26 +385,38 @@ class Run:
             self.state.skipped += 1
             metrics.pop("grad/norm")  # it is not finite
         if self.skipped_in_a_row > MOST_SKIPPED:
-            self._give_up(f"the gradient overflowed fp16 in {self.skipped_in_a_row} steps in a row")
+            self._give_up(
+                f"the gradient overflowed fp16 in {self.skipped_in_a_row} steps in a row"
+            )
         metrics["train/skipped"] = float(self.state.skipped)
         metrics["train/loss_scale"] = float(self.accelerator.scaler.get_scale())
         return metrics
 
-    def _check_finite(self, metrics: Mapping[str, float], batches: Sequence[Batch]) -> None:
+    def _check_finite(
+        self, metrics: Mapping[str, float], batches: Sequence[Batch]
+    ) -> None:
         # The gradient of fp16 overflows now and then.
-        watched = ["loss/total"] if self.accelerator.scaler else ["loss/total", "grad/norm"]
+        watched = (
+            ["loss/total"] if self.accelerator.scaler else ["loss/total", "grad/norm"]
+        )
         bad = [name for name in watched if not math.isfinite(metrics.get(name, 0.0))]
         if bad:
-            ids = gather_object([row["image_id"] for batch in batches for row in batch.rows])
+            ids = gather_object(
+                [row["image_id"] for batch in batches for row in batch.rows]
+            )
             said = ", ".join(f"{name} is {metrics[name]}" for name in bad)
             step = self.state.global_step + 1
-            self._give_up(f"{said} at step {step}; images of the step: {json.dumps(ids)}")
+            self._give_up(
+                f"{said} at step {step}; images of the step: {json.dumps(ids)}"
+            )
 
     def check_weights(self) -> None:
         """Raise NonFiniteError where a weight is not finite: it is neither validated nor saved."""
         name = first_non_finite(self.accelerator, self.model)
         if name is not None:
-            self._give_up(f"{name} is NaN or infinite after step {self.state.global_step}")
+            self._give_up(
+                f"{name} is NaN or infinite after step {self.state.global_step}"
+            )
 
     def _give_up(self, what: str) -> NoReturn:
         good = newest_checkpoint(self.checkpoints) or "none yet"
@@ -364,8 +428,14 @@ class Run:
     def is_finished(self) -> bool:
         """Whether all steps are taken, a validation ended the run, or ``eval.patience`` did."""
         state = self.state
-        patient = self.patience is None or state.evaluations_without_gain < self.patience
-        return state.global_step >= self.max_steps or state.stopped is not None or not patient
+        patient = (
+            self.patience is None or state.evaluations_without_gain < self.patience
+        )
+        return (
+            state.global_step >= self.max_steps
+            or state.stopped is not None
+            or not patient
+        )
 
     def any_process(self, asked_to_stop: bool) -> bool:
         """Whether any process was asked to stop; all of them must leave the loop at the same
@@ -448,7 +518,9 @@ def open_run(
         data, cache = build_data(config.data), folder / CHECKED_IMAGES
         splits = ("train", usable_split(data, split))
         scored = not isinstance(config, RewardModelConfig)
-        rows = checked_splits(config.data, data, splits, accelerator, cache, needs, scored)
+        rows = checked_splits(
+            config.data, data, splits, accelerator, cache, needs, scored
+        )
         check_batch_size(train.batch_size, len(rows["train"]))
         val_rows = rows[split]
         if config.eval.max_images is not None:

@@ -106,7 +106,10 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
         return Path(resume)
     newest = newest_checkpoint(checkpoints)
     if newest is None:
-        damaged = [f"{path.name} ({damage(path)})" for path in sorted(checkpoints.glob("step-*"))]
+        damaged = [
+            f"{path.name} ({damage(path)})"
+            for path in sorted(checkpoints.glob("step-*"))
+        ]
         if damaged and resume != "false":
             raise CheckpointError(
                 f"all checkpoints in {checkpoints} are damaged: {'; '.join(damaged)}. Put a whole "
@@ -115,7 +118,9 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
         return None
     problem = "run.resume is false" if resume == "false" else ""
     if resume == "auto":
-        problem = "; ".join(changed_settings(read_state(newest).configuration, plain(config)))
+        problem = "; ".join(
+            changed_settings(read_state(newest).configuration, plain(config))
+        )
     if problem:
         raise CheckpointError(
             f"{folder} holds a run ({newest.name}), and {problem}. Choose another run.dir, or set "
@@ -147,7 +152,9 @@ def plain(config: Any) -> dict[str, Any]:
 def computed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The sections of a configuration that may change what is computed."""
     return {
-        key: value for key, value in settings.items() if not f"{key}.".startswith(FREE_TO_CHANGE)
+        key: value
+        for key, value in settings.items()
+        if not f"{key}.".startswith(FREE_TO_CHANGE)
     }
 
 
@@ -161,7 +168,9 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
     ]
 
 
-def write_run_files(folder: Path, settings: Mapping[str, Any], extra: dict[str, Any]) -> None:
+def write_run_files(
+    folder: Path, settings: Mapping[str, Any], extra: dict[str, Any]
+) -> None:
     """Write ``config.yaml`` (resolved ``settings``) and ``env.json`` (versions, platform, command,
     kernels, ``extra``).
     """
@@ -175,7 +184,9 @@ def write_run_files(folder: Path, settings: Mapping[str, Any], extra: dict[str, 
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads(),
         },
-        "environment": {key: os.environ[key] for key in names if key.startswith(RECORDED)},
+        "environment": {
+            key: os.environ[key] for key in names if key.startswith(RECORDED)
+        },
     }
     write_text(folder / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
     write_json(folder / "env.json", environment | extra)
@@ -194,7 +205,12 @@ class RunLog:
     """
 
     def __init__(
-        self, accelerator: Accelerator, folder: Path, name: str, start_step: int, max_steps: int
+        self,
+        accelerator: Accelerator,
+        folder: Path,
+        name: str,
+        start_step: int,
+        max_steps: int,
     ) -> None:
         self.accelerator, self.folder, self.name = accelerator, folder, name
         self.max_steps = max_steps
@@ -205,7 +221,9 @@ class RunLog:
             desc=name,
             unit="step",
             dynamic_ncols=True,
-            disable=None if accelerator.is_main_process else True,  # None: off a terminal
+            disable=None
+            if accelerator.is_main_process
+            else True,  # None: off a terminal
         )
         if accelerator.is_main_process:
             for file in ("metrics.jsonl", "samples.jsonl"):
@@ -225,12 +243,16 @@ class RunLog:
         if not self.accelerator.is_main_process:
             return
         append_line(self.folder / "metrics.jsonl", {"step": step, **values})
-        summary = "  ".join(f"{key} {values[key]:.4g}" for key in SUMMARY_KEYS if key in values)
+        summary = "  ".join(
+            f"{key} {values[key]:.4g}" for key in SUMMARY_KEYS if key in values
+        )
         now = time.monotonic()
         first_step, began = self.first_line = self.first_line or (step, now)
         rate = (step - first_step) / max(now - began, 1e-9)
         left = timedelta(seconds=round((self.max_steps - step) / rate)) if rate else "?"
-        self.message(f"step {step}/{self.max_steps}  {summary}  {rate:.2f} steps/s  {left} left")
+        self.message(
+            f"step {step}/{self.max_steps}  {summary}  {rate:.2f} steps/s  {left} left"
+        )
 
     def samples(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Append sampled captions with their rewards to ``samples.jsonl``."""
@@ -259,7 +281,11 @@ def drop_after(path: Path, step: int) -> None:
     """
     if not path.exists():
         return
-    kept = [record for _, record in read_log(path, CheckpointError) if record["step"] <= step]
+    kept = [
+        record
+        for _, record in read_log(path, CheckpointError)
+        if record["step"] <= step
+    ]
     with atomic_write(path) as file:
         file.writelines(_line(record) for record in kept)
 

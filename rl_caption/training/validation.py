@@ -59,24 +59,35 @@ def decode_candidates(
         range(0, len(share), decoding.batch_size),
         desc=progress,
         unit="batch",
-        disable=None if progress is not None and is_main else True,  # None: off a terminal
+        disable=None
+        if progress is not None and is_main
+        else True,  # None: off a terminal
     )
     decoded: list[tuple[str, list[Candidate]]] = []
     with torch.no_grad(), dropout_off(policy), autocast(accelerator):
         for start in starts:
             batch = share[start : start + decoding.batch_size]
             ids = [row["image_id"] for row in batch]
-            inputs = {key: value.to(device) for key, value in captioner.preprocess(batch).items()}
+            inputs = {
+                key: value.to(device)
+                for key, value in captioner.preprocess(batch).items()
+            }
             noise, scores = None, None
             if decoding.num_samples:
-                noise = sampling_noise(seed, 0, ids, decoding.num_samples, decoding.max_new_tokens)
+                noise = sampling_noise(
+                    seed, 0, ids, decoding.num_samples, decoding.max_new_tokens
+                )
                 noise = noise.to(device)
             if decoding.num_return_sequences > 1:
-                token_ids, scores = captioner.generate_with_scores(policy, inputs, decoding, noise)
+                token_ids, scores = captioner.generate_with_scores(
+                    policy, inputs, decoding, noise
+                )
             else:
                 token_ids = captioner.generate(policy, inputs, decoding, noise)
             decoded += zip(ids, _candidates(captioner, token_ids, scores), strict=True)
-    gathered = dict(gather_object(decoded) if accelerator.num_processes > 1 else decoded)
+    gathered = dict(
+        gather_object(decoded) if accelerator.num_processes > 1 else decoded
+    )
     return {row["image_id"]: gathered[row["image_id"]] for row in rows}
 
 
@@ -131,13 +142,19 @@ class CaptionValidator:
             captioner, captioner.policy, self.rows, self.decoding, self.accelerator
         )
         decoded = {image_id: candidates[0] for image_id, candidates in found.items()}
-        captions = {image_id: candidate.caption for image_id, candidate in decoded.items()}
+        captions = {
+            image_id: candidate.caption for image_id, candidate in decoded.items()
+        }
         folder = self.folder / "eval" / f"step-{step:08d}"
         if self.accelerator.is_main_process:
-            records = [{"image_id": key, "caption": text} for key, text in captions.items()]
+            records = [
+                {"image_id": key, "caption": text} for key, text in captions.items()
+            ]
             write_json(folder / "predictions.json", records)
         references = {row["image_id"]: row["references"] for row in self.rows}
-        split = str.split if self.tokenizer == TOKENIZER else tokenizer_of(self.tokenizer)
+        split = (
+            str.split if self.tokenizer == TOKENIZER else tokenizer_of(self.tokenizer)
+        )
         metrics = {
             "val/cider": validation_cider(captions, references, self.tokenizer),
             "val/length": fmean(len(split(caption)) for caption in captions.values()),
@@ -148,7 +165,9 @@ class CaptionValidator:
         # in a last bit cannot divide the processes.
         outcome: list[Any] = [None]
         if self.accelerator.is_main_process:
-            outcome[0] = self._inspect(self.monitor, step, decoded, logged, folder / "judges.json")
+            outcome[0] = self._inspect(
+                self.monitor, step, decoded, logged, folder / "judges.json"
+            )
         if self.accelerator.num_processes > 1:
             broadcast_object_list(outcome)
         verdict: Validation | RewardError = outcome[0]
@@ -170,7 +189,9 @@ class CaptionValidator:
         names = [name for name in ("entropy", "kl") if f"policy/{name}" in logged]
         policy = {name: logged[f"policy/{name}"] for name in names}
         try:
-            verdict, findings = monitor.inspect(step, list(self.rows), texts, finished, policy)
+            verdict, findings = monitor.inspect(
+                step, list(self.rows), texts, finished, policy
+            )
         except RewardError as error:
             return error
         write_json(file, {"image_id": list(decoded), "judges": dict(findings.judges)})

@@ -38,14 +38,25 @@ REFERENCES = [
     ["a red bus drives down the street", "a bus on a road"],
     ["a man rides a horse on the beach", "a person on a horse"],
 ]
-CAPTIONS = ["a dog runs on grass", "a cat on the bed", "a bus", "a man and a horse on sand"]
+CAPTIONS = [
+    "a dog runs on grass",
+    "a cat on the bed",
+    "a bus",
+    "a man and a horse on sand",
+]
 
 
 def main() -> None:
     """Run the scripts that are named; exits with 1 if numbers differ."""
-    names = sorted(path.stem for path in HERE.glob("*.py") if REQUIREMENTS.search(path.read_text()))
-    parser = argparse.ArgumentParser(prog="python -m tests.engines", description=__doc__)
-    parser.add_argument("names", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    names = sorted(
+        path.stem for path in HERE.glob("*.py") if REQUIREMENTS.search(path.read_text())
+    )
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.engines", description=__doc__
+    )
+    parser.add_argument(
+        "names", nargs="+", choices=names, metavar="NAME", help=", ".join(names)
+    )
     for name in parser.parse_args().names:
         run(name, REPOSITORY / "build/engines" / name)
 
@@ -60,7 +71,9 @@ def run(name: str, folder: Path) -> None:
     engine = requirements.get("tool", {}).get("engine", {})
     reward = write_reward(folder)
     if engine.get("vlm"):
-        tiny_qwen2_vl(folder / "qwen2_vl", patch_size=14)  # ms-swift resizes to multiples of 28
+        tiny_qwen2_vl(
+            folder / "qwen2_vl", patch_size=14
+        )  # ms-swift resizes to multiples of 28
     (folder / report.RESULTS).write_text("")
     environment = os.environ | {
         "ENGINE_FOLDER": str(folder),
@@ -73,7 +86,9 @@ def run(name: str, folder: Path) -> None:
         command = [str(python), "-m", f"tests.engines.{name}"]
         subprocess.run(command, cwd=folder, env=environment, check=True)
     versions = installed_versions(python, requirements)
-    results = [json.loads(line) for line in (folder / report.RESULTS).read_text().splitlines()]
+    results = [
+        json.loads(line) for line in (folder / report.RESULTS).read_text().splitlines()
+    ]
     if not results:
         sys.exit(f"{name} reported nothing")
     rows = [compared_row(result, reward) for result in results]
@@ -82,7 +97,9 @@ def run(name: str, folder: Path) -> None:
             f"| {versions} | {what}, {count} numbers | {difference:.1e} | {datetime.date.today()} |"
         )
         if not difference <= tolerance:
-            sys.exit(f"{name}: {what}: the largest difference is {difference}, above {tolerance}")
+            sys.exit(
+                f"{name}: {what}: the largest difference is {difference}, above {tolerance}"
+            )
 
 
 def requirements_of(script: Path) -> dict[str, Any]:
@@ -107,7 +124,8 @@ def install(folder: Path, requirements: dict[str, Any]) -> Path:
             words = [str(python), "-m", "pip", "uninstall", "-q", "-y", *without]
             subprocess.run(words, check=True)
         subprocess.run(
-            [str(python), str(REPOSITORY / "rl_caption/cli/torchvision_remedy.py")], check=True
+            [str(python), str(REPOSITORY / "rl_caption/cli/torchvision_remedy.py")],
+            check=True,
         )
         stamp.write_text(wanted)
     return python
@@ -123,16 +141,25 @@ def installed_versions(python: Path, requirements: dict[str, Any]) -> str:
         "have = {d.name.lower().replace('_', '-'): d.version for d in distributions()}; "
         "print(', '.join(f'{n} {have[n]}' for n in dict.fromkeys(sys.argv[1:]) if n in have))"
     )
-    words = [word.lower().replace("_", "-") for word in [*named, "transformers", "torch"]]
+    words = [
+        word.lower().replace("_", "-") for word in [*named, "transformers", "torch"]
+    ]
     return subprocess.check_output([str(python), "-c", code, *words], text=True).strip()
 
 
-def compared_row(result: dict[str, Any], reward: MixedReward) -> tuple[str, int, float, float]:
+def compared_row(
+    result: dict[str, Any], reward: MixedReward
+) -> tuple[str, int, float, float]:
     """What ran, how many numbers, their largest difference from the scores in process, and the
     tolerance.
     """
     if "difference" in result:
-        return result["what"], result["count"], result["difference"], result["tolerance"]
+        return (
+            result["what"],
+            result["count"],
+            result["difference"],
+            result["tolerance"],
+        )
     expected = reward(None, result["captions"], **result["columns"])
     difference = float(np.max(np.abs(np.subtract(expected, result["scores"]))))
     return result["what"], len(expected), difference, TOLERANCE
@@ -146,7 +173,9 @@ def write_reward(folder: Path) -> MixedReward:
     photos.mkdir(exist_ok=True)
     draw = np.random.default_rng(0)
     rows = []
-    for number, (caption, references) in enumerate(zip(CAPTIONS, REFERENCES, strict=True)):
+    for number, (caption, references) in enumerate(
+        zip(CAPTIONS, REFERENCES, strict=True)
+    ):
         path = photos / f"{number}.png"
         Image.fromarray(draw.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(path)
         rows.append({"caption": caption, "image": str(path), "references": references})
@@ -184,7 +213,9 @@ def served(folder: Path) -> Iterator[str]:
         str(folder / "photos"),
     ]
     command = [sys.executable, "-m", "rl_caption", *words, "--port", "0"]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdout is not None
         try:
             yield server.stdout.readline().split()[0]

@@ -48,7 +48,9 @@ def results_of(module: str) -> dict[str, float]:
         "batch_size": 1,
         "output_path": output,
     }
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    words = [
+        word for name, value in options.items() for word in (f"--{name}", str(value))
+    ]
     subprocess.run([sys.executable, "-m", module, *words], check=True)
     newest = max(output.rglob("*results.json"), key=lambda path: path.stat().st_mtime)
     metrics = json.loads(newest.read_text())["results"]["photos_cap"]
@@ -68,9 +70,14 @@ def main() -> None:
         }
         for number, row in enumerate(cases())
     ]
-    Dataset.from_list(rows).cast_column("image", Image()).to_parquet(FOLDER / "rows.parquet")
+    Dataset.from_list(rows).cast_column("image", Image()).to_parquet(
+        FOLDER / "rows.parquet"
+    )
     text = TASK.format(rows=FOLDER / "rows.parquet")
-    lines = [METRIC.format(name=name, function=function) for name, function in METRICS.items()]
+    lines = [
+        METRIC.format(name=name, function=function)
+        for name, function in METRICS.items()
+    ]
     (tasks / "photos_cap.yaml").write_text(text + "\n".join(lines))
     (tasks / "photos.py").write_text("from lmms_eval.tasks.coco_cap.utils import *\n")
     theirs = results_of("lmms_eval")

@@ -59,7 +59,10 @@ def main() -> None:
     (FOLDER / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (FOLDER / "plugin.py").write_text(PLUGIN)
     settings = FOLDER / "qwen2_vl/generation_config.json"
-    generation = json.loads(settings.read_text()) | {"suppress_tokens": UNWRITTEN, "top_k": 0}
+    generation = json.loads(settings.read_text()) | {
+        "suppress_tokens": UNWRITTEN,
+        "top_k": 0,
+    }
     generation.pop("bad_words_ids", None)
     settings.write_text(json.dumps(generation))
     options = {

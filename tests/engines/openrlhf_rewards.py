@@ -81,7 +81,8 @@ async def main() -> None:
             ids = tokenizer(row["caption"], add_special_tokens=False)["input_ids"]
             for ended in (True, False):
                 engine = Engine(
-                    ids + [tokenizer.eos_token_id] * ended, "stop" if ended else "length"
+                    ids + [tokenizer.eos_token_id] * ended,
+                    "stop" if ended else "length",
                 )
                 output = await executor.execute(
                     prompt,

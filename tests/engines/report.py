@@ -17,7 +17,10 @@ def cases() -> list[dict[str, Any]]:
 
 
 def scored(
-    what: str, captions: Sequence[str], scores: Sequence[float], **columns: Sequence[Any]
+    what: str,
+    captions: Sequence[str],
+    scores: Sequence[float],
+    **columns: Sequence[Any],
 ) -> None:
     """Report scores that an engine got for N captions; the reward in process scores them by
     ``columns``.
@@ -34,7 +37,9 @@ def scored(
 
 def compared(what: str, count: int, difference: float, tolerance: float) -> None:
     """Report the largest difference of ``count`` numbers that the script compared by itself."""
-    _write({"what": what, "count": count, "difference": difference, "tolerance": tolerance})
+    _write(
+        {"what": what, "count": count, "difference": difference, "tolerance": tolerance}
+    )
 
 
 def _write(result: dict[str, Any]) -> None:

@@ -63,7 +63,9 @@ def main() -> None:
         },
         non_tensors={
             "data_source": np.array(["captions"] * len(doubled), dtype=object),
-            "reward_model": np.array([{"ground_truth": ""}] * len(doubled), dtype=object),
+            "reward_model": np.array(
+                [{"ground_truth": ""}] * len(doubled), dtype=object
+            ),
             "extra_info": np.array(info, dtype=object),
         },
     )
@@ -83,7 +85,13 @@ def main() -> None:
     scores = result.batch["rm_scores"].sum(dim=1).tolist()
     captions = [row["caption"] for row in doubled]
     columns = {"references": references, "image": [row["image"] for row in doubled]}
-    scored("`RewardLoopManager`, 2 Ray workers", captions, scores, **columns, finished=finished)
+    scored(
+        "`RewardLoopManager`, 2 Ray workers",
+        captions,
+        scores,
+        **columns,
+        finished=finished,
+    )
 
 
 if __name__ == "__main__":

@@ -55,10 +55,14 @@ def main() -> None:
         file.unlink()  # of an earlier call: start anew
     Path("grpo.yaml").write_text(yaml.safe_dump(settings(run)))
     print(fine_tune(parse(GrpoVlmConfig, ["--config", "grpo.yaml"], "grpo_vlm")))
-    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    logged = [
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     differences = [line["sampling/sampling_logp_difference/max"] for line in logged]
     print("sampled and scored log-probabilities differ by at most", differences)
-    report.compared("GRPO with images, log-probabilities", STEPS, max(differences), TOLERANCE)
+    report.compared(
+        "GRPO with images, log-probabilities", STEPS, max(differences), TOLERANCE
+    )
 
 
 def settings(run: Path) -> dict[str, object]:

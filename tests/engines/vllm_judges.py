@@ -37,7 +37,9 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen2VLProcessor,
 )
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+    Qwen2VLImageProcessorPil,
+)
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
 from rewards.base import RewardError
@@ -67,7 +69,11 @@ SPECIALS = (
 SIZE = 64
 CAPTIONS = ("a brown dog runs on the grass", "two cats sleep on a red bed", "a bus")
 QUESTIONS = [
-    {"question": "What animal is it?", "choices": ["dog", "cat", "bus"], "answer": "dog"},
+    {
+        "question": "What animal is it?",
+        "choices": ["dog", "cat", "bus"],
+        "answer": "dog",
+    },
     {"question": "Where is it?", "choices": ["bed", "grass"], "answer": "grass"},
 ]
 TEMPLATE = (
@@ -89,11 +95,16 @@ def main() -> None:
     make_text_model(text)
     make_vision_model(vision)
     least = models.LEAST_PROBABILITY
-    models.LEAST_PROBABILITY = 0.0  # letters are chosen beside Yes and No, these beside digits
+    models.LEAST_PROBABILITY = (
+        0.0  # letters are chosen beside Yes and No, these beside digits
+    )
     references = [list(CAPTIONS[:2]), [CAPTIONS[1]], [CAPTIONS[2], CAPTIONS[0]]]
     images = [noise(number) for number in range(len(CAPTIONS))]
     with served(text) as endpoint:
-        columns: dict[str, Any] = {"questions": [QUESTIONS] * 3, "image_id": ["1", "2", "3"]}
+        columns: dict[str, Any] = {
+            "questions": [QUESTIONS] * 3,
+            "image_id": ["1", "2", "3"],
+        }
         compare("caption_qa", CaptionQA, text, endpoint, **columns)
         compare("claims", Claims, text, endpoint, references=references)
         models.LEAST_PROBABILITY = least
@@ -115,7 +126,9 @@ def compare(
 ) -> None:
     """Report the largest difference of scores behind the endpoint and in process."""
     options = options or {}
-    local = reward(model=str(folder), device="cpu", **options)(None, CAPTIONS, **columns)
+    local = reward(model=str(folder), device="cpu", **options)(
+        None, CAPTIONS, **columns
+    )
     remote = reward(endpoint=endpoint, **options)(None, CAPTIONS, **columns)
     print(what, "in process", local, "by vLLM", remote)
     if len(set(local)) < len(local):
@@ -175,7 +188,9 @@ def served(folder: Path) -> Iterator[dict[str, Any]]:
             server.terminate()
 
 
-def wait_for(url: str, server: subprocess.Popen[bytes], log: str, seconds: float = 3600) -> None:
+def wait_for(
+    url: str, server: subprocess.Popen[bytes], log: str, seconds: float = 3600
+) -> None:
     """Wait until the server answers."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and server.poll() is None:
@@ -188,7 +203,13 @@ def wait_for(url: str, server: subprocess.Popen[bytes], log: str, seconds: float
 
 def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
     """Byte-level BPE, as Qwen2 has it, of prompts, captions and labels."""
-    texts = [QUESTION_PROMPT, TEXT_PROMPT, JUDGE_PROMPT, *CAPTIONS, json.dumps(QUESTIONS)]
+    texts = [
+        QUESTION_PROMPT,
+        TEXT_PROMPT,
+        JUDGE_PROMPT,
+        *CAPTIONS,
+        json.dumps(QUESTIONS),
+    ]
     texts += [*TEXT_LABELS, *(f" {label}" for label in TEXT_LABELS), "assistant"]
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

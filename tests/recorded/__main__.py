@@ -36,7 +36,13 @@ from typing import Any
 
 DATA = {
     "format": "scenes",
-    "kwargs": {"num_train": 64, "num_val": 8, "num_test": 0, "num_unseen": 0, "image_size": 32},
+    "kwargs": {
+        "num_train": 64,
+        "num_val": 8,
+        "num_test": 0,
+        "num_unseen": 0,
+        "image_size": 32,
+    },
 }
 LONG_DATA = {**DATA, "long_captions": True}
 CAPTIONER = {
@@ -52,8 +58,20 @@ CAPTIONER = {
 }
 CLIP = {
     "embed_dim": 32,
-    "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16},
-    "text_cfg": {"context_length": 24, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+    "vision_cfg": {
+        "image_size": 32,
+        "patch_size": 8,
+        "width": 32,
+        "layers": 2,
+        "head_width": 16,
+    },
+    "text_cfg": {
+        "context_length": 24,
+        "vocab_size": 49408,
+        "width": 32,
+        "heads": 2,
+        "layers": 2,
+    },
 }
 STUDENT = {
     "embed_dim": 32,
@@ -71,7 +89,13 @@ STUDENT = {
 }
 COMMON = {"threads": 1, "mixed_precision": "no", "warmup_steps": 3, "max_steps": 12}
 SCST_TRAIN = {**COMMON, "batch_size": 8, "lr": 3e-4}
-MODEL_TRAIN = {**COMMON, "batch_size": 16, "lr": 1e-3, "schedule": "cosine", "weight_decay": 0.01}
+MODEL_TRAIN = {
+    **COMMON,
+    "batch_size": 16,
+    "lr": 1e-3,
+    "schedule": "cosine",
+    "weight_decay": 0.01,
+}
 EVAL = {"every": 6, "batch_size": 8}
 
 
@@ -110,7 +134,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "scst_greedy_kl": ("scst", scst(3, {"advantage": "greedy", "kl_coef": 0.05})),
     "scst_leave_one_out_xe": (
         "scst",
-        scst(4, {"advantage": "leave_one_out", "xe_weight": 0.1, "micro_batch_size": 2}),
+        scst(
+            4, {"advantage": "leave_one_out", "xe_weight": 0.1, "micro_batch_size": 2}
+        ),
     ),
     "scst_group_norm": (
         "scst",
@@ -157,7 +183,10 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
             "task": "distill",
             "towers": "dual",
             "teacher": {"name": "{contrastive_negatives}"},
-            "model": {"image_init": "{distillation_image}", "text_init": "{distillation_text}"},
+            "model": {
+                "image_init": "{distillation_image}",
+                "text_init": "{distillation_text}",
+            },
             "data": DATA,
             "train": {**MODEL_TRAIN, "micro_batch_size": 8},
             "eval": EVAL,
@@ -174,7 +203,11 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
             },
             "loss": {"short": 1.0, "pca_rank": 3},
             "data": LONG_DATA,
-            "train": {**MODEL_TRAIN, "short_captions": "references", "freeze_positions": 4},
+            "train": {
+                **MODEL_TRAIN,
+                "short_captions": "references",
+                "freeze_positions": 4,
+            },
             "eval": EVAL,
         },
     ),
@@ -221,7 +254,9 @@ def train(name: str, folder: Path) -> dict[str, Any]:
     line = [sys.executable, "-m", "rl_caption", program, "--config", str(file)]
     done = subprocess.run(line, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
-        raise SystemExit(f"error: {name} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise SystemExit(
+            f"error: {name} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
     return {"weights": digests(Path(exports[name])), "metrics": metrics(folder / name)}
 
 
@@ -246,7 +281,8 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
         {
             key: value
             for key, value in line.items()
-            if key == "step" or (key.startswith(METRICS) and not key.startswith(LEFT_OUT))
+            if key == "step"
+            or (key.startswith(METRICS) and not key.startswith(LEFT_OUT))
         }
         for line in lines
     ]
@@ -260,7 +296,9 @@ def machine() -> dict[str, str]:
     information = Path("/proc/cpuinfo")
     if information.exists():
         lines = information.read_text().splitlines()
-        cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), cpu)
+        cpu = next(
+            (line.split(":")[1].strip() for line in lines if "model name" in line), cpu
+        )
     return {
         "torch": torch.__version__,
         "cpu": cpu,
@@ -289,13 +327,18 @@ def differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
         if own["weights"] != run["weights"]:
             found.append(f"{name}: weights of export/last differ")
         if len(own["metrics"]) != len(run["metrics"]):
-            found.append(f"{name}: {len(own['metrics'])} log lines, not {len(run['metrics'])}")
+            found.append(
+                f"{name}: {len(own['metrics'])} log lines, not {len(run['metrics'])}"
+            )
         for line, before in zip(own["metrics"], run["metrics"], strict=False):
             keys = sorted(key for key in before if line.get(key) != before[key])
             if keys:
-                pairs = [f"{key} {line.get(key)} in place of {before[key]}" for key in keys]
+                pairs = [
+                    f"{key} {line.get(key)} in place of {before[key]}" for key in keys
+                ]
                 found.append(
-                    f"{name}, step {before['step']}, the first to differ: " + "; ".join(pairs)
+                    f"{name}, step {before['step']}, the first to differ: "
+                    + "; ".join(pairs)
                 )
                 break
     return found
@@ -316,7 +359,9 @@ def main() -> int:
     for key, value in machine().items():
         if value != recorded["machine"][key]:
             was = recorded["machine"][key]
-            print(f"note: {key} is {value}, but was {was}: bits may differ for that alone")
+            print(
+                f"note: {key} is {value}, but was {was}: bits may differ for that alone"
+            )
     found = differences(recorded, results())
     print("\n".join(found) or f"all {len(recorded['runs'])} runs are equal to the bit")
     return int(bool(found))

@@ -78,7 +78,9 @@ def save_llava_next(f: Path) -> None:
         **_ids(tok, image_token_index="<image>"),
     )
     ip = cls("llava_next.image_processing_pil_llava_next.LlavaNextImageProcessorPil")(
-        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=pins
+        size={"shortest_edge": 32},
+        crop_size={"height": 32, "width": 32},
+        image_grid_pinpoints=pins,
     )
     save(
         f,
@@ -106,11 +108,13 @@ def save_llava_next_video(f: Path) -> None:
         **_ids(tok, image_token_index="<image>", video_token_index="<video>"),
     )
     ip = cls("llava_next.image_processing_pil_llava_next.LlavaNextImageProcessorPil")(
-        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=pins
+        size={"shortest_edge": 32},
+        crop_size={"height": 32, "width": 32},
+        image_grid_pinpoints=pins,
     )
-    vp = cls("llava_next_video.video_processing_llava_next_video.LlavaNextVideoVideoProcessor")(
-        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
-    )
+    vp = cls(
+        "llava_next_video.video_processing_llava_next_video.LlavaNextVideoVideoProcessor"
+    )(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     save(
         f,
         tf.LlavaNextVideoForConditionalGeneration(cfg),
@@ -181,7 +185,9 @@ def _pix(f, ctype, text, merge, **more):
     ip = cls("pixtral.image_processing_pil_pixtral.PixtralImageProcessorPil")(
         size={"longest_edge": 48}, patch_size={"height": 8, "width": 8}
     )
-    proc = tf.PixtralProcessor(ip, tok, patch_size=8, spatial_merge_size=merge, chat_template=PIX_T)
+    proc = tf.PixtralProcessor(
+        ip, tok, patch_size=8, spatial_merge_size=merge, chat_template=PIX_T
+    )
     extra = (
         {"spatial_merge_size": merge}
         if ctype == "Mistral3"
@@ -262,13 +268,24 @@ def save_aya_vision(f: Path) -> None:
         f,
         tf.AyaVisionForConditionalGeneration(cfg),
         tf.AyaVisionProcessor(
-            ip, tok, patch_size=8, img_size=32, downsample_factor=2, chat_template=tpl("<image>")
+            ip,
+            tok,
+            patch_size=8,
+            img_size=32,
+            downsample_factor=2,
+            chat_template=tpl("<image>"),
         ),
     )
 
 
 def save_cohere2_vision(f: Path) -> None:
-    sp = [*BASE, "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"]
+    sp = [
+        *BASE,
+        "<|IMG_PATCH|>",
+        "<|START_OF_IMG|>",
+        "<|END_OF_IMG|>",
+        "<|IMG_LINE_BREAK|>",
+    ]
     tok = _tokenizer(
         sp,
         eos="<|im_end|>",
@@ -291,9 +308,9 @@ def save_cohere2_vision(f: Path) -> None:
         alignment_intermediate_size=48,
         **_ids(tok, image_token_id="<|IMG_PATCH|>"),
     )
-    ip = cls("cohere2_vision.image_processing_cohere2_vision.Cohere2VisionImageProcessor")(
-        size={"height": 32, "width": 32}, max_patches=4
-    )
+    ip = cls(
+        "cohere2_vision.image_processing_cohere2_vision.Cohere2VisionImageProcessor"
+    )(size={"height": 32, "width": 32}, max_patches=4)
     ip.patch_size = 2
     save(
         f,
@@ -303,12 +320,20 @@ def save_cohere2_vision(f: Path) -> None:
 
 
 def save_idefics2(f: Path) -> None:
-    sp = ["<pad>", "<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>"]
+    sp = [
+        "<pad>",
+        "<|im_start|>",
+        "<end_of_utterance>",
+        "<image>",
+        "<fake_token_around_image>",
+    ]
     tok = _tokenizer(sp, eos="<end_of_utterance>", pad="<pad>", bos="<|im_start|>")
     ip = cls("idefics2.image_processing_pil_idefics2.Idefics2ImageProcessorPil")(
         size={"longest_edge": 48, "shortest_edge": 24}, do_image_splitting=False
     )
-    proc = tf.Idefics2Processor(ip, tok, image_seq_len=4, chat_template=IDEFICS_TEMPLATE)
+    proc = tf.Idefics2Processor(
+        ip, tok, image_seq_len=4, chat_template=IDEFICS_TEMPLATE
+    )
     cfg = tf.Idefics2Config(
         text_config={
             **TEXT,
@@ -362,7 +387,11 @@ def save_got_ocr2(f: Path) -> None:
 
 def save_perception_lm(f: Path) -> None:
     tok = _tokenizer(
-        CHATML, eos="<|im_end|>", pad="<pad>", image_token="<image>", video_token="<video>"
+        CHATML,
+        eos="<|im_end|>",
+        pad="<pad>",
+        image_token="<image>",
+        video_token="<video>",
     )
     vis = {
         "model_type": "timm_wrapper",
@@ -426,7 +455,11 @@ def save_lighton_ocr(f: Path) -> None:
         f,
         tf.LightOnOcrForConditionalGeneration(cfg),
         cls("lighton_ocr.processing_lighton_ocr.LightOnOcrProcessor")(
-            ip, tok, patch_size=8, spatial_merge_size=2, chat_template=tpl("<|image_pad|>")
+            ip,
+            tok,
+            patch_size=8,
+            spatial_merge_size=2,
+            chat_template=tpl("<|image_pad|>"),
         ),
     )
 
@@ -443,9 +476,9 @@ def save_deepseek_vl(f: Path) -> None:
         vision_config=SIGV,
         **_ids(tok, image_token_id="<image_placeholder>"),
     )
-    ip = cls("deepseek_vl.image_processing_pil_deepseek_vl.DeepseekVLImageProcessorPil")(
-        size={"height": 32, "width": 32}, min_size=14
-    )
+    ip = cls(
+        "deepseek_vl.image_processing_pil_deepseek_vl.DeepseekVLImageProcessorPil"
+    )(size={"height": 32, "width": 32}, min_size=14)
     save(
         f,
         tf.DeepseekVLForConditionalGeneration(cfg),
@@ -484,7 +517,11 @@ def save_deepseek_vl_hybrid(f: Path) -> None:
     )
     ip = cls(
         "deepseek_vl_hybrid.image_processing_pil_deepseek_vl_hybrid.DeepseekVLHybridImageProcessorPil"
-    )(size={"height": 32, "width": 32}, high_res_size={"height": 64, "width": 64}, min_size=14)
+    )(
+        size={"height": 32, "width": 32},
+        high_res_size={"height": 64, "width": 64},
+        min_size=14,
+    )
     save(
         f,
         tf.DeepseekVLHybridForConditionalGeneration(cfg),
@@ -590,7 +627,9 @@ def save_aria(f: Path) -> None:
     save(
         f,
         tf.AriaForConditionalGeneration(cfg),
-        tf.AriaProcessor(ip, tok, chat_template=CHAT_TEMPLATE, size_conversion={980: 8}),
+        tf.AriaProcessor(
+            ip, tok, chat_template=CHAT_TEMPLATE, size_conversion={980: 8}
+        ),
         std=0.1,
     )
 
@@ -648,9 +687,13 @@ def _glm(f, ctype, mtype, text, ip_path, vp_path, proc):
         vision_config=GLMV,
         **ids,
     )
-    ip = cls(ip_path)(patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 40 * 40})
+    ip = cls(ip_path)(
+        patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 40 * 40}
+    )
     vp = cls(vp_path)(patch_size=8)
-    save(f, getattr(tf, mtype)(cfg), getattr(tf, proc)(ip, tok, vp, chat_template=GLM_T))
+    save(
+        f, getattr(tf, mtype)(cfg), getattr(tf, proc)(ip, tok, vp, chat_template=GLM_T)
+    )
 
 
 G4 = (
@@ -672,7 +715,13 @@ def save_glm4v(f: Path) -> None:
 
 
 def save_glm46v(f: Path) -> None:
-    _glm(f, "Glm46VConfig", "Glm46VForConditionalGeneration", {"model_type": "glm4v_text"}, *G46)
+    _glm(
+        f,
+        "Glm46VConfig",
+        "Glm46VForConditionalGeneration",
+        {"model_type": "glm4v_text"},
+        *G46,
+    )
 
 
 def save_glm_ocr(f: Path) -> None:
@@ -708,7 +757,9 @@ def save_paddleocr_vl(f: Path) -> None:
         "<|IMAGE_END|>",
         "<|video|>",
     ]
-    tok = _tokenizer(sp, eos="<|im_end|>", pad="<pad>", image_token="<|IMAGE_PLACEHOLDER|>")
+    tok = _tokenizer(
+        sp, eos="<|im_end|>", pad="<pad>", image_token="<|IMAGE_PLACEHOLDER|>"
+    )
     ids = _ids(
         tok,
         image_token_id="<|IMAGE_PLACEHOLDER|>",
@@ -717,18 +768,25 @@ def save_paddleocr_vl(f: Path) -> None:
         video_token_id="<|video|>",
     )
     cfg = cls("paddleocr_vl.configuration_paddleocr_vl.PaddleOCRVLConfig")(
-        text_config={**TEXT, "vocab_size": len(tok), "rope_parameters": MROPE, "pad_token_id": 0},
+        text_config={
+            **TEXT,
+            "vocab_size": len(tok),
+            "rope_parameters": MROPE,
+            "pad_token_id": 0,
+        },
         vision_config={**VISION, "spatial_merge_size": 2},
         **ids,
     )
-    ip = cls("paddleocr_vl.image_processing_pil_paddleocr_vl.PaddleOCRVLImageProcessorPil")(
-        patch_size=8, size={"shortest_edge": 256, "longest_edge": 1600}
-    )
+    ip = cls(
+        "paddleocr_vl.image_processing_pil_paddleocr_vl.PaddleOCRVLImageProcessorPil"
+    )(patch_size=8, size={"shortest_edge": 256, "longest_edge": 1600})
     save(
         f,
         tf.PaddleOCRVLForConditionalGeneration(cfg),
         cls("paddleocr_vl.processing_paddleocr_vl.PaddleOCRVLProcessor")(
-            ip, tok, chat_template=tpl("<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>")
+            ip,
+            tok,
+            chat_template=tpl("<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"),
         ),
     )
 
@@ -740,7 +798,12 @@ def _qwen(folder, version, text, vision, proc="Qwen3VLProcessor"):
     }
     ids = _ids(tok, **{k: f"<|{n}|>" for k, n in names.items()})
     cfg = getattr(tf, f"{version}Config")(
-        text_config={**TEXT, "vocab_size": len(tok) + 3, "rope_parameters": ROPE, **text},
+        text_config={
+            **TEXT,
+            "vocab_size": len(tok) + 3,
+            "rope_parameters": ROPE,
+            **text,
+        },
         vision_config=vision,
         **ids,
     )
@@ -945,17 +1008,22 @@ def _gemma4(f, text, version="Gemma4", vision=None):
         vp = cls("gemma4.video_processing_gemma4.Gemma4VideoProcessor")(patch_size=4)
         fe = cls("gemma4.feature_extraction_gemma4.Gemma4AudioFeatureExtractor")()
     else:
-        ip = cls("gemma4_unified.image_processing_gemma4_unified.Gemma4UnifiedImageProcessor")(
-            patch_size=4, max_soft_tokens=70, pooling_kernel_size=3
-        )
-        vp = cls("gemma4_unified.video_processing_gemma4_unified.Gemma4UnifiedVideoProcessor")(
-            patch_size=4
-        )
+        ip = cls(
+            "gemma4_unified.image_processing_gemma4_unified.Gemma4UnifiedImageProcessor"
+        )(patch_size=4, max_soft_tokens=70, pooling_kernel_size=3)
+        vp = cls(
+            "gemma4_unified.video_processing_gemma4_unified.Gemma4UnifiedVideoProcessor"
+        )(patch_size=4)
         fe = cls(
             "gemma4_unified.feature_extraction_gemma4_unified.Gemma4UnifiedAudioFeatureExtractor"
         )()
     proc = getattr(tf, version + "Processor")(
-        fe, ip, tok, vp, chat_template=GEMMA_TEMPLATE.replace("<boi>", "<img>"), image_seq_length=70
+        fe,
+        ip,
+        tok,
+        vp,
+        chat_template=GEMMA_TEMPLATE.replace("<boi>", "<img>"),
+        image_seq_length=70,
     )
     ends = [tok.eos_token_id, tok.convert_tokens_to_ids("<end_of_turn>")]
     save(f, getattr(tf, version + "ForConditionalGeneration")(cfg), proc, ends, std=0.2)
@@ -1063,7 +1131,11 @@ def save_llama4(f: Path) -> None:
         f,
         tf.Llama4ForConditionalGeneration(cfg),
         tf.Llama4Processor(
-            ip, tok, patch_size=8, pixel_shuffle_ratio=0.5, chat_template=tpl("<|image|>")
+            ip,
+            tok,
+            patch_size=8,
+            pixel_shuffle_ratio=0.5,
+            chat_template=tpl("<|image|>"),
         ),
     )
 
@@ -1087,10 +1159,12 @@ def save_video_llama_3(f: Path) -> None:
         },
         **_ids(tok, image_token_id="<image>", video_token_id="<video>"),
     )
-    ip = cls("video_llama_3.image_processing_pil_video_llama_3.VideoLlama3ImageProcessorPil")(
-        patch_size=8, size={"shortest_edge": 256, "longest_edge": 1600}, merge_size=1
+    ip = cls(
+        "video_llama_3.image_processing_pil_video_llama_3.VideoLlama3ImageProcessorPil"
+    )(patch_size=8, size={"shortest_edge": 256, "longest_edge": 1600}, merge_size=1)
+    vp = cls("video_llama_3.video_processing_video_llama_3.VideoLlama3VideoProcessor")(
+        patch_size=8
     )
-    vp = cls("video_llama_3.video_processing_video_llama_3.VideoLlama3VideoProcessor")(patch_size=8)
     save(
         f,
         tf.VideoLlama3ForConditionalGeneration(cfg),
@@ -1206,7 +1280,10 @@ def save_qianfan_ocr(f: Path) -> None:
         "context_image_token": "<IMG_CONTEXT>",
     }
     tok = _tokenizer(
-        [*BASE, "<IMG_CONTEXT>", "<img>", "</img>"], eos="<|im_end|>", pad="<pad>", **names
+        [*BASE, "<IMG_CONTEXT>", "<img>", "</img>"],
+        eos="<|im_end|>",
+        pad="<pad>",
+        **names,
     )
     cfg = cls("qianfan_ocr.configuration_qianfan_ocr.QianfanOCRConfig")(
         text_config={**TEXT, "model_type": "qwen3", "vocab_size": len(tok)},
@@ -1227,9 +1304,16 @@ def save_qianfan_ocr(f: Path) -> None:
 
 
 def save_hunyuan_vl(f: Path) -> None:
-    names = {"image_token": "<img_pad>", "image_start_token": "<img>", "image_end_token": "</img>"}
+    names = {
+        "image_token": "<img_pad>",
+        "image_start_token": "<img>",
+        "image_end_token": "</img>",
+    }
     tok = _tokenizer(
-        [*BASE, "<img_pad>", "<img>", "</img>", "<nl>"], eos="<|im_end|>", pad="<pad>", **names
+        [*BASE, "<img_pad>", "<img>", "</img>", "<nl>"],
+        eos="<|im_end|>",
+        pad="<pad>",
+        **names,
     )
     cfg = tf.HunYuanVLConfig(
         text_config={
@@ -1363,9 +1447,15 @@ def save_gemma3n(f: Path) -> None:
     ip = cls("siglip.image_processing_pil_siglip.SiglipImageProcessorPil")(
         size={"height": 128, "width": 128}
     )
-    fe = cls("gemma3n.feature_extraction_gemma3n.Gemma3nAudioFeatureExtractor")(feature_size=32)
+    fe = cls("gemma3n.feature_extraction_gemma3n.Gemma3nAudioFeatureExtractor")(
+        feature_size=32
+    )
     proc = tf.Gemma3nProcessor(
-        fe, ip, tok, chat_template=GEMMA_TEMPLATE.replace("<boi>", "<img>"), image_seq_length=256
+        fe,
+        ip,
+        tok,
+        chat_template=GEMMA_TEMPLATE.replace("<boi>", "<img>"),
+        image_seq_length=256,
     )
     save(
         f,
@@ -1391,7 +1481,11 @@ def save_molmo2(f: Path) -> None:
         "<im_low>",
     ]
     tok = _tokenizer(
-        sp, eos="<|im_end|>", pad="<pad>", image_token="<|image|>", video_token="<|video|>"
+        sp,
+        eos="<|im_end|>",
+        pad="<pad>",
+        image_token="<|image|>",
+        video_token="<|video|>",
     )
     ids = _ids(
         tok,
@@ -1410,7 +1504,12 @@ def save_molmo2(f: Path) -> None:
         "head_dim": 12,
     }
     cfg = tf.Molmo2Config(
-        vision_config={**v, "num_hidden_layers": 2, "image_size": [32, 32], "patch_size": 8},
+        vision_config={
+            **v,
+            "num_hidden_layers": 2,
+            "image_size": [32, 32],
+            "patch_size": 8,
+        },
         adapter_config={
             **v,
             "vision_feature_layer": [1, 0],
@@ -1503,14 +1602,17 @@ def save_ernie4_5_vl_moe(f: Path) -> None:
     ip = cls(
         "ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe.Ernie4_5_VLMoeImageProcessorPil"
     )(patch_size=8, size={"shortest_edge": 256, "longest_edge": 1600})
-    vp = cls("ernie4_5_vl_moe.video_processing_ernie4_5_vl_moe.Ernie4_5_VLMoeVideoProcessor")(
-        patch_size=8, draw_on_frames=False
-    )
+    vp = cls(
+        "ernie4_5_vl_moe.video_processing_ernie4_5_vl_moe.Ernie4_5_VLMoeVideoProcessor"
+    )(patch_size=8, draw_on_frames=False)
     save(
         f,
         tf.Ernie4_5_VLMoeForConditionalGeneration(cfg),
         cls("ernie4_5_vl_moe.processing_ernie4_5_vl_moe.Ernie4_5_VLMoeProcessor")(
-            ip, tok, vp, chat_template=tpl("<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>")
+            ip,
+            tok,
+            vp,
+            chat_template=tpl("<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"),
         ),
     )
 
@@ -1552,7 +1654,10 @@ def save_step3p7(f: Path) -> None:
         **_ids(tok, image_token_id="<im_patch>"),
     )
     ip = cls("step3p7.image_processing_step3p7.Step3p7ImageProcessor")(
-        size={"height": 64, "width": 64}, patch_size=32, vision_patch_size=8, downsampler_stride=4
+        size={"height": 64, "width": 64},
+        patch_size=32,
+        vision_patch_size=8,
+        downsampler_stride=4,
     )
     save(
         f,
@@ -1678,7 +1783,13 @@ def save_gemma4_unified(f: Path) -> None:
 
 
 def save_minimax_m3_vl(f: Path) -> None:
-    sp = [*BASE, "]<]image[>[", "]<]video[>[", "]<]start of image[>[", "]<]end of image[>["]
+    sp = [
+        *BASE,
+        "]<]image[>[",
+        "]<]video[>[",
+        "]<]start of image[>[",
+        "]<]end of image[>[",
+    ]
     tok = _tokenizer(sp, eos="<|im_end|>", pad="<pad>")
     text = {
         **TEXT,
@@ -1712,7 +1823,9 @@ def save_minimax_m3_vl(f: Path) -> None:
     ip = cls("minimax_m3_vl.image_processing_minimax_m3_vl.MiniMaxM3VLImageProcessor")(
         patch_size=8, size={"shortest_edge": 256, "longest_edge": 1600}
     )
-    vp = cls("minimax_m3_vl.video_processing_minimax_m3_vl.MiniMaxM3VLVideoProcessor")(patch_size=8)
+    vp = cls("minimax_m3_vl.video_processing_minimax_m3_vl.MiniMaxM3VLVideoProcessor")(
+        patch_size=8
+    )
     save(
         f,
         tf.MiniMaxM3SparseForConditionalGeneration(cfg),
@@ -1756,9 +1869,9 @@ def save_hyperclovax(f: Path) -> None:
     save(
         f,
         tf.HyperCLOVAXVisionV2ForConditionalGeneration(cfg),
-        cls("hyperclovax_vision_v2.processing_hyperclovax_vision_v2.HyperCLOVAXVisionV2Processor")(
-            ip, tok, vp, chat_template=QWEN_TEMPLATE
-        ),
+        cls(
+            "hyperclovax_vision_v2.processing_hyperclovax_vision_v2.HyperCLOVAXVisionV2Processor"
+        )(ip, tok, vp, chat_template=QWEN_TEMPLATE),
     )
 
 
@@ -1768,10 +1881,17 @@ def save_janus(f: Path) -> None:
         "boi_token": "<begin_of_image>",
         "eoi_token": "<end_of_image>",
     }
-    tok = _tokenizer(BASE + list(names.values()), eos="<|im_end|>", pad="<pad>", **names)
+    tok = _tokenizer(
+        BASE + list(names.values()), eos="<|im_end|>", pad="<pad>", **names
+    )
     cfg = tf.JanusConfig(
         text_config={**LTEXT, "vocab_size": len(tok)},
-        vision_config={**VISION, "projection_dim": 32, "num_image_tokens": 16, "depth": 2},
+        vision_config={
+            **VISION,
+            "projection_dim": 32,
+            "num_image_tokens": 16,
+            "depth": 2,
+        },
         vq_config={
             "embed_dim": 8,
             "num_embeddings": 16,
@@ -1791,7 +1911,9 @@ def save_janus(f: Path) -> None:
     save(
         f,
         tf.JanusForConditionalGeneration(cfg),
-        tf.JanusProcessor(ip, tok, num_image_tokens=16, chat_template=tpl("<image_placeholder>")),
+        tf.JanusProcessor(
+            ip, tok, num_image_tokens=16, chat_template=tpl("<image_placeholder>")
+        ),
     )
 
 
@@ -1801,7 +1923,9 @@ def _internvl(f, text):
         "end_image_token": "</img>",
         "context_image_token": "<IMG_CONTEXT>",
     }
-    tok = _tokenizer(INTERN, eos="<|im_end|>", pad="<pad>", video_token="<video>", **names)
+    tok = _tokenizer(
+        INTERN, eos="<|im_end|>", pad="<pad>", video_token="<video>", **names
+    )
     cfg = tf.InternVLConfig(
         text_config={**TEXT, "vocab_size": len(tok), **text},
         vision_config={**VISION, "image_size": [32, 32], "patch_size": [8, 8]},
@@ -1893,7 +2017,9 @@ def save_internvl_mamba(f: Path) -> None:
     )
 
 
-ZOO = tuple(name.removeprefix("save_") for name in list(globals()) if name.startswith("save_"))
+ZOO = tuple(
+    name.removeprefix("save_") for name in list(globals()) if name.startswith("save_")
+)
 
 
 def make(name: str, folder: Path) -> Path:

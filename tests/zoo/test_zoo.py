@@ -34,7 +34,9 @@ def test_a_model_is_exact_or_refused(name, tmp_path):
     expected = "none" if name in PLAIN else "rows" if name in BY_ROWS else "batch"
     assert policy.mode.prefix == expected
     rows = photo_rows()
-    for row, size in zip(rows, SIZES.get(name.removesuffix("_crops_first"), ()), strict=False):
+    for row, size in zip(
+        rows, SIZES.get(name.removesuffix("_crops_first"), ()), strict=False
+    ):
         row["image"] = row["image"].resize(size)
     barred = {*captioner.forbidden, captioner.eos_token_id}
     free = [i for i in range(policy.conventions.vocab_size) if i not in barred]
@@ -47,7 +49,9 @@ def test_a_model_is_exact_or_refused(name, tmp_path):
         gap = (scores[number] - own.log_softmax(-1)).abs().max()
         assert gap < TOLERANCE, f"row {number}: {gap}"
     scores.gather(-1, ids.unsqueeze(-1)).sum().backward()
-    missing = {n for n, p in policy.named_parameters() if p.requires_grad and p.grad is None}
+    missing = {
+        n for n, p in policy.named_parameters() if p.requires_grad and p.grad is None
+    }
     assert not {n for n in missing if ".experts." not in n}
     assert all(p.grad is None or p.grad.isfinite().all() for p in policy.parameters())
 

@@ -48,14 +48,22 @@ def long_reference(scene: Scene, seed: int) -> str:
     """A description of 3 to 6 sentences that tells every fact of the scene; a pure function."""
     draws = Draws("long", seed, repr(scene))
     kinds = scene.kinds
-    first = _join_phrases([noun_phrase(kind, ("size", "colour"), draws) for kind in kinds])
+    first = _join_phrases(
+        [noun_phrase(kind, ("size", "colour"), draws) for kind in kinds]
+    )
     there = f"there {_be(kinds[0])}"
-    sentences = [f"{draws.choice(('the picture shows', there, 'the picture shows'))} {first}"]
+    sentences = [
+        f"{draws.choice(('the picture shows', there, 'the picture shows'))} {first}"
+    ]
     textures = [
-        f"{_the(kind)} {_be(kind)} {_choose_synonym(kind.texture, draws)}" for kind in kinds
+        f"{_the(kind)} {_be(kind)} {_choose_synonym(kind.texture, draws)}"
+        for kind in kinds
     ]
     sentences.append(_join_phrases(textures))
-    background = f"the background is {scene.background}", f"the picture has {_a_background(scene)}"
+    background = (
+        f"the background is {scene.background}",
+        f"the picture has {_a_background(scene)}",
+    )
     sentences.append(draws.choice(background))
     related: dict[Kind, list[str]] = {}
     for kind, other in combinations(kinds, 2):
@@ -121,7 +129,9 @@ def _vary_typing(sentence: str, draws: Draws) -> str:
 def _short_sentence(scene: Scene, draws: Draws) -> str:
     """Draw one candidate; empty where its form does not fit the scene."""
     forms = (_one_kind, _one_kind_on_background, _relation, _all, _shapes)
-    weights = ((4, 2, 0, 0, 1), (2, 2, 6, 4, 1), (2, 2, 6, 3, 2))[min(len(scene.kinds), 3) - 1]
+    weights = ((4, 2, 0, 0, 1), (2, 2, 6, 4, 1), (2, 2, 6, 3, 2))[
+        min(len(scene.kinds), 3) - 1
+    ]
     form = draws.choose_weighted(forms, weights)
     sentence = form(scene, draws)
     if sentence and form in (_relation, _all, _one_kind) and draws.chance(0.3):
@@ -185,7 +195,9 @@ def _all(scene: Scene, draws: Draws) -> str:
 
 
 def _relation(scene: Scene, draws: Draws) -> str:
-    first, second = scene.kinds[:2] if draws.chance(0.8) else draws.permute(scene.kinds)[:2]
+    first, second = (
+        scene.kinds[:2] if draws.chance(0.8) else draws.permute(scene.kinds)[:2]
+    )
     relations = relations_between(first, second)
     if not relations:
         return ""

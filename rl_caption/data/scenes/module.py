@@ -103,10 +103,13 @@ def _kept_row(
     if positives:
         row["positive_captions"] = captions[count:]
         # Where no shift of the scene belongs to this split, the scene itself.
-        shifted = [moved for moved in moves(scene) if moved != scene and belongs(moved, split)]
+        shifted = [
+            moved for moved in moves(scene) if moved != scene and belongs(moved, split)
+        ]
         order = Draws("moved", f"{seed}/{index}", split).permute(shifted or [scene])
         row["positive_images"] = [
-            SceneImage(order[number % len(order)], image_size) for number in range(count)
+            SceneImage(order[number % len(order)], image_size)
+            for number in range(count)
         ]
     return row
 
@@ -130,5 +133,7 @@ def content_key(scene: Scene) -> str:
     """What is seen of a scene, as a string: background, looks, and positions in cells of about a
     pixel.
     """
-    things = sorted((*thing.look, thing.x // _CELL, thing.y // _CELL) for thing in scene.things)
+    things = sorted(
+        (*thing.look, thing.x // _CELL, thing.y // _CELL) for thing in scene.things
+    )
     return f"{scene.background} {things}"

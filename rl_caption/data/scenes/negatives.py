@@ -133,7 +133,10 @@ def _swaps(what: str, one: Chunk, two: Chunk) -> Iterator[tuple[list[str], list[
         pairs = product(_attributes(first), _attributes(second))
         for (a, attribute, value), (b, other, other_value) in pairs:
             if attribute == other and value != other_value:
-                yield _replace_word(first, a, second[b]), _replace_word(second, b, first[a])
+                yield (
+                    _replace_word(first, a, second[b]),
+                    _replace_word(second, b, first[a]),
+                )
     elif what == "count" and 0 < low < high < len(NUMBERS):
         changed = _change_number(first, _count(two), "a")
         yield changed, _change_number(second, _count(one), "a")
@@ -153,7 +156,9 @@ def _rename_shape(words: list[str], shape: str) -> list[str]:
 
 def _attributes(words: list[str]) -> list[tuple[int, str, str]]:
     """(position, attribute, value) of the adjectives of a chunk."""
-    return [(at, *ADJECTIVES[word]) for at, word in enumerate(words) if word in ADJECTIVES]
+    return [
+        (at, *ADJECTIVES[word]) for at, word in enumerate(words) if word in ADJECTIVES
+    ]
 
 
 def _count(chunk: Chunk) -> int:
@@ -162,7 +167,11 @@ def _count(chunk: Chunk) -> int:
 
 
 def _change_number(words: list[str], count: int, one: str) -> list[str]:
-    rest = [word for word in words[:-1] if word not in NUMBER_VALUES and word not in ("a", "an")]
+    rest = [
+        word
+        for word in words[:-1]
+        if word not in NUMBER_VALUES and word not in ("a", "an")
+    ]
     noun = NOUNS[words[-1]][0] or words[-1].removesuffix("s")
     if count == 1:
         return [one, *rest, noun]
@@ -185,7 +194,9 @@ def _agreeing(chunks: Sequence[Chunk], edit: Edit) -> Iterable[str]:
             if subject is not None:
                 verb = "are" if subject.plural else "is"
                 own[:] = [verb if word in ("is", "are") else word for word in own]
-        elif chunk.kind in ("thing", "ground") and len(own) > 1 and own[0] in ("a", "an"):
+        elif (
+            chunk.kind in ("thing", "ground") and len(own) > 1 and own[0] in ("a", "an")
+        ):
             own[0] = article(own[1])
         elif chunk.kind == "pronoun":
             several = bool(things) and next(iter(things.values())).plural
@@ -215,7 +226,9 @@ class SceneNegatives:
     def __init__(self, kinds: Sequence[str] | None = None) -> None:
         unknown = sorted(set(kinds or ()) - set(NEGATIVE_KINDS))
         if unknown:
-            raise ValueError(f"kinds has {unknown}: expected some of {list(NEGATIVE_KINDS)}")
+            raise ValueError(
+                f"kinds has {unknown}: expected some of {list(NEGATIVE_KINDS)}"
+            )
         self.kinds = tuple(kinds or NEGATIVE_KINDS)
 
     def __call__(

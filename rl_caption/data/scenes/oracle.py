@@ -195,7 +195,9 @@ def oracle(caption: str, scene: Scene) -> OracleScore:
     """
     judged, total = claims(caption, scene), len(facts(scene))
     true = sum(claim.true for claim in judged)
-    told = len({claim.fact for claim in judged if claim.true and claim.fact is not None})
+    told = len(
+        {claim.fact for claim in judged if claim.true and claim.fact is not None}
+    )
     precision = true / len(judged) if judged else 0.0
     # From whole numbers, rounded only at the end, so that no rounding error lifts F1 above both
     # precision and recall.
@@ -245,9 +247,14 @@ def _chunk(match: re.Match[str]) -> Chunk:
     if phrase:
         key = _PHRASES[phrase]
         return Chunk("relation", words, key) if key in RELATIONS else Chunk(key, words)
-    said = [ADJECTIVES[word] for word in (match["said"] or match["adjectives"] or "").split()]
+    said = [
+        ADJECTIVES[word]
+        for word in (match["said"] or match["adjectives"] or "").split()
+    ]
     attributes = tuple(dict.fromkeys(said))
-    chunk = Chunk("unknown", words, attributes=attributes, bad=len(said) - len(attributes))
+    chunk = Chunk(
+        "unknown", words, attributes=attributes, bad=len(said) - len(attributes)
+    )
     if match["adjectives"]:
         chunk.kind = "adjectives"
     elif match["noun"] in NOUNS:
@@ -277,7 +284,9 @@ def _read_thing(chunk: Chunk, match: re.Match[str]) -> None:
 def _connect(chunks: list[Chunk]) -> None:
     """Mark connecting chunks as used where their neighbours fit, and apply predicates ("is red")."""
     kinds = ["", *(chunk.kind for chunk in chunks), ""]
-    for position, (chunk, before, after) in enumerate(zip(chunks, kinds, kinds[2:], strict=False)):
+    for position, (chunk, before, after) in enumerate(
+        zip(chunks, kinds, kinds[2:], strict=False)
+    ):
         if chunk.kind in _LINKS:
             left, right = _LINKS[chunk.kind]
             fits = not left or before in left.split()
@@ -295,7 +304,11 @@ def _predicate(chunks: list[Chunk], position: int) -> None:
     chunk, near = chunks[position], chunks[max(0, position - 3) : position]
     before = [other for other in near if other.kind not in ("and", "comma")]
     subject = None
-    if len(before) >= 2 and near[-1].kind == "be" and before[-2].kind in ("thing", "ground"):
+    if (
+        len(before) >= 2
+        and near[-1].kind == "be"
+        and before[-2].kind in ("thing", "ground")
+    ):
         subject = before[-2]
     elif before and before[-1].kind == "adjectives":
         subject = before[-1].subject
@@ -340,7 +353,9 @@ def _fronted(before: str, after: Sequence[Chunk]) -> Chunk | None:
     kinds = [chunk.kind for chunk in after]
     if kinds in (["thing", "be", "thing"], ["thing", "there", "thing"]):
         return None if before in ("be", "and") else after[2]
-    return after[2] if kinds == ["thing", "comma", "thing"] and before == "stop" else None
+    return (
+        after[2] if kinds == ["thing", "comma", "thing"] and before == "stop" else None
+    )
 
 
 def _subject(before: list[Chunk], relations: list[Related]) -> Chunk | None:
@@ -396,7 +411,9 @@ def claims(caption: str, scene: Scene) -> list[Claim]:
     distinct: dict[tuple[str, str], Claim] = {}
     for claim in found:
         distinct.setdefault((claim.kind, claim.text), claim)
-    again = [Claim("repetition", f"{name} once more", False) for name in repeated.elements()]
+    again = [
+        Claim("repetition", f"{name} once more", False) for name in repeated.elements()
+    ]
     return [*distinct.values(), *again]
 
 
@@ -435,7 +452,9 @@ def _resolve(
         if thing.shape is not None and not thing.definite:
             for kind in fitting if all_of_them else fitting[:1]:
                 introduced[kind.name] += len(kind.things) if all_of_them else 1
-    return referents, introduced - Counter({kind.name: len(kind.things) for kind in kinds})
+    return referents, introduced - Counter(
+        {kind.name: len(kind.things) for kind in kinds}
+    )
 
 
 def _agreement(thing: Chunk, kind: Kind) -> int:
@@ -457,7 +476,9 @@ def _thing_claims(referent: _Referent) -> Iterator[Claim]:
             yield _of_fact(kind.name, Fact("shape", kind.name, kind.shape), True)
         for attribute, value in thing.attributes:
             fact = Fact(attribute, kind.name, value)
-            yield _of_fact(f"{value}: {kind.name}", fact, getattr(kind, attribute) == value)
+            yield _of_fact(
+                f"{value}: {kind.name}", fact, getattr(kind, attribute) == value
+            )
     label = " ".join([value for _, value in sorted(thing.attributes)] + [referent.noun])
     number = thing.number
     if number is not None:
@@ -482,10 +503,16 @@ def _relation_claim(relation: str, first: _Referent, second: _Referent) -> Claim
         verdicts = [offset(relation, a, b) >= MARGIN for a, b in pairs if a is not b]
         if verdicts and holds(verdicts):
             fact = None
-            if len(one) == len(other) == 1 and relation in relations_between(one[0], other[0]):
+            if len(one) == len(other) == 1 and relation in relations_between(
+                one[0], other[0]
+            ):
                 fact = relation_fact(one[0], other[0])
-            return Claim("relation", f"{_names(one)} {relation} {_names(other)}", True, fact)
-    names = [_names(referent.kinds[:1]) or referent.noun for referent in (first, second)]
+            return Claim(
+                "relation", f"{_names(one)} {relation} {_names(other)}", True, fact
+            )
+    names = [
+        _names(referent.kinds[:1]) or referent.noun for referent in (first, second)
+    ]
     return Claim("relation", f"{names[0]} {relation} {names[1]}", False)
 
 

@@ -86,7 +86,9 @@ def render(scene: Scene, size: int = 64) -> Image.Image:
 
 
 @lru_cache(maxsize=512)
-def _masks(shape: str, texture: str, radius: int) -> tuple[Image.Image, Image.Image | None]:
+def _masks(
+    shape: str, texture: str, radius: int
+) -> tuple[Image.Image, Image.Image | None]:
     """Masks (0 or 255) of a thing and of its stripes or dots (None if plain)."""
     side = 2 * radius + 1
     body = Image.new("L", (side, side), 0)
@@ -96,7 +98,11 @@ def _masks(shape: str, texture: str, radius: int) -> tuple[Image.Image, Image.Im
     outlines = [_points(text) for text in _OUTLINES.get(shape, "").split(";") if text]
     for outline in [_STAR] if shape == "star" else outlines:
         draw.polygon(
-            [(round(radius + x * radius), round(radius + y * radius)) for x, y in outline], 255
+            [
+                (round(radius + x * radius), round(radius + y * radius))
+                for x, y in outline
+            ],
+            255,
         )
     if texture == "plain":
         return body, None

@@ -17,13 +17,19 @@ COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "cyan")
 SIZES = ("large", "small")
 TEXTURES = ("plain", "striped", "dotted")
 BACKGROUNDS = ("white", "grey", "black", "brown", "beige", "navy")
-_DIRECTIONS = {"left of": ("x", -1), "right of": ("x", 1), "above": ("y", -1), "below": ("y", 1)}
+_DIRECTIONS = {
+    "left of": ("x", -1),
+    "right of": ("x", 1),
+    "above": ("y", -1),
+    "below": ("y", 1),
+}
 RELATIONS = tuple(_DIRECTIONS)
 
 PAIRS = tuple(product(COLOURS, SHAPES))
 """All 64 pairs of colour and shape."""
 UNSEEN_PAIRS = tuple(
-    (colour, SHAPES[(3 * index + 5) % len(SHAPES)]) for index, colour in enumerate(COLOURS)
+    (colour, SHAPES[(3 * index + 5) % len(SHAPES)])
+    for index, colour in enumerate(COLOURS)
 )
 """Eight pairs, one per colour and one per shape, that no scene of train, val or test contains."""
 SEEN_PAIRS = tuple(pair for pair in PAIRS if pair not in UNSEEN_PAIRS)
@@ -171,7 +177,10 @@ def relations_between(first: Kind, second: Kind) -> list[str]:
     first.
     """
     pairs = list(product(first.things, second.things))
-    least = {relation: min(offset(relation, *pair) for pair in pairs) for relation in RELATIONS}
+    least = {
+        relation: min(offset(relation, *pair) for pair in pairs)
+        for relation in RELATIONS
+    }
     held = [relation for relation in RELATIONS if least[relation] >= MARGIN]
     return sorted(held, key=least.__getitem__, reverse=True)
 
@@ -291,7 +300,10 @@ def moves(scene: Scene) -> list[Scene]:
     """
     shifted = []
     for right, down in product(_steps(scene, "x"), _steps(scene, "y")):
-        things = [replace(thing, x=thing.x + right, y=thing.y + down) for thing in scene.things]
+        things = [
+            replace(thing, x=thing.x + right, y=thing.y + down)
+            for thing in scene.things
+        ]
         shifted.append(Scene(scene.background, tuple(things)))
     return shifted
 

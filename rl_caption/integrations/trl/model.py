@@ -40,7 +40,9 @@ def load_vlm(config: SavedModelConfig, weights: bool = True) -> HuggingFaceCapti
             "captions TRL would let see the tokens after them (token_type_ids): use rl-caption scst"
         )
     if not hasattr(captioner.policy.config, "image_token_id"):
-        raise ConfigError(f"{name} has no image_token_id, which TRL keeps from being sampled")
+        raise ConfigError(
+            f"{name} has no image_token_id, which TRL keeps from being sampled"
+        )
     if captioner.tokenizer.pad_token_id is None:
         captioner.tokenizer.pad_token = captioner.tokenizer.eos_token
     return captioner
@@ -74,9 +76,13 @@ def load_weights(model: Any, checkpoint: str | Path, *_: Any) -> None:
     Transformers' trainer does not translate them and leaves out those weights without an error.
     """
     if (Path(checkpoint) / "zero_to_fp32.py").is_file():
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+        from deepspeed.utils.zero_to_fp32 import (
+            get_fp32_state_dict_from_zero_checkpoint,
+        )
 
-        weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), lazy_mode=False)
+        weights = get_fp32_state_dict_from_zero_checkpoint(
+            str(checkpoint), lazy_mode=False
+        )
         model.load_state_dict(weights, strict=False)  # with LoRA, adapters alone
         return
     model.load_state_dict(
@@ -102,7 +108,9 @@ def skip_epochs(trainer: Any, epochs: int) -> None:
     trainer._get_train_sampler = sampler
 
 
-def suppression(token_ids: Collection[int], vocabulary: int, vllm: str | None) -> dict[str, Any]:
+def suppression(
+    token_ids: Collection[int], vocabulary: int, vllm: str | None
+) -> dict[str, Any]:
     """Arguments by which tokens are never sampled, of Transformers or of vLLM's mode ``vllm``.
 
     vLLM has no ``suppress_tokens``. Colocated, it takes a bias of -100 nats; a server gets JSON, in
@@ -113,7 +121,9 @@ def suppression(token_ids: Collection[int], vocabulary: int, vllm: str | None) -
         return {"suppress_tokens": list(token_ids)}
     if vllm == "colocate":
         return {"logit_bias": dict.fromkeys(token_ids, -100.0)}
-    return {"allowed_token_ids": [i for i in range(vocabulary) if i not in {*token_ids}]}
+    return {
+        "allowed_token_ids": [i for i in range(vocabulary) if i not in {*token_ids}]
+    }
 
 
 def collapse_runs(token_ids: Sequence[int], token: int) -> list[int]:
@@ -135,7 +145,10 @@ def check_vllm_prompt(captioner: HuggingFaceCaptioner, row: Row) -> None:
         messages, add_generation_prompt=True, tokenize=False
     )
     expected = captioner.tokenizer(text, add_special_tokens=False)["input_ids"]
-    if collapse_runs(ids, captioner.policy.config.image_token_id)[-len(expected) :] != expected:
+    if (
+        collapse_runs(ids, captioner.policy.config.image_token_id)[-len(expected) :]
+        != expected
+    ):
         raise ConfigError(
             f"trl.use_vllm: the prompts of a {captioner.family.name!r} have more than one kind of "
             f"token for an image, "
@@ -150,7 +163,9 @@ def vllm_in_float32() -> Iterator[None]:
     """
     from trl.generation import vllm_generation
 
-    made = getattr(vllm_generation, "LLM", None)  # TRL says itself that vLLM is not installed
+    made = getattr(
+        vllm_generation, "LLM", None
+    )  # TRL says itself that vLLM is not installed
     if made is None:
         yield
         return

@@ -44,7 +44,12 @@ from rl_caption.integrations.trl.model import (
     vllm_in_float32,
 )
 from rl_caption.integrations.trl.rows import FinishedAware, trl_dataset
-from rl_caption.runtime.engines import accelerator_kwargs, print_main, usable_precision, use_cpu
+from rl_caption.runtime.engines import (
+    accelerator_kwargs,
+    print_main,
+    usable_precision,
+    use_cpu,
+)
 from rl_caption.runtime.errors import ConfigError, UserError, config_errors, naming
 from rl_caption.runtime.launch import check_environment, check_processes, run_lock
 from rl_caption.runtime.zero import gathered_parameters
@@ -89,7 +94,9 @@ def trl_arguments(config: GrpoVlmConfig) -> Any:
         "logging_nan_inf_filter": False,
     }
     if double := sorted(ours.keys() & given.keys()):
-        raise ConfigError(f"trl has {double}: other keys of this configuration set them")
+        raise ConfigError(
+            f"trl has {double}: other keys of this configuration set them"
+        )
     defaults: dict[str, Any] = {
         # First the function, which also keeps DeepSpeed from compiling an extension on a CPU.
         "use_cpu": "cpu" in accelerator_kwargs()
@@ -137,7 +144,9 @@ def find_checkpoint(
 
     Raises CheckpointError where there is one and ``resume`` is false, or it is of another run.
     """
-    intact = [path for path in folder.glob("checkpoints/checkpoint-*") if damage(path) is None]
+    intact = [
+        path for path in folder.glob("checkpoints/checkpoint-*") if damage(path) is None
+    ]
     if not intact:
         return 0, None
     step, newest = max((int(path.name.split("-")[1]), path) for path in intact)
@@ -146,9 +155,13 @@ def find_checkpoint(
             f"{folder} holds a run and run.resume is false: choose another run.dir"
         )
     before = read_json(newest / INPUTS, CheckpointError)
-    changed = [key for key in {**before, **inputs} if before.get(key) != inputs.get(key)]
+    changed = [
+        key for key in {**before, **inputs} if before.get(key) != inputs.get(key)
+    ]
     if changed:
-        said = "; ".join(f"{key}: {before.get(key)} -> {inputs.get(key)}" for key in changed)
+        said = "; ".join(
+            f"{key}: {before.get(key)} -> {inputs.get(key)}" for key in changed
+        )
         raise CheckpointError(
             f"{newest} was trained with other inputs: {said}. Choose another run.dir"
         )
@@ -185,13 +198,18 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         inputs = inputs_of(config, reward, rows)
         start, checkpoint = find_checkpoint(folder, inputs, config.run.resume)
         if checkpoint is not None and is_complete(folder):
-            print_main(state, f"{folder} is complete: remove it, or choose another run.dir")
+            print_main(
+                state, f"{folder} is complete: remove it, or choose another run.dir"
+            )
             return ""
         with unsharded_models(arguments):
             captioner = load_vlm(config.model)
         # ``generate`` takes what it is not told from the model's own settings: a ban on repeated
         # words, say.
-        model, generation = captioner.policy.model, captioner.policy.model.generation_config
+        model, generation = (
+            captioner.policy.model,
+            captioner.policy.model.generation_config,
+        )
         trainer = make_trainer(config, arguments, captioner, rows, reward, inputs)
         if state.is_main_process:
             (folder / RESULT).unlink(missing_ok=True)
@@ -200,7 +218,9 @@ def fine_tune(config: GrpoVlmConfig) -> str:
             drop_after(folder / "metrics.jsonl", start if checkpoint else -1)
         step = train(trainer, start, checkpoint, config.model.lora is not None)
         model.generation_config = generation
-        sharded = trainer.deepspeed is not None  # not so where all steps were taken before
+        sharded = (
+            trainer.deepspeed is not None
+        )  # not so where all steps were taken before
         export = folder / "export" / "last"
         with (
             gathered_parameters(trainer.accelerator, trainer.model_wrapped)
@@ -216,13 +236,24 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         return f"model in {export}; rl-caption evaluate --model {export} judges it"
 
 
-def inputs_of(config: GrpoVlmConfig, reward: MixedReward, rows: Sequence[Row]) -> dict[str, Any]:
+def inputs_of(
+    config: GrpoVlmConfig, reward: MixedReward, rows: Sequence[Row]
+) -> dict[str, Any]:
     """What a run that goes on must have as before, as JSON has it."""
     settings = flatten_dict(plain(config))
-    inputs = {key: value for key, value in settings.items() if not key.startswith(FREE_TO_CHANGE)}
-    inputs |= {"reward": reward.signature, "weights": weights_hash(str(config.model.init))}
+    inputs = {
+        key: value
+        for key, value in settings.items()
+        if not key.startswith(FREE_TO_CHANGE)
+    }
+    inputs |= {
+        "reward": reward.signature,
+        "weights": weights_hash(str(config.model.init)),
+    }
     data = fingerprint({"train": rows})
-    return inputs | {name: value for name, value in data.items() if not name.endswith(TIMES)}
+    return inputs | {
+        name: value for name, value in data.items() if not name.endswith(TIMES)
+    }
 
 
 def make_trainer(
@@ -270,7 +301,9 @@ def make_trainer(
     return trainer
 
 
-def train(trainer: Any, start: int, checkpoint: Path | None, with_adapters: bool) -> int:
+def train(
+    trainer: Any, start: int, checkpoint: Path | None, with_adapters: bool
+) -> int:
     """Train, or resume from the step ``start`` and train, to the end; return the last optimizer
     step.
     """
@@ -295,7 +328,9 @@ class Log(TrainerCallback):
     wrong.
     """
 
-    def __init__(self, path: Path, reward: MixedReward, inputs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, reward: MixedReward, inputs: Mapping[str, Any]
+    ) -> None:
         self.path, self.reward, self.inputs = path, reward, inputs
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -309,7 +344,12 @@ class Log(TrainerCallback):
             write_json(checkpoint / MANIFEST, manifest_of(checkpoint))
 
     def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Log, print and check the trainer's values."""
         values = dict(logs or {})
@@ -320,7 +360,9 @@ class Log(TrainerCallback):
             said = [f"step {state.global_step}/{state.max_steps}"]
             for name, term in self.reward.rewards.items():
                 low, high = term.bounds
-                said.append(f"{name} {values[f'rewards/{name}/mean']:.4g} ({low:g} to {high:g})")
+                said.append(
+                    f"{name} {values[f'rewards/{name}/mean']:.4g} ({low:g} to {high:g})"
+                )
             said.append(f"length {values['completions/mean_length']:.1f} tokens")
             tqdm.write("  ".join(said), file=sys.stderr)
         if not math.isfinite(values["loss"]):

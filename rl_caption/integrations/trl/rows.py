@@ -57,7 +57,11 @@ class FinishedAware:
         """Wrap ``reward``, which is logged as ``name`` or, by default, under its own name."""
         self.reward, self.eos_token_ids = reward, frozenset(eos_token_ids)
         self.__name__ = name or reward.__name__
-        self.columns, self.bounds, self.signature = reward.columns, reward.bounds, reward.signature
+        self.columns, self.bounds, self.signature = (
+            reward.columns,
+            reward.bounds,
+            reward.signature,
+        )
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -69,7 +73,9 @@ class FinishedAware:
         """
         ids = columns.get("completion_ids")
         if ids is not None and "finished" not in columns:
-            columns["finished"] = [bool(row) and row[-1] in self.eos_token_ids for row in ids]
+            columns["finished"] = [
+                bool(row) and row[-1] in self.eos_token_ids for row in ids
+            ]
         return score_captions(
             self.reward, f"reward term {self.__name__!r}", prompts, completions, columns
         )

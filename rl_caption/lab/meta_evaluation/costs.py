@@ -66,4 +66,6 @@ def encoder_cost(
     operations = count_operations(lambda: embed(1))
     embed(pairs)
     seconds = min(embed(pairs) for _ in range(repeats))
-    return EncoderCost(parameters, 2 * parameters / 2**20, operations / 1e12, 1000 * seconds)
+    return EncoderCost(
+        parameters, 2 * parameters / 2**20, operations / 1e12, 1000 * seconds
+    )

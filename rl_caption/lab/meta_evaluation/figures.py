@@ -104,7 +104,9 @@ def inverse_r_squared(scores: ArrayLike, ratings: ArrayLike) -> float:
 
 CORRELATIONS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
     "tau_b": lambda scores, ratings: stats.kendalltau(scores, ratings).statistic,
-    "tau_c": lambda scores, ratings: stats.kendalltau(scores, ratings, variant="c").statistic,
+    "tau_c": lambda scores, ratings: (
+        stats.kendalltau(scores, ratings, variant="c").statistic
+    ),
     "pearson": lambda scores, ratings: stats.pearsonr(scores, ratings).statistic,
     "spearman": lambda scores, ratings: stats.spearmanr(scores, ratings).statistic,
     "1 / r^2": inverse_r_squared,
@@ -145,9 +147,15 @@ def rated_figures(
     for name, (_, low, high) in zip(names, bounds, strict=True):
         figure = _correlation(name, scores, ratings)
         published = name in judged.published
-        figures.append(replace(figure, low=low, high=high, published=published, table="main"))
+        figures.append(
+            replace(figure, low=low, high=high, published=published, table="main")
+        )
     figures.sort(key=lambda figure: not figure.published)
-    others = [_correlation(name, scores, ratings) for name in CORRELATIONS if name not in names]
+    others = [
+        _correlation(name, scores, ratings)
+        for name in CORRELATIONS
+        if name not in names
+    ]
     within = _within_images(scores, ratings, image_ids)
     if judged.within_images:
         figures.append(within)
@@ -163,7 +171,9 @@ def rated_figures(
     return figures
 
 
-def _correlation(name: str, scores: Sequence[float], ratings: Sequence[float]) -> Figure:
+def _correlation(
+    name: str, scores: Sequence[float], ratings: Sequence[float]
+) -> Figure:
     """One of ``CORRELATIONS``; with a note in place of a value where it is not defined."""
     note, value = "", math.nan
     for what, values in (("scores", scores), ("ratings", ratings)):
@@ -201,7 +211,9 @@ def _within_images(
             taus.append(CORRELATIONS["tau_b"](scored, rated))
     if not taus:
         return Figure(WITHIN, None, len(scores), note="no image has different ratings")
-    note = f"mean over {len(taus)} images; {constant} of them, scored all alike, count 0"
+    note = (
+        f"mean over {len(taus)} images; {constant} of them, scored all alike, count 0"
+    )
     return Figure(WITHIN, math.fsum(taus) / len(taus), len(scores), note=note)
 
 
@@ -213,12 +225,17 @@ def rows_by_length(
 
     Classes with fewer than two captions are left out; empty where all captions are of one class.
     """
-    classes = np.digitize([len(tokenize(caption)) for caption in captions], lengths, right=True)
+    classes = np.digitize(
+        [len(tokenize(caption)) for caption in captions], lengths, right=True
+    )
     starts = [0, *(length + 1 for length in lengths)]
-    titles = [f"{start} to {end} words" for start, end in zip(starts, lengths, strict=False)]
+    titles = [
+        f"{start} to {end} words" for start, end in zip(starts, lengths, strict=False)
+    ]
     titles.append(f"{starts[-1]} or more words")
     rows = {
-        title: np.flatnonzero(classes == number).tolist() for number, title in enumerate(titles)
+        title: np.flatnonzero(classes == number).tolist()
+        for number, title in enumerate(titles)
     }
     return {title: own for title, own in rows.items() if 2 <= len(own) < len(captions)}
 
@@ -247,11 +264,15 @@ def order_figures(
             orders[name] = [(values[:, i], values[:, j]) for i, j in pairs]
         if cosines is not None:
             for name, quads in judged.texts_above.items():
-                orders[name] = [(cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in quads]
+                orders[name] = [
+                    (cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in quads
+                ]
         for name, order in orders.items():
             title = _joined(condition, name)
             won[title] = wins(order, [row.better for row in judged.rows], judged.ties)
-            tied[title] = float(np.any([high == low for high, low in order], axis=0).mean())
+            tied[title] = float(
+                np.any([high == low for high, low in order], axis=0).mean()
+            )
     if judged.averaged and len(won) > 1:
         won, tied = {"": np.mean(list(won.values()), axis=0)}, {"": 0.0}
     figures = []
@@ -272,7 +293,9 @@ def blind_figures(
     if judged.is_rated or {row.better for row in judged.rows} != {1.0}:
         return {}
     random = replace(judged, ties="half", texts_above={})
-    lengths = np.array([[len(text) for text in row.captions] for row in judged.rows], np.float64)
+    lengths = np.array(
+        [[len(text) for text in row.captions] for row in judged.rows], np.float64
+    )
     figures = {}
     for heading, factor in BLIND.items():
         scores = {NO_REFERENCES: factor * lengths}
@@ -285,15 +308,21 @@ def _summed(
     judged: JudgementSet, scores: Mapping[str, Floats]
 ) -> tuple[JudgementSet, dict[str, Floats]]:
     """A row for each image, and the sums of its rows' scores."""
-    _, places, numbers = np.unique(judged.image_ids, return_index=True, return_inverse=True)
+    _, places, numbers = np.unique(
+        judged.image_ids, return_index=True, return_inverse=True
+    )
     rows = [judged.rows[place] for place in places]
-    sums = {name: np.zeros((len(rows), values.shape[1])) for name, values in scores.items()}
+    sums = {
+        name: np.zeros((len(rows), values.shape[1])) for name, values in scores.items()
+    }
     for name, values in scores.items():
         np.add.at(sums[name], numbers, values)
     return replace(judged, rows=rows, by_image=False), sums
 
 
-def wins(order: Sequence[tuple[Floats, Floats]], better: ArrayLike, ties: str = "wrong") -> Floats:
+def wins(
+    order: Sequence[tuple[Floats, Floats]], better: ArrayLike, ties: str = "wrong"
+) -> Floats:
     """What each of N rows counts, [N]: 1 if the scores are in order, 0 if not.
 
     ``order`` are pairs ([N], [N]) of which the first must be the higher one, the same one of the
@@ -305,7 +334,9 @@ def wins(order: Sequence[tuple[Floats, Floats]], better: ArrayLike, ties: str = 
     highs, lows = np.swapaxes(np.array(order), 0, 1)
     flipped = preference == 0
     highs, lows = np.where(flipped, lows, highs), np.where(flipped, highs, lows)
-    won = np.all(highs > lows if ties == "wrong" else highs >= lows, axis=0).astype(np.float64)
+    won = np.all(highs > lows if ties == "wrong" else highs >= lows, axis=0).astype(
+        np.float64
+    )
     if ties == "half":
         won /= 1 + (highs == lows).sum(axis=0)
     won[preference == 0.5] = 0.5
@@ -313,7 +344,12 @@ def wins(order: Sequence[tuple[Floats, Floats]], better: ArrayLike, ties: str = 
 
 
 def _accuracies(
-    judged: JudgementSet, title: str, won: Floats, tied: float, resamples: int, seed: int
+    judged: JudgementSet,
+    title: str,
+    won: Floats,
+    tied: float,
+    resamples: int,
+    seed: int,
 ) -> list[Figure]:
     """The accuracy of each kind, then the summary; ``tied``: share of rows with equal scores."""
     kinds = [row.kind for row in judged.rows]
@@ -322,7 +358,9 @@ def _accuracies(
 
     def rates(weights: Weights) -> Floats:
         counts = np.bincount(numbers, weights, len(names))
-        with np.errstate(invalid="ignore"):  # a resample may lack a kind, which its mean leaves out
+        with np.errstate(
+            invalid="ignore"
+        ):  # a resample may lack a kind, which its mean leaves out
             accuracies = np.bincount(numbers, weights * won, len(names)) / counts
         summary = (weights * won).sum() / weights.sum()
         if judged.summary == "kinds":
@@ -341,7 +379,9 @@ def _accuracies(
     counts = [*np.bincount(numbers).tolist(), len(won)]
     found = estimates(rates, judged.image_ids, resamples, seed)
     figures = []
-    for name, count, (value, low, high) in zip([*names, summary], counts, found, strict=True):
+    for name, count, (value, low, high) in zip(
+        [*names, summary], counts, found, strict=True
+    ):
         heading = _joined(title, name)
         figures.append(Figure(heading, value, count, low, high, True, note))
     return figures if judged.shown_kinds and names != [""] else figures[-1:]
@@ -370,14 +410,20 @@ def estimates(
     found: list[Estimate] = []
     for value, column in zip(values, np.array(draws, np.float64).T, strict=True):
         low, high = np.quantile(column, ENDS).tolist()
-        found.append((value, low, high) if np.isfinite(column).all() else (value, None, None))
+        found.append(
+            (value, low, high) if np.isfinite(column).all() else (value, None, None)
+        )
     return found
 
 
-def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]) -> list[Path]:
+def write_results(
+    folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]
+) -> list[Path]:
     """Write ``agreement.md`` and ``agreement.json``; return their paths in this order."""
     paths = [folder / "agreement.md", folder / "agreement.json"]
-    write_text(paths[0], "\n".join(as_markdown(result, config.bootstrap) for result in results))
+    write_text(
+        paths[0], "\n".join(as_markdown(result, config.bootstrap) for result in results)
+    )
     content = {
         "config": config.model_dump(mode="json"),
         "sets": [asdict(result) for result in results],
@@ -410,11 +456,19 @@ def as_markdown(result: SetResult, resamples: int) -> str:
     if result.blind:
         notes.append(f"See neither image nor references: {', '.join(result.blind)}")
     for metric, column in result.figures.items():
-        notes += dict.fromkeys(f"{metric}: {figure.note}" for figure in column if figure.note)
-    notes += [f"{LEFT_OUT} {metric}: {reason}" for metric, reason in result.left_out.items()]
-    notes += [f"{metric}: `{signature}`" for metric, signature in result.signatures.items()]
+        notes += dict.fromkeys(
+            f"{metric}: {figure.note}" for figure in column if figure.note
+        )
+    notes += [
+        f"{LEFT_OUT} {metric}: {reason}" for metric, reason in result.left_out.items()
+    ]
+    notes += [
+        f"{metric}: `{signature}`" for metric, signature in result.signatures.items()
+    ]
     title = f"## {result.name}: {result.description}"
-    return "\n\n".join([title, *tables, "\n".join(f"- {note}" for note in notes)]) + "\n"
+    return (
+        "\n\n".join([title, *tables, "\n".join(f"- {note}" for note in notes)]) + "\n"
+    )
 
 
 def _table(result: SetResult, name: str, bold: Collection[str] = ()) -> str:
@@ -422,10 +476,16 @@ def _table(result: SetResult, name: str, bold: Collection[str] = ()) -> str:
         metric: {figure.name: figure for figure in figures if figure.table == name}
         for metric, figures in result.figures.items()
     }
-    names = list(dict.fromkeys(figure for column in columns.values() for figure in column))
+    names = list(
+        dict.fromkeys(figure for column in columns.values() for figure in column)
+    )
     head = ["metric"]
     for figure in names:
-        unit = ", x100" if figure.startswith(("tau", "pearson", "spearman")) else ", % right"
+        unit = (
+            ", x100"
+            if figure.startswith(("tau", "pearson", "spearman"))
+            else ", % right"
+        )
         title = figure if figure.startswith(PLAIN) else figure + unit
         head.append(f"**{title}**" if figure in bold else title)
     lines = [

@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from rewards.base import Reward, RewardError, as_texts, checked_scores, naming, reference_lists
+from rewards.base import (
+    Reward,
+    RewardError,
+    as_texts,
+    checked_scores,
+    naming,
+    reference_lists,
+)
 from rewards.build import RewardBuilder
 from rewards.clip.clipscore import ClipScore
 from rewards.text.cider import CiderD
@@ -90,8 +97,12 @@ class ToolkitMetric:
         lists = reference_lists(columns, self.__name__, len(texts))
         for number, (text, own) in enumerate(zip(texts, lists, strict=True)):
             candidates[str(number)] = " ".join(tokenize(text))
-            references[str(number)] = [" ".join(tokenize(reference)) for reference in own]
-        with naming(f"metric {self.__name__!r}", (ValueError,), RewardError, (JavaError,)):
+            references[str(number)] = [
+                " ".join(tokenize(reference)) for reference in own
+            ]
+        with naming(
+            f"metric {self.__name__!r}", (ValueError,), RewardError, (JavaError,)
+        ):
             scored = SCORERS[self.__name__](candidates, references)
         _, scores = scored.values[self.__name__.upper()]
         return checked_scores(self, scores, len(texts))
@@ -121,7 +132,9 @@ class FileScores:
                 key = str(row["image"]), single_spaced(row["caption"])
                 score = float(row["score"])
                 if self._scores.setdefault(key, score) != score:
-                    raise ValueError(f"'score' is {score:g}, and {self._scores[key]:g} before")
+                    raise ValueError(
+                        f"'score' is {score:g}, and {self._scores[key]:g} before"
+                    )
 
     @property
     def signature(self) -> str:
@@ -137,7 +150,9 @@ class FileScores:
         """
         keys = [
             (str(image), single_spaced(text))
-            for image, text in zip(columns["image_id"], as_texts(completions), strict=True)
+            for image, text in zip(
+                columns["image_id"], as_texts(completions), strict=True
+            )
         ]
         absent = [key for key in keys if key not in self._scores]
         if absent:
@@ -174,12 +189,16 @@ def build_metrics(
         for one in [f"bleu{n}" for n in (1, 2, 3, 4)] if name == "bleu" else [name]:
             asked.append(("metrics", *NAMES.get(one, (one, one, {}))))
     for heading, judge in judges.items():
-        asked.append((f"judges.{heading}", heading, judge.target or heading, dict(judge.kwargs)))
+        asked.append(
+            (f"judges.{heading}", heading, judge.target or heading, dict(judge.kwargs))
+        )
     for heading, file in (scores or {}).items():
         options = {"file": file, "heading": heading}
         asked.append((f"scores.{heading}", heading, FILE_SCORES, options))
     if not asked:
-        raise ConfigError(f"metrics is {names!r}, judges and scores are empty: name a metric")
+        raise ConfigError(
+            f"metrics is {names!r}, judges and scores are empty: name a metric"
+        )
     metrics: dict[str, Reward] = {}
     builder = RewardBuilder()
     for key, heading, reward, arguments in asked:
@@ -195,7 +214,9 @@ def check_columns(
     heading: str, columns: frozenset[str], judgement_sets: Sequence[JudgementSet]
 ) -> None:
     """Refuse a metric that needs columns or images which the sets do not have."""
-    lacking = [f"the column {name!r}" for name in columns - {"references", "image", "image_id"}]
+    lacking = [
+        f"the column {name!r}" for name in columns - {"references", "image", "image_id"}
+    ]
     for judged in judgement_sets:
         if "references" in columns and not judged.has_references:
             lacking.append(f"references, which {judged.name} has none of")
@@ -203,10 +224,14 @@ def check_columns(
             lacking.append(f"images, which {judged.name} was found without (--images)")
         elif "image" in columns:
             images = judged.images or ()
-            files = {image.path if isinstance(image, Region) else image for image in images}
+            files = {
+                image.path if isinstance(image, Region) else image for image in images
+            }
             lost = sorted(missing_files(files))
             if lost:
-                count = f"{len(lost)} of {len(files)} are not there, such as {lost[0]!r}"
+                count = (
+                    f"{len(lost)} of {len(files)} are not there, such as {lost[0]!r}"
+                )
                 lacking.append(f"images of {judged.name}: {count} (--images)")
     if lacking:
         raise ConfigError(f"{heading} needs {lacking[0]}; see docs/judging.md")
@@ -229,11 +254,17 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     if config.set == "scenes":
         judgement_sets: Sequence[JudgementSet] = scenes_sets(config.scenes, config.seed)
     elif config.data is None:
-        raise ConfigError(f"data is not set: name the folder of the files of {config.set!r}")
+        raise ConfigError(
+            f"data is not set: name the folder of the files of {config.set!r}"
+        )
     else:
         files = config.data, config.images
-        judgement_sets = sets.load(config.set, *files, config.partial, config.set_kwargs)
-    metrics = build_metrics(config.metrics, config.judges, judgement_sets, config.scores)
+        judgement_sets = sets.load(
+            config.set, *files, config.partial, config.set_kwargs
+        )
+    metrics = build_metrics(
+        config.metrics, config.judges, judgement_sets, config.scores
+    )
     draws = config.bootstrap, config.seed
     results: list[SetResult] = []
     for judged in judgement_sets:
@@ -250,7 +281,9 @@ def compare_with_people(config: JudgeSetConfig) -> str:
             write_results(folder, config, results)
         for heading, figures in blind_figures(judged, *draws).items():
             result.figures[heading] = figures
-            result.signatures[heading] = "number of characters; equal ones in random order"
+            result.signatures[heading] = (
+                "number of characters; equal ones in random order"
+            )
             result.blind.append(heading)
     paths = write_results(folder, config, results)
     print(f"wrote {', '.join(str(path) for path in paths)}", file=sys.stderr)
@@ -258,7 +291,11 @@ def compare_with_people(config: JudgeSetConfig) -> str:
 
 
 def _add_metric(
-    result: SetResult, judged: JudgementSet, heading: str, metric: Reward, config: JudgeSetConfig
+    result: SetResult,
+    judged: JudgementSet,
+    heading: str,
+    metric: Reward,
+    config: JudgeSetConfig,
 ) -> None:
     """Add the figures of a metric to a result, or why it is left out (no Java)."""
     logger.info("%s: scoring by %s", judged.name, heading)
@@ -289,7 +326,9 @@ def _describe(judged: JudgementSet) -> str:
     size = len(judged.rows[0].captions)
     groups = "pairs of" if size == 2 else f"groups of {size}"
     kinds = len({row.kind for row in judged.rows})
-    return f"{count} {groups} captions{images}" + (f", {kinds} kinds" if kinds > 1 else "")
+    return f"{count} {groups} captions{images}" + (
+        f", {kinds} kinds" if kinds > 1 else ""
+    )
 
 
 def score_set(
@@ -326,12 +365,20 @@ def _with_df(metric: CiderD, references: Sequence[Sequence[str]]) -> Any:
     """CIDEr-D with the document frequencies of a set, one document for each judgement."""
     split = tokenizer_of(metric.tokenizer)
     tokens = {row: [split(text) for text in row] for row in set(map(tuple, references))}
-    how: dict[str, Any] = {"eos": metric.eos, "n": metric.n, "tokenizer": metric.tokenizer}
-    df = DocumentFrequencies.from_references((tokens[tuple(row)] for row in references), **how)
+    how: dict[str, Any] = {
+        "eos": metric.eos,
+        "n": metric.n,
+        "tokenizer": metric.tokenizer,
+    }
+    df = DocumentFrequencies.from_references(
+        (tokens[tuple(row)] for row in references), **how
+    )
     return CiderD(df, sigma=metric.sigma, **how)
 
 
-def _score(judged: JudgementSet, metric: Reward, conditions: Sequence[int | None]) -> list[Floats]:
+def _score(
+    judged: JudgementSet, metric: Reward, conditions: Sequence[int | None]
+) -> list[Floats]:
     """Score all captions in one call, equal ones once: [N, K] scores for each of some conditions.
 
     A condition is the number of the list of references that the metric sees; None shows none.
@@ -343,14 +390,22 @@ def _score(judged: JudgementSet, metric: Reward, conditions: Sequence[int | None
         for row in judged.rows:
             references = () if condition is None else tuple(row.references[condition])
             image = row.image if sees else None
-            values = {"image_id": row.image_id, "image": image, "references": list(references)}
+            values = {
+                "image_id": row.image_id,
+                "image": image,
+                "references": list(references),
+            }
             for caption in row.captions:
                 # Two regions of one file are two images.
                 keys.append((row.image_id, str(image), caption, references))
                 columns.setdefault(keys[-1], values)
-    names = ["image_id"] + ["image"] * sees + ["references"] * (conditions[0] is not None)
+    names = (
+        ["image_id"] + ["image"] * sees + ["references"] * (conditions[0] is not None)
+    )
     seen = {name: [values[name] for values in columns.values()] for name in names}
     found = metric(None, [caption for _, _, caption, _ in columns], **seen)
-    by_key = dict(zip(columns, checked_scores(metric, found, len(columns)), strict=True))
+    by_key = dict(
+        zip(columns, checked_scores(metric, found, len(columns)), strict=True)
+    )
     found_by_row = np.array([by_key[key] for key in keys], np.float64)
     return list(found_by_row.reshape(len(conditions), len(judged.rows), -1))

@@ -15,7 +15,9 @@ from rl_caption.lab.meta_evaluation.sets import Judged, JudgementSet
 def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
     """Read the scenes of a configuration; see ``rate_captions``."""
     data = build_data(config.data)
-    return rate_captions(data.split(usable_split(data, config.split))[: config.max_images], seed)
+    return rate_captions(
+        data.split(usable_split(data, config.split))[: config.max_images], seed
+    )
 
 
 def rate_captions(rows: Sequence[Row], seed: int = 0) -> list[JudgementSet]:
@@ -37,20 +39,32 @@ def rate_captions(rows: Sequence[Row], seed: int = 0) -> list[JudgementSet]:
     for row in rows:
         image_id, image, scene = row["image_id"], row["image"], row.get("scene")
         if scene is None:
-            raise DataError(f"image {image_id!r} has no scene: only data.format scenes knows it")
+            raise DataError(
+                f"image {image_id!r} has no scene: only data.format scenes knows it"
+            )
         true, *rest = row["references"]
         others = [text for text in rest if _plain(text) != _plain(true)]
         if not others:
-            raise DataError(f"image {image_id!r} has no reference besides the judged one")
-        negatives = [(kind, _plain(text)) for kind, text in hard_negatives(scene, true, seed)]
+            raise DataError(
+                f"image {image_id!r} has no reference besides the judged one"
+            )
+        negatives = [
+            (kind, _plain(text)) for kind, text in hard_negatives(scene, true, seed)
+        ]
         for text in dict.fromkeys([_plain(true), *(text for _, text in negatives)]):
             rating = oracle(text, scene).f1
-            rated.append(Judged(image_id, [text], rating, references=[others], image=image))
+            rated.append(
+                Judged(image_id, [text], rating, references=[others], image=image)
+            )
         for kind, false in negatives:
             captions = _plain(true), false
-            pairs.append(Judged(image_id, captions, kind=kind, references=[others], image=image))
+            pairs.append(
+                Judged(image_id, captions, kind=kind, references=[others], image=image)
+            )
     convention = "the rating is the F1 of the facts of a caption against the scene"
-    judgement_sets = [JudgementSet("scenes, oracle F1", rated, convention, within_images=True)]
+    judgement_sets = [
+        JudgementSet("scenes, oracle F1", rated, convention, within_images=True)
+    ]
     if pairs:
         convention = (
             "the reference scores higher than the hard negative made from it; equal scores are "

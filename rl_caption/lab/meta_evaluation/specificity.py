@@ -22,7 +22,12 @@ from typing import Any, NamedTuple
 from rewards.base import Reward, score_captions
 from rewards.text.detail_units import detail_units_of
 from rl_caption.data.scenes.world import Draws
-from rl_caption.reward_models.triplets import Donor, append_unit, negative_unit, shuffled_words
+from rl_caption.reward_models.triplets import (
+    Donor,
+    append_unit,
+    negative_unit,
+    shuffled_words,
+)
 
 
 class Chain(NamedTuple):
@@ -59,7 +64,9 @@ def specificity_rates(scores: Sequence[ChainScores]) -> SpecificityRates:
         for step, false in enumerate(chain.negatives):
             up.append(chain.captions[step + 1] > chain.captions[step])
             down.append(false < chain.captions[step])
-    return SpecificityRates(sum(up) / len(up), sum(down) / len(down), len(scores), len(up))
+    return SpecificityRates(
+        sum(up) / len(up), sum(down) / len(down), len(scores), len(up)
+    )
 
 
 def released_specificity_rates(cosines: Sequence[ChainScores]) -> SpecificityRates:
@@ -85,7 +92,9 @@ def released_specificity_rates(cosines: Sequence[ChainScores]) -> SpecificityRat
         raise ValueError(
             f"all of {len(cosines)} captions are skipped: none has three stored cosines above 0"
         )
-    positive, negative = (math.fsum(column) / len(rates) for column in zip(*rates, strict=True))
+    positive, negative = (
+        math.fsum(column) / len(rates) for column in zip(*rates, strict=True)
+    )
     return SpecificityRates(positive, negative, len(rates), steps)
 
 
@@ -112,7 +121,10 @@ def make_chains(
     """
     units = detail_units_of(captions)
     owners = list(captions) if image_ids is None else list(image_ids)
-    donors = [Donor(owner, unit_texts) for owner, unit_texts in zip(owners, units, strict=True)]
+    donors = [
+        Donor(owner, unit_texts)
+        for owner, unit_texts in zip(owners, units, strict=True)
+    ]
     chains: list[Chain | None] = []
     for caption, unit_texts, owner in zip(captions, units, owners, strict=True):
         draws = Draws("chain", seed, str(owner), caption)
@@ -121,9 +133,13 @@ def make_chains(
             unit = negative_unit(donors, step, owner, unit_texts[step], draws)
             if unit is None:
                 break
-            shuffled = shuffled_words(unit, draws) if draws.chance(shuffle_rate) else unit
+            shuffled = (
+                shuffled_words(unit, draws) if draws.chance(shuffle_rate) else unit
+            )
             negatives.append(append_unit(grown[step - 1], shuffled))
-        chains.append(Chain(grown[: len(negatives) + 1], negatives) if negatives else None)
+        chains.append(
+            Chain(grown[: len(negatives) + 1], negatives) if negatives else None
+        )
     return chains
 
 
@@ -139,9 +155,16 @@ def score_chains(
         own = [*chain.captions, *chain.negatives]
         texts += own
         owners += [number] * len(own)
-    values = {name: [column[number] for number in owners] for name, column in columns.items()}
-    scores = iter(score_captions(reward, f"reward {reward.__name__!r}", None, texts, values))
+    values = {
+        name: [column[number] for number in owners] for name, column in columns.items()
+    }
+    scores = iter(
+        score_captions(reward, f"reward {reward.__name__!r}", None, texts, values)
+    )
     return [
-        ChainScores([next(scores) for _ in chain.captions], [next(scores) for _ in chain.negatives])
+        ChainScores(
+            [next(scores) for _ in chain.captions],
+            [next(scores) for _ in chain.negatives],
+        )
         for chain in chains
     ]

@@ -33,7 +33,12 @@ from rl_caption.lab.config import ReproduceConfig
 from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.costs import EncoderCost, encoder_cost
 from rl_caption.lab.meta_evaluation.figures import blind_figures, rated_figures
-from rl_caption.lab.meta_evaluation.program import FILE_SCORES, NAMES, check_columns, score_set
+from rl_caption.lab.meta_evaluation.program import (
+    FILE_SCORES,
+    NAMES,
+    check_columns,
+    score_set,
+)
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.lab.meta_evaluation.specificity import (
     ChainScores,
@@ -114,7 +119,11 @@ class Measures:
 
     def _agreement(self, row: Row, column: Column) -> float:
         """The mean of the figures of a column, over the parts of a set."""
-        which = str(data_of(column)), column["set"], json.dumps(column.get("kwargs", {}))
+        which = (
+            str(data_of(column)),
+            column["set"],
+            json.dumps(column.get("kwargs", {})),
+        )
         values = []
         for number, judged in enumerate(self._sets(*which)):
             if column.get("part", judged.name) != judged.name:
@@ -124,7 +133,9 @@ class Measures:
                 alternatives = [name] if isinstance(name, str) else name
                 value = next((found[one] for one in alternatives if one in found), None)
                 if value is None:
-                    raise ConfigError(f"{judged.name}: {' or '.join(alternatives)} is not defined")
+                    raise ConfigError(
+                        f"{judged.name}: {' or '.join(alternatives)} is not defined"
+                    )
                 values.append(value)
         return fmean(values)
 
@@ -140,7 +151,10 @@ class Measures:
         self, name: str, which: tuple[str, str, str], number: int
     ) -> Mapping[str, float | None]:
         row, judged = self.rows[name], self._sets(*which)[number]
-        metric_name, released = row.source.get("name", ""), row.source.get("released", {})
+        metric_name, released = (
+            row.source.get("name", ""),
+            row.source.get("released", {}),
+        )
         given = name in self.scores or row.model in self.models
         if metric_name.startswith("blind"):
             figures = blind_figures(judged)[metric_name]
@@ -161,7 +175,9 @@ class Measures:
         name = row.source.get("video") if is_video else None
         return self._reward(name or row.source["reward"], row.model, row.source)
 
-    def _reward(self, name: str, model: str | None, source: Mapping[str, Any]) -> Reward:
+    def _reward(
+        self, name: str, model: str | None, source: Mapping[str, Any]
+    ) -> Reward:
         """A reward whose weights are those of a ``model`` that the user named."""
         options: dict[str, Any] = {}
         if model is not None:
@@ -182,8 +198,12 @@ class Measures:
         """As the released code averages: ``released_specificity_rates``, of cosines."""
         examples = self._examples(data)
         captions = [example["references"][0] for example in examples]
-        chains = make_chains(captions, image_ids=[example["image_id"] for example in examples])
-        grown = [(one, e["image"]) for one, e in zip(chains, examples, strict=True) if one]
+        chains = make_chains(
+            captions, image_ids=[example["image_id"] for example in examples]
+        )
+        grown = [
+            (one, e["image"]) for one, e in zip(chains, examples, strict=True) if one
+        ]
         metric = self._reward("specs", model, {"kwargs": {"scale": "shifted"}})
         cosines = []
         columns = {"image": [image for _, image in grown]}
@@ -202,14 +222,22 @@ class Measures:
             return float(evaluation.metrics[metric])
         captions, references = self._read(row.name, data)
         reward = self._reward(metric, column.get("model"), column)
-        columns: dict[str, Any] = {"references": references_for(captions, references, data)}
+        columns: dict[str, Any] = {
+            "references": references_for(captions, references, data)
+        }
         if "image" in reward.columns:
             beside = (self.data[data] / below for below in data_sets()[data]["images"])
-            images = self.config.images or next((path for path in beside if path.is_dir()), None)
+            images = self.config.images or next(
+                (path for path in beside if path.is_dir()), None
+            )
             if images is None:
-                raise ConfigError(f"{metric} looks at images: name their folder by --images")
+                raise ConfigError(
+                    f"{metric} looks at images: name their folder by --images"
+                )
             columns["image"] = find_images(images, captions)
-        return fmean(score_captions(reward, metric, None, list(captions.values()), columns))
+        return fmean(
+            score_captions(reward, metric, None, list(captions.values()), columns)
+        )
 
     @cache
     def _evaluation(self, name: str, data: str) -> Evaluation:
@@ -222,7 +250,9 @@ class Measures:
         path = next(path for path in paths if path.is_file())
         split = entry.get("split") if path.name.startswith("dataset") else None
         references = read_references(path, split)
-        return with_ids_of(read_captions(file), references, references.images, file), references
+        return with_ids_of(
+            read_captions(file), references, references.images, file
+        ), references
 
     @cache
     def _cost(self, model: str) -> EncoderCost:
@@ -241,7 +271,11 @@ class Measures:
         entry = data_sets()[data]
         path = str(self.data[data] / entry.get("path", ""))
         read = build_data(DataConfig(path=path, **entry["reader"]))
-        splits = read.splits if entry["split"] is None else [usable_split(read, entry["split"])]
+        splits = (
+            read.splits
+            if entry["split"] is None
+            else [usable_split(read, entry["split"])]
+        )
         return [example for split in splits for example in read.split(split)]
 
 

@@ -48,7 +48,9 @@ class Cell:
         """
         if self.measured is None:
             return None
-        return Decimal(repr(self.measured)).quantize(self.published or Decimal("0.0001"))
+        return Decimal(repr(self.measured)).quantize(
+            self.published or Decimal("0.0001")
+        )
 
     @property
     def difference(self) -> Decimal | None:
@@ -83,7 +85,9 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
     measures = Measures(table, config)
     cells = make_cells(table, measures)
     measurable = [
-        cell for cell in cells if cell.reason is None and "mean" not in table.columns[cell.column]
+        cell
+        for cell in cells
+        if cell.reason is None and "mean" not in table.columns[cell.column]
     ]
     if not measurable:
         reasons = "\n".join(f"  {line}" for line in _reasons(cells))
@@ -92,7 +96,9 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
         )
     for cell in tqdm(measurable, desc="cells", unit="cell", delay=2, disable=None):
         try:
-            cell.measured = measures.measure(measures.rows[cell.row], table.columns[cell.column])
+            cell.measured = measures.measure(
+                measures.rows[cell.row], table.columns[cell.column]
+            )
         except (UserError, RewardError, ModuleNotFoundError) as error:
             cell.reason = str(error)
     _fill_means(table, cells)
@@ -105,7 +111,10 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
                 row[key] = None if row[key] is None else float(row[key])
         values = {"paper": table.paper, "table": table.key, "cells": content}
         write_json(folder / "reproduce.json", values | {"notes": list(table.notes)})
-        print(f"wrote {folder / 'reproduce.md'}, {folder / 'reproduce.json'}", file=sys.stderr)
+        print(
+            f"wrote {folder / 'reproduce.md'}, {folder / 'reproduce.json'}",
+            file=sys.stderr,
+        )
     return text
 
 
@@ -113,7 +122,9 @@ def make_cells(table: Table, measures: Measures) -> list[Cell]:
     """The cells of a table, with the reasons why some cannot be measured."""
     cells = []
     for row in table.rows:
-        for (name, column), published in zip(table.columns.items(), row.values, strict=True):
+        for (name, column), published in zip(
+            table.columns.items(), row.values, strict=True
+        ):
             if published is None and not row.extra:
                 continue
             reason = None if "mean" in column else measures.obstacle(row, column)
@@ -125,7 +136,9 @@ def _fill_means(table: Table, cells: Sequence[Cell]) -> None:
     """Columns that are means of others, in the rows in which all of these are measured."""
     for cell in cells:
         names = table.columns[cell.column].get("mean", ())
-        of_row = [other for other in cells if other.row == cell.row and other is not cell]
+        of_row = [
+            other for other in cells if other.row == cell.row and other is not cell
+        ]
         others = [other for other in of_row if names == "all" or other.column in names]
         values = [other.measured for other in others if other.measured is not None]
         if values and len(values) == len(others):
@@ -140,7 +153,9 @@ def _reasons(cells: Sequence[Cell]) -> list[str]:
     rows: dict[str, dict[str, list[str]]] = {}
     for cell in cells:
         if cell.reason is not None:
-            rows.setdefault(cell.reason, {}).setdefault(cell.row, []).append(cell.column)
+            rows.setdefault(cell.reason, {}).setdefault(cell.row, []).append(
+                cell.column
+            )
     whole = Counter(cell.row for cell in cells)
     lines = []
     for reason, columns in rows.items():
@@ -164,7 +179,9 @@ def as_markdown(table: Table, cells: Sequence[Cell]) -> str:
         printed += [str(cell.as_printed), LEFT_OUT]
         if cell.difference is not None:
             differences.append(cell.difference)
-            printed[-1] = f"{cell.difference:+}" if cell.difference else f"{cell.difference}"
+            printed[-1] = (
+                f"{cell.difference:+}" if cell.difference else f"{cell.difference}"
+            )
         lines.append([cell.row, cell.column, *printed])
     blocks = [
         f"## {load_paper(table.paper).title}, Table {table.key}: {table.title}",
@@ -172,7 +189,9 @@ def as_markdown(table: Table, cells: Sequence[Cell]) -> str:
     ]
     if differences:
         equal = sum(difference == 0 for difference in differences)
-        blocks.append(f"{equal} of {len(differences)} measured values are the published ones.")
+        blocks.append(
+            f"{equal} of {len(differences)} measured values are the published ones."
+        )
     notes = [f"- {note}" for note in table.notes]
     for title, items in (("Not measured:", _reasons(cells)), ("Notes:", notes)):
         if items:

@@ -82,8 +82,12 @@ def load_paper(name: str) -> Paper:
     text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text)
     as_printed = yaml.load(text, yaml.BaseLoader)["tables"]  # makes texts only
-    tables = {key: _table(name, key, content, as_printed[key]["rows"]) for key in as_printed}
-    cited = yaml.safe_load((FOLDER.parent / "papers.yaml").read_text(encoding="utf-8"))[name]
+    tables = {
+        key: _table(name, key, content, as_printed[key]["rows"]) for key in as_printed
+    }
+    cited = yaml.safe_load((FOLDER.parent / "papers.yaml").read_text(encoding="utf-8"))[
+        name
+    ]
     title = f"{cited['authors']}, {cited['title']}, {cited.get('venue', '')} {cited['year']}"
     return Paper(name, " ".join(title.split()), tables)
 
@@ -101,7 +105,9 @@ def find_table(paper: str, key: str, rows: Sequence[str] | None = None) -> Table
     names = [row.name for row in table.rows]
     unknown = [name for name in rows if name not in names]
     if unknown:
-        raise ConfigError(f"--rows {unknown[0]!r}: {paper} {table.key} has {'; '.join(names)}")
+        raise ConfigError(
+            f"--rows {unknown[0]!r}: {paper} {table.key} has {'; '.join(names)}"
+        )
     return table._replace(rows=[table.rows[names.index(name)] for name in rows])
 
 
@@ -116,13 +122,19 @@ def data_of(column: Column) -> str | None:
     """The data set that a column is measured on, if any."""
     if "captions" in column:
         return str(column.get("data", "coco_test"))
-    return next((str(column[key]) for key in ("data", "set", "zero_shot") if key in column), None)
+    return next(
+        (str(column[key]) for key in ("data", "set", "zero_shot") if key in column),
+        None,
+    )
 
 
 def describe_data(name: str) -> str:
     """Which files a data set has, where they are from and what they cost."""
     entry = data_sets()[name]
-    files = " or ".join(", ".join(names) for names in entry.get("files", ())) or "its images"
+    files = (
+        " or ".join(", ".join(names) for names in entry.get("files", ()))
+        or "its images"
+    )
     return f"{name} ({files}), from {entry['from']}; {entry['cost']}"
 
 
@@ -147,11 +159,21 @@ def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
         if named:
             found = {name: folder} if name in needed else {}
         else:
-            below = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-            found = {name: place for name in needed for place in below[::-1] if _is_in(name, place)}
+            below = [
+                folder,
+                *sorted(path for path in folder.iterdir() if path.is_dir()),
+            ]
+            found = {
+                name: place
+                for name in needed
+                for place in below[::-1]
+                if _is_in(name, place)
+            }
         if not found:
             described = "; ".join(map(describe_data, needed))
-            raise ConfigError(f"--data {text!r} has none of the data of the table: {described}")
+            raise ConfigError(
+                f"--data {text!r} has none of the data of the table: {described}"
+            )
         places = found | places
     return places
 
@@ -159,22 +181,31 @@ def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
 def _is_in(name: str, folder: Path) -> bool:
     """Whether the files of a data set are in a folder."""
     alternatives = data_sets()[name].get("files", ())
-    return any(all((folder / file).exists() for file in files) for files in alternatives)
+    return any(
+        all((folder / file).exists() for file in files) for files in alternatives
+    )
 
 
 def _table(
-    paper: str, key: str, content: Mapping[str, Any], printed: Mapping[str, Sequence[str]]
+    paper: str,
+    key: str,
+    content: Mapping[str, Any],
+    printed: Mapping[str, Sequence[str]],
 ) -> Table:
     values, shared = content["tables"][key], content["metrics"]
     # A table's own sources come before those of the paper.
     own = {"default": values.get("default")} | values.get("metrics", {})
     rows = []
     for name, texts in printed.items():
-        source = own.get(name) or own["default"] or shared.get(name) or content["default"]
+        source = (
+            own.get(name) or own["default"] or shared.get(name) or content["default"]
+        )
         numbers = [None if text == "null" else Decimal(text) for text in texts]
         rows.append(Row(name, numbers, source))
     for name in values.get("extra", ()):
-        rows.append(Row(name, [None] * len(values["columns"]), shared[name], extra=True))
+        rows.append(
+            Row(name, [None] * len(values["columns"]), shared[name], extra=True)
+        )
     models = dict(content["models"])
     for row in rows:
         if row.source.get("model") == ROW:

@@ -85,8 +85,13 @@ def make_runs(
             if label == START or not LABEL.fullmatch(label):
                 expected = "letters, digits and . _ = + -, and not start"
                 raise ConfigError(f"cells has the name {label!r}: expected {expected}")
-            parent, key = Path(grid.out) / "cells" / label / f"seed{seed}", f"cell {label!r}"
-            own = as_words(cell_values(cell) | {"run.dir": f"{parent}/run", "train.seed": seed})
+            parent, key = (
+                Path(grid.out) / "cells" / label / f"seed{seed}",
+                f"cell {label!r}",
+            )
+            own = as_words(
+                cell_values(cell) | {"run.dir": f"{parent}/run", "train.seed": seed}
+            )
             with config_errors(key):
                 config = parse(kind, [*words, *own], key)
             run = Run(label, seed, parent, config)
@@ -126,7 +131,9 @@ def train_runs(
     """
     waiting = [run for run in runs if not is_complete(run.folder)]
     complete = len(runs) - len(waiting)
-    say(f"{len(runs)} runs: {complete} complete, {len(waiting)} to train, {num_parallel} at a time")
+    say(
+        f"{len(runs)} runs: {complete} complete, {len(waiting)} to train, {num_parallel} at a time"
+    )
     # What is measured here shares the cores with the trainings.
     torch.set_num_threads(cpu_threads(num_parallel + 1))
     failures = []
@@ -136,10 +143,14 @@ def train_runs(
             try:
                 measure(run)
             except EXPECTED as error:
-                failures.append(f"{run.name} is trained but could not be judged: {error}")
+                failures.append(
+                    f"{run.name} is trained but could not be judged: {error}"
+                )
         else:
             log = run.parent / "log.txt"
-            failures.append(f"{run.name} failed (exit code {code}); its output is in {log}")
+            failures.append(
+                f"{run.name} failed (exit code {code}); its output is in {log}"
+            )
 
     for run in runs:
         if run not in waiting:
@@ -149,7 +160,9 @@ def train_runs(
     return failures
 
 
-def trained(program: str, runs: Sequence[Run], num_parallel: int) -> Iterator[tuple[Run, int]]:
+def trained(
+    program: str, runs: Sequence[Run], num_parallel: int
+) -> Iterator[tuple[Run, int]]:
     """Train runs, ``num_parallel`` at a time, and yield each when it has ended, with its exit code.
 
     Each of them has one GPU where there are several. What ends this generator early asks the
@@ -190,7 +203,9 @@ def trained(program: str, runs: Sequence[Run], num_parallel: int) -> Iterator[tu
 def _start(program: str, run: Run, device: str | None) -> subprocess.Popen[bytes]:
     file = run.parent / "config.yaml"
     write_text(file, yaml.safe_dump(plain(run.config), sort_keys=False))
-    environment = os.environ | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
+    environment = os.environ | (
+        {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+    )
     # A session of its own: Ctrl-C reaches this process only, which asks the training to stop.
     with (run.parent / "log.txt").open("ab") as log:
         return subprocess.Popen(
@@ -207,7 +222,9 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.terminate()
     if processes:
-        say("stopping: running trainings save a checkpoint; the same command continues from it")
+        say(
+            "stopping: running trainings save a checkpoint; the same command continues from it"
+        )
     for process in processes:
         try:
             process.wait(SECONDS_TO_SAVE)

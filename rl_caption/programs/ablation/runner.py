@@ -106,7 +106,9 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         plan = make_plan(config, parse)
         check_start(out, plan)
         tokenizer = words_tokenizer(config.tokenizer, plan.base.data.tokenizer)
-        judges = build_judges(config.judges, None, references_of(plan.rows), "judges", tokenizer)
+        judges = build_judges(
+            config.judges, None, references_of(plan.rows), "judges", tokenizer
+        )
         start = evaluate_captioner(
             plan.start, plan.base, config, judges, out / START / config.split
         )
@@ -115,7 +117,9 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         def measure(run: Run) -> None:
             model = run.folder / "export" / config.policy
             if damage(model) is not None:
-                raise CheckpointError(f"{model} is damaged or not there: remove {run.folder}")
+                raise CheckpointError(
+                    f"{model} is damaged or not there: remove {run.folder}"
+                )
             folder = run.parent / f"{config.split}_{config.policy}"
             evaluation = evaluate_captioner(model, run.config, config, judges, folder)
             found[run.name] = Judged(evaluation, read_run(run.folder), run.seed)
@@ -128,7 +132,9 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
                 systems.setdefault(run.label, []).append(found[run.name])
         write_tables(out, systems, config, failures)
         if config.report:
-            write_report(out, plan.rows, ablation_page(out.name, systems, failures, plan.rows))
+            write_report(
+                out, plan.rows, ablation_page(out.name, systems, failures, plan.rows)
+            )
     for failure in failures:
         say(f"error: {failure}")
     return 1 if failures else 0
@@ -155,7 +161,9 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
     runs = make_runs(config, ScstConfig, words, parse)
     for run in runs:
         if (run.config.model, run.config.data) != (base.model, base.data):
-            raise ConfigError(f"cell {run.label!r} changes model or data: use all, or another grid")
+            raise ConfigError(
+                f"cell {run.label!r} changes model or data: use all, or another grid"
+            )
     return Plan(base, rows, runs)
 
 
@@ -244,12 +252,17 @@ def write_tables(
     for label, cell in config.cells.items():
         settings = cell.model_dump(mode="json", exclude_defaults=True)
         remarks.append(f"{label}: {json.dumps(settings)}")
-    remarks += [*score_notes(evaluations), *(f"missing: {failure}" for failure in failures)]
+    remarks += [
+        *score_notes(evaluations),
+        *(f"missing: {failure}" for failure in failures),
+    ]
     print("\n\n".join(tables))
     listed = "\n".join(f"- {line}" for line in remarks)
     write_text(out / "table.md", "\n\n".join([f"# {out.name}", *tables, listed]) + "\n")
     every = [(name, one) for name, seeds in systems.items() for one in seeds]
-    keys = dict.fromkeys(key for _, one in every for key in one.evaluation.scores["metrics"])
+    keys = dict.fromkeys(
+        key for _, one in every for key in one.evaluation.scores["metrics"]
+    )
     lines: list[list[Any]] = [["system", "seed", *keys, "first_alarm"]]
     for name, one in every:
         values = [one.evaluation.scores["metrics"].get(key) for key in keys]
@@ -264,16 +277,22 @@ def ablation_page(
 ) -> Page:
     """Means over seeds, curves, and captions of the first seed of each system."""
     evaluations = evaluations_of(systems)
-    runs = {label: [one.run for one in seeds if one.run] for label, seeds in systems.items()}
+    runs = {
+        label: [one.run for one in seeds if one.run] for label, seeds in systems.items()
+    }
     runs = {label: seeds for label, seeds in runs.items() if seeds}
-    missing = Markup("").join(macros().verdict(f"Missing: {text}", True) for text in failures)
+    missing = Markup("").join(
+        macros().verdict(f"Missing: {text}", True) for text in failures
+    )
     first = {label: seeds[0] for label, seeds in evaluations.items()}
     sections = {
         "Results": missing + scores_section(evaluations),
         "Monitor": macros().table(*alarm_table(systems)),
         "Curves": curves(runs),
         "Captions": captions_section(first, source_of(rows), MAX_IMAGES),
-        "Settings": settings_section({label: seeds[0] for label, seeds in runs.items()}),
+        "Settings": settings_section(
+            {label: seeds[0] for label, seeds in runs.items()}
+        ),
     }
     return Page(name, "Ablation: rewards side by side", sections)
 
@@ -287,7 +306,9 @@ def alarm_table(systems: Systems) -> Table:
     """How many runs of each system had an alarm, and the earliest one."""
     rows = []
     for name, seeds in systems.items():
-        watched = [one.run for one in seeds if one.run is not None and one.run.has_monitor]
+        watched = [
+            one.run for one in seeds if one.run is not None and one.run.has_monitor
+        ]
         steps = [run.alarms[0] for run in watched if run.alarms]
         count = f"{len(steps)} of {len(watched)}" if watched else "not watched"
         rows.append([name, count, f"step {min(steps)}" if steps else "none"])

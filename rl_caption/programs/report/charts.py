@@ -18,7 +18,16 @@ Line = Sequence[tuple[float, float]]
 """(x, y) in the order of x."""
 SMOOTH_FROM, WINDOW = 40, 9
 """From so many points on, a line is drawn thin, and over it its mean over a window of points."""
-COLOURS = ["#2b86d1", "#e0701a", "#17966b", "#c95f9e", "#a8870f", "#4fb0e0", "#7d8590", "#8f6fe0"]
+COLOURS = [
+    "#2b86d1",
+    "#e0701a",
+    "#17966b",
+    "#c95f9e",
+    "#a8870f",
+    "#4fb0e0",
+    "#7d8590",
+    "#8f6fe0",
+]
 """Visible on white and on black."""
 INK, ALARM = "#16181d", "#d03a20"
 STYLE: Any = {
@@ -43,7 +52,9 @@ STYLE: Any = {
 def templates() -> Environment:
     """The pages' templates and their style; whatever is not marked as HTML is escaped."""
     loader = PackageLoader("rl_caption.programs.report")
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
     style = resources.files("rl_caption.programs.report").joinpath("style.css")
     environment.globals["style"] = Markup(style.read_text(encoding="utf-8"))
     return environment
@@ -74,7 +85,10 @@ def curves(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
             for run in seeds:
                 for step, value in run.series(key):
                     by_step.setdefault(step, []).append(factor_of(key) * value)
-            means = [(step, statistics.fmean(values)) for step, values in sorted(by_step.items())]
+            means = [
+                (step, statistics.fmean(values))
+                for step, values in sorted(by_step.items())
+            ]
             if means:
                 lines[key if len(systems) == 1 else f"{name}: {key}"] = means
     marks: dict[str, Any] = {}

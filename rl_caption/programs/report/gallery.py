@@ -76,8 +76,12 @@ def reference_scores(
     ``val/cider``. Captions of images without references get no score; the result is empty if fewer
     than two images have references.
     """
-    captioned = [rows[i] for captions in systems.values() for i in captions if i in rows]
-    references = {row["image_id"]: row["references"] for row in captioned if row["references"]}
+    captioned = [
+        rows[i] for captions in systems.values() for i in captions if i in rows
+    ]
+    references = {
+        row["image_id"]: row["references"] for row in captioned if row["references"]
+    }
     if len(references) < 2:
         return {}
     corpus = list(references.values())
@@ -97,7 +101,11 @@ def select_images(systems: Captions, scores: Scores, limit: int) -> list[str]:
     """The ids of the images to show: at most ``limit``, an even sample, those first whose first
     score differs most among the systems.
     """
-    ids = list(dict.fromkeys(image_id for captions in systems.values() for image_id in captions))
+    ids = list(
+        dict.fromkeys(
+            image_id for captions in systems.values() for image_id in captions
+        )
+    )
     by_system = next(iter(scores.values()), {})
 
     def change(image_id: str) -> float:
@@ -144,4 +152,6 @@ def _picture(row: Mapping[str, Any]) -> str | None:
         return None
     buffer = io.BytesIO()
     image.save(buffer, "webp", quality=85)
-    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    return (
+        f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    )

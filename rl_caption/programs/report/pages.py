@@ -23,7 +23,12 @@ from rl_caption.evaluation.results import (
     format_value,
 )
 from rl_caption.programs.report.charts import curves, macros, shown_key, templates
-from rl_caption.programs.report.gallery import Source, gallery, reference_scores, rows_of_config
+from rl_caption.programs.report.gallery import (
+    Source,
+    gallery,
+    reference_scores,
+    rows_of_config,
+)
 from rl_caption.programs.report.read import EvaluationFolder, RunFolder, over_seeds
 
 Evaluations = Mapping[str, EvaluationFolder]
@@ -71,11 +76,14 @@ def run_page(run: RunFolder, source: Source | None, images: int) -> Page:
     sections = {
         "Monitor": monitor_section({"": run}),
         "Results": results,
-        "Curves": curves({run.name: [run]}) or macros().note("Nothing has been logged yet."),
+        "Curves": curves({run.name: [run]})
+        or macros().note("Nothing has been logged yet."),
         "Captions": _validation_captions(run, source, images),
         "Settings": settings_section({run.name: run}),
     }
-    return Page(run.name, run.reward or run.config.get("task", "cross-entropy"), sections)
+    return Page(
+        run.name, run.reward or run.config.get("task", "cross-entropy"), sections
+    )
 
 
 def evaluations_page(
@@ -112,7 +120,9 @@ def settings_section(runs: Mapping[str, RunFolder]) -> Markup:
     for name, run in runs.items():
         settings = {"environment": dict(run.env), "configuration": dict(run.config)}
         text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-        body += macros().settings(name, run, shlex.join(run.env.get("command", [])), text)
+        body += macros().settings(
+            name, run, shlex.join(run.env.get("command", [])), text
+        )
     return body
 
 
@@ -126,7 +136,11 @@ def validations_table(run: RunFolder) -> Table:
             row = [shown_key(key)]
             for step in steps.values():
                 has_value = key in lines[step]
-                value = f"{factor_of(key) * lines[step][key]:.4g}" if has_value else LEFT_OUT
+                value = (
+                    f"{factor_of(key) * lines[step][key]:.4g}"
+                    if has_value
+                    else LEFT_OUT
+                )
                 row.append(value)
             rows.append(row)
     return Table("Validations", ["key", *steps], rows)
@@ -144,13 +158,21 @@ def score_tables(systems: Seeds) -> list[Table]:
     judges = [key for key in keys if key.startswith(JUDGE)]
     captions = [*(key for key in CAPTION_COLUMNS if key in keys), *judges]
     oracle = [key for key in keys if key in ORACLE_COLUMNS]
-    signs = [key for key in TEXT_COLUMNS | keys if key in keys and key not in captions + oracle]
+    signs = [
+        key
+        for key in TEXT_COLUMNS | keys
+        if key in keys and key not in captions + oracle
+    ]
     groups = {"Metrics": captions, "Signs of bad captions": signs, "Oracle": oracle}
     tables = []
     for caption, columns in groups.items():
         rows = []
         for name, seeds in systems.items():
-            of = f"{len(seeds)} seeds" if len(seeds) > 1 else f"{seeds[0].scores['n']:,} captions"
+            of = (
+                f"{len(seeds)} seeds"
+                if len(seeds) > 1
+                else f"{seeds[0].scores['n']:,} captions"
+            )
             cells = [_score(seeds, means[name], key) for key in columns]
             rows.append([name, of, *cells])
         if columns:
@@ -160,7 +182,9 @@ def score_tables(systems: Seeds) -> list[Table]:
 
 
 def _score(
-    seeds: Sequence[EvaluationFolder], means: Mapping[str, tuple[float, float | None]], key: str
+    seeds: Sequence[EvaluationFolder],
+    means: Mapping[str, tuple[float, float | None]],
+    key: str,
 ) -> str:
     if key not in means:
         return LEFT_OUT
@@ -181,7 +205,10 @@ def score_notes(systems: Seeds) -> list[str]:
     for name, seeds in systems.items():
         scores = seeds[0].scores
         names_by_signature.setdefault(scores["signature"], []).append(name)
-        notes += [f"{key} is left out: {why}" for key, why in scores.get("left_out", {}).items()]
+        notes += [
+            f"{key} is left out: {why}"
+            for key, why in scores.get("left_out", {}).items()
+        ]
         notes += [f"Intervals: {scores['interval']}"] if scores.get("interval") else []
         notes += [f"Decoding: {scores['decoding']}"] if scores.get("decoding") else []
     if len(names_by_signature) > 1:
@@ -197,7 +224,9 @@ def scores_section(systems: Seeds) -> Markup:
     return tables + macros().list(score_notes(systems))
 
 
-def captions_section(evaluations: Evaluations, source: Source | None, images: int) -> Markup:
+def captions_section(
+    evaluations: Evaluations, source: Source | None, images: int
+) -> Markup:
     """The gallery of the captions of several systems; empty where none were kept."""
     systems = {name: one.captions for name, one in evaluations.items() if one.captions}
     if not systems:
@@ -205,7 +234,9 @@ def captions_section(evaluations: Evaluations, source: Source | None, images: in
     settings = next(iter(evaluations.values())).settings
     data = settings.get("data", {})
     source = source or rows_of_config(data, settings.get("split", "test"))
-    words = words_tokenizer(settings.get("tokenizer", "auto"), data.get("tokenizer", TOKENIZER))
+    words = words_tokenizer(
+        settings.get("tokenizer", "auto"), data.get("tokenizer", TOKENIZER)
+    )
     scores = reference_scores(systems, source.rows, words)
     return macros().gallery(gallery(systems, scores, source, "", images))
 

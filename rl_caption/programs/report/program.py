@@ -35,7 +35,10 @@ def make_page(
     comparison = paths[0] / COMPARISON
     if comparison.is_file():
         found = read_json(comparison, ReportError)
-        systems = {name: read_evaluation(paths[0] / folder_of(name)) for name in found["systems"]}
+        systems = {
+            name: read_evaluation(paths[0] / folder_of(name))
+            for name in found["systems"]
+        }
         return pages.evaluations_page(systems, source, images, found["differences"])
     if len(paths) == 1 and (paths[0] / "config.yaml").is_file():
         return pages.run_page(read_run(paths[0]), source, images)
@@ -44,7 +47,9 @@ def make_page(
     return pages.evaluations_page(evaluations, source, images)
 
 
-def write_report(folder: Path, rows: Sequence[Any], page: pages.Page | None = None) -> Path | None:
+def write_report(
+    folder: Path, rows: Sequence[Any], page: pages.Page | None = None
+) -> Path | None:
     """Write ``report.html`` into a folder, at the end of the program that wrote its results.
 
     References and images are those of ``rows``, whose ``image`` may be missing. What keeps the page

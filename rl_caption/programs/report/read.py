@@ -62,7 +62,9 @@ class RunFolder:
     @property
     def reward(self) -> str:
         """Weights and terms, such as ``1 cider + 0.5 l_clipscore``."""
-        return " + ".join(f"{term.get('weight', 1):g} {name}" for name, term in self.terms.items())
+        return " + ".join(
+            f"{term.get('weight', 1):g} {name}" for name, term in self.terms.items()
+        )
 
     @property
     def best_step(self) -> int | None:
@@ -86,14 +88,18 @@ class RunFolder:
     @property
     def validations(self) -> list[Mapping[str, Any]]:
         """The lines of the log that a validation wrote."""
-        return [line for line in self.lines if any(key.startswith("val/") for key in line)]
+        return [
+            line for line in self.lines if any(key.startswith("val/") for key in line)
+        ]
 
     @property
     def last_step(self) -> int:
         """The last step that was logged or, for ``grpo_vlm``, noted in ``result.json``; 0 where
         there is none.
         """
-        return max((line.get("step", 0) for line in [self.state, *self.lines]), default=0)
+        return max(
+            (line.get("step", 0) for line in [self.state, *self.lines]), default=0
+        )
 
     @property
     def has_monitor(self) -> bool:
@@ -155,7 +161,9 @@ def read_evaluation(path: Path) -> EvaluationFolder:
     return EvaluationFolder(scores, _captions(path), _read(path / SETTINGS))
 
 
-def over_seeds(evaluations: Sequence[EvaluationFolder]) -> dict[str, tuple[float, float | None]]:
+def over_seeds(
+    evaluations: Sequence[EvaluationFolder],
+) -> dict[str, tuple[float, float | None]]:
     """Metric key -> its mean over seeds, and the sample standard deviation (n - 1) where there are
     several values.
     """
@@ -164,7 +172,10 @@ def over_seeds(evaluations: Sequence[EvaluationFolder]) -> dict[str, tuple[float
         for key, value in evaluation.scores["metrics"].items():
             values_by_key.setdefault(key, []).append(value)
     return {
-        key: (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+        key: (
+            statistics.fmean(values),
+            statistics.stdev(values) if len(values) > 1 else None,
+        )
         for key, values in values_by_key.items()
     }
 

@@ -44,7 +44,10 @@ SHARDED_FILES = {
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A captioner without dropout, whose random numbers belong to a process."""
     folder = tmp_path_factory.mktemp("start") / "xe"
-    checked_run(xe_config(folder, **{"model.kwargs.dropout": 0.0, "train.max_steps": 30}), folder)
+    checked_run(
+        xe_config(folder, **{"model.kwargs.dropout": 0.0, "train.max_steps": 30}),
+        folder,
+    )
     return folder / "export/best"
 
 
@@ -68,7 +71,9 @@ def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory):
             folder = tmp_path_factory.mktemp("killed") / f"{engine}-{count}"
             kill = Kill("rl_caption.training.run:Run.begin_step", 4)
             config = scst_config(folder, trained, **OPTIONS)
-            first = run_together(count, config, folder, "scst", kill, ENGINES[engine])[0]
+            first = run_together(count, config, folder, "scst", kill, ENGINES[engine])[
+                0
+            ]
             assert first.code == -signal.SIGKILL, first.output
             made[engine, count] = folder
         return made[engine, count]
@@ -78,7 +83,14 @@ def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize(
     ("engine", "count"),
-    [("zero1", 1), ("zero1", 2), ("zero2", 1), ("zero2", 2), ("zero3", 1), ("zero3", 2)],
+    [
+        ("zero1", 1),
+        ("zero1", 2),
+        ("zero2", 1),
+        ("zero2", 2),
+        ("zero3", 1),
+        ("zero3", 2),
+    ],
 )
 def test_killed_resumed_and_exported_as_one_plain_process(
     trained, whole, killed, tmp_path, engine, count
@@ -107,7 +119,11 @@ def test_several_updates_on_a_rollout_are_those_of_one_plain_process(
     alone, folder = tmp_path / "alone", tmp_path / "run"
     checked_run(scst_config(alone, trained, **options), alone, "scst")
     for ended in run_together(
-        2, scst_config(folder, trained, **options), folder, "scst", engine=ENGINES["zero3"]
+        2,
+        scst_config(folder, trained, **options),
+        folder,
+        "scst",
+        engine=ENGINES["zero3"],
     ):
         assert ended.code == 0, ended.output
     assert_close_runs(alone, folder, rel=2e-5)
@@ -127,7 +143,9 @@ def test_a_run_goes_on_under_another_engine_and_number_of_processes(
 ):
     folder = shutil.copytree(killed(*before), tmp_path / "run")
     config = scst_config(folder, trained, **OPTIONS)
-    for ended in run_together(after[1], config, folder, "scst", engine=ENGINES[after[0]]):
+    for ended in run_together(
+        after[1], config, folder, "scst", engine=ENGINES[after[0]]
+    ):
         assert ended.code == 0, ended.output
     if before[1] != after[1]:
         assert (
@@ -147,7 +165,9 @@ def test_all_processes_refuse_to_write_weights_that_one_of_them_has_spoilt(
     for ended in run_together(2, config, folder, "xe", engine=ENGINES[engine], spoil=2):
         assert ended.code == 1, ended.output
         assert "NaN or infinite after step 2" in ended.output
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000001"]
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [
+        "step-00000001"
+    ]
 
 
 def held(module: torch.nn.Module, engine: str) -> int:
@@ -185,7 +205,8 @@ def _decode_alone(
     whole = sum(parameter.numel() for parameter in policy.parameters())
     prepared, _ = prepare(accelerator, policy, torch.optim.AdamW(policy.parameters()))
     hooks = [
-        (dict(part._forward_hooks), dict(part._forward_pre_hooks)) for part in policy.modules()
+        (dict(part._forward_hooks), dict(part._forward_pre_hooks))
+        for part in policy.modules()
     ]
     found = []
     for fails in (False, True, False):
@@ -194,7 +215,9 @@ def _decode_alone(
             with gathered_parameters(accelerator, prepared), torch.no_grad():
                 found.append(held(policy, engine) == whole)
                 found.append(
-                    torch.equal(captioner.generate(policy, images, decoding, None), expected)
+                    torch.equal(
+                        captioner.generate(policy, images, decoding, None), expected
+                    )
                 )
                 if fails:
                     raise InterruptedError
@@ -208,7 +231,11 @@ def _decode_alone(
                 for part in policy.modules()
             ]
         )
-        share = [lambda: captioner.token_logits(prepared, images, expected.clamp(min=3)).mean()]
+        share = [
+            lambda: captioner.token_logits(
+                prepared, images, expected.clamp(min=3)
+            ).mean()
+        ]
         backward_all(accelerator, prepared, share)
     queue.put(found)
     accelerator.wait_for_everyone()
@@ -221,7 +248,9 @@ def test_processes_decode_different_numbers_of_tokens(start: Path) -> None:
     queue = context.Queue()
     processes = [
         context.Process(
-            target=_decode_alone, args=(rank, "zero3", port, str(start), queue), daemon=True
+            target=_decode_alone,
+            args=(rank, "zero3", port, str(start), queue),
+            daemon=True,
         )
         for rank in range(2)
     ]

@@ -32,13 +32,22 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2_adapters": ("vit_gpt2", {"model.lora": {"r": 2}}),
     "blip": ("blip", {"model.freeze": []}),
     "blip_decoder": ("blip", {"model.freeze": ["vision_model.*"]}),
-    "git_decoder": ("git", {"model.freeze": ["*image_encoder.*", "*visual_projection.*"]}),
+    "git_decoder": (
+        "git",
+        {"model.freeze": ["*image_encoder.*", "*visual_projection.*"]},
+    ),
     "qwen": ("qwen2_5_vl", {"model.freeze": []}),
     "qwen_decoder": ("qwen2_5_vl", {}),
     "smolvlm_adapters": ("smolvlm", {"model.lora": {"r": 2}}),
 }
 """Family of the model, and what of it is trained."""
-ENCODED_ONCE = {"gpt2_adapters", "blip_decoder", "git_decoder", "qwen_decoder", "smolvlm_adapters"}
+ENCODED_ONCE = {
+    "gpt2_adapters",
+    "blip_decoder",
+    "git_decoder",
+    "qwen_decoder",
+    "smolvlm_adapters",
+}
 """Nothing that the states of an image depend on is trained, so that a step makes them once."""
 
 
@@ -49,13 +58,20 @@ class Letters:
     encoder was by then.
     """
 
-    __name__, columns, bounds, signature = "letters", frozenset[str](), (0.0, 1.0), "letters"
+    __name__, columns, bounds, signature = (
+        "letters",
+        frozenset[str](),
+        (0.0, 1.0),
+        "letters",
+    )
 
     def __init__(self) -> None:
         self.encoded = 0
         register_module_forward_pre_hook(self._count)
 
-    def __call__(self, prompts: object, completions: list[str], **columns: object) -> list[float]:
+    def __call__(
+        self, prompts: object, completions: list[str], **columns: object
+    ) -> list[float]:
         print(f"encoder: {self.encoded} calls", flush=True)
         return [sum(map(str.isalpha, text)) / max(len(text), 1) for text in completions]
 
@@ -66,12 +82,19 @@ class Letters:
 class Later:
     """A judge that likes the newest model best, so that it is the one that is exported."""
 
-    __name__, columns, bounds, signature = "later", frozenset[str](), (0.0, 1.0), "later"
+    __name__, columns, bounds, signature = (
+        "later",
+        frozenset[str](),
+        (0.0, 1.0),
+        "later",
+    )
 
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, prompts: object, completions: list[str], **columns: object) -> list[float]:
+    def __call__(
+        self, prompts: object, completions: list[str], **columns: object
+    ) -> list[float]:
         self.calls += 1
         return [1 - 1 / self.calls] * len(completions)
 
@@ -80,7 +103,10 @@ ENCODERS = ("ViTModel", "BlipVisionModel", "GitVisionModel", "Qwen2_5_VisionTran
             "SmolVLMVisionTransformer")  # fmt: skip
 OPTIONS = {
     "reward.terms": {"letters": {"target": f"{__name__}:Letters"}},
-    "monitor": {"judges": {"later": {"target": f"{__name__}:Later"}}, "best_by": "later"},
+    "monitor": {
+        "judges": {"later": {"target": f"{__name__}:Later"}},
+        "best_by": "later",
+    },
     "model.name": "huggingface",
     "model.prompt": "a photo of",
     "data.cache_mb": 0,  # visual tokens that are kept take no pass of an encoder
@@ -102,10 +128,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory):
     def plain_run(name: str) -> tuple[Path, Path]:
         family, options = TRAINED[name]
         if family not in models:
-            models[family] = save_model(family, tmp_path_factory.mktemp("model") / family)
+            models[family] = save_model(
+                family, tmp_path_factory.mktemp("model") / family
+            )
         if name not in made:
             model, folder = models[family], tmp_path_factory.mktemp("plain") / name
-            checked_run(scst_config(folder, model, **OPTIONS, **options), folder, "scst")
+            checked_run(
+                scst_config(folder, model, **OPTIONS, **options), folder, "scst"
+            )
             made[name] = model, folder
         return made[name]
 
@@ -153,14 +183,20 @@ def test_two_processes_train_and_export_as_one(
     assert files(folder / "export/best") == files(alone / "export/best")
     assert_same_weights(model, alone, folder)
     export = str(folder / "export/best")
-    _, report = AutoModelForImageTextToText.from_pretrained(export, output_loading_info=True)
+    _, report = AutoModelForImageTextToText.from_pretrained(
+        export, output_loading_info=True
+    )
     assert not any(report.values()), report
-    assert len(AutoTokenizer.from_pretrained(export)) == len(AutoTokenizer.from_pretrained(model))
+    assert len(AutoTokenizer.from_pretrained(export)) == len(
+        AutoTokenizer.from_pretrained(model)
+    )
     assert load_captioner(export).decode(torch.tensor([[5, 6]]))
 
 
 @pytest.mark.parametrize("trained", ["blip", "qwen"])
-def test_states_with_gradient_are_shared_under_ddp(plain, tmp_path: Path, trained: str) -> None:
+def test_states_with_gradient_are_shared_under_ddp(
+    plain, tmp_path: Path, trained: str
+) -> None:
     """With one micro-batch, captions are drawn from the states that they are scored with."""
     (model, alone), folder = plain(trained), tmp_path / "run"
     options = OPTIONS | TRAINED[trained][1] | {"train.micro_batch_size": 4}
@@ -183,9 +219,12 @@ def test_states_in_bf16_are_read_by_the_reference_policy(plain, tmp_path: Path) 
         assert ended.code == 0, ended.output
     assert encoder_calls((tmp_path / "run.0.log").read_text()) == 2
     (expected, *_), (found, *_) = (
-        [line for line in untimed(made) if "policy/kl" in line] for made in (alone, folder)
+        [line for line in untimed(made) if "policy/kl" in line]
+        for made in (alone, folder)
     )
-    assert found["policy/kl"] == pytest.approx(0, abs=1e-3)  # of the starting policy to itself
+    assert found["policy/kl"] == pytest.approx(
+        0, abs=1e-3
+    )  # of the starting policy to itself
     assert found["loss/xe"] == pytest.approx(expected["loss/xe"], rel=0.01)
     assert found["loss/xe"] != expected["loss/xe"]
 
@@ -216,10 +255,15 @@ def assert_same_steps(alone: Path, together: Path) -> None:
 def assert_same_weights(model: Path, alone: Path, together: Path) -> None:
     """Of the exports of two runs from the model: the same are changed, and they are equal to 1e-4."""
     start, expected, found = (
-        weights(folder) for folder in (model, alone / "export/best", together / "export/best")
+        weights(folder)
+        for folder in (model, alone / "export/best", together / "export/best")
     )
     assert start.keys() == expected.keys() == found.keys()
-    changed = {name for name, tensor in expected.items() if not torch.equal(tensor, start[name])}
+    changed = {
+        name
+        for name, tensor in expected.items()
+        if not torch.equal(tensor, start[name])
+    }
     assert changed
     assert changed == {
         name for name, tensor in found.items() if not torch.equal(tensor, start[name])

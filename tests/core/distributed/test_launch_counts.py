@@ -41,7 +41,14 @@ def start(
     """
     script = tmp_path / "training.py"
     script.write_text(TRAINING)
-    dropped = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    dropped = (
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "RANK",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    )
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -74,7 +81,10 @@ def start(
         ([*ACCELERATE, *ADVISED.split()], "bare", {"ACCELERATE_USE_CPU": "true"}),
         (TORCHRUN, "prepared", {}),
     ],
-    ids=["advised command, of a program that knows nothing of this package", "torchrun"],
+    ids=[
+        "advised command, of a program that knows nothing of this package",
+        "torchrun",
+    ],
 )
 def test_two_processes_train(
     launcher: list[str], way: str, variables: dict[str, str], tmp_path: Path

@@ -49,6 +49,8 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 def test_threads_under_a_launcher(
     command: list[str], user: str, threads: list[int], tmp_path: Path
 ) -> None:
-    found, spins = threads_of(command, tmp_path, **({"OMP_NUM_THREADS": user} if user else {}))
+    found, spins = threads_of(
+        command, tmp_path, **({"OMP_NUM_THREADS": user} if user else {})
+    )
     assert [int(numbers.split()[0]) for numbers in found] == threads
     assert SPIN_COUNT in spins

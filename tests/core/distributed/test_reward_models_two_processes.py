@@ -28,7 +28,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     for folder in (one, two):
-        configs = {name: changed(config, SHORT) for name, config in chain(folder).items()}
+        configs = {
+            name: changed(config, SHORT) for name, config in chain(folder).items()
+        }
         stages = {name: ("reward_model", configs[name]) for name in RUNS}
         words = ["run", str(write_pipeline(folder, **stages))]
         if folder == one:

@@ -34,8 +34,12 @@ from tests.training_for_tests import (
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-STILL = {"model.kwargs.dropout": 0.0}  # dropout draws from a generator of its own in each process
-SHARED = {"run.log_samples": 4}  # rank 0 holds the first four images of the batch of eight
+STILL = {
+    "model.kwargs.dropout": 0.0
+}  # dropout draws from a generator of its own in each process
+SHARED = {
+    "run.log_samples": 4
+}  # rank 0 holds the first four images of the batch of eight
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +56,9 @@ def test_cross_entropy_takes_the_same_steps(one_xe: Path, tmp_path: Path) -> Non
     assert "2 process(es)" in (tmp_path / "two.0.log").read_text()
     assert_close_runs(one_xe, folder)
     for line in [line for line in lines(folder) if "time/step" in line]:
-        assert line["train/images_per_second"] * line["time/step"] == pytest.approx(8), (
-            "of both processes"
-        )
+        assert line["train/images_per_second"] * line["time/step"] == pytest.approx(
+            8
+        ), "of both processes"
     extra = {f"checkpoints/step-0000000{step}/random_states_1.pkl" for step in (4, 6)}
     assert files(folder) == files(one_xe) | extra
 
@@ -76,10 +80,17 @@ SCHEDULES = {
 
 @pytest.mark.parametrize(
     ("advantage", "changes"),
-    [("greedy", {}), ("greedy", Z_SCORES), ("leave_one_out", REUSE), ("leave_one_out", SCHEDULES)],
+    [
+        ("greedy", {}),
+        ("greedy", Z_SCORES),
+        ("leave_one_out", REUSE),
+        ("leave_one_out", SCHEDULES),
+    ],
     ids=["raw", "z-scores", "two updates", "schedules"],
 )
-def test_self_critical_training_takes_the_same_steps(one_xe, tmp_path, advantage, changes):
+def test_self_critical_training_takes_the_same_steps(
+    one_xe, tmp_path, advantage, changes
+):
     options: dict[str, Any] = (
         SHARED | changes | {"train.advantage": advantage, "train.micro_batch_size": 2}
     )
@@ -108,9 +119,14 @@ def test_killed_and_started_again(
 ) -> None:
     whole = tmp_path_factory.getbasetemp() / "whole-two"
     if not whole.exists():
-        assert [ended.code for ended in run_two(xe_config(whole), whole, "xe")] == [0, 0]
+        assert [ended.code for ended in run_two(xe_config(whole), whole, "xe")] == [
+            0,
+            0,
+        ]
     folder = tmp_path / "run"
-    assert run_two(xe_config(folder), folder, "xe", kill=kill)[0].code == -signal.SIGKILL
+    assert (
+        run_two(xe_config(folder), folder, "xe", kill=kill)[0].code == -signal.SIGKILL
+    )
     for ended in run_two(xe_config(folder), folder, "xe"):
         assert ended.code == 0, ended.output
     assert_same_run(folder, whole)
@@ -122,25 +138,44 @@ def test_going_on_with_another_number_of_processes_says_so(tmp_path: Path) -> No
     ended = run_two(xe_config(folder, **STILL, **{"run.resume": True}), folder, "xe")
     assert [one.code for one in ended] == [0, 0], ended[0].output
     assert "number of processes, 1 (now 2)" in ended[0].output
-    assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines(folder) if "loss/total" in line] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 def test_both_stages_in_one_command(tmp_path: Path) -> None:
     """A pipeline runs its stages in the same processes, which may compute in other precisions; what
     is finished is skipped by both, and what is refused ends both.
     """
-    stage = xe_config(tmp_path / "xe", **{"train.max_steps": 2, "train.mixed_precision": "bf16"})
+    stage = xe_config(
+        tmp_path / "xe", **{"train.max_steps": 2, "train.mixed_precision": "bf16"}
+    )
     folder = tmp_path / "scst"
     config = scst_config(folder, tmp_path / "xe/export/best")
-    words = ["run", str(write_pipeline(tmp_path, xe=("xe", stage), scst=("scst", config)))]
+    words = [
+        "run",
+        str(write_pipeline(tmp_path, xe=("xe", stage), scst=("scst", config))),
+    ]
     for ended in run_arguments_together(2, words, tmp_path / "first"):
         assert ended.code == 0, ended.output
     assert (tmp_path / "xe/result.json").is_file()
-    assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines(folder) if "loss/total" in line] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     for ended in run_arguments_together(2, words, tmp_path / "second"):
         assert ended.code == 0, ended.output
         assert "step 1/" not in ended.output
-    first, _ = run_arguments_together(2, [*words, "--xe.train.lr", "0.5"], tmp_path / "third")
+    first, _ = run_arguments_together(
+        2, [*words, "--xe.train.lr", "0.5"], tmp_path / "third"
+    )
     assert first.code == 1
     assert "--again xe" in first.output
 
@@ -158,7 +193,9 @@ def launched(tmp_path: Path) -> Iterator[Any]:
         launcher: str = "accelerate.commands.launch",
     ) -> subprocess.Popen[str]:
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")
+        }
         environment |= {
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
@@ -209,7 +246,11 @@ def wait_for_steps(launcher: int, folder: Path, count: int) -> None:
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.1)
     family = psutil.Process(launcher).children(recursive=True)
-    ranks = {rank for process in family if (rank := process.environ().get("RANK")) is not None}
+    ranks = {
+        rank
+        for process in family
+        if (rank := process.environ().get("RANK")) is not None
+    }
     assert len(ranks or {"0"}) == count
 
 
@@ -249,7 +290,9 @@ def test_a_signal_saves_before_the_launcher_ends(
     folder, marker = tmp_path / "run", tmp_path / "slow"
     (tmp_path / "slow_reward.py").write_text(SLOW)
     config = scst_config(
-        folder, one_xe / "export/best", **{"train.max_steps": 1_000_000, "eval.every": 1_000_000}
+        folder,
+        one_xe / "export/best",
+        **{"train.max_steps": 1_000_000, "eval.every": 1_000_000},
     )
     config["reward"]["terms"] = {
         "slow": {"target": "slow_reward:Slow", "kwargs": {"marker": str(marker)}}
@@ -276,7 +319,8 @@ def test_a_signal_saves_before_the_launcher_ends(
     assert not left
     (checkpoint,) = (folder / "checkpoints").iterdir()
     assert (
-        f"terminated: checkpoint of step {int(checkpoint.name.removeprefix('step-'))} saved" in log
+        f"terminated: checkpoint of step {int(checkpoint.name.removeprefix('step-'))} saved"
+        in log
     )
     assert lines(folder)[-1]["step"] == int(checkpoint.name.removeprefix("step-"))
 
@@ -311,7 +355,9 @@ def test_a_rank_that_fails_or_is_killed_ends_the_job(
 ):
     folder = tmp_path / "run"
     (tmp_path / "failing_reward.py").write_text(FAILS_ON_RANK_1)
-    config = scst_config(folder, one_xe / "export/best", **{"train.max_steps": 1_000_000})
+    config = scst_config(
+        folder, one_xe / "export/best", **{"train.max_steps": 1_000_000}
+    )
     config["reward"]["terms"] = {
         "mine": {"target": "failing_reward:Failing", "kwargs": {"killed": killed}}
     }
@@ -324,7 +370,10 @@ def test_a_rank_that_fails_or_is_killed_ends_the_job(
         assert "(local_rank: 1)" in log
         assert "Signal 9 (SIGKILL)" in log
     else:
-        assert "error: reward term 'mine': reward 'failing' returned nan for caption 0" in log
+        assert (
+            "error: reward term 'mine': reward 'failing' returned nan for caption 0"
+            in log
+        )
     assert not family.is_running()
     left = [
         p.pid
@@ -337,12 +386,19 @@ def test_a_rank_that_fails_or_is_killed_ends_the_job(
 class Waning:
     """A judge that thinks less of the captions at every validation, or fails at the second one."""
 
-    __name__, columns, bounds, signature = "waning", frozenset[str](), (0.0, 1.0), "waning"
+    __name__, columns, bounds, signature = (
+        "waning",
+        frozenset[str](),
+        (0.0, 1.0),
+        "waning",
+    )
 
     def __init__(self, fails: bool = False) -> None:
         self.fails, self.calls = fails, 0
 
-    def __call__(self, prompts: object, completions: list[str], **columns: object) -> list[float]:
+    def __call__(
+        self, prompts: object, completions: list[str], **columns: object
+    ) -> list[float]:
         self.calls += 1
         if self.fails and self.calls > 1:
             raise RewardError("no score today")
@@ -354,7 +410,9 @@ class Waxing(Waning):
 
     __name__, signature = "waxing", "waxing"
 
-    def __call__(self, prompts: object, completions: list[str], **columns: object) -> list[float]:
+    def __call__(
+        self, prompts: object, completions: list[str], **columns: object
+    ) -> list[float]:
         return [1 - score for score in super().__call__(prompts, completions)]
 
 
@@ -369,10 +427,14 @@ def test_the_monitor_of_the_main_process_ends_both(
         "train.advantage": "leave_one_out",
     }
     for ended in run_two(
-        scst_config(tmp_path / "two", one_xe / "export/best", **options), tmp_path / "two", "scst"
+        scst_config(tmp_path / "two", one_xe / "export/best", **options),
+        tmp_path / "two",
+        "scst",
     ):
         assert ended.code == (1 if fails else 0), ended.output
         if fails:
             assert "judge 'waning': no score today" in ended.output
-    steps = [line["step"] for line in lines(tmp_path / "two") if "hacking/alarm" in line]
+    steps = [
+        line["step"] for line in lines(tmp_path / "two") if "hacking/alarm" in line
+    ]
     assert steps == ([0] if fails else [0, 2])

@@ -36,24 +36,39 @@ def exported(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "export/last/model.safetensors")
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": ["q_proj", "gate_proj"]}])
+@pytest.mark.parametrize(
+    "lora", [None, {"r": 4, "target_modules": ["q_proj", "gate_proj"]}]
+)
 def test_zero3_exports_the_weights_of_plain_processes_resumed_or_not(
     tmp_path: Path, lora: dict[str, int] | None
 ) -> None:
     tiny_qwen2_vl(tmp_path / "qwen2_vl")
     six_images(tmp_path)
-    zero = {"stage": 3, "stage3_param_persistence_threshold": 0}  # spread the small ones too
+    zero = {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+    }  # spread the small ones too
     settings = dict.fromkeys(
-        ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+        (
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+            "gradient_clipping",
+        ),
         "auto",
     )
-    (tmp_path / "zero3.json").write_text(json.dumps({"zero_optimization": zero, **settings}))
-    zero3 = ENGINES["zero3"] | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "zero3.json")}
+    (tmp_path / "zero3.json").write_text(
+        json.dumps({"zero_optimization": zero, **settings})
+    )
+    zero3 = ENGINES["zero3"] | {
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "zero3.json")
+    }
     options = {"model.lora": lora, "trl.learning_rate": 0.001}
 
     def run(name: str, engine: dict[str, str]) -> dict[str, torch.Tensor]:
         config = grpo_config(tmp_path, tmp_path / name, **options)
-        for process in run_together(2, config, tmp_path / name, "grpo_vlm", engine=engine):
+        for process in run_together(
+            2, config, tmp_path / name, "grpo_vlm", engine=engine
+        ):
             assert process.code == 0, process.output
         return exported(tmp_path / name)
 

@@ -15,7 +15,12 @@ from rl_caption.config.schema import RolloutConfig
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.scst.advantages import build_advantage
 from tests.captioners_for_tests import tiny_captioner
-from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
+from tests.steps_for_tests import (
+    assert_equal_gradients,
+    batches_of,
+    gradient,
+    scst_task,
+)
 from tests.training_for_tests import checked_run, lines, run_two, scst_config
 
 NAME = "tests.core.extensions.test_advantage:step_norm"
@@ -54,7 +59,9 @@ OPTIONS = {
 
 
 @pytest.mark.distributed
-def test_a_run_trains_with_it_in_one_process_or_two(start: Path, tmp_path: Path) -> None:
+def test_a_run_trains_with_it_in_one_process_or_two(
+    start: Path, tmp_path: Path
+) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     ended = checked_run(scst_config(one, start, **OPTIONS), one, "scst")
     assert f"+{NAME}(epsilon=0.01)[nspi3]" in ended.output, "the signature names it"
@@ -78,12 +85,17 @@ def test_it_sees_the_whole_step_however_it_is_split() -> None:
     task = scst_task(captioner, advantage=NAME)
     whole = gradient(captioner, task, batches_of(captioner, 8, 8))
     for size in (4, 2):
-        assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, size)))
+        assert_equal_gradients(
+            whole, gradient(captioner, task, batches_of(captioner, 8, size))
+        )
     halves = [
-        gradient(captioner, task, batches_of(captioner, 8, 4)[half : half + 1]) for half in (0, 1)
+        gradient(captioner, task, batches_of(captioner, 8, 4)[half : half + 1])
+        for half in (0, 1)
     ]
     assert any(
-        not torch.allclose(halves[0][name] + halves[1][name], 2 * whole[name], atol=1e-4)
+        not torch.allclose(
+            halves[0][name] + halves[1][name], 2 * whole[name], atol=1e-4
+        )
         for name in whole
     )
 
@@ -93,7 +105,9 @@ def test_greedy_captions_are_decoded_where_it_asks_for_them() -> None:
     assert not build_decoding(rollout, build_advantage("leave_one_out", {})).with_greedy
     advantage = build_advantage(name, {"share": 0.5})
     assert build_decoding(rollout, advantage).with_greedy
-    assert advantage(torch.ones(2, 3), torch.full((2,), 4.0)).tolist() == [[-1.0] * 3] * 2
+    assert (
+        advantage(torch.ones(2, 3), torch.full((2,), 4.0)).tolist() == [[-1.0] * 3] * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,6 +152,7 @@ def test_what_it_raises_is_told_with_its_own_line() -> None:
     task = scst_task(captioner)
     task.advantage = lambda rewards, greedy: rewards / greedy["missing"]
     with pytest.raises(
-        ConfigError, match=r"^train.advantage .*: .*test_advantage.py, line \d+: .*greedy\["
+        ConfigError,
+        match=r"^train.advantage .*: .*test_advantage.py, line \d+: .*greedy\[",
     ):
         next(task.training_step(batches_of(captioner, 4, 4), 0))

@@ -28,8 +28,21 @@ from rl_caption.data.base import Row, load_image
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import REFERENCES, sample_slowly, tiny_rows
-from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
-from tests.training_for_tests import DATA, checked_run, lines, run, scst_config, weights, xe_config
+from tests.steps_for_tests import (
+    assert_equal_gradients,
+    batches_of,
+    gradient,
+    scst_task,
+)
+from tests.training_for_tests import (
+    DATA,
+    checked_run,
+    lines,
+    run,
+    scst_config,
+    weights,
+    xe_config,
+)
 
 NAME = "tests.core.extensions.test_captioner:GruCaptioner"
 PAD, EOS = 0, 1
@@ -41,13 +54,18 @@ class Gru(nn.Module):
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
         self.image, self.words = nn.Linear(48, width), nn.Embedding(words, width)
-        self.gru, self.logits = nn.GRU(width, width, batch_first=True), nn.Linear(width, words)
+        self.gru, self.logits = (
+            nn.GRU(width, width, batch_first=True),
+            nn.Linear(width, words),
+        )
 
     def forward(self, colours: Tensor, token_ids: Tensor) -> Tensor:
         """Logits [B, K, L, V] of ``token_ids`` [B, K, L], from ``colours`` [B, 48]."""
         flat = token_ids.flatten(0, 1)
         before = torch.cat([torch.full_like(flat[:, :1], EOS), flat[:, :-1]], dim=1)
-        start = self.image(colours).repeat_interleave(token_ids.shape[1], 0).unsqueeze(0)
+        start = (
+            self.image(colours).repeat_interleave(token_ids.shape[1], 0).unsqueeze(0)
+        )
         states, _ = self.gru(self.words(before), start)
         return self.logits(states).unflatten(0, token_ids.shape[:2])
 
@@ -60,10 +78,20 @@ class GruCaptioner(Captioner):
 
     @classmethod
     def from_scratch(
-        cls, references: Sequence[list[str]], width: Annotated[int, Field(ge=1, le=1024)] = 8
+        cls,
+        references: Sequence[list[str]],
+        width: Annotated[int, Field(ge=1, le=1024)] = 8,
     ) -> GruCaptioner:
         return cls(
-            sorted({word for texts in references for text in texts for word in text.split()}), width
+            sorted(
+                {
+                    word
+                    for texts in references
+                    for text in texts
+                    for word in text.split()
+                }
+            ),
+            width,
         )
 
     @classmethod
@@ -81,7 +109,8 @@ class GruCaptioner(Captioner):
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         images = [
-            np.asarray(load_image(row["image"]).resize((4, 4)), dtype=np.float32) for row in rows
+            np.asarray(load_image(row["image"]).resize((4, 4)), dtype=np.float32)
+            for row in rows
         ]
         return {"colours": torch.from_numpy(np.stack(images)).flatten(1) / 255}
 
@@ -128,11 +157,17 @@ def tiny(seed: int = 0) -> GruCaptioner:
 def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
     start, folder = tmp_path / "xe", tmp_path / "scst"
     checked_run(
-        xe_config(start, model={"target": NAME, "kwargs": {"width": 12}}, **{"train.max_steps": 2}),
+        xe_config(
+            start,
+            model={"target": NAME, "kwargs": {"width": 12}},
+            **{"train.max_steps": 2},
+        ),
         start,
     )
     ended = run(
-        scst_config(tmp_path / "untrusted", start / "export/best"), tmp_path / "untrusted", "scst"
+        scst_config(tmp_path / "untrusted", start / "export/best"),
+        tmp_path / "untrusted",
+        "scst",
     )
     assert ended.code == 1
     assert NAME in ended.output, "its config.json alone runs nothing"
@@ -142,7 +177,10 @@ def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
     checked_run(scst, folder, "scst")
     logged = [line for line in lines(folder) if "reward/total" in line]
     assert [line["step"] for line in logged] == [1, 2]
-    before, after = weights(start / "export/best"), weights(folder / "checkpoints/step-00000002")
+    before, after = (
+        weights(start / "export/best"),
+        weights(folder / "checkpoints/step-00000002"),
+    )
     assert not any(torch.equal(before[name], after[name]) for name in before), (
         "all of it is trained"
     )
@@ -164,16 +202,21 @@ def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_captions_without_a_cache_are_those_of_each_caption_alone() -> None:
     captioner = tiny()
-    inputs, noise = captioner.preprocess(tiny_rows(3)), sampling_noise(0, 0, ["a", "b", "c"], 4, 8)
-    decoding = Decoding(num_samples=4, with_greedy=True, max_new_tokens=8, temperature=1.3)
+    inputs, noise = (
+        captioner.preprocess(tiny_rows(3)),
+        sampling_noise(0, 0, ["a", "b", "c"], 4, 8),
+    )
+    decoding = Decoding(
+        num_samples=4, with_greedy=True, max_new_tokens=8, temperature=1.3
+    )
     tokens = captioner.generate(captioner.policy, inputs, decoding, noise)
     mask = caption_mask(tokens, EOS)
     assert not mask.all(), "the case must hold a caption that ends early"
 
     def next_logits(one: dict[str, Tensor], ids: list[int]) -> Tensor:
-        return captioner.token_logits(captioner.policy, one, torch.tensor([[[*ids, PAD]]]))[
-            0, 0, -1
-        ]
+        return captioner.token_logits(
+            captioner.policy, one, torch.tensor([[[*ids, PAD]]])
+        )[0, 0, -1]
 
     expected, _ = sample_slowly(captioner, inputs, noise, 1.3, next_logits)
     assert torch.equal(tokens[:, :4], expected[..., : tokens.shape[-1]])
@@ -185,22 +228,32 @@ def test_its_step_does_not_depend_on_how_it_is_split() -> None:
     captioner: Any = tiny()
     task = scst_task(captioner, advantage="greedy", xe_weight=0.1)
     split = gradient(captioner, task, batches_of(captioner, 8, 2))
-    assert_equal_gradients(gradient(captioner, task, batches_of(captioner, 8, 8)), split)
+    assert_equal_gradients(
+        gradient(captioner, task, batches_of(captioner, 8, 8)), split
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "part"),
     [
-        ({"target": "nowhere.at_all:Gru"}, "model.target is 'nowhere.at_all:Gru': module"),
+        (
+            {"target": "nowhere.at_all:Gru"},
+            "model.target is 'nowhere.at_all:Gru': module",
+        ),
         (
             {"target": "tests.core.extensions.test_captioner:Gru"},
             "expected a class that inherits from",
         ),
         ({"target": NAME, "kwargs": {"widht": 3}}, "model.kwargs.widht is"),
-        ({"target": NAME, "kwargs": {"width": 0}}, "model.kwargs.width is 0: expected at least 1"),
+        (
+            {"target": NAME, "kwargs": {"width": 0}},
+            "model.kwargs.width is 0: expected at least 1",
+        ),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_any_work(model: dict[str, Any], part: str) -> None:
+def test_what_cannot_be_used_is_refused_before_any_work(
+    model: dict[str, Any], part: str
+) -> None:
     with pytest.raises(ValueError) as refused:
         XeConfig(model=NewModelConfig(**model))
     assert part in str(refused.value)
@@ -216,9 +269,14 @@ def test_what_it_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(CaptionerError, match=re.escape(str(tmp_path))):
         load_captioner(tmp_path, prompt="a photo of")
     with pytest.raises(ConfigError, match=r"model\.init .* freeze"):
-        build_captioner(SavedModelConfig(init=str(tmp_path), freeze=["gru.*"]), REFERENCES, 0)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "nowhere.at_all:Gru"}))
+        build_captioner(
+            SavedModelConfig(init=str(tmp_path), freeze=["gru.*"]), REFERENCES, 0
+        )
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "nowhere.at_all:Gru"})
+    )
     with pytest.raises(
-        CaptionerError, match=r"model_type in.*config\.json is 'nowhere\.at_all:Gru': module"
+        CaptionerError,
+        match=r"model_type in.*config\.json is 'nowhere\.at_all:Gru': module",
     ):
         load_captioner(tmp_path)

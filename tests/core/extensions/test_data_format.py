@@ -56,7 +56,9 @@ def memory(folder: Path, name: str) -> Any:
     """Eight rows with their photos: in lists by split, in one list, in a table, or in tables."""
     rows = list(csv_captions(str(folder / "captions.csv"), str(folder / "images"), 4))
     for row in rows:
-        row["image"] = Image.open(row["image"]) if name == "lists" else str(row["image"])
+        row["image"] = (
+            Image.open(row["image"]) if name == "lists" else str(row["image"])
+        )
     if name == "list":
         return rows
     if name in ("table", "tables"):
@@ -89,7 +91,10 @@ def data(tmp_path: Path) -> dict[str, Any]:
         Image.new("RGB", (32, 32), colour).save(tmp_path / f"images/{number}.png")
         text += [f"{number}.png,a {colour} image", f'{number}.png,"{colour}, all over"']
     (tmp_path / "captions.csv").write_text("\n".join(text))
-    options = {"path": str(tmp_path / "captions.csv"), "image_root": str(tmp_path / "images")}
+    options = {
+        "path": str(tmp_path / "captions.csv"),
+        "image_root": str(tmp_path / "images"),
+    }
     return {"target": NAME, **options, "kwargs": {"val_every": 4}}
 
 
@@ -108,7 +113,10 @@ def test_rows_in_memory_are_the_data_of_any_program(
     monkeypatch.setattr(sys.modules[__name__], "ROWS", memory(tmp_path, kind))
     made = {"target": f"{__name__}:ROWS", "path": "of no use"}
     rows = build_data(DataConfig(**made))
-    assert {split: len(found) for split, found in rows.items()} == {"train": 6, "val": 2}
+    assert {split: len(found) for split, found in rows.items()} == {
+        "train": 6,
+        "val": 2,
+    }
     assert rows["val"][0]["references"] == ["a white image", "white, all over"]
     pickle.loads(pickle.dumps(rows))
     check_data(rows, ["train", "val"])
@@ -127,7 +135,10 @@ def test_rows_in_memory_are_the_data_of_any_program(
         ({"image": "a.png"}, "row 1 has no 'references'"),
         ({"references": ["a"]}, "row 1 has no 'image'"),
         ({"image": 3, "references": ["a"]}, "row 1, 'image' is 3"),
-        ({"image": "a.png", "references": ["a"], "splits": "val"}, "row 1.*'splits'.*'split'"),
+        (
+            {"image": "a.png", "references": ["a"], "splits": "val"},
+            "row 1.*'splits'.*'split'",
+        ),
         (
             {"image": "a.png", "references": ["a"], "split": "training"},
             "row 1.*'training'.*'train'",
@@ -148,13 +159,19 @@ def test_long_captions_are_those_of_any_format(data: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"target": "karpathy"}, "data.target is 'karpathy': expected package.module:Name"),
+        (
+            {"target": "karpathy"},
+            "data.target is 'karpathy': expected package.module:Name",
+        ),
         (
             {"target": "tests.core.extensions.test_data_format:LOST"},
             "has no class or function 'LOST'",
         ),
         ({"kwargs": {"val_evry": 3}}, "data.kwargs.val_evry is"),
-        ({"kwargs": {"val_every": 2000}}, "data.kwargs.val_every is 2000: expected at most 1000"),
+        (
+            {"kwargs": {"val_every": 2000}},
+            "data.kwargs.val_every is 2000: expected at most 1000",
+        ),
         ({"flatten": True}, "data.flatten is"),
     ],
 )
@@ -168,7 +185,9 @@ def test_what_cannot_be_used_is_refused_by_name(
 
 def test_what_only_its_making_can_find_is_refused_too(data: dict[str, Any]) -> None:
     config = DataConfig(**data)
-    with pytest.raises(ConfigError, match=f"data.path is not set: data.target {NAME} needs it"):
+    with pytest.raises(
+        ConfigError, match=f"data.path is not set: data.target {NAME} needs it"
+    ):
         build_data(config.replace(path=None))
     Path(data["path"]).write_text("picture,caption\na.png,a dog")
     with pytest.raises(DataError, match=r"captions\.csv, row 0, 'image' is None"):

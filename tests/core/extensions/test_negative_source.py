@@ -26,7 +26,10 @@ class LanguageModelNegatives:
     )
 
     def __init__(self, model: str, max_new_tokens: int = 40) -> None:
-        self.write, self.max_new_tokens = pipeline("text-generation", model=model), max_new_tokens
+        self.write, self.max_new_tokens = (
+            pipeline("text-generation", model=model),
+            max_new_tokens,
+        )
         self.known: dict[str, str] = {}
 
     def __call__(
@@ -42,7 +45,11 @@ class LanguageModelNegatives:
             answer = self.write(prompt, **options)[0]["generated_text"]
             self.known[caption] = answer.strip().partition("\n")[0]
         false = self.known[caption]
-        return [("language_model", false)] if false and false.lower() != caption.lower() else []
+        return (
+            [("language_model", false)]
+            if false and false.lower() != caption.lower()
+            else []
+        )
 
 
 def test_a_language_model_writes_negatives(tmp_path: Path) -> None:
@@ -53,7 +60,9 @@ def test_a_language_model_writes_negatives(tmp_path: Path) -> None:
     row: Row = {"image_id": "1", "image": tmp_path, "references": ["a dog"]}
     first = source(row, "a dog", np.random.default_rng(0))
     assert first == source(row, "a dog", np.random.default_rng(1))
-    assert all(kind == "language_model" and text and "\n" not in text for kind, text in first)
+    assert all(
+        kind == "language_model" and text and "\n" not in text for kind, text in first
+    )
     source.known["a dog"] = "A dog"
     assert source(row, "a dog", np.random.default_rng(0)) == []
 

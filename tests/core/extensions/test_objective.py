@@ -15,7 +15,12 @@ from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import Scores
 from rl_caption.scst.objectives import Metrics, Reinforce, build_objective
 from tests.captioners_for_tests import tiny_captioner
-from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
+from tests.steps_for_tests import (
+    assert_equal_gradients,
+    batches_of,
+    gradient,
+    scst_task,
+)
 from tests.training_for_tests import checked_run, lines, run, scst_config
 
 NAME = "tests.core.extensions.test_objective:ClippedReinforce"
@@ -44,7 +49,11 @@ class ClippedReinforce:
         captions = mask.any(-1).sum()
         moved = (logprobs - ref_logprobs).detach().sum()
         weights = advantages.clamp(-self.limit, self.limit).unsqueeze(-1)
-        return -(weights * logprobs).sum(), captions, {"policy/moved": (moved, captions)}
+        return (
+            -(weights * logprobs).sum(),
+            captions,
+            {"policy/moved": (moved, captions)},
+        )
 
 
 def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
@@ -62,7 +71,9 @@ def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
     )
     assert logged[-1]["policy/moved"] != 0
     assert f"+{NAME}(limit=0.5)" in ended.output, "the signature names it"
-    mistaken = scst_config(other, start, **options | {"train.objective_kwargs": {"limits": 0.5}})
+    mistaken = scst_config(
+        other, start, **options | {"train.objective_kwargs": {"limits": 0.5}}
+    )
     refused = run(mistaken, other, "scst")
     assert refused.code == 1
     assert "train.objective_kwargs.limits is" in refused.output
@@ -74,9 +85,13 @@ def test_without_a_clip_it_is_reinforce() -> None:
     start = tiny_captioner(seed=9).policy.eval().requires_grad_(False)
     batches = batches_of(captioner, 4, 4)
     found = gradient(
-        captioner, scst_task(captioner, objective=ClippedReinforce(1e6), ref_policy=start), batches
+        captioner,
+        scst_task(captioner, objective=ClippedReinforce(1e6), ref_policy=start),
+        batches,
     )
-    expected = gradient(captioner, scst_task(captioner, loss_reduction="sequence"), batches)
+    expected = gradient(
+        captioner, scst_task(captioner, loss_reduction="sequence"), batches
+    )
     assert_equal_gradients(found, expected)
 
 
@@ -84,7 +99,8 @@ def test_the_count_may_be_any_total_of_weights() -> None:
     captioner, found, total = tiny_captioner(), [], 0.25
     for count in (torch.tensor(1.0), torch.tensor(total)):
         task = scst_task(
-            captioner, objective=lambda *given, count=count: (-given[0].sum(), count, {})
+            captioner,
+            objective=lambda *given, count=count: (-given[0].sum(), count, {}),
         )
         found.append(gradient(captioner, task, batches_of(captioner, 4, 4)))
     assert_equal_gradients(
@@ -113,8 +129,18 @@ def test_a_wrong_answer_is_an_error_of_the_objective(objective: Any) -> None:
     ("name", "kwargs", "shared", "part"),
     [
         ("nowhere.at_all:Loss", {}, {}, "module 'nowhere.at_all' cannot be imported"),
-        ("tests.core.extensions.test_objective:Loss", {}, {}, "has no class or function 'Loss'"),
-        (NAME, {"limit": 0}, {}, "train.objective_kwargs.limit is 0: expected more than 0"),
+        (
+            "tests.core.extensions.test_objective:Loss",
+            {},
+            {},
+            "has no class or function 'Loss'",
+        ),
+        (
+            NAME,
+            {"limit": 0},
+            {},
+            "train.objective_kwargs.limit is 0: expected more than 0",
+        ),
         ("reinforce", {"kl_coef": 0.1}, {}, "train.kl_coef"),
         (
             "ppo_clip",
@@ -144,9 +170,13 @@ def test_what_cannot_be_used_is_refused_by_name(name, kwargs, shared, part):
 
 
 def test_reinforce_takes_the_keys_that_it_has() -> None:
-    assert build_objective("reinforce", {}, "sequence", 0.3) == Reinforce("sequence", 0.3)
+    assert build_objective("reinforce", {}, "sequence", 0.3) == Reinforce(
+        "sequence", 0.3
+    )
     assert vars(build_objective(NAME, {})) == {"limit": 1.0}
-    assert [Reinforce(kl_coef=weight).needs_reference for weight in (0.0, 1e-4, 2.0)] == [
+    assert [
+        Reinforce(kl_coef=weight).needs_reference for weight in (0.0, 1e-4, 2.0)
+    ] == [
         False,
         True,
         True,

@@ -48,7 +48,10 @@ class LengthMatch:
     ) -> list[float]:
         texts = as_texts(completions)
         finished = required_column(
-            {"finished": [True] * len(texts)} | columns, "finished", self.__name__, len(texts)
+            {"finished": [True] * len(texts)} | columns,
+            "finished",
+            self.__name__,
+            len(texts),
         )
         scores = [
             max(0.0, 1 - abs(len(text.split()) - self.words) / self.words)
@@ -72,9 +75,13 @@ def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
     }
     folder = tmp_path / "scst"
     ended = checked_run(
-        scst_config(folder, start, **{"train.max_steps": 2, "reward.terms": terms}), folder, "scst"
+        scst_config(folder, start, **{"train.max_steps": 2, "reward.terms": terms}),
+        folder,
+        "scst",
     )
-    logged = [line for line in lines(folder, "metrics.jsonl") if "reward/length" in line]
+    logged = [
+        line for line in lines(folder, "metrics.jsonl") if "reward/length" in line
+    ]
     assert [line["step"] for line in logged] == [1, 2]
     for line in logged:
         assert 0 <= line["reward/length"] <= 1
@@ -90,11 +97,22 @@ def test_captions_in_files_are_scored_with_it(
     captions, out = tmp_path / "captions.json", tmp_path / "scores.json"
     captions.write_text(
         json.dumps(
-            [{"image_id": "1", "caption": "a dog"}, {"image_id": "2", "caption": "a dog runs"}]
+            [
+                {"image_id": "1", "caption": "a dog"},
+                {"image_id": "2", "caption": "a dog runs"},
+            ]
         )
     )
     name = NAME.replace("LengthMatch", "Closeness")
-    words = ["--captions", str(captions), "--out", str(out), "--reward", name, "--kwargs"]
+    words = [
+        "--captions",
+        str(captions),
+        "--out",
+        str(out),
+        "--reward",
+        name,
+        "--kwargs",
+    ]
     assert main(["score", *words, '{"words": 2}']) == 0
     assert json.loads(out.read_text()) == {
         "reward": "length_match",
@@ -133,6 +151,7 @@ def test_what_cannot_be_used_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         build_reward(
-            RewardConfig(terms={"mine": RewardTerm(target=target, kwargs=kwargs)}), [["a dog"]]
+            RewardConfig(terms={"mine": RewardTerm(target=target, kwargs=kwargs)}),
+            [["a dog"]],
         )
     assert part in str(refused.value)

@@ -16,7 +16,11 @@ from rewards.clip.backbone import load_frozen_encoder
 from rl_caption.cli.configuration import parse
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig
-from rl_caption.reward_models.losses import Embeddings, contrastive_metrics, cosine_matrix
+from rl_caption.reward_models.losses import (
+    Embeddings,
+    contrastive_metrics,
+    cosine_matrix,
+)
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.run import Run
@@ -51,26 +55,41 @@ def sigmoid(
     """
     logits = student["scale"] * cosine_matrix(student["image"], student["text"]) + bias
     signs = 2 * torch.eye(len(logits), device=logits.device) - 1
-    return -F.logsigmoid(signs * logits).sum() / len(logits), contrastive_metrics(student)
+    return -F.logsigmoid(signs * logits).sum() / len(logits), contrastive_metrics(
+        student
+    )
 
 
 def config_in(folder: Path, **changes: Any) -> dict[str, Any]:
-    return reward_model_config(folder, NAME, **{"model.kwargs": CLIP, "loss.bias": -5.0, **changes})
+    return reward_model_config(
+        folder, NAME, **{"model.kwargs": CLIP, "loss.bias": -5.0, **changes}
+    )
 
 
-def test_a_run_trains_with_it_and_is_resumed_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
+def test_a_run_trains_with_it_and_is_resumed_as_if_it_had_not_been_killed(
+    tmp_path: Path,
+) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     ended = checked_run(config_in(whole), whole, "reward_model")
     assert f"[{NAME}]" in ended.output
-    logged = [line["loss/total"] for line in lines(whole, "metrics.jsonl") if "loss/total" in line]
+    logged = [
+        line["loss/total"]
+        for line in lines(whole, "metrics.jsonl")
+        if "loss/total" in line
+    ]
     assert len(logged) == 6
     kill = Kill("rl_caption.reward_models.task:EmbeddingTask.training_step", 4)
     checked_run(config_in(killed), killed, "reward_model", kill=kill)
     checked_run(config_in(killed), killed, "reward_model")
-    again = [line["loss/total"] for line in lines(killed, "metrics.jsonl") if "loss/total" in line]
+    again = [
+        line["loss/total"]
+        for line in lines(killed, "metrics.jsonl")
+        if "loss/total" in line
+    ]
     assert again == logged
     best = [
-        load_frozen_encoder(str(folder / "export/best")).fingerprint for folder in (whole, killed)
+        load_frozen_encoder(str(folder / "export/best")).fingerprint
+        for folder in (whole, killed)
     ]
     assert best[0] == best[1]
     changed = run(config_in(killed, **{"loss.bias": -4.0}), killed, "reward_model")
@@ -80,14 +99,18 @@ def test_a_run_trains_with_it_and_is_resumed_as_if_it_had_not_been_killed(tmp_pa
 
 def test_the_loss_is_that_of_a_loop_over_the_pairs() -> None:
     generator = torch.Generator().manual_seed(1)
-    images, texts = (F.normalize(torch.randn(3, 4, generator=generator), dim=-1) for _ in range(2))
+    images, texts = (
+        F.normalize(torch.randn(3, 4, generator=generator), dim=-1) for _ in range(2)
+    )
     student = {"image": images, "text": texts, "scale": torch.tensor(2.0)}
     expected = 0.0
     for i, image in enumerate(images):
         for j, text in enumerate(texts):
             logit = 2 * (image @ text) - 1
             expected -= F.logsigmoid(logit if i == j else -logit).item() / 3
-    assert sigmoid(student, {}, bias=-1.0)[0].item() == pytest.approx(expected, rel=1e-5)
+    assert sigmoid(student, {}, bias=-1.0)[0].item() == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(

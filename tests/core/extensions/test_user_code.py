@@ -57,7 +57,11 @@ def in_a_library() -> Any:
         (no_key, 'return {}["caption"]', "KeyError: 'caption'"),
         (no_file, 'return open("nowhere/at/all")', "FileNotFoundError"),
         (leaves, "sys.exit(0)", "SystemExit: 0"),
-        (in_a_library, "return signal.Signals(1000)", "ValueError: 1000 is not a valid Signals"),
+        (
+            in_a_library,
+            "return signal.Signals(1000)",
+            "ValueError: 1000 is not a valid Signals",
+        ),
     ],
 )
 def test_the_target_comes_first_and_then_the_own_line(
@@ -76,7 +80,9 @@ def test_an_installed_plugin_is_a_users_code_where_it_is_a_target(
 ) -> None:
     folder = tmp_path / "site-packages"
     folder.mkdir()
-    (folder / "installed_plugin.py").write_text("import sys\ndef leave():\n    sys.exit(0)\n")
+    (folder / "installed_plugin.py").write_text(
+        "import sys\ndef leave():\n    sys.exit(0)\n"
+    )
     monkeypatch.syspath_prepend(str(folder))
     leave = importlib.import_module("installed_plugin").leave
     monkeypatch.setitem(TARGETS, "installed_plugin", "reward 'installed_plugin:Leave'")
@@ -125,19 +131,25 @@ SCENES = DataConfig(**DATA)
 
 def recaptioned(out: Path) -> Any:
     return recaption(
-        RecaptionConfig(data=SCENES, recaptioner=RecaptionerConfig(target=NAME), out=str(out))
+        RecaptionConfig(
+            data=SCENES, recaptioner=RecaptionerConfig(target=NAME), out=str(out)
+        )
     )
 
 
 def captioned(out: Path) -> Any:
     return make_positives(
-        PositivesConfig(data=SCENES, captions=PositiveCaptionsConfig(target=NAME), out=str(out))
+        PositivesConfig(
+            data=SCENES, captions=PositiveCaptionsConfig(target=NAME), out=str(out)
+        )
     )
 
 
 def drawn(out: Path) -> Any:
     return make_positives(
-        PositivesConfig(data=SCENES, images=TextToImageConfig(target=NAME), out=str(out))
+        PositivesConfig(
+            data=SCENES, images=TextToImageConfig(target=NAME), out=str(out)
+        )
     )
 
 
@@ -156,7 +168,10 @@ KINDS: dict[str, tuple[Callable[[Path], Any], list[Any]]] = {
     ),
     ":Named": (captioned, [None, 7, "text", [None] * 32, ["a"] * 33]),
     "Named": (drawn, [None, 7, "text", [], [None] * 1000]),
-    f"negatives.source {NAME}": (opposed, [None, 7, "text", ["a cat"], [("a",)], [("a", 1)]]),
+    f"negatives.source {NAME}": (
+        opposed,
+        [None, 7, "text", ["a cat"], [("a",)], [("a", 1)]],
+    ),
     f"data.target {DATA_NAME}": (
         read,
         [
@@ -192,7 +207,9 @@ def test_a_target_that_returns_something_else_is_named(
         monkeypatch.setattr(Named, "does", lambda answer=answer: answer)
         with pytest.raises((ConfigError, DataError, RewardError)) as failed:
             call(tmp_path / str(number))
-        assert name.rpartition(" ")[2] in str(failed.value) or "named" in str(failed.value), answer
+        assert name.rpartition(" ")[2] in str(failed.value) or "named" in str(
+            failed.value
+        ), answer
 
 
 class Failing(GruCaptioner):
@@ -207,10 +224,14 @@ class Unmade(GruCaptioner):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_captioner_that_fails_ends_the_run_with_one_line(tmp_path: Path, workers: int) -> None:
+def test_a_captioner_that_fails_ends_the_run_with_one_line(
+    tmp_path: Path, workers: int
+) -> None:
     target = f"{__name__}:Failing"
     config = xe_config(
-        tmp_path, model={"target": target, "kwargs": {"width": 4}}, **{"data.num_workers": workers}
+        tmp_path,
+        model={"target": target, "kwargs": {"width": 4}},
+        **{"data.num_workers": workers},
     )
     ended = run(config, tmp_path)
     assert ended.code == 1, ended.output
@@ -226,7 +247,9 @@ def test_a_captioner_that_cannot_be_made_is_named() -> None:
     assert "KeyError" in str(failed.value)
 
 
-def test_what_nothing_else_names_is_named_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_nothing_else_names_is_named_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as ended, user_errors():
         no_key()
     assert ended.value.code == 1
@@ -236,7 +259,9 @@ def test_what_nothing_else_names_is_named_at_the_end(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     "text", ["x = {}['y']", "import nowhere.at_all", "x = (", "raise OSError('no'"]
 )
-def test_a_module_that_cannot_be_imported_is_named(text: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_module_that_cannot_be_imported_is_named(
+    text: str, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     name = f"own_module_{np.abs(hash(text))}"
     (tmp_path / f"{name}.py").write_text(text)

@@ -65,7 +65,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     xe = changed(xe_config(folder / "xe", **{"train.max_steps": 10}), {"data": WORLD})
     assert run(xe, folder / "xe").code == 0
     scst = changed(
-        scst_config(folder / "unused", folder / "xe/export/best", **{"train.max_steps": 12}),
+        scst_config(
+            folder / "unused", folder / "xe/export/best", **{"train.max_steps": 12}
+        ),
         {"data": WORLD},
     )
     (folder / "scst.yaml").write_text(yaml.safe_dump(scst))
@@ -74,8 +76,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def configuration(folder: Path) -> dict[str, Any]:
     marker = {"marker": str(folder / "interrupted")}
-    interrupting = {"weight": 1.0, "target": "rewards_for_ablation:Interrupting", "kwargs": marker}
-    failing = {"terms": {"failing": {"weight": 1.0, "target": "rewards_for_ablation:Failing"}}}
+    interrupting = {
+        "weight": 1.0,
+        "target": "rewards_for_ablation:Interrupting",
+        "kwargs": marker,
+    }
+    failing = {
+        "terms": {"failing": {"weight": 1.0, "target": "rewards_for_ablation:Failing"}}
+    }
     config = {
         "recipe": str(folder / "scst.yaml"),
         "cells": {
@@ -133,7 +141,9 @@ def story(folder: Path) -> Story:
 
 
 def test_an_interrupted_grid_goes_on(story: Story) -> None:
-    first, second = (story.folder / f"grid/cells/alpha={alpha}/seed0" for alpha in (0, 1))
+    first, second = (
+        story.folder / f"grid/cells/alpha={alpha}/seed0" for alpha in (0, 1)
+    )
     assert story.interrupted.code == 128 + 15, story.interrupted.output
     assert "stopping: " in story.interrupted.output
     assert "result.json" in story.kept
@@ -154,7 +164,9 @@ def test_the_report_is_complete(story: Story) -> None:
     files = {"table.md", "runs.csv", "report.html", "start.json"}
     assert report == {".lock", *files}
     table = (story.folder / "grid/table.md").read_text()
-    assert all(f"\n| {system} | " in table for system in ("start", "alpha=0", "alpha=1"))
+    assert all(
+        f"\n| {system} | " in table for system in ("start", "alpha=0", "alpha=1")
+    )
 
 
 def test_what_is_judged_is_the_policy_after_the_last_step(story: Story) -> None:
@@ -167,7 +179,13 @@ def test_what_is_judged_is_the_policy_after_the_last_step(story: Story) -> None:
     assert all(torch.equal(last[name], trained[name]) for name in last)
     assert json.loads((cell / "test_last/settings.json").read_text())["split"] == "test"
     scores = json.loads((cell / "test_last/scores.json").read_text())["metrics"]
-    assert {"CIDEr", "BLEU-4", "judge/ROUGE", "oracle/f1", "captions/bad_endings"} <= set(scores)
+    assert {
+        "CIDEr",
+        "BLEU-4",
+        "judge/ROUGE",
+        "oracle/f1",
+        "captions/bad_endings",
+    } <= set(scores)
 
 
 def test_a_failing_cell_leaves_its_neighbours_alone(story: Story) -> None:

@@ -18,8 +18,18 @@ from tests.training_for_tests import lines, run_arguments, stage_config, write_s
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-SHAPE = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 32}
-XE_SIZES = [word for key, value in SHAPE.items() for word in (f"--model.kwargs.{key}", str(value))]
+SHAPE = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "num_heads": 2,
+    "ffn_dim": 32,
+}
+XE_SIZES = [
+    word
+    for key, value in SHAPE.items()
+    for word in (f"--model.kwargs.{key}", str(value))
+]
 SMALL = ["--train.threads", "1", "--train.epochs", "3", "--data.num_workers"]
 
 
@@ -65,17 +75,31 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(
         "--train.decay_epochs",
         "1",
     )
-    rates = [line["train/lr"] for line in lines(Path("runs/coco/bu_xe")) if "train/lr" in line]
-    assert rates[-1] == pytest.approx(5e-4 * 0.8**2), "one step an epoch, a decay an epoch"
+    rates = [
+        line["train/lr"]
+        for line in lines(Path("runs/coco/bu_xe"))
+        if "train/lr" in line
+    ]
+    assert rates[-1] == pytest.approx(5e-4 * 0.8**2), (
+        "one step an epoch, a decay an epoch"
+    )
     write_stage("coco", "mix", Path("mix.yaml"))
     start("scst", "mix.yaml", *SMALL, "0")
     logged = lines(Path("runs/coco/bu_scst_mix"))
     assert [line["step"] for line in logged if "loss/total" in line][-1] == 3
     for term in ("cider", "ref_l_clipscore"):
-        assert any(term in key for line in logged for key in line), f"{term} is not logged"
+        assert any(term in key for line in logged for key in line), (
+            f"{term} is not logged"
+        )
     model = ["--model", "runs/coco/bu_scst_mix/export/best"]
     output = start(
-        "evaluate", "coco_evaluate", *model, "--metrics", "[cider,bleu]", "--tokenizer", "python"
+        "evaluate",
+        "coco_evaluate",
+        *model,
+        "--metrics",
+        "[cider,bleu]",
+        "--tokenizer",
+        "python",
     )
     assert "cider" in output.lower()
     predictions = json.loads(Path("runs/coco/evaluation/predictions.json").read_text())
@@ -108,12 +132,18 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(
     Path("two.yaml").write_text("stages: {xe: coco_transformer_bu_xe, scst: mix.yaml}")
     with pytest.raises(ConfigError, match=rf"1 of 14.*{photo.name}"):
         run_program("run", ["two.yaml"])
-    assert not Path("runs/coco/bu_xe").exists(), "found only after the captioner had been trained"
+    assert not Path("runs/coco/bu_xe").exists(), (
+        "found only after the captioner had been trained"
+    )
 
 
 def test_the_recipes_differ_in_reward_baseline_and_learning_rate_alone() -> None:
     cider, mix, nsc = (stage_config("coco", stage) for stage in ("cider", "mix", "nsc"))
-    assert (cider.train.advantage, cider.train.lr, cider.train.epochs) == ("greedy", 1e-5, 25)
+    assert (cider.train.advantage, cider.train.lr, cider.train.epochs) == (
+        "greedy",
+        1e-5,
+        25,
+    )
     assert (nsc.train.advantage, nsc.train.lr, nsc.rollout.num_samples) == (
         "leave_one_out",
         5e-6,

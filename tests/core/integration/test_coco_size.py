@@ -51,10 +51,23 @@ def write_coco(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_first_step_is_soon_reached(tmp_path: Path) -> None:
-    data = {"path": str(write_coco(tmp_path)), "image_root": "images", "check_images": False}
-    config = xe_config(tmp_path / "run", data=data, **{"train.max_steps": 1, "eval.max_images": 8})
+    data = {
+        "path": str(write_coco(tmp_path)),
+        "image_root": "images",
+        "check_images": False,
+    }
+    config = xe_config(
+        tmp_path / "run", data=data, **{"train.max_steps": 1, "eval.max_images": 8}
+    )
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "rl_caption", "xe", "--config", str(tmp_path / "config.yaml")]
+    command = [
+        sys.executable,
+        "-m",
+        "rl_caption",
+        "xe",
+        "--config",
+        str(tmp_path / "config.yaml"),
+    ]
     measured = subprocess.run(
         [sys.executable, "-c", MEASURE, *command],
         check=True,
@@ -63,6 +76,8 @@ def test_the_first_step_is_soon_reached(tmp_path: Path) -> None:
         text=True,
     )
     seconds, kibibytes = map(float, measured.stdout.splitlines()[-1].split())
-    assert [line["step"] for line in lines(tmp_path / "run") if "loss/total" in line] == [1]
+    assert [
+        line["step"] for line in lines(tmp_path / "run") if "loss/total" in line
+    ] == [1]
     assert seconds <= CPU_SECONDS
     assert kibibytes / 2**20 <= GIGABYTES

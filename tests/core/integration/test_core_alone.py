@@ -31,7 +31,10 @@ def run_core(arguments: list[str], log: Path) -> None:
 
 
 def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> None:
-    xe = changed(xe_config(tmp_path / "xe", **{"train.max_steps": 2}), {"data.kwargs.num_test": 4})
+    xe = changed(
+        xe_config(tmp_path / "xe", **{"train.max_steps": 2}),
+        {"data.kwargs.num_test": 4},
+    )
     best = str(tmp_path / "xe/export/best")
     scst = changed(
         scst_config(tmp_path / "scst", Path(best), **{"train.max_steps": 2}),
@@ -49,9 +52,12 @@ def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> 
     run_core(["xe", "--config", str(tmp_path / "xe.yaml")], tmp_path / "xe.log")
     run_core(["scst", "--config", str(tmp_path / "scst.yaml")], tmp_path / "scst.log")
     run_core(
-        ["ablate", "--config", str(tmp_path / "grid.yaml"), "--jobs", "1"], tmp_path / "grid.log"
+        ["ablate", "--config", str(tmp_path / "grid.yaml"), "--jobs", "1"],
+        tmp_path / "grid.log",
     )
-    world = [f"--data.kwargs.{key}={value}" for key, value in xe["data"]["kwargs"].items()]
+    world = [
+        f"--data.kwargs.{key}={value}" for key, value in xe["data"]["kwargs"].items()
+    ]
     evaluation = str(tmp_path / "evaluation")
     words = [
         "evaluate",
@@ -79,7 +85,12 @@ def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> 
         "--out",
     ]
     run_core(
-        [*words, str(tmp_path / "scores.json"), "--references", str(tmp_path / "references.json")],
+        [
+            *words,
+            str(tmp_path / "scores.json"),
+            "--references",
+            str(tmp_path / "references.json"),
+        ],
         tmp_path / "s.log",
     )
     photo = str(REPOSITORY / "docs/images/before_and_after.png")
@@ -92,7 +103,10 @@ def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> 
 
 def test_the_core_trains_reward_models(tmp_path: Path) -> None:
     (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(chain(tmp_path)["teacher"]))
-    run_core(["reward_model", "--config", str(tmp_path / "teacher.yaml")], tmp_path / "teacher.log")
+    run_core(
+        ["reward_model", "--config", str(tmp_path / "teacher.yaml")],
+        tmp_path / "teacher.log",
+    )
     assert (tmp_path / "teacher/export/best/manifest.json").is_file()
 
 

@@ -62,12 +62,34 @@ SMALL = {
         "pca_rank": 3,
     },
     **dict.fromkeys(
-        ("encoder_layers", "decoder_layers", "image_blocks", "image_repeats", "text_repeats"), 1
+        (
+            "encoder_layers",
+            "decoder_layers",
+            "image_blocks",
+            "image_repeats",
+            "text_repeats",
+        ),
+        1,
     ),
     **dict.fromkeys(
-        ("d_model", "ffn_dim", "n_embd", "width", "image_width", "text_width", "embed_dim"), 32
+        (
+            "d_model",
+            "ffn_dim",
+            "n_embd",
+            "width",
+            "image_width",
+            "text_width",
+            "embed_dim",
+        ),
+        32,
     ),
-    **{"min_count": 1, "threads": 1, "mixed_precision": "no", "bootstrap": 10, "seeds": [0]},
+    **{
+        "min_count": 1,
+        "threads": 1,
+        "mixed_precision": "no",
+        "bootstrap": 10,
+        "seeds": [0],
+    },
 }
 """What is changed wherever a configuration has the key, so that a training takes about a second."""
 CELLS = ("RefL-CLIPS", "NSC", "SPECS")
@@ -101,7 +123,11 @@ def shrunk(config: Any, key: str = "") -> Any:
     if key == "values":
         return config[:1]
     small = None if config is None else SMALL.get(key, config)
-    return min(config, small) if isinstance(config, int) and isinstance(small, int) else small
+    return (
+        min(config, small)
+        if isinstance(config, int) and isinstance(small, int)
+        else small
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -120,7 +146,9 @@ def test_what_a_block_needs_stands_in_its_title(page: Path) -> None:
 def test_needs_follow_from_words_and_configurations() -> None:
     for command, needed in {
         "python scripts/evaluate.py --predictions P.json --references R.json --out nowhere": set(),
-        "python scripts/evaluate.py --predictions P.json --references theirs/R.json": {"theirs"},
+        "python scripts/evaluate.py --predictions P.json --references theirs/R.json": {
+            "theirs"
+        },
         "python scripts/caption.py --model runs/flickr8k/scst_cider/export/best photos/": {
             "data/flickr8k"
         },
@@ -133,7 +161,9 @@ def test_needs_follow_from_words_and_configurations() -> None:
         "pip install rl-caption": {"packages"},
         "python -m benchmarks.memory": {"minutes"},
     }.items():
-        assert needed_by(Command(ROOT / "README.md", command, None), {}) == needed, command
+        assert needed_by(Command(ROOT / "README.md", command, None), {}) == needed, (
+            command
+        )
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +183,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in (ROOT / "configs").rglob("*.yaml"):
         copy = root / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(yaml.safe_dump(shrunk(yaml.safe_load(file.read_text())), sort_keys=False))
+        copy.write_text(
+            yaml.safe_dump(shrunk(yaml.safe_load(file.read_text())), sort_keys=False)
+        )
     shutil.copy(ROOT / "configs/accelerate/cpu2.yaml", root / "cpu2.yaml")
     write_captions(root)
     write_own_configuration(root)
@@ -167,10 +199,14 @@ def write_captions(root: Path) -> None:
     for number, (name, captions) in enumerate(REFERENCES.items()):
         for split in ("train", "val", "test"):
             file = f"photos/{split}{name}.png"
-            Image.new("RGB", (64, 64), (60 * number, len(split) * 30, 90)).save(root / file)
+            Image.new("RGB", (64, 64), (60 * number, len(split) * 30, 90)).save(
+                root / file
+            )
             rows.append({"image": file, "references": captions, "split": split})
     (root / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    predictions = [{"image_id": int(name), "caption": text} for name, text in CAPTIONS.items()]
+    predictions = [
+        {"image_id": int(name), "caption": text} for name, text in CAPTIONS.items()
+    ]
     for name in ("captions", "CAPTIONS", "P", "A", "B"):
         (root / f"{name}.json").write_text(json.dumps(predictions))
     for name in ("references", "REFERENCES", "R"):
@@ -199,8 +235,14 @@ def run_python(words: list[str], root: Path) -> None:
         exec(compile(words[2], "-c", "exec"), {"__name__": "__main__"})
         return
     program, arguments = program_of(words)
-    name = "".join(arguments[:1]) if program == ROOT / "rl_caption/__main__.py" else program.stem
-    if name in RESAMPLING and not any(word.startswith("--bootstrap") for word in arguments):
+    name = (
+        "".join(arguments[:1])
+        if program == ROOT / "rl_caption/__main__.py"
+        else program.stem
+    )
+    if name in RESAMPLING and not any(
+        word.startswith("--bootstrap") for word in arguments
+    ):
         arguments = [*arguments, "--bootstrap", str(SMALL["bootstrap"])]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", [str(program), *arguments])
@@ -211,7 +253,9 @@ def run_python(words: list[str], root: Path) -> None:
         patched.setattr(
             shutil,
             "which",
-            lambda name, which=shutil.which, **how: None if name == "java" else which(name, **how),
+            lambda name, which=shutil.which, **how: (
+                None if name == "java" else which(name, **how)
+            ),
         )
         patched.setattr(ThreadingHTTPServer, "serve_forever", lambda _: None)
         try:
@@ -238,11 +282,18 @@ def train_here(program: str, runs: list[Any], _: int) -> Iterator[tuple[Any, int
         file = run.parent / "config.yaml"
         file.parent.mkdir(parents=True)
         file.write_text(yaml.safe_dump(run.config.model_dump(mode="json")))
-        run_python(["python", "-m", "rl_caption", program, "--config", str(file)], Path.cwd())
+        run_python(
+            ["python", "-m", "rl_caption", program, "--config", str(file)], Path.cwd()
+        )
         yield run, 0
 
 
-PROGRAMS = {"task": "reward_model", "cells": "ablate", "rollout": "scst", "scorers": "concreteness"}
+PROGRAMS = {
+    "task": "reward_model",
+    "cells": "ablate",
+    "rollout": "scst",
+    "scorers": "concreteness",
+}
 """Section of a configuration -> the program that alone has it; none of them: cross-entropy."""
 
 
@@ -251,7 +302,9 @@ def make(root: Path) -> Callable[[str, Path], None]:
     """Makes what a command of a page reads and other commands would have left."""
     files = sorted((root / "configs").rglob("*.yaml"))
     owners = {
-        folder: file for file in files if (folder := folder_of(yaml.safe_load(file.read_text())))
+        folder: file
+        for file in files
+        if (folder := folder_of(yaml.safe_load(file.read_text())))
     }
 
     def made(path: str, page: Path) -> None:
@@ -273,9 +326,13 @@ def make(root: Path) -> Callable[[str, Path], None]:
         for folder, file in owners.items():
             if f"{path}/".startswith(f"{folder}/"):
                 config = yaml.safe_load(file.read_text())
-                program = next((name for key, name in PROGRAMS.items() if key in config), "xe")
+                program = next(
+                    (name for key, name in PROGRAMS.items() if key in config), "xe"
+                )
                 for needed in leaves(config):
-                    if needed.startswith("runs/") and not f"{needed}/".startswith(f"{folder}/"):
+                    if needed.startswith("runs/") and not f"{needed}/".startswith(
+                        f"{folder}/"
+                    ):
                         made(needed, page)
                 run_python(
                     [
@@ -309,7 +366,11 @@ def small_words(command: Command) -> list[str]:
     for program, options in SMALL_PROGRAMS.items():
         if program in command.text and options.split()[0] not in words:
             words += options.split()
-    return [path for word in words for path in (sorted(glob(word)) if "/*" in word else [word])]
+    return [
+        path
+        for word in words
+        for path in (sorted(glob(word)) if "/*" in word else [word])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +382,9 @@ def test_command_runs(command, root, make, monkeypatch, capsys):
         (root / name).write_text(yaml.safe_dump(shrunk(yaml.safe_load(text))))
     words = small_words(command)
     read = read_by(command)
-    if "run" in words[1:-1]:  # a pipeline makes its runs, and refuses those that it did not
+    if (
+        "run" in words[1:-1]
+    ):  # a pipeline makes its runs, and refuses those that it did not
         read = {path for path in read if owner_of(path) is None}
         for file in root.glob("runs/*/*/result.json"):
             if not file.with_name("stage.json").exists():
@@ -337,22 +400,35 @@ def test_command_runs(command, root, make, monkeypatch, capsys):
     if words[0] == "make":
         words.insert(1, "--dry-run")
     if words[0] in PYTHON:
-        words, redirected = (words[: words.index(">")], words[-1]) if ">" in words else (words, "")
+        words, redirected = (
+            (words[: words.index(">")], words[-1]) if ">" in words else (words, "")
+        )
         capsys.readouterr()
         run_python(words, root)
         if redirected and not (root / redirected).exists():
             (root / redirected).parent.mkdir(parents=True, exist_ok=True)
             (root / redirected).write_text(capsys.readouterr().out)
     else:
-        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        programs = os.pathsep.join(
+            [str(Path(sys.executable).parent), os.environ["PATH"]]
+        )
         subprocess.run(
-            words, env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": programs}, check=True
+            words,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": programs},
+            check=True,
         )
     for option, path in pairwise(words):
         assert option not in WRITTEN or Path(path).exists(), path
 
 
-TINY = {"IMAGES": 8, "XE_STEPS": 10, "SCST_STEPS": 6, "BATCH_SIZE": 4, "WIDTH": 16, "RESAMPLES": 10}
+TINY = {
+    "IMAGES": 8,
+    "XE_STEPS": 10,
+    "SCST_STEPS": 6,
+    "BATCH_SIZE": 4,
+    "WIDTH": 16,
+    "RESAMPLES": 10,
+}
 """Sizes of the tutorials."""
 LEAVES = {
     "own_photos": "evaluation/both/comparison.json",
@@ -379,7 +455,11 @@ def test_tutorial(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     if name == "own_photos":
         for model in ("scst", "vlm"):
             assert (
-                len(json.loads((tmp_path / f"evaluation/{model}/predictions.json").read_text()))
+                len(
+                    json.loads(
+                        (tmp_path / f"evaluation/{model}/predictions.json").read_text()
+                    )
+                )
                 == 20
             )
     if name == "reward_of_your_own":

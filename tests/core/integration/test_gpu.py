@@ -23,7 +23,9 @@ REHEARSAL = os.environ.get("RL_CAPTION_REHEARSE_GPU") == "1"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.gpu,
-    pytest.mark.skipif(not (REHEARSAL or torch.cuda.is_available()), reason="needs a GPU"),
+    pytest.mark.skipif(
+        not (REHEARSAL or torch.cuda.is_available()), reason="needs a GPU"
+    ),
 ]
 
 STEPS = 4 if REHEARSAL else 20
@@ -92,7 +94,9 @@ def runs(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_twenty_steps_are_those_of_a_cpu_to_the_token(way: str, runs: dict[str, tuple]) -> None:
+def test_twenty_steps_are_those_of_a_cpu_to_the_token(
+    way: str, runs: dict[str, tuple]
+) -> None:
     for process, folder in (runs["CPU"], runs[way]):
         wait_for(process, folder)
     folder, on_cpu = runs[way][1], runs["CPU"][1]

@@ -48,9 +48,14 @@ class Letters:
     def __init__(self, fewest: bool = False) -> None:
         self.fewest = fewest
 
-    def __call__(self, prompts: Any, completions: list[str], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: list[str], **columns: Any
+    ) -> list[float]:
         """One number a caption."""
-        counts = [float(sum(letter.isalpha() for letter in caption)) for caption in completions]
+        counts = [
+            float(sum(letter.isalpha() for letter in caption))
+            for caption in completions
+        ]
         return [100 - count for count in counts] if self.fewest else counts
 
 
@@ -66,9 +71,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         Image.new("RGB", (20, 24), shade).save(folder / f"{number}.png")
         split = "train" if number < 8 else "val"
         records.append(
-            {"image": f"{number}.png", "references": REFERENCES[number % 4], "split": split}
+            {
+                "image": f"{number}.png",
+                "references": REFERENCES[number % 4],
+                "split": split,
+            }
         )
-    (folder / "photos.jsonl").write_text("\n".join(json.dumps(record) for record in records))
+    (folder / "photos.jsonl").write_text(
+        "\n".join(json.dumps(record) for record in records)
+    )
     return {"format": "jsonl", "path": str(folder / "photos.jsonl")}
 
 
@@ -90,13 +101,17 @@ def evaluate(
 
 
 def captions(file: Path) -> dict[str, str]:
-    return {record["image_id"]: record["caption"] for record in json.loads(file.read_text())}
+    return {
+        record["image_id"]: record["caption"] for record in json.loads(file.read_text())
+    }
 
 
 def validated(run_folder: Path) -> dict[str, str]:
     """Captions of the validation whose model was exported as the best, which is a trained one."""
     best = json.loads((run_folder / "result.json").read_text())["best_step"]
-    assert best > 0, "nothing was learned: the best model is the one that training started from"
+    assert best > 0, (
+        "nothing was learned: the best model is the one that training started from"
+    )
     return captions(run_folder / "eval" / f"step-{best:08d}" / "predictions.json")
 
 
@@ -108,9 +123,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("family", "tower"), [("vit_gpt2", "encoder."), ("smolvlm", "model.vision_model.")]
 )
-def test_from_cross_entropy_to_self_critical_training_to_evaluation(family, tower, data, tmp_path):
+def test_from_cross_entropy_to_self_critical_training_to_evaluation(
+    family, tower, data, tmp_path
+):
     pair = save_model(family, tmp_path / "start")
-    model = {"name": "huggingface", "init": str(pair), "prompt": PROMPT, "freeze": [f"{tower}*"]}
+    model = {
+        "name": "huggingface",
+        "init": str(pair),
+        "prompt": PROMPT,
+        "freeze": [f"{tower}*"],
+    }
     xe, scst = tmp_path / "xe", tmp_path / "scst"
     options: dict[str, Any] = {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6}
     checked_run(xe_config(xe, **{"model": model, "data": data, **options}), xe)
@@ -122,7 +144,9 @@ def test_from_cross_entropy_to_self_critical_training_to_evaluation(family, towe
     learned = evaluate(xe / "export/best", data, tmp_path / "evaluation", 12)
     assert learned == validated(xe)
     sharing = ShareConfig(
-        path=str(xe), out=str(tmp_path / "shared"), evaluation=str(tmp_path / "evaluation")
+        path=str(xe),
+        out=str(tmp_path / "shared"),
+        evaluation=str(tmp_path / "evaluation"),
     )
     assert "Split `val`" in (Path(share(sharing)) / "README.md").read_text()
     with pytest.raises(ReportError, match="not of the weights"):
@@ -169,7 +193,9 @@ def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(
     assert_same_run(killed, whole)
     before, after = weights(start), weights(whole / "export/best")
     assert before.keys() == after.keys(), "no trace of adapters"
-    assert evaluate(whole / "export/best", data, tmp_path / "evaluation", 8) == validated(whole)
+    assert evaluate(
+        whole / "export/best", data, tmp_path / "evaluation", 8
+    ) == validated(whole)
     checkpoint = weights(whole / "checkpoints/step-00000004")
     changed = {
         name.removeprefix("model.")
@@ -221,9 +247,13 @@ def test_videos_are_captioned_by_several_frames(family, tmp_path):
         video = tmp_path / f"video{number}"
         video.mkdir()
         for frame in range(5):
-            Image.new("RGB", (32, 32), (number * 20, frame * 40, 90)).save(video / f"{frame}.png")
+            Image.new("RGB", (32, 32), (number * 20, frame * 40, 90)).save(
+                video / f"{frame}.png"
+            )
         split = "train" if number < 4 else "val"
-        records.append({"image": video.name, "references": REFERENCES[number % 4], "split": split})
+        records.append(
+            {"image": video.name, "references": REFERENCES[number % 4], "split": split}
+        )
     (tmp_path / "videos.jsonl").write_text("\n".join(map(json.dumps, records)))
     data = {"format": "jsonl", "path": str(tmp_path / "videos.jsonl"), "num_frames": 2}
     model = {
@@ -232,10 +262,16 @@ def test_videos_are_captioned_by_several_frames(family, tmp_path):
         "prompt": PROMPT,
     }
     xe, scst = tmp_path / "xe", tmp_path / "scst"
-    options: dict[str, Any] = {"data": data, "train.batch_size": 4, "train.micro_batch_size": 2}
+    options: dict[str, Any] = {
+        "data": data,
+        "train.batch_size": 4,
+        "train.micro_batch_size": 2,
+    }
     checked_run(
         xe_config(
-            xe, model=model, **options | {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6}
+            xe,
+            model=model,
+            **options | {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6},
         ),
         xe,
     )
@@ -247,16 +283,18 @@ def test_videos_are_captioned_by_several_frames(family, tmp_path):
     captioner = load_captioner(xe / "export/best")
     pictures = [
         len(
-            captioner.preprocess([{"image_id": "0", "image": frames, "references": []}])[
-                "input_ids"
-            ][0]
+            captioner.preprocess(
+                [{"image_id": "0", "image": frames, "references": []}]
+            )["input_ids"][0]
         )
         for frames in ([Image.new("RGB", (32, 32))] * 2, [Image.new("RGB", (32, 32))])
     ]
     assert pictures[0] > pictures[1], "each frame has tokens of its own"
 
 
-def test_moments_of_one_block_are_not_given_to_another_of_the_same_shapes(pair, data, tmp_path):
+def test_moments_of_one_block_are_not_given_to_another_of_the_same_shapes(
+    pair, data, tmp_path
+):
     folder = tmp_path / "run"
     for frozen, code in ((0, 0), (1, 1)):
         model = {
@@ -264,7 +302,12 @@ def test_moments_of_one_block_are_not_given_to_another_of_the_same_shapes(pair, 
             "init": str(pair),
             "freeze": ["enc*", "*.w?e.*", "*.ln_f.*", f"*.h.{frozen}.*"],
         }
-        options = {"model": model, "data": data, "train.max_steps": 1 + frozen, "run.resume": True}
+        options = {
+            "model": model,
+            "data": data,
+            "train.max_steps": 1 + frozen,
+            "run.resume": True,
+        }
         ended = run(xe_config(folder, **options), folder)
         assert ended.code == code, ended.output
     assert (
@@ -275,12 +318,17 @@ def test_moments_of_one_block_are_not_given_to_another_of_the_same_shapes(pair, 
 
 MESSAGES = [
     {"role": "system", "content": "describe the image"},
-    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what do you see ?"}]},
+    {
+        "role": "user",
+        "content": [{"type": "image"}, {"type": "text", "text": "what do you see ?"}],
+    },
 ]
 
 
 @pytest.fixture(scope="module")
-def asked(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def asked(
+    data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """The photos, every other row with a prompt of its own."""
     file = Path(data["path"])
     records = [json.loads(line) for line in file.read_text().splitlines()]
@@ -292,7 +340,9 @@ def asked(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.fixture(scope="module")
-def answering(asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def answering(
+    asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """Folders of a cross-entropy and a self-critical run of a vision-language model that is asked
     by messages.
     """
@@ -307,7 +357,12 @@ def answering(asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
         "data": asked,
     }
     checked_run(xe_config(xe, model=model, **options), xe)
-    options = {"data": asked, "train.max_steps": 2, "eval.every": 1, "rollout.max_new_tokens": 12}
+    options = {
+        "data": asked,
+        "train.max_steps": 2,
+        "eval.every": 1,
+        "rollout.max_new_tokens": 12,
+    }
     checked_run(scst_config(scst, xe / "export/best", **options), scst, "scst")
     return xe, scst
 
@@ -317,16 +372,23 @@ def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(
 ):
     xe, scst = answering
     for folder in answering:
-        assert json.loads((folder / "export/best" / SETTINGS).read_text())["prompt"] == MESSAGES
+        assert (
+            json.loads((folder / "export/best" / SETTINGS).read_text())["prompt"]
+            == MESSAGES
+        )
     found = evaluate(xe / "export/best", asked, tmp_path / "evaluation", 12)
-    assert found == validated(xe) == captions(scst / "eval/step-00000000/predictions.json")
+    assert (
+        found == validated(xe) == captions(scst / "eval/step-00000000/predictions.json")
+    )
     captioner = load_captioner(xe / "export/best")
     captioner.policy.eval()
     for record in map(json.loads, Path(asked["path"]).read_text().splitlines()):
         if record["split"] == "val":
             image = Path(asked["path"]).parent / record["image"]
             prompt = (
-                MESSAGES[1] | {"content": record["prompt"]} if "prompt" in record else MESSAGES[1]
+                MESSAGES[1] | {"content": record["prompt"]}
+                if "prompt" in record
+                else MESSAGES[1]
             )
             row: Any = {
                 "image_id": "alone",
@@ -336,7 +398,9 @@ def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(
             }
             with torch.no_grad():
                 ids = captioner.generate(
-                    captioner.policy, captioner.preprocess([row]), Decoding(max_new_tokens=12)
+                    captioner.policy,
+                    captioner.preprocess([row]),
+                    Decoding(max_new_tokens=12),
                 )
             assert captioner.decode(ids[:, 0]) == [found[record["image"]]]
 

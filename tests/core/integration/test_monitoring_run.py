@@ -63,7 +63,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def spoiled(start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+def spoiled(
+    start: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Ended]:
     folder = tmp_path_factory.mktemp("spoiled") / "run"
     ended = spoil(folder, start)
     assert ended.code == 0, ended.output
@@ -72,7 +74,9 @@ def spoiled(start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 def spoil(folder: Path, start: Path, kill: Kill | None = None, **changes: Any) -> Ended:
     (folder.parent / "word_reward.py").write_text(WORD_REWARD)
-    config = scst_config(folder, start, **SPOILED, **{"data.kwargs.num_val": 40}, **changes)
+    config = scst_config(
+        folder, start, **SPOILED, **{"data.kwargs.num_val": 40}, **changes
+    )
     return run(config, folder, "scst", kill=kill, python_path=str(folder.parent))
 
 
@@ -94,13 +98,17 @@ def test_the_alarm_goes_off_names_the_evidence_and_keeps_the_scores(
     assert (log[0]["hacking/alarm"], log[-1]["hacking/alarm"]) == (0.0, 1.0)
     first = hacking_notes(folder)["first_alarm"]
     assert first["step"] == next(line["step"] for line in log if line["hacking/alarm"])
-    warnings = [line for line in ended.output.splitlines() if "signs of reward hacking" in line]
+    warnings = [
+        line for line in ended.output.splitlines() if "signs of reward hacking" in line
+    ]
     assert all(sentence in warnings[0] for sentence in first["evidence"])
     assert "the judge cider, which is not in the reward, fell from" in ended.output
     assert "different words in all captions" in ended.output
     assert "stopped" not in ended.output
     for line in log:
-        kept = json.loads((folder / f"eval/step-{line['step']:08d}/judges.json").read_text())
+        kept = json.loads(
+            (folder / f"eval/step-{line['step']:08d}/judges.json").read_text()
+        )
         captions = json.loads(
             (folder / f"eval/step-{line['step']:08d}/predictions.json").read_text()
         )
@@ -114,13 +122,18 @@ def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(
     start: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    ended = spoil(folder, start, **{"monitor": {"stop": True, "judges": {"rouge_l": {}}}})
+    ended = spoil(
+        folder, start, **{"monitor": {"stop": True, "judges": {"rouge_l": {}}}}
+    )
     assert ended.code == 0, ended.output
     log = validations(folder)
     assert [line["hacking/alarm"] for line in log] == [0.0] * (len(log) - 1) + [1.0]
     stop = log[-1]["step"]
     assert stop < SPOILED["train.max_steps"]
-    assert f"stopped at step {stop} of 20: monitor.stop: the reward rose from" in ended.output
+    assert (
+        f"stopped at step {stop} of 20: monitor.stop: the reward rose from"
+        in ended.output
+    )
     assert "done: best val/judge/rouge_l" in ended.output
     change = f"val/reward {log[-1]['val/reward'] - log[0]['val/reward']:+.4f}"
     assert change in ended.output.rpartition("export/last")[2]
@@ -133,10 +146,14 @@ def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(
     )
     exported = weights(folder / "export/best")
     assert all(torch.equal(tensor, exported[name]) for name, tensor in best.items())
-    again = spoil(folder, start, **{"monitor": {"stop": True, "judges": {"rouge_l": {}}}})
+    again = spoil(
+        folder, start, **{"monitor": {"stop": True, "judges": {"rouge_l": {}}}}
+    )
     assert again.code == 0, again.output
     assert validations(folder) == log
-    onward = spoil(folder, start, **{"monitor": {"judges": {"rouge_l": {}}}, "run.resume": "true"})
+    onward = spoil(
+        folder, start, **{"monitor": {"judges": {"rouge_l": {}}}, "run.resume": "true"}
+    )
     assert onward.code == 0, onward.output
     assert "chooses the best model anew" in onward.output
     assert [line["step"] for line in validations(folder)] == [0, 5, 10, 15, 20]
@@ -159,7 +176,9 @@ def test_a_resumed_run_compares_with_the_same_start(start, spoiled, tmp_path, st
 
 def test_watching_the_divergence_does_not_change_the_training(start, spoiled, tmp_path):
     folder = tmp_path / "run"
-    ended = spoil(folder, start, **{"monitor.kl": True, "monitor.best_by": "val/reward"})
+    ended = spoil(
+        folder, start, **{"monitor.kl": True, "monitor.best_by": "val/reward"}
+    )
     assert ended.code == 0, ended.output
     rewards = {line["step"]: line["val/reward"] for line in validations(folder)}
     result = json.loads((folder / "result.json").read_text())
@@ -176,7 +195,9 @@ def test_watching_the_divergence_does_not_change_the_training(start, spoiled, tm
         assert torch.equal(tensor, other[name]), name
 
 
-def test_what_cannot_be_watched_is_refused_before_training(start: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_watched_is_refused_before_training(
+    start: Path, tmp_path: Path
+) -> None:
     mixture = {
         "reward.terms.repetition": {"weight": 1.0}
     }  # whose scales on samples are printed before training

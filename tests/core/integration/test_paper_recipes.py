@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import GPT2Config, GPT2LMHeadModel, SwinConfig, SwinModel, ViTImageProcessor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    SwinConfig,
+    SwinModel,
+    ViTImageProcessor,
+)
 
 from rewards.clip.dual import MODEL_TYPE
 from rewards.clip.l_clipscore import LClipScore
@@ -71,16 +77,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "references": row["references"][:1],
             "split": "val" if number < 6 else "train",
         }
-        pages.append(page | {"long_reference": row["long_reference"], "prompt": "A page"})
+        pages.append(
+            page | {"long_reference": row["long_reference"], "prompt": "A page"}
+        )
     (folder / "sharegpt4v.json").write_text(json.dumps(conversations))
     (folder / "pages.jsonl").write_text("\n".join(map(json.dumps, pages)))
     negatives = [
         page
-        | {"references": [page["long_reference"]], "negatives": [[f"No. {page['long_reference']}"]]}
+        | {
+            "references": [page["long_reference"]],
+            "negatives": [[f"No. {page['long_reference']}"]],
+        }
         for page in pages
     ]
     (folder / "negatives.jsonl").write_text("\n".join(map(json.dumps, negatives)))
-    teacher = reward_model_config(folder / "clip", "contrastive", **{"model.kwargs": CLIP})
+    teacher = reward_model_config(
+        folder / "clip", "contrastive", **{"model.kwargs": CLIP}
+    )
     checked_run(teacher, folder / "clip", "reward_model")
     return folder
 
@@ -120,7 +133,9 @@ def shrunken(folder: Path, **changes_of: dict[str, Any]) -> Callable[[str], Path
         if name.startswith("student"):
             text = write_stage("long_captions", name, file).read_text()
         else:
-            text = (shipped.get(f"reward_models/{name}") or shipped[name]).read_text("utf-8")
+            text = (shipped.get(f"reward_models/{name}") or shipped[name]).read_text(
+                "utf-8"
+            )
         for place in ("configs/reward_models/", "configs/"):
             text = text.replace(place, f"{folder}/")
         config = changed(
@@ -136,18 +151,30 @@ def shrunken(folder: Path, **changes_of: dict[str, Any]) -> Callable[[str], Path
 def run_stages(folder: Path, files: dict[str, Path]) -> None:
     """Train reward models one after the other, by one command."""
     listed = {name: {"reward_model": str(file)} for name, file in files.items()}
-    (folder / "pipeline.yaml").write_text(yaml.safe_dump({"stages": listed}, sort_keys=False))
+    (folder / "pipeline.yaml").write_text(
+        yaml.safe_dump({"stages": listed}, sort_keys=False)
+    )
     ended = run_arguments(["run", str(folder / "pipeline.yaml")], folder / "log")
     assert ended.code == 0, ended.output
 
 
-def test_specs_and_a_student_of_it_with_as_many_positions(world: Path, tmp_path: Path) -> None:
-    data = {"data.path": str(world / "sharegpt4v.json"), "data.kwargs": {"val_images": 6}}
+def test_specs_and_a_student_of_it_with_as_many_positions(
+    world: Path, tmp_path: Path
+) -> None:
+    data = {
+        "data.path": str(world / "sharegpt4v.json"),
+        "data.kwargs": {"val_images": 6},
+    }
     student = data | {"model.kwargs": STUDENT | {"context_length": 248}}
-    shape = {"init": str(world / "clip/export/best"), "context_length": 248, "keep_positions": 8}
+    shape = {
+        "init": str(world / "clip/export/best"),
+        "context_length": 248,
+        "keep_positions": 8,
+    }
     write = shrunken(
         tmp_path,
-        specs_long_clip=data | {"model": shape, "loss.pca_rank": 3, "train.freeze_positions": 8},
+        specs_long_clip=data
+        | {"model": shape, "loss.pca_rank": 3, "train.freeze_positions": 8},
         specs=data,
         student_image=student,
         student_text=student,
@@ -167,7 +194,9 @@ def test_specs_and_a_student_of_it_with_as_many_positions(world: Path, tmp_path:
         LClipScore(backbone=str(folder)),
         Specs(backbone=str(folder), truncate=True),
     ):
-        first, second = reward(["", ""], [row["long_reference"], longer], image=[row["image"]] * 2)
+        first, second = reward(
+            ["", ""], [row["long_reference"], longer], image=[row["image"]] * 2
+        )
         assert first != second, "both read the long captions"
 
     other = [
@@ -177,16 +206,22 @@ def test_specs_and_a_student_of_it_with_as_many_positions(world: Path, tmp_path:
         "--teacher.name",
         str(world / "clip/export/best"),
     ]
-    ended = run_arguments([*other, "--run.dir", str(tmp_path / "of_clip")], tmp_path / "log")
+    ended = run_arguments(
+        [*other, "--run.dir", str(tmp_path / "of_clip")], tmp_path / "log"
+    )
     assert ended.code != 0, "the towers are of another teacher"
     assert "image_init" in ended.output
 
 
 @pytest.mark.parametrize("teacher", ["pac", "guidance"])
-def test_a_student_of_another_teacher(teacher: str, world: Path, tmp_path: Path) -> None:
+def test_a_student_of_another_teacher(
+    teacher: str, world: Path, tmp_path: Path
+) -> None:
     if teacher == "pac":
         config = reward_model_config(
-            tmp_path / "teacher", "positive_augmented", **{"data.kwargs.positives": True}
+            tmp_path / "teacher",
+            "positive_augmented",
+            **{"data.kwargs.positives": True},
         )
         config["model"] = {"init": str(world / "clip/export/best")}
         positions = 24
@@ -216,7 +251,9 @@ def test_a_student_of_another_teacher(teacher: str, world: Path, tmp_path: Path)
     assert written["teacher"]["name"] == f"{config['run']['dir']}/export/best"
 
 
-def test_a_recipe_whose_data_are_missing_says_what_they_take_before_any_run(tmp_path: Path) -> None:
+def test_a_recipe_whose_data_are_missing_says_what_they_take_before_any_run(
+    tmp_path: Path,
+) -> None:
     write = shrunken(tmp_path, specs_long_clip={"loss.pca_rank": 3})
     ended = run_arguments(
         ["reward_model", "--config", str(write("specs_long_clip"))], tmp_path / "log"
@@ -253,17 +290,25 @@ def in_parquet(folder: Path, world: Path) -> dict[str, Any]:
     it.
     """
     datasets = pytest.importorskip("datasets")
-    pages = [json.loads(line) for line in (world / "pages.jsonl").read_text().splitlines()]
+    pages = [
+        json.loads(line) for line in (world / "pages.jsonl").read_text().splitlines()
+    ]
     (folder / "data").mkdir()
     for split in ("train", "val"):
         rows = [page for page in pages if page["split"] == split]
-        images = [{"bytes": (world / row["image"]).read_bytes(), "path": None} for row in rows]
+        images = [
+            {"bytes": (world / row["image"]).read_bytes(), "path": None} for row in rows
+        ]
         table = datasets.Dataset.from_dict(
             {"jpg": images, "txt": [row["references"][0] for row in rows]}
         )
         table.to_parquet(folder / f"data/{split}.parquet")
     columns = {"image": "jpg", "references": "txt"}
-    return {"data.format": "hub", "data.path": str(folder / "data"), "data.columns": columns}
+    return {
+        "data.format": "hub",
+        "data.path": str(folder / "data"),
+        "data.columns": columns,
+    }
 
 
 def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(
@@ -279,18 +324,28 @@ def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(
     )
     folder = Path(config["run"]["dir"])
     checked_run(config, folder, "reward_model")
-    assert json.loads((folder / "export/best/config.json").read_text())["model_type"] == MODEL_TYPE
+    assert (
+        json.loads((folder / "export/best/config.json").read_text())["model_type"]
+        == MODEL_TYPE
+    )
 
 
 def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swin = SwinConfig(
-        image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4
+        image_size=32,
+        patch_size=4,
+        embed_dim=8,
+        depths=[1, 1],
+        num_heads=[1, 2],
+        window_size=4,
     )
     torch.manual_seed(0)
     SwinModel(swin).save_pretrained(tmp_path / "swin")
-    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "swin")
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(
+        tmp_path / "swin"
+    )
     tokenizer = byte_tokenizer("<|endoftext|>", "<|endoftext|>", None, starts=False)
     end = tokenizer.eos_token_id
     shape = {
@@ -310,8 +365,12 @@ def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
     )
     monkeypatch.chdir(tmp_path)
     exec(code.replace('"gpt2"', repr(str(tmp_path / "gpt2"))), {})
-    changes = in_parquet(tmp_path, world) | {"model.init": str(tmp_path / "models/swin_gpt2")}
-    config = yaml.safe_load(shrunken(tmp_path, icc_captioner=changes)("icc_captioner").read_text())
+    changes = in_parquet(tmp_path, world) | {
+        "model.init": str(tmp_path / "models/swin_gpt2")
+    }
+    config = yaml.safe_load(
+        shrunken(tmp_path, icc_captioner=changes)("icc_captioner").read_text()
+    )
     folder = Path(config["run"]["dir"])
     ended = run(config, folder, "xe")
     assert ended.code == 0, ended.output
@@ -325,14 +384,21 @@ def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
     ]
     for key, value in changes.items():
         if key.startswith("data."):
-            words += [f"--{key}", json.dumps(value) if isinstance(value, dict) else value]
+            words += [
+                f"--{key}",
+                json.dumps(value) if isinstance(value, dict) else value,
+            ]
     ended = run_arguments(["evaluate", *words, "--split", "val"], tmp_path / "log")
     assert ended.code == 0, ended.output
     captions = json.loads((tmp_path / "scores/predictions.json").read_text())
-    assert [row["image_id"] for row in captions] == [f"val/{number}" for number in range(6)]
+    assert [row["image_id"] for row in captions] == [
+        f"val/{number}" for number in range(6)
+    ]
 
 
-def test_people_are_a_row_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_people_are_a_row_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captions = [f"caption {number}" for number in range(5)]
     images = [
         {
@@ -344,10 +410,14 @@ def test_people_are_a_row_as_the_page_says(tmp_path: Path, monkeypatch: pytest.M
         for number in range(20)
     ]
     (tmp_path / "data/coco").mkdir(parents=True)
-    (tmp_path / "data/coco/dataset_coco.json").write_text(json.dumps({"images": images}))
+    (tmp_path / "data/coco/dataset_coco.json").write_text(
+        json.dumps({"images": images})
+    )
     monkeypatch.chdir(tmp_path)
     exec(python_of("papers.md", "humans"), {})
-    humans, others = (json.loads(Path(f"{name}.json").read_text()) for name in ("humans", "others"))
+    humans, others = (
+        json.loads(Path(f"{name}.json").read_text()) for name in ("humans", "others")
+    )
     assert len({row["caption"] for row in humans}) > 1
     for row in humans:
         assert sorted([row["caption"], *others[row["image_id"]]]) == captions

@@ -16,9 +16,18 @@ from tests.vlm_families_for_tests import save_vlm
 
 pytestmark = pytest.mark.slow
 
-STEPS = {"train.max_steps": 2, "train.batch_size": 4, "train.warmup_steps": 1, "train.threads": 1}
+STEPS = {
+    "train.max_steps": 2,
+    "train.batch_size": 4,
+    "train.warmup_steps": 1,
+    "train.threads": 1,
+}
 SMALL = [
-    *(f"--{stage}.{key}={value}" for stage in ("xe", "scst") for key, value in STEPS.items()),
+    *(
+        f"--{stage}.{key}={value}"
+        for stage in ("xe", "scst")
+        for key, value in STEPS.items()
+    ),
     *("--data.num_workers", "0", "--xe.train.max_target_tokens", "8"),
     *("--scst.rollout.max_new_tokens", "8", "--scst.report", "false"),
 ]
@@ -34,7 +43,9 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for row in world.split(split):
             name = f"{split}-{len(rows)}.png"
             load_image(row["image"]).save(name)
-            rows.append({"image": name, "references": list(row["references"]), "split": split})
+            rows.append(
+                {"image": name, "references": list(row["references"]), "split": split}
+            )
     Path("mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
 
@@ -59,13 +70,15 @@ def test_a_new_captioner_of_own_photos_killed_and_gone_on(photos: Path) -> None:
     assert (photos / "here/xe/result.json").exists()
     ended = checked(*words)
     assert "[1/2] finished, xe" in ended.output
-    assert json.loads((photos / "here/scst/result.json").read_text())["global_step"] == 2
+    assert (
+        json.loads((photos / "here/scst/result.json").read_text())["global_step"] == 2
+    )
     assert "finished, scst" in checked(*words).output
     row = json.loads(Path("mine.jsonl").read_text().splitlines()[0])
     row["references"] = ["another caption"]
-    load_image(ScenesData(num_train=0, num_val=0, num_test=9).split("test")[8]["image"]).save(
-        "new.png"
-    )
+    load_image(
+        ScenesData(num_train=0, num_val=0, num_test=9).split("test")[8]["image"]
+    ).save("new.png")
     with Path("mine.jsonl").open("a") as file:
         print("\n" + json.dumps(row | {"image": "new.png", "split": "val"}), file=file)
     refused = start(*words)
@@ -82,9 +95,12 @@ def test_own_photos_to_a_pretrained_encoder_decoder(family: str, photos: Path) -
     checked("own_blip", *SMALL, "--xe.model.init", str(model))
     assert lines(photos / "runs/own/blip_scst")[-1]["step"] == 2
     before, after = weights(model), weights(photos / "runs/own/blip_scst/export/last")
-    assert any(not value.equal(before[key]) for key, value in after.items() if key in before)
+    assert any(
+        not value.equal(before[key]) for key, value in after.items() if key in before
+    )
     ended = run_arguments(
-        ["caption", "--model", "runs/own/blip_scst/export/best", "test-16.png"], photos / "log"
+        ["caption", "--model", "runs/own/blip_scst/export/best", "test-16.png"],
+        photos / "log",
     )
     assert ended.code == 0, ended.output
 
@@ -95,5 +111,7 @@ def test_own_photos_to_a_vision_language_model_by_lora(photos: Path) -> None:
     assert lines(photos / "runs/own/vlm_scst")[-1]["step"] == 2
     export = photos / "runs/own/vlm_scst/export/best"
     assert "adapter_config.json" not in files(export), "adapters are merged"
-    ended = run_arguments(["caption", "--model", str(export), "test-16.png"], photos / "log")
+    ended = run_arguments(
+        ["caption", "--model", str(export), "test-16.png"], photos / "log"
+    )
     assert ended.code == 0, ended.output

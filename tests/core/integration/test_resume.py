@@ -42,19 +42,35 @@ pytestmark = pytest.mark.slow
 KILLS = {
     "before the first step": Kill("rl_caption.training.run:Run.begin_step", 1),
     "in a step between checkpoints": Kill("rl_caption.training.run:Run.begin_step", 4),
-    "after the update, before the log": Kill("rl_caption.training.run:Run.end_step", 5, "after"),
-    "in the middle of a log line": Kill("rl_caption.training.run_folder:append_line", 5, "half"),
+    "after the update, before the log": Kill(
+        "rl_caption.training.run:Run.end_step", 5, "after"
+    ),
+    "in the middle of a log line": Kill(
+        "rl_caption.training.run_folder:append_line", 5, "half"
+    ),
     "before anything of the checkpoint": Kill("accelerate:Accelerator.save_state", 2),
-    "in the middle of the weights": Kill("accelerate.utils.other:safe_save_file", 2, "half"),
+    "in the middle of the weights": Kill(
+        "accelerate.utils.other:safe_save_file", 2, "half"
+    ),
     "in the middle of the optimizer": Kill("torch:save", 3, "half"),
     "in the middle of the random states": Kill("torch:save", 4, "half"),
     "after save_state": Kill("accelerate:Accelerator.save_state", 2, "after"),
-    "in the middle of the first save": Kill("accelerate:Accelerator.save_state", 1, "after"),
-    "in the middle of the counters": Kill("rl_caption.training.checkpoint:write_json", 5, "half"),
+    "in the middle of the first save": Kill(
+        "accelerate:Accelerator.save_state", 1, "after"
+    ),
+    "in the middle of the counters": Kill(
+        "rl_caption.training.checkpoint:write_json", 5, "half"
+    ),
     "before the manifest": Kill("rl_caption.training.checkpoint:seal", 4),
-    "in the middle of the manifest": Kill("rl_caption.training.checkpoint:write_json", 6, "half"),
-    "between manifest and rename": Kill("rl_caption.training.checkpoint:seal", 4, "after"),
-    "between rename and prune": Kill("rl_caption.training.checkpoint:os.rename", 6, "after"),
+    "in the middle of the manifest": Kill(
+        "rl_caption.training.checkpoint:write_json", 6, "half"
+    ),
+    "between manifest and rename": Kill(
+        "rl_caption.training.checkpoint:seal", 4, "after"
+    ),
+    "between rename and prune": Kill(
+        "rl_caption.training.checkpoint:os.rename", 6, "after"
+    ),
     "between hiding and removing an old checkpoint": Kill(
         "rl_caption.training.checkpoint:os.rename", 7, "after"
     ),
@@ -65,13 +81,19 @@ KILLS = {
     "in the middle of the export's weights": Kill(
         "transformers.modeling_utils:safe_save_file", 2, "half"
     ),
-    "while export/best is away": Kill("rl_caption.training.checkpoint:os.rename", 3, "after"),
-    "after the new export/best": Kill("rl_caption.training.checkpoint:os.rename", 4, "after"),
+    "while export/best is away": Kill(
+        "rl_caption.training.checkpoint:os.rename", 3, "after"
+    ),
+    "after the new export/best": Kill(
+        "rl_caption.training.checkpoint:os.rename", 4, "after"
+    ),
     "in the middle of removing the old export": Kill(
         "rl_caption.training.checkpoint:shutil.rmtree", 1, "half"
     ),
     "before env.json has its name": Kill("rewards.files:os.replace", 2),
-    "before the captions of a validation have their name": Kill("rewards.files:os.replace", 3),
+    "before the captions of a validation have their name": Kill(
+        "rewards.files:os.replace", 3
+    ),
     "before the result": Kill("rl_caption.training.loop:write_json", 1),
 }
 CHECKPOINT_FILES = {
@@ -90,7 +112,9 @@ def whole_xe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(xe_config(folder)))
     command = [sys.executable, "-m", "rl_caption", "xe", "--config", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -131,7 +155,11 @@ def test_an_uninterrupted_run_leaves_exactly_these_files(whole_xe: Path) -> None
     assert {path.name for path in (whole_xe / "export").iterdir()} == {"best", "last"}
     steps = [line["step"] for line in lines(whole_xe) if "loss/total" in line]
     assert steps == [1, 2, 3, 4, 5, 6]
-    assert [line["step"] for line in lines(whole_xe) if "val/cider" in line] == [2, 4, 6]
+    assert [line["step"] for line in lines(whole_xe) if "val/cider" in line] == [
+        2,
+        4,
+        6,
+    ]
 
 
 @pytest.mark.parametrize("moment", sorted(KILLS))
@@ -161,7 +189,9 @@ def test_cross_entropy_killed_and_started_again(
         "while saving",
     ],
 )
-def test_self_critical_training_killed_and_started_again(whole_xe, whole_scst, tmp_path, kill):
+def test_self_critical_training_killed_and_started_again(
+    whole_xe, whole_scst, tmp_path, kill
+):
     folder = tmp_path / "run"
     config = scst_config(folder, whole_xe / "export/best")
     checked_run(config, folder, "scst", kill=kill)
@@ -178,9 +208,16 @@ def test_killed_between_the_updates_of_a_rollout_and_started_again(
     reuse = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
     whole, folder = tmp_path / "whole", tmp_path / "run"
     checked_run(scst_config(whole, whole_xe / "export/best", **reuse), whole, "scst")
-    assert [line["step"] for line in lines(whole) if "policy/ratio" in line] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines(whole) if "policy/ratio" in line] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     config = scst_config(folder, whole_xe / "export/best", **reuse)
-    checked_run(config, folder, "scst", kill=Kill("rl_caption.training.run:Run.update", 6))
+    checked_run(
+        config, folder, "scst", kill=Kill("rl_caption.training.run:Run.update", 6)
+    )
     checked_run(config, folder, "scst")
     assert_same_run(folder, whole)
 
@@ -206,7 +243,9 @@ def test_schedules_go_on_where_they_were(whole_xe: Path, tmp_path: Path) -> None
         in signature
     )
     config = scst_config(folder, whole_xe / "export/best", **options)
-    checked_run(config, folder, "scst", kill=Kill("rl_caption.training.run:Run.begin_step", 4))
+    checked_run(
+        config, folder, "scst", kill=Kill("rl_caption.training.run:Run.begin_step", 4)
+    )
     checked_run(config, folder, "scst")
     assert_same_run(folder, whole)
 
@@ -222,7 +261,9 @@ def test_killed_again_and_again_at_any_moment(whole_xe: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("step", "number"), [(3, signal.SIGTERM), (4, signal.SIGINT), (6, signal.SIGHUP)]
 )
-def test_a_signal_saves_and_the_run_resumes_to_the_same_weights(whole_xe, tmp_path, step, number):
+def test_a_signal_saves_and_the_run_resumes_to_the_same_weights(
+    whole_xe, tmp_path, step, number
+):
     folder = tmp_path / "run"
     stop = Kill("rl_caption.training.run:Run.begin_step", step, number=number)
     stopped = run(xe_config(folder), folder, kill=stop)
@@ -236,9 +277,13 @@ def test_a_signal_saves_and_the_run_resumes_to_the_same_weights(whole_xe, tmp_pa
     assert untimed(folder) == untimed(whole_xe)
 
 
-def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(whole_xe, whole_scst, tmp_path):
+def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(
+    whole_xe, whole_scst, tmp_path
+):
     """Cross-entropy, a reward model, self-critical training, by one command."""
-    teacher = reward_model_config(tmp_path / "teacher", "contrastive", **{"train.max_steps": 2})
+    teacher = reward_model_config(
+        tmp_path / "teacher", "contrastive", **{"train.max_steps": 2}
+    )
     pipeline = write_pipeline(
         tmp_path,
         xe=("xe", xe_config(tmp_path / "xe")),
@@ -252,7 +297,9 @@ def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(whole_xe, whole
         (4, "teacher/checkpoints/step-00000001"),
         (3, "scst"),
     ):
-        stop = Kill("rl_caption.training.run:Run.begin_step", steps, number=signal.SIGTERM)
+        stop = Kill(
+            "rl_caption.training.run:Run.begin_step", steps, number=signal.SIGTERM
+        )
         stopped = run_arguments(["run", str(pipeline)], tmp_path / "log", kill=stop)
         assert stopped.code == 0, stopped.output
         assert stopped.output.count("terminated: checkpoint of step") == 1
@@ -265,7 +312,9 @@ def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(whole_xe, whole
     assert untimed(tmp_path / "scst") == untimed(whole_scst)
 
 
-def test_a_finished_run_started_again_changes_nothing(whole_xe: Path, tmp_path: Path) -> None:
+def test_a_finished_run_started_again_changes_nothing(
+    whole_xe: Path, tmp_path: Path
+) -> None:
     config, folder = copy_of(whole_xe, tmp_path / "run")
     checked_run(config, folder)
     assert_same_run(folder, whole_xe)
@@ -288,7 +337,9 @@ def test_true_accepts_a_changed_configuration_that_auto_refuses(
     whole_xe: Path, tmp_path: Path
 ) -> None:
     config, folder = copy_of(whole_xe, tmp_path / "run")
-    refused = run(changed(config, {"train.lr": 0.1, "model.kwargs.dropout": 0.5}), folder)
+    refused = run(
+        changed(config, {"train.lr": 0.1, "model.kwargs.dropout": 0.5}), folder
+    )
     assert refused.code == 1
     for part in (
         "train.lr: 0.003 -> 0.1",
@@ -296,9 +347,13 @@ def test_true_accepts_a_changed_configuration_that_auto_refuses(
         "run.resume to true",
     ):
         assert part in refused.output
-    unfit = run(changed(config, {"model.kwargs.d_model": 8, "run.resume": True}), folder)
+    unfit = run(
+        changed(config, {"model.kwargs.d_model": 8, "run.resume": True}), folder
+    )
     assert "cannot be loaded into this model" in unfit.output
-    more = run(changed(config, {"data.kwargs.num_train": 40, "run.resume": True}), folder)
+    more = run(
+        changed(config, {"data.kwargs.num_train": 40, "run.resume": True}), folder
+    )
     assert "vocabular" in more.output
     checked_run(config, folder)
     assert_same_run(folder, whole_xe)
@@ -309,14 +364,23 @@ def test_true_accepts_a_changed_configuration_that_auto_refuses(
         "run.resume": True,
     }
     ended = checked_run(
-        changed(config, changes | {"eval.max_images": 4, "train.max_target_tokens": 10}), folder
+        changed(
+            config, changes | {"eval.max_images": 4, "train.max_target_tokens": 10}
+        ),
+        folder,
     )
     assert re.search("val/cider on 4 images .*, 10 tokens.* chooses", ended.output)
     assert json.loads((folder / "result.json").read_text())["best_step"] == 8
-    assert [line["step"] for line in lines(folder) if "loss/total" in line] == list(range(1, 9))
-    (group,) = torch.load(folder / "checkpoints/step-00000008/optimizer.bin")["param_groups"]
+    assert [line["step"] for line in lines(folder) if "loss/total" in line] == list(
+        range(1, 9)
+    )
+    (group,) = torch.load(folder / "checkpoints/step-00000008/optimizer.bin")[
+        "param_groups"
+    ]
     assert (group["weight_decay"], list(group["betas"])) == (0.5, [0.5, 0.9])
-    assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["max_steps"] == 8
+    assert (
+        yaml.safe_load((folder / "config.yaml").read_text())["train"]["max_steps"] == 8
+    )
 
 
 def test_a_path_goes_on_from_that_checkpoint_and_drops_what_came_after_it(
@@ -324,11 +388,14 @@ def test_a_path_goes_on_from_that_checkpoint_and_drops_what_came_after_it(
 ) -> None:
     config, folder = copy_of(whole_xe, tmp_path / "run")
     config = changed(
-        config, {"run.resume": str(folder / "checkpoints/step-00000004"), "run.save_every": 5}
+        config,
+        {"run.resume": str(folder / "checkpoints/step-00000004"), "run.save_every": 5},
     )
     checked_run(config, folder)
     assert untimed(folder) == untimed(whole_xe)
-    one, other = (weights(place / "checkpoints/step-00000006") for place in (folder, whole_xe))
+    one, other = (
+        weights(place / "checkpoints/step-00000006") for place in (folder, whole_xe)
+    )
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
@@ -340,7 +407,10 @@ def test_a_path_into_another_folder_exports_a_best_model_there(
     ended = checked_run(xe_config(folder, **changes), folder)
     assert "chooses the best model anew" in ended.output
     assert json.loads((folder / "result.json").read_text())["best_step"] == 8
-    best, last = weights(folder / "export/best"), weights(folder / "checkpoints/step-00000008")
+    best, last = (
+        weights(folder / "export/best"),
+        weights(folder / "checkpoints/step-00000008"),
+    )
     assert all(torch.equal(best[name], last[name]) for name in best)
 
 
@@ -355,10 +425,15 @@ def test_a_changed_run_exports_a_best_model_in_place_of_that_of_a_step_it_does_n
     checked_run(
         config, folder, kill=Kill("rl_caption.training.run:Run.begin_step", 5)
     )  # step 4 was exported
-    ended = checked_run(changed(config, {"train.lr": 1e-12, "run.resume": True}), folder)
+    ended = checked_run(
+        changed(config, {"train.lr": 1e-12, "run.resume": True}), folder
+    )
     assert "chooses the best model anew" in ended.output
     assert json.loads((folder / "result.json").read_text())["best_step"] == 4
-    best, last = weights(folder / "export/best"), weights(folder / "checkpoints/step-00000006")
+    best, last = (
+        weights(folder / "export/best"),
+        weights(folder / "checkpoints/step-00000006"),
+    )
     assert all(torch.allclose(best[name], last[name], atol=1e-9) for name in best)
 
 
@@ -366,9 +441,14 @@ def test_a_finished_run_keeps_the_metric_that_chose_its_best_model(
     whole_scst: Path, tmp_path: Path
 ) -> None:
     config, folder = copy_of(whole_scst, tmp_path / "run")
-    checked_run(changed(config, {"monitor.best_by": "rouge_l", "run.resume": True}), folder, "scst")
+    checked_run(
+        changed(config, {"monitor.best_by": "rouge_l", "run.resume": True}),
+        folder,
+        "scst",
+    )
     results = [
-        json.loads((run_folder / "result.json").read_text()) for run_folder in (folder, whole_scst)
+        json.loads((run_folder / "result.json").read_text())
+        for run_folder in (folder, whole_scst)
     ]
     assert results[0] == results[1]
 
@@ -377,8 +457,12 @@ def test_a_changed_reward_refuses_to_resume(whole_scst: Path, tmp_path: Path) ->
     config, folder = copy_of(whole_scst, tmp_path / "run")
     # A path skips the comparison of configurations, so this is the reward's own signature.
     path = str(folder / "checkpoints/step-00000004")
-    ended = run(changed(config, {"reward.eos": False, "run.resume": path}), folder, "scst")
+    ended = run(
+        changed(config, {"reward.eos": False, "run.resume": path}), folder, "scst"
+    )
     assert ended.code == 1
     assert "reward 'STANDARD_wInit+Cider-D[n4,s6.0]+df[" in ended.output
     assert "run.resume" in ended.output
-    checked_run(changed(config, {"reward.eos": False, "run.resume": True}), folder, "scst")
+    checked_run(
+        changed(config, {"reward.eos": False, "run.resume": True}), folder, "scst"
+    )

@@ -20,7 +20,12 @@ from rewards.trust import trust
 from rl_caption.data.base import load_image
 from rl_caption.data.scenes import ScenesData
 from tests.captioners_for_tests import tiny_captioner
-from tests.reward_models_for_tests import DATA, chain, pretrained_chain, reward_model_config
+from tests.reward_models_for_tests import (
+    DATA,
+    chain,
+    pretrained_chain,
+    reward_model_config,
+)
 from tests.training_for_tests import (
     Ended,
     Kill,
@@ -41,7 +46,9 @@ CHAIN = ("teacher", "image", "text", "dual")
 
 def trained_run(config: dict[str, Any], folder: Path, **changes: Any) -> Ended:
     """Run a configuration, changed at dotted keys, to its end in ``folder``."""
-    return checked_run(changed(config, {"run.dir": str(folder)} | changes), folder, "reward_model")
+    return checked_run(
+        changed(config, {"run.dir": str(folder)} | changes), folder, "reward_model"
+    )
 
 
 def refused(
@@ -66,7 +73,11 @@ def alone(folder: Path, stage: str) -> dict[str, Any]:
             load_image(row["image"]).save(folder / f"{index}.png")
         data = {"format": "images", "path": str(folder), "augment": ["rand_augment"]}
     else:
-        lines = [f"{caption}\thttp://somewhere" for row in rows for caption in row["references"]]
+        lines = [
+            f"{caption}\thttp://somewhere"
+            for row in rows
+            for caption in row["references"]
+        ]
         (folder / "train.tsv").write_text("\n".join(lines))
         data = {"format": "captions", "path": str(folder / "train.tsv")}
     return {
@@ -83,9 +94,12 @@ def run_chain(folder: Path, **changes_of: dict[str, Any]) -> Ended:
     """Run the pipeline of the chain, of which some stages are changed."""
     configs = chain(folder)
     stages = {
-        name: ("reward_model", changed(configs[name], changes_of.get(name, {}))) for name in CHAIN
+        name: ("reward_model", changed(configs[name], changes_of.get(name, {})))
+        for name in CHAIN
     }
-    return run_arguments(["run", str(write_pipeline(folder, **stages))], folder / "chain.log")
+    return run_arguments(
+        ["run", str(write_pipeline(folder, **stages))], folder / "chain.log"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +120,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_command_trains_the_chain(trained: Path) -> None:
     for name in CHAIN:
         assert (trained / name / "result.json").is_file()
-        assert [line["step"] for line in lines(trained / name) if "loss/total" in line] == [
+        assert [
+            line["step"] for line in lines(trained / name) if "loss/total" in line
+        ] == [
             1,
             2,
             3,
@@ -115,14 +131,21 @@ def test_one_command_trains_the_chain(trained: Path) -> None:
             6,
         ]
     model = {"manifest.json", "config.json", "model.safetensors"}
-    assert files(trained / "dual/export/best") == files(trained / "image/export/best") == model
+    assert (
+        files(trained / "dual/export/best")
+        == files(trained / "image/export/best")
+        == model
+    )
     assert files(trained / "teacher/export/best") == {
         "manifest.json",
         "open_clip_config.json",
         "open_clip_model.safetensors",
     }
     log = (trained / "chain.log").read_text()
-    assert "copied from the teacher and frozen: patch_embed.weight, cls_token, pos_embed" in log
+    assert (
+        "copied from the teacher and frozen: patch_embed.weight, cls_token, pos_embed"
+        in log
+    )
     assert "teacher signature: distill_image[best," in log
     assert "reward signature" not in log
     shutil.copy(trained / "chain.log", trained / "first.log")
@@ -137,7 +160,9 @@ def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validation
     text = load_file(trained / "text/export/best/model.safetensors")
     dual = load_file(trained / "dual/checkpoints/step-00000006/model.safetensors")
     assert torch.equal(image["patch_embed.weight"], teacher["visual.conv1.weight"])
-    assert all(torch.equal(dual[f"model.text.{name}"], value) for name, value in text.items())
+    assert all(
+        torch.equal(dual[f"model.text.{name}"], value) for name, value in text.items()
+    )
     assert not torch.equal(dual["model.image.head.weight"], image["head.weight"])
     for name, key in (
         ("teacher", "val/retrieval_r1"),
@@ -150,7 +175,9 @@ def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validation
             "a run that starts from trained towers validates them first"
         )
         assert best(trained / name) == max(values)
-    losses = [line["loss/total"] for line in lines(trained / "image") if "loss/total" in line]
+    losses = [
+        line["loss/total"] for line in lines(trained / "image") if "loss/total" in line
+    ]
     assert losses[-1] < losses[0]
 
 
@@ -163,7 +190,9 @@ def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validation
         ("pac", Kill("rl_caption.training.run:Run.begin_step", 4)),
     ],
 )
-def test_killed_and_started_again(trained: Path, tmp_path: Path, stage: str, kill: Kill) -> None:
+def test_killed_and_started_again(
+    trained: Path, tmp_path: Path, stage: str, kill: Kill
+) -> None:
     folder = tmp_path / stage
     config = changed(chain(trained)[stage], {"run.dir": str(folder)})
     if stage == "pac":  # no part of the chain that ends in the student
@@ -173,16 +202,24 @@ def test_killed_and_started_again(trained: Path, tmp_path: Path, stage: str, kil
     assert_same_run(folder, trained / stage)
 
 
-def test_tuned_on_positives_it_is_a_model_for_pac_s(trained: Path, tmp_path: Path) -> None:
+def test_tuned_on_positives_it_is_a_model_for_pac_s(
+    trained: Path, tmp_path: Path
+) -> None:
     folder, start = tmp_path / "tuned", trained / "teacher/export/best"
-    trained_run(chain(trained)["pac"], folder, **{"train.trainable": "lora", "train.max_steps": 2})
+    trained_run(
+        chain(trained)["pac"],
+        folder,
+        **{"train.trainable": "lora", "train.max_steps": 2},
+    )
     logged = [line for line in lines(folder) if "loss/total" in line]
     for line in logged:
         terms = [line[f"positive/{name}"] for name in ("pairs", "images", "captions")]
         assert line["loss/total"] == pytest.approx(
             terms[0] + 0.05 * terms[1] + 0.1 * terms[2], rel=1e-5
         )
-    values = [line["val/retrieval_r1"] for line in lines(folder) if "val/retrieval_r1" in line]
+    values = [
+        line["val/retrieval_r1"] for line in lines(folder) if "val/retrieval_r1" in line
+    ]
     assert values[0] == pytest.approx(best(trained / "teacher"))
     losses = [line["val/loss"] for line in lines(folder) if "val/loss" in line]
     assert (len(losses), best(folder)) == (2, min(losses)), (
@@ -196,7 +233,9 @@ def test_tuned_on_positives_it_is_a_model_for_pac_s(trained: Path, tmp_path: Pat
     assert 0 <= reward(None, ["a red circle"], image=[row["image"]])[0] <= 2
 
 
-def test_with_augmentation_the_teacher_sees_the_same_view(trained: Path, tmp_path: Path) -> None:
+def test_with_augmentation_the_teacher_sees_the_same_view(
+    trained: Path, tmp_path: Path
+) -> None:
     config = changed(chain(trained)["image"], {"data.augment": ["horizontal", "crop"]})
     assert "images once" not in trained_run(config, tmp_path / "image").output
     smaller = {"model.kwargs.image_size": 16, "model.kwargs.patch_size": 16}
@@ -209,22 +248,35 @@ def test_a_tower_learns_from_images_or_captions_alone(
 ) -> None:
     config = changed(chain(trained)[stage], alone(tmp_path / "data", stage))
     trained_run(config, tmp_path / "whole")
-    metrics = [line for line in lines(tmp_path / "whole") if f"val/teacher_cosine_{stage}" in line]
+    metrics = [
+        line
+        for line in lines(tmp_path / "whole")
+        if f"val/teacher_cosine_{stage}" in line
+    ]
     assert [line["step"] for line in metrics] == [2, 4, 6]
     for line in metrics:
-        values = [key for key in line if key.startswith("val/") and key != "val/seconds"]
+        values = [
+            key for key in line if key.startswith("val/") and key != "val/seconds"
+        ]
         assert values == [f"val/teacher_cosine_{stage}"], "there are no pairs"
-    assert best(tmp_path / "whole") == max(line[f"val/teacher_cosine_{stage}"] for line in metrics)
+    assert best(tmp_path / "whole") == max(
+        line[f"val/teacher_cosine_{stage}"] for line in metrics
+    )
     folder = tmp_path / "killed"
     config = changed(config, {"run.dir": str(folder)})
     checked_run(
-        config, folder, "reward_model", kill=Kill("rl_caption.training.run:Run.begin_step", 4)
+        config,
+        folder,
+        "reward_model",
+        kill=Kill("rl_caption.training.run:Run.begin_step", 4),
     )
     checked_run(config, folder, "reward_model")
     assert_same_run(folder, tmp_path / "whole")
 
 
-def photos_of(folder: Path, of_row: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def photos_of(
+    folder: Path, of_row: dict[str, Any]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A configuration of photos in JSON lines, six of them for validation, each with ``of_row``;
     and the rows.
     """
@@ -253,11 +305,18 @@ def test_rows_of_other_formats_may_lack_captions_for_the_image_tower_only(
     )
 
 
-def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_path: Path) -> None:
-    data, rows = photos_of(tmp_path / "data", {"references": ["a dog"], "negatives": [["a cat"]]})
+def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(
+    tmp_path: Path,
+) -> None:
+    data, rows = photos_of(
+        tmp_path / "data", {"references": ["a dog"], "negatives": [["a cat"]]}
+    )
     del rows[-1]["negatives"]
     write_rows(data, rows)
-    changes: dict[str, Any] = {"data": data, "negatives": {"count": 1, "source": "data"}}
+    changes: dict[str, Any] = {
+        "data": data,
+        "negatives": {"count": 1, "source": "data"},
+    }
     config, last = reward_model_config(tmp_path, "contrastive"), rows[-1]["image"]
     assert f"image '{last}' has no negatives for 'a dog'" in refused(
         config, tmp_path / "run", **changes
@@ -271,8 +330,13 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_
     rows = [row | {"long_reference": "A dog. It runs."} for row in rows]
     rows[-1]["references"] = []
     write_rows(data, rows)
-    changes = {"data": data | {"long_captions": True}, "loss": {"short": 1.0, "pca_rank": 2}}
-    said = refused(config, tmp_path / "run", **changes, **{"train.short_captions": "references"})
+    changes = {
+        "data": data | {"long_captions": True},
+        "loss": {"short": 1.0, "pca_rank": 2},
+    }
+    said = refused(
+        config, tmp_path / "run", **changes, **{"train.short_captions": "references"}
+    )
     assert (
         f"1 of {len(rows) - 6} training images have no references besides the long one (first: "
         f"'{last}')" in said
@@ -283,14 +347,18 @@ def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> Non
     folder, other = tmp_path / "image", tmp_path / "other"
     shutil.copytree(trained / "image", folder)
     trained_run(
-        reward_model_config(other, "contrastive"), other, **{"train.max_steps": 1, "train.seed": 5}
+        reward_model_config(other, "contrastive"),
+        other,
+        **{"train.max_steps": 1, "train.seed": 5},
     )
     resumed = {
         "teacher.name": str(other / "export/best"),
         "run.resume": str(folder / "checkpoints/step-00000004"),
     }
     ended = run(
-        changed(chain(trained)["image"], {"run.dir": str(folder)} | resumed), folder, "reward_model"
+        changed(chain(trained)["image"], {"run.dir": str(folder)} | resumed),
+        folder,
+        "reward_model",
     )
     assert ended.code == 1
     assert "teacher 'distill_image[best," in ended.output
@@ -345,9 +413,18 @@ def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(
 
 def test_parts_with_random_weights(photos: Path, tmp_path: Path) -> None:
     """Image tower and text encoder in the shape of what is named, none of whose weights is used."""
-    vision = {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16}
+    vision = {
+        "image_size": 32,
+        "patch_size": 16,
+        "width": 32,
+        "layers": 1,
+        "head_width": 16,
+    }
     config = pretrained_chain(photos)["dual"]
-    config["model"]["image"] = {"encoder": "open_clip:ViT-B-32", "kwargs": {"vision_cfg": vision}}
+    config["model"]["image"] = {
+        "encoder": "open_clip:ViT-B-32",
+        "kwargs": {"vision_cfg": vision},
+    }
     for part in ("image", "text"):
         config["model"][part] |= {"pretrained": False, "train_blocks": None}
     trained_run(
@@ -374,7 +451,11 @@ def positives(photos: Path) -> Path:
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, photos / "captioner")
     options = {
-        "data": {"format": "karpathy", "path": str(photos / "data"), "image_root": "images"},
+        "data": {
+            "format": "karpathy",
+            "path": str(photos / "data"),
+            "image_root": "images",
+        },
         "splits": ["train", "val"],
         "captions": {
             "target": "captioner",
@@ -384,7 +465,10 @@ def positives(photos: Path) -> Path:
         "trust": ["tests.lab.unit.test_recaption:Painter"],
         "out": str(photos / "positives"),
     }
-    assert "| positive_captions |" in checked_run(options, photos / "positives", "positives").output
+    assert (
+        "| positive_captions |"
+        in checked_run(options, photos / "positives", "positives").output
+    )
     return photos / "positives/positives.jsonl"
 
 
@@ -410,7 +494,12 @@ def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
         "scenes": {"data": DATA, "split": "val"},
         "metrics": "",
         "judges": {
-            "pac_s": {"kwargs": {"backbone": str(tmp_path / "tuned/export/best"), "prefix": ""}}
+            "pac_s": {
+                "kwargs": {
+                    "backbone": str(tmp_path / "tuned/export/best"),
+                    "prefix": "",
+                }
+            }
         },
         "trust": ["tests.encoders_for_tests:TinyImageEncoder"],
         "bootstrap": 0,

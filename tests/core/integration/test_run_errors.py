@@ -63,7 +63,9 @@ def test_nan_in_the_weights_stops_before_the_update(tmp_path: Path) -> None:
         "loss/total is nan, grad/norm is nan at step 3",
         f"checkpoint: {good}",
     )
-    (message,) = (line for line in ended.output.splitlines() if "images of the step: " in line)
+    (message,) = (
+        line for line in ended.output.splitlines() if "images of the step: " in line
+    )
     ids = json.JSONDecoder().raw_decode(message.split("images of the step: ")[1])[0]
     assert len(set(ids)) == 8
     assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1, 2]
@@ -78,7 +80,9 @@ def test_a_reward_that_returns_nan_names_itself_and_the_row(start, tmp_path):
     config["reward"]["terms"] = {"mine": {"target": "broken_reward:Broken"}}
     ended = run(config, folder, "scst", python_path=str(tmp_path))
     # 8 images x 2 samples, then 8 greedy captions: row 22 of 24 is the last but one.
-    assert_one_message(ended, "reward term 'mine'", "'broken' returned nan for caption 22")
+    assert_one_message(
+        ended, "reward term 'mine'", "'broken' returned nan for caption 22"
+    )
 
 
 EXITING = """
@@ -113,7 +117,9 @@ def data(path=""):
         ("data.target", "exiting:data"),
     ],
 )
-def test_user_code_that_exits_ends_with_an_error_and_its_line(start, key, value, tmp_path):
+def test_user_code_that_exits_ends_with_an_error_and_its_line(
+    start, key, value, tmp_path
+):
     (tmp_path / "exiting.py").write_text(EXITING)
     folder = tmp_path / "run"
     changes = {
@@ -121,15 +127,21 @@ def test_user_code_that_exits_ends_with_an_error_and_its_line(start, key, value,
         "train.kl_coef": 0,
         "data": DATA if key != "data.target" else {"target": value},
     }
-    ended = run(scst_config(folder, start, **changes), folder, "scst", python_path=str(tmp_path))
+    ended = run(
+        scst_config(folder, start, **changes), folder, "scst", python_path=str(tmp_path)
+    )
     assert_one_message(ended, "exiting.py, line ", "sys.exit(0)", "SystemExit: 0")
 
 
 def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    ended = run(xe_config(tmp_path / "run", **{"train.learning_rate": 0.1}), tmp_path / "run")
+    ended = run(
+        xe_config(tmp_path / "run", **{"train.learning_rate": 0.1}), tmp_path / "run"
+    )
     assert_one_message(ended, "train.learning_rate")
-    ended = run(xe_config(tmp_path / "run", **{"model.init": "nowhere"}), tmp_path / "run")
+    ended = run(
+        xe_config(tmp_path / "run", **{"model.init": "nowhere"}), tmp_path / "run"
+    )
     assert_one_message(ended, "model.kwargs")
     file.write_text(yaml.safe_dump(xe_config(tmp_path / "run")))
     for words, part in (
@@ -145,7 +157,10 @@ def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path: Path) -> 
     ("changes", "part"),
     [
         ({"train.batch_size": 0}, "train.batch_size is 0: expected at least 1"),
-        ({"data.kwargs.image_size": 4}, "data.kwargs.image_size is 4: expected at least 16"),
+        (
+            {"data.kwargs.image_size": 4},
+            "data.kwargs.image_size is 4: expected at least 16",
+        ),
         ({"data.kwargs.images": 4}, "data.kwargs.images is"),
         (
             {"rollout.num_samples": 1, "train.advantage": "leave_one_out"},
@@ -156,7 +171,10 @@ def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path: Path) -> 
             "train.objective risk compares",
         ),
         ({"train.updates_per_rollout": 2}, "train.updates_per_rollout is 2"),
-        ({"rollout.temperature": 1e-9}, "rollout.temperature is 1e-09: expected at least 0.000001"),
+        (
+            {"rollout.temperature": 1e-9},
+            "rollout.temperature is 1e-09: expected at least 0.000001",
+        ),
     ],
     ids=str,
 )
@@ -186,7 +204,10 @@ def test_settings_that_cannot_work_are_named_when_they_are_read(
         ({"model": {"init": "nowhere"}}, "model.init: 'nowhere'"),
         ({"eval.split": "dev"}, "split 'dev' is not in the data"),
         ({"data.kwargs.num_val": 1}, "eval.split 'val' has 1 usable image"),
-        ({"data.format": "jsonl", "data.path": "/none.jsonl", "data.kwargs": {}}, "none.jsonl"),
+        (
+            {"data.format": "jsonl", "data.path": "/none.jsonl", "data.kwargs": {}},
+            "none.jsonl",
+        ),
         (
             {"train.mixed_precision": "fp16"},
             "train.mixed_precision is fp16, which a CPU cannot train in",
@@ -209,7 +230,9 @@ def test_values_that_cannot_work_are_named(
     start: Path, tmp_path: Path, changes: dict[str, Any], part: str
 ) -> None:
     folder = tmp_path / "run"
-    if next(iter(changes)).startswith(("rollout", "reward")) or changes == {"model.init": None}:
+    if next(iter(changes)).startswith(("rollout", "reward")) or changes == {
+        "model.init": None
+    }:
         ended = run(scst_config(folder, start, **changes), folder, "scst")
     else:
         ended = run(xe_config(folder, **changes), folder)
@@ -233,7 +256,10 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(tmp_path: Path) -
     checked_run(xe_config(folder, **options), folder)
     before = contents(folder / "checkpoints")
     options |= {"train.max_steps": 6, "run.resume": True}
-    for largest in (40_000, 120_000):  # the weights do not fit, or the optimizer does not
+    for largest in (
+        40_000,
+        120_000,
+    ):  # the weights do not fit, or the optimizer does not
         ended = run(xe_config(folder, **options), folder, largest_file=largest)
         assert_one_message(ended, "step-00000006 could not be written")
         assert contents(folder / "checkpoints") == before
@@ -248,7 +274,11 @@ def dataset(folder: Path, **broken: Any) -> dict[str, Any]:
         Image.new("RGB", (16, 16), (index * 40, 0, 0)).save(folder / f"{index}.png")
         split = "val" if index > 3 else "train"
         rows.append(
-            {"image": f"{index}.png", "references": ["a red square", "red"], "split": split}
+            {
+                "image": f"{index}.png",
+                "references": ["a red square", "red"],
+                "split": split,
+            }
         )
     rows[2] |= broken
     file = folder / "captions.jsonl"
@@ -265,7 +295,10 @@ def dataset(folder: Path, **broken: Any) -> dict[str, Any]:
 def test_unusable_rows_are_named_before_training(
     tmp_path: Path, broken: dict[str, Any], part: str
 ) -> None:
-    folder, data = tmp_path / "run", dataset(tmp_path / "data", **broken) | {"train.max_steps": 1}
+    folder, data = (
+        tmp_path / "run",
+        dataset(tmp_path / "data", **broken) | {"train.max_steps": 1},
+    )
     assert_one_message(run(xe_config(folder, **data), folder), part)
     skipped = checked_run(xe_config(folder, **data, **{"data.on_bad": "skip"}), folder)
     assert "3 training and 2 validation images" in skipped.output
@@ -288,16 +321,26 @@ except BaseException:  # as some libraries do where they look for others
         ("yaml", [str(ROOT / "scripts" / "scst.py")]),
         (
             "yaml",
-            ["-c", "from rl_caption.__main__ import main; raise SystemExit(main())", "scst"],
+            [
+                "-c",
+                "from rl_caption.__main__ import main; raise SystemExit(main())",
+                "scst",
+            ],
         ),  # the command
         ("psutil", ["-m", "rl_caption.runtime.launch"]),
     ],
 )
-def test_an_interruption_while_modules_are_imported_is_one_line(tmp_path, module, command):
+def test_an_interruption_while_modules_are_imported_is_one_line(
+    tmp_path, module, command
+):
     (tmp_path / f"{module}.py").write_text(INTERRUPTED)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     ended = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
 

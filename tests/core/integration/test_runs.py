@@ -29,7 +29,9 @@ SCALES = "reward: scales of the terms on"
 def test_training_stops_when_patience_ends_and_stays_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     # Nothing is learnt at this rate, so every validation after the first is one without gain.
-    config = xe_config(folder, **{"train.lr": 1e-12, "eval.every": 1, "eval.patience": 2})
+    config = xe_config(
+        folder, **{"train.lr": 1e-12, "eval.every": 1, "eval.patience": 2}
+    )
     checked_run(config, folder)
     assert [line["step"] for line in lines(folder) if "val/cider" in line] == [1, 2, 3]
     assert (folder / "checkpoints/step-00000003").is_dir()
@@ -39,7 +41,9 @@ def test_training_stops_when_patience_ends_and_stays_stopped(tmp_path: Path) -> 
     assert untimed(folder) == before
 
 
-def test_accumulation_takes_the_same_steps_and_bf16_those_that_it_rounds_to(tmp_path: Path) -> None:
+def test_accumulation_takes_the_same_steps_and_bf16_those_that_it_rounds_to(
+    tmp_path: Path,
+) -> None:
     still = {"model.kwargs.dropout": 0.0, "train.max_steps": 2}
     ways = {
         "whole": {"micro_batch_size": 8},
@@ -76,23 +80,32 @@ def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(
         "train.xe_weight": 0.0,
         "train.warmup_steps": 4,
     }
-    ended = checked_run(scst_config(folder, trained / "export/best", **options), folder, "scst")
-    states = torch.load(folder / "checkpoints/step-00000001/optimizer.bin", weights_only=True)[
-        "state"
-    ]
+    ended = checked_run(
+        scst_config(folder, trained / "export/best", **options), folder, "scst"
+    )
+    states = torch.load(
+        folder / "checkpoints/step-00000001/optimizer.bin", weights_only=True
+    )["state"]
     assert {float(state["step"]) for state in states.values()} == {1.0}
     (rate,) = (line["train/lr"] for line in lines(folder) if "train/lr" in line)
     assert rate == 0.003 / 4
-    before, after = weights(trained / "export/best"), weights(folder / "checkpoints/step-00000001")
-    changes = torch.cat([(after[name] - before[name]).abs().flatten() for name in before])
+    before, after = (
+        weights(trained / "export/best"),
+        weights(folder / "checkpoints/step-00000001"),
+    )
+    changes = torch.cat(
+        [(after[name] - before[name]).abs().flatten() for name in before]
+    )
     # The first step of a fresh Adam moves every weight that has a gradient by the learning rate,
     # and none by more.
     assert changes.max() <= rate * 1.01
     assert (changes > rate * 0.99).float().mean() > 0.3
-    digest = hashlib.sha256((trained / "export/best/model.safetensors").read_bytes()).hexdigest()
-    saved = json.loads((folder / "checkpoints/step-00000001/trainer_state.json").read_text())[
-        "signature"
-    ]
+    digest = hashlib.sha256(
+        (trained / "export/best/model.safetensors").read_bytes()
+    ).hexdigest()
+    saved = json.loads(
+        (folder / "checkpoints/step-00000001/trainer_state.json").read_text()
+    )["signature"]
     assert saved.startswith("STANDARD_wInit+Cider-D[n4,s6.0]+df[")
     assert saved.endswith(f"]+greedy[nspi2]+kl[0.05,{digest[:8]}]")
     assert json.loads((folder / "env.json").read_text())["signature"] == saved
@@ -104,16 +117,30 @@ def test_a_run_of_several_terms_begins_with_their_scales_a_resumed_one_does_not(
     trained: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    terms = {"cider": {"weight": 0.5}, "rouge_l": {"weight": 0.5}, "repetition": {"weight": 1e-4}}
-    options = {"reward.terms": terms, "reward.normalize": "per_term", "train.max_steps": 1}
-    ended = checked_run(scst_config(folder, trained / "export/best", **options), folder, "scst")
+    terms = {
+        "cider": {"weight": 0.5},
+        "rouge_l": {"weight": 0.5},
+        "repetition": {"weight": 1e-4},
+    }
+    options = {
+        "reward.terms": terms,
+        "reward.normalize": "per_term",
+        "train.max_steps": 1,
+    }
+    ended = checked_run(
+        scst_config(folder, trained / "export/best", **options), folder, "scst"
+    )
     assert ended.output.count(SCALES) == 1
     assert (
-        ended.output.index(SCALES) < ended.output.index("scst: ") < ended.output.index("step 1/1")
+        ended.output.index(SCALES)
+        < ended.output.index("scst: ")
+        < ended.output.index("step 1/1")
     )
     assert "reward signature: per_term(0.5*[" in ended.output
     options |= {"train.max_steps": 2, "run.resume": True}
-    ended = checked_run(scst_config(folder, trained / "export/best", **options), folder, "scst")
+    ended = checked_run(
+        scst_config(folder, trained / "export/best", **options), folder, "scst"
+    )
     assert "step 2/2" in ended.output
     assert SCALES not in ended.output
 
@@ -146,7 +173,9 @@ def features(tmp_path: Path) -> dict:
     (tmp_path / "features").mkdir()
     rows = []
     for index in range(8):
-        regions = generator.normal(size=(int(generator.integers(2, 6)), 6)).astype(np.float32)
+        regions = generator.normal(size=(int(generator.integers(2, 6)), 6)).astype(
+            np.float32
+        )
         np.savez(tmp_path / "features" / f"image{index}.npz", features=regions)
         split = "train" if index < 5 else "val"
         row = {
@@ -196,7 +225,11 @@ def test_features_that_the_captioner_cannot_read_are_refused(
     assert "7" in ended.output
     for index in range(8):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{index}.jpg")
-    pixels = {key: value for key, value in features.items() if not key.startswith("model.kwargs.")}
+    pixels = {
+        key: value
+        for key, value in features.items()
+        if not key.startswith("model.kwargs.")
+    }
     ended = run(xe_config(xe, **pixels), xe)
     assert ended.code == 1
     assert "features_root" in ended.output

@@ -36,7 +36,10 @@ from rl_caption.integrations.swift import ServedReward
 from rl_caption.runtime.errors import ConfigError
 
 uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")
-REFERENCES = [["a dog runs on grass", "a brown dog"], ["two cats sleep on a bed", "cats in bed"]]
+REFERENCES = [
+    ["a dog runs on grass", "a brown dog"],
+    ["two cats sleep on a bed", "cats in bed"],
+]
 CAPTIONS = ["a dog runs", "a cat on a bed"]
 
 
@@ -52,7 +55,9 @@ class Closed:
         self.gate = threading.Event()
         self.sizes: list[int] = []
 
-    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: Sequence[str], **columns: Any
+    ) -> list[float]:
         self.sizes.append(len(completions))
         assert self.gate.wait(30)
         if "bad" in completions:
@@ -68,7 +73,9 @@ class Width:
     bounds = (0.0, 1e6)
     signature = "width"
 
-    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: Sequence[str], **columns: Any
+    ) -> list[float]:
         return [float(open_image(image).width) for image in columns["image"]]
 
 
@@ -76,7 +83,9 @@ class Width:
 def served(reward: Reward | MixedReward, **options: Any) -> Iterator[str]:
     """The address of a server of ``reward`` in a thread."""
     mixture = (
-        reward if isinstance(reward, MixedReward) else MixedReward({reward.__name__: (reward, 1.0)})
+        reward
+        if isinstance(reward, MixedReward)
+        else MixedReward({reward.__name__: (reward, 1.0)})
     )
     config = ServeConfig(**options)
     app = make_app(config, make_scorer(config, mixture))
@@ -139,7 +148,9 @@ def test_scores_are_those_of_the_reward_to_the_last_bit() -> None:
     assert health["signature"] == reward.signature
 
 
-def test_requests_that_arrive_meanwhile_share_a_call_and_a_bad_one_fails_alone() -> None:
+def test_requests_that_arrive_meanwhile_share_a_call_and_a_bad_one_fails_alone() -> (
+    None
+):
     reward = Closed()
     with served(reward, window_ms=0.0) as url, ThreadPoolExecutor(4) as pool:
         first = pool.submit(client_of(url).score, ["a"])
@@ -154,7 +165,9 @@ def test_requests_that_arrive_meanwhile_share_a_call_and_a_bad_one_fails_alone()
         assert [later[0].result().total, later[2].result().total] == [[1.0], [1.0, 1.0]]
         with pytest.raises(ServerError, match=r"422: .*closed"):
             later[1].result()
-    assert reward.sizes[0] == 1, "not known to score rows alone: each request has its own call"
+    assert reward.sizes[0] == 1, (
+        "not known to score rows alone: each request has its own call"
+    )
     assert sorted(reward.sizes) == [1, 1, 2, 2]
 
 
@@ -166,18 +179,26 @@ def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(
     reward = MixedReward({"rouge": (build("rouge_l"), 1.0)})
     score, gate = reward.terms, threading.Event()
 
-    def terms(prompts: Any, completions: Sequence[Any], **columns: Any) -> dict[str, list[float]]:
+    def terms(
+        prompts: Any, completions: Sequence[Any], **columns: Any
+    ) -> dict[str, list[float]]:
         sizes.append(len(completions))
         assert gate.wait(30)
         return score(prompts, completions, **columns)
 
     monkeypatch.setattr(reward, "terms", terms)
     bad = [*REFERENCES, [], ["x"]]
-    with served(reward, window_ms=0.0, max_batch=max_batch) as url, ThreadPoolExecutor(8) as pool:
-        first = pool.submit(client_of(url).score, CAPTIONS[:1], references=REFERENCES[:1])
+    with (
+        served(reward, window_ms=0.0, max_batch=max_batch) as url,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        first = pool.submit(
+            client_of(url).score, CAPTIONS[:1], references=REFERENCES[:1]
+        )
         wait_until(lambda: sizes)
         good = [
-            pool.submit(client_of(url).score, CAPTIONS, references=REFERENCES) for _ in range(4)
+            pool.submit(client_of(url).score, CAPTIONS, references=REFERENCES)
+            for _ in range(4)
         ]
         wait_until(lambda: client_of(url).health()["pending"] == 9)
         gate.set()
@@ -193,23 +214,34 @@ def test_captions_that_are_compared_with_those_of_their_call_share_none() -> Non
     reward = MixedReward(
         {
             "diversity": (
-                build("diversity", df=DocumentFrequencies.from_texts(REFERENCES, eos=True)),
+                build(
+                    "diversity", df=DocumentFrequencies.from_texts(REFERENCES, eos=True)
+                ),
                 1.0,
             )
         }
     )
-    groups = [["a dog runs", "a dog", "a cat"], ["a dog runs", "a dog runs", "two dogs"]]
+    groups = [
+        ["a dog runs", "a dog", "a cat"],
+        ["a dog runs", "a dog runs", "two dogs"],
+    ]
     with served(reward, window_ms=50.0) as url, ThreadPoolExecutor(2) as pool:
         requests = [
-            pool.submit(client_of(url).score, captions, image_id=["1"] * 3) for captions in groups
+            pool.submit(client_of(url).score, captions, image_id=["1"] * 3)
+            for captions in groups
         ]
         scores = [request.result().total for request in requests]
     assert scores == [reward(None, captions, image_id=["1"] * 3) for captions in groups]
 
 
-def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_score_up() -> None:
+def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_score_up() -> (
+    None
+):
     reward = Closed()
-    with served(reward, max_pending=2, window_ms=0.0) as url, ThreadPoolExecutor(2) as pool:
+    with (
+        served(reward, max_pending=2, window_ms=0.0) as url,
+        ThreadPoolExecutor(2) as pool,
+    ):
         first = pool.submit(client_of(url).score, ["a", "b"])
         wait_until(lambda: reward.sizes)
         with pytest.raises(ServerError, match="503"):
@@ -231,7 +263,11 @@ def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_s
         (b'{"captions": []}', 422, "captions"),
         (b'{"captions": ["a", 1]}', 422, "captions.1"),
         (b'{"captions": ["a"]}', 422, "references"),
-        (b'{"captions": ["a"], "columns": {"references": ["x", "y"]}}', 422, "references"),
+        (
+            b'{"captions": ["a"], "columns": {"references": ["x", "y"]}}',
+            422,
+            "references",
+        ),
         (b'{"captions": ["a"], "columns": {"reference": [["x"]]}}', 422, "'reference'"),
         (b'{"captions": ["a"], "columns": {"references": [7]}}', 422, "references"),
         (b'{"captions": ["' + b"a" * 2**21 + b'"]}', 413, "MiB"),
@@ -242,14 +278,20 @@ def test_a_bad_request_is_refused(content: bytes, status: int, named: str) -> No
         code, answer = status_of(url, content)
         assert code == status
         assert named in answer["detail"]
-        assert client_of(url).score(CAPTIONS, references=REFERENCES).total, "the server lives on"
+        assert client_of(url).score(CAPTIONS, references=REFERENCES).total, (
+            "the server lives on"
+        )
 
 
-def test_a_body_that_does_not_arrive_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_arrive_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("rl_caption.integrations.app.BODY_SECONDS", 0.5)
     with (
         served(mixture()) as url,
-        socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), 30) as client,
+        socket.create_connection(
+            ("127.0.0.1", int(url.rsplit(":", 1)[1])), 30
+        ) as client,
     ):
         client.sendall(
             b'POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"captions": ['
@@ -281,7 +323,9 @@ def test_images_come_from_below_named_folders_or_as_content(tmp_path: Path) -> N
             {"base64": 1},
             None,
         ):
-            with pytest.raises(ServerError, match=r"422.*row 1: image.*NAME/path.*\['root'\]"):
+            with pytest.raises(
+                ServerError, match=r"422.*row 1: image.*NAME/path.*\['root'\]"
+            ):
                 client.score(["a", "b"], image=["root/inside.png", image])
         for image in ("root/large.png", "root/text.png", root / "large.png", b"!"):
             with pytest.raises(ServerError, match=r"422.*[iI]mage"):
@@ -301,7 +345,11 @@ def test_the_reward_is_called_by_one_thread(
 
     monkeypatch.setattr(reward, "terms", terms)
     with served(reward) as url, ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: client_of(url).score(["a"], references=[["a"]]), range(8)))
+        list(
+            pool.map(
+                lambda _: client_of(url).score(["a"], references=[["a"]]), range(8)
+            )
+        )
     assert len(threads) > 1
     assert len(set(threads)) == 1
 
@@ -327,7 +375,9 @@ def test_cider_needs_document_frequencies() -> None:
         build_served_reward(ServeConfig())
 
 
-def test_adapters_score_as_the_reward_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_adapters_score_as_the_reward_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     reward = mixture()
     expected = reward(None, CAPTIONS, references=REFERENCES)
     unfinished = reward(None, CAPTIONS, references=REFERENCES, finished=[True, False])
@@ -339,21 +389,34 @@ def test_adapters_score_as_the_reward_does(monkeypatch: pytest.MonkeyPatch, tmp_
             {"response": caption, "response_length": 3, "ground_truth": label}
             for caption, label in zip(CAPTIONS, labels, strict=True)
         ]
-        assert [scores["overall"] for scores in easyr1.compute_score(inputs)] == expected
+        assert [
+            scores["overall"] for scores in easyr1.compute_score(inputs)
+        ] == expected
         prompt = "<|start|><|image|><|end|>Describe.\n<|start|>assistant\n"
         expanded = prompt.replace("<|image|>", "<|image|>" * 9)
         queries = [f"{expanded}{CAPTIONS[0]}<|end|>", f"{prompt}{CAPTIONS[1]}"]
-        assert openrlhf.reward_func(queries, [prompt] * 2, labels)["rewards"] == unfinished
+        assert (
+            openrlhf.reward_func(queries, [prompt] * 2, labels)["rewards"] == unfinished
+        )
         with pytest.raises(ValueError, match="prompt"):
             openrlhf.reward_func(queries[:1], ["Tell."], labels[:1])
-        columns = {"references": REFERENCES, "solution": ["", ""], "trainer_state": None}
+        columns = {
+            "references": REFERENCES,
+            "solution": ["", ""],
+            "trainer_state": None,
+        }
         rewards = ServedReward()
         assert rewards(CAPTIONS, **columns) == expected
-        assert rewards(CAPTIONS, **columns, finish_reason=["stop", "length"]) == unfinished
+        assert (
+            rewards(CAPTIONS, **columns, finish_reason=["stop", "length"]) == unfinished
+        )
         assert rewards(CAPTIONS, **columns, finish_reason=[None, None]) == expected
     path = tmp_path / "9.png"
     Image.new("RGB", (30, 20)).save(path)
-    images = [[{"bytes": None, "path": str(path)}], [{"bytes": path.read_bytes(), "path": None}]]
+    images = [
+        [{"bytes": None, "path": str(path)}],
+        [{"bytes": path.read_bytes(), "path": None}],
+    ]
     with served(Width()) as url:
         monkeypatch.setenv("RL_CAPTION_URL", url)
         assert ServedReward()(CAPTIONS, images=images) == [30.0, 30.0]
@@ -362,7 +425,11 @@ def test_adapters_score_as_the_reward_does(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize(
     ("prompt", "image", "expanded"),
     [
-        ("<|im_start|>user\n{}Describe.<|im_end|>\n<|im_start|>assistant\n", "<x>", "<x><x><x>"),
+        (
+            "<|im_start|>user\n{}Describe.<|im_end|>\n<|im_start|>assistant\n",
+            "<x>",
+            "<x><x><x>",
+        ),
         ("<bos>{}Describe<end>\n<start>model\n", "<soi>", "\n\n<soi><x><x><eoi>\n\n"),
         ("User:{}Describe<end>\nAssistant:", "<image>", "<fake><global><image><fake>"),
         ("{}\nDescribe <|a|><|b|>", "<image>", "<image><image>"),
@@ -382,7 +449,9 @@ def test_the_client_and_the_adapters_need_only_the_standard_library() -> None:
     print(sorted({"torch", "numpy", "PIL", "fastapi", "transformers"} & set(sys.modules)))
     """
     assert (
-        subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True).strip()
+        subprocess.check_output(
+            [sys.executable, "-c", textwrap.dedent(code)], text=True
+        ).strip()
         == "[]"
     )
 
@@ -409,15 +478,21 @@ def test_sigterm_ends_the_server_after_what_it_took(tmp_path: Path) -> None:
     words = ["serve", "--config", "mix.yaml", "--port", str(port)]
     command = [sys.executable, "-m", "rl_caption", *words]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as server:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, start_new_session=True
+    ) as server:
         url = f"http://127.0.0.1:{port}"
         try:
             client_of(url, attempts=30, backoff=0.5).health()
             with ThreadPoolExecutor(2) as pool:
-                requests = [pool.submit(client_of(url).score, ["a", "b"]) for _ in range(2)]
+                requests = [
+                    pool.submit(client_of(url).score, ["a", "b"]) for _ in range(2)
+                ]
                 wait_until(lambda: client_of(url).health()["pending"] == 4)
                 server.send_signal(signal.SIGTERM)
-                assert [request.result().total for request in requests] == [[0.5, 0.5]] * 2
+                assert [request.result().total for request in requests] == [
+                    [0.5, 0.5]
+                ] * 2
             assert server.wait(30) == 0
         finally:
             if server.poll() is None:

@@ -33,7 +33,12 @@ class LeftBehind:
     """An objective that makes a tensor on the CPU wherever the log-probabilities are."""
 
     def __call__(
-        self, logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Any, mask: Tensor, *_: Any
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        ref_logprobs: Any,
+        mask: Tensor,
+        *_: Any,
     ) -> Any:
         return (logprobs * torch.ones(logprobs.shape)).sum(), mask.sum(), {}
 
@@ -62,7 +67,9 @@ def test_cross_entropy_and_its_resumption(folder: Path) -> None:
     checked_run(xe_config(folder / "xe_cpu"), folder / "xe_cpu")
     assert_close_runs(folder / "xe", folder / "xe_cpu")
     for kill in (Kill("rl_caption.training.run:Run.begin_step", 4), None):
-        checked_run(xe_config(folder / "resumed"), folder / "resumed", simulated=True, kill=kill)
+        checked_run(
+            xe_config(folder / "resumed"), folder / "resumed", simulated=True, kill=kill
+        )
     assert_close_runs(folder / "resumed", folder / "xe_cpu")
 
 
@@ -85,7 +92,9 @@ def test_cross_entropy_and_its_resumption(folder: Path) -> None:
     ],
     ids=["REINFORCE", "PPO", "DiCO"],
 )
-def test_self_critical_training(changes: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+def test_self_critical_training(
+    changes: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
     for name in ("cpu", "simulated"):
         config = scst(folder, name, **changes) | {
             "run": {"dir": str(tmp_path / name), "log_every": 1}
@@ -120,14 +129,19 @@ def test_the_chain_of_reward_models(tmp_path: Path) -> None:
     for name in ("teacher", "image", "text"):
         checked_run(configs[name], tmp_path / name, "reward_model")
     for name in ("simulated", "cpu"):
-        config = configs["dual"] | {"run": {"dir": str(tmp_path / name), "log_every": 1}}
-        checked_run(config, tmp_path / name, "reward_model", simulated=name == "simulated")
+        config = configs["dual"] | {
+            "run": {"dir": str(tmp_path / name), "log_every": 1}
+        }
+        checked_run(
+            config, tmp_path / name, "reward_model", simulated=name == "simulated"
+        )
     assert_close_logs(tmp_path / "simulated", tmp_path / "cpu", 1e-5)
 
 
 def test_evaluation(folder: Path) -> None:
     data = [
-        f"--data.kwargs.{key}={value}" for key, value in (DATA["kwargs"] | {"num_test": 6}).items()
+        f"--data.kwargs.{key}={value}"
+        for key, value in (DATA["kwargs"] | {"num_test": 6}).items()
     ]
     judge = [
         "--judges.L.target",

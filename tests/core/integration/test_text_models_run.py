@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rewards.clip.bottleneck import Bottleneck, CaptionWriter, SemanticBottleneck, edit_similarity
+from rewards.clip.bottleneck import (
+    Bottleneck,
+    CaptionWriter,
+    SemanticBottleneck,
+    edit_similarity,
+)
 from rewards.frozen_model import load_frozen
 from rewards.registry import build
 from rewards.text.icc import Icc
@@ -36,7 +41,9 @@ pytestmark = pytest.mark.slow
 
 TASKS = ("language_model", "semantic_bottleneck", "text_regression")
 CAPTIONS = [
-    caption for row in ScenesData(**DATA["kwargs"]).split("val") for caption in row["references"]
+    caption
+    for row in ScenesData(**DATA["kwargs"]).split("val")
+    for caption in row["references"]
 ]
 
 
@@ -49,8 +56,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_loss_falls_and_the_best_model_is_exported(trained: Path, task: str) -> None:
-    losses = [line["loss/total"] for line in lines(trained / task) if "loss/total" in line]
+def test_the_loss_falls_and_the_best_model_is_exported(
+    trained: Path, task: str
+) -> None:
+    losses = [
+        line["loss/total"] for line in lines(trained / task) if "loss/total" in line
+    ]
     assert len(losses) == 6
     assert sum(losses[3:]) < sum(losses[:3])
     metric = "val/r_squared" if task == "text_regression" else "val/token_logprob"
@@ -59,7 +70,9 @@ def test_the_loss_falls_and_the_best_model_is_exported(trained: Path, task: str)
     assert (result["metric"], result["best_metric"]) == (metric, max(found))
     exported = {"config.json", "model.safetensors", "manifest.json"}
     if task == "semantic_bottleneck":
-        assert exported == files(trained / task / "export/best"), "the frozen models are not copied"
+        assert exported == files(trained / task / "export/best"), (
+            "the frozen models are not copied"
+        )
     else:
         assert exported | {"tokenizer.json", "tokenizer_config.json"} <= files(
             trained / task / "export/best"
@@ -69,9 +82,12 @@ def test_the_loss_falls_and_the_best_model_is_exported(trained: Path, task: str)
 def test_the_language_model_is_a_perplexity_reward(trained: Path) -> None:
     folder = trained / "language_model/export/best"
     reward = Perplexity(str(folder), floor=-50.0)
-    tokens = [len(reward._frozen.tokenizer(caption)["input_ids"]) + 1 for caption in CAPTIONS]
+    tokens = [
+        len(reward._frozen.tokenizer(caption)["input_ids"]) + 1 for caption in CAPTIONS
+    ]
     mean = sum(
-        score * count for score, count in zip(reward(None, CAPTIONS), tokens, strict=True)
+        score * count
+        for score, count in zip(reward(None, CAPTIONS), tokens, strict=True)
     ) / sum(tokens)
     assert mean == pytest.approx(
         json.loads((trained / "language_model/result.json").read_text())["best_metric"]
@@ -79,20 +95,31 @@ def test_the_language_model_is_a_perplexity_reward(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("is_decoder", [False, True])
-def test_the_regression_is_an_icc_reward(trained: Path, tmp_path: Path, is_decoder: bool) -> None:
+def test_the_regression_is_an_icc_reward(
+    trained: Path, tmp_path: Path, is_decoder: bool
+) -> None:
     """A decoder reads the state of the last token before the padding."""
-    data = rows_of(caption_targets(trained / "targets.jsonl", val_fraction=0.2), checked=True)
+    data = rows_of(
+        caption_targets(trained / "targets.jsonl", val_fraction=0.2), checked=True
+    )
     rows, run_folder = data.split("val"), trained / "text_regression"
     if is_decoder:
         run_folder = tmp_path / "run"
-        config = changed(text_chain(trained)["text_regression"], {"run.dir": str(run_folder)})
+        config = changed(
+            text_chain(trained)["text_regression"], {"run.dir": str(run_folder)}
+        )
         config["model"] = {"init": str(tiny_llama_regressor(tmp_path / "llama"))}
         checked_run(config, run_folder, "reward_model")
         without = changed(
             config,
-            {"run.dir": str(tmp_path / "not"), "model.init": str(tiny_gpt2(tmp_path / "gpt2"))},
+            {
+                "run.dir": str(tmp_path / "not"),
+                "model.init": str(tiny_gpt2(tmp_path / "gpt2")),
+            },
         )
-        assert "no padding token" in run(without, tmp_path / "not", "reward_model").output
+        assert (
+            "no padding token" in run(without, tmp_path / "not", "reward_model").output
+        )
     targets = torch.tensor([row["target"] for row in rows])
     reward = Icc(str(run_folder / "export/best"), clip=False)
     found = torch.tensor(reward(None, [row["references"][0] for row in rows]))
@@ -111,7 +138,10 @@ def test_only_the_linear_layer_of_a_bottleneck_is_trained(trained: Path) -> None
 
 def test_likelihood_is_that_of_token_after_token(trained: Path) -> None:
     frozen = load_frozen(
-        "AutoModelForCausalLM", str(trained / "language_model/export/best"), "test", "cpu"
+        "AutoModelForCausalLM",
+        str(trained / "language_model/export/best"),
+        "test",
+        "cpu",
     )
     writer = CaptionWriter(frozen, "eos", soft_tokens=2)
     soft = torch.randn(2, 2, 16, generator=torch.Generator().manual_seed(0))
@@ -123,7 +153,9 @@ def test_likelihood_is_that_of_token_after_token(trained: Path) -> None:
     for own, row in zip(soft, rows, strict=True):
         start = torch.cat([embed(torch.tensor([frozen.tokenizer.bos_token_id])), own])
         for place, token in enumerate(row):
-            inputs = torch.cat([start, embed(torch.tensor(row[:place], dtype=torch.long))])
+            inputs = torch.cat(
+                [start, embed(torch.tensor(row[:place], dtype=torch.long))]
+            )
             logits = frozen.network(inputs_embeds=inputs[None]).logits[0, -1]
             expected -= float(logits.log_softmax(-1)[token])
     assert float(writer.negative_log_likelihood(soft, ids, mask)) == pytest.approx(
@@ -133,28 +165,41 @@ def test_likelihood_is_that_of_token_after_token(trained: Path) -> None:
 
 def test_a_newline_ends_a_caption_where_that_is_asked_for(trained: Path) -> None:
     frozen = load_frozen(
-        "AutoModelForCausalLM", str(trained / "language_model/export/best"), "test", "cpu"
+        "AutoModelForCausalLM",
+        str(trained / "language_model/export/best"),
+        "test",
+        "cpu",
     )
     ids = CaptionWriter(frozen, "newline").token_ids(["a  red\ncircle"])[0]
     assert frozen.tokenizer.decode(ids) == " a red circle \n"
     assert (
-        len(CaptionWriter(frozen, "newline").token_ids(["a" * 200])[0]) == GPT2["n_positions"] - 2
+        len(CaptionWriter(frozen, "newline").token_ids(["a" * 200])[0])
+        == GPT2["n_positions"] - 2
     )
 
 
 def test_a_bottleneck_is_a_score(trained: Path, tmp_path: Path) -> None:
     folder = str(trained / "semantic_bottleneck/export/best")
     reward = SemanticBottleneck(folder, num_beams=3, max_new_tokens=12, batch_size=2)
-    captions = ["a red circle", "two small blue squares on a white background", "", "a day"]
+    captions = [
+        "a red circle",
+        "two small blue squares on a white background",
+        "",
+        "a day",
+    ]
     found = reward(None, captions)
     assert found[2] == 0.0
     assert all(0 <= score <= 1 for score in found)
     beams = reward.rewrite(captions[:1])
     assert [len(own) for own in beams] == [3]
-    assert found[0] == pytest.approx(max(edit_similarity(captions[0], beam) for beam in beams[0]))
+    assert found[0] == pytest.approx(
+        max(edit_similarity(captions[0], beam) for beam in beams[0])
+    )
     for beam in beams[0]:
         assert "\n" not in beam
-    by_words = SemanticBottleneck(folder, num_beams=3, max_new_tokens=12, similarity="rouge_l")
+    by_words = SemanticBottleneck(
+        folder, num_beams=3, max_new_tokens=12, similarity="rouge_l"
+    )
     rouge = build("rouge_l")
     assert by_words(None, captions[:1])[0] == pytest.approx(
         max(rouge(None, beams[0], references=[captions[:1]] * 3))
@@ -171,19 +216,24 @@ def test_a_bottleneck_that_goes_on_names_its_models_where_they_are_now(
     trained: Path, tmp_path: Path
 ) -> None:
     moved = shutil.copytree(trained / "language_model/export/best", tmp_path / "moved")
-    model = {"init": str(trained / "semantic_bottleneck/export/best"), "language_model": str(moved)}
+    model = {
+        "init": str(trained / "semantic_bottleneck/export/best"),
+        "language_model": str(moved),
+    }
     changes = {"run.dir": str(tmp_path / "run"), "model": model, "train.max_steps": 1}
     checked_run(
         changed(text_chain(trained)["semantic_bottleneck"], changes),
         tmp_path / "run",
         "reward_model",
     )
-    assert Bottleneck.from_pretrained(tmp_path / "run/export/best").config.language_model == str(
-        moved
-    )
+    assert Bottleneck.from_pretrained(
+        tmp_path / "run/export/best"
+    ).config.language_model == str(moved)
 
 
-def test_a_bottleneck_learns_to_repeat_a_few_captions(trained: Path, tmp_path: Path) -> None:
+def test_a_bottleneck_learns_to_repeat_a_few_captions(
+    trained: Path, tmp_path: Path
+) -> None:
     """Through a frozen language model of random weights, below the ln 320 = 5.77 of a guess."""
     file = tmp_path / "captions.txt"
     learnt = [
@@ -198,7 +248,11 @@ def test_a_bottleneck_learns_to_repeat_a_few_captions(trained: Path, tmp_path: P
         {
             "run.dir": str(tmp_path / "run"),
             "model.kwargs.soft_tokens": 8,
-            "data": {"format": "captions", "path": str(file), "kwargs": {"val_fraction": 0.5}},
+            "data": {
+                "format": "captions",
+                "path": str(file),
+                "kwargs": {"val_fraction": 0.5},
+            },
             "train.max_steps": 60,
             "train.lr": 0.1,
             "train.weight_decay": 0.0,
@@ -206,7 +260,9 @@ def test_a_bottleneck_learns_to_repeat_a_few_captions(trained: Path, tmp_path: P
         },
     )
     checked_run(config, tmp_path / "run", "reward_model")
-    losses = [line["loss/total"] for line in lines(tmp_path / "run") if "loss/total" in line]
+    losses = [
+        line["loss/total"] for line in lines(tmp_path / "run") if "loss/total" in line
+    ]
     assert losses[-1] < 5.0 < losses[0]
 
 
@@ -215,7 +271,10 @@ def test_killed_and_started_again(trained: Path, tmp_path: Path, task: str) -> N
     folder = tmp_path / task
     config = changed(text_chain(trained)[task], {"run.dir": str(folder)})
     checked_run(
-        config, folder, "reward_model", kill=Kill("rl_caption.training.run:Run.begin_step", 4)
+        config,
+        folder,
+        "reward_model",
+        kill=Kill("rl_caption.training.run:Run.begin_step", 4),
     )
     checked_run(config, folder, "reward_model")
     assert_same_run(folder, trained / task)
@@ -223,7 +282,9 @@ def test_killed_and_started_again(trained: Path, tmp_path: Path, task: str) -> N
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("task", TASKS)
-def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: str) -> None:
+def test_two_processes_take_the_same_steps(
+    trained: Path, tmp_path: Path, task: str
+) -> None:
     config = changed(text_chain(trained)[task], {"run.dir": str(tmp_path / task)})
     if task != "semantic_bottleneck":  # no dropout, whose masks belong to processes
         off = {"language_model": ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
@@ -240,7 +301,11 @@ def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: 
 @pytest.mark.parametrize(
     ("task", "changes", "message"),
     [
-        ("semantic_bottleneck", {"model.language_model": None}, "model.language_model is not set"),
+        (
+            "semantic_bottleneck",
+            {"model.language_model": None},
+            "model.language_model is not set",
+        ),
         ("semantic_bottleneck", {"model.kwargs": {"tokens": 2}}, "argument 'tokens'"),
         (
             "semantic_bottleneck",
@@ -250,18 +315,29 @@ def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: 
         ("language_model", {"model.kwargs.width": 3}, "model.kwargs has ['width']"),
         (
             "language_model",
-            {"run.resume": "language_model/checkpoints/step-00000006", "data.kwargs.num_train": 20},
+            {
+                "run.resume": "language_model/checkpoints/step-00000006",
+                "data.kwargs.num_train": 20,
+            },
             "20 rows",
         ),
-        ("text_regression", {"data": DATA}, "text_regression learns from caption_targets"),
+        (
+            "text_regression",
+            {"data": DATA},
+            "text_regression learns from caption_targets",
+        ),
     ],
 )
 def test_wrong_configurations_are_refused(trained, tmp_path, task, changes, message):
     if changes.get("model.init"):
-        changes = changes | {"model.init": str(trained / "semantic_bottleneck/export/best")}
+        changes = changes | {
+            "model.init": str(trained / "semantic_bottleneck/export/best")
+        }
     if changes.get("run.resume"):
         changes = changes | {"run.resume": str(trained / changes["run.resume"])}
-    config = changed(text_chain(trained)[task], {"run.dir": str(tmp_path / "run")} | changes)
+    config = changed(
+        text_chain(trained)[task], {"run.dir": str(tmp_path / "run")} | changes
+    )
     ended = run(config, tmp_path / "run", "reward_model")
     assert ended.code in (1, 2), ended.output
     assert message in ended.output

@@ -40,7 +40,12 @@ from rl_caption.integrations.trl.model import (
     suppression,
     vllm_in_float32,
 )
-from rl_caption.integrations.trl.program import Log, WrongSamplesError, fine_tune, trl_arguments
+from rl_caption.integrations.trl.program import (
+    Log,
+    WrongSamplesError,
+    fine_tune,
+    trl_arguments,
+)
 from rl_caption.lab.config import ShareConfig
 from rl_caption.lab.share import share
 from rl_caption.programs.report.read import read_run
@@ -65,7 +70,13 @@ pytestmark = pytest.mark.slow
 
 SCENES = {
     "format": "scenes",
-    "kwargs": {"num_train": 8, "num_val": 2, "num_test": 2, "num_unseen": 0, "image_size": 32},
+    "kwargs": {
+        "num_train": 8,
+        "num_val": 2,
+        "num_test": 2,
+        "num_unseen": 0,
+        "image_size": 32,
+    },
 }
 
 
@@ -97,7 +108,8 @@ def settings(folder: Path, run: Path, **changes: Any) -> GrpoVlmConfig:
 
 def untimed(run: Path) -> list[dict[str, Any]]:
     return [
-        {key: value for key, value in line.items() if key != "step_time"} for line in lines(run)
+        {key: value for key, value in line.items() if key != "step_time"}
+        for line in lines(run)
     ]
 
 
@@ -116,7 +128,9 @@ def moved(start: Path, run: Path) -> set[str]:
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_grpo_with_lora_trains_and_exports(folder: Path, tmp_path: Path, capfd: Any) -> None:
+def test_grpo_with_lora_trains_and_exports(
+    folder: Path, tmp_path: Path, capfd: Any
+) -> None:
     run = tmp_path / "run"
     changes = {"trl.max_steps": 4}
     assert str(run / "export/last") in fine_tune(settings(folder, run, **changes))
@@ -129,7 +143,10 @@ def test_grpo_with_lora_trains_and_exports(folder: Path, tmp_path: Path, capfd: 
     # would be equal, and bans most words.
     assert len(Recorder.calls) == 4
     assert set(BANNED) & {
-        token for call in Recorder.calls for ids in call["completion_ids"] for token in ids
+        token
+        for call in Recorder.calls
+        for ids in call["completion_ids"]
+        for token in ids
     }
     for call, line in zip(Recorder.calls, logged, strict=True):
         texts = [completion[-1]["content"] for completion in call["completions"]]
@@ -139,9 +156,9 @@ def test_grpo_with_lora_trains_and_exports(folder: Path, tmp_path: Path, capfd: 
         assert call["image"][0] is call["image"][1], "equal images are encoded once"
         assert all(own[1] == "two small stars ." for own in call["references"])
         assert call["finished"] == [ids[-1] in (0, 2) for ids in call["completion_ids"]]
-        assert not {1, 3, 4, 5, 6} & {token for ids in call["completion_ids"] for token in ids}, (
-            "a special token"
-        )
+        assert not {1, 3, 4, 5, 6} & {
+            token for ids in call["completion_ids"] for token in ids
+        }, "a special token"
         words = [len(text.split()) for text in texts]
         assert line["rewards/words/mean"] == pytest.approx(sum(words) / 4)
         assert line["reward"] == pytest.approx(
@@ -153,7 +170,8 @@ def test_grpo_with_lora_trains_and_exports(folder: Path, tmp_path: Path, capfd: 
         for i, p in zip(c["image_id"], c["prompts"], strict=True)
     }
     assert asked == {
-        str(i): "what do you see ?" if i == 0 else "describe this image" for i in range(4)
+        str(i): "what do you see ?" if i == 0 else "describe this image"
+        for i in range(4)
     }
 
     result = json.loads((run / "result.json").read_text())
@@ -164,7 +182,9 @@ def test_grpo_with_lora_trains_and_exports(folder: Path, tmp_path: Path, capfd: 
 
     after, changed = exported(run), moved(folder / "qwen2_vl", run)
     assert changed
-    assert all("visual" not in name and re.search(r"(proj)\.weight$", name) for name in changed)
+    assert all(
+        "visual" not in name and re.search(r"(proj)\.weight$", name) for name in changed
+    )
     own: Any = load_captioner(run / "export/last")
     assert own.policy.model.generation_config.eos_token_id == [2, 0], (
         "that of the training has no ban"
@@ -216,7 +236,9 @@ def test_adapters_are_merged_in_float32_whatever_the_training_computes_in(
     assert sum(bool(update.any()) for update in updates.values()) == 8
     for name, update in updates.items():
         assert found[name].dtype == torch.float32
-        torch.testing.assert_close(found[name] - expected[name], update, rtol=0.01, atol=1e-8)
+        torch.testing.assert_close(
+            found[name] - expected[name], update, rtol=0.01, atol=1e-8
+        )
 
 
 def test_a_checkpoint_of_another_run_is_refused_and_a_damaged_one_passed_over(
@@ -268,16 +290,32 @@ def test_rloo_with_all_weights_trains(folder: Path, tmp_path: Path) -> None:
     fine_tune(settings(folder, run, **changes))
     logged = lines(run)
     assert len(logged) == 2
-    assert {"rewards/cider/mean", "rewards/words/mean", "kl", "entropy"} <= logged[0].keys()
-    assert logged[0]["kl"] == pytest.approx(0, abs=1e-5), "the reference is the starting model"
+    assert {"rewards/cider/mean", "rewards/words/mean", "kl", "entropy"} <= logged[
+        0
+    ].keys()
+    assert logged[0]["kl"] == pytest.approx(0, abs=1e-5), (
+        "the reference is the starting model"
+    )
     assert logged[1]["kl"] != 0
-    assert not any("scene" in call for call in Recorder.calls), "the truth is for no reward"
+    assert not any("scene" in call for call in Recorder.calls), (
+        "the truth is for no reward"
+    )
     vlm: Any = load_captioner(folder / "idefics3")
-    names = {"<image>", "<global-img>", "<row_1_col_1>", "<row_2_col_2>", "<pad>", "<|im_start|>"}
+    names = {
+        "<image>",
+        "<global-img>",
+        "<row_1_col_1>",
+        "<row_2_col_2>",
+        "<pad>",
+        "<|im_start|>",
+    }
     hidden = set(vlm.tokenizer.convert_tokens_to_ids(sorted(names)))
     assert hidden <= set(special_tokens(vlm.processor, vlm.policy.model)[1])
     assert not hidden & {
-        token for call in Recorder.calls for ids in call["completion_ids"] for token in ids
+        token
+        for call in Recorder.calls
+        for ids in call["completion_ids"]
+        for token in ids
     }
     after, changed = exported(run), moved(folder / "idefics3", run)
     assert changed
@@ -303,15 +341,20 @@ def test_all_weights_are_resumed_where_files_have_other_names_for_them(
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "idefics3"])
-def test_captions_are_evaluated_after_the_prompts_of_the_training(folder: Path, name: str) -> None:
+def test_captions_are_evaluated_after_the_prompts_of_the_training(
+    folder: Path, name: str
+) -> None:
     captioner: Any = load_captioner(folder / name, prompt="describe this image")
     some: list[Row] = [
-        {"image_id": str(i), "image": str(folder / f"{i}.png"), "references": []} for i in range(3)
+        {"image_id": str(i), "image": str(folder / f"{i}.png"), "references": []}
+        for i in range(3)
     ]
     some[1]["prompt"] = "what do you see ?"
     dataset: Any = rows.trl_dataset(some, captioner.prompt)
     for row, example in zip(some, dataset.__getitems__([0, 1, 2]), strict=True):
-        messages = prepare_multimodal_messages(example["prompt"], images=[example["image"]])
+        messages = prepare_multimodal_messages(
+            example["prompt"], images=[example["image"]]
+        )
         made = captioner.processor.apply_chat_template(
             [messages], add_generation_prompt=True, tokenize=True, return_dict=True
         )
@@ -327,13 +370,19 @@ def test_captions_are_evaluated_after_the_prompts_of_the_training(folder: Path, 
         ({"trl.losstype": "x"}, r"TRL refuses trl.*losstype"),
         ({"trl.output_dir": "x"}, r"trl has \['output_dir'\]"),
         (
-            {"trl.per_device_train_batch_size": 3, "trl.gradient_accumulation_steps": 1},
+            {
+                "trl.per_device_train_batch_size": 3,
+                "trl.gradient_accumulation_steps": 1,
+            },
             "TRL refuses",
         ),
         ({"trl.report_to": "tensorbord"}, "TRL refuses .*tensorbord"),
         ({"trl.use_vllm": True}, "vllm"),
         ({"reward.normalize": "per_term"}, "reward has normalize"),
-        ({"model.freeze": ["*visuel*"], "model.lora": None}, r"model.freeze has '\*visuel\*'"),
+        (
+            {"model.freeze": ["*visuel*"], "model.lora": None},
+            r"model.freeze has '\*visuel\*'",
+        ),
         ({"model.lora": None, "model.freeze": ["*"]}, "model.freeze "),
         ({"model.lora.target_modules": ["qqq"]}, "TRL refuses .*target_modules"),
         ({"model.init": "no/where", "data.path": "no/where"}, "no/where"),
@@ -357,11 +406,16 @@ def test_vllm_gets_one_image_token_an_image_or_is_refused(folder: Path) -> None:
     assert collapse_runs([7, 7, 1, 7, 7, 7, 2, 7], 7) == [7, 1, 7, 2, 7]
     row: Row = {"image_id": "0", "image": str(folder / "0.png"), "references": []}
     qwen: Any = load_captioner(folder / "qwen2_vl", prompt="describe this image")
-    ids, image = qwen.preprocess([row])["input_ids"][0].tolist(), qwen.policy.config.image_token_id
+    ids, image = (
+        qwen.preprocess([row])["input_ids"][0].tolist(),
+        qwen.policy.config.image_token_id,
+    )
     assert ids.count(image) > 1 == collapse_runs(ids, image).count(image)
     check_vllm_prompt(qwen, row)
     with pytest.raises(ConfigError, match=r"trl\.use_vllm"):
-        check_vllm_prompt(load_vlm(SavedModelConfig(init=str(folder / "idefics3"))), row)
+        check_vllm_prompt(
+            load_vlm(SavedModelConfig(init=str(folder / "idefics3"))), row
+        )
 
 
 def test_vllm_gets_prompts_with_one_image_token_and_computes_in_float32(
@@ -392,7 +446,11 @@ def test_vllm_gets_prompts_with_one_image_token_and_computes_in_float32(
 def test_wrong_numbers_end_a_run(
     tmp_path: Path, key: str, value: float, precision: Any, error: Any
 ) -> None:
-    log = Log(tmp_path / "metrics.jsonl", MixedReward({"rouge_l": (build("rouge_l"), 1.0)}), {})
+    log = Log(
+        tmp_path / "metrics.jsonl",
+        MixedReward({"rouge_l": (build("rouge_l"), 1.0)}),
+        {},
+    )
     arguments, state = (
         SimpleNamespace(**precision),
         SimpleNamespace(global_step=3, max_steps=9, is_world_process_zero=True),
@@ -403,16 +461,24 @@ def test_wrong_numbers_end_a_run(
         "completions/mean_length": 3.0,
         "completions/clipped_ratio": 0.0,
     }
-    log.on_log(arguments, state, None, good | {"sampling/sampling_logp_difference/mean": 1e-4})
+    log.on_log(
+        arguments, state, None, good | {"sampling/sampling_logp_difference/mean": 1e-4}
+    )
     with pytest.raises(error, match=f"{value}"):
         log.on_log(arguments, state, None, good | {key: value})
 
 
-def test_images_are_opened_once_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_opened_once_a_batch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[Any] = []
-    monkeypatch.setattr(rows, "load_image", lambda image: opened.append(image) or load_image(image))
+    monkeypatch.setattr(
+        rows, "load_image", lambda image: opened.append(image) or load_image(image)
+    )
     images = [str(folder / f"{number}.png") for number in range(3)]
-    some: list[Row] = [{"image_id": image, "image": image, "references": ["a"]} for image in images]
+    some: list[Row] = [
+        {"image_id": image, "image": image, "references": ["a"]} for image in images
+    ]
     dataset: Any = rows.trl_dataset(some, "describe this image")
     for numbers in ([0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 2, 2]):
         examples = dataset.__getitems__(numbers)
@@ -423,7 +489,9 @@ def test_images_are_opened_once_a_batch(folder: Path, monkeypatch: pytest.Monkey
     assert opened == images
 
 
-def test_missing_images_and_a_broken_reward_end_the_run(folder: Path, tmp_path: Path) -> None:
+def test_missing_images_and_a_broken_reward_end_the_run(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "data.jsonl").write_text(
         json.dumps({"image": "gone.png", "references": ["a"]}) + "\n"
     )
@@ -454,7 +522,9 @@ def test_the_shipped_configuration_is_understood_by_trl(
     for kind in (GRPOConfig, RLOOConfig):  # as where a process sees four devices
         prepare = kind.__post_init__
         monkeypatch.setattr(
-            kind, "__post_init__", lambda own, old=prepare: (old(own), setattr(own, "_n_gpu", 4))
+            kind,
+            "__post_init__",
+            lambda own, old=prepare: (old(own), setattr(own, "_n_gpu", 4)),
         )
     words = ["--config", "trl/grpo_vlm", "--trainer", trainer, "--trl.beta", "0.0"]
     config = parse(GrpoVlmConfig, words, "grpo_vlm.py")
@@ -462,7 +532,11 @@ def test_the_shipped_configuration_is_understood_by_trl(
     assert arguments.n_gpu == 1
     assert type(arguments).__name__ == f"{config.trainer.upper()}Config"
     assert (arguments.top_k, arguments.top_p, arguments.min_p) == (0, 1.0, None)
-    assert (arguments.beta, arguments.disable_dropout, arguments.remove_unused_columns) == (
+    assert (
+        arguments.beta,
+        arguments.disable_dropout,
+        arguments.remove_unused_columns,
+    ) == (
         0.0,
         True,
         False,
@@ -482,4 +556,6 @@ def test_the_example_of_the_documentation_runs(
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {}
     exec(compile(example, "docs/trl.md", "exec"), found)
-    assert any("rewards/cider/mean" in line for line in found["trainer"].state.log_history)
+    assert any(
+        "rewards/cider/mean" in line for line in found["trainer"].state.log_history
+    )

@@ -28,8 +28,16 @@ Run = Callable[..., str]
 
 def call(*command: str | Path, folder: Path) -> str:
     """Output of a program that ends well and does not find the repository by PYTHONPATH."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    how = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 300}
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONPATH"
+    }
+    how = {
+        "cwd": folder,
+        "env": environment,
+        "capture_output": True,
+        "text": True,
+        "timeout": 300,
+    }
     done = subprocess.run(command, check=False, **how)
     assert done.returncode == 0, (
         f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -96,7 +104,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         programs = Path(installed).resolve()
     else:
         programs = install(
-            build_wheel(tmp_path_factory.mktemp("build")), tmp_path_factory.mktemp("environment")
+            build_wheel(tmp_path_factory.mktemp("build")),
+            tmp_path_factory.mktemp("environment"),
         )
     folder = tmp_path_factory.mktemp("empty")
 
@@ -126,7 +135,8 @@ def test_the_citation_is_of_this_version() -> None:
     cited = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
     assert (cited["version"], cited["license"]) == (__version__, "Apache-2.0")
     assert all(
-        {"type", "title", "authors", "year"} <= paper.keys() for paper in cited["references"]
+        {"type", "title", "authors", "year"} <= paper.keys()
+        for paper in cited["references"]
     )
 
 
@@ -150,7 +160,9 @@ def test_programs(run: Run, tmp_path: Path) -> None:
     captioner, (row,) = tiny_captioner(), tiny_rows(1)
     captioner.save_pretrained(captioner.policy, tmp_path / "model")
     row["image"].save(tmp_path / "photo.png")
-    printed = run("rl-caption", "caption", "--model", tmp_path / "model", tmp_path / "photo.png")
+    printed = run(
+        "rl-caption", "caption", "--model", tmp_path / "model", tmp_path / "photo.png"
+    )
     path, _, caption = printed.partition("\t")
     assert path == str(tmp_path / "photo.png")
     assert set(caption.split()) <= set(captioner.tokenizer.get_vocab())

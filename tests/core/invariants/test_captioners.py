@@ -31,18 +31,27 @@ from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
 @pytest.fixture(params=["pixels", "regions"])
 def case(request):
     captioner = tiny_captioner(input_kind=request.param)
-    inputs = captioner.preprocess(tiny_rows(3)) if request.param == "pixels" else region_inputs()
+    inputs = (
+        captioner.preprocess(tiny_rows(3))
+        if request.param == "pixels"
+        else region_inputs()
+    )
     return captioner, inputs
 
 
 @pytest.fixture(scope="module", params=["pixels", "regions", *FAMILIES])
 def any_case(request, tmp_path_factory):
     if request.param in FAMILIES:
-        captioner = tiny_hf_captioner(request.param, tmp_path_factory.mktemp("model"), PROMPT)
+        captioner = tiny_hf_captioner(
+            request.param, tmp_path_factory.mktemp("model"), PROMPT
+        )
     else:
         captioner = tiny_captioner(input_kind=request.param)
-    return captioner, region_inputs() if request.param == "regions" else captioner.preprocess(
-        tiny_rows(3)
+    return (
+        captioner,
+        region_inputs()
+        if request.param == "regions"
+        else captioner.preprocess(tiny_rows(3)),
     )
 
 
@@ -61,11 +70,18 @@ def test_a_prefix_stands_for_all_captions_that_begin_with_it():
     assert torch.equal(first, torch.tensor(expected, dtype=torch.bool))
     assert node[0].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 2, 0], [0, 1, 2, 3]]
     assert node[1].tolist() == [[4, 5, 6, 0]] * 4, "those of another image are others"
-    assert node[2].tolist() == [[7, 8, 9, 10], [7, 11, 12, 13], [7, 8, 9, 10], [7, 8, 14, 15]]
+    assert node[2].tolist() == [
+        [7, 8, 9, 10],
+        [7, 11, 12, 13],
+        [7, 8, 9, 10],
+        [7, 8, 14, 15],
+    ]
 
 
 def test_each_rate_of_dropout_is_that_of_its_own_layers():
-    policy = tiny_captioner(input_kind="regions", dropout=0.1, feature_dropout=0.5).policy
+    policy = tiny_captioner(
+        input_kind="regions", dropout=0.1, feature_dropout=0.5
+    ).policy
     rates = {
         name: module.p
         for name, module in policy.named_modules()
@@ -74,12 +90,17 @@ def test_each_rate_of_dropout_is_that_of_its_own_layers():
     assert rates.pop("encoder.embedding.dropout") == 0.5
     assert len(rates) > 6
     assert set(rates.values()) == {0.1}
-    assert {module.dropout for module in policy.modules() if isinstance(module, Attention)} == {0.1}
+    assert {
+        module.dropout for module in policy.modules() if isinstance(module, Attention)
+    } == {0.1}
 
 
 def test_dropout_is_drawn_wherever_the_transformer_has_it():
     """Of attention, whose dropout is no module of its own, too."""
-    policy, inputs = tiny_captioner(dropout=0.5).policy, tiny_captioner().preprocess(tiny_rows(1))
+    policy, inputs = (
+        tiny_captioner(dropout=0.5).policy,
+        tiny_captioner().preprocess(tiny_rows(1)),
+    )
     drawn = Counter()
     for name, module in policy.named_modules():
         if isinstance(module, torch.nn.Dropout):
@@ -88,7 +109,9 @@ def test_dropout_is_drawn_wherever_the_transformer_has_it():
     policy.train()(**inputs, decoder_input_ids=ids)
     layers = [f"encoder.layers.0.{name}" for name in ("dropout", "dropout", "ffn.2")]
     layers += [
-        f"layers.{n}.{name}" for n in (0, 1) for name in ("dropout", "dropout", "dropout", "ffn.2")
+        f"layers.{n}.{name}"
+        for n in (0, 1)
+        for name in ("dropout", "dropout", "dropout", "ffn.2")
     ]
     assert drawn == Counter([*layers, "encoder.dropout", "embedding_dropout"])
     for module in policy.modules():
@@ -103,15 +126,20 @@ def test_embeddings_and_pixels_are_those_of_the_definition():
     policy, width = captioner.policy, captioner.policy.config.d_model
     tokens, positions = torch.tensor([5, 6, 5]), torch.tensor([0, 3, 7])
     expected = (
-        policy.token_embedding.weight[tokens] + policy.position_embedding.weight[positions]
+        policy.token_embedding.weight[tokens]
+        + policy.position_embedding.weight[positions]
     ) * width**0.5
     assert torch.allclose(policy._embed(tokens, positions), expected)
     assert 0.01 < policy.encoder.embedding.position.std() < 0.03
-    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 24, 3), dtype=np.uint8))
-    square = np.asarray(photo.resize((16, 16), Image.Resampling.BICUBIC), dtype=np.float64)
-    (found,) = tiny_captioner().preprocess([{"image_id": "a", "image": photo, "references": []}])[
-        "pixel_values"
-    ]
+    photo = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (40, 24, 3), dtype=np.uint8)
+    )
+    square = np.asarray(
+        photo.resize((16, 16), Image.Resampling.BICUBIC), dtype=np.float64
+    )
+    (found,) = tiny_captioner().preprocess(
+        [{"image_id": "a", "image": photo, "references": []}]
+    )["pixel_values"]
     assert np.allclose(found.numpy(), square.transpose(2, 0, 1) / 127.5 - 1, atol=1e-6)
 
 
@@ -141,7 +169,8 @@ def test_padding_and_shared_prefixes_are_not_computed_and_change_nothing(case):
         policy, token_logprobs(captioner.token_logits(policy, inputs, ids), ids)[mask]
     )
     packed = gradients(
-        policy, token_logprobs(captioner.token_logits(policy, inputs, ids, mask), ids[mask])
+        policy,
+        token_logprobs(captioner.token_logits(policy, inputs, ids, mask), ids[mask]),
     )
     logits, row = captioner.prefix_logits(policy, inputs, ids, mask)
     shared = gradients(policy, token_logprobs(logits, ids[mask], 1.0, row))
@@ -163,7 +192,9 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_resco
     captioner.policy.norm.bias.add_(
         3 * captioner.policy.lm_head.weight[captioner.eos_token_id]
     )  # captions do end
-    decoding = Decoding(num_samples=6, with_greedy=True, max_new_tokens=16, temperature=temperature)
+    decoding = Decoding(
+        num_samples=6, with_greedy=True, max_new_tokens=16, temperature=temperature
+    )
     noise = sampling_noise(0, 0, ["a", "b", "c"], 6, 16)
 
     def decode(leaving):
@@ -200,7 +231,9 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_resco
     assert torch.equal(samples, expected[..., : tokens.shape[-1]])
     logits = captioner.token_logits(captioner.policy, inputs, samples)
     rescored = token_logprobs(logits, samples, temperature)
-    assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=2e-5)
+    assert torch.allclose(
+        rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=2e-5
+    )
     fewer_moves, more_rows = decode(1 / 2)
     assert torch.equal(fewer_moves, tokens)
     assert sum(more_rows) > sum(rows)
@@ -209,22 +242,31 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_resco
 def test_with_dropout_equal_beginnings_are_decoded_apart():
     captioner = tiny_captioner(dropout=0.5)
     inputs = captioner.preprocess(tiny_rows(3))
-    decoding = Decoding(num_samples=40, with_greedy=False, temperature=1e-4, max_new_tokens=8)
+    decoding = Decoding(
+        num_samples=40, with_greedy=False, temperature=1e-4, max_new_tokens=8
+    )
     noise = sampling_noise(0, 0, ["a", "b", "c"], 40, 8)
     captioner.policy.train()
     noisy = captioner.generate(captioner.policy, inputs, decoding, noise)
     captioner.policy.eval()
     still = captioner.generate(captioner.policy, inputs, decoding, noise)
-    different = [[len(image.unique(dim=0)) for image in tokens] for tokens in (noisy, still)]
+    different = [
+        [len(image.unique(dim=0)) for image in tokens] for tokens in (noisy, still)
+    ]
     assert different[1] == [1, 1, 1]
     assert min(different[0]) > 5
 
 
 def test_a_cache_with_room_holds_what_transformers_own_holds():
     torch.manual_seed(0)
-    roomy, plain = preallocated_cache(3), DynamicCache()  # room for fewer tokens than come
+    roomy, plain = (
+        preallocated_cache(3),
+        DynamicCache(),
+    )  # room for fewer tokens than come
     for tokens, chosen in ((2, None), (1, [0, 2, 3]), (1, None), (2, [1, 1, 0])):
-        keys, values = torch.randn(2, 4 if roomy.get_seq_length() < 3 else 3, 2, tokens, 5)
+        keys, values = torch.randn(
+            2, 4 if roomy.get_seq_length() < 3 else 3, 2, tokens, 5
+        )
         for one, other in zip(
             roomy.update(keys, values, 0), plain.update(keys, values, 0), strict=True
         ):
@@ -241,7 +283,10 @@ def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_lea
     captioner, inputs = any_case
     noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 6)
     greedy = captioner.generate(
-        captioner.policy, inputs, Decoding(num_samples=2, with_greedy=True, max_new_tokens=6), noise
+        captioner.policy,
+        inputs,
+        Decoding(num_samples=2, with_greedy=True, max_new_tokens=6),
+        noise,
     )[:, 2:]
     decoding = Decoding(num_beams=8, max_new_tokens=6, length_penalty=0.0)
     beam = captioner.generate(captioner.policy, inputs, decoding, None)
@@ -263,13 +308,18 @@ def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_lea
 
 def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(any_case):
     captioner, inputs = any_case
-    rows, decoding = tiny_rows(3), Decoding(num_samples=4, with_greedy=True, max_new_tokens=6)
+    rows, decoding = (
+        tiny_rows(3),
+        Decoding(num_samples=4, with_greedy=True, max_new_tokens=6),
+    )
 
     def texts(chosen):
         batch = CaptionBatch(
             rows[chosen], {name: tensor[chosen] for name, tensor in inputs.items()}
         )
-        rollout = sample_captions(captioner, captioner.policy, batch, decoding, seed=7, step=3)
+        rollout = sample_captions(
+            captioner, captioner.policy, batch, decoding, seed=7, step=3
+        )
         return dict(zip(batch.image_ids, rollout.texts, strict=True))
 
     whole = texts(slice(None))
@@ -306,14 +356,19 @@ def test_padded_regions_change_nothing():
     ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
     noisy = dict(
         inputs,
-        region_features=inputs["region_features"] + 100 * ~inputs["region_mask"].unsqueeze(-1),
+        region_features=inputs["region_features"]
+        + 100 * ~inputs["region_mask"].unsqueeze(-1),
     )
     plain = captioner.token_logits(captioner.policy, inputs, ids)
-    assert torch.allclose(plain, captioner.token_logits(captioner.policy, noisy, ids), atol=1e-5)
+    assert torch.allclose(
+        plain, captioner.token_logits(captioner.policy, noisy, ids), atol=1e-5
+    )
     assert not torch.allclose(
         plain,
         captioner.token_logits(
-            captioner.policy, {**noisy, "region_mask": torch.ones_like(inputs["region_mask"])}, ids
+            captioner.policy,
+            {**noisy, "region_mask": torch.ones_like(inputs["region_mask"])},
+            ids,
         ),
         atol=1e-3,
     )

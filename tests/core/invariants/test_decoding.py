@@ -31,7 +31,9 @@ BAD_WORDS = {"a", "in", "is", "near", "on", "the"}
 def ending_captioner(seed=0, ends=3.0):
     """A captioner whose captions end at different lengths, and its inputs."""
     captioner = tiny_captioner(seed=seed)
-    captioner.policy.norm.bias.add_(ends * captioner.policy.lm_head.weight[captioner.eos_token_id])
+    captioner.policy.norm.bias.add_(
+        ends * captioner.policy.lm_head.weight[captioner.eos_token_id]
+    )
     return captioner, captioner.preprocess(tiny_rows(3))
 
 
@@ -59,9 +61,15 @@ def test_the_best_beams_and_their_scores_are_those_of_transformers(
     seed, beams, count, limit, length_penalty, ngram
 ):
     captioner, inputs = ending_captioner(seed)
-    options = {"num_beams": beams, "max_new_tokens": limit, "length_penalty": length_penalty}
+    options = {
+        "num_beams": beams,
+        "max_new_tokens": limit,
+        "length_penalty": length_penalty,
+    }
     options |= {"num_return_sequences": count, "no_repeat_ngram_size": ngram}
-    found = captioner.generate_with_scores(captioner.policy, inputs, Decoding(**options))
+    found = captioner.generate_with_scores(
+        captioner.policy, inputs, Decoding(**options)
+    )
     # A policy that cannot say what no caption may contain.
     hook = captioner.policy.lm_head.register_forward_hook(
         lambda module, args, out: forbid(out, captioner.forbidden)
@@ -70,7 +78,9 @@ def test_the_best_beams_and_their_scores_are_those_of_transformers(
         **inputs, return_dict_in_generate=True, output_scores=True, **options
     )
     hook.remove()
-    assert trimmed(found.token_ids, captioner) == trimmed(own.sequences[:, 1:], captioner)
+    assert trimmed(found.token_ids, captioner) == trimmed(
+        own.sequences[:, 1:], captioner
+    )
     assert torch.allclose(found.scores.flatten(), own.sequences_scores, atol=1e-5)
     best = captioner.generate(
         captioner.policy, inputs, Decoding(**options | {"num_return_sequences": 1})
@@ -104,7 +114,10 @@ def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_ran
         return sample_tokens(probabilities.log(), next(numbers).unsqueeze(1), 1.0)
 
     monkeypatch.setattr(torch, "multinomial", multinomial)
-    shared = {"max_new_tokens": 10, "no_repeat_ngram_size": options.get("no_repeat_ngram_size", 0)}
+    shared = {
+        "max_new_tokens": 10,
+        "no_repeat_ngram_size": options.get("no_repeat_ngram_size", 0),
+    }
     sampling = (
         {"temperature": 1.0, "top_k": 0, "do_sample": True, "num_return_sequences": 4}
         | shared
@@ -127,24 +140,32 @@ def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_ran
     )
 
 
-GROUPS = json.loads((Path(__file__).parents[1] / "golden" / "group_beam_search.json").read_text())
+GROUPS = json.loads(
+    (Path(__file__).parents[1] / "golden" / "group_beam_search.json").read_text()
+)
 
 
 @pytest.mark.parametrize(
-    "case", GROUPS["cases"], ids=lambda case: f"{case['num_beams']}-{case['num_beam_groups']}"
+    "case",
+    GROUPS["cases"],
+    ids=lambda case: f"{case['num_beams']}-{case['num_beam_groups']}",
 )
 def test_diverse_beam_search_is_that_of_transformers_4(case):
     logits, first = torch.tensor(GROUPS["logits"]), torch.tensor([3, 5, 7, 9])
     table = SimpleNamespace(eos_token_id=1, pad_token_id=0, forbidden=(0,))
     captions, scores = case["captions"], torch.tensor(case["scores"])
-    options = {key: value for key, value in case.items() if key not in ("captions", "scores")}
+    options = {
+        key: value for key, value in case.items() if key not in ("captions", "scores")
+    }
     decoding = Decoding(num_return_sequences=case["num_beams"], **options)
 
     def next_logits(prefixes):
         return logits[first if prefixes is None else prefixes.tokens]
 
     found = beam_search(table, next_logits, 4, decoding)
-    assert trimmed(found.token_ids, table) == [ids for of_image in captions for ids in of_image]
+    assert trimmed(found.token_ids, table) == [
+        ids for of_image in captions for ids in of_image
+    ]
     assert torch.allclose(found.scores, scores, atol=1e-5)
     other = beam_search(table, next_logits, 4, decoding.replace(diversity_penalty=1e-9))
     assert not torch.allclose(other.scores, scores, atol=1e-5)
@@ -162,7 +183,10 @@ def test_groups_of_beams_are_the_same_without_a_cache():
     )
     found = captioner.generate_with_scores(captioner.policy, inputs, decoding)
     slow = beam_search(
-        captioner, logits_without_cache(captioner, captioner.policy, inputs), 3, decoding
+        captioner,
+        logits_without_cache(captioner, captioner.policy, inputs),
+        3,
+        decoding,
     )
     assert torch.equal(found.token_ids, slow.token_ids)
     assert torch.allclose(found.scores, slow.scores, atol=1e-5)
@@ -178,7 +202,9 @@ def test_scores_of_constrained_beams_are_the_models_log_probabilities(tmp_path):
     decoding = decoding.replace(remove_bad_endings=True)
     ids, scores = captioner.generate_with_scores(captioner.policy, inputs, decoding)
     mask = caption_mask(ids, captioner.eos_token_id)
-    logprobs = token_logprobs(captioner.token_logits(captioner.policy, inputs, ids), ids)
+    logprobs = token_logprobs(
+        captioner.token_logits(captioner.policy, inputs, ids), ids
+    )
     assert torch.allclose(scores, (logprobs * mask).sum(-1) / mask.sum(-1), atol=1e-4)
     assert (scores.diff(dim=1) <= 0).all()
     assert all(len(set(tokens)) == len(tokens) for tokens in trimmed(ids, captioner))
@@ -217,11 +243,16 @@ def test_no_caption_that_ends_ends_badly(num_beams):
 def test_words_are_looked_at_and_not_their_tokens():
     logits = torch.zeros(3, 5)
     assert (
-        refuse_bad_endings(torch.empty(3, 0, dtype=torch.long), logits, lambda ids: [""] * 3, 2)
+        refuse_bad_endings(
+            torch.empty(3, 0, dtype=torch.long), logits, lambda ids: [""] * 3, 2
+        )
         is logits
     )
     found = refuse_bad_endings(
-        torch.ones(3, 2), logits, lambda ids: ["a dog on", "a cabin", "he is behind the"], 2
+        torch.ones(3, 2),
+        logits,
+        lambda ids: ["a dog on", "a cabin", "he is behind the"],
+        2,
     )
     assert found.isinf().nonzero().tolist() == [[0, 2], [2, 2]]
 
@@ -229,7 +260,12 @@ def test_words_are_looked_at_and_not_their_tokens():
 def test_a_repeated_trigram_costs_what_self_critical_pytorch_takes():
     """Its lines: alpha = 2.0; logprobs + mask * -0.693 * alpha, mask counting earlier occurrences."""
     tokens = torch.tensor(
-        [[5, 6, 7, 5, 6, 7, 5, 6], [5, 6, 8, 5, 6, 7, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8], [4] * 8]
+        [
+            [5, 6, 7, 5, 6, 7, 5, 6],
+            [5, 6, 8, 5, 6, 7, 5, 6],
+            [1, 2, 3, 4, 5, 6, 7, 8],
+            [4] * 8,
+        ]
     )
     found = penalise_trigrams(tokens, torch.zeros(4, 9), alpha=2.0)
     expected = torch.zeros(4, 9)
@@ -249,9 +285,15 @@ def test_trigrams_that_cost_much_are_not_repeated():
 
     def repeated(decoding):
         ids = trimmed(captioner.generate(captioner.policy, inputs, decoding), captioner)
-        return sum(len(one) - 2 - len({*zip(one, one[1:], one[2:], strict=False)}) for one in ids)
+        return sum(
+            len(one) - 2 - len({*zip(one, one[1:], one[2:], strict=False)})
+            for one in ids
+        )
 
-    for plain in (Decoding(max_new_tokens=16), Decoding(max_new_tokens=16, num_beams=3)):
+    for plain in (
+        Decoding(max_new_tokens=16),
+        Decoding(max_new_tokens=16, num_beams=3),
+    ):
         assert repeated(plain) > 0 == repeated(plain.replace(block_trigrams=100.0))
 
 
@@ -259,7 +301,10 @@ def test_trigrams_that_cost_much_are_not_repeated():
     ("options", "message"),
     [
         ({"num_return_sequences": 2}, "num_return_sequences is 2"),
-        ({"num_beams": 5, "num_beam_groups": 2, "diversity_penalty": 1.0}, "num_beam_groups is 2"),
+        (
+            {"num_beams": 5, "num_beam_groups": 2, "diversity_penalty": 1.0},
+            "num_beam_groups is 2",
+        ),
         ({"num_samples": 2, "top_p": 0.0}, "top_p"),
         ({"temperature": float("inf")}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
@@ -316,5 +361,8 @@ def test_a_batch_has_at_most_the_images_that_there_are(
     )
     monkeypatch.setattr(type(captioner), "preprocess", preprocess)
     decoding = Decoding(max_new_tokens=8, batch_size=batch_size)
-    assert decode_candidates(captioner, captioner.policy, rows, decoding, Accelerator()) == expected
+    assert (
+        decode_candidates(captioner, captioner.policy, rows, decoding, Accelerator())
+        == expected
+    )
     assert sizes == ([1, 1, 1] if batch_size == 1 else [3])

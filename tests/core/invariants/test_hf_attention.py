@@ -45,7 +45,12 @@ BART = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 32,
 }
-ROBERTA = {**TEXT, "intermediate_size": 48, "vocab_size": VOCABULARY, "max_position_embeddings": 40}
+ROBERTA = {
+    **TEXT,
+    "intermediate_size": 48,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 40,
+}
 OTHERS = {
     "bart": BartConfig(**BART),
     "trocr": TrOCRConfig(**BART),
@@ -69,12 +74,16 @@ def tiny_policy(kind: str, folder: Path) -> Policy:
 
 
 @pytest.fixture(scope="module", params=CROSS_ATTENTION)
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Policy:
     return tiny_policy(request.param, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, "bart"])
-def every(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+def every(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Policy:
     return tiny_policy(request.param, tmp_path_factory.mktemp("model"))
 
 
@@ -102,13 +111,17 @@ def copied(policy: Policy, pixels: Tensor, ids: Tensor) -> Tensor:
     states = policy.family.encode(policy.model, pixels).repeat_interleave(K, 0)
     whole = torch.cat([policy.start.expand(B * K, -1), ids.flatten(0, 1)[:, :-1]], 1)
     decoder = policy.model.get_submodule(policy.family.text_model)
-    logits = decoder(input_ids=whole, encoder_hidden_states=states, use_cache=False).logits
+    logits = decoder(
+        input_ids=whole, encoder_hidden_states=states, use_cache=False
+    ).logits
     return logits[:, -L:].unflatten(0, (B, K))
 
 
 def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
     policy.zero_grad()
-    (logprobs * torch.linspace(-1, 1, logprobs.numel()).view_as(logprobs)).sum().backward()
+    (
+        logprobs * torch.linspace(-1, 1, logprobs.numel()).view_as(logprobs)
+    ).sum().backward()
     return {
         name: value.grad.clone()
         for name, value in policy.named_parameters()
@@ -117,22 +130,33 @@ def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("how", ["plain", "checkpointed adapters"])
-def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(shared, pixels, ids, mask, how):
+def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(
+    shared, pixels, ids, mask, how
+):
     policy = copy.deepcopy(shared)
     if how != "plain":
         pytest.importorskip("peft")
         add_lora(policy.model, 2, 4.0, 0.0, policy.family.lora_targets)
         checkpoint_layers(policy.model)
     chosen = ids[mask].unsqueeze(-1)
-    found = policy(pixel_values=pixels, token_ids=ids, mask=mask).log_softmax(-1).gather(-1, chosen)
+    found = (
+        policy(pixel_values=pixels, token_ids=ids, mask=mask)
+        .log_softmax(-1)
+        .gather(-1, chosen)
+    )
     expected = copied(policy, pixels, ids)[mask].log_softmax(-1).gather(-1, chosen)
     assert torch.allclose(found, expected, atol=1e-4)
     assert_close_gradients(gradients(policy, found), gradients(policy, expected))
 
 
 @torch.no_grad()
-def test_the_output_layer_computes_the_positions_that_are_asked_for(every, pixels, ids, mask):
-    layer, seen = every.model.get_submodule(every.family.text_model).get_output_embeddings(), []
+def test_the_output_layer_computes_the_positions_that_are_asked_for(
+    every, pixels, ids, mask
+):
+    layer, seen = (
+        every.model.get_submodule(every.family.text_model).get_output_embeddings(),
+        [],
+    )
     whole = every(pixel_values=pixels, token_ids=ids)
     assert whole.shape[:3] == ids.shape
     handle = layer.register_forward_hook(
@@ -154,7 +178,14 @@ def test_prefixes_that_part_leave_or_change_places_change_nothing(every, pixels,
     # Beginnings part; go on; change places within their image, as beams do; leave; one image and
     # one caption are left.
     for position, origins in enumerate(
-        [[0, 0, 0, 1, 1, 2], None, [1, 1, 0, 4, 3, 5, 5], [0, 2, 3, 4, 4, 6], [2, 3, 3], [1]]
+        [
+            [0, 0, 0, 1, 1, 2],
+            None,
+            [1, 1, 0, 4, 3, 5, 5],
+            [0, 2, 3, 4, 4, 6],
+            [2, 3, 3],
+            [1],
+        ]
     ):
         before = list(range(len(known))) if origins is None else origins
         tokens = ids.flatten(0, 1)[: len(before), position]
@@ -167,24 +198,38 @@ def test_prefixes_that_part_leave_or_change_places_change_nothing(every, pixels,
         logits = every(prefixes=Prefixes(tokens, origin, images), state=state)
         for row, (image, prefix) in enumerate(known):
             whole = every(
-                pixel_values=pixels[image : image + 1], token_ids=torch.tensor([[[*prefix, 5]]])
+                pixel_values=pixels[image : image + 1],
+                token_ids=torch.tensor([[[*prefix, 5]]]),
             )
-            assert torch.allclose(logits[row], whole[0, 0, -1], atol=1e-4), (position, row)
+            assert torch.allclose(logits[row], whole[0, 0, -1], atol=1e-4), (
+                position,
+                row,
+            )
             assert torch.allclose(first[image], whole[0, 0, 0], atol=1e-4)
         assert {layer.keys.shape[0] for layer in state.tokens.layers} == {len(known)}
     if state.images is not None:
-        assert {layer.keys.shape[0] for layer in state.cache.cross_attention_cache.layers} == {1}
+        assert {
+            layer.keys.shape[0] for layer in state.cache.cross_attention_cache.layers
+        } == {1}
 
 
-def test_an_image_is_kept_once_in_the_cache_and_for_the_backward_pass(shared, pixels, ids, mask):
+def test_an_image_is_kept_once_in_the_cache_and_for_the_backward_pass(
+    shared, pixels, ids, mask
+):
     def cached(cache: Any) -> int:
-        return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
+        return sum(
+            tensor.nbytes
+            for layer in cache.layers
+            for tensor in (layer.keys, layer.values)
+        )
 
     def kept(call: Any) -> int:
         found: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
-            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            found[tensor.untyped_storage().data_ptr()] = (
+                tensor.untyped_storage().nbytes()
+            )
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
@@ -207,7 +252,11 @@ def test_an_image_is_kept_once_in_the_cache_and_for_the_backward_pass(shared, pi
         of_tokens.append(cached(state.tokens))
     assert of_tokens[1] == K * of_tokens[0]
     everywhere = torch.ones_like(mask)
-    ours = kept(lambda: shared(pixel_values=pixels, token_ids=ids, mask=everywhere).log_softmax(-1))
+    ours = kept(
+        lambda: shared(pixel_values=pixels, token_ids=ids, mask=everywhere).log_softmax(
+            -1
+        )
+    )
     theirs = kept(lambda: copied(shared, pixels, ids)[everywhere].log_softmax(-1))
     assert theirs - ours >= (K - 1) * once
 
@@ -234,17 +283,23 @@ def test_the_model_alone_computes_what_it_did(family, tmp_path, pixels, ids):
         drawn = []
         for model in (policy.model, fresh):
             torch.manual_seed(0)
-            drawn.append(model.generate(pixel_values=pixels, max_new_tokens=L, **options))
+            drawn.append(
+                model.generate(pixel_values=pixels, max_new_tokens=L, **options)
+            )
         assert torch.equal(*drawn)
     with pytest.raises((RuntimeError, ValueError)):  # five captions of three images
         text(input_ids=ids.flatten(0, 1)[:5], encoder_hidden_states=states)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[BlipForConditionalGeneration]:
+def pair(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[BlipForConditionalGeneration]:
     """The model as it is, and with fused attention."""
     folder = save_model("blip", tmp_path_factory.mktemp("model"))
-    models = [BlipForConditionalGeneration.from_pretrained(folder).eval() for _ in range(2)]
+    models = [
+        BlipForConditionalGeneration.from_pretrained(folder).eval() for _ in range(2)
+    ]
     fuse_blip_attention(models[1])
     return models
 
@@ -263,9 +318,13 @@ def test_logits_and_gradients_are_the_same_with_padded_texts_and_no_probabilitie
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x, kept=kept: kept.append(x) or x, lambda x: x
         ):
-            logits = model(pixel_values=pixels, input_ids=ids, attention_mask=padding).logits
+            logits = model(
+                pixel_values=pixels, input_ids=ids, attention_mask=padding
+            ).logits
         squares.append(sum(tensor.shape[-2:] == (states, states) for tensor in kept))
-        (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum().backward()
+        (
+            logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)
+        ).sum().backward()
         found.append(
             (
                 logits.detach(),
@@ -287,6 +346,10 @@ def test_dropout_acts_in_training_and_not_otherwise(pair, pixels, ids):
     for layer in model.text_decoder.bert.encoder.layer:
         layer.crossattention.self.dropout.p = 0.5
     expected = pair[0](pixel_values=pixels, input_ids=ids).logits
-    assert torch.allclose(model(pixel_values=pixels, input_ids=ids).logits, expected, atol=1e-4)
+    assert torch.allclose(
+        model(pixel_values=pixels, input_ids=ids).logits, expected, atol=1e-4
+    )
     model.train()
-    assert not torch.allclose(model(pixel_values=pixels, input_ids=ids).logits, expected, atol=1e-2)
+    assert not torch.allclose(
+        model(pixel_values=pixels, input_ids=ids).logits, expected, atol=1e-2
+    )

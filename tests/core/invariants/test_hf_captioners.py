@@ -10,7 +10,12 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoImageProcessor,
+    AutoProcessor,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.config import Decoding
@@ -22,7 +27,12 @@ from rl_caption.runtime.engines import dropout_off
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import sample_slowly, tiny_captioner, tiny_rows
-from tests.hf_models_for_tests import FAMILIES, PROMPT, assert_close_gradients, tiny_hf_captioner
+from tests.hf_models_for_tests import (
+    FAMILIES,
+    PROMPT,
+    assert_close_gradients,
+    tiny_hf_captioner,
+)
 
 K, L = 4, 6
 SLOW = ("florence2",)
@@ -46,7 +56,8 @@ def case(request, tmp_path_factory):
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(family, marks=[pytest.mark.slow] * (family in SLOW)) for family in FAMILIES
+        pytest.param(family, marks=[pytest.mark.slow] * (family in SLOW))
+        for family in FAMILIES
     ],
 )
 def family_case(request, tmp_path_factory):
@@ -72,18 +83,26 @@ def own_logits(captioner, pixel_values, ids):
         )
         text = f"{'<image>' * 5}<s>{task}</s>"
         read = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
-        return model(pixel_values=pixel_values, input_ids=read, decoder_input_ids=ids).logits[0]
+        return model(
+            pixel_values=pixel_values, input_ids=read, decoder_input_ids=ids
+        ).logits[0]
     if name == "VisionEncoderDecoder":
         return model(pixel_values=pixel_values, decoder_input_ids=ids).logits[0]
     if name in ("BLIP", "GIT"):
-        return model(pixel_values=pixel_values, input_ids=ids).logits[0, -ids.shape[1] :]
-    queries = torch.full((1, model.config.num_query_tokens), model.config.image_token_index)
+        return model(pixel_values=pixel_values, input_ids=ids).logits[
+            0, -ids.shape[1] :
+        ]
+    queries = torch.full(
+        (1, model.config.num_query_tokens), model.config.image_token_index
+    )
     prompt = {
         key: torch.tensor([value])
         for key, value in captioner.policy.conventions.prompt_inputs.items()
     }
     whole = torch.cat([queries, ids], dim=1)
-    return model(pixel_values=pixel_values, input_ids=whole, **prompt).logits[0, -ids.shape[1] :]
+    return model(pixel_values=pixel_values, input_ids=whole, **prompt).logits[
+        0, -ids.shape[1] :
+    ]
 
 
 @torch.no_grad()
@@ -101,7 +120,9 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
         lambda one, ids: own_logits(captioner, one["pixel_values"], [*start, *ids])[-1],
         ending=True,
     )
-    decoding = Decoding(num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=L)
+    decoding = Decoding(
+        num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=L
+    )
     tokens = captioner.generate(captioner.policy, inputs, decoding, noise)[:, :2]
     assert torch.equal(tokens, expected[..., : tokens.shape[-1]])
     mask = caption_mask(tokens, captioner.eos_token_id)
@@ -109,9 +130,15 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
         "captions of different lengths stand in one batch"
     )
     assert (tokens[~mask] == captioner.pad_token_id).all()
-    rescored = token_logprobs(captioner.token_logits(captioner.policy, inputs, tokens), tokens, 1.3)
-    assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=1e-4)
-    assert not torch.isin(tokens[mask], torch.tensor(captioner.forbidden, dtype=torch.long)).any()
+    rescored = token_logprobs(
+        captioner.token_logits(captioner.policy, inputs, tokens), tokens, 1.3
+    )
+    assert torch.allclose(
+        rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=1e-4
+    )
+    assert not torch.isin(
+        tokens[mask], torch.tensor(captioner.forbidden, dtype=torch.long)
+    ).any()
 
 
 def test_prompts_of_rows_are_refused_with_the_row(tmp_path):
@@ -123,7 +150,11 @@ def test_prompts_of_rows_are_refused_with_the_row(tmp_path):
 
 
 def gradients(policy):
-    found = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+    found = {
+        name: p.grad.clone()
+        for name, p in policy.named_parameters()
+        if p.grad is not None
+    }
     policy.zero_grad()
     return found
 
@@ -146,8 +177,8 @@ def own_inputs(captioner, images):
             )
             ids = [tokenizer.cls_token_id if start is None else start]
             ids += tokenizer(prompt, add_special_tokens=False)["input_ids"]
-            inputs["input_ids" if start is None else "decoder_input_ids"] = torch.tensor(
-                [ids] * len(images)
+            inputs["input_ids" if start is None else "decoder_input_ids"] = (
+                torch.tensor([ids] * len(images))
             )
         return inputs
     reads = prompt or captioner.family.name in ("InstructBLIP", "Florence-2")
@@ -195,17 +226,22 @@ def test_florence_reads_one_prompt_whose_padding_would_move_its_positions(tmp_pa
 
 
 @torch.no_grad()
-def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_generate(case):
+def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_generate(
+    case,
+):
     captioner, _ = case
-    images = [row["image"].resize((31 - 3 * i, 20 + i)) for i, row in enumerate(tiny_rows(7))] + [
-        Image.new("L", (18, 40), 90)
-    ]
+    images = [
+        row["image"].resize((31 - 3 * i, 20 + i)) for i, row in enumerate(tiny_rows(7))
+    ] + [Image.new("L", (18, 40), 90)]
     rows = [
-        {"image_id": str(i), "image": image, "references": []} for i, image in enumerate(images)
+        {"image_id": str(i), "image": image, "references": []}
+        for i, image in enumerate(images)
     ]
     inputs = captioner.preprocess(rows)
     ours = captioner.decode(
-        captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L), None)[:, 0]
+        captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L), None)[
+            :, 0
+        ]
     )
     theirs = own_inputs(captioner, [image.convert("RGB") for image in images])
     assert torch.equal(theirs["pixel_values"], inputs["pixel_values"])
@@ -222,9 +258,14 @@ def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_gener
         pytest.MonkeyPatch.context() as patch
     ):  # of whose settings ``generate`` would take what it is not told
         patch.setattr(captioner.policy.model, "generation_config", GenerationConfig())
-        generated = captioner.policy.model.generate(**theirs, generation_config=settings)
+        generated = captioner.policy.model.generate(
+            **theirs, generation_config=settings
+        )
     tokenizer = AutoTokenizer.from_pretrained(captioner.name)
-    texts = [" ".join(tokenizer.decode(ids, skip_special_tokens=True).split()) for ids in generated]
+    texts = [
+        " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())
+        for ids in generated
+    ]
     assert ours == [text.removeprefix(captioner.prompt).strip() for text in texts]
     assert len(set(ours)) > 1
 
@@ -249,7 +290,10 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
         """Captions, their scores, gradients, and the number of tensors that are kept for the
         backward pass.
         """
-        samples, kept = captioner.generate(captioner.policy, inputs, decoding, noise), []
+        samples, kept = (
+            captioner.generate(captioner.policy, inputs, decoding, noise),
+            [],
+        )
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x: kept.append(x.numel()) or x, lambda x: x
         ):
@@ -261,11 +305,13 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
     expected = measured(plain)
     for captioner in (plain, saving):
         captioner.policy.train()
-        captioner.policy.model.generation_config = GenerationConfig(  # which changes nothing
-            suppress_tokens=expected[0].flatten().tolist(),
-            repetition_penalty=9.0,
-            max_length=2,
-            no_repeat_ngram_size=1,
+        captioner.policy.model.generation_config = (
+            GenerationConfig(  # which changes nothing
+                suppress_tokens=expected[0].flatten().tolist(),
+                repetition_penalty=9.0,
+                max_length=2,
+                no_repeat_ngram_size=1,
+            )
         )
         with dropout_off(captioner.policy):
             found = measured(captioner)
@@ -287,7 +333,9 @@ def test_captions_at_once_and_with_prefixes_that_they_share_have_the_gradient_of
     captioner, inputs = family_case
     policy = captioner.policy
     policy.zero_grad()
-    ids = torch.tensor([[[5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 8], [5, 6, 0, 0]]]).repeat(3, 1, 1)
+    ids = torch.tensor(
+        [[[5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 8], [5, 6, 0, 0]]]
+    ).repeat(3, 1, 1)
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[:, 3, 3:] = False  # all that this caption's tokens depend on is in others
     weights = torch.linspace(-1, 2, int(mask.sum()))
@@ -302,13 +350,18 @@ def test_captions_at_once_and_with_prefixes_that_they_share_have_the_gradient_of
     expected = torch.cat(alone)
     (expected * weights).sum().backward()
     gradient = gradients(policy)
-    trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    trained = {
+        name for name, parameter in policy.named_parameters() if parameter.requires_grad
+    }
     assert gradient.keys() == trained, (
         "processes that train together would wait for the missing gradients"
     )
     shared, row = captioner.prefix_logits(policy, inputs, ids, mask)
     assert len(shared) == 3 * 5
-    for logits, rows in ((captioner.token_logits(policy, inputs, ids, mask), None), (shared, row)):
+    for logits, rows in (
+        (captioner.token_logits(policy, inputs, ids, mask), None),
+        (shared, row),
+    ):
         logprobs = token_logprobs(logits, ids[mask], 1.0, rows)
         assert torch.allclose(logprobs, expected, atol=1e-4)
         (logprobs * weights).sum().backward()
@@ -331,10 +384,15 @@ def test_the_image_is_encoded_once_for_all_captions(family_case):
     )
     noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
     tokens = captioner.generate(
-        captioner.policy, inputs, Decoding(num_samples=K, with_greedy=True, max_new_tokens=L), noise
+        captioner.policy,
+        inputs,
+        Decoding(num_samples=K, with_greedy=True, max_new_tokens=L),
+        noise,
     )
     captioner.token_logits(captioner.policy, inputs, tokens)
-    captioner.generate(captioner.policy, inputs, Decoding(num_beams=3, max_new_tokens=L), None)
+    captioner.generate(
+        captioner.policy, inputs, Decoding(num_beams=3, max_new_tokens=L), None
+    )
     hook.remove()
     assert seen == [3, 3, 3], "sampling, scoring and beam search each encode 3 images"
 
@@ -369,7 +427,9 @@ def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gra
         logprobs = token_logprobs(captioner.token_logits(policy, given, ids), ids)
         logprobs.sum().backward()
         tokens = captioner.generate(policy, given, decoding, noise)
-        found.append({"tokens": tokens, "logprobs": logprobs.detach(), **gradients(policy)})
+        found.append(
+            {"tokens": tokens, "logprobs": logprobs.detach(), **gradients(policy)}
+        )
     assert found[0].keys() == found[1].keys()
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
@@ -406,7 +466,9 @@ def test_rewards_read_the_words_of_a_caption_whatever_tokens_it_is_made_of(tmp_p
         captioner = tiny_hf_captioner(family, tmp_path / family)
         for text in ("a man's dog, sitting.", "they don't run"):
             (ids,) = captioner.encode([text], 40)
-            assert tokenize(captioner.decode(torch.tensor([ids]))[0]) == tokenize(text), family
+            assert tokenize(captioner.decode(torch.tensor([ids]))[0]) == tokenize(
+                text
+            ), family
 
 
 @torch.no_grad()
@@ -423,7 +485,9 @@ def test_save_and_load_keep_every_bit_and_transformers_own_classes_load_the_fold
     }
     again.policy.eval()
     ids = torch.tensor([[[5, 6, 7], [8, 9, 5]]]).repeat(3, 1, 1)
-    assert torch.equal(again.preprocess(tiny_rows(3))["pixel_values"], inputs["pixel_values"])
+    assert torch.equal(
+        again.preprocess(tiny_rows(3))["pixel_values"], inputs["pixel_values"]
+    )
     assert torch.equal(
         captioner.token_logits(captioner.policy, inputs, ids),
         again.token_logits(again.policy, inputs, ids),

@@ -42,7 +42,10 @@ def split(inputs: dict[str, Tensor], size: int) -> list[PairBatch]:
         {name: value[start : start + size] for name, value in inputs.items()}
         for start in range(0, count, size)
     ]
-    rows: Any = [{"image_id": str(index), "image": "", "references": []} for index in range(count)]
+    rows: Any = [
+        {"image_id": str(index), "image": "", "references": []}
+        for index in range(count)
+    ]
     captions = ["a", "b", "a", "c", "d", "a", "b", "e"][:count]
     spans = [slice(index * size, (index + 1) * size) for index in range(len(parts))]
     counts = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0])[:count]
@@ -54,7 +57,9 @@ def split(inputs: dict[str, Tensor], size: int) -> list[PairBatch]:
 
 def clip_towers(**vision: Any) -> TrainedEncoder:
     torch.manual_seed(3)
-    network = trained_clip(random_clip(None, CLIP | {"vision_cfg": CLIP["vision_cfg"] | vision})[0])
+    network = trained_clip(
+        random_clip(None, CLIP | {"vision_cfg": CLIP["vision_cfg"] | vision})[0]
+    )
     return network.train()
 
 
@@ -70,7 +75,8 @@ class Lookup:
     def __init__(self, count: int) -> None:
         generator = torch.Generator().manual_seed(8)
         self.table = {
-            name: torch.randn(count, 16, generator=generator) for name in ("image", "text")
+            name: torch.randn(count, 16, generator=generator)
+            for name in ("image", "text")
         }
 
     def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
@@ -93,9 +99,9 @@ def step(
     """The gradient of one step by parameter, and what was logged."""
     network.zero_grad()
     accelerator = Accelerator(cpu=True)
-    (log,) = EmbeddingTask(accelerator, network, objective(task), target_of(task)).training_step(
-        batches, 0
-    )
+    (log,) = EmbeddingTask(
+        accelerator, network, objective(task), target_of(task)
+    ).training_step(batches, 0)
     found = {
         name: value.grad.clone()
         for name, value in network.named_parameters()
@@ -109,7 +115,9 @@ def gradient_of(network: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     network.zero_grad()
     loss.backward()
     return {
-        name: value.grad for name, value in network.named_parameters() if value.grad is not None
+        name: value.grad
+        for name, value in network.named_parameters()
+        if value.grad is not None
     }
 
 
@@ -130,7 +138,9 @@ NETWORKS = dict.fromkeys(CLIP_TASKS, clip_towers) | {"distill": student_towers}
 
 
 @pytest.mark.parametrize("task", sorted(NETWORKS))
-def test_the_gradient_is_that_of_the_loss_of_the_whole_batch_however_it_is_split(task: str) -> None:
+def test_the_gradient_is_that_of_the_loss_of_the_whole_batch_however_it_is_split(
+    task: str,
+) -> None:
     network, inputs = NETWORKS[task](), pairs(8)
     target = target_of(task)(split(inputs, 8)[0])
     loss, _ = objective(task)(network(inputs), target)
@@ -149,7 +159,9 @@ def test_the_temperature_is_learnt_once_and_stays_within_its_limits() -> None:
     found, logged = step(network, "contrastive", split(inputs, 2))
     assert scale.exp().item() == pytest.approx(100.0, rel=1e-5)
     assert logged["contrastive/scale"] == pytest.approx(100.0, rel=1e-5)
-    assert found["model.logit_scale"].abs() > 1e-3, "at the limit it still has a gradient"
+    assert found["model.logit_scale"].abs() > 1e-3, (
+        "at the limit it still has a gradient"
+    )
     with torch.no_grad():
         scale.fill_(-50.0)
     _, logged = step(network, "contrastive", split(inputs, 2))
@@ -167,7 +179,10 @@ def test_random_numbers_of_the_second_pass_are_those_of_the_first() -> None:
     torch.manual_seed(11)
     outputs = [network(batch.inputs) for batch in split(inputs, 4)]
     assert torch.equal(torch.rand(3), after), "each micro-batch draws once"
-    joined = {name: torch.cat([output[name] for output in outputs]) for name in ("image", "text")}
+    joined = {
+        name: torch.cat([output[name] for output in outputs])
+        for name in ("image", "text")
+    }
     loss, _ = objective("contrastive")(joined | {"scale": outputs[0]["scale"]}, {})
     assert logged["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
     assert_equal(gradient_of(network, loss), found)
@@ -182,7 +197,9 @@ def test_random_numbers_go_on_after_those_of_the_loss() -> None:
 
     network, batches = clip_towers(patch_dropout=0.5), split(pairs(8), 4)
     torch.manual_seed(11)
-    next(EmbeddingTask(Accelerator(cpu=True), network, drawing).training_step(batches, 0))
+    next(
+        EmbeddingTask(Accelerator(cpu=True), network, drawing).training_step(batches, 0)
+    )
     after = torch.rand(3)
     torch.manual_seed(11)
     for batch in batches:
@@ -197,14 +214,17 @@ def test_a_frozen_tower_gets_no_gradient_and_changes_none() -> None:
     network.model["text"].requires_grad_(False)
     frozen, _ = step(network, "distill", split(inputs, 4))
     assert all(name.startswith("model.image.") for name in frozen)
-    assert_equal({name: value for name, value in whole.items() if name in frozen}, frozen)
+    assert_equal(
+        {name: value for name, value in whole.items() if name in frozen}, frozen
+    )
 
 
 PROJECTIONS = {"model.visual.proj", "model.text_projection", "model.logit_scale"}
 
 
 @pytest.mark.parametrize(
-    ("what", "tower"), [("projections", "ViT"), ("projections", "ResNet"), ("lora", "ViT")]
+    ("what", "tower"),
+    [("projections", "ViT"), ("projections", "ResNet"), ("lora", "ViT")],
 )
 def test_only_what_is_trained_gets_a_gradient_and_micro_batches_do_not_change_it(
     what: Any, tower: str
@@ -234,5 +254,7 @@ def test_only_what_is_trained_gets_a_gradient_and_micro_batches_do_not_change_it
         assert whole.keys() == pool | {"model.text_projection", "model.logit_scale"}
     after = network.state_dict()
     assert all(
-        torch.equal(after[name], value) for name, value in before.items() if name in after
+        torch.equal(after[name], value)
+        for name, value in before.items()
+        if name in after
     ), "batch norm's, too"

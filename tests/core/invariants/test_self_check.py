@@ -45,7 +45,9 @@ def planted(monkeypatch, owner: Any, name: str, change: Any) -> None:
     monkeypatch.setattr(owner, name, changed)
 
 
-def test_positions_of_captions_that_are_wrong_cost_the_shared_prefix(folders, monkeypatch):
+def test_positions_of_captions_that_are_wrong_cost_the_shared_prefix(
+    folders, monkeypatch
+):
     planted(
         monkeypatch,
         VisionLanguageFamily,
@@ -68,17 +70,22 @@ def test_inputs_that_hold_indices_into_their_row_cost_the_batch(folders, monkeyp
         Policy,
         "read_images",
         lambda result: {
-            name: [value[0] for _ in value] if isinstance(value, tuple | list) else value
+            name: [value[0] for _ in value]
+            if isinstance(value, tuple | list)
+            else value
             for name, value in result.items()
         },
     )
     assert load_captioner(folders["qwen2_5_vl"]).policy.mode.features == ""
 
 
-def test_visual_tokens_of_another_layout_cost_the_batch_or_the_features(folders, monkeypatch):
+def test_visual_tokens_of_another_layout_cost_the_batch_or_the_features(
+    folders, monkeypatch
+):
     def reversed_rows(rows: Any) -> Any:
         return {
-            name: value[::-1] if isinstance(value, list) else value for name, value in rows.items()
+            name: value[::-1] if isinstance(value, list) else value
+            for name, value in rows.items()
         }
 
     from rl_caption.captioners import policy
@@ -109,7 +116,9 @@ def test_windows_far_longer_than_the_captions_of_the_check_are_crossed(
         load_captioner(folder)
 
 
-def test_what_is_frozen_follows_from_what_visual_tokens_are_made_of(folders, monkeypatch):
+def test_what_is_frozen_follows_from_what_visual_tokens_are_made_of(
+    folders, monkeypatch
+):
     """Visual tokens that are read from the text's table of words are trained with it."""
     captioner = load_captioner(folders["llava"])
     names = captioner.policy.visual_names
@@ -146,7 +155,11 @@ def test_adapters_are_checked_with_factors_that_do_something(folders, monkeypatc
     forward = Linear.forward
 
     def only_in_training(self: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
-        return forward(self, x, **options) if torch.is_grad_enabled() else self.base_layer(x)
+        return (
+            forward(self, x, **options)
+            if torch.is_grad_enabled()
+            else self.base_layer(x)
+        )
 
     monkeypatch.setattr(Linear, "forward", only_in_training)
     with pytest.raises(CaptionerError, match="llava"):
@@ -169,7 +182,9 @@ def test_keys_and_values_may_differ_in_width():
 DECODINGS = [
     Decoding(num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=6),
     Decoding(num_samples=3, top_k=5, max_new_tokens=6),
-    Decoding(num_samples=2, with_greedy=True, top_p=0.7, temperature=0.8, max_new_tokens=6),
+    Decoding(
+        num_samples=2, with_greedy=True, top_p=0.7, temperature=0.8, max_new_tokens=6
+    ),
     Decoding(num_samples=2, with_greedy=True, no_repeat_ngram_size=1, max_new_tokens=6),
     Decoding(num_samples=2, with_greedy=True, block_trigrams=2.0, max_new_tokens=9),
     Decoding(max_new_tokens=6),
@@ -177,14 +192,20 @@ DECODINGS = [
 ]
 
 
-@pytest.mark.parametrize("decoding", DECODINGS, ids=lambda decoding: decoding.describe())
-def test_the_models_own_generate_draws_the_tokens_that_our_decode_draws(folders, decoding):
+@pytest.mark.parametrize(
+    "decoding", DECODINGS, ids=lambda decoding: decoding.describe()
+)
+def test_the_models_own_generate_draws_the_tokens_that_our_decode_draws(
+    folders, decoding
+):
     captioner = load_captioner(folders["smolvlm"], prompt="a photo of")
     captioner.policy.eval()
     inputs = captioner.preprocess(photo_rows())
     noise = None
     if decoding.num_samples:
-        noise = sampling_noise(1, 0, NAMES, decoding.num_samples, decoding.max_new_tokens)
+        noise = sampling_noise(
+            1, 0, NAMES, decoding.num_samples, decoding.max_new_tokens
+        )
     expected = captioner.generate(captioner.policy, inputs, decoding, noise)
     captioner.policy.mode = replace(captioner.policy.mode, prefix="none")
     state = torch.get_rng_state()
@@ -201,9 +222,13 @@ def test_slower_ways_score_as_the_fastest_does(folders, prefix):
     ids = torch.tensor([[[15, 16, 17], [15, 18, 19]]]).repeat(3, 1, 1)
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[1], mask[0, 1, 2] = False, False
-    expected = [captioner.token_logits(captioner.policy, inputs, ids, m) for m in (None, mask)]
+    expected = [
+        captioner.token_logits(captioner.policy, inputs, ids, m) for m in (None, mask)
+    ]
     captioner.policy.mode = replace(captioner.policy.mode, prefix=prefix)
-    found = [captioner.token_logits(captioner.policy, inputs, ids, m) for m in (None, mask)]
+    found = [
+        captioner.token_logits(captioner.policy, inputs, ids, m) for m in (None, mask)
+    ]
     for one, other in zip(found, expected, strict=True):
         assert torch.allclose(one, other, atol=1e-4)
 
@@ -227,10 +252,14 @@ def test_rows_that_cannot_be_joined_are_read_one_by_one(folders):
     )
 
 
-def test_a_verdict_is_remembered_for_the_same_model_alone(folders, monkeypatch, tmp_path):
+def test_a_verdict_is_remembered_for_the_same_model_alone(
+    folders, monkeypatch, tmp_path
+):
     monkeypatch.setenv(self_check.FOLDER, str(tmp_path))
     runs: list[int] = []
-    planted(monkeypatch, self_check._Check, "run", lambda result: runs.append(1) or result)
+    planted(
+        monkeypatch, self_check._Check, "run", lambda result: runs.append(1) or result
+    )
     for _ in range(2):
         first = load_captioner(folders["llava"])
         self_check._verdicts.clear()
@@ -251,6 +280,10 @@ def test_a_resumed_run_keeps_its_mode(folders):
 
 def test_parameters_that_no_caption_depends_on_are_frozen(tmp_path):
     captioner = tiny_vlm("llava", tmp_path / "llava")
-    frozen = [name for name, p in captioner.policy.model.named_parameters() if not p.requires_grad]
+    frozen = [
+        name
+        for name, p in captioner.policy.model.named_parameters()
+        if not p.requires_grad
+    ]
     assert frozen
     assert all("post_layernorm" in name for name in frozen)

@@ -58,11 +58,17 @@ class Letters:
         self.scale, self.shift = scale, shift
 
     def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        return [self.shift + self.scale * sum(map(str.isalpha, text)) for text in completions]
+        return [
+            self.shift + self.scale * sum(map(str.isalpha, text))
+            for text in completions
+        ]
 
 
 def normalised_task(
-    captioner: TransformerCaptioner, letters: Letters, advantage: str, normalize: Any = "per_term"
+    captioner: TransformerCaptioner,
+    letters: Letters,
+    advantage: str,
+    normalize: Any = "per_term",
 ) -> SelfCriticalTask:
     task = scst_task(captioner, advantage=advantage)
     terms = {"words": (WordCount(), 0.7), "letters": (letters, 0.3)}
@@ -83,7 +89,8 @@ def perturbed(captioner: TransformerCaptioner) -> torch.nn.Module:
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 @pytest.mark.parametrize(
-    "terms", [{}, {"kl_coef": 0.3}, {"xe_weight": 0.5}, {"kl_coef": 0.3, "xe_weight": 0.5}]
+    "terms",
+    [{}, {"kl_coef": 0.3}, {"xe_weight": 0.5}, {"kl_coef": 0.3, "xe_weight": 0.5}],
 )
 def test_two_micro_batches_of_four_are_one_of_eight(captioner, reduction, terms):
     if "kl_coef" in terms:
@@ -96,12 +103,17 @@ def test_two_micro_batches_of_four_are_one_of_eight(captioner, reduction, terms)
     )
     split = gradient(captioner, task, batches_of(captioner, 8, 4))
     assert [s["samples"] for s in task.samples] == captions
-    assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(loss, rel=1e-5)
+    assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(
+        loss, rel=1e-5
+    )
     assert_equal_gradients(whole, split)
 
 
 def trained(
-    captioner: TransformerCaptioner, batches: list[CaptionBatch], steps: int, **options: Any
+    captioner: TransformerCaptioner,
+    batches: list[CaptionBatch],
+    steps: int,
+    **options: Any,
 ) -> list[Tensor]:
     """Weights after some steps of plain gradient descent from those of ``captioner``, which stays
     as it is.
@@ -118,12 +130,17 @@ def trained(
 
 
 def largest_difference(one: list[Tensor], other: list[Tensor]) -> float:
-    return max(float((a - b).detach().abs().max()) for a, b in zip(one, other, strict=True))
+    return max(
+        float((a - b).detach().abs().max()) for a, b in zip(one, other, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"reinforce"}))
 def test_several_updates_on_a_rollout_do_not_depend_on_how_it_is_split(captioner, name):
-    options: dict[str, Any] = {"objective": build_objective(name, {}), "updates_per_rollout": 3}
+    options: dict[str, Any] = {
+        "objective": build_objective(name, {}),
+        "updates_per_rollout": 3,
+    }
     if name in ("ppo_clip", "dico"):
         options |= {"ref_policy": perturbed(captioner), "xe_weight": 0.1}
     start = [parameter.detach() for parameter in captioner.policy.parameters()]
@@ -134,10 +151,16 @@ def test_several_updates_on_a_rollout_do_not_depend_on_how_it_is_split(captioner
 
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
-def test_one_update_of_the_clipped_surrogate_is_reinforce_to_the_bit(captioner, batches, reduction):
+def test_one_update_of_the_clipped_surrogate_is_reinforce_to_the_bit(
+    captioner, batches, reduction
+):
     shared = {"ref_policy": perturbed(captioner), "xe_weight": 0.3}
-    plain = trained(captioner, batches, 3, objective=Reinforce(reduction, 0.2), **shared)
-    clipped = trained(captioner, batches, 3, objective=PpoClip(reduction, 0.2, 0.1, 0.1), **shared)
+    plain = trained(
+        captioner, batches, 3, objective=Reinforce(reduction, 0.2), **shared
+    )
+    clipped = trained(
+        captioner, batches, 3, objective=PpoClip(reduction, 0.2, 0.1, 0.1), **shared
+    )
     assert largest_difference(plain, clipped) == 0
 
 
@@ -183,23 +206,29 @@ def test_z_scores_are_over_the_whole_step_however_it_is_split(captioner, advanta
     assert logged["reward/total"] == pytest.approx(0.0, abs=1e-6)
     split = gradient(captioner, task, batches_of(captioner, 8, 4))
     assert task.samples == records
-    assert all(value == round(value, 4) for record in records for value in record["rewards"])
+    assert all(
+        value == round(value, 4) for record in records for value in record["rewards"]
+    )
     assert_equal_gradients(whole, split)
     for key in ("reward/words", "reward/letters"):
-        assert task.log.reduce(task.accelerator)[key] == pytest.approx(logged[key], rel=1e-12)
+        assert task.log.reduce(task.accelerator)[key] == pytest.approx(
+            logged[key], rel=1e-12
+        )
         assert logged[key] > 0.1, "terms are logged raw"
     half = gradient(captioner, task, batches_of(captioner, 4, 4))
     assert [r["samples"] for r in task.samples] == [r["samples"] for r in records[:4]]
-    assert [r["rewards"] for r in task.samples] != [r["rewards"] for r in records[:4]], (
-        "each half has other moments"
-    )
+    assert [r["rewards"] for r in task.samples] != [
+        r["rewards"] for r in records[:4]
+    ], "each half has other moments"
     assert norm(half) > 0
 
 
 @pytest.mark.parametrize("normalize", ["per_term", "per_group"])
 def test_z_scores_see_neither_unit_nor_origin_of_a_term(captioner, batches, normalize):
     plain = gradient(
-        captioner, normalised_task(captioner, Letters(), "leave_one_out", normalize), batches
+        captioner,
+        normalised_task(captioner, Letters(), "leave_one_out", normalize),
+        batches,
     )
     other = gradient(
         captioner,
@@ -210,9 +239,13 @@ def test_z_scores_see_neither_unit_nor_origin_of_a_term(captioner, batches, norm
 
 
 @pytest.mark.parametrize("normalize", ["per_term", "per_group"])
-def test_a_term_that_tells_nothing_apart_changes_no_gradient(captioner, batches, normalize):
+def test_a_term_that_tells_nothing_apart_changes_no_gradient(
+    captioner, batches, normalize
+):
     constant = gradient(
-        captioner, normalised_task(captioner, Letters(0.0, 0.1), "greedy", normalize), batches
+        captioner,
+        normalised_task(captioner, Letters(0.0, 0.1), "greedy", normalize),
+        batches,
     )
     alone = scst_task(captioner, advantage="greedy")
     alone.reward = MixedReward({"words": (WordCount(), 0.7)}, normalize=normalize)
@@ -224,7 +257,9 @@ def test_groups_do_not_depend_on_how_a_step_is_split(captioner, advantage):
     task = normalised_task(captioner, Letters(), advantage, "per_group")
     whole = gradient(captioner, task, batches_of(captioner, 8, 8))
     records = task.samples
-    assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, 2)))
+    assert_equal_gradients(
+        whole, gradient(captioner, task, batches_of(captioner, 8, 2))
+    )
     assert task.samples == records
 
 
@@ -237,7 +272,9 @@ def test_a_scheduled_step_is_that_of_the_values_at_its_step(captioner, batches):
     scheduled.ref_policy = perturbed(captioner)
     scheduled.objective = Reinforce(kl_coef=0.4)
     plain = replace(scheduled, weight_schedules={}, temperature_schedule=())
-    plain.reward = MixedReward({"words": (WordCount(), 0.7 * 0.25), "letters": (Letters(), 0.3)})
+    plain.reward = MixedReward(
+        {"words": (WordCount(), 0.7 * 0.25), "letters": (Letters(), 0.3)}
+    )
     plain.decoding = plain.decoding.replace(temperature=1.75)
     found = gradient(captioner, scheduled, batches, step=3)
     assert_equal_gradients(found, gradient(captioner, plain, batches, step=3), atol=0)
@@ -247,9 +284,13 @@ def test_a_scheduled_step_is_that_of_the_values_at_its_step(captioner, batches):
 
 
 def test_cross_entropy_of_two_micro_batches_is_that_of_one(captioner):
-    task = CrossEntropyTask(Accelerator(cpu=True), captioner, captioner.policy, label_smoothing=0.1)
+    task = CrossEntropyTask(
+        Accelerator(cpu=True), captioner, captioner.policy, label_smoothing=0.1
+    )
     whole = gradient(captioner, task, batches_of(captioner, 8, 8))
-    assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, 2)))
+    assert_equal_gradients(
+        whole, gradient(captioner, task, batches_of(captioner, 8, 2))
+    )
 
 
 @pytest.mark.parametrize("word", [0, 1])
@@ -259,25 +300,41 @@ def test_a_reference_word_that_is_not_learned_is_read_all_the_same(captioner, wo
     assert targets is not None
     assert learned is not None
     learned = learned.clone()
-    learned[:, :, word] = False  # a word of each reference, as one outside the vocabulary would be
+    learned[:, :, word] = (
+        False  # a word of each reference, as one outside the vocabulary would be
+    )
     batch = CaptionBatch(batch.rows, batch.inputs, targets, learned)
-    logprobs = captioner.token_logits(captioner.policy, batch.inputs, targets).log_softmax(-1)
+    logprobs = captioner.token_logits(
+        captioner.policy, batch.inputs, targets
+    ).log_softmax(-1)
     expected = -logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)[learned].sum()
-    found = xe_loss(captioner, captioner.policy, batch, torch.tensor(1.0), 0.0, Averages())
+    found = xe_loss(
+        captioner, captioner.policy, batch, torch.tensor(1.0), 0.0, Averages()
+    )
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("advantage", ["greedy", "leave_one_out", "mean", "group_norm"])
-def test_a_constant_added_to_all_rewards_changes_no_gradient(captioner, advantage, batches):
+def test_a_constant_added_to_all_rewards_changes_no_gradient(
+    captioner, advantage, batches
+):
     plain = gradient(captioner, scst_task(captioner, advantage=advantage), batches)
-    shifted = gradient(captioner, scst_task(captioner, shift=5.0, advantage=advantage), batches)
-    assert_equal_gradients(plain, shifted, atol=2e-5 if advantage == "group_norm" else 3e-6)
+    shifted = gradient(
+        captioner, scst_task(captioner, shift=5.0, advantage=advantage), batches
+    )
+    assert_equal_gradients(
+        plain, shifted, atol=2e-5 if advantage == "group_norm" else 3e-6
+    )
 
 
 def test_without_a_baseline_the_constant_does_change_the_gradient(captioner, batches):
     plain = gradient(captioner, scst_task(captioner, advantage="none"), batches)
-    shifted = gradient(captioner, scst_task(captioner, shift=5.0, advantage="none"), batches)
-    assert norm({name: shifted[name] - plain[name] for name in plain}) > 0.1 * norm(plain)
+    shifted = gradient(
+        captioner, scst_task(captioner, shift=5.0, advantage="none"), batches
+    )
+    assert norm({name: shifted[name] - plain[name] for name in plain}) > 0.1 * norm(
+        plain
+    )
 
 
 def test_samples_equal_to_the_greedy_caption_give_no_gradient(captioner):
@@ -288,12 +345,17 @@ def test_samples_equal_to_the_greedy_caption_give_no_gradient(captioner):
 
 
 def naive_loss(
-    captioner: TransformerCaptioner, task: SelfCriticalTask, batch: CaptionBatch, step: int
+    captioner: TransformerCaptioner,
+    task: SelfCriticalTask,
+    batch: CaptionBatch,
+    step: int,
 ) -> Tensor:
     """REINFORCE with a leave-one-out baseline, KL (k2) and cross-entropy, one caption and one token
     at a time.
     """
-    rollout = sample_captions(captioner, captioner.policy, batch, task.decoding, task.seed, step)
+    rollout = sample_captions(
+        captioner, captioner.policy, batch, task.decoding, task.seed, step
+    )
     reward, samples = WordCount(), task.decoding.num_samples
     policy, kl, tokens, captions = torch.zeros(()), torch.zeros(()), 0, 0
     for image in range(len(batch.rows)):
@@ -304,7 +366,9 @@ def naive_loss(
             advantage = rewards[sample] - sum(others) / len(others)
             ids = rollout.token_ids[image, sample].tolist()
             length = (
-                ids.index(captioner.eos_token_id) + 1 if captioner.eos_token_id in ids else len(ids)
+                ids.index(captioner.eos_token_id) + 1
+                if captioner.eos_token_id in ids
+                else len(ids)
             )
             captions += 1
             for position in range(length):
@@ -317,9 +381,17 @@ def naive_loss(
                 if task.ref_policy is not None:
                     with torch.no_grad():
                         reference = allowed_logprobs(
-                            captioner, task.ref_policy, one, prefix, task.decoding.temperature
+                            captioner,
+                            task.ref_policy,
+                            one,
+                            prefix,
+                            task.decoding.temperature,
                         )
-                    kl = kl + 0.5 * (logprobs[ids[position]] - reference[ids[position]]) ** 2
+                    kl = (
+                        kl
+                        + 0.5
+                        * (logprobs[ids[position]] - reference[ids[position]]) ** 2
+                    )
     assert isinstance(task.objective, Reinforce)
     loss = policy / (tokens if task.objective.loss_reduction == "token" else captions)
     loss = loss + task.objective.kl_coef * kl / tokens
@@ -346,14 +418,19 @@ def naive_cross_entropy(captioner: TransformerCaptioner, batch: CaptionBatch) ->
         for ids in captioner.encode(row["references"], LENGTH):
             for position, token in enumerate(ids):
                 prefix = torch.tensor([[captioner.bos_token_id, *ids[:position]]])
-                total = total - allowed_logprobs(captioner, captioner.policy, one, prefix)[token]
+                total = (
+                    total
+                    - allowed_logprobs(captioner, captioner.policy, one, prefix)[token]
+                )
                 tokens += 1
     return total / tokens
 
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 @pytest.mark.parametrize(("temperature", "alike"), [(1.3, False), (0.2, True)])
-def test_loss_and_gradient_equal_the_slow_obvious_way(captioner, reduction, temperature, alike):
+def test_loss_and_gradient_equal_the_slow_obvious_way(
+    captioner, reduction, temperature, alike
+):
     task = scst_task(
         captioner,
         num_samples=4,
@@ -370,9 +447,13 @@ def test_loss_and_gradient_equal_the_slow_obvious_way(captioner, reduction, temp
     captioner.policy.eval()
     loss = naive_loss(captioner, task, batches[0], step=5)
     loss.backward()
-    expected = {n: p.grad for n, p in captioner.policy.named_parameters() if p.grad is not None}
+    expected = {
+        n: p.grad for n, p in captioner.policy.named_parameters() if p.grad is not None
+    }
     assert (sum(len(set(record["samples"])) for record in task.samples) < 12) == alike
-    assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
+    assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(
+        loss.item(), rel=1e-5
+    )
     assert_equal_gradients(expected, found, atol=3e-6)
     assert norm(found) == pytest.approx(norm(expected), rel=1e-4)
     assert {name.split(".")[0] for name in found} >= {
@@ -391,7 +472,12 @@ def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
     for parameter in start.parameters():
         parameter.mul_(1.3)
     task = scst_task(
-        captioner, num_samples=3, temperature=1.5, ref_policy=start, kl_coef=0.2, xe_weight=0.5
+        captioner,
+        num_samples=3,
+        temperature=1.5,
+        ref_policy=start,
+        kl_coef=0.2,
+        xe_weight=0.5,
     )
     gradient(captioner, task, batches)
     logged, (batch,) = task.log.reduce(task.accelerator), batches
@@ -406,8 +492,13 @@ def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
         each.gather(-1, ids.unsqueeze(-1)).squeeze(-1)[mask] for each in distributions
     )
     kl = ((reference - policy).exp() - (reference - policy) - 1).mean()
-    assert abs(kl - ((policy - reference).exp() - (policy - reference) - 1).mean()) > 0.1 * kl
-    entropy = torch.distributions.Categorical(logits=distributions[0][mask]).entropy().mean()
+    assert (
+        abs(kl - ((policy - reference).exp() - (policy - reference) - 1).mean())
+        > 0.1 * kl
+    )
+    entropy = (
+        torch.distributions.Categorical(logits=distributions[0][mask]).entropy().mean()
+    )
     rewards = torch.tensor([WordCount()(None, texts) for texts in rollout.texts])
     weights = leave_one_out(rewards).unsqueeze(-1).expand(mask.shape)[mask]
     loss = {
@@ -420,14 +511,18 @@ def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
     assert {key: logged[key] for key in expected} == pytest.approx(
         {key: value.item() for key, value in expected.items()}, rel=1e-4
     )
-    assert logged["completion/length"] == pytest.approx(mask.sum(-1).double().mean().item())
+    assert logged["completion/length"] == pytest.approx(
+        mask.sum(-1).double().mean().item()
+    )
 
 
 def test_the_times_of_a_step_are_those_of_its_stages(captioner, batches, monkeypatch):
     """The clock shows 1 at the start, 2 after sampling, 4 after scoring, 8 after the first update,
     then 16 and 32.
     """
-    clock = SimpleNamespace(perf_counter=iter([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]).__next__)
+    clock = SimpleNamespace(
+        perf_counter=iter([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]).__next__
+    )
     monkeypatch.setattr("rl_caption.scst.step.time", clock)
     task = scst_task(captioner, updates_per_rollout=2)
     first, second = (log.sums for log in task.training_step(batches, 0))
@@ -442,7 +537,9 @@ def test_the_times_of_a_step_are_those_of_its_stages(captioner, batches, monkeyp
 
 
 @pytest.mark.parametrize("dropout", [False, True])
-def test_equal_beginnings_are_scored_once_unless_dropout_tells_them_apart(captioner, dropout):
+def test_equal_beginnings_are_scored_once_unless_dropout_tells_them_apart(
+    captioner, dropout
+):
     task = scst_task(captioner, num_samples=4, temperature=0.5, dropout=dropout)
     scored = []
     hook = captioner.policy.lm_head.register_forward_hook(
@@ -452,10 +549,20 @@ def test_equal_beginnings_are_scored_once_unless_dropout_tells_them_apart(captio
     )
     gradient(captioner, task, batches_of(captioner, 3, 3))
     hook.remove()
-    words = [[[*text.split(), "."] for text in record["samples"]] for record in task.samples]
-    tokens = sum(min(len(caption), LENGTH) for captions in words for caption in captions)
+    words = [
+        [[*text.split(), "."] for text in record["samples"]] for record in task.samples
+    ]
+    tokens = sum(
+        min(len(caption), LENGTH) for captions in words for caption in captions
+    )
     different = sum(
-        len({tuple(caption[:t]) for caption in captions for t in range(min(len(caption), LENGTH))})
+        len(
+            {
+                tuple(caption[:t])
+                for caption in captions
+                for t in range(min(len(caption), LENGTH))
+            }
+        )
         for captions in words
     )
     assert different < 0.9 * tokens
@@ -471,7 +578,10 @@ def test_dropout_is_off_in_self_critical_training_unless_asked_for_and_on_in_cro
         (scst_task(captioner, dropout=True), 1),
         (cross_entropy, 1),
     ):
-        one, other = gradient(captioner, task, batches), gradient(captioner, task, batches)
+        one, other = (
+            gradient(captioner, task, batches),
+            gradient(captioner, task, batches),
+        )
         difference = norm({name: one[name] - other[name] for name in one})
         assert difference > 1e-3 if noisy else difference == 0
         assert captioner.policy.training, "the model is put back into training mode"
@@ -482,7 +592,8 @@ def test_with_dropout_the_greedy_baseline_is_decoded_without_it(size):
     captioner = tiny_captioner(dropout=0.5)
     batches = batches_of(captioner, 4, size)
     plain, noisy = (
-        scst_task(captioner, advantage="greedy", dropout=dropout) for dropout in (False, True)
+        scst_task(captioner, advantage="greedy", dropout=dropout)
+        for dropout in (False, True)
     )
     for task in (plain, noisy):
         gradient(captioner, task, batches)
@@ -495,12 +606,16 @@ def test_with_dropout_the_greedy_baseline_is_decoded_without_it(size):
     assert captioner.policy.training
 
 
-def test_kl_to_the_starting_policy_is_0_at_the_start_and_so_is_its_gradient(captioner, batches):
+def test_kl_to_the_starting_policy_is_0_at_the_start_and_so_is_its_gradient(
+    captioner, batches
+):
     start = tiny_captioner().policy.requires_grad_(False)
     plain = gradient(captioner, scst_task(captioner), batches)
     task = scst_task(captioner, ref_policy=start, kl_coef=100.0)
     assert_equal_gradients(plain, gradient(captioner, task, batches), atol=1e-6)
-    assert task.log.reduce(task.accelerator)["policy/kl"] == pytest.approx(0.0, abs=1e-9)
+    assert task.log.reduce(task.accelerator)["policy/kl"] == pytest.approx(
+        0.0, abs=1e-9
+    )
     assert all(p.grad is None for p in start.parameters())
 
 
@@ -553,7 +668,11 @@ def test_an_image_is_encoded_once_where_its_states_can_be_kept(
     seen = []
     captioner.policy.encoder.register_forward_hook(lambda *_: seen.append(1))
     found = gradient(
-        captioner, scst_task(captioner, **options), batches_of(captioner, 4, 4 // micro_batches)
+        captioner,
+        scst_task(captioner, **options),
+        batches_of(captioner, 4, 4 // micro_batches),
     )
     assert len(seen) == expected
-    assert any(name.startswith("encoder") and g.abs().max() > 0 for name, g in found.items())
+    assert any(
+        name.startswith("encoder") and g.abs().max() > 0 for name, g in found.items()
+    )

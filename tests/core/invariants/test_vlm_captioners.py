@@ -85,7 +85,9 @@ def whole_logits(captioner, alone, ids, caption_type=None):
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     for name in ("token_type_ids", "mm_token_type_ids"):
         if name in inputs:
-            inputs[name] = torch.nn.functional.pad(inputs[name], (0, len(ids)), value=caption_type)
+            inputs[name] = torch.nn.functional.pad(
+                inputs[name], (0, len(ids)), value=caption_type
+            )
     return captioner.policy.model(**inputs, use_cache=False).logits[0, length - 1 :]
 
 
@@ -103,7 +105,9 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
         lambda one, ids: whole_logits(captioner, alone[int(one["image"])], ids)[-1],
         ending=True,
     )
-    decoding = Decoding(num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=L)
+    decoding = Decoding(
+        num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=L
+    )
     for given in (inputs, captioner.image_states(captioner.policy, inputs)):
         tokens = captioner.generate(captioner.policy, given, decoding, noise)[:, :2]
         assert torch.equal(tokens, expected[..., : tokens.shape[-1]])
@@ -114,14 +118,20 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
         rescored = token_logprobs(
             captioner.token_logits(captioner.policy, given, tokens), tokens, 1.3
         )
-        assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=1e-4)
+        assert torch.allclose(
+            rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=1e-4
+        )
         some = captioner.token_logits(captioner.policy, given, tokens, mask)
-        assert torch.allclose(token_logprobs(some, tokens[mask], 1.3), rescored[mask], atol=1e-4)
+        assert torch.allclose(
+            token_logprobs(some, tokens[mask], 1.3), rescored[mask], atol=1e-4
+        )
         assert not torch.isin(tokens[mask], torch.tensor(captioner.forbidden)).any()
 
 
 @torch.no_grad()
-def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_generate(case):
+def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_generate(
+    case,
+):
     captioner, inputs, _ = case
     rows, processor = (
         photo_rows(),
@@ -130,11 +140,16 @@ def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_gener
     if captioner.family.name == "paligemma":
         texts = ["<image>" + (row.get("prompt") or captioner.prompt) for row in rows]
         batch = processor(
-            text=texts, images=[[row["image"]] for row in rows], return_tensors="pt", padding=True
+            text=texts,
+            images=[[row["image"]] for row in rows],
+            return_tensors="pt",
+            padding=True,
         )
     else:
         asked = [
-            with_images(as_messages(captioner.prompt, row.get("prompt")), [row["image"]])
+            with_images(
+                as_messages(captioner.prompt, row.get("prompt")), [row["image"]]
+            )
             for row in rows
         ]
         template = {
@@ -143,7 +158,9 @@ def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_gener
             "return_dict": True,
             "return_tensors": "pt",
         }
-        batch = processor.apply_chat_template(asked, **template, processor_kwargs={"padding": True})
+        batch = processor.apply_chat_template(
+            asked, **template, processor_kwargs={"padding": True}
+        )
     batch = {name: value for name, value in batch.items() if name != "labels"}
     ours = captioner.policy.arguments(inputs)
     assert batch.keys() == ours.keys()
@@ -163,13 +180,17 @@ def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_gener
     generated = model.generate(
         **batch, generation_config=GenerationConfig(**settings, max_new_tokens=L)
     )[:, length:]
-    ours = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L))[:, 0]
+    ours = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L))[
+        :, 0
+    ]
     assert torch.equal(ours, generated[:, : ours.shape[1]])
     assert len({tuple(ids) for ids in ours.tolist()}) > 1
     # In a beam search Transformers keeps forbidden tokens out only after their share of the
     # probability is counted.
     model.register_forward_hook(
-        lambda _, args, output: setattr(output, "logits", forbid(output.logits, forbidden))
+        lambda _, args, output: setattr(
+            output, "logits", forbid(output.logits, forbidden)
+        )
     )
     beams: dict[str, Any] = {
         "num_beams": 4,
@@ -188,19 +209,25 @@ def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_gener
     ours = captioner.generate_with_scores(captioner.policy, inputs, Decoding(**beams))
     ids = ours.token_ids.flatten(0, 1)
     mask = caption_mask(ids, captioner.eos_token_id)
-    assert torch.equal(ids[mask], generated.sequences[:, length : length + ids.shape[1]][mask])
+    assert torch.equal(
+        ids[mask], generated.sequences[:, length : length + ids.shape[1]][mask]
+    )
     assert torch.allclose(ours.scores.flatten(), generated.sequences_scores, atol=1e-4)
 
 
 def gradients(policy):
     collected = {
-        name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None
+        name: p.grad.clone()
+        for name, p in policy.named_parameters()
+        if p.grad is not None
     }
     policy.zero_grad()
     return collected
 
 
-def test_captions_at_once_and_with_states_that_are_kept_have_the_gradient_of_one_at_a_time(case):
+def test_captions_at_once_and_with_states_that_are_kept_have_the_gradient_of_one_at_a_time(
+    case,
+):
     captioner, inputs, alone = case
     policy = captioner.policy
     policy.zero_grad()
@@ -213,13 +240,19 @@ def test_captions_at_once_and_with_states_that_are_kept_have_the_gradient_of_one
         logits = whole_logits(captioner, alone[image], ids.tolist())[:-1].clone()
         logits[:, list(captioner.forbidden)] = -torch.inf
         logprobs.append(
-            logits.log_softmax(-1).gather(1, ids.unsqueeze(1)).squeeze(1)[mask[image, caption]]
+            logits.log_softmax(-1)
+            .gather(1, ids.unsqueeze(1))
+            .squeeze(1)[mask[image, caption]]
         )
     expected = torch.cat(logprobs)
     (expected * weights).sum().backward()
     gradient = gradients(policy)
-    unused = {name for name, p in policy.named_parameters() if p.requires_grad} - gradient.keys()
-    assert not unused, "processes that train together would wait for the missing gradients"
+    unused = {
+        name for name, p in policy.named_parameters() if p.requires_grad
+    } - gradient.keys()
+    assert not unused, (
+        "processes that train together would wait for the missing gradients"
+    )
     states = captioner.image_states(policy, inputs)
     assert not any("pixel_values" in row for row in states["images"].value)
     shared, row = captioner.prefix_logits(policy, inputs, IDS, mask)
@@ -254,7 +287,10 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
         """Captions, their scores, gradients, and the number of tensors that are kept for the
         backward pass.
         """
-        samples, kept = captioner.generate(captioner.policy, inputs, decoding, noise), []
+        samples, kept = (
+            captioner.generate(captioner.policy, inputs, decoding, noise),
+            [],
+        )
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x: kept.append(x.numel()) or x, lambda x: x
         ):
@@ -296,7 +332,10 @@ def test_an_image_is_encoded_once_for_all_captions_and_with_states_once_a_step(c
     for given, expected in ((inputs, 3), (captioner.image_states(policy, inputs), 0)):
         calls.clear()
         tokens = captioner.generate(
-            policy, given, Decoding(num_samples=K, with_greedy=True, max_new_tokens=L), noise
+            policy,
+            given,
+            Decoding(num_samples=K, with_greedy=True, max_new_tokens=L),
+            noise,
         )
         captioner.token_logits(policy, given, tokens)
         captioner.generate(policy, given, Decoding(num_beams=3, max_new_tokens=L), None)
@@ -305,7 +344,9 @@ def test_an_image_is_encoded_once_for_all_captions_and_with_states_once_a_step(c
 
 
 @torch.no_grad()
-def test_save_and_load_keep_every_bit_and_transformers_alone_loads_the_folder(case, tmp_path):
+def test_save_and_load_keep_every_bit_and_transformers_alone_loads_the_folder(
+    case, tmp_path
+):
     captioner, inputs, _ = case
     captioner.save_pretrained(captioner.policy, tmp_path)
     again = load_captioner(tmp_path)
@@ -323,11 +364,14 @@ def test_save_and_load_keep_every_bit_and_transformers_alone_loads_the_folder(ca
     assert all(torch.equal(value, given[name]) for name, value in prepared.items())
     scores = [one.token_logits(one.policy, inputs, IDS) for one in (captioner, again)]
     assert torch.equal(*scores)
-    _, report = AutoModelForImageTextToText.from_pretrained(tmp_path, output_loading_info=True)
+    _, report = AutoModelForImageTextToText.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
     assert not any(report.values()), report
     assert type(AutoProcessor.from_pretrained(tmp_path)) is type(captioner.processor)
     settings = [
-        GenerationConfig.from_pretrained(folder).to_dict() for folder in (captioner.name, tmp_path)
+        GenerationConfig.from_pretrained(folder).to_dict()
+        for folder in (captioner.name, tmp_path)
     ]
     assert settings[0] == settings[1]
 
@@ -354,15 +398,21 @@ def test_texts_survive_encoding_and_decoding(case):
     )
     assert starting.encode(texts, 40) == encoded, "captions go on after the prompt"
     image = captioner.policy.config.image_token_id
-    specials = captioner.tokenizer.convert_ids_to_tokens([image, captioner.eos_token_id])
+    specials = captioner.tokenizer.convert_ids_to_tokens(
+        [image, captioner.eos_token_id]
+    )
     (ids,) = captioner.encode([f"a {' dog '.join(specials)} dog"], 40)
     assert image in captioner.forbidden
     assert image not in ids
-    assert ids.index(captioner.eos_token_id) == len(ids) - 1, "special tokens in a text are words"
+    assert ids.index(captioner.eos_token_id) == len(ids) - 1, (
+        "special tokens in a text are words"
+    )
     if (
         captioner.family.name != "paligemma"
     ):  # the answer as the chat template has it, its end included
-        asked = with_images(as_messages(captioner.prompt, None), [photo_rows()[0]["image"]])
+        asked = with_images(
+            as_messages(captioner.prompt, None), [photo_rows()[0]["image"]]
+        )
         answer = {"role": "assistant", "content": [{"type": "text", "text": texts[0]}]}
         tokenizer = captioner.processor.tokenizer
         whole = tokenizer(
@@ -401,7 +451,9 @@ def test_inputs_that_models_silently_do_without_are_passed(family, omitted, tmp_
         with pytest.raises(TypeError, match="mm_token_type_ids"):
             captioner.token_logits(captioner.policy, without, IDS)
     else:
-        assert (captioner.token_logits(captioner.policy, without, IDS) - scores).abs().max() > 0.05
+        assert (
+            captioner.token_logits(captioner.policy, without, IDS) - scores
+        ).abs().max() > 0.05
 
 
 @torch.no_grad()
@@ -410,7 +462,8 @@ def test_tokens_of_a_caption_do_not_see_those_after_them(tmp_path):
     alone, ids = captioner.preprocess(photo_rows()[:1]), IDS[:1, :2]
     assert ids[0, 0, :2].equal(ids[0, 1, :2])
     as_prompt = [
-        whole_logits(captioner, alone, caption.tolist(), caption_type=0) for caption in ids[0]
+        whole_logits(captioner, alone, caption.tolist(), caption_type=0)
+        for caption in ids[0]
     ]
     assert (as_prompt[0][:3] - as_prompt[1][:3]).abs().max() > 0.05, (
         "the trap: with the type of a prompt they do"
@@ -432,7 +485,9 @@ def test_the_padding_of_an_image_is_not_read(family, tmp_path):
         0  # processors of a batch make such masks of images of several sizes
     )
     expected = whole_logits(captioner, alone, ids[0, 0].tolist())[:-1]
-    unmasked = {name: value for name, value in images.items() if name != "pixel_attention_mask"}
+    unmasked = {
+        name: value for name, value in images.items() if name != "pixel_attention_mask"
+    }
     without = {**alone, "images": Nested([unmasked])}
     assert (
         whole_logits(captioner, without, ids[0, 0].tolist())[:-1] - expected
@@ -441,7 +496,9 @@ def test_the_padding_of_an_image_is_not_read(family, tmp_path):
     states = captioner.image_states(captioner.policy, alone)
     assert "pooler_output" in states["features"].value
     for inputs in (alone, states):
-        assert torch.allclose(captioner.policy(**inputs, token_ids=ids)[0, 0], expected, atol=1e-4)
+        assert torch.allclose(
+            captioner.policy(**inputs, token_ids=ids)[0, 0], expected, atol=1e-4
+        )
 
 
 @torch.no_grad()
@@ -454,7 +511,9 @@ def test_sizes_of_images_in_patches_are_passed(tmp_path):
     swapped = {**alone, "images": Nested([swapped])}
     with pytest.raises((ValueError, RuntimeError)):
         captioner.policy(**swapped, token_ids=ids)
-    assert torch.allclose(captioner.policy(**alone, token_ids=ids)[0, 0], expected, atol=1e-4)
+    assert torch.allclose(
+        captioner.policy(**alone, token_ids=ids)[0, 0], expected, atol=1e-4
+    )
 
 
 @torch.no_grad()
@@ -480,7 +539,9 @@ def test_positions_of_a_prompt_are_those_of_its_image_and_captions_follow_them(q
     _, state = captioner.policy(**inputs, max_tokens=L)
     lengths = inputs["attention_mask"].sum(-1)
     assert (state.position <= lengths).all()
-    assert (state.position < lengths).any(), "an image takes fewer positions than tokens"
+    assert (state.position < lengths).any(), (
+        "an image takes fewer positions than tokens"
+    )
 
 
 @torch.no_grad()
@@ -492,7 +553,9 @@ def test_the_padding_of_shorter_prompts_is_not_read(qwen):
     other = dict(inputs, input_ids=inputs["input_ids"].masked_fill(padding, 20))
     assert torch.equal(captioner.token_logits(captioner.policy, other, IDS), expected)
     unmasked = dict(inputs, attention_mask=torch.ones_like(padding, dtype=torch.long))
-    assert (captioner.token_logits(captioner.policy, unmasked, IDS) - expected).abs().max() > 0.05
+    assert (
+        captioner.token_logits(captioner.policy, unmasked, IDS) - expected
+    ).abs().max() > 0.05
 
 
 @torch.no_grad()
@@ -501,7 +564,9 @@ def test_captions_score_prompts_without_changing_what_was_read_of_them(qwen):
     policy = captioner.policy
     _, state = captioner.family.begin(policy, policy.arguments(inputs), PromptLayer)
     image, ids = torch.arange(3).repeat_interleave(2), IDS[:, :2].flatten(0, 1)
-    first, again = (captioner.family.read(policy, state.of_captions(image), ids) for _ in range(2))
+    first, again = (
+        captioner.family.read(policy, state.of_captions(image), ids) for _ in range(2)
+    )
     assert torch.equal(first, again)
 
 
@@ -512,7 +577,10 @@ def test_a_prompt_may_be_messages_with_the_image_at_its_place(qwen, tmp_path):
         {"type": "image"},
         {"type": "text", "text": "in one sentence"},
     ]
-    prompt = [{"role": "system", "content": "a dog"}, {"role": "user", "content": content}]
+    prompt = [
+        {"role": "system", "content": "a dog"},
+        {"role": "user", "content": content},
+    ]
     talking = load_captioner(captioner.name, prompt=prompt)
     (own, *_), rows = talking.preprocess(photo_rows())["input_ids"], photo_rows()
     text = captioner.tokenizer.decode(own)
@@ -524,7 +592,9 @@ def test_a_prompt_may_be_messages_with_the_image_at_its_place(qwen, tmp_path):
     )
     second = captioner.tokenizer.decode(talking.preprocess(rows)["input_ids"][1])
     assert rows[1]["prompt"] in second
-    assert "in one sentence" not in second, "a row's text stands in place of the user's last"
+    assert "in one sentence" not in second, (
+        "a row's text stands in place of the user's last"
+    )
     talking.save_pretrained(talking.policy, tmp_path)
     assert load_captioner(tmp_path).prompt == prompt
 
@@ -533,16 +603,20 @@ def test_a_prompt_may_be_messages_with_the_image_at_its_place(qwen, tmp_path):
 def test_frames_of_a_video_are_several_images(case):
     captioner, _, _ = case
     first, second, third = (row["image"] for row in photo_rows())
-    rows = [photo_rows()[0] | {"image": frames} for frames in ([first, second], [second, third])]
+    rows = [
+        photo_rows()[0] | {"image": frames}
+        for frames in ([first, second], [second, third])
+    ]
     inputs = captioner.preprocess(rows)
     scores = captioner.policy(**inputs, token_ids=IDS[:2])
     for number, row in enumerate(rows):
-        expected = whole_logits(captioner, captioner.preprocess([row]), IDS[number, 1].tolist())[
-            :-1
-        ]
+        expected = whole_logits(
+            captioner, captioner.preprocess([row]), IDS[number, 1].tolist()
+        )[:-1]
         assert torch.allclose(scores[number, 1], expected, atol=1e-4)
     swapped = captioner.policy(
-        **captioner.preprocess([rows[0] | {"image": [second, first]}]), token_ids=IDS[:1]
+        **captioner.preprocess([rows[0] | {"image": [second, first]}]),
+        token_ids=IDS[:1],
     )
     assert (swapped[0, 1] - scores[0, 1]).abs().max() > 0.01, "frames have an order"
 
@@ -577,10 +651,13 @@ def test_a_step_of_any_objective_and_advantage_is_the_same_in_micro_batches(
         "num_samples": 3,
     }
     if objective == "dico":
-        options["ref_policy"] = copy.deepcopy(captioner.policy).eval().requires_grad_(False)
+        options["ref_policy"] = (
+            copy.deepcopy(captioner.policy).eval().requires_grad_(False)
+        )
     task = scst_task(captioner, **options)
     whole, split = (
-        gradient(captioner, task, batches_of(captioner, 3, size, photo_rows())) for size in (3, 1)
+        gradient(captioner, task, batches_of(captioner, 3, size, photo_rows()))
+        for size in (3, 1)
     )
     assert_close_gradients(split, whole, 1e-3)
 
@@ -620,7 +697,9 @@ def scored(captioner, rows=None):
     direct = captioner.token_logits(policy, captioner.preprocess(rows), ids)
     assert torch.equal(logits, direct)
     token_logprobs(direct, ids).sum().backward()
-    captions = captioner.generate(policy, captioner.preprocess(rows), Decoding(max_new_tokens=L))
+    captions = captioner.generate(
+        policy, captioner.preprocess(rows), Decoding(max_new_tokens=L)
+    )
     return [direct.detach(), captions, *gradients(policy).values()]
 
 
@@ -632,12 +711,15 @@ def test_visual_tokens_of_a_frozen_tower_are_kept_and_change_no_bit(case):
     expected = scored(plain)
     assert len(passes) == 9, "a row at a time, in each of the three passes"
     assert torch.allclose(
-        expected[0], captioner.token_logits(captioner.policy, inputs, IDS).detach(), atol=1e-4
+        expected[0],
+        captioner.token_logits(captioner.policy, inputs, IDS).detach(),
+        atol=1e-4,
     )
     cached, passes = frozen_vlm(captioner)
     for epoch in range(3):
         assert all(
-            torch.equal(one, other) for one, other in zip(scored(cached), expected, strict=True)
+            torch.equal(one, other)
+            for one, other in zip(scored(cached), expected, strict=True)
         )
         assert len(passes) == 3, f"epoch {epoch}: once for each image"
     used = 2**20 - cached.cache_memory
@@ -655,7 +737,8 @@ def test_visual_tokens_of_a_frozen_tower_are_kept_and_change_no_bit(case):
     little, passes = frozen_vlm(captioner, cache_bytes=used - 1)
     for _ in range(2):
         assert all(
-            torch.equal(one, other) for one, other in zip(scored(little), expected, strict=True)
+            torch.equal(one, other)
+            for one, other in zip(scored(little), expected, strict=True)
         )
     assert len(passes) == 3 + 5, "all but one fit"
 
@@ -674,7 +757,9 @@ def test_visual_tokens_in_memory_are_those_of_their_precision_and_weights(qwen):
         tensor.mul_(1.5)
     after = frozen.image_states(frozen.policy, frozen.preprocess(rows))
     assert len(passes) == 9
-    first, other = (one["features"].value[0]["pooler_output"][0] for one in (after, expected))
+    first, other = (
+        one["features"].value[0]["pooler_output"][0] for one in (after, expected)
+    )
     assert not torch.equal(first, other)
     reference = copy.deepcopy(frozen.policy)
     assert reference.kept is frozen.policy.kept

@@ -40,7 +40,9 @@ SMALL_WORLD = f"data: {{format: scenes, kwargs: {WORLD}}}\n"
 
 
 def grid(**changes: Any) -> AblateConfig:
-    return AblateConfig(recipe="a.yaml", cells={"S_Mix": CellConfig(terms=MIX)}).replace(**changes)
+    return AblateConfig(
+        recipe="a.yaml", cells={"S_Mix": CellConfig(terms=MIX)}
+    ).replace(**changes)
 
 
 def cell(**overrides: Any) -> dict[str, CellConfig]:
@@ -86,7 +88,9 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs(tmp_path: Path) -> None:
+def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs(
+    tmp_path: Path,
+) -> None:
     base = captioner(tmp_path / "start")
     base += "reward: {terms: {rouge_l: {weight: 9.0}}}\ntrain: {lr: 0.5, seed: 7}\n"
     (tmp_path / "base.yaml").write_text(base)
@@ -116,7 +120,9 @@ def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(
 
     def with_reward(**terms: RewardTerm) -> Plan:
         reward = run.config.reward.replace(terms=terms)
-        return plan._replace(runs=[run._replace(config=run.config.replace(reward=reward))])
+        return plan._replace(
+            runs=[run._replace(config=run.config.replace(reward=reward))]
+        )
 
     other = with_reward(bleu=RewardTerm())
     check_start(tmp_path / "out", other)
@@ -130,7 +136,9 @@ def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(
     (tmp_path / "start/model.safetensors").write_bytes(b"1")
     with pytest.raises(ConfigError, match="start"):
         check_start(tmp_path / "out", plan)
-    (tmp_path / "base.yaml").write_text((tmp_path / "base.yaml").read_text() + "train: {lr: 0.5}\n")
+    (tmp_path / "base.yaml").write_text(
+        (tmp_path / "base.yaml").read_text() + "train: {lr: 0.5}\n"
+    )
     with pytest.raises(ConfigError, match=r"S_Mix seed 0.*train.lr: 5e-06 -> 0.5"):
         planned(grid(), tmp_path)
 
@@ -142,7 +150,10 @@ def test_the_start_may_be_on_the_hub_and_cells_share_the_cores(
     text = SMALL_WORLD + "model: {name: huggingface, init: Owner/model}\n"
     for jobs, threads in ((10**4, 1), (1, os.cpu_count() or 1)):
         plan = planned(grid(jobs=jobs), tmp_path, text)
-        assert (plan.start, plan.runs[0].config.train.threads) == ("Owner/model", threads)
+        assert (plan.start, plan.runs[0].config.train.threads) == (
+            "Owner/model",
+            threads,
+        )
 
 
 @pytest.fixture
@@ -175,31 +186,43 @@ def touching(file: Path) -> str:
     return f"import pathlib; pathlib.Path({str(file)!r}).touch()"
 
 
-def test_trainings_run_at_the_same_time_and_a_failure_stops_none(runs: Any, tmp_path: Path) -> None:
+def test_trainings_run_at_the_same_time_and_a_failure_stops_none(
+    runs: Any, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
     made = runs(waiting_for(go), "import sys; sys.exit('no')", touching(go))
     ended = [(run.label, code) for run, code in trained("scst", made, 2)]
-    assert ended[0] == ("1", 1), "the first waits for the third, which starts after the second"
+    assert ended[0] == ("1", 1), (
+        "the first waits for the third, which starts after the second"
+    )
     assert sorted(ended) == [("0", 0), ("1", 1), ("2", 0)]
     assert (tmp_path / "1/log.txt").read_text() == "no\n"
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["saves", "killed"])
-def test_trainings_that_still_run_are_asked_to_stop_then_killed(runs, tmp_path, monkeypatch, deaf):
-    monkeypatch.setattr("rl_caption.programs.ablation.grid.SECONDS_TO_SAVE", 0.2 if deaf else 30)
+def test_trainings_that_still_run_are_asked_to_stop_then_killed(
+    runs, tmp_path, monkeypatch, deaf
+):
+    monkeypatch.setattr(
+        "rl_caption.programs.ablation.grid.SECONDS_TO_SAVE", 0.2 if deaf else 30
+    )
     saves = f"lambda *_: (open({str(tmp_path / 'saved')!r}, 'w'), sys.exit(0))"
     code = (
         f"import signal, sys, time\n"
         f"signal.signal(signal.SIGTERM, {'signal.SIG_IGN' if deaf else saves})\n"
         f"open({str(tmp_path / 'ready')!r}, 'w')\ntime.sleep(60)"
     )
-    with closing(trained("scst", runs(code, waiting_for(tmp_path / "ready")), 2)) as running:
+    with closing(
+        trained("scst", runs(code, waiting_for(tmp_path / "ready")), 2)
+    ) as running:
         next(running)
     assert (tmp_path / "saved").exists() != deaf
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_training_that_starts_when_a_signal_arrives_is_stopped_too(runs, monkeypatch, number):
+def test_a_training_that_starts_when_a_signal_arrives_is_stopped_too(
+    runs, monkeypatch, number
+):
     started: list[Any] = []
     start, before = subprocess.Popen, signal.getsignal(signal.SIGINT)
 
@@ -234,7 +257,9 @@ def judged(seed: int | None, cider: float, alarm: int | None = None) -> Judged:
         "left_out": {"METEOR": "no Java"},
         "decoding": "greedy",
     }
-    lines = [{"step": step, "hacking/alarm": float(step == alarm)} for step in (0, 40, 60)]
+    lines = [
+        {"step": step, "hacking/alarm": float(step == alarm)} for step in (0, 40, 60)
+    ]
     run = None if seed is None else RunFolder(Path(), lines, {}, {}, {}, True)
     return Judged(EvaluationFolder(scores, {}, {}), run, seed)
 
@@ -247,7 +272,9 @@ RESULTS = {
 
 
 def test_the_tables_have_means_deviations_and_seeds(tmp_path: Path) -> None:
-    write_tables(tmp_path, RESULTS, grid(judges={"L-CLIPS": JudgeConfig()}), ["c seed 0 failed"])
+    write_tables(
+        tmp_path, RESULTS, grid(judges={"L-CLIPS": JudgeConfig()}), ["c seed 0 failed"]
+    )
     table = (tmp_path / "table.md").read_text().splitlines()
     assert table[2] == "| system | of | CIDEr (x100) | L-CLIPS |"
     # Standard deviation of (120, 140) with n - 1: 10 * sqrt(2) = 14.14.

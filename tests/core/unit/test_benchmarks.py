@@ -16,7 +16,17 @@ import transformers
 from accelerate.state import AcceleratorState
 
 from benchmarks import __main__ as every
-from benchmarks import cider, evaluation, gpu, hf_step, l_clip, memory, scst_step, startup, threads
+from benchmarks import (
+    cider,
+    evaluation,
+    gpu,
+    hf_step,
+    l_clip,
+    memory,
+    scst_step,
+    startup,
+    threads,
+)
 from benchmarks.harness import Measurement, Timing
 from benchmarks.l_clip import Shapes as ClipShapes
 from benchmarks.l_clip import measure as measure_l_clip
@@ -40,16 +50,21 @@ def shares(rows: list[Measurement]) -> list[float]:
     return [row.ratio for row in rows if row.unit == "of the time"]
 
 
-def test_one_table_and_one_file_of_all_that_was_asked_for(tmp_path, monkeypatch, capsys):
+def test_one_table_and_one_file_of_all_that_was_asked_for(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(
         startup, "COMMANDS", {startup.NOTHING: ["-c", "pass"], "help": ["-c", "help"]}
     )
     monkeypatch.setattr(startup, "RUNS", {})
-    every.main(["--only", "startup", "--repeats", "1", "--json", str(tmp_path / "rows.json")])
+    every.main(
+        ["--only", "startup", "--repeats", "1", "--json", str(tmp_path / "rows.json")]
+    )
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [row["baseline"] for row in rows] == ["python -c pass"]
     assert all(
-        row.keys() == {"name", "baseline", "ratio", "unit", "detail"} and row["ratio"] > 0
+        row.keys() == {"name", "baseline", "ratio", "unit", "detail"}
+        and row["ratio"] > 0
         for row in rows
     )
     printed = capsys.readouterr().out
@@ -57,10 +72,14 @@ def test_one_table_and_one_file_of_all_that_was_asked_for(tmp_path, monkeypatch,
     assert all(f"| {row['name']} | {row['baseline']} |" in printed for row in rows)
 
 
-def test_every_benchmark_has_a_command_and_imports_only_what_the_package_needs() -> None:
+def test_every_benchmark_has_a_command_and_imports_only_what_the_package_needs() -> (
+    None
+):
     """A machine with a GPU may lack what only a baseline or a part needs."""
     for name in every.BENCHMARKS.values():
-        assert f"python -m benchmarks.{name}" in (import_module(f"benchmarks.{name}").__doc__ or "")
+        assert f"python -m benchmarks.{name}" in (
+            import_module(f"benchmarks.{name}").__doc__ or ""
+        )
     names = ["engine_memory", *every.BENCHMARKS.values()]
     code = "import sys; sys.modules.update(dict.fromkeys(('pycocoevalcap', 'open_clip', 'trl', 'deepspeed')))\n"
     code += "\n".join(f"import benchmarks.{name}" for name in names)
@@ -93,9 +112,15 @@ CLASSES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any, int]]:
     """In place of ``hf_step.MODELS``."""
-    folders = {name: save_model(name, tmp_path_factory.mktemp(name)) for name in CLASSES}
+    folders = {
+        name: save_model(name, tmp_path_factory.mktemp(name)) for name in CLASSES
+    }
     return {
-        name: (f"Tiny {name}", partial(CLASSES[name].from_pretrained, folders[name]), SIDE)
+        name: (
+            f"Tiny {name}",
+            partial(CLASSES[name].from_pretrained, folders[name]),
+            SIDE,
+        )
         for name in CLASSES
     }
 
@@ -130,7 +155,9 @@ def test_bytes_that_are_allocated_at_the_same_time() -> None:
     peak = memory.count_peak(known_step, bench, batch)
     assert peak.step == 12_000
     numbers = sum(parameter.numel() for parameter in bench.policy.parameters())
-    each_tensor = 4 * len(list(bench.policy.parameters()))  # Adam counts its steps for each
+    each_tensor = 4 * len(
+        list(bench.policy.parameters())
+    )  # Adam counts its steps for each
     assert peak.held == 12 * numbers + each_tensor + sum(
         value.nbytes for value in batch.inputs.values()
     )
@@ -139,7 +166,9 @@ def test_bytes_that_are_allocated_at_the_same_time() -> None:
         memory.count_peak(lambda *_: kept.append(torch.zeros(10)), bench, bench.part(1))
 
 
-def test_the_step_of_the_package_needs_least_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_of_the_package_needs_least_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # As in large steps, log-probabilities are taken in blocks that are small compared with the
     # logits.
     sizes = {"words": 400, "images": 10, "samples": 3, "tokens": 4}

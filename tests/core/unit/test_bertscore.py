@@ -75,12 +75,12 @@ def test_scores_equal_the_equation(bert: Path) -> None:
         assert f",L{layers},no-idf]+bert-score" in reward.signature
     weighted = build("bertscore", model=str(bert), layers=2, idf=True)
     assert ",L2,idf]+bert-score" in weighted.signature
-    assert weighted(None, ["a dog", "man"], references=[["a dog"], ["man"]]) == pytest.approx(
-        [1.0, 1.0], abs=1e-5
-    )
-    assert len(weighted(None, ["a dog on the park " * 20], references=[["a dog"]])) == 1, (
-        "cut where the model ends"
-    )
+    assert weighted(
+        None, ["a dog", "man"], references=[["a dog"], ["man"]]
+    ) == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert (
+        len(weighted(None, ["a dog on the park " * 20], references=[["a dog"]])) == 1
+    ), "cut where the model ends"
 
 
 def test_the_first_word_has_its_space(tmp_path: Path) -> None:
@@ -111,7 +111,9 @@ def test_the_first_word_has_its_space(tmp_path: Path) -> None:
     assert len(encode(scorer._scorer._tokenizer, "dog " * 90)) == 32
 
 
-def test_bad_input_is_refused(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_is_refused(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for arguments, message in (
         ([str(bert)], "layers"),
         ([str(bert), 9], "layers 9"),

@@ -29,9 +29,13 @@ def test_weights_are_the_mean_over_all_choices_of_n() -> None:
         expected = np.zeros(5)
         subsets = list(combinations(range(5), n))
         for subset in subsets:
-            best = [at for at in subset if rewards[0, at] == max(rewards[0, list(subset)])]
+            best = [
+                at for at in subset if rewards[0, at] == max(rewards[0, list(subset)])
+            ]
             expected[best] += 1 / len(best) / len(subsets)
-        np.testing.assert_allclose(best_of_n_weights(rewards, n)[0], expected, atol=1e-12)
+        np.testing.assert_allclose(
+            best_of_n_weights(rewards, n)[0], expected, atol=1e-12
+        )
 
 
 def brute_force(rewards: Floats, scores: Floats, n: int) -> float:
@@ -105,7 +109,9 @@ def test_a_constant_reward_chooses_by_chance() -> None:
 
 def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("textblob")
-    page = (Path(__file__).parents[3] / "docs" / "stress.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "stress.md").read_text(
+        encoding="utf-8"
+    )
     exec(page.partition("```python\n")[2].partition("```")[0], {})
     printed = capsys.readouterr().out
     assert "highest at n = 1" in printed

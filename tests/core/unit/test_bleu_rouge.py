@@ -13,12 +13,14 @@ from rewards.text.bleu import Bleu, bleu_counts, bleu_of_counts
 from rewards.text.rouge import RougeL, longest_common_subsequence, rouge_l
 from tests.captions_for_tests import published_system
 
-CASE = json.loads((Path(__file__).parents[1] / "golden" / "bleu_rouge_toolkit.json").read_text())[
-    "cases"
-][0]
+CASE = json.loads(
+    (Path(__file__).parents[1] / "golden" / "bleu_rouge_toolkit.json").read_text()
+)["cases"][0]
 
 
-def corpus_bleu(candidates: list[list[str]], references: list[list[list[str]]]) -> list[float]:
+def corpus_bleu(
+    candidates: list[list[str]], references: list[list[list[str]]]
+) -> list[float]:
     counts = [bleu_counts(*pair) for pair in zip(candidates, references, strict=True)]
     return bleu_of_counts(np.sum(counts, axis=0).tolist())
 
@@ -36,16 +38,27 @@ def test_recorded_scores(factor: float) -> None:
             ],
             CASE["sentence_bleu"],
         ),
-        ([rouge_l(*pair) for pair in zip(candidates, references, strict=True)], CASE["rouge_l"]),
+        (
+            [rouge_l(*pair) for pair in zip(candidates, references, strict=True)],
+            CASE["rouge_l"],
+        ),
     ):  # a perturbed recording is seen
         with contextlib.nullcontext() if factor == 1 else pytest.raises(AssertionError):
             np.testing.assert_allclose(found, np.array(recorded) * factor, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
-    "system", ["magic_result", "contrastive_result", "nucleus_result_run_1", "top_k_result_run_1"]
+    "system",
+    [
+        "magic_result",
+        "contrastive_result",
+        "nucleus_result_run_1",
+        "top_k_result_run_1",
+    ],
 )
-def test_published_systems_have_their_recorded_scores(system: str, shared_data: Path) -> None:
+def test_published_systems_have_their_recorded_scores(
+    system: str, shared_data: Path
+) -> None:
     candidates, references, recorded = published_system(shared_data, system)
     expected = [recorded[f"Bleu_{order}"] for order in (1, 2, 3, 4)]
     np.testing.assert_allclose(corpus_bleu(candidates, references), expected, rtol=1e-5)
@@ -55,7 +68,9 @@ def test_published_systems_have_their_recorded_scores(system: str, shared_data: 
 
 def test_longest_common_subsequence() -> None:
     assert longest_common_subsequence(list("aab"), list("baa")) == 2
-    long = [str(index % 7) for index in range(300)]  # more tokens than a machine word has bits
+    long = [
+        str(index % 7) for index in range(300)
+    ]  # more tokens than a machine word has bits
     assert longest_common_subsequence(long, long) == 300
 
 

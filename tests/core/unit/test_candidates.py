@@ -72,7 +72,9 @@ def folder(tmp_path: Path) -> Path:
             }
             for split in ("train", "test")
         ]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     return tmp_path
 
 
@@ -84,11 +86,18 @@ def configured(folder: Path, **changes: Any) -> EvaluateModelConfig:
         "out": str(folder / "out"),
         "bootstrap": 0,
     }
-    options |= {"metrics": ["cider"], "tokenizer": "python", "data": data, "decode": decode}
+    options |= {
+        "metrics": ["cider"],
+        "tokenizer": "python",
+        "data": data,
+        "decode": decode,
+    }
     return EvaluateModelConfig(**options | changes)
 
 
-def results(folder: Path) -> tuple[dict[str, str], dict[str, Any], list[dict[str, Any]]]:
+def results(
+    folder: Path,
+) -> tuple[dict[str, str], dict[str, Any], list[dict[str, Any]]]:
     out = folder / "out"
     captions = {
         row["image_id"]: row["caption"]
@@ -105,9 +114,14 @@ def results(folder: Path) -> tuple[dict[str, str], dict[str, Any], list[dict[str
 
 def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
     decode = {"num_samples": COUNT, "temperature": 0.7, "top_p": 0.9}
-    table = evaluate_split(configured(folder, decode=decode, rerank="consensus", candidates=True))
+    table = evaluate_split(
+        configured(folder, decode=decode, rerank="consensus", candidates=True)
+    )
     captions, scores, lines = results(folder)
-    samples = {line["image_id"]: [one["caption"] for one in line["candidates"]] for line in lines}
+    samples = {
+        line["image_id"]: [one["caption"] for one in line["candidates"]]
+        for line in lines
+    }
     assert {len(own) for own in samples.values()} == {COUNT}
     assert captions == {
         line["image_id"]: samples[line["image_id"]][line["chosen"]] for line in lines
@@ -126,10 +140,14 @@ def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
     how = f"{COUNT} sampled at temperature 0.7, top_p 0.9, at most 8 tokens, seed 0, chosen by consensus["
     assert scores["decoding"].startswith(how)
     assert how in table
-    evaluate_split(configured(folder, decode=decode, rerank="consensus", candidates=True, seed=1))
+    evaluate_split(
+        configured(folder, decode=decode, rerank="consensus", candidates=True, seed=1)
+    )
     assert results(folder)[2] != lines
     evaluate_split(configured(folder))
-    assert results(folder)[2] == [], "candidates of other captions do not stay beside the new ones"
+    assert results(folder)[2] == [], (
+        "candidates of other captions do not stay beside the new ones"
+    )
     assert not (folder / "out" / "candidates_scores.json").exists()
 
 
@@ -152,21 +170,42 @@ def test_a_reward_chooses_among_beams(folder: Path) -> None:
 
 def test_the_best_caption_of_a_photo_is_chosen(folder: Path, capsys: Any) -> None:
     words = ["--model", str(folder / "model"), "--num_beams", "3"]
-    words += ["--num_return_sequences", "3", "--remove_bad_endings", "--rerank", LONGEST]
+    words += [
+        "--num_return_sequences",
+        "3",
+        "--remove_bad_endings",
+        "--rerank",
+        LONGEST,
+    ]
     out = folder / "candidates.jsonl"
     assert caption([*words, "--candidates", str(out), str(folder / "photos")]) == 0
     printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert printed == [
-        [line["image_id"], line["candidates"][line["chosen"]]["caption"]] for line in lines
+        [line["image_id"], line["candidates"][line["chosen"]]["caption"]]
+        for line in lines
     ]
     assert [len(line["candidates"]) for line in lines] == [3] * 4
     with pytest.raises(RewardError, match="rerank: "):
         caption([*words, "--rerank_kwargs", '{"fails": true}', str(folder / "photos")])
-    decoded = [[line["image_id"], one["caption"]] for line in lines for one in line["candidates"]]
-    assert [text.split("\t") for text in capsys.readouterr().out.splitlines()] == decoded
+    decoded = [
+        [line["image_id"], one["caption"]]
+        for line in lines
+        for one in line["candidates"]
+    ]
+    assert [
+        text.split("\t") for text in capsys.readouterr().out.splitlines()
+    ] == decoded
     with pytest.raises(ConfigError, match="decode gives 3 captions an image"):
-        caption(["--model", str(folder / "model"), "--num_samples", "3", str(folder / "photos")])
+        caption(
+            [
+                "--model",
+                str(folder / "model"),
+                "--num_samples",
+                "3",
+                str(folder / "photos"),
+            ]
+        )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +232,10 @@ def test_rewards_that_cannot_choose_are_refused(folder: Path) -> None:
     with pytest.raises(RewardError, match="rerank: "):
         evaluate_split(
             configured(
-                folder, decode={"num_samples": 2}, rerank=LONGEST, rerank_kwargs={"fails": True}
+                folder,
+                decode={"num_samples": 2},
+                rerank=LONGEST,
+                rerank_kwargs={"fails": True},
             )
         )
 
@@ -208,10 +250,12 @@ def test_consensus_is_the_mean_similarity_to_the_others() -> None:
     texts = ["a dog runs", "a dog runs fast", "a train", "a dog runs", "two birds"]
     found = build("consensus")(None, texts, image_id=["a", "a", "a", "b", "a"])
     assert found[0] > found[1] > found[2] > found[3] == found[4] == 0.0
-    assert build("consensus")(None, ["one red dog", "one red dog"], image_id=["a", "a"])[
-        0
-    ] == pytest.approx(7.5)
-    df = DocumentFrequencies.from_references([[tokenize(text)] for text in texts], eos=False)
+    assert build("consensus")(
+        None, ["one red dog", "one red dog"], image_id=["a", "a"]
+    )[0] == pytest.approx(7.5)
+    df = DocumentFrequencies.from_references(
+        [[tokenize(text)] for text in texts], eos=False
+    )
     assert (
         build_reranker("consensus", {}, [[text] for text in texts]).signature
         == build("consensus", df=df).signature
@@ -219,5 +263,7 @@ def test_consensus_is_the_mean_similarity_to_the_others() -> None:
     with pytest.raises(ValueError, match="counted with <eos>"):
         build(
             "consensus",
-            df=DocumentFrequencies.from_references([[tokenize(text)] for text in texts], eos=True),
+            df=DocumentFrequencies.from_references(
+                [[tokenize(text)] for text in texts], eos=True
+            ),
         )

@@ -41,7 +41,12 @@ def test_mentions_by_hand(synonyms: Path) -> None:
         "a baby near the train": ["person", "train"],
         "a toilet seat, two seats and the toilet's seat": ["toilet", "toilet"],
         "buses near seats under cloudy skies": ["bus", "chair"],
-        "people with wine glasses, knives and bow ties": ["person", "wine glass", "knife", "tie"],
+        "people with wine glasses, knives and bow ties": [
+            "person",
+            "wine glass",
+            "knife",
+            "tie",
+        ],
         "the sky": [],
     }
     vocabulary = ObjectVocabulary.read(synonyms)
@@ -52,21 +57,29 @@ def test_rates_by_hand() -> None:
     mentions = [["dog", "dog", "person"], ["train"], []]
     objects = [{"dog"}, {"train", "person"}, {"bird"}]
     counts = np.array(
-        [chair_counts(own, known) for own, known in zip(mentions, objects, strict=True)], float
+        [
+            chair_counts(own, known)
+            for own, known in zip(mentions, objects, strict=True)
+        ],
+        float,
     )
-    assert chair_of_sums(counts.sum(axis=0, keepdims=True), 3).tolist() == [[1 / 4, 1 / 3, 2 / 4]]
+    assert chair_of_sums(counts.sum(axis=0, keepdims=True), 3).tolist() == [
+        [1 / 4, 1 / 3, 2 / 4]
+    ]
     assert chair_of_sums(np.array([chair_counts([], {"dog"})], float), 1).tolist() == [
         [0.0, 0.0, 0.0]
     ]
-    assert chair_of_sums(np.array([chair_counts(["cat"], {"dog"})], float), 1).tolist() == [
-        [1.0, 1.0, 0.0]
-    ]
-    assert chair_of_sums(np.array([chair_counts(["dog"], {"dog"})], float), 1).tolist() == [
-        [0.0, 0.0, 1.0]
-    ]
+    assert chair_of_sums(
+        np.array([chair_counts(["cat"], {"dog"})], float), 1
+    ).tolist() == [[1.0, 1.0, 0.0]]
+    assert chair_of_sums(
+        np.array([chair_counts(["dog"], {"dog"})], float), 1
+    ).tolist() == [[0.0, 0.0, 1.0]]
 
 
-def test_the_reward_counts_the_file_and_the_references(tmp_path: Path, synonyms: Path) -> None:
+def test_the_reward_counts_the_file_and_the_references(
+    tmp_path: Path, synonyms: Path
+) -> None:
     file = tmp_path / "objects.json"
     file.write_text(json.dumps({"7": ["dog"], "8": []}))
     captions = ["a dog, a man and a bird", "a train", "the sky"]
@@ -96,7 +109,10 @@ def test_objects_of_coco_instances(tmp_path: Path, synonyms: Path) -> None:
     instances = {
         "images": [{"id": 1}, {"id": 2}],
         "categories": [{"id": 5, "name": "dog"}, {"id": 6, "name": "wine glass"}],
-        "annotations": [{"image_id": 1, "category_id": 5}, {"image_id": 1, "category_id": 6}],
+        "annotations": [
+            {"image_id": 1, "category_id": 5},
+            {"image_id": 1, "category_id": 6},
+        ],
     }
     file.write_text(json.dumps(instances))
     found = read_objects(file, ObjectVocabulary.read(synonyms))
@@ -105,11 +121,18 @@ def test_objects_of_coco_instances(tmp_path: Path, synonyms: Path) -> None:
 
 def test_wrong_files_and_arguments_are_named(tmp_path: Path, synonyms: Path) -> None:
     bad, objects = tmp_path / "bad.txt", tmp_path / "o.json"
-    for lines, message in (("dog\nwolf, dog\n", "line 2.*'dog'"), ("\n", r"bad\.txt' has")):
+    for lines, message in (
+        ("dog\nwolf, dog\n", "line 2.*'dog'"),
+        ("\n", r"bad\.txt' has"),
+    ):
         bad.write_text(lines)
         with pytest.raises(ValueError, match=message):
             build("chair", synonyms=str(bad))
-    for content, message in (("{", r"o\.json is"), ("[1]", "neither"), ('{"1": ["cow"]}', "'cow'")):
+    for content, message in (
+        ("{", r"o\.json is"),
+        ("[1]", "neither"),
+        ('{"1": ["cow"]}', "'cow'"),
+    ):
         objects.write_text(content)
         with pytest.raises(ValueError, match=message):
             build("chair", synonyms=str(synonyms), objects=str(objects))

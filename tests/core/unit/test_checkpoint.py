@@ -51,7 +51,9 @@ def training(
 
 
 def saved(folder: Path, **values: Any) -> Path:
-    return save_checkpoint(training()[0], folder, TrainState(global_step=4, **values), keep=2)
+    return save_checkpoint(
+        training()[0], folder, TrainState(global_step=4, **values), keep=2
+    )
 
 
 def whole(folder: Path, content: str = "x") -> Path:
@@ -63,21 +65,30 @@ def whole(folder: Path, content: str = "x") -> Path:
 
 def test_model_optimizer_counters_and_random_states_come_back(tmp_path: Path) -> None:
     accelerator, model, optimizer = training()
-    state = TrainState(global_step=7, best_metric=0.5, best_step=3, signature="s", notes={"a": 1})
+    state = TrainState(
+        global_step=7, best_metric=0.5, best_step=3, signature="s", notes={"a": 1}
+    )
     path = save_checkpoint(accelerator, tmp_path, state, 2)
     drawn = (torch.rand(3), np.random.rand(3))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     _, fresh, loaded = training(path)
     assert read_state(path) == state
-    assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items()
+    )
     for one, other in zip(optimizer.state.values(), loaded.state.values(), strict=True):
-        assert all(torch.equal(one[key], other[key]) for key in ("step", "exp_avg", "exp_avg_sq"))
+        assert all(
+            torch.equal(one[key], other[key])
+            for key in ("step", "exp_avg", "exp_avg_sq")
+        )
     assert torch.equal(torch.rand(3), drawn[0])
     assert np.array_equal(np.random.rand(3), drawn[1])
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
-def test_a_logged_value_that_is_infinite_is_saved_and_read(tmp_path: Path, value: float) -> None:
+def test_a_logged_value_that_is_infinite_is_saved_and_read(
+    tmp_path: Path, value: float
+) -> None:
     notes = {"hacking": {"start": {"policy": {"kl": value}}}}
     assert read_state(saved(tmp_path, notes=notes, best_metric=value)).notes == notes
 
@@ -95,7 +106,9 @@ def test_a_step_saved_again_is_replaced_and_counters_that_are_not_those_of_a_run
         read_state(path)
 
 
-def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(tmp_path: Path) -> None:
+def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(
+    tmp_path: Path,
+) -> None:
     for step in (2, 4, 6, 8):
         whole(tmp_path / f"step-{step:08d}")
     (tmp_path / "step-00000004" / "file").unlink()
@@ -103,14 +116,18 @@ def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(tmp_path
     assert {p.name for p in tmp_path.iterdir()} == {"step-00000002", "step-00000006"}
 
 
-@pytest.mark.parametrize(("keep", "left"), [(0, [8]), (1, [8]), (2, [6, 8]), (9, [2, 4, 6, 8])])
+@pytest.mark.parametrize(
+    ("keep", "left"), [(0, [8]), (1, [8]), (2, [6, 8]), (9, [2, 4, 6, 8])]
+)
 def test_the_newest_checkpoints_are_kept_and_one_in_any_case(
     tmp_path: Path, keep: int, left: list[int]
 ) -> None:
     for step in (2, 4, 6, 8):
         whole(tmp_path / f"step-{step:08d}")
     prune(tmp_path, keep, tmp_path / "step-00000008")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:08d}" for step in left]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step-{step:08d}" for step in left
+    ]
 
 
 def test_the_hash_of_a_folder_is_of_names_and_contents(tmp_path: Path) -> None:
@@ -118,7 +135,9 @@ def test_the_hash_of_a_folder_is_of_names_and_contents(tmp_path: Path) -> None:
     assert hash_of(tmp_path / "a") == hash_of(tmp_path / "b") != hash_of(tmp_path / "c")
     (tmp_path / "b/file").rename(tmp_path / "b/file2")
     assert hash_of(tmp_path / "a") != hash_of(tmp_path / "b")
-    assert hash_of(tmp_path / "none") not in {hash_of(tmp_path / name) for name in "abc"}
+    assert hash_of(tmp_path / "none") not in {
+        hash_of(tmp_path / name) for name in "abc"
+    }
 
 
 @pytest.mark.parametrize(
@@ -132,7 +151,9 @@ def test_the_hash_of_a_folder_is_of_names_and_contents(tmp_path: Path) -> None:
         ("manifest.json", "[1]"),
     ],
 )
-def test_damage_is_seen_and_the_checkpoint_before_is_the_newest(tmp_path, caplog, name, content):
+def test_damage_is_seen_and_the_checkpoint_before_is_the_newest(
+    tmp_path, caplog, name, content
+):
     older, newer = whole(tmp_path / "step-00000001"), whole(tmp_path / "step-00000002")
     (newer / name).unlink()
     if content is not None:
@@ -143,7 +164,9 @@ def test_damage_is_seen_and_the_checkpoint_before_is_the_newest(tmp_path, caplog
         read_state(newer)
 
 
-def test_leftovers_are_cleared_and_what_was_about_to_be_replaced_comes_back(tmp_path: Path) -> None:
+def test_leftovers_are_cleared_and_what_was_about_to_be_replaced_comes_back(
+    tmp_path: Path,
+) -> None:
     whole(tmp_path / ".partial-best", "unfinished")
     whole(tmp_path / ".old-best", "old")
     clear_leftovers(tmp_path)
@@ -185,7 +208,9 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, file: str, way: str) ->
     if way == "torch.save":
         torch.save(Malicious(tmp_path / "executed"), path / file)
     else:
-        (path / file).write_bytes(pickle.dumps(Malicious(tmp_path / "executed"), protocol=2))
+        (path / file).write_bytes(
+            pickle.dumps(Malicious(tmp_path / "executed"), protocol=2)
+        )
     seal(path)
     with pytest.raises(CheckpointError):
         training(path)
@@ -195,7 +220,9 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, file: str, way: str) ->
         assert (tmp_path / "executed").exists()
 
 
-def test_random_states_that_are_missing_or_of_another_kind_are_an_error(tmp_path: Path) -> None:
+def test_random_states_that_are_missing_or_of_another_kind_are_an_error(
+    tmp_path: Path,
+) -> None:
     path = saved(tmp_path)
     states = path / "random_states_0.pkl"
     torch.save({"torch_manual_seed": torch.zeros(3, dtype=torch.uint8)}, states)
@@ -222,12 +249,19 @@ def test_a_checkpoint_of_another_model_or_of_other_trained_parameters_is_refused
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
-    "write", [partial(torch.save, torch.zeros(10**5)), lambda file: Path(file).write_bytes(b"0")]
+    "write",
+    [
+        partial(torch.save, torch.zeros(10**5)),
+        lambda file: Path(file).write_bytes(b"0"),
+    ],
 )
 def test_a_full_disk_is_named_in_words_with_the_space_that_is_left(
     tmp_path: Path, write: Any
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"model.*MB"), new_folder(tmp_path / "model"):
+    with (
+        pytest.raises(CheckpointError, match=r"model.*MB"),
+        new_folder(tmp_path / "model"),
+    ):
         write("/dev/full")
     assert not list(tmp_path.iterdir())
 

@@ -22,9 +22,9 @@ from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.ngrams import NGram, ngram_counts
 from tests.captions_for_tests import LazyColumn, published_system
 
-CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())[
-    "cases"
-][0]
+CASE = json.loads(
+    (Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text()
+)["cases"][0]
 CANDIDATES = [text.split() for text in CASE["candidates"]]
 REFERENCES = [[text.split() for text in texts] for texts in CASE["references"]]
 Tokens = Sequence[str]
@@ -32,7 +32,11 @@ frequencies = DocumentFrequencies.from_references
 
 
 def plain_cider_d(
-    candidates: Any, references: Any, df: DocumentFrequencies, n: int = 4, sigma: float = 6.0
+    candidates: Any,
+    references: Any,
+    df: DocumentFrequencies,
+    n: int = 4,
+    sigma: float = 6.0,
 ) -> list:
     """CIDEr-D of one candidate after the other, from dicts, as its definition reads, in the
     toolkit's order of sums.
@@ -48,13 +52,19 @@ def _plain_vector(
 ) -> tuple[dict[NGram, float], list[float]]:
     weights, squares = {}, [0.0] * n
     for ngram, count in ngram_counts(tokens, n).items():
-        weights[ngram] = float(count) * float(df.log_documents - np.log(max(1.0, float(df[ngram]))))
+        weights[ngram] = float(count) * float(
+            df.log_documents - np.log(max(1.0, float(df[ngram])))
+        )
         squares[len(ngram) - 1] += weights[ngram] ** 2
     return weights, [math.sqrt(square) for square in squares]
 
 
 def _plain_score(
-    candidate: Tokens, references: Sequence[Tokens], df: DocumentFrequencies, n: int, sigma: float
+    candidate: Tokens,
+    references: Sequence[Tokens],
+    df: DocumentFrequencies,
+    n: int,
+    sigma: float,
 ) -> float:
     weights, norms = _plain_vector(candidate, df, n)
     sums, total = [0.0] * n, 0.0
@@ -78,7 +88,10 @@ def toolkit_scores(
     candidates: list[list[str]], references: list[list[list[str]]]
 ) -> tuple[float, list[float]]:
     mean, scores = Cider().compute_score(
-        {row: [" ".join(tokens) for tokens in captions] for row, captions in enumerate(references)},
+        {
+            row: [" ".join(tokens) for tokens in captions]
+            for row, captions in enumerate(references)
+        },
         {row: [" ".join(tokens)] for row, tokens in enumerate(candidates)},
     )
     return float(mean), scores.tolist()
@@ -96,7 +109,9 @@ def split(texts: Sequence[Sequence[str]]) -> list[list[list[str]]]:
         ("cider_d_caption_df", False, "caption", 1e-7),
     ],
 )
-def test_recorded_scores_of_four_images(name: str, eos: bool, document: Any, rtol: float) -> None:
+def test_recorded_scores_of_four_images(
+    name: str, eos: bool, document: Any, rtol: float
+) -> None:
     end = [EOS] if eos else []
     documents: Any = REFERENCES
     if document == "caption":
@@ -123,13 +138,23 @@ def test_squares_are_those_of_the_toolkit() -> None:
 
 
 @pytest.mark.parametrize(
-    "system", ["magic_result", "contrastive_result", "nucleus_result_run_1", "top_k_result_run_1"]
+    "system",
+    [
+        "magic_result",
+        "contrastive_result",
+        "nucleus_result_run_1",
+        "top_k_result_run_1",
+    ],
 )
-def test_four_published_systems_equal_the_live_toolkit(system: str, shared_data: Path) -> None:
+def test_four_published_systems_equal_the_live_toolkit(
+    system: str, shared_data: Path
+) -> None:
     candidates, references, recorded = published_system(shared_data, system)
     mean, scores = toolkit_scores(candidates, references)
     np.testing.assert_allclose(
-        cider_d(candidates, references, frequencies(references, eos=False)), scores, rtol=1e-9
+        cider_d(candidates, references, frequencies(references, eos=False)),
+        scores,
+        rtol=1e-9,
     )
     assert mean == pytest.approx(recorded["CIDEr"], rel=1e-5), (
         "the recording tokenised whole files with Java"
@@ -137,7 +162,9 @@ def test_four_published_systems_equal_the_live_toolkit(system: str, shared_data:
 
 
 WORDS = ["a", "dog", "on", "the", "beach", "red", "ball", EOS]
-own_references = st.lists(st.lists(st.sampled_from(WORDS), max_size=9), min_size=1, max_size=4)
+own_references = st.lists(
+    st.lists(st.sampled_from(WORDS), max_size=9), min_size=1, max_size=4
+)
 candidate = st.lists(st.sampled_from([*WORDS, "new", "newer"]), max_size=12)
 
 
@@ -152,25 +179,41 @@ def test_scores_equal_the_definition_to_the_bit(corpus, others, data, n):
     df = frequencies(corpus, eos=False, n=6)
     images = [*corpus, *others]  # also references whose n-grams were not counted
     rows = data.draw(
-        st.lists(st.tuples(candidate, st.integers(0, len(images) - 1)), min_size=1, max_size=12)
+        st.lists(
+            st.tuples(candidate, st.integers(0, len(images) - 1)),
+            min_size=1,
+            max_size=12,
+        )
     )
-    candidates, own = [tokens for tokens, _ in rows], [images[number] for _, number in rows]
+    candidates, own = (
+        [tokens for tokens, _ in rows],
+        [images[number] for _, number in rows],
+    )
     expected = plain_cider_d(candidates, own, df, n, 5.0)
     assert cider_d(candidates, own, df, n, 5.0) == expected
-    assert cider_d(candidates, [list(captions) for captions in own], df, n, 5.0) == expected, (
-        "lists of their own"
-    )
+    assert (
+        cider_d(candidates, [list(captions) for captions in own], df, n, 5.0)
+        == expected
+    ), "lists of their own"
     assert all(-1e-9 <= score <= 10 + 1e-9 for score in expected)
 
 
 def test_many_words_no_frequencies_and_words_that_repeat() -> None:
     many = [f"w{number}" for number in range(70_000)]
     corpus = [[many[:40_000]], [many[39_000:]], [["w1", "w69999"]]]
-    repeated = [[["a"] * 400 + ["dog"], ["the", "dog"]], [["a", "dog"]], [["red", "beach"]]]
+    repeated = [
+        [["a"] * 400 + ["dog"], ["the", "dog"]],
+        [["a", "dog"]],
+        [["red", "beach"]],
+    ]
     few = [["w1", "w69999"], ["w69999", "w1"], many[39_990:40_010]]
     for df, candidates, own in (
         (frequencies(corpus, eos=False), few, [corpus[2], corpus[2], corpus[1]]),
-        (DocumentFrequencies.from_counts({}, 2.0, eos=False), [["a", "b"], []], [[["a", "b"]]] * 2),
+        (
+            DocumentFrequencies.from_counts({}, 2.0, eos=False),
+            [["a", "b"], []],
+            [[["a", "b"]]] * 2,
+        ),
         (
             frequencies(repeated, eos=False),
             [["a"] * 299 + ["dog"], ["a", "dog"], ["red"]],
@@ -206,10 +249,16 @@ def test_reward_with_eos_scores_as_recorded(tmp_path: Path) -> None:
     messages = [[{"role": "assistant", "content": text}] for text in TEXTS]
     assert reward(None, messages, references=OWN) == scores, "the cache changes nothing"
     assert reward(None, TEXTS, references=LazyColumn(OWN)) == scores
-    assert reward.signature == f"STANDARD_wInit+Cider-D[n4,s6.0]+df[{made_df().fingerprint[:8]}]"
+    assert (
+        reward.signature
+        == f"STANDARD_wInit+Cider-D[n4,s6.0]+df[{made_df().fingerprint[:8]}]"
+    )
     assert CiderD(frequencies(REFERENCES[1:], eos=True)).signature != reward.signature
     copy = pickle.loads(pickle.dumps(reward))
-    assert (copy(None, TEXTS, references=OWN), copy.fingerprint) == (scores, reward.fingerprint)
+    assert (copy(None, TEXTS, references=OWN), copy.fingerprint) == (
+        scores,
+        reward.fingerprint,
+    )
 
 
 def test_reward_without_df_counts_the_images_of_the_call() -> None:
@@ -228,19 +277,25 @@ def test_image_ids_keep_images_with_equal_captions_apart() -> None:
     texts = ["a red dog", "a red dog", "the blue cat"]
     reward = CiderD(eos=False)
     by_id = reward(None, texts, references=references, image_id=["1", "2", "3"])
-    assert by_id == toolkit_scores([text.split() for text in texts], split(references))[1]
+    assert (
+        by_id == toolkit_scores([text.split() for text in texts], split(references))[1]
+    )
     assert reward(None, texts, references=references) != by_id
 
 
 def test_eos_is_given_to_finished_captions_only() -> None:
     texts, references = ["a dog runs in the park"] * 2, [["a dog runs in the park"]] * 2
-    finished, cut = CiderD(made_df())(None, texts, references=references, finished=[True, False])
+    finished, cut = CiderD(made_df())(
+        None, texts, references=references, finished=[True, False]
+    )
     assert cut < finished == pytest.approx(10.0)
     assert CiderD(made_df())(None, texts, references=references) == [finished] * 2
     without = CiderD(made_df(eos=False), eos=False)(
         None, texts, references=references, finished=[True, False]
     )
-    assert without == pytest.approx([10.0, 10.0]), "without EOS both are the same caption"
+    assert without == pytest.approx([10.0, 10.0]), (
+        "without EOS both are the same caption"
+    )
 
 
 def test_wrong_input_is_refused() -> None:
@@ -271,11 +326,15 @@ def test_wrong_input_is_refused() -> None:
             CiderD(made_df())(None, ["a", "b"], **columns)
 
 
-def test_cached_tokens_belong_to_all_references_of_an_image_and_the_newest_stay() -> None:
+def test_cached_tokens_belong_to_all_references_of_an_image_and_the_newest_stay() -> (
+    None
+):
     df = DocumentFrequencies.from_texts([["a dog"], ["two cats"], ["a bird"]], eos=True)
     lists = [["a dog"], ["a dog", "two cats"], ["a dog", "a bird"]]
     alone = [CiderD(df)(None, ["two cats"], references=[own])[0] for own in lists]
     together = CiderD(df, cache_images=2)
     for _ in range(2):
-        assert [together(None, ["two cats"], references=[own])[0] for own in lists] == alone
+        assert [
+            together(None, ["two cats"], references=[own])[0] for own in lists
+        ] == alone
     assert list(together._cache) == [tuple(own) for own in lists[1:]]

@@ -50,14 +50,20 @@ def test_a_file_and_overrides(file: str) -> None:
         "--reward.terms.cider.weight",
         "0.3",
     ]
-    arguments = ["--reward.terms.rouge_l.kwargs.beta", "1e-1", "--reward.terms.cider.kwargs.n=3"]
+    arguments = [
+        "--reward.terms.rouge_l.kwargs.beta",
+        "1e-1",
+        "--reward.terms.cider.kwargs.n=3",
+    ]
     arguments += ["--reward.terms.rouge_l.kwargs.more.key", "a"]
     config = parse(ScstConfig, ["--config", file, *overrides, *arguments], "scst.py")
     assert config.train.lr == 1e-5
     assert config.train.betas == (0.9, 0.98)
     assert config.train.advantage == "leave_one_out", "defaults stay"
     assert config.run.resume is False
-    assert {name: (term.weight, term.kwargs) for name, term in config.reward.terms.items()} == {
+    assert {
+        name: (term.weight, term.kwargs) for name, term in config.reward.terms.items()
+    } == {
         "cider": (0.3, {"n": 3}),
         "rouge_l": (0.5, {"beta": 0.1, "more": {"key": "a"}}),
     }
@@ -67,7 +73,9 @@ def test_no_in_yaml_is_a_precision(tmp_path: Path) -> None:
     """YAML 1.1, which PyYAML reads, has it as false."""
     (tmp_path / "a.yaml").write_text("train: {mixed_precision: no}\n")
     assert (
-        parse(ScstConfig, ["--config", str(tmp_path / "a.yaml")], "scst.py").train.mixed_precision
+        parse(
+            ScstConfig, ["--config", str(tmp_path / "a.yaml")], "scst.py"
+        ).train.mixed_precision
         == "no"
     )
 
@@ -88,14 +96,28 @@ def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
         assert terms == {"cider": RewardTerm(), "bleu": RewardTerm()}
 
 
-def test_items_on_the_command_line_take_no_options_from_the_file(file: str, tmp_path: Path) -> None:
-    for words in (["--reward.terms={rouge_l: {}}"], ["--reward.terms", "{rouge_l: {}}"]):
-        assert parse(ScstConfig, ["--config", file, *words], "scst.py").reward.terms == {
-            "rouge_l": RewardTerm()
-        }
-    (tmp_path / "c.yaml").write_text("data: {path: D}\nselect: [{score: clip, top: 0.5}]")
-    words = ["--config", str(tmp_path / "c.yaml"), "--select", "[{score: clip, min: 0.2}]"]
-    assert parse(CurateConfig, words, "curate.py").select == [Selection(score="clip", min=0.2)]
+def test_items_on_the_command_line_take_no_options_from_the_file(
+    file: str, tmp_path: Path
+) -> None:
+    for words in (
+        ["--reward.terms={rouge_l: {}}"],
+        ["--reward.terms", "{rouge_l: {}}"],
+    ):
+        assert parse(
+            ScstConfig, ["--config", file, *words], "scst.py"
+        ).reward.terms == {"rouge_l": RewardTerm()}
+    (tmp_path / "c.yaml").write_text(
+        "data: {path: D}\nselect: [{score: clip, top: 0.5}]"
+    )
+    words = [
+        "--config",
+        str(tmp_path / "c.yaml"),
+        "--select",
+        "[{score: clip, min: 0.2}]",
+    ]
+    assert parse(CurateConfig, words, "curate.py").select == [
+        Selection(score="clip", min=0.2)
+    ]
 
 
 def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:
@@ -113,7 +135,11 @@ def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:
 def test_words_that_belong_to_no_option_are_the_positional_key() -> None:
     words = ["--model", "m", "a.jpg", "--with_greedy", "photos", "--num_samples", "2"]
     config = parse(CaptionConfig, [*words, "--candidates", "c"], "caption")
-    assert (config.photos, config.model, config.num_samples) == (["a.jpg", "photos"], "m", 2)
+    assert (config.photos, config.model, config.num_samples) == (
+        ["a.jpg", "photos"],
+        "m",
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +158,9 @@ def test_words_that_belong_to_no_option_are_the_positional_key() -> None:
         (["evaluate", "--predictions", "p.json", "--model", "a"], "model", "captioner"),
     ],
 )
-def test_a_key_of_another_alternative_is_told_with_what_it_is_for(words, key, owner) -> None:
+def test_a_key_of_another_alternative_is_told_with_what_it_is_for(
+    words, key, owner
+) -> None:
     importlib.import_module("rl_caption.reward_models.specs")
     with pytest.raises(ConfigError, match=rf" {re.escape(key)} .*{owner}"):
         run_program(words[0], words[1:])
@@ -147,7 +175,9 @@ def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
         "--judges.l_clipscore.kwargs.backbone",
         "d",
     ]
-    config = parse(EvaluateConfig, ["--config", str(tmp_path / "e.yaml"), *more], "evaluate.py")
+    config = parse(
+        EvaluateConfig, ["--config", str(tmp_path / "e.yaml"), *more], "evaluate.py"
+    )
     assert config.judges == {
         "L-CLIPS": JudgeConfig(
             target="l_clipscore", kwargs={"backbone": "b # c", "prefix": "It shows "}
@@ -162,7 +192,11 @@ MISTAKES = [
     (["--train.learning_rate=8"], "train.learning_rate", "train.lr"),
     (["--num_generations", "8"], "num_generations", "rollout.num_samples"),
     (["--train.every", "8"], "train.every", "eval.every"),
-    (["--reward.terms.cider.weigth", "3"], "reward.terms.cider.weigth", "terms.cider.weight"),
+    (
+        ["--reward.terms.cider.weigth", "3"],
+        "reward.terms.cider.weigth",
+        "terms.cider.weight",
+    ),
     (["--reward.terms={cider: {wieght: 1}}"], "reward.terms.cider.wieght", "weight"),
     (["--train.lr", "fast"], "train.lr", "'fast'"),
     (["--train.lr", "-1"], "train.lr", "-1"),
@@ -175,9 +209,17 @@ MISTAKES = [
     (["--train", "[1, 2]"], "train", "[1, 2]"),
     (["--model.init", "a", "--model.lora", "3"], "model.lora", "3"),
     (["--model.prompt", "a"], "model.prompt", "saved"),
-    (["--reward.terms.cider.schedule", "[[1, 2], [3]]"], "reward.terms.cider.schedule[1]", ""),
+    (
+        ["--reward.terms.cider.schedule", "[[1, 2], [3]]"],
+        "reward.terms.cider.schedule[1]",
+        "",
+    ),
     (["--rollout.num_samples", "1"], "rollout.num_samples", "leave_one_out"),
-    (["--train.advantage_kwargs.size", "3"], "train.advantage_kwargs.size", "leave_one_out"),
+    (
+        ["--train.advantage_kwargs.size", "3"],
+        "train.advantage_kwargs.size",
+        "leave_one_out",
+    ),
     (["--reward.terms.cider.kwargs.n"], "--reward.terms.cider.kwargs.n", ""),
     (["--config", "F", "--config", "F"], "--config", ""),
     (["--config", "/nowhere/a.yaml"], "/nowhere/a.yaml", ""),
@@ -214,7 +256,9 @@ def test_a_mistake_is_answered_by_its_key_and_what_would_be_right(
         ("1: 2", "line 1"),
     ],
 )
-def test_what_is_no_configuration_is_named(text: str, part: str, tmp_path: Path) -> None:
+def test_what_is_no_configuration_is_named(
+    text: str, part: str, tmp_path: Path
+) -> None:
     (tmp_path / "a.yaml").write_text(text)
     message = refused(ScstConfig, ["--config", str(tmp_path / "a.yaml")])
     assert part in message
@@ -254,7 +298,11 @@ monitor: {judges: {bleu: {}}}
             {"reward.terms": {"bleu": {"weight": 1}}},
         ),
         ("{}", ["--reward.terms.cider.weight", "1"], {"reward.terms.cider.weight": 1}),
-        ("{}", ["--reward.terms.bleu.weight", "1"], {"reward.terms.bleu": {"weight": 1}}),
+        (
+            "{}",
+            ["--reward.terms.bleu.weight", "1"],
+            {"reward.terms.bleu": {"weight": 1}},
+        ),
         ("{}", ["--reward.terms.cider", "null"], {"reward.terms": {}}),
         ("{}", ["--reward.terms={bleu: {}}"], {"reward.terms": {"bleu": {}}}),
         (
@@ -265,11 +313,20 @@ monitor: {judges: {bleu: {}}}
         ("model: {init: a}", [], {"model": {"init": "a"}}),
         ("{}", ["--model.init", "a"], {"model": {"init": "a"}}),
         ("model: {kwargs: {d_model: 8}}", [], {"model.kwargs": {"d_model": 8}}),
-        ("data: {format: jsonl, path: a}", [], {"data": {"format": "jsonl", "path": "a"}}),
+        (
+            "data: {format: jsonl, path: a}",
+            [],
+            {"data": {"format": "jsonl", "path": "a"}},
+        ),
         ("{}", ["--data.kwargs.num_train", "5"], {"data.kwargs.num_train": 5}),
         (
             "{}",
-            ["--reward.terms", "{cider: {weight: 1}}", "--reward.terms.cider.weight", "0.3"],
+            [
+                "--reward.terms",
+                "{cider: {weight: 1}}",
+                "--reward.terms.cider.weight",
+                "0.3",
+            ],
             {"reward.terms": {"cider": {"weight": 0.3}}},
         ),
     ],
@@ -297,7 +354,9 @@ def test_files_and_words_are_merged(
 def test_several_base_files_are_read_left_to_right(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("train: {lr: 0.1, seed: 1}")
     (tmp_path / "b.yaml").write_text("train: {lr: 0.2}")
-    (tmp_path / "own.yaml").write_text("base: [demo_xe, a.yaml, b.yaml]\ntrain: {epochs: 3}")
+    (tmp_path / "own.yaml").write_text(
+        "base: [demo_xe, a.yaml, b.yaml]\ntrain: {epochs: 3}"
+    )
     values = merged_values(XeConfig, tmp_path / "own.yaml")
     assert values["data"] == merged_values(XeConfig, "demo_xe")["data"]
     train = values["train"]
@@ -323,11 +382,17 @@ def test_help_and_print_config(file: str, capsys: Any, tmp_path: Path) -> None:
 
 def test_a_reward_whose_weights_are_all_0_is_refused() -> None:
     with pytest.raises(ConfigError, match="cider, bleu"):
-        parse(ScstConfig, ["--reward.terms={cider: {weight: 0}, bleu: {weight: 0}}"], "scst.py")
+        parse(
+            ScstConfig,
+            ["--reward.terms={cider: {weight: 0}, bleu: {weight: 0}}"],
+            "scst.py",
+        )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["configs", "list"]])
-def test_a_reader_that_has_gone_ends_a_program_without_a_message(arguments: list[str]) -> None:
+def test_a_reader_that_has_gone_ends_a_program_without_a_message(
+    arguments: list[str],
+) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "rl_caption", *arguments],
         stdout=subprocess.PIPE,
@@ -338,7 +403,9 @@ def test_a_reader_that_has_gone_ends_a_program_without_a_message(arguments: list
         assert process.wait() == 128 + signal.SIGPIPE
 
 
-@pytest.mark.parametrize("words", [["doctor"], ["xe", "--config", "demo_xe"], ["report", "x"]])
+@pytest.mark.parametrize(
+    "words", [["doctor"], ["xe", "--config", "demo_xe"], ["report", "x"]]
+)
 def test_a_working_directory_that_was_removed_is_said(
     words: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:

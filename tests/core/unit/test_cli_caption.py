@@ -46,9 +46,15 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_folders_are_searched_and_files_taken_once(photos: Path, tmp_path: Path) -> None:
+def test_folders_are_searched_and_files_taken_once(
+    photos: Path, tmp_path: Path
+) -> None:
     found = find_images([str(photos), str(photos / "b.png")])
-    assert [str(path.relative_to(photos)) for path in found] == ["a.JPG", "b.png", "more/c.webp"]
+    assert [str(path.relative_to(photos)) for path in found] == [
+        "a.JPG",
+        "b.png",
+        "more/c.webp",
+    ]
     (photos / "more/._c.webp").write_bytes(b"what macOS leaves beside every file")
     assert find_images([str(photos)]) == found
     (tmp_path / "empty").mkdir()
@@ -62,16 +68,33 @@ def test_captions_of_the_captioner_are_printed_and_written(
     model: str, photos: Path, tmp_path: Path, capsys: Any, beams: int
 ) -> None:
     out = tmp_path / "captions.json"
-    assert main(["--model", model, "--num_beams", str(beams), "--out", str(out), str(photos)]) == 0
+    assert (
+        main(
+            [
+                "--model",
+                model,
+                "--num_beams",
+                str(beams),
+                "--out",
+                str(out),
+                str(photos),
+            ]
+        )
+        == 0
+    )
     printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [Path(path).name for path, _ in printed] == ["a.JPG", "b.png", "c.webp"]
     assert [
-        [record["image_id"], record["caption"]] for record in json.loads(out.read_text())
+        [record["image_id"], record["caption"]]
+        for record in json.loads(out.read_text())
     ] == printed
     # 24 tokens are asked for by default; the model has positions for 16.
     captioner, decoding = tiny_captioner(), Decoding(max_new_tokens=16, num_beams=beams)
     inputs = captioner.preprocess(
-        [{"image_id": path, "image": Path(path), "references": []} for path, _ in printed]
+        [
+            {"image_id": path, "image": Path(path), "references": []}
+            for path, _ in printed
+        ]
     )
     ids = captioner.generate(captioner.policy, inputs, decoding)
     assert captioner.decode(ids.flatten(0, 1)) == [caption for _, caption in printed]
@@ -97,9 +120,17 @@ def test_captions_are_written_before_they_are_printed_to_a_reader_that_has_gone(
         f"sys.exit(main({['caption', '--model', model, *words, str(photos)]!r}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    assert len(json.loads(out.read_text())) == len(all_of_them.read_text().splitlines()) == 3
+    assert (
+        len(json.loads(out.read_text()))
+        == len(all_of_them.read_text().splitlines())
+        == 3
+    )
     assert done.returncode == 128 + signal.SIGPIPE
     assert "Broken pipe" not in done.stderr
     assert "Traceback" not in done.stderr
@@ -135,7 +166,15 @@ def test_a_place_that_cannot_be_written_to_is_found_before_captioning(
     photos: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(EvaluationError, match=r"b\.png"):
-        main(["--model", "no/model", "--out", str(photos / "b.png" / "captions.json"), str(photos)])
+        main(
+            [
+                "--model",
+                "no/model",
+                "--out",
+                str(photos / "b.png" / "captions.json"),
+                str(photos),
+            ]
+        )
 
 
 def test_a_full_disk_leaves_no_half_of_the_captions(
@@ -161,6 +200,10 @@ def test_errors_are_one_message(model: str, photos: Path, capsys: Any) -> None:
         message = capsys.readouterr().err
         assert part in message
         assert "Traceback" not in message
-    for option, value in (("--num_beams", "0"), ("--max_new_tokens", "1.5"), ("--num_beam", "1")):
+    for option, value in (
+        ("--num_beams", "0"),
+        ("--max_new_tokens", "1.5"),
+        ("--num_beam", "1"),
+    ):
         with pytest.raises(ConfigError, match=option[2:]):
             main(["--model", model, option, value, str(photos)])

@@ -72,7 +72,9 @@ class Failing:
         raise self.error("no score today")
 
 
-def predictions(captions: dict[str, str] = CAPTIONS, key: str = "image_id") -> list[dict[str, str]]:
+def predictions(
+    captions: dict[str, str] = CAPTIONS, key: str = "image_id"
+) -> list[dict[str, str]]:
     return [{key: image_id, "caption": text} for image_id, text in captions.items()]
 
 
@@ -93,8 +95,16 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 
 def configured(files: dict[str, str], **changes: Any) -> EvaluateConfig:
-    options = {"predictions": files["a"], "references": files["references"], "out": files["out"]}
-    options |= {"metrics": ["rouge", "cider"], "tokenizer": "python", "bootstrap": 2} | changes
+    options = {
+        "predictions": files["a"],
+        "references": files["references"],
+        "out": files["out"],
+    }
+    options |= {
+        "metrics": ["rouge", "cider"],
+        "tokenizer": "python",
+        "bootstrap": 2,
+    } | changes
     options = {key: value for key, value in options.items() if value is not None}
     return EvaluateConfig.choose(options)(**options)
 
@@ -106,7 +116,9 @@ def scored(config: EvaluateConfig) -> tuple[int, dict[str, float]]:
 
 
 def warning(caplog: pytest.LogCaptureFixture) -> str:
-    (found,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    (found,) = [
+        record.message for record in caplog.records if record.levelno == logging.WARNING
+    ]
     return found
 
 
@@ -135,7 +147,15 @@ def test_files_are_evaluated_without_torch(files: dict[str, str]) -> None:
             files["out"],
         ],
         ["score", "--reward", "cider", "--captions", files["a"], *sources],
-        ["evaluate", "--predictions", files["a"], "--references", "absent", "--out", files["out"]],
+        [
+            "evaluate",
+            "--predictions",
+            files["a"],
+            "--references",
+            "absent",
+            "--out",
+            files["out"],
+        ],
     ]
     code = (
         "import atexit, sys; from rl_caption.cli.main import main\n"
@@ -144,10 +164,20 @@ def test_files_are_evaluated_without_torch(files: dict[str, str]) -> None:
         f"for number, words in enumerate({calls!r}):\n    print('ended with', number, main(words))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    ended = [line for line in done.stdout.splitlines() if line.startswith(("ended", "imported"))]
-    assert ended == [*(f"ended with {number} 0" for number in range(3)), "imported"], done.stderr
+    ended = [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(("ended", "imported"))
+    ]
+    assert ended == [*(f"ended with {number} 0" for number in range(3)), "imported"], (
+        done.stderr
+    )
     assert done.returncode == 1, "of a file that is not there"
 
 
@@ -159,7 +189,9 @@ def test_a_split_of_the_references_selects_the_images(
 ) -> None:
     found = scored(configured(files, references=files["karpathy"]))
     assert "2 captions" in warning(caplog)
-    assert found == scored(configured(files, references=files["karpathy"], split="test"))
+    assert found == scored(
+        configured(files, references=files["karpathy"], split="test")
+    )
     own = {key: CAPTIONS[key] for key in ("3", "4")}
     Path(files["a"]).write_text(json.dumps(predictions(own)))
     Path(files["b"]).write_text(json.dumps({key: REFERENCES[key] for key in own}))
@@ -172,7 +204,9 @@ def test_a_split_of_the_references_selects_the_images(
 
 
 def test_images_without_a_caption_are_counted_and_named(files, caplog):
-    Path(files["a"]).write_text(json.dumps(predictions({key: CAPTIONS[key] for key in ("1", "3")})))
+    Path(files["a"]).write_text(
+        json.dumps(predictions({key: CAPTIONS[key] for key in ("1", "3")}))
+    )
     score_captions(configured(files))
     assert "a.json has no caption of 2 images" in warning(caplog)
 
@@ -184,29 +218,38 @@ def test_names_and_gzip(files: dict[str, str], tmp_path: Path) -> None:
     expected = scored(configured(files))
     packed = tmp_path / "p.json.gz"
     names = {f"{key}.jpg": text for key, text in CAPTIONS.items()}
-    packed.write_bytes(gzip.compress(json.dumps(predictions(names, "image_name")).encode()))
+    packed.write_bytes(
+        gzip.compress(json.dumps(predictions(names, "image_name")).encode())
+    )
     Path(files["references"]).write_text(
         json.dumps({f"{key}.jpg": texts for key, texts in REFERENCES.items()})
     )
     config = configured(files, predictions=str(packed))
     assert scored(config) == expected
-    assert scored(changed(config, predictions=f"{config.out}/predictions.json")) == expected
+    assert (
+        scored(changed(config, predictions=f"{config.out}/predictions.json"))
+        == expected
+    )
 
 
 def test_tokens_that_are_given_are_kept_as_they_are(files: dict[str, str]) -> None:
     """``A`` and ``-lrb-`` are not what the tokenizer would leave, and ``.`` is a token."""
     captions = {key: f"A {text} -lrb- ." for key, text in CAPTIONS.items()}
-    references = {key: [f"A {text} -LRB- ." for text in texts] for key, texts in REFERENCES.items()}
+    references = {
+        key: [f"A {text} -LRB- ." for text in texts]
+        for key, texts in REFERENCES.items()
+    }
     for name, content in (("a", predictions(captions)), ("references", references)):
         Path(files[name]).write_text(json.dumps(content))
     kept, tokenised = (
-        scored(configured(files, tokenizer=name))[1]["ROUGE-L"] for name in ("none", "python")
+        scored(configured(files, tokenizer=name))[1]["ROUGE-L"]
+        for name in ("none", "python")
     )
     assert (
         kept
-        == evaluate_captions(captions, references, metrics=["rouge"], tokenizer="none").metrics[
-            "ROUGE-L"
-        ]
+        == evaluate_captions(
+            captions, references, metrics=["rouge"], tokenizer="none"
+        ).metrics["ROUGE-L"]
     )
     assert kept != tokenised
 
@@ -214,7 +257,11 @@ def test_tokens_that_are_given_are_kept_as_they_are(files: dict[str, str]) -> No
 # rewards as metrics
 
 REFERENCE_IDS = [row["image_id"] for row in tiny_rows()]
-OWN = {"image-0": "a red circle", "image-2": "a dog runs on the tracks", "image-1": "squares"}
+OWN = {
+    "image-0": "a red circle",
+    "image-2": "a dog runs on the tracks",
+    "image-1": "squares",
+}
 
 
 @pytest.fixture
@@ -269,9 +316,15 @@ def changed(config: EvaluateConfig, **changes: Any) -> EvaluateConfig:
 
 
 def test_rewards_by_language_models_are_metrics(folder: Path) -> None:
-    lines = [json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()
+    ]
     questions = [
-        {"question": "What is it?", "choices": ["a circle", "a train"], "answer": "a circle"}
+        {
+            "question": "What is it?",
+            "choices": ["a circle", "a train"],
+            "answer": "a circle",
+        }
     ]
     (folder / "data.jsonl").write_text(
         "\n".join(json.dumps(line | {"questions": questions}) for line in lines)
@@ -293,17 +346,22 @@ def test_rewards_by_language_models_are_metrics(folder: Path) -> None:
             with_judges(
                 folder,
                 judges={
-                    name: JudgeConfig(target=name, kwargs={"endpoint": options}) for name in names
+                    name: JudgeConfig(target=name, kwargs={"endpoint": options})
+                    for name in names
                 },
             )
         )
     metrics = json.loads((folder / "out/scores.json").read_text())["metrics"]
-    assert [metrics[f"judge/{name}"] for name in names] == pytest.approx([1.0, 0.75, 1 / 3])
+    assert [metrics[f"judge/{name}"] for name in names] == pytest.approx(
+        [1.0, 0.75, 1 / 3]
+    )
 
 
 def test_a_judge_is_a_metric_with_its_range_and_signature(folder: Path) -> None:
     table = evaluate_split(
-        with_judges(folder, judges=with_judges(folder).judges | {"rouge_l": JudgeConfig()})
+        with_judges(
+            folder, judges=with_judges(folder).judges | {"rouge_l": JudgeConfig()}
+        )
     )
     reward = LClipScore(folder / "student")
     # One caption at a time, opened here: neither batches nor the rows' order may matter.
@@ -317,25 +375,35 @@ def test_a_judge_is_a_metric_with_its_range_and_signature(folder: Path) -> None:
     assert mean > 0
     assert 0 < written["metrics"]["judge/rouge_l"] < 1
     assert f"+judge/L-CLIPS[{reward.signature}]+judge/rouge_l[" in written["signature"]
-    assert "ids:3 of 4" in written["signature"], "the judges change nothing about the references"
+    assert "ids:3 of 4" in written["signature"], (
+        "the judges change nothing about the references"
+    )
     low, high = written["intervals"]["judge/L-CLIPS"]
     assert min(alone) - 1e-6 <= low <= mean <= high <= max(alone) + 1e-6, (
         "judges have intervals, too"
     )
     lines = [" ".join(line.split()) for line in table.splitlines()]
     heading = next(
-        index for index, line in enumerate(lines) if "L-CLIPS, 0 to 2.5 rouge_l, 0 to 1" in line
+        index
+        for index, line in enumerate(lines)
+        if "L-CLIPS, 0 to 2.5 rouge_l, 0 to 1" in line
     )
     assert lines[heading + 2].split()[:3] == ["captions", "3", f"{mean:.4f}"]
 
 
 def test_captions_and_references_find_their_image(folder: Path) -> None:
     table = evaluate_split(
-        with_judges(folder, judges={}, retrieval=RetrievalConfig(backbone=str(folder / "student")))
+        with_judges(
+            folder,
+            judges={},
+            retrieval=RetrievalConfig(backbone=str(folder / "student")),
+        )
     )
     written = json.loads((folder / "out/scores.json").read_text())
     encoder = load_encoder(EncoderOptions(folder / "student"))
-    pool = encoder.embed_images([folder / f"{row['image_id']}.png" for row in tiny_rows()])
+    pool = encoder.embed_images(
+        [folder / f"{row['image_id']}.png" for row in tiny_rows()]
+    )
     ranks = []
     for number, row in enumerate(tiny_rows()):
         if row["image_id"] in OWN:
@@ -344,7 +412,9 @@ def test_captions_and_references_find_their_image(folder: Path) -> None:
     metrics = written["metrics"]
     assert metrics["retrieval/R@1"] == pytest.approx(ranks.count(1) / 3)
     assert metrics["retrieval/median_rank"] == pytest.approx(statistics.median(ranks))
-    assert metrics["retrieval/R@5"] == metrics["retrieval/references/R@5"] == 1.0, "of four images"
+    assert metrics["retrieval/R@5"] == metrics["retrieval/references/R@5"] == 1.0, (
+        "of four images"
+    )
     assert {"retrieval/R@1", "retrieval/references/R@1"} < written["intervals"].keys()
     assert f"+retrieval[{encoder.signature},4 images]" in written["signature"]
     assert "references' median rank" in table
@@ -366,12 +436,17 @@ def test_hallucinated_objects_are_metrics_of_the_whole_set(folder: Path) -> None
     expected = {"CHAIR-i": 1 / 4, "CHAIR-s": 1 / 3, "objects/recall": 3 / 5}
     assert {key: written["metrics"][key] for key in expected} == pytest.approx(expected)
     assert re.search(
-        r"\+CHAIR\[5 objects\[\w{8}\] of file\[\w{8}\]\+references\]$", written["signature"]
+        r"\+CHAIR\[5 objects\[\w{8}\] of file\[\w{8}\]\+references\]$",
+        written["signature"],
     )
     assert "CHAIR-i, % CHAIR-s, % objects mentioned, %" in " ".join(table.split())
     low, high = written["intervals"]["CHAIR-i"]
-    assert (low, high) == (0.0, 0.5), "no object is wrong, or every caption is that of image-2"
-    (folder / "other.json").write_text(json.dumps(predictions(OWN | {"image-2": "a dog"})))
+    assert (low, high) == (0.0, 0.5), (
+        "no object is wrong, or every caption is that of image-2"
+    )
+    (folder / "other.json").write_text(
+        json.dumps(predictions(OWN | {"image-2": "a dog"}))
+    )
     systems = [str(folder / "captions.json"), str(folder / "other.json")]
     compared = compare_systems(
         with_judges(folder, judges={}, chair=chair, predictions=None, compare=systems)
@@ -381,15 +456,19 @@ def test_hallucinated_objects_are_metrics_of_the_whole_set(folder: Path) -> None
 
 
 def test_captions_of_a_model_are_scored_image_by_image(folder: Path) -> None:
-    found = score_captions(with_judges(folder, predictions=None, model=str(folder / "model")))
+    found = score_captions(
+        with_judges(folder, predictions=None, model=str(folder / "model"))
+    )
     assert found is not None
     evaluation, captions, _ = found
     images = [str(folder / f"{name}.png") for name in captions]
     scores = LClipScore(folder / "student")(None, list(captions.values()), image=images)
-    assert [evaluation.per_image[name]["judge/L-CLIPS"] for name in captions] == pytest.approx(
-        scores, rel=1e-6
+    assert [
+        evaluation.per_image[name]["judge/L-CLIPS"] for name in captions
+    ] == pytest.approx(scores, rel=1e-6)
+    assert evaluation.metrics["judge/L-CLIPS"] == pytest.approx(
+        math.fsum(scores) / 4, rel=1e-6
     )
-    assert evaluation.metrics["judge/L-CLIPS"] == pytest.approx(math.fsum(scores) / 4, rel=1e-6)
     assert evaluation.bounds == {"judge/L-CLIPS": (0.0, 2.5)}
     assert "CIDEr" in evaluation.per_image["image-0"]
 
@@ -401,7 +480,11 @@ def refuse(*_: Any, **__: Any) -> None:
 STUDENT = RetrievalConfig(backbone="student")
 MODEL = {"predictions": None, "model": "model"}
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    (MODEL | {"judges": {"rogue_l": JudgeConfig()}}, ConfigError, r"^judges\.rogue_l: .*rouge_l"),
+    (
+        MODEL | {"judges": {"rogue_l": JudgeConfig()}},
+        ConfigError,
+        r"^judges\.rogue_l: .*rouge_l",
+    ),
     (
         {"references": "references.json"},
         EvaluationError,
@@ -417,7 +500,11 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
         EvaluationError,
         "^retrieval looks at im",
     ),
-    ({"chair": OBJECTS | {"objects": "few.json"}, "judges": {}}, RewardError, "image 'image-0'"),
+    (
+        {"chair": OBJECTS | {"objects": "few.json"}, "judges": {}},
+        RewardError,
+        "image 'image-0'",
+    ),
     (
         MODEL | {"data": DataConfig(format="jsonl", path="bare.jsonl")},
         EvaluationError,
@@ -436,7 +523,9 @@ def test_mistakes_are_found_before_anything_is_scored_or_loaded(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", "")  # no Java
     Path("few.json").write_text('{"image-1": ["dog"]}')
-    Path("bare.jsonl").write_text('{"image": "image-0.png", "references": [], "split": "test"}')
+    Path("bare.jsonl").write_text(
+        '{"image": "image-0.png", "references": [], "split": "test"}'
+    )
     for changes, error, words in MISTAKES:
         with pytest.raises(error, match=words):
             score_captions(with_judges(folder, **changes))
@@ -449,7 +538,9 @@ def test_decoded_captions_outlive_a_failure(folder: Path) -> None:
     judges = {"mine": JudgeConfig(target=f"{__name__}:Failing")}
     with pytest.raises(RewardError, match=r"judges\.mine"):
         evaluate_split(
-            with_judges(folder, predictions=None, model=str(folder / "model"), judges=judges)
+            with_judges(
+                folder, predictions=None, model=str(folder / "model"), judges=judges
+            )
         )
     assert len(json.loads((out / "predictions.json").read_text())) == 4
     assert not (out / "scores.json").exists(), "of other captions"
@@ -482,7 +573,9 @@ def test_captions_that_cost_scores_by_their_form_are_counted_and_named(
     )
     table = evaluate_split(configured(files))
     if count is None:
-        assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert not [
+            record for record in caplog.records if record.levelno == logging.WARNING
+        ]
         return
     assert count in warning(caplog)
     assert "caption of image '1'" in warning(caplog)
@@ -507,14 +600,19 @@ def test_evaluations_record_whose_captions_they_are_of(folder: Path) -> None:
     evaluate_split(changed(config, out=str(folder / "file")))
     found = settings_in(folder / "file")
     assert (
-        found["predictions"] == hashlib.sha256((folder / "captions.json").read_bytes()).hexdigest()
+        found["predictions"]
+        == hashlib.sha256((folder / "captions.json").read_bytes()).hexdigest()
     )
     assert "weights" not in found
     # Captions that another evaluation decoded keep their model, until the file is changed.
-    evaluate_split(changed(config, predictions=str(folder / "out"), out=str(folder / "again")))
+    evaluate_split(
+        changed(config, predictions=str(folder / "out"), out=str(folder / "again"))
+    )
     assert settings_in(folder / "again")["weights"] == weights
     (folder / "out/predictions.json").write_text((folder / "captions.json").read_text())
-    evaluate_split(changed(config, predictions=str(folder / "out"), out=str(folder / "again")))
+    evaluate_split(
+        changed(config, predictions=str(folder / "out"), out=str(folder / "again"))
+    )
     assert "weights" not in settings_in(folder / "again")
 
 
@@ -522,19 +620,31 @@ def test_a_comparison_leaves_nothing_of_other_captions(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
-    (folder / "dogs.json").write_text(json.dumps(predictions(dict.fromkeys(OWN, "a dog"))))
+    (folder / "dogs.json").write_text(
+        json.dumps(predictions(dict.fromkeys(OWN, "a dog")))
+    )
     evaluate_split(
-        changed(config, predictions=None, model=str(folder / "model"), out=str(folder / "out/dogs"))
+        changed(
+            config,
+            predictions=None,
+            model=str(folder / "model"),
+            out=str(folder / "out/dogs"),
+        )
     )
     assert "weights" in settings_in(folder / "out/dogs")
     evaluate_split(config)
     files = [str(folder / "captions.json"), str(folder / "dogs.json")]
     compare_systems(changed(config, predictions=None, compare=files))
     found = settings_in(folder / "out/dogs")
-    assert found["predictions"] == hashlib.sha256((folder / "dogs.json").read_bytes()).hexdigest()
+    assert (
+        found["predictions"]
+        == hashlib.sha256((folder / "dogs.json").read_bytes()).hexdigest()
+    )
     assert "weights" not in found
     assert settings_in(folder / "out/captions")["split"] == "test"
-    assert not (folder / "out/scores.json").exists(), "of the evaluation that was there before"
+    assert not (folder / "out/scores.json").exists(), (
+        "of the evaluation that was there before"
+    )
     assert (folder / "out/comparison.json").exists()
 
     def full(*_: Any) -> None:
@@ -544,7 +654,9 @@ def test_a_comparison_leaves_nothing_of_other_captions(
         patch.setattr("rl_caption.evaluation.results.write_json", full)
         with pytest.raises(EvaluationError, match=re.escape(str(folder / "out"))):
             compare_systems(changed(config, predictions=None, compare=files))
-    assert not (folder / "out/comparison.json").exists(), "of the captions that were there before"
+    assert not (folder / "out/comparison.json").exists(), (
+        "of the captions that were there before"
+    )
     evaluate_split(config)
     assert (folder / "out/scores.json").exists()
     assert not (folder / "out/comparison.json").exists()
@@ -553,13 +665,20 @@ def test_a_comparison_leaves_nothing_of_other_captions(
 def test_two_evaluations_are_compared_by_their_folders(folder: Path) -> None:
     config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
     evaluate_split(
-        changed(config, predictions=None, model=str(folder / "model"), out=str(folder / "eval.xe"))
+        changed(
+            config,
+            predictions=None,
+            model=str(folder / "model"),
+            out=str(folder / "eval.xe"),
+        )
     )
     (folder / "dogs.json").write_text(
         json.dumps(predictions(dict.fromkeys(REFERENCE_IDS, "a dog")))
     )
     evaluate_split(
-        changed(config, predictions=str(folder / "dogs.json"), out=str(folder / "eval.rl"))
+        changed(
+            config, predictions=str(folder / "dogs.json"), out=str(folder / "eval.rl")
+        )
     )
     pair = [str(folder / "eval.xe"), str(folder / "eval.rl")]
     compare_systems(changed(config, predictions=None, compare=pair))
@@ -567,14 +686,20 @@ def test_two_evaluations_are_compared_by_their_folders(folder: Path) -> None:
         "eval.xe",
         "eval.rl",
     ]
-    assert settings_in(folder / "out/eval.xe")["weights"] == weights_hash(folder / "model")
+    assert settings_in(folder / "out/eval.xe")["weights"] == weights_hash(
+        folder / "model"
+    )
     with pytest.raises(OSError, match=re.escape(str(folder / "student"))):
         compare_systems(
-            changed(config, predictions=None, compare=[pair[0], str(folder / "student")])
+            changed(
+                config, predictions=None, compare=[pair[0], str(folder / "student")]
+            )
         )
     with pytest.raises(ConfigError, match=r"data\.path") as refused:
         compare_systems(
-            CompareConfig(compare=[pair[0], str(folder / "dogs.json")], out=str(folder / "out"))
+            CompareConfig(
+                compare=[pair[0], str(folder / "dogs.json")], out=str(folder / "out")
+            )
         )
     assert "pathlib" not in str(refused.value)
 
@@ -593,7 +718,8 @@ def test_folders_are_compared_on_the_data_that_they_name(
     )
     compare_systems(pair)
     assert (
-        json.loads((folder / "out/first/scores.json").read_text())["metrics"] == scored(config)[1]
+        json.loads((folder / "out/first/scores.json").read_text())["metrics"]
+        == scored(config)[1]
     )
     settings = settings_in(folder / "second")
     for change, key in (

@@ -19,18 +19,21 @@ from rl_caption.evaluation import EvaluationError
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import tiny_student
 
-CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())[
-    "cases"
-][0]
+CASE = json.loads(
+    (Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text()
+)["cases"][0]
 REFERENCES = {str(number): texts for number, texts in enumerate(CASE["references"], 1)}
 CAPTIONS = [
-    {"image_id": number, "caption": text} for number, text in enumerate(CASE["candidates"], 1)
+    {"image_id": number, "caption": text}
+    for number, text in enumerate(CASE["candidates"], 1)
 ]
 
 
 def saved(folder: Path, name: str, content: Any) -> Path:
     path = folder / name
-    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    path.write_text(
+        content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
+    )
     return path
 
 
@@ -38,7 +41,10 @@ def saved(folder: Path, name: str, content: Any) -> Path:
 def files(tmp_path: Path) -> dict[str, Path]:
     """Captions and references of four images."""
     contents = {"captions": CAPTIONS, "references": REFERENCES}
-    return {name: saved(tmp_path, f"{name}.json", content) for name, content in contents.items()}
+    return {
+        name: saved(tmp_path, f"{name}.json", content)
+        for name, content in contents.items()
+    }
 
 
 def karpathy(references: dict[str, list[str]]) -> dict[str, Any]:
@@ -69,7 +75,12 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
         del record["cocoid"]
         for sentence in record["sentences"]:
             del sentence["raw"]
-    assert list(read_references(saved(tmp_path, "dataset.json", content))) == ["0", "1", "2", "3"]
+    assert list(read_references(saved(tmp_path, "dataset.json", content))) == [
+        "0",
+        "1",
+        "2",
+        "3",
+    ]
     with pytest.raises(DataError, match=r"references\.json.*'test'"):
         read_references(saved(tmp_path, "references.json", REFERENCES), "test")
 
@@ -90,7 +101,11 @@ def test_bad_files_are_explained(tmp_path: Path) -> None:
             {"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "a"}]},
             "not among 'imag",
         ),
-        (read_references, {"images": [{"id": 1}, {"id": 1}], "annotations": []}, "under 'images'"),
+        (
+            read_references,
+            {"images": [{"id": 1}, {"id": 1}], "annotations": []},
+            "under 'images'",
+        ),
         (read_captions, [*CAPTIONS, CAPTIONS[1], CAPTIONS[1]], "2 images .*first: '2'"),
     ):
         with pytest.raises(DataError, match=rf"file\.json.*{message}"):
@@ -122,9 +137,16 @@ def test_images_are_found_by_name_stem_and_number(tmp_path: Path) -> None:
 def test_references_are_json_lines_as_of_data(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"image": "photos/1.jpg", "references": ["a dog"]},
-        {"image": "photos/2.jpg", "references": ["a cat"], "split": "test", "image_id": 7},
+        {
+            "image": "photos/2.jpg",
+            "references": ["a cat"],
+            "split": "test",
+            "image_id": 7,
+        },
     ]
-    path = saved(tmp_path, "data.jsonl", "".join(json.dumps(row) + "\n\n" for row in rows))
+    path = saved(
+        tmp_path, "data.jsonl", "".join(json.dumps(row) + "\n\n" for row in rows)
+    )
     assert read_references(path) == {"photos/1.jpg": ["a dog"], "7": ["a cat"]}
     assert read_references(path, "test") == {"7": ["a cat"]}
     assert read_references(path, "test").elsewhere == {"photos/1.jpg"}
@@ -142,7 +164,11 @@ def test_references_are_json_lines_as_of_data(tmp_path: Path) -> None:
     rows[0]["refernces"] = rows[0].pop("references")
     with pytest.raises(DataError, match=r"data\.jsonl, row 2.*references"):
         read_references(
-            saved(tmp_path, "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows[::-1]))
+            saved(
+                tmp_path,
+                "data.jsonl",
+                "".join(json.dumps(row) + "\n" for row in rows[::-1]),
+            )
         )
     captions = "".join(json.dumps(row) + "\n" for row in CAPTIONS)
     assert read_captions(saved(tmp_path, "captions.jsonl", captions)) == {
@@ -167,9 +193,13 @@ def test_captions_by_path_are_scored_as_they_are(
     lines = []
     for key, texts in REFERENCES.items():
         Image.new("RGB", (32, 32)).save(tmp_path / "my" / "photos" / f"{key}.png")
-        lines.append(json.dumps({"image": f"photos/{key}.png", "references": texts}) + "\n")
+        lines.append(
+            json.dumps({"image": f"photos/{key}.png", "references": texts}) + "\n"
+        )
     references = saved(tmp_path / "my", "data.jsonl", "".join(lines))
-    student = tiny_student(tmp_path / "student") and {"backbone": str(tmp_path / "student")}
+    student = tiny_student(tmp_path / "student") and {
+        "backbone": str(tmp_path / "student")
+    }
     monkeypatch.chdir(tmp_path)
     written = [
         {"image_id": f"my/photos/{row['image_id']}.png", "caption": row["caption"]}
@@ -177,7 +207,9 @@ def test_captions_by_path_are_scored_as_they_are(
     ]
     captions = saved(tmp_path, "captions.json", written)
     expected = score_files(
-        "cider", saved(tmp_path, "plain.json", CAPTIONS), saved(tmp_path, "r.json", REFERENCES)
+        "cider",
+        saved(tmp_path, "plain.json", CAPTIONS),
+        saved(tmp_path, "r.json", REFERENCES),
     )
     for source in (references, tmp_path / "r.json"):
         assert list(score_files("cider", captions, source)["scores"].values()) == list(
@@ -189,7 +221,9 @@ def test_captions_by_path_are_scored_as_they_are(
     ]
     assert list(scores[0]) == [row["image_id"] for row in written]
     assert scores[0] == scores[1]
-    by_lines = score_files("l_clipscore", captions, references, kwargs=student)["scores"]
+    by_lines = score_files("l_clipscore", captions, references, kwargs=student)[
+        "scores"
+    ]
     assert list(by_lines.values()) == list(scores[0].values())
 
 
@@ -229,14 +263,18 @@ def test_files_are_scored_the_published_way(tmp_path: Path) -> None:
     references = saved(tmp_path, "references.json", karpathy(REFERENCES))
     result = score_files("cider", captions, references, out=tmp_path / "scores.json")
     assert list(result) == ["reward", "signature", "mean", "scores"]
-    assert (result["reward"], result["signature"]) == ("cider", "NO<EOS>_w/oInit+Cider-D[n4,s6.0]")
+    assert (result["reward"], result["signature"]) == (
+        "cider",
+        "NO<EOS>_w/oInit+Cider-D[n4,s6.0]",
+    )
     assert result["scores"] == pytest.approx(
         dict(zip("1234", CASE["cider_d"], strict=True)), rel=1e-12
     )
     assert result["mean"] == pytest.approx(2.9901221045895823, rel=1e-12)
     assert json.loads((tmp_path / "scores.json").read_text()) == result
     named = [
-        {"image_name": f"COCO_{row['image_id']}.jpg", "caption": row["caption"]} for row in CAPTIONS
+        {"image_name": f"COCO_{row['image_id']}.jpg", "caption": row["caption"]}
+        for row in CAPTIONS
     ]
     by_name = score_files("cider", saved(tmp_path, "named.json", named), references)
     assert by_name["scores"] == {
@@ -245,7 +283,8 @@ def test_files_are_scored_the_published_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reward", "tokenizer", "noted"), [("cider", None, True), ("rouge_l", "none", False)]
+    ("reward", "tokenizer", "noted"),
+    [("cider", None, True), ("rouge_l", "none", False)],
 )
 def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(
     reward, tokenizer, noted, files, tmp_path
@@ -259,17 +298,24 @@ def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signa
     assert ("+PTB-python[1 of " in found) == noted
 
 
-def test_eos_and_document_frequencies_by_request(files: dict[str, Path], tmp_path: Path) -> None:
+def test_eos_and_document_frequencies_by_request(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
     references = files["references"]
     result = score_files("cider", **files, eos=True)
-    assert list(result["scores"].values()) == pytest.approx(CASE["cider_d_eos"], rel=1e-12)
+    assert list(result["scores"].values()) == pytest.approx(
+        CASE["cider_d_eos"], rel=1e-12
+    )
     tokens = [[tokenize(text) for text in texts] for texts in CASE["references"]]
     df = DocumentFrequencies.from_references(tokens, eos=False)
     df.save(tmp_path / "df.npz")
     one = saved(tmp_path, "one.json", CAPTIONS[:1])
     result = score_files("cider", one, references, df=tmp_path / "df.npz")
     assert result["scores"] == {"1": pytest.approx(CASE["cider_d"][0], rel=1e-12)}
-    assert result["signature"] == f"NO<EOS>_wInit+Cider-D[n4,s6.0]+df[{df.fingerprint[:8]}]"
+    assert (
+        result["signature"]
+        == f"NO<EOS>_wInit+Cider-D[n4,s6.0]+df[{df.fingerprint[:8]}]"
+    )
     with pytest.raises(ConfigError, match="without <eos>"):
         score_files("cider", one, references, df=tmp_path / "df.npz", eos=True)
 
@@ -290,7 +336,9 @@ def test_what_cannot_be_scored_is_explained(files: dict[str, Path]) -> None:
 def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> None:
     """The tokenizer would remove ``.`` and lower-case the rest."""
     captions = saved(
-        tmp_path, "c.json", [{**row, "caption": f"A {row['caption']} ."} for row in CAPTIONS]
+        tmp_path,
+        "c.json",
+        [{**row, "caption": f"A {row['caption']} ."} for row in CAPTIONS],
     )
     references = saved(
         tmp_path,
@@ -298,10 +346,13 @@ def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> No
         {key: [f"A {text} ." for text in texts] for key, texts in REFERENCES.items()},
     )
     tokens = {
-        key: [["A", *text.split(), "."] for text in texts] for key, texts in REFERENCES.items()
+        key: [["A", *text.split(), "."] for text in texts]
+        for key, texts in REFERENCES.items()
     }
     candidates = [["A", *row["caption"].split(), "."] for row in CAPTIONS]
-    df = DocumentFrequencies.from_references(tokens.values(), eos=False, tokenizer="none")
+    df = DocumentFrequencies.from_references(
+        tokens.values(), eos=False, tokenizer="none"
+    )
     found = score_files("cider", captions, references, tokenizer="none")
     assert list(found["scores"].values()) == pytest.approx(
         cider_d(candidates, list(tokens.values()), df), rel=1e-12
@@ -321,20 +372,32 @@ def test_scores_that_can_only_be_0_are_warned_of(
     same = saved(tmp_path, "r.json", dict.fromkeys(REFERENCES, REFERENCES["1"]))
     for count in (1, 3):
         caplog.clear()
-        assert score_files("cider", saved(tmp_path, "c.json", CAPTIONS[:count]), same)["mean"] == 0
+        assert (
+            score_files("cider", saved(tmp_path, "c.json", CAPTIONS[:count]), same)[
+                "mean"
+            ]
+            == 0
+        )
         (warning,) = [record.message for record in caplog.records]
         assert f"({count})" in warning
     caplog.clear()
-    score_files("cider", saved(tmp_path, "c.json", CAPTIONS), saved(tmp_path, "r.json", REFERENCES))
+    score_files(
+        "cider",
+        saved(tmp_path, "c.json", CAPTIONS),
+        saved(tmp_path, "r.json", REFERENCES),
+    )
     assert not caplog.records
 
 
-def test_a_result_that_cannot_be_written_is_known_before_anything_is_read(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_written_is_known_before_anything_is_read(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path, tmp_path / "file" / "s.json"):
         with pytest.raises(EvaluationError, match=re.escape(str(out.parent))):
             run_program(
-                "score", ["--reward", "cider", "--captions", "absent.json", "--out", str(out)]
+                "score",
+                ["--reward", "cider", "--captions", "absent.json", "--out", str(out)],
             )
 
 
@@ -348,25 +411,36 @@ class Bright:
         "bright",
     )
 
-    def __call__(self, prompts: Any, completions: list[str], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: list[str], **columns: Any
+    ) -> list[float]:
         return [
             float(Path(path).stem == key)
             for path, key in zip(columns["image"], columns["image_id"], strict=True)
         ]
 
 
-def test_rewards_from_outside_get_images(files: dict[str, Path], tmp_path: Path) -> None:
+def test_rewards_from_outside_get_images(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
     captions = files["captions"]
     (tmp_path / "images").mkdir()
     for row in CAPTIONS:
         (tmp_path / "images" / f"{row['image_id']}.jpg").touch()
-    assert score_files(f"{__name__}:Bright", captions, images=tmp_path / "images")["mean"] == 1
+    assert (
+        score_files(f"{__name__}:Bright", captions, images=tmp_path / "images")["mean"]
+        == 1
+    )
     with pytest.raises(DataError, match="give --images"):
         score_files(f"{__name__}:Bright", captions)
 
 
 def test_main_prints_the_scale_and_writes(files, tmp_path, capsys):
-    arguments = ["--reward", "cider", *(f"--{name}={path}" for name, path in files.items())]
+    arguments = [
+        "--reward",
+        "cider",
+        *(f"--{name}={path}" for name, path in files.items()),
+    ]
     more = ["--out", str(tmp_path / "s.json"), "--kwargs", '{"sigma": 6}']
     assert run_program("score", [*arguments, *more]) == 0
     printed = capsys.readouterr().out

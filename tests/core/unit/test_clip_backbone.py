@@ -69,9 +69,13 @@ def test_embeddings_equal_those_of_the_model_itself(
         )
         image_features = normalize(model.encode_image(stacked), dim=-1)
         # The model reads all 77 positions; the backbone cuts them after the longest caption.
-        text_features = normalize(model.encode_text(open_clip.tokenize(SHORT_AND_LONG)), dim=-1)
+        text_features = normalize(
+            model.encode_text(open_clip.tokenize(SHORT_AND_LONG)), dim=-1
+        )
     assert torch.allclose(backbone.encode_images(images), image_features, atol=1e-6)
-    assert torch.allclose(backbone.encode_texts(SHORT_AND_LONG), text_features, atol=1e-6)
+    assert torch.allclose(
+        backbone.encode_texts(SHORT_AND_LONG), text_features, atol=1e-6
+    )
     assert not backbone.encode_texts(["a cat"]).requires_grad
 
 
@@ -98,9 +102,15 @@ def test_students_load_from_their_folder(tmp_path: Path) -> None:
         folder = tiny_student(tmp_path / pad_attention, pad_attention)
         student, model = load_frozen_encoder(str(folder)), LCLIP.from_pretrained(folder)
         with torch.no_grad():
-            images = normalize(model.encode_image(transform(noise_image(1))[None]), dim=-1)
-            texts = normalize(model.encode_text(open_clip.tokenize(["a cat"])[:, :length]), dim=-1)
-        assert torch.allclose(student.encode_images([noise_image(1)]), images, atol=1e-6)
+            images = normalize(
+                model.encode_image(transform(noise_image(1))[None]), dim=-1
+            )
+            texts = normalize(
+                model.encode_text(open_clip.tokenize(["a cat"])[:, :length]), dim=-1
+            )
+        assert torch.allclose(
+            student.encode_images([noise_image(1)]), images, atol=1e-6
+        )
         assert torch.allclose(student.encode_texts(["a cat"]), texts, atol=1e-6)
         together = student.encode_texts(SHORT_AND_LONG)
         assert torch.allclose(together[:1], texts, atol=1e-5), (
@@ -108,13 +118,19 @@ def test_students_load_from_their_folder(tmp_path: Path) -> None:
         )
 
 
-def test_folders_of_open_clip_load(tmp_path: Path, tiny: Path, backbone: FrozenEncoder) -> None:
+def test_folders_of_open_clip_load(
+    tmp_path: Path, tiny: Path, backbone: FrozenEncoder
+) -> None:
     (tmp_path / "open_clip_config.json").write_text(
         json.dumps({"model_cfg": TINY, "preprocess_cfg": {}})
     )
-    torch.save(torch.load(tiny_checkpoint(tiny, 0)), tmp_path / "open_clip_pytorch_model.bin")
+    torch.save(
+        torch.load(tiny_checkpoint(tiny, 0)), tmp_path / "open_clip_pytorch_model.bin"
+    )
     found = load_frozen_encoder(str(tmp_path))
-    assert torch.equal(found.encode_texts(SHORT_AND_LONG), backbone.encode_texts(SHORT_AND_LONG))
+    assert torch.equal(
+        found.encode_texts(SHORT_AND_LONG), backbone.encode_texts(SHORT_AND_LONG)
+    )
 
 
 def test_long_captions_are_cut_or_refused(tiny: Path, backbone: FrozenEncoder) -> None:
@@ -127,10 +143,16 @@ def test_long_captions_are_cut_or_refused(tiny: Path, backbone: FrozenEncoder) -
 
 
 @pytest.mark.parametrize("tower", ["SigLIP", "of Transformers"])
-def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path: Path, tower: str) -> None:
+def test_captions_are_counted_by_a_tokenizer_of_transformers(
+    tmp_path: Path, tower: str
+) -> None:
     tokenizer = bert_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    text = {"context_length": 8, "vocab_size": len(tokenizer), "hf_tokenizer_name": str(tmp_path)}
+    text = {
+        "context_length": 8,
+        "vocab_size": len(tokenizer),
+        "hf_tokenizer_name": str(tmp_path),
+    }
     if tower == "SigLIP":
         text |= {"width": 16, "heads": 2, "layers": 1, "pool_type": "last"}
     else:  # more positions than the tokenizer's context
@@ -140,16 +162,18 @@ def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path: Path, tow
             "num_attention_heads": 2,
             "intermediate_size": 32,
         }
-        BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **shape).save_pretrained(
-            tmp_path
-        )
+        BertConfig(
+            vocab_size=len(tokenizer), max_position_embeddings=64, **shape
+        ).save_pretrained(tmp_path)
         text |= {"hf_model_name": str(tmp_path), "hf_model_pretrained": False}
     shape = TINY | {"custom_text": True, "text_cfg": text}
     (tmp_path / "open_clip_config.json").write_text(
         json.dumps({"model_cfg": shape, "preprocess_cfg": {}})
     )
     torch.save(
-        open_clip.CustomTextCLIP(16, shape["vision_cfg"], shape["text_cfg"]).state_dict(),
+        open_clip.CustomTextCLIP(
+            16, shape["vision_cfg"], shape["text_cfg"]
+        ).state_dict(),
         tmp_path / "open_clip_pytorch_model.bin",
     )
     fits, long = " ".join(["dog"] * 6), " ".join(["dog"] * 7)  # and [CLS] and [SEP]
@@ -160,7 +184,9 @@ def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path: Path, tow
         load_frozen_encoder(str(tmp_path), truncate=False).encode_texts([fits, long])
 
 
-def test_fingerprint_depends_on_weights_precision_and_nothing_else(tiny, backbone, tmp_path):
+def test_fingerprint_depends_on_weights_precision_and_nothing_else(
+    tiny, backbone, tmp_path
+):
     copy = tmp_path / "elsewhere.pt"
     copy.write_bytes(Path(tiny_checkpoint(tiny, 0)).read_bytes())
     half = load_frozen_encoder(ARCHITECTURE, str(copy), precision="bf16")
@@ -173,9 +199,14 @@ def test_fingerprint_depends_on_weights_precision_and_nothing_else(tiny, backbon
         load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 1)).fingerprint,
     }
     assert len(others | {backbone.fingerprint}) == 3
-    assert backbone.signature == f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
+    assert (
+        backbone.signature
+        == f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
+    )
     assert half.encode_texts(["a cat"]).dtype == torch.float32
-    assert torch.allclose(half.encode_texts(["a cat"]), backbone.encode_texts(["a cat"]), atol=0.05)
+    assert torch.allclose(
+        half.encode_texts(["a cat"]), backbone.encode_texts(["a cat"]), atol=0.05
+    )
 
 
 def test_pickles_without_the_network(tmp_path: Path, tiny: Path) -> None:
@@ -196,7 +227,9 @@ def test_pickles_without_the_network(tmp_path: Path, tiny: Path) -> None:
             pickle.loads(stored).encode_texts(["a cat"])
 
 
-def test_wrong_arguments_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "damaged.pt").write_bytes(b"not a checkpoint")
     (tmp_path / "empty").mkdir()
@@ -226,7 +259,9 @@ def test_tags_of_openai_get_their_activation(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == {"openai": True, "laion2b_s34b_b79k": False}
 
 
-def test_frames_of_a_video_are_averaged(tmp_path: Path, backbone: FrozenEncoder) -> None:
+def test_frames_of_a_video_are_averaged(
+    tmp_path: Path, backbone: FrozenEncoder
+) -> None:
     """The mean of the normalised embeddings, normalised again; known by the frames, in any order."""
     images = [noise_image(seed) for seed in (1, 2, 3)]
     images[2].save(tmp_path / "three.png")
@@ -245,10 +280,14 @@ def test_frames_of_a_video_are_averaged(tmp_path: Path, backbone: FrozenEncoder)
     assert not np.allclose(again.embed_images([frames[:2]])[0], found[0], atol=1e-4)
     assert again.encoder.images == 2
     score = ClipScore(cached)
-    assert score(None, ["a cat"], image=[[images[0]]]) == score(None, ["a cat"], image=images[:1])
+    assert score(None, ["a cat"], image=[[images[0]]]) == score(
+        None, ["a cat"], image=images[:1]
+    )
 
 
-def test_a_broken_frame_is_named_with_its_index(tmp_path: Path, backbone: FrozenEncoder) -> None:
+def test_a_broken_frame_is_named_with_its_index(
+    tmp_path: Path, backbone: FrozenEncoder
+) -> None:
     broken, score = tmp_path / "broken.png", ClipScore(backbone)
     rows = {"image": [noise_image(1), [noise_image(1), noise_image(2), broken]]}
     with pytest.raises(OSError, match=r"broken\.png"):
@@ -268,7 +307,9 @@ class CountingEncoder:
 
     def __call__(self, images: Sequence[Any]) -> np.ndarray:
         self.seen += images
-        rows = [np.asarray(pixels(image, Preprocessing(8)))[:, 0, 0] for image in images]
+        rows = [
+            np.asarray(pixels(image, Preprocessing(8)))[:, 0, 0] for image in images
+        ]
         return np.array(rows, np.float32)
 
 
@@ -294,7 +335,9 @@ def test_cache_encodes_every_image_once_and_sees_a_changed_file(tmp_path: Path) 
     with pytest.raises(OSError, match=r"one\.png"):
         cache.embed([path], encode)
     with pytest.raises(RewardError, match="not finite"):
-        cache.embed([noise_image(9)], lambda images: np.full((1, 3), np.nan, np.float32))
+        cache.embed(
+            [noise_image(9)], lambda images: np.full((1, 3), np.nan, np.float32)
+        )
 
 
 def test_a_cache_of_half_the_data_finds_half_of_it_in_every_epoch() -> None:
@@ -343,7 +386,9 @@ def test_damaged_cache_files_are_made_anew(
         path.write_bytes(damaged)
         before = len(encode.seen)
         for _ in range(2):  # the second time it was made anew
-            assert np.array_equal(EmbeddingCache("f", tmp_path).embed([image], encode), first)
+            assert np.array_equal(
+                EmbeddingCache("f", tmp_path).embed([image], encode), first
+            )
         assert len(encode.seen) == before + 1
     assert caplog.text.count("computed again") == 4
 
@@ -399,7 +444,9 @@ def test_a_fingerprint_changes_with_shape_preprocessing_and_precision_of_equal_w
     states = [each.model.state_dict() for each in loaded]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     parts = loaded[0]._network()
-    others = [replace(parts, preprocessing=replace(parts.preprocessing, mean=(0.0, 0.0, 0.0)))]
+    others = [
+        replace(parts, preprocessing=replace(parts.preprocessing, mean=(0.0, 0.0, 0.0)))
+    ]
     found = {
         loaded[0].fingerprint,
         loaded[1].fingerprint,

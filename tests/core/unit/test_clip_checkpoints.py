@@ -18,13 +18,17 @@ LONG = "a cat . " * 60
 
 def tiny_clip(context_length: int = 77, quick_gelu: bool = True) -> Any:
     torch.manual_seed(5)
-    shape: Any = TINY | {"text_cfg": TINY["text_cfg"] | {"context_length": context_length}}
+    shape: Any = TINY | {
+        "text_cfg": TINY["text_cfg"] | {"context_length": context_length}
+    }
     return open_clip.CLIP(**shape, quick_gelu=quick_gelu).eval()
 
 
 def test_77_positions_become_the_248_of_long_clip() -> None:
     """Against the published rule, written out row by row."""
-    old = torch.randn(77, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    old = torch.randn(
+        77, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     new = stretch_positions(old)
     assert new.shape == (248, 3)
     expected = torch.full_like(new, torch.nan)
@@ -42,14 +46,20 @@ def test_77_positions_become_the_248_of_long_clip() -> None:
 def test_impossible_stretches_are_refused() -> None:
     for model, length, message in (
         (tiny_clip(16), 32, "context_length = 32: 16 positions"),
-        (tiny_clip(), 100, "context_length = 100: 77 positions.* 20 plus a multiple of 57"),
+        (
+            tiny_clip(),
+            100,
+            "context_length = 100: 77 positions.* 20 plus a multiple of 57",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             stretch_text_tower(model, length)
 
 
 @pytest.mark.parametrize("custom", [False, True])
-def test_a_stretched_tower_reads_long_captions_and_short_ones_as_before(custom: bool) -> None:
+def test_a_stretched_tower_reads_long_captions_and_short_ones_as_before(
+    custom: bool,
+) -> None:
     model = tiny_clip()
     if custom:
         torch.manual_seed(6)
@@ -61,7 +71,9 @@ def test_a_stretched_tower_reads_long_captions_and_short_ones_as_before(custom: 
         after = model.encode_text(tokenize(["a cat on a mat", LONG, LONG + "dog"]))
     assert model.context_length == 248
     assert torch.allclose(after[:1], before, atol=1e-6)
-    assert not torch.allclose(after[1], after[2], atol=1e-6), "what stands after 77 tokens is read"
+    assert not torch.allclose(after[1], after[2], atol=1e-6), (
+        "what stands after 77 tokens is read"
+    )
 
 
 def released(model: Any) -> dict[str, torch.Tensor]:
@@ -70,8 +82,12 @@ def released(model: Any) -> dict[str, torch.Tensor]:
     """
     state = {name: value.clone() for name, value in model.state_dict().items()}
     table = state["positional_embedding"]
-    state["positional_embedding_res"] = torch.cat([torch.full_like(table[:20], 9.0), table[20:]])
-    state["positional_embedding"] = torch.cat([table[:20], torch.full_like(table[20:], -9.0)])
+    state["positional_embedding_res"] = torch.cat(
+        [torch.full_like(table[:20], 9.0), table[20:]]
+    )
+    state["positional_embedding"] = torch.cat(
+        [table[:20], torch.full_like(table[20:], -9.0)]
+    )
     return state
 
 
@@ -84,7 +100,9 @@ def test_released_long_checkpoints_load(tmp_path: Path, half: bool) -> None:
         {name: value.half() if half else value for name, value in state.items()},
         tmp_path / "long.pt",
     )
-    backbone = load_frozen_encoder(ARCHITECTURE, str(tmp_path / "long.pt"), truncate=False)
+    backbone = load_frozen_encoder(
+        ARCHITECTURE, str(tmp_path / "long.pt"), truncate=False
+    )
     assert backbone.context_length == 248
     if half:
         expected.half()
@@ -92,9 +110,13 @@ def test_released_long_checkpoints_load(tmp_path: Path, half: bool) -> None:
         convert_weights_to_lp(expected, torch.float16)
     texts = ["a cat", LONG, LONG + "dog"]
     with torch.no_grad():
-        found = expected.float().encode_text(open_clip.SimpleTokenizer(context_length=248)(texts))
+        found = expected.float().encode_text(
+            open_clip.SimpleTokenizer(context_length=248)(texts)
+        )
     assert torch.allclose(
-        backbone.encode_texts(texts), torch.nn.functional.normalize(found, dim=-1), atol=1e-5
+        backbone.encode_texts(texts),
+        torch.nn.functional.normalize(found, dim=-1),
+        atol=1e-5,
     )
     assert backbone.encode_images([noise_image(1)]).shape == (1, 16)
 
@@ -103,7 +125,10 @@ def test_released_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path)
     changes: list[tuple[dict[str, Any], str]] = [
         ({"ln_final.weight": None}, r"ln_final\.weight"),
-        ({"positional_embedding_res": Path("x")}, r"long\.pt"),  # which would have to be unpickled
+        (
+            {"positional_embedding_res": Path("x")},
+            r"long\.pt",
+        ),  # which would have to be unpickled
         (
             {"positional_embedding_res": torch.zeros(100, 16)},
             r"long\.pt.*position tables",
@@ -136,7 +161,10 @@ def test_weights_in_a_file_of_a_training_program_are_found_or_its_keys_named(
     state = torch.load(tiny_checkpoint(tmp_path))
     for key in ("model", "state_dict", "model_state_dict"):
         torch.save(
-            {key: {f"module.{name}": value for name, value in state.items()}, "epoch": 3},
+            {
+                key: {f"module.{name}": value for name, value in state.items()},
+                "epoch": 3,
+            },
             tmp_path / "run.pt",
         )
         assert (

@@ -30,7 +30,9 @@ def text_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def made(text: str, image: str = IMAGE, **changes: Any) -> PretrainedDual:
     torch.manual_seed(1)
-    return PretrainedDual(DualConfig(image, text, embed_dim=8, hidden=10, **changes)).eval()
+    return PretrainedDual(
+        DualConfig(image, text, embed_dim=8, hidden=10, **changes)
+    ).eval()
 
 
 def image_of_captioner(folder: Path, encoder: str = OF_CAPTIONER) -> dict[str, Any]:
@@ -39,7 +41,9 @@ def image_of_captioner(folder: Path, encoder: str = OF_CAPTIONER) -> dict[str, A
     return {"image": encoder, "image_kwargs": {"model": str(folder)}}
 
 
-def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_encoder: str) -> None:
+def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(
+    text_encoder: str,
+) -> None:
     dual = made(text_encoder)
     ids = dual.text_encoder.tokenize(TEXTS, 77)
     together = dual.text_features(ids)
@@ -48,8 +52,12 @@ def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_en
         alone = dual.text_encoder.tokenize([text], 77)
         assert torch.allclose(dual.text_features(alone)[0], together[row], atol=1e-6)
         assert int(lengths[row]) == alone.shape[1]
-        assert torch.allclose(states[row, : lengths[row]].mean(dim=0), together[row], atol=1e-6)
-    assert torch.equal(made(text_encoder, pool="first").text_features(ids), states[:, 0])
+        assert torch.allclose(
+            states[row, : lengths[row]].mean(dim=0), together[row], atol=1e-6
+        )
+    assert torch.equal(
+        made(text_encoder, pool="first").text_features(ids), states[:, 0]
+    )
     last = states[torch.arange(len(TEXTS)), lengths - 1]
     assert torch.equal(made(text_encoder, pool="last").text_features(ids), last)
 
@@ -73,27 +81,40 @@ def test_image_embeddings_are_of_the_mean_over_the_grid(text_encoder: str) -> No
 def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(
     tmp_path: Path, encoder: str | None
 ) -> None:
-    image = image_of_captioner(tmp_path / "source/captioner", encoder) if encoder else {}
-    dual, folder = made(save_text_encoder(tmp_path / "source"), **image), tmp_path / "dual"
+    image = (
+        image_of_captioner(tmp_path / "source/captioner", encoder) if encoder else {}
+    )
+    dual, folder = (
+        made(save_text_encoder(tmp_path / "source"), **image),
+        tmp_path / "dual",
+    )
     dual.save_pretrained(folder)
     shutil.rmtree(tmp_path / "source")
     trust([IMAGE])
     photo, backbone = noise_image(1), load_frozen_encoder(str(folder))
     with torch.no_grad():
-        images = torch.nn.functional.normalize(dual.encode_image(dual.preprocessing(photo)[None]))
+        images = torch.nn.functional.normalize(
+            dual.encode_image(dual.preprocessing(photo)[None])
+        )
         texts = dual.encode_text(dual.text_encoder.tokenize(TEXTS, 77))
     assert torch.allclose(backbone.encode_images([photo]), images, atol=1e-6)
-    assert torch.allclose(backbone.encode_texts(TEXTS, normalize=False), texts, atol=1e-6)
+    assert torch.allclose(
+        backbone.encode_texts(TEXTS, normalize=False), texts, atol=1e-6
+    )
     cosine = float(torch.nn.functional.cosine_similarity(images[0], texts[0], dim=0))
     score = ClipScore(backbone=str(folder), prefix="")
-    assert score([""], TEXTS[:1], image=[photo]) == pytest.approx([2.5 * max(cosine, 0)], abs=1e-5)
+    assert score([""], TEXTS[:1], image=[photo]) == pytest.approx(
+        [2.5 * max(cosine, 0)], abs=1e-5
+    )
     with torch.no_grad():
         dual.text_head.linear.bias[0] += 1
     dual.save_pretrained(folder)
     assert load_frozen_encoder(str(folder)).fingerprint != backbone.fingerprint
 
 
-def test_specs_counts_tokens_as_the_text_encoder_does(tmp_path: Path, text_encoder: str) -> None:
+def test_specs_counts_tokens_as_the_text_encoder_does(
+    tmp_path: Path, text_encoder: str
+) -> None:
     made(text_encoder, context_length=6).save_pretrained(tmp_path)
     trust([IMAGE])
     reward, row = Specs(str(tmp_path)), {"image": [noise_image(1)]}

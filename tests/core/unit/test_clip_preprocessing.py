@@ -49,28 +49,41 @@ def test_pixels_equal_those_of_open_clip(mode: str) -> None:
     transform: Any = open_clip.image_transform(224, is_train=False)
     for size in ((50, 37), (37, 50), (224, 224), (10, 300), (640, 427)):
         image = noise_image(3, size, mode)
-        assert torch.allclose(pixels(image, Preprocessing()), transform(image), atol=1e-6), size
+        assert torch.allclose(
+            pixels(image, Preprocessing()), transform(image), atol=1e-6
+        ), size
 
 
 def test_squashed_pixels_equal_those_of_open_clip() -> None:
     image, half = noise_image(4), (0.5, 0.5, 0.5)
     transform = open_clip.image_transform(
-        32, is_train=False, mean=half, std=half, resize_mode="squash", interpolation="bilinear"
+        32,
+        is_train=False,
+        mean=half,
+        std=half,
+        resize_mode="squash",
+        interpolation="bilinear",
     )
     assert torch.allclose(
-        Preprocessing(32, half, half, "bilinear", "squash")(image), transform(image), atol=1e-6
+        Preprocessing(32, half, half, "bilinear", "squash")(image),
+        transform(image),
+        atol=1e-6,
     )
 
 
 def test_tokens_of_a_caption_are_those_of_its_words() -> None:
     for text in WRITTEN:
         for length in (77, 7):
-            assert torch.equal(TOKENS([text], length), CLIP([text], context_length=length)), text
+            assert torch.equal(
+                TOKENS([text], length), CLIP([text], context_length=length)
+            ), text
         assert len(TOKENS.encode(text)) == count_tokens(text)
 
 
 @settings(max_examples=150)
-@given(st.text(alphabet=st.characters(codec="ascii"), max_size=40) | st.text(max_size=20))
+@given(
+    st.text(alphabet=st.characters(codec="ascii"), max_size=40) | st.text(max_size=20)
+)
 def test_tokens_of_any_text(text: str) -> None:
     assert torch.equal(TOKENS([text], 77), CLIP([text], context_length=77))
 
@@ -78,7 +91,9 @@ def test_tokens_of_any_text(text: str) -> None:
 def test_words_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, seen = open_clip.SimpleTokenizer(), []
     encode = tokens.encode
-    monkeypatch.setattr(tokens, "encode", lambda text: seen.append(text) or encode(text))
+    monkeypatch.setattr(
+        tokens, "encode", lambda text: seen.append(text) or encode(text)
+    )
     cached = WordTokens(tokens, max_words=3)
     for text in ("a dog", "a dog runs", "cat", "a"):
         cached.encode(text)
@@ -86,13 +101,20 @@ def test_words_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tokenizers_with_other_settings_stay_as_they_are(tmp_path: Path) -> None:
-    assert open_clip_tokenizer("ViT-B-32") is clip_tokenizer() is open_clip_tokenizer("ViT-L-14")
+    assert (
+        open_clip_tokenizer("ViT-B-32")
+        is clip_tokenizer()
+        is open_clip_tokenizer("ViT-L-14")
+    )
     for settings_ in ({"clean": "whitespace"}, {"reduction_mask": "simple"}):
         text = {**TINY["text_cfg"], "tokenizer_kwargs": settings_}  # type: ignore[dict-item]
         (tmp_path / "open_clip_config.json").write_text(
             json.dumps({"model_cfg": TINY | {"text_cfg": text}})
         )
-        assert type(open_clip_tokenizer(f"local-dir:{tmp_path}")) is open_clip.SimpleTokenizer
+        assert (
+            type(open_clip_tokenizer(f"local-dir:{tmp_path}"))
+            is open_clip.SimpleTokenizer
+        )
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 40))
@@ -110,4 +132,6 @@ def test_captions_of_similar_length_are_a_batch_and_come_back_in_order(
     assert found.squeeze(1).tolist() == [2.0 * row for row in range(len(given))]
     assert sum(count for count, _ in batches) == len(given)
     assert all(count == 1 or count * longest <= most for count, longest in batches)
-    assert [longest for _, longest in batches] == sorted(longest for _, longest in batches)
+    assert [longest for _, longest in batches] == sorted(
+        longest for _, longest in batches
+    )

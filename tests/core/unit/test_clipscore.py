@@ -35,7 +35,11 @@ from tests.clip_for_tests import (
 )
 
 CAPTIONS = ["a cat", "two dogs play", "a cat"]
-REFERENCES = [["one cat sits", "a grey cat"], ["dogs in a park"], ["a red bus", "one cat sits"]]
+REFERENCES = [
+    ["one cat sits", "a grey cat"],
+    ["dogs in a park"],
+    ["a red bus", "one cat sits"],
+]
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +71,20 @@ def recomputed(model: Any, prefix: str) -> tuple[list[float], list[float]]:
     plain, with_references = [], []
     with torch.no_grad():
         for caption, image, references in zip(
-            CAPTIONS, [noise_image(1), noise_image(2), Drawn(90).render()], REFERENCES, strict=True
+            CAPTIONS,
+            [noise_image(1), noise_image(2), Drawn(90).render()],
+            REFERENCES,
+            strict=True,
         ):
             text = model.encode_text(open_clip.tokenize([prefix + caption]))
             others = model.encode_text(
                 open_clip.tokenize([prefix + reference for reference in references])
             )
             first = 2.5 * max(
-                float(cosine_similarity(text, model.encode_image(transform(image)[None]))), 0.0
+                float(
+                    cosine_similarity(text, model.encode_image(transform(image)[None]))
+                ),
+                0.0,
             )
             second = max(float(cosine_similarity(text, others).max()), 0.0)
             plain.append(first)
@@ -86,12 +96,15 @@ def recomputed(model: Any, prefix: str) -> tuple[list[float], list[float]]:
 
 def test_scores_equal_a_plain_recomputation(tiny, backbone, columns):
     model = open_clip.create_model(ARCHITECTURE, tiny_checkpoint(tiny)).eval()
-    for prefix in ("A photo depicts ", None):  # None: `--kwargs.prefix ''` of a command line
+    for prefix in (
+        "A photo depicts ",
+        None,
+    ):  # None: `--kwargs.prefix ''` of a command line
         plain, with_references = recomputed(model, prefix or "")
         assert all(plain), "a row that scores 0 shows nothing"
-        assert ClipScore(backbone, prefix=prefix)(None, CAPTIONS, **columns) == pytest.approx(
-            plain, abs=1e-5
-        )
+        assert ClipScore(backbone, prefix=prefix)(
+            None, CAPTIONS, **columns
+        ) == pytest.approx(plain, abs=1e-5)
         found = RefClipScore(backbone, prefix=prefix)(None, CAPTIONS, **columns)
         assert found == pytest.approx(with_references, abs=1e-5)
 
@@ -100,26 +113,36 @@ def test_students_score_bare_captions(tmp_path: Path, columns: dict[str, Any]) -
     folder = tiny_student(tmp_path / "student")
     plain, with_references = recomputed(LCLIP.from_pretrained(folder).eval(), "")
     assert all(plain), "a row that scores 0 shows nothing"
-    assert LClipScore(folder)(None, CAPTIONS, **columns) == pytest.approx(plain, abs=1e-5)
+    assert LClipScore(folder)(None, CAPTIONS, **columns) == pytest.approx(
+        plain, abs=1e-5
+    )
     assert RefLClipScore(folder)(None, CAPTIONS, **columns) == pytest.approx(
         with_references, abs=1e-5
     )
     assert re.fullmatch(
-        r"l_clipscore\[student,\w{12},fp32,prefix='',w2\.5\]", LClipScore(folder).signature
+        r"l_clipscore\[student,\w{12},fp32,prefix='',w2\.5\]",
+        LClipScore(folder).signature,
     )
     with pytest.raises(ValueError, match=r"absent'"):
         LClipScore(tmp_path / "absent")
 
 
 def test_formulas_by_hand() -> None:
-    assert clip_score(np.array([0.3, -0.2, 1.0, 1.0000001]), 2.5).tolist() == [0.75, 0.0, 2.5, 2.5]
+    assert clip_score(np.array([0.3, -0.2, 1.0, 1.0000001]), 2.5).tolist() == [
+        0.75,
+        0.0,
+        2.5,
+        2.5,
+    ]
     scores, agreements = (
         np.array([0.75, 0.0, 0.75, 0.0, 2.5, 0.5]),
         np.array([0.5, 0.5, 0.0, 0.0, 1.0, -0.5]),
     )
     # 2 * 0.75 * 0.5 / 1.25; three zero cases; 10/7, the largest; a sum of 0, which only unclipped
     # cosines can have.
-    assert harmonic_mean(scores, agreements) == pytest.approx([0.6, 0.0, 0.0, 0.0, 10 / 7, 0.0])
+    assert harmonic_mean(scores, agreements) == pytest.approx(
+        [0.6, 0.0, 0.0, 0.0, 10 / 7, 0.0]
+    )
 
 
 class Fixed:
@@ -131,12 +154,16 @@ class Fixed:
         self.image, self.reference, self.texts = image, reference, list[str]()
 
     def encode_images(self, images: Any) -> torch.Tensor:
-        return torch.tensor([[self.image, math.sqrt(1 - self.image**2)]]).repeat(len(images), 1)
+        return torch.tensor([[self.image, math.sqrt(1 - self.image**2)]]).repeat(
+            len(images), 1
+        )
 
     def encode_texts(self, texts: Any) -> torch.Tensor:
         self.texts += texts
         there = [self.reference, math.sqrt(1 - self.reference**2)]
-        return torch.tensor([there if "reference" in text else [1.0, 0.0] for text in texts])
+        return torch.tensor(
+            [there if "reference" in text else [1.0, 0.0] for text in texts]
+        )
 
 
 def test_clipping_by_hand() -> None:
@@ -152,22 +179,41 @@ def test_clipping_by_hand() -> None:
             {ClipScore: RefClipScore, PacScore: RefPacScore}[kind],
         )
         row = {"image": [noise_image(1)], "references": [["a reference"]]}
-        paper, released = with_references(encoder), with_references(encoder, clip_references=False)
-        assert kind(encoder)(None, ["caption"], **row) == pytest.approx([plain], abs=1e-6)
+        paper, released = (
+            with_references(encoder),
+            with_references(encoder, clip_references=False),
+        )
+        assert kind(encoder)(None, ["caption"], **row) == pytest.approx(
+            [plain], abs=1e-6
+        )
         assert paper(None, ["caption"], **row) == pytest.approx([clipped], abs=1e-6)
-        assert released(None, ["caption"], **row) == pytest.approx([unclipped], abs=1e-5)
-        assert set(encoder.texts) == {"A photo depicts caption", "A photo depicts a reference"}
+        assert released(None, ["caption"], **row) == pytest.approx(
+            [unclipped], abs=1e-5
+        )
+        assert set(encoder.texts) == {
+            "A photo depicts caption",
+            "A photo depicts a reference",
+        }
         w = kind(encoder).w
-        assert (kind(encoder).bounds, paper.bounds) == ((0, w), (0, pytest.approx(2 * w / (1 + w))))
+        assert (kind(encoder).bounds, paper.bounds) == (
+            (0, w),
+            (0, pytest.approx(2 * w / (1 + w))),
+        )
         assert released.bounds == (-math.inf, math.inf)
         assert paper.signature != released.signature
-        assert (kind(encoder).columns, paper.columns) == ({"image"}, {"image", "references"})
+        assert (kind(encoder).columns, paper.columns) == (
+            {"image"},
+            {"image", "references"},
+        )
         assert kind.bounds == kind(encoder).bounds, "what a listing says"
 
 
 def test_signature_names_all_that_a_score_depends_on(backbone: FrozenEncoder) -> None:
     start = f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
-    assert ClipScore(backbone).signature == f"clipscore[{start},prefix='A photo depicts ',w2.5]"
+    assert (
+        ClipScore(backbone).signature
+        == f"clipscore[{start},prefix='A photo depicts ',w2.5]"
+    )
     assert (
         RefClipScore(backbone, prefix="", w=1).signature
         == f"ref_clipscore[{start},prefix='',w1,clipped references]"
@@ -175,7 +221,8 @@ def test_signature_names_all_that_a_score_depends_on(backbone: FrozenEncoder) ->
 
 
 @pytest.mark.parametrize(
-    "kind", [ClipScore, RefClipScore, LClipScore, RefLClipScore, PacScore, RefPacScore, Specs]
+    "kind",
+    [ClipScore, RefClipScore, LClipScore, RefLClipScore, PacScore, RefPacScore, Specs],
 )
 def test_every_score_takes_the_options_of_its_encoder_and_no_others(
     kind: type[ClipScore], tiny: Path
@@ -184,9 +231,13 @@ def test_every_score_takes_the_options_of_its_encoder_and_no_others(
     own = inspect.signature(kind).parameters
     assert options.keys() <= own.keys()
     changed = {"backbone", "truncate"} if kind is Specs else {"backbone"}
-    assert {name for name in options if own[name].default != options[name].default} <= changed
+    assert {
+        name for name in options if own[name].default != options[name].default
+    } <= changed
     with pytest.raises(ValueError, match=r"batch_sise.*batch_size"):
-        build(f"{kind.__module__}:{kind.__qualname__}", backbone=str(tiny), batch_sise=2)
+        build(
+            f"{kind.__module__}:{kind.__qualname__}", backbone=str(tiny), batch_sise=2
+        )
 
 
 def test_images_and_references_are_encoded_once(
@@ -197,7 +248,9 @@ def test_images_and_references_are_encoded_once(
     first = reward(None, CAPTIONS, **columns)
     assert (counted.images, counted.texts) == (3, 2 + 4)
     assert reward(None, CAPTIONS, **columns) == pytest.approx(first, abs=1e-6)
-    assert (counted.images, counted.texts) == (3, 2 + 4 + 2), "only captions are encoded again"
+    assert (counted.images, counted.texts) == (3, 2 + 4 + 2), (
+        "only captions are encoded again"
+    )
     bounded = RefClipScore(later, cache_dir=tmp_path / "cache", cache_references=2)
     for _ in range(2):
         assert bounded(None, CAPTIONS, **columns) == pytest.approx(first, abs=1e-6)
@@ -215,8 +268,14 @@ def test_bad_rows_and_arguments_are_named(
         ({"image": None}, "needs .*'image'"),
         ({"references": [["a"], [], ["b"]]}, "row 1"),
         ({"image": columns["image"][:1]}, r"column 'image' has 1.*3"),
-        ({"image": [*columns["image"][:2], str(tmp_path / "absent.jpg")]}, "absent.jpg"),
-        ({"image": [*columns["image"][:2], str(tmp_path / "broken.jpg")]}, "broken.jpg"),
+        (
+            {"image": [*columns["image"][:2], str(tmp_path / "absent.jpg")]},
+            "absent.jpg",
+        ),
+        (
+            {"image": [*columns["image"][:2], str(tmp_path / "broken.jpg")]},
+            "broken.jpg",
+        ),
     ):
         with pytest.raises((RewardError, OSError), match=message):
             reward(None, CAPTIONS, **columns | change)
@@ -253,14 +312,18 @@ def test_released_examples_under_released_weights(
         )
     try:
         encoder = load_frozen_encoder(
-            "ViT-B-32", path or "openai", tuned_from="openai" if metric == "PAC" else None
+            "ViT-B-32",
+            path or "openai",
+            tuned_from="openai" if metric == "PAC" else None,
         )
     except ValueError as error:
         pytest.skip(f"no weights of ViT-B/32: {error}")
     captions = json.loads((Path(example) / f"{file}_captions.json").read_text())
     references = json.loads((Path(example) / "refs.json").read_text())
     rows: dict[str, Any] = {
-        "image": [next((Path(example) / "images").glob(f"{name}.*")) for name in captions],
+        "image": [
+            next((Path(example) / "images").glob(f"{name}.*")) for name in captions
+        ],
         "references": [
             own if isinstance(own, list) else [own]
             for own in (references[name] for name in captions)
@@ -270,6 +333,6 @@ def test_released_examples_under_released_weights(
     # Published with four digits; half precision moved CLIPScore's by up to 1e-4.
     tolerance = 1e-4 if metric == "PAC" else 2.5e-4
     for kind, expected in zip(kinds, (plain, with_references), strict=True):
-        assert np.mean(kind(encoder)(None, list(captions.values()), **rows)) == pytest.approx(
-            expected, abs=tolerance
-        )
+        assert np.mean(
+            kind(encoder)(None, list(captions.values()), **rows)
+        ) == pytest.approx(expected, abs=tolerance)

@@ -36,14 +36,19 @@ ANSWERS = {42: ["A dog runs."], 73: ["a red, red bus isn't on the street"], 74: 
 
 
 def annotations(captions: dict[int, list[str]]) -> dict[Any, list[dict[str, str]]]:
-    return {image_id: [{"caption": text} for text in texts] for image_id, texts in captions.items()}
+    return {
+        image_id: [{"caption": text} for text in texts]
+        for image_id, texts in captions.items()
+    }
 
 
 def random_sets(seed: int) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     draw = random.Random(seed)
 
     def caption() -> str:
-        return " ".join(draw.choices("a b c dog 's cat\xa0x the of", k=draw.randrange(12)))
+        return " ".join(
+            draw.choices("a b c dog 's cat\xa0x the of", k=draw.randrange(12))
+        )
 
     ids = [f"image-{number}" for number in range(draw.randrange(1, 9))]
     return {key: [caption() for _ in range(draw.randrange(1, 5))] for key in ids}, {
@@ -55,7 +60,9 @@ def random_sets(seed: int) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
 def test_scores_and_shapes_are_those_of_the_original(seed: int) -> None:
     gts, res = random_sets(seed)
     total, scores = compat.Bleu(4).compute_score(gts, res, verbose=0)
-    assert (total, scores) == pycocoevalcap.bleu.bleu.Bleu(4).compute_score(gts, res, verbose=0)
+    assert (total, scores) == pycocoevalcap.bleu.bleu.Bleu(4).compute_score(
+        gts, res, verbose=0
+    )
     originals = (pycocoevalcap.cider.cider.Cider, pycocoevalcap.rouge.rouge.Rouge)
     for ours, original in zip((compat.Cider, compat.Rouge), originals, strict=True):
         if len(gts) == 1 and ours is compat.Cider:
@@ -74,7 +81,8 @@ def test_scores_and_shapes_are_those_of_the_original(seed: int) -> None:
 @pytest.mark.java
 def test_the_example_of_the_original_gives_the_same_tokens_and_scores() -> None:
     gts, res = (
-        compat.PTBTokenizer().tokenize(annotations(captions)) for captions in (CAPTIONS, ANSWERS)
+        compat.PTBTokenizer().tokenize(annotations(captions))
+        for captions in (CAPTIONS, ANSWERS)
     )
     assert gts == JavaTokenizer().tokenize(annotations(CAPTIONS))
     assert res == JavaTokenizer().tokenize(annotations(ANSWERS))
@@ -110,7 +118,11 @@ for name in ("cider", "bleu", "rouge_l", "repetition", "diversity", "consensus")
 """
     environment = {"PATH": "", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("5.0 1.0 2\n")
@@ -120,7 +132,10 @@ def test_a_reward_is_a_metric_of_torchmetrics() -> None:
     metrics = pytest.importorskip("torchmetrics")
     from rewards.compat.torchmetrics import RewardMetric
 
-    captions, references = ["a dog", "a cat", "two birds"], [["a dog"], ["the cat"], ["a bird"]]
+    captions, references = (
+        ["a dog", "a cat", "two birds"],
+        [["a dog"], ["the cat"], ["a bird"]],
+    )
     expected = build("rouge_l")(None, captions, references=references)
     metric = pickle.loads(pickle.dumps(RewardMetric("rouge_l")))
     assert isinstance(metric, metrics.Metric)

@@ -54,27 +54,35 @@ def test_words_by_their_part_of_speech(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "expected"), [(200, (0.691, 0.665, 0.538)), (None, (0.724, 0.749, 0.604))]
 )
-def test_released_scores_agree_with_people_as_the_paper_says(shared_data, first, expected):
+def test_released_scores_agree_with_people_as_the_paper_says(
+    shared_data, first, expected
+):
     """Yanuka et al. 2024 print 0.69, 0.67, 0.54 for 200 captions: the first of the 500 in the file."""
-    (part,) = load("icc_captions", shared_data / "concreteness", kwargs={"first": first})
+    (part,) = load(
+        "icc_captions", shared_data / "concreteness", kwargs={"first": first}
+    )
     (scores,) = part.released.values()
     found = {
-        figure.name: figure.value for figure in rated_figures(part, scores) if figure.published
+        figure.name: figure.value
+        for figure in rated_figures(part, scores)
+        if figure.published
     }
     assert [found[name] for name in ("pearson", "spearman", "tau_b")] == pytest.approx(
         expected, abs=5e-4
     )
     shifted = rated_figures(part, [*scores[1:], scores[0]])
-    assert all(abs(figure.value or 0) < 0.2 for figure in shifted if figure.published), (
-        "the scores of other captions"
-    )
+    assert all(
+        abs(figure.value or 0) < 0.2 for figure in shifted if figure.published
+    ), "the scores of other captions"
 
 
 def test_the_published_ratings_of_words(shared_data: Path) -> None:
     (nouns,) = load("icc_words", shared_data / "concreteness")
     assert len(nouns.image_ids) == 14_592
     reward = build(WORDS, ratings=str(shared_data / "concreteness" / RATINGS))
-    assert reward(None, ["Essentialness", "avocado."]) == [1.04, 4.89], "rows of the file"
+    assert reward(None, ["Essentialness", "avocado."]) == [1.04, 4.89], (
+        "rows of the file"
+    )
 
 
 def test_figures_of_captions_without_images(
@@ -98,7 +106,10 @@ def test_figures_of_captions_without_images(
         "--judges.words.kwargs.ratings",
         str(tmp_path / RATINGS),
     ]
-    assert main(["judge", *arguments, "--bootstrap", "50", "--out", str(tmp_path / "out")]) == 0
+    assert (
+        main(["judge", *arguments, "--bootstrap", "50", "--out", str(tmp_path / "out")])
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "4 judgements of captions, 4 different ratings" in shown
     assert "50 resamples of captions" in shown
@@ -107,15 +118,20 @@ def test_figures_of_captions_without_images(
     ratings, length = [3, 0, 2, 1], [5, 3, 5, 5]
     found = {figure["name"]: figure["value"] for figure in result["figures"]["length"]}
     assert found["pearson"] == pytest.approx(stats.pearsonr(length, ratings).statistic)
-    assert found["spearman"] == pytest.approx(stats.spearmanr(length, ratings).statistic)
+    assert found["spearman"] == pytest.approx(
+        stats.spearmanr(length, ratings).statistic
+    )
     assert found["tau_b"] == pytest.approx(stats.kendalltau(length, ratings).statistic)
     # Of the six pairs of (0.9, 0.1, 1.02, 0.05) and (3, 0, 2, 1), two are discordant.
     released = {
-        figure["name"]: figure["value"] for figure in result["figures"]["ICC (released scores)"]
+        figure["name"]: figure["value"]
+        for figure in result["figures"]["ICC (released scores)"]
     }
     assert released["tau_b"] == pytest.approx((4 - 2) / 6)
     in_main_table = {
-        figure["name"] for figure in result["figures"]["length"] if figure["table"] == "main"
+        figure["name"]
+        for figure in result["figures"]["length"]
+        if figure["table"] == "main"
     }
     assert in_main_table == {"pearson", "spearman", "tau_b", "tau_c"}
 
@@ -135,7 +151,13 @@ def test_metrics_that_need_more_than_the_caption_are_refused(tmp_path: Path) -> 
 
 def test_mean_concreteness_of_words(tmp_path: Path) -> None:
     reward = words(tmp_path)
-    captions = ["A Dog and a cat.", "Great meaning of baking soda", "dogs", "", "the day"]
+    captions = [
+        "A Dog and a cat.",
+        "Great meaning of baking soda",
+        "dogs",
+        "",
+        "the day",
+    ]
     # Articles and "soda" are not in the small list; two-word expressions are not looked up.
     assert reward(None, captions) == pytest.approx(
         [(4.85 + 4.86) / 2, (2.2 + 1.93) / 2, 1.0, 1.0, 4.04]

@@ -29,7 +29,9 @@ from tests.training_for_tests import stage_config
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 LAUNCHERS = CONFIGS / "accelerate"
-PIPELINES = sorted(path for path in CONFIGS.glob("*.yaml") if "\nstages:" in path.read_text())
+PIPELINES = sorted(
+    path for path in CONFIGS.glob("*.yaml") if "\nstages:" in path.read_text()
+)
 TRAINING = sorted(
     path
     for path in CONFIGS.rglob("*.yaml")
@@ -59,10 +61,14 @@ def stages_of(pipeline: str) -> list[Stage]:
 def starts(stage: Stage) -> set[str]:
     """The exports that a stage reads."""
     values = (str(value).removeprefix(ENCODER) for value in stage.values.values())
-    return {value for value in values if value.startswith("runs/") and "/export/" in value}
+    return {
+        value for value in values if value.startswith("runs/") and "/export/" in value
+    }
 
 
-@pytest.mark.parametrize("path", TRAINING, ids=lambda path: str(path.relative_to(CONFIGS)))
+@pytest.mark.parametrize(
+    "path", TRAINING, ids=lambda path: str(path.relative_to(CONFIGS))
+)
 def test_a_recipe_parses_and_is_a_stage_of_a_pipeline_where_it_starts_from_another(
     path: Path,
 ) -> None:
@@ -87,7 +93,9 @@ def test_what_a_stage_starts_from_is_made_before_and_the_reward_chooses_the_best
     for stage in stages_of(path.stem):
         assert starts(stage) <= made
         if hasattr(stage.config, "run"):
-            made |= {f"{stage.config.run.dir}/export/{which}" for which in ("best", "last")}
+            made |= {
+                f"{stage.config.run.dir}/export/{which}" for which in ("best", "last")
+            }
         if stage.program != "scst":
             continue
         monitor, terms = stage.config.monitor, stage.config.reward.terms
@@ -100,7 +108,9 @@ def test_what_a_stage_starts_from_is_made_before_and_the_reward_chooses_the_best
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
-def test_every_pipeline_can_be_made_and_be_sent_elsewhere(path: Path, tmp_path: Path) -> None:
+def test_every_pipeline_can_be_made_and_be_sent_elsewhere(
+    path: Path, tmp_path: Path
+) -> None:
     names = list(read_pipeline(path.stem))
     stages = make_stages(path.stem, read_wishes(["--run.root", str(tmp_path)], names))
     assert [stage.folder for stage in stages] == [tmp_path / name for name in names]
@@ -108,7 +118,9 @@ def test_every_pipeline_can_be_made_and_be_sent_elsewhere(path: Path, tmp_path: 
         for source in starts_from(stage, stages[:number]):
             assert source.program != "ablate"
         for key, value in stage.values.items():
-            assert not ("/export/" in str(value) and str(value).startswith("runs/")), key
+            assert not ("/export/" in str(value) and str(value).startswith("runs/")), (
+                key
+            )
 
 
 def test_the_visual_bottleneck_of_icc_is_the_papers() -> None:
@@ -123,7 +135,8 @@ def test_recipes_and_what_they_name_are_found_from_any_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names = {
-        str(path.relative_to(CONFIGS).with_suffix("")): path for path in CONFIGS.rglob("*.yaml")
+        str(path.relative_to(CONFIGS).with_suffix("")): path
+        for path in CONFIGS.rglob("*.yaml")
     }
     assert {name: file.read_text() for name, file in shipped_configs().items()} == {
         name: path.read_text() for name, path in names.items()
@@ -131,14 +144,18 @@ def test_recipes_and_what_they_name_are_found_from_any_folder(
     for path in TRAINING:
         written = yaml.safe_load(path.read_text())
         if "recipe" in written:
-            assert find_config(written["recipe"]).samefile(CONFIGS.parent / written["recipe"])
+            assert find_config(written["recipe"]).samefile(
+                CONFIGS.parent / written["recipe"]
+            )
     Path("demo_scst").mkdir()
     for name in ("demo_scst", "demo_scst.yaml", "./configs/demo_scst.yaml"):
-        assert parse(ScstConfig, ["--config", name], "test") == parsed("configs/demo_scst.yaml")
+        assert parse(ScstConfig, ["--config", name], "test") == parsed(
+            "configs/demo_scst.yaml"
+        )
     Path("demo_scst.yaml").write_text("run: {dir: mine}")
-    assert parse(ScstConfig, ["--config", "demo_scst.yaml"], "test").run.dir == "mine", (
-        "a file that is there wins"
-    )
+    assert (
+        parse(ScstConfig, ["--config", "demo_scst.yaml"], "test").run.dir == "mine"
+    ), "a file that is there wins"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +166,9 @@ def test_recipes_and_what_they_name_are_found_from_any_folder(
         ("!", "rl-caption configs list"),
     ],
 )
-def test_a_recipe_that_is_not_there_is_named_with_the_nearest(name: str, part: str) -> None:
+def test_a_recipe_that_is_not_there_is_named_with_the_nearest(
+    name: str, part: str
+) -> None:
     with pytest.raises(FileNotFoundError) as error:
         parse(ScstConfig, ["--config", name], "test")
     assert repr(name) in str(error.value)
@@ -193,11 +212,15 @@ def test_coco_is_evaluated_as_in_the_literature() -> None:
 def test_models_that_the_documentation_names_are_made_by_a_configuration() -> None:
     staged = [stage.config for path in PIPELINES for stage in stages_of(path.stem)]
     configs = [parsed(path) for path in TRAINING] + staged
-    pages = {page.name: page.read_text() for page in (CONFIGS.parent / "docs").glob("*.md")}
+    pages = {
+        page.name: page.read_text() for page in (CONFIGS.parent / "docs").glob("*.md")
+    }
     made = set(re.findall(r"--run\.dir (runs/[\w/]+)", "\n".join(pages.values())))
     made |= {config.run.dir for config in configs if hasattr(config, "run")}
     grids = [config for config in configs if isinstance(config, AblateConfig)]
-    made |= {f"{grid.out}/cells/{label}/seed/run" for grid in grids for label in grid.cells}
+    made |= {
+        f"{grid.out}/cells/{label}/seed/run" for grid in grids for label in grid.cells
+    }
     found = {
         (name, run)
         for name, text in pages.items()
@@ -211,7 +234,12 @@ def test_models_that_the_documentation_names_are_made_by_a_configuration() -> No
     ] == []
 
 
-GRIDS = [("scenes", "alpha"), ("scenes", "objectives"), ("coco", "alpha"), ("coco", "rewards")]
+GRIDS = [
+    ("scenes", "alpha"),
+    ("scenes", "objectives"),
+    ("coco", "alpha"),
+    ("coco", "rewards"),
+]
 GRIDS.append(("coco", "rewards_vinvl"))
 
 
@@ -221,9 +249,13 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(
 ) -> None:
     config = stage_config(pipeline, grid)
     configs = [stage.config for stage in stages_of(pipeline)]
-    models = {f"{other.run.dir}/export/best" for other in configs if hasattr(other, "run")}
+    models = {
+        f"{other.run.dir}/export/best" for other in configs if hasattr(other, "run")
+    }
     base = str(CONFIGS.parent / str(config.recipe))
-    runs = make_runs(config.replace(out="nowhere"), ScstConfig, ["--config", base], parse)
+    runs = make_runs(
+        config.replace(out="nowhere"), ScstConfig, ["--config", base], parse
+    )
     for planned in (run.config for run in runs):
         kwargs = [term.kwargs for term in planned.reward.terms.values()] + [
             j.kwargs for j in config.judges.values()
@@ -266,13 +298,21 @@ def test_launcher_configurations_load() -> None:
             "{task: distill, towers: text, teacher: {name: x}, data: {format: images, path: d}}",
             ("data.format", "distill"),
         ),
-        (ScstConfig, "rollout: {num_samples: 1}", ("rollout.num_samples is 1", "leave_one_out")),
+        (
+            ScstConfig,
+            "rollout: {num_samples: 1}",
+            ("rollout.num_samples is 1", "leave_one_out"),
+        ),
         (
             ScstConfig,
             "{rollout: {num_samples: 1}, train: {advantage: mean}}",
             ("rollout.num_samples is 1", "mean"),
         ),
-        (JudgeSetConfig, "{set: scenes, scenes: {data: {path: x}}}", ("scenes.data.path",)),
+        (
+            JudgeSetConfig,
+            "{set: scenes, scenes: {data: {path: x}}}",
+            ("scenes.data.path",),
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(kind, text, parts, tmp_path):

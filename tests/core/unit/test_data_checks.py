@@ -35,7 +35,9 @@ def row(image_id: str, image: object) -> Row:
 
 
 def good_rows(folder: Path, first: int, count: int) -> list[Row]:
-    return [row(str(n), photo(folder / f"{n}.jpg", n)) for n in range(first, first + count)]
+    return [
+        row(str(n), photo(folder / f"{n}.jpg", n)) for n in range(first, first + count)
+    ]
 
 
 def ids(data: Splits, split: str) -> list[str]:
@@ -66,19 +68,32 @@ def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
     report = both(data)
     assert found(report) == {"missing images": 4, "unreadable images": 3}
     missing, unreadable = report.problems.values()
-    assert [number for number in range(10) if f"{number}.jpg" in "".join(missing)] == [1, 2, 3, 4]
+    assert [number for number in range(10) if f"{number}.jpg" in "".join(missing)] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     assert ", and 1 more" in str(report)
-    assert all(words in unreadable[1] for words in ("6.jpg'", "image file is truncated"))
+    assert all(
+        words in unreadable[1] for words in ("6.jpg'", "image file is truncated")
+    )
     assert str(report).endswith("\nleft out: train 7 of 10 rows, extra 0 of 2 rows")
 
-    kept = pickle.loads(pickle.dumps(check_data(data, ["train"], on_bad="skip").good_rows_of(data)))
+    kept = pickle.loads(
+        pickle.dumps(check_data(data, ["train"], on_bad="skip").good_rows_of(data))
+    )
     assert (kept.splits, ids(kept, "train"), ids(kept, "extra")) == (
         ("train", "extra"),
         ["0", "8", "9"],
         ["10", "11"],
     )
     train = kept.split("train")
-    assert (len(train), train[-1]["image_id"], [item["image_id"] for item in train[1:]]) == (
+    assert (
+        len(train),
+        train[-1]["image_id"],
+        [item["image_id"] for item in train[1:]],
+    ) == (
         3,
         "9",
         ["8", "9"],
@@ -90,7 +105,9 @@ def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
         "missing images": 4
     }, "only existence"
     with pytest.raises(DataError, match=r"(?s)1.*no"):
-        check_data(dataset(val=[row("9", tmp_path / "nothing.jpg")]), ["val"], on_bad="skip")
+        check_data(
+            dataset(val=[row("9", tmp_path / "nothing.jpg")]), ["val"], on_bad="skip"
+        )
 
 
 def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
@@ -115,7 +132,9 @@ def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
         ("0", ["a dog"]),
         ("1", ["a dog", "a cat"]),
     ]
-    assert kept[1]["negatives"] == [["no dog"], ["no cat"]], "entries go with their reference"
+    assert kept[1]["negatives"] == [["no dog"], ["no cat"]], (
+        "entries go with their reference"
+    )
     assert kept[1]["positive_images"] == ["0.png"]
     assert rows[1]["references"] == ["a dog", "", "a cat", " , .\n"], (
         "the dataset itself must not change"
@@ -123,7 +142,9 @@ def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
     assert str(report).endswith("left out: train 2 of 4 rows")
 
 
-def test_ids_are_text_and_of_duplicates_the_first_good_row_stays(tmp_path: Path) -> None:
+def test_ids_are_text_and_of_duplicates_the_first_good_row_stays(
+    tmp_path: Path,
+) -> None:
     rows = [
         *good_rows(tmp_path, 0, 2),
         row("1", photo(tmp_path / "x.jpg", 8)),
@@ -137,7 +158,9 @@ def test_ids_are_text_and_of_duplicates_the_first_good_row_stays(tmp_path: Path)
     assert [Path(str(item["image"])).name for item in kept] == ["0.jpg", "x.jpg"]
 
 
-def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path: Path) -> None:
+def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(
+    tmp_path: Path,
+) -> None:
     train, val, test = (
         good_rows(tmp_path, 0, 4),
         good_rows(tmp_path, 4, 2),
@@ -152,7 +175,11 @@ def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path: Pat
     (tmp_path / "sub").mkdir()
     data = dataset(train=train, val=val, test=test)
     report = both(data)
-    kinds = ("images without references", "image ids in two splits", "image files in two splits")
+    kinds = (
+        "images without references",
+        "image ids in two splits",
+        "image files in two splits",
+    )
     assert found(report) == dict(zip(kinds, (1, 1, 3), strict=True)), (
         "files, and not once more as equal images"
     )
@@ -167,8 +194,12 @@ def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path: Pat
         "val": ["5"],
         "test": ["6", "7", "test copy", "from val"],
     }
-    assert "left out: train 1 of 4 rows, val 2 of 3 rows, test 1 of 5 rows" in str(report)
-    assert not check_data(clean, clean.splits).problems, "what is kept must pass the same checks"
+    assert "left out: train 1 of 4 rows, val 2 of 3 rows, test 1 of 5 rows" in str(
+        report
+    )
+    assert not check_data(clean, clean.splits).problems, (
+        "what is kept must pass the same checks"
+    )
 
 
 def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None:
@@ -179,13 +210,17 @@ def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None
     data = dataset(test=test, train=train)
     report = both(data)
     assert found(report) == {"equal images in two splits": 1}
-    offender = f"test {str(tmp_path / 'copy.png')!r} = train {str(tmp_path / '2.jpg')!r}"
+    offender = (
+        f"test {str(tmp_path / 'copy.png')!r} = train {str(tmp_path / '2.jpg')!r}"
+    )
     assert report.problems == {checks.LEAKED_CONTENT: [offender]}
     clean = report.good_rows_of(data)
     assert (ids(clean, "train"), ids(clean, "test")) == (["0", "1"], ["3", "copy"])
 
 
-def test_images_of_training_in_a_split_that_is_not_used_are_named(tmp_path: Path) -> None:
+def test_images_of_training_in_a_split_that_is_not_used_are_named(
+    tmp_path: Path,
+) -> None:
     train, val, test = (
         good_rows(tmp_path, 0, 5),
         good_rows(tmp_path, 5, 2),
@@ -198,11 +233,18 @@ def test_images_of_training_in_a_split_that_is_not_used_are_named(tmp_path: Path
     test.append(row("link to val", tmp_path / "linked.jpg"))
     test.append(row("3", photo(tmp_path / "other.jpg", 50)))
     (tmp_path / "damaged.jpg").write_bytes(b"test is not checked")
-    test += [row("damaged", tmp_path / "damaged.jpg"), row("lost", tmp_path / "lost.jpg")]
+    test += [
+        row("damaged", tmp_path / "damaged.jpg"),
+        row("lost", tmp_path / "lost.jpg"),
+    ]
     data = dataset(train=train, val=val, test=test, more=test)
     report = check_data(data, ["train", "val"], on_bad="skip")
     assert found(report) == dict(
-        zip((checks.LEAKED_IDS, checks.LEAKED_FILES, checks.LEAKED_CONTENT), (1, 1, 2), strict=True)
+        zip(
+            (checks.LEAKED_IDS, checks.LEAKED_FILES, checks.LEAKED_CONTENT),
+            (1, 1, 2),
+            strict=True,
+        )
     )
     assert "'3' in train and test" in str(report)
     for names in (
@@ -227,7 +269,9 @@ def test_of_other_splits_only_files_of_equal_size_are_read(
 ) -> None:
     train, test = good_rows(tmp_path, 0, 2), good_rows(tmp_path, 2, 3)
     (tmp_path / "3.jpg").write_bytes(
-        (tmp_path / "3.jpg").read_bytes().ljust(os.path.getsize(tmp_path / "0.jpg") + 50)
+        (tmp_path / "3.jpg")
+        .read_bytes()
+        .ljust(os.path.getsize(tmp_path / "0.jpg") + 50)
     )
     (tmp_path / "2.jpg").write_bytes((tmp_path / "1.jpg").read_bytes())
     (tmp_path / "4.jpg").write_bytes((tmp_path / "4.jpg").read_bytes() + bytes(9999))
@@ -254,7 +298,9 @@ def test_rows_of_other_splits_that_this_training_could_not_use_are_passed_over(
             for n, (split, more) in enumerate([("train", {"long_reference": "a long dog"}), ("test", {})])]  # fmt: skip
     (tmp_path / "data.jsonl").write_text("\n".join(rows))
     data = build_data(
-        DataConfig(format="jsonl", path=str(tmp_path / "data.jsonl"), long_captions=True)
+        DataConfig(
+            format="jsonl", path=str(tmp_path / "data.jsonl"), long_captions=True
+        )
     )
     check_data(data, ["train"])
 
@@ -266,7 +312,8 @@ def test_images_in_memory_leak_by_content() -> None:
     assert found(report) == {"equal images in two splits": 1}
     assert ids(report.good_rows_of(data), "train") == ["2"]
     other_sizes = dataset(
-        train=[row("1", Image.new("RGB", (4, 9)))], val=[row("2", Image.new("RGB", (9, 4)))]
+        train=[row("1", Image.new("RGB", (4, 9)))],
+        val=[row("2", Image.new("RGB", (9, 4)))],
     )
     check_data(other_sizes, ["train", "val"])
 
@@ -291,7 +338,9 @@ def test_features_are_checked_and_images_need_not_be_there(tmp_path: Path) -> No
 def test_cache_skips_what_is_known_and_sees_what_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = [ImageFile(str(photo(tmp_path / f"{number}.jpg", number))) for number in range(3)]
+    files = [
+        ImageFile(str(photo(tmp_path / f"{number}.jpg", number))) for number in range(3)
+    ]
     cache = tmp_path / "run" / "images.json"
     first = verify(files, cache=cache)
     decoded: list[ImageFile] = []
@@ -309,7 +358,11 @@ def test_cache_skips_what_is_known_and_sees_what_changed(
     Path(files[0].path).unlink()
     second = verify(files, cache=cache)
     assert decoded == files[1:]
-    assert (second[files[0]].missing, bool(second[files[1]].error), second[files[2]]) == (
+    assert (
+        second[files[0]].missing,
+        bool(second[files[1]].error),
+        second[files[2]],
+    ) == (
         True,
         True,
         first[files[2]],

@@ -24,7 +24,9 @@ def regions(count: int, dim: int = 4) -> np.ndarray:
     return np.arange(count * dim, dtype=np.float32).reshape(count, dim)
 
 
-def image(root: Path, image_id: str = "5", file: str = "5.jpg", **options: Any) -> ImageFeatures:
+def image(
+    root: Path, image_id: str = "5", file: str = "5.jpg", **options: Any
+) -> ImageFeatures:
     row: Row = {"image_id": image_id, "image": file, "references": []}
     return features_of([row], root, FeatureOptions(**(options or {})))[0]
 
@@ -53,7 +55,9 @@ def test_arrays_of_npz_and_npy_files(tmp_path: Path) -> None:
         ("x", {"bbox": regions(3)}),
         ("feat", {}),
     ):
-        np.savez_compressed(tmp_path / "5.npz", **{key: regions(3).astype(np.float16)}, **further)
+        np.savez_compressed(
+            tmp_path / "5.npz", **{key: regions(3).astype(np.float16)}, **further
+        )
         features = image(tmp_path).load(4)
         assert features.dtype == np.float32
         np.testing.assert_array_equal(features, regions(3))
@@ -61,7 +65,9 @@ def test_arrays_of_npz_and_npy_files(tmp_path: Path) -> None:
     np.save(tmp_path / "6.npy", regions(6))
     found = pickle.loads(pickle.dumps(image(tmp_path, "6", dim=4, max_regions=2)))
     np.testing.assert_array_equal(found.load(), regions(6)[:2])
-    assert image(tmp_path, "6").load().shape == (6, 4), "all of them unless that is asked for"
+    assert image(tmp_path, "6").load().shape == (6, 4), (
+        "all of them unless that is asked for"
+    )
 
 
 def test_a_grid_is_one_region_a_cell(tmp_path: Path) -> None:
@@ -113,7 +119,9 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, value: float) ->
     np.save(tmp_path / "7.npy", array)
     with pytest.raises(DataError, match=r"image '7'.*features\[1, 2\] is"):
         image(tmp_path, "7").load(4)
-    with pytest.raises(DataError, match=r"image '7'.*f\.hdf5, key 7\).*features\[1, 2\] is"):
+    with pytest.raises(
+        DataError, match=r"image '7'.*f\.hdf5, key 7\).*features\[1, 2\] is"
+    ):
         image(hdf5(tmp_path / "f.hdf5", {"7": array}), "7").load(4)
 
 
@@ -122,13 +130,23 @@ def test_keys_of_an_hdf5_file(tmp_path: Path) -> None:
         {"image_id": str(number), "image": "", "references": []} for number in (4, 5, 6)
     ]
     for number, pattern in enumerate(["{}_features", "{}_grids", "{}/features", "{}"]):
-        arrays = {pattern.format(number): regions(number).astype(np.float16) for number in (5, 6)}
-        found = features_of(rows, hdf5(tmp_path / f"f{number}.h5", arrays), FeatureOptions(dim=4))
+        arrays = {
+            pattern.format(number): regions(number).astype(np.float16)
+            for number in (5, 6)
+        }
+        found = features_of(
+            rows, hdf5(tmp_path / f"f{number}.h5", arrays), FeatureOptions(dim=4)
+        )
         np.testing.assert_array_equal(found[1].load(4), regions(5))
         assert found[2].check() == 4
-        with pytest.raises(DataError, match=rf"image '4' \(.*f\d\.h5, key {pattern.format(4)}\)"):
+        with pytest.raises(
+            DataError, match=rf"image '4' \(.*f\d\.h5, key {pattern.format(4)}\)"
+        ):
             found[0].load(4)
-    path = hdf5(tmp_path / "file_without_suffix", {"COCO_5": regions(5), "8_features": regions(1)})
+    path = hdf5(
+        tmp_path / "file_without_suffix",
+        {"COCO_5": regions(5), "8_features": regions(1)},
+    )
     (tmp_path / "features").symlink_to(path)
     assert image(path, file="x/COCO_5.jpg", pattern="{stem}").check() == 4
     assert image(tmp_path / "features", "8").check() == 4
@@ -142,8 +160,12 @@ def test_features_that_were_never_or_partly_written_are_refused(tmp_path: Path) 
     with h5py.File(tmp_path / "f.h5", "w") as file:
         file.create_dataset("1", (3, 4), "f4")
         file.create_dataset("2", (3, 4), "f4", chunks=(1, 4))
-        file.create_dataset("3", (3, 4), "f4", chunks=(2, 3), compression="gzip")[:2] = regions(2)
-        file.create_dataset("4", (3, 4), "f4", chunks=(2, 3), compression="gzip")[:] = regions(3)
+        file.create_dataset("3", (3, 4), "f4", chunks=(2, 3), compression="gzip")[
+            :2
+        ] = regions(2)
+        file.create_dataset("4", (3, 4), "f4", chunks=(2, 3), compression="gzip")[:] = (
+            regions(3)
+        )
         file.create_dataset("5", (3, 4), "f4", chunks=(2, 4))[:] = 0
     for number, written in (("1", "0 of 1"), ("2", "0 of 3"), ("3", "2 of 4")):
         refused(
@@ -172,7 +194,9 @@ def _load(features: ImageFeatures) -> float:
     return float(features.load(4).sum())
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed in /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="open files are listed in /proc"
+)
 def test_a_forked_process_does_not_read_through_the_hdf5_handle_of_its_parent(
     tmp_path: Path,
 ) -> None:
@@ -211,11 +235,15 @@ def test_files_may_lie_in_a_folder_a_split(tmp_path: Path) -> None:
     (tmp_path / "val2014").mkdir()
     np.savez(tmp_path / "val2014" / "COCO_5.jpg.npz", x=regions(2))
     assert (
-        image(tmp_path, file="/images/val2014/COCO_5.jpg", pattern="{folder}/{stem}.jpg").check()
+        image(
+            tmp_path, file="/images/val2014/COCO_5.jpg", pattern="{folder}/{stem}.jpg"
+        ).check()
         == 4
     )
     np.save(tmp_path / "COCO_5.npy", regions(2))
-    assert image(tmp_path, file="images/val2014/COCO_5.jpg", pattern="{stem}").check() == 4
+    assert (
+        image(tmp_path, file="images/val2014/COCO_5.jpg", pattern="{stem}").check() == 4
+    )
 
 
 def test_good_headers_are_remembered_and_another_option_is_another_verdict(
@@ -224,8 +252,13 @@ def test_good_headers_are_remembered_and_another_option_is_another_verdict(
     names = ("1", "2", "3")
     for name in names:
         np.save(tmp_path / f"{name}.npy", regions(2, 5 if name == "2" else 4))
-    rows: list[Row] = [{"image_id": name, "image": "", "references": []} for name in names]
-    found, cache = features_of(rows, tmp_path, FeatureOptions()), tmp_path / "checked.json"
+    rows: list[Row] = [
+        {"image_id": name, "image": "", "references": []} for name in names
+    ]
+    found, cache = (
+        features_of(rows, tmp_path, FeatureOptions()),
+        tmp_path / "checked.json",
+    )
     assert errors(found, cache) == [None] * 3
     with monkeypatch.context() as patch:
         patch.setattr(ImageFeatures, "check", None)
@@ -237,6 +270,10 @@ def test_good_headers_are_remembered_and_another_option_is_another_verdict(
 def test_pad_features_masks_what_is_not_a_region() -> None:
     features, mask = pad_features([regions(2), regions(3), regions(1)])
     assert (features.shape, features.dtype) == ((3, 3, 4), torch.float32)
-    assert mask.tolist() == [[True, True, False], [True, True, True], [True, False, False]]
+    assert mask.tolist() == [
+        [True, True, False],
+        [True, True, True],
+        [True, False, False],
+    ]
     torch.testing.assert_close(features[0, :2], torch.from_numpy(regions(2)))
     assert not features[~mask].any()

@@ -20,7 +20,15 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
     are missing.
     """
     folder.mkdir(exist_ok=True)
-    for name in ("a.png", "b.png", "a.npy", "b.npy", "p.png", "clip/0.png", "clip/1.png"):
+    for name in (
+        "a.png",
+        "b.png",
+        "a.npy",
+        "b.npy",
+        "p.png",
+        "clip/0.png",
+        "clip/1.png",
+    ):
         (folder / name).parent.mkdir(exist_ok=True)
         if not (folder / name).exists():
             (folder / name).write_bytes(name.encode())
@@ -38,7 +46,9 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
             "prompt": "on",
         },
     ]
-    for row, found in zip(rows, features_of(rows, folder, FeatureOptions()), strict=True):
+    for row, found in zip(
+        rows, features_of(rows, folder, FeatureOptions()), strict=True
+    ):
         row["features"] = found
     frames = [VideoFrame(str(folder / "clip"), index, 2) for index in range(2)]
     return [*rows, {"image_id": "clip", "image": frames, "references": []}]
@@ -67,25 +77,37 @@ def difference(
         (lambda rows: rows[0].update(target=0.5), "train texts"),
         (lambda rows: rows[0]["image"].write_bytes(b"another image"), "train files"),
         (
-            lambda rows: rows[0]["image"].with_name("b.npy").write_bytes(b"other features"),
-            "train files",
-        ),
-        (
-            lambda rows: rows[0]["image"].with_name("p.png").write_bytes(b"another image"),
-            "train files",
-        ),
-        (
             lambda rows: (
-                rows[0]["image"].with_name("clip").joinpath("1.png").write_bytes(b"other frame")
+                rows[0]["image"].with_name("b.npy").write_bytes(b"other features")
             ),
             "train files",
         ),
         (
-            lambda rows: rows[0]["image"].with_name("clip").joinpath("2.png").write_bytes(b""),
+            lambda rows: (
+                rows[0]["image"].with_name("p.png").write_bytes(b"another image")
+            ),
+            "train files",
+        ),
+        (
+            lambda rows: (
+                rows[0]["image"]
+                .with_name("clip")
+                .joinpath("1.png")
+                .write_bytes(b"other frame")
+            ),
+            "train files",
+        ),
+        (
+            lambda rows: (
+                rows[0]["image"].with_name("clip").joinpath("2.png").write_bytes(b"")
+            ),
             "train files",
         ),
         (lambda rows: rows[0]["image"].unlink(), "train files"),
-        (lambda rows: rows[0].update(image=rows[0]["image"].with_name("p.png")), "train files"),
+        (
+            lambda rows: rows[0].update(image=rows[0]["image"].with_name("p.png")),
+            "train files",
+        ),
     ],
 )
 def test_each_change_of_the_data_is_named(
@@ -108,6 +130,7 @@ def test_new_times_alone_are_told_apart_and_a_folder_may_move(tmp_path: Path) ->
     )
     before = fingerprint({"train": rows_in(folder)})
     shutil.copytree(folder, tmp_path / "copy")
-    assert changes(before, fingerprint({"train": rows_in(tmp_path / "copy")})) == ([], []), (
-        "copytree keeps times"
-    )
+    assert changes(before, fingerprint({"train": rows_in(tmp_path / "copy")})) == (
+        [],
+        [],
+    ), "copytree keeps times"

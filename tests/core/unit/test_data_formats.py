@@ -33,14 +33,18 @@ def record(number: int, split: str = "train", **changes: Any) -> dict[str, Any]:
 
 
 def write(folder: Path, *records: Any, name: str = "dataset.json") -> Path:
-    (folder / name).write_text(json.dumps({"images": records, "dataset": "tiny"}), encoding="utf-8")
+    (folder / name).write_text(
+        json.dumps({"images": records, "dataset": "tiny"}), encoding="utf-8"
+    )
     return folder / name
 
 
 def write_lines(folder: Path, *lines: Any) -> Path:
     path = folder / "photos.jsonl"
     path.write_text(
-        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines),
+        "\n".join(
+            line if isinstance(line, str) else json.dumps(line) for line in lines
+        ),
         encoding="utf-8",
     )
     return path
@@ -73,10 +77,18 @@ def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path: Path) -> No
     assert data.splits == ("train", "test")
     first, second = data.split("train")
     assert ids(data) == ["391895", "5"]
-    assert (first["references"], second["references"]) == (["A photo of thing 7 .", "thing 7"], [])
+    assert (first["references"], second["references"]) == (
+        ["A photo of thing 7 .", "thing 7"],
+        [],
+    )
     assert "features" not in first
-    assert image_paths(data) == [tmp_path / "images" / "7.jpg", tmp_path / "images" / "5.jpg"]
-    assert image_paths(karpathy(path, image_root="/photos"), "test") == [Path("/photos/2.jpg")]
+    assert image_paths(data) == [
+        tmp_path / "images" / "7.jpg",
+        tmp_path / "images" / "5.jpg",
+    ]
+    assert image_paths(karpathy(path, image_root="/photos"), "test") == [
+        Path("/photos/2.jpg")
+    ]
     write(tmp_path, record(1, filepath="val2014", filename="a.b.tif"))
     for options, place in (
         ({}, "val2014/a.b.tif"),
@@ -89,7 +101,13 @@ def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path: Path) -> No
 def test_restval_counts_as_train_unless_told_otherwise_and_max_images_keeps_the_first_rows(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, record(1, "restval"), record(2, "val"), record(3, "train"), record(4, "val"))
+    write(
+        tmp_path,
+        record(1, "restval"),
+        record(2, "val"),
+        record(3, "train"),
+        record(4, "val"),
+    )
     assert ids(karpathy(tmp_path)) == ["1", "3"]
     kept = karpathy(tmp_path, restval_as_train=False)
     assert kept.splits == ("train", "restval", "val")
@@ -120,7 +138,9 @@ def test_ucm_captions(shared_data: Path) -> None:
     if not folder.is_dir():
         pytest.skip(f"no UCM-Captions in {shared_data}")
     data = karpathy(folder, image_root="images", image_extension=".jpg")
-    assert all(len(row["references"]) == 5 for name in data.splits for row in data.split(name))
+    assert all(
+        len(row["references"]) == 5 for name in data.splits for row in data.split(name)
+    )
     assert data.split("train")[0]["references"][0] == "There is a piece of farmland ."
     assert load_image(data.split("test")[0]["image"]).mode == "RGB"
     report = check_data(data, data.splits, num_workers=2)
@@ -171,14 +191,22 @@ def test_defaults_and_options_of_json_lines(tmp_path: Path) -> None:
         },
     ]
     (second,) = data.split("test")
-    assert (second["image_id"], second["prompt"], second["references"]) == ("7", "a photo of", [])
-    assert image_paths(jsonl(path, image_root="photos"), "test") == [tmp_path / "photos" / "b.jpg"]
+    assert (second["image_id"], second["prompt"], second["references"]) == (
+        "7",
+        "a photo of",
+        [],
+    )
+    assert image_paths(jsonl(path, image_root="photos"), "test") == [
+        tmp_path / "photos" / "b.jpg"
+    ]
     assert len(jsonl(path, max_images={"train": 1}).split("train")) == 1
     with pytest.raises(DataError, match="split 'dev'"):
         data.split("dev")
 
 
-def test_features_are_found_by_image_id_with_and_without_a_folder(tmp_path: Path) -> None:
+def test_features_are_found_by_image_id_with_and_without_a_folder(
+    tmp_path: Path,
+) -> None:
     rows = [
         {"image": "in/a.jpg", "references": ["a"]},
         {"image": "b.jpg", "image_id": "b", "references": ["b"]},
@@ -187,7 +215,9 @@ def test_features_are_found_by_image_id_with_and_without_a_folder(tmp_path: Path
     files[0].parent.mkdir(parents=True)
     for file in files:
         np.save(file, np.ones((2, 3), np.float32))
-    found = jsonl(write_lines(tmp_path, *rows), features_root=tmp_path / "features").split("train")
+    found = jsonl(
+        write_lines(tmp_path, *rows), features_root=tmp_path / "features"
+    ).split("train")
     assert [str(row["features"]) for row in found] == [str(file) for file in files]
 
 
@@ -213,7 +243,9 @@ def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
     (tmp_path / "windows.jsonl").write_bytes(
         b'\xef\xbb\xbf{"image": "a.jpg", "references": ["a dog"]}\r\n'
     )
-    assert ids(jsonl(tmp_path / "windows.jsonl")) == ["a.jpg"], "a byte order mark is no error"
+    assert ids(jsonl(tmp_path / "windows.jsonl")) == ["a.jpg"], (
+        "a byte order mark is no error"
+    )
     path = write_lines(tmp_path, GOOD)
     with pytest.raises(DataError, match=r"1.*a\.jpg.*data\.image_root"):
         check_data(jsonl(path), ["train"])
@@ -251,9 +283,13 @@ def test_the_long_description_is_the_one_reference(tmp_path: Path) -> None:
         [row["long_reference"]] for row in short.split("val")
     ]
     path = write_lines(
-        tmp_path, GOOD | {"long_reference": "A cat. It sits."}, GOOD | {"image": "b.jpg"}
+        tmp_path,
+        GOOD | {"long_reference": "A cat. It sits."},
+        GOOD | {"image": "b.jpg"},
     )
-    rows = build_data(DataConfig(format="jsonl", path=str(path), long_captions=True)).split("train")
+    rows = build_data(
+        DataConfig(format="jsonl", path=str(path), long_captions=True)
+    ).split("train")
     assert rows[0]["references"] == ["A cat. It sits."]
     with pytest.raises(DataError, match=r"b.*long_reference"):
         rows[1]

@@ -24,7 +24,9 @@ from tests.clip_for_tests import noise_image
 
 def write(path: Path, content: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    path.write_text(
+        content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
+    )
     return path
 
 
@@ -85,12 +87,17 @@ def test_nocaps_is_one_split_or_one_for_each_domain(tmp_path: Path) -> None:
     ("change", "part"),
     [
         ({"annotations": [{"image_id": 7, "caption": "a"}]}, "'7'"),
-        ({"images": [{"id": 1, "file_name": "a"}, {"id": "1", "file_name": "b"}]}, "'1'"),
+        (
+            {"images": [{"id": 1, "file_name": "a"}, {"id": "1", "file_name": "b"}]},
+            "'1'",
+        ),
         ({"images": [{"id": 1}], "annotations": []}, "file_name"),
         ({"annotations": [{}]}, "image_id"),
     ],
 )
-def test_wrong_annotations_are_named(tmp_path: Path, change: dict[str, Any], part: str) -> None:
+def test_wrong_annotations_are_named(
+    tmp_path: Path, change: dict[str, Any], part: str
+) -> None:
     path = write(tmp_path / "captions.json", nocaps(tmp_path) | change)
     with pytest.raises(DataError) as caught:
         build_data(DataConfig(format="coco", path=str(path)))
@@ -99,8 +106,15 @@ def test_wrong_annotations_are_named(tmp_path: Path, change: dict[str, Any], par
 
 
 def conversation(number: int, text: str) -> dict[str, Any]:
-    turns = [{"from": "human", "value": "<image>\nDescribe it."}, {"from": "gpt", "value": text}]
-    return {"id": f"{number:012d}", "image": f"coco/train2017/{number}.png", "conversations": turns}
+    turns = [
+        {"from": "human", "value": "<image>\nDescribe it."},
+        {"from": "gpt", "value": text},
+    ]
+    return {
+        "id": f"{number:012d}",
+        "image": f"coco/train2017/{number}.png",
+        "conversations": turns,
+    }
 
 
 def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_caption(
@@ -120,7 +134,11 @@ def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_ca
     assert (len(data.split("val")), len(data.split("train"))) == (2, 3)
     check_data(data, data.splits)
     row = data.split("train")[0]
-    assert row["references"] == [row["long_reference"]] == ["A dog 2.  It is on a red couch."]
+    assert (
+        row["references"]
+        == [row["long_reference"]]
+        == ["A dog 2.  It is on a red couch."]
+    )
     assert (row["image_id"], row["image"]) == (
         "coco/train2017/2.png",
         f"{tmp_path}/data/coco/train2017/2.png",
@@ -130,7 +148,9 @@ def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_ca
         build_data(config)
 
 
-def test_summaries_of_sdci_are_references_and_images_without_are_left_out(tmp_path: Path) -> None:
+def test_summaries_of_sdci_are_references_and_images_without_are_left_out(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "densely_captioned_images"
     summaries = {
         "a": {"base": ["A cat.", "A cat sits."], "m-1": ["An ear."]},
@@ -148,7 +168,9 @@ def test_summaries_of_sdci_are_references_and_images_without_are_left_out(tmp_pa
         write(folder / "complete" / f"{name}.json", content)
     write(folder / "splits.json", {"train": ["a.json", "c.json"], "valid": ["b.json"]})
     data = build_data(DataConfig(format="dci", path=str(folder)))
-    assert [row["references"] for row in data.split("train")] == [["A cat.", "A cat sits."]]
+    assert [row["references"] for row in data.split("train")] == [
+        ["A cat.", "A cat sits."]
+    ]
     assert [(row["image_id"], row["long_reference"]) for row in data.split("val")] == [
         ("b.json", "A dog.")
     ]
@@ -267,12 +289,17 @@ def tables(datasets: Any, folder: Path) -> Path:
         ("validation", [3]),
     ):
         columns = {
-            "picture": [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers],
+            "picture": [
+                {"bytes": encoded(number), "path": f"{number}.png"}
+                for number in numbers
+            ],
             "captions": [[f"Caption {number}.", "A thing."] for number in numbers],
             "number": numbers,
         }
         table = datasets.Dataset.from_dict(columns)
-        table.cast_column("picture", datasets.Image()).to_parquet(folder / f"{name}.parquet")
+        table.cast_column("picture", datasets.Image()).to_parquet(
+            folder / f"{name}.parquet"
+        )
     return folder
 
 
@@ -288,15 +315,21 @@ def test_parquet_and_a_data_set_of_the_hub_have_images_in_their_rows(
     assert [row["image_id"] for row in rows] == ["0", "1", "2"]
     assert rows[2]["references"] == ["Caption 2.", "A thing."]
     for number, row in enumerate(pickle.loads(pickle.dumps(rows))):
-        assert open_image(row["image"]).tobytes() == noise_image(number, (8, 8)).tobytes()
+        assert (
+            open_image(row["image"]).tobytes() == noise_image(number, (8, 8)).tobytes()
+        )
     assert len({image_identity(row["image"]) for row in rows}) == 3
-    assert image_identity(rows[0]["image"]) == image_identity(data.split("train")[0]["image"])
+    assert image_identity(rows[0]["image"]) == image_identity(
+        data.split("train")[0]["image"]
+    )
     del columns["image_id"]
     numbered = build_data(DataConfig(format="hub", path=str(folder), columns=columns))
     assert [row["image_id"] for row in numbered.split("val")] == ["val/0"]
 
 
-def test_splits_are_in_the_notation_of_the_library(tmp_path: Path, datasets: Any) -> None:
+def test_splits_are_in_the_notation_of_the_library(
+    tmp_path: Path, datasets: Any
+) -> None:
     folder = tables(datasets, tmp_path / "data")
     config = {
         "format": "hub",
@@ -304,14 +337,19 @@ def test_splits_are_in_the_notation_of_the_library(tmp_path: Path, datasets: Any
         "columns": {"image": "picture", "references": "captions"},
     }
     data = build_data(
-        DataConfig(**config, kwargs={"splits": {"train": "train+validation", "val": "train[:1]"}})
+        DataConfig(
+            **config,
+            kwargs={"splits": {"train": "train+validation", "val": "train[:1]"}},
+        )
     )
     assert (len(data.split("train")), len(data.split("val"))) == (4, 1)
     with pytest.raises(DataError, match="dev"):
         build_data(DataConfig(**config, kwargs={"splits": {"train": "dev"}}))
 
 
-def test_images_may_be_paths_and_sentences_objects(tmp_path: Path, datasets: Any) -> None:
+def test_images_may_be_paths_and_sentences_objects(
+    tmp_path: Path, datasets: Any
+) -> None:
     columns = {
         "filepath": ["val2014"],
         "filename": ["1.png"],
@@ -339,12 +377,16 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, datasets: Any) -> N
     columns = {"image": [{"bytes": b"none", "path": None}], "text": ["A dog."]}
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_dict(columns).to_parquet(path)
-    (row,) = rows_of(format="hub", path=str(path), columns={"image": "image", "references": "text"})
+    (row,) = rows_of(
+        format="hub", path=str(path), columns={"image": "image", "references": "text"}
+    )
     with pytest.raises(RewardError, match=r"rows\.parquet.*row 0"):
         open_image(row["image"])
     named = {"image": "image", "references": "text"}
     data = build_data(DataConfig(format="hub", path=str(path), columns=named))
-    with pytest.raises(DataError, match=r"1 unreadable images: train .*rows\.parquet.*row 0"):
+    with pytest.raises(
+        DataError, match=r"1 unreadable images: train .*rows\.parquet.*row 0"
+    ):
         check_data(data, ["train"])
     for config, part in (
         (
@@ -399,7 +441,9 @@ def test_tar_shards_are_tables_of_the_library(tmp_path: Path, datasets: Any) -> 
         row = pickle.loads(pickle.dumps(rows))[number]
         assert row["references"] == [f"Caption {number}."]
         assert row["long_reference"] == f"L{number}"
-        assert open_image(row["image"]).tobytes() == noise_image(number, (8, 8)).tobytes()
+        assert (
+            open_image(row["image"]).tobytes() == noise_image(number, (8, 8)).tobytes()
+        )
     assert len({image_identity(row["image"]) for row in rows}) == 2
     alone = str(folder / "train-0.tar")
     (row,) = rows_of(format="hub", path=alone, columns=COLUMNS)
@@ -418,12 +462,19 @@ def test_tar_shards_are_tables_of_the_library(tmp_path: Path, datasets: Any) -> 
 def test_missing_data_are_told_with_what_they_take(tmp_path: Path) -> None:
     source = "photos.zip (3 GB) of https://example.org"
     with pytest.raises(DataError, match=r"lost\.json.*photos\.zip \(3 GB\)"):
-        build_data(DataConfig(format="coco", path=str(tmp_path / "lost.json"), source=source))
+        build_data(
+            DataConfig(format="coco", path=str(tmp_path / "lost.json"), source=source)
+        )
     photos = write(
-        tmp_path / "photos.jsonl", json.dumps({"image": "a.png", "references": ["A dog."]}) + "\n"
+        tmp_path / "photos.jsonl",
+        json.dumps({"image": "a.png", "references": ["A dog."]}) + "\n",
     )
     config = DataConfig(format="jsonl", path=str(photos), source=source)
     with pytest.raises(DataError, match=r"a\.png[^$]*photos\.zip \(3 GB\)"):
         checked_splits(
-            config, build_data(config), ["train"], Accelerator(cpu=True), tmp_path / "checked.json"
+            config,
+            build_data(config),
+            ["train"],
+            Accelerator(cpu=True),
+            tmp_path / "checked.json",
         )

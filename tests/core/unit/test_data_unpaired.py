@@ -50,7 +50,11 @@ def test_folders_are_splits_and_paths_are_ids(tmp_path: Path) -> None:
     assert data.splits == ("train", "val")
     assert ids(data, "train") == ["train/n1/a.png", "train/n2/b.JPEG", "train/n3/d.png"]
     row = data.split("val")[0]
-    assert row == {"image_id": "val/c.png", "image": str(root / "val/c.png"), "references": []}
+    assert row == {
+        "image_id": "val/c.png",
+        "image": str(root / "val/c.png"),
+        "references": [],
+    }
     check_data(data, data.splits, needs=["image"])
     with pytest.raises(DataError, match=r"3.*image 'train/n1/a\.png'"):
         check_data(data, ["train"])
@@ -66,10 +70,15 @@ def test_without_a_folder_val_the_same_images_are_held_out_whatever_else_is_ther
     assert len(held_out | kept) == 40
     images(root, *[f"n9/{i}.png" for i in range(20)])
     after = rows_of(image_rows(root, val_fraction=0.25), checked=True)
-    assert (held_out < set(ids(after, "val")), kept < set(ids(after, "train"))) == (True, True)
+    assert (held_out < set(ids(after, "val")), kept < set(ids(after, "train"))) == (
+        True,
+        True,
+    )
 
 
-def test_a_line_is_a_caption_and_equal_ones_are_held_out_together(tmp_path: Path) -> None:
+def test_a_line_is_a_caption_and_equal_ones_are_held_out_together(
+    tmp_path: Path,
+) -> None:
     path = written(
         tmp_path / "captions.txt",
         "\ufeffa dog ",
@@ -105,12 +114,16 @@ def test_files_are_splits_and_a_column_is_the_caption(tmp_path: Path) -> None:
     written(tmp_path / "train.tsv", "a dog\thttp://a", "two cats\thttp://b")
     written(tmp_path / "val.tsv", "red\thttp://c")
     written(tmp_path / "notes.md", "else")
-    data = build_data(DataConfig(format="captions", path=str(tmp_path), kwargs={"column": 0}))
+    data = build_data(
+        DataConfig(format="captions", path=str(tmp_path), kwargs={"column": 0})
+    )
     assert {split: captions(data, split) for split in data.splits} == {
         "train": ["a dog", "two cats"],
         "val": ["red"],
     }
-    assert captions(rows_of(caption_rows(tmp_path, column=1), checked=True), "val") == ["http://c"]
+    assert captions(rows_of(caption_rows(tmp_path, column=1), checked=True), "val") == [
+        "http://c"
+    ]
     check_data(data, data.splits, needs=["text"])
 
 

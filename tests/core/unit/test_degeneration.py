@@ -13,12 +13,20 @@ from rewards.text.tokenize import tokenize
 
 CAPTIONS = [
     tokenize(text)
-    for text in ("A cat and a cat.", "A dog with a", "a dog with a", "", "Two birds fly.")
+    for text in (
+        "A cat and a cat.",
+        "A dog with a",
+        "a dog with a",
+        "",
+        "Two birds fly.",
+    )
 ]
 
 
 def test_aggregate_of_captions_counted_by_hand() -> None:
-    assert degeneration_statistics(CAPTIONS, {("two", "birds", "fly")}) == pytest.approx(
+    assert degeneration_statistics(
+        CAPTIONS, {("two", "birds", "fly")}
+    ) == pytest.approx(
         {
             "length": (5 + 4 + 4 + 0 + 3) / 5,
             "vocabulary": 8,  # a cat and dog with two birds fly
@@ -41,8 +49,20 @@ def test_repetition_is_counted_within_a_caption() -> None:
 
 
 def test_broken_off_captions_are_seen() -> None:
-    broken = ["a man with a", "a dog on the", "two people and", "a cat that is", "a bowl of", ""]
-    whole = ["A man riding a wave.", "trees behind", "a trash can", "a cat looking at another one"]
+    broken = [
+        "a man with a",
+        "a dog on the",
+        "two people and",
+        "a cat that is",
+        "a bowl of",
+        "",
+    ]
+    whole = [
+        "A man riding a wave.",
+        "trees behind",
+        "a trash can",
+        "a cat looking at another one",
+    ]
     for captions, bad in ((broken, True), (whole, False)):
         assert {bad_ending(tokenize(text)) for text in captions} == {bad}
 

@@ -21,7 +21,10 @@ def test_long_names_and_captions_stay_inside_the_picture() -> None:
     }
     tall = caption_sheet(images, long)
     assert (tall.width, tall.height > short.height) == (short.width, True)
-    for box in ((0, tall.height - 2, tall.width, tall.height), (tall.width - 2, 0, *tall.size)):
+    for box in (
+        (0, tall.height - 2, tall.width, tall.height),
+        (tall.width - 2, 0, *tall.size),
+    ):
         margin = tall.convert("RGB").crop(box)
         assert margin.getcolors() == [(margin.width * margin.height, (255, 255, 255))]
 
@@ -40,7 +43,9 @@ TINY = {
 """What is changed in the shipped configurations, so that every stage takes seconds."""
 
 
-def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(tmp_path, monkeypatch, capsys):
+def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     for path in (REPOSITORY / "configs").rglob("*.yaml"):
         config = yaml.safe_load(path.read_text())
@@ -54,7 +59,9 @@ def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(tmp_path, m
     monkeypatch.setattr("rl_caption.config.shipped.FOLDER", tmp_path / "configs")
     assert main([]) == 0
     printed = capsys.readouterr().out
-    assert re.findall(r"^\[(\d+)/11\] ", printed, re.MULTILINE) == [str(n) for n in range(1, 12)]
+    assert re.findall(r"^\[(\d+)/11\] ", printed, re.MULTILINE) == [
+        str(n) for n in range(1, 12)
+    ]
     page = (tmp_path / "runs" / "demo" / "report.html").read_text()
     headings = ["Picture", "Results", "Captions", "Unseen"]
     assert re.findall(r"<h2>(\w+)</h2>", page) == headings
@@ -64,7 +71,9 @@ def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(tmp_path, m
         cider = json.loads((folder / "scores.json").read_text())["metrics"]["CIDEr"]
         assert f">{100 * cider:.1f}<" in page
     assert page.count("<article") == 8
-    steps = {path: path.read_text() for path in tmp_path.glob("runs/demo/*/metrics.jsonl")}
+    steps = {
+        path: path.read_text() for path in tmp_path.glob("runs/demo/*/metrics.jsonl")
+    }
     assert len(steps) == 5
     assert main([]) == 0
     assert {path: path.read_text() for path in steps} == steps

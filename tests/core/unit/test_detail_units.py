@@ -118,7 +118,10 @@ def test_no_unit_ends_inside_a_word_a_number_or_an_abbreviation(caption: str) ->
         assert prefix == prefix.rstrip()
         assert rest[0].isspace() or rest[0] in ",;:"
         # Each token of the caption is wholly in the prefix or wholly in the rest.
-        assert sorted(prefix.split() + rest.split()) == sorted(caption.split()) or rest[0] in ",;:"
+        assert (
+            sorted(prefix.split() + rest.split()) == sorted(caption.split())
+            or rest[0] in ",;:"
+        )
     for word in WHOLE:
         pieces = sum(
             unit.split().count(word)
@@ -181,12 +184,18 @@ def test_sentences_end_at_full_stops_and_not_at_others() -> None:
 def test_a_description_of_the_generated_world() -> None:
     text = "The picture shows a large green heart, two pink squares and a star. The background is beige."
     assert detail_units(text) == [
-        *["The picture shows a large green heart", ", two pink squares", " and a star."],
+        *[
+            "The picture shows a large green heart",
+            ", two pink squares",
+            " and a star.",
+        ],
         " The background is beige.",
     ]
 
 
-def test_a_missing_textblob_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_textblob_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "textblob.taggers", None)
     detail_units_module._pattern_tagger.cache_clear()
     with pytest.raises(RewardError, match=r"pip install 'rl-caption\[specs\]'"):
@@ -196,7 +205,13 @@ def test_a_missing_textblob_is_named_with_its_extra(monkeypatch: pytest.MonkeyPa
 
 def test_a_verb_after_an_article_is_a_noun_or_an_adjective() -> None:
     tags = BrillTagger()(
-        [["the", "left", "side"], ["its", "leaves"], ["the", "left"], ["this", "is", "it"], []]
+        [
+            ["the", "left", "side"],
+            ["its", "leaves"],
+            ["the", "left"],
+            ["this", "is", "it"],
+            [],
+        ]
     )
     assert [own[1] for own in tags[:4]] == ["JJ", "NNS", "NN", "VBZ"]
     assert tags[4] == []

@@ -45,7 +45,11 @@ TUTORIALS = sorted(DOCS.glob("tutorials/*.py"))
 def text_of(page: Path) -> str:
     """Without blocks of code; of a tutorial, the comments, in which its text stands."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    return "\n".join(re.findall(r"^# ?(.*)$", text, re.MULTILINE)) if page.suffix == ".py" else text
+    return (
+        "\n".join(re.findall(r"^# ?(.*)$", text, re.MULTILINE))
+        if page.suffix == ".py"
+        else text
+    )
 
 
 def anchors(page: Path) -> set[str]:
@@ -69,16 +73,22 @@ def test_links_and_anchors_exist(page: Path) -> None:
         target = (page.parent / name).resolve() if name else page
         if not name.startswith(("http:", "https:")):
             missing += (
-                [] if target.exists() and (not anchor or anchor in anchors(target)) else [link]
+                []
+                if target.exists() and (not anchor or anchor in anchors(target))
+                else [link]
             )
             if ROOT / "docs" in page.parents and ROOT / "docs" not in target.parents:
                 missing.append(link)  # the site has pages of docs/ only
     assert missing == []
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("api/*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted(DOCS.glob("api/*.md")), ids=lambda page: page.name
+)
 def test_what_the_reference_names_is_there(page: Path) -> None:
-    for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+    for name in re.findall(
+        r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE
+    ):
         assert resolve_name(name) is not None
 
 
@@ -95,10 +105,14 @@ def test_every_page_is_in_the_navigation() -> None:
         ):
             yield from files(entry)
 
-    text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    text = re.sub(
+        r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    )
     found = Counter(files(yaml.safe_load(text)["nav"]))
     pages = [path for path in (*PAGES, *TUTORIALS) if path.is_relative_to(DOCS)]
-    assert found == Counter(str(path.relative_to(DOCS).with_suffix(".md")) for path in pages)
+    assert found == Counter(
+        str(path.relative_to(DOCS).with_suffix(".md")) for path in pages
+    )
 
 
 # --- commands -----------------------------------------------------------------------------------
@@ -112,7 +126,9 @@ COMMANDS = [
     pytest.param(command, id=command.id)
     for page in PAGES
     for command in commands(page)
-    if command.words[0] in PYTHON and command.words[1:2] != ["-c"] and command not in runnable()
+    if command.words[0] in PYTHON
+    and command.words[1:2] != ["-c"]
+    and command not in runnable()
 ]
 
 
@@ -176,7 +192,9 @@ def test_commands_are_understood(
     )
 
 
-def test_commands_with_mistakes_are_not(understand: Callable[[list[str]], bool]) -> None:
+def test_commands_with_mistakes_are_not(
+    understand: Callable[[list[str]], bool],
+) -> None:
     for command in (
         "python scripts/scst.py --config configs/demo_scst.yaml --train.lrr 1",
         "python scripts/scst.py --config configs/nowhere.yaml",

@@ -33,7 +33,9 @@ def torchvision_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
 def line_after(report: str, name: str) -> str:
     """The indented cost under the line that starts with ``name``."""
     lines = report.splitlines()
-    (index,) = [index for index, line in enumerate(lines) if line.strip().startswith(name)]
+    (index,) = [
+        index for index, line in enumerate(lines) if line.strip().startswith(name)
+    ]
     return lines[index + 1].strip()
 
 
@@ -55,10 +57,14 @@ def test_complete_environment(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("package", "code"), [("accelerate", 1), ("peft", 0)])
-def test_a_package_that_is_missing_is_named_with_its_cost(package, code, monkeypatch, capsys):
+def test_a_package_that_is_missing_is_named_with_its_cost(
+    package, code, monkeypatch, capsys
+):
     installed = doctor.installed_version
     monkeypatch.setattr(
-        doctor, "installed_version", lambda name: None if name == package else installed(name)
+        doctor,
+        "installed_version",
+        lambda name: None if name == package else installed(name),
     )
     assert doctor.main([]) == code
     report = capsys.readouterr().out
@@ -90,7 +96,9 @@ def test_the_packages_are_those_of_the_project_file() -> None:
 
 
 @pytest.mark.parametrize("module", [next(iter(EXTRAS)), "accelerate"])
-def test_a_program_names_the_extra_of_a_module_that_is_missing(module, monkeypatch, capsys):
+def test_a_program_names_the_extra_of_a_module_that_is_missing(
+    module, monkeypatch, capsys
+):
     monkeypatch.setitem(sys.modules, f"{module}.part", None)
     monkeypatch.setitem(sys.modules, module, ModuleType(module))
     with pytest.raises(SystemExit if module in EXTRAS else ImportError), user_errors():
@@ -104,12 +112,17 @@ def test_a_program_names_the_extra_of_a_module_that_is_missing(module, monkeypat
 @pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize(
     "error",
-    ["", "RuntimeError: operator torchvision::nms does not exist", "ImportError: a library"],
+    [
+        "",
+        "RuntimeError: operator torchvision::nms does not exist",
+        "ImportError: a library",
+    ],
 )
 def test_torchvision(error, installed, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "import_error", lambda: error)
     versions = {
-        package: doctor.installed_version(package) for package in (*doctor.NEEDED, *doctor.OPTIONAL)
+        package: doctor.installed_version(package)
+        for package in (*doctor.NEEDED, *doctor.OPTIONAL)
     }
     versions["torchvision"] = "0.26" if installed else None
     monkeypatch.setattr(doctor, "installed_version", versions.get)
@@ -120,10 +133,14 @@ def test_torchvision(error, installed, monkeypatch, capsys):
         installed and "operator torchvision::" in error
     )
     assert bool(doctor.doctor([], "run demo")) == finding.fatal
-    assert not finding.fatal or finding.remedy in capsys.readouterr().out.splitlines()[-1]
+    assert (
+        not finding.fatal or finding.remedy in capsys.readouterr().out.splitlines()[-1]
+    )
 
 
-def test_what_is_missing_besides_packages_is_named_with_its_cost(tmp_path, monkeypatch, capsys):
+def test_what_is_missing_besides_packages_is_named_with_its_cost(
+    tmp_path, monkeypatch, capsys
+):
     usage = shutil.disk_usage("/")._replace(free=int(1e9))
     monkeypatch.setattr("rl_caption.cli.doctor.shutil.disk_usage", lambda folder: usage)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -152,10 +169,14 @@ def report_on(
 ) -> tuple[int, str]:
     """Exit code and section on a tiny run whose captioner is ``folder/start``."""
     config = scst_config(
-        folder / "run", folder / "start", **{"reward.terms": TERMS, "train.threads": None}
+        folder / "run",
+        folder / "start",
+        **{"reward.terms": TERMS, "train.threads": None},
     )
     (folder / "run.yaml").write_text(yaml.safe_dump(changed(config, changes)))
-    code = doctor.main(["--config", str(folder / "run.yaml"), "--rollout.num_samples", "3"])
+    code = doctor.main(
+        ["--config", str(folder / "run.yaml"), "--rollout.num_samples", "3"]
+    )
     return code, capsys.readouterr().out.partition("\nConfiguration\n")[2]
 
 
@@ -164,7 +185,10 @@ def test_a_pipeline_whose_later_stages_start_from_earlier_ones(tmp_path, capsys)
     terms = {"l_clipscore": {"kwargs": {"backbone": "none/yet/export/best"}}}
     configs = {
         "xe": ("xe", xe_config(xe)),
-        "scst": ("scst", scst_config(scst, xe / "export/best", **{"reward.terms": terms})),
+        "scst": (
+            "scst",
+            scst_config(scst, xe / "export/best", **{"reward.terms": terms}),
+        ),
     }
     file = write_pipeline(tmp_path, **configs)
     assert doctor.main(["--config", str(file), "--xe.train.threads", "1"]) == 1
@@ -178,7 +202,9 @@ def test_a_pipeline_whose_later_stages_start_from_earlier_ones(tmp_path, capsys)
 
 
 HUB = {"Salesforce/blip-image-captioning-base": "blip"}
-RECIPES = {name: program_of(read_file(file)) for name, file in shipped_configs().items()}
+RECIPES = {
+    name: program_of(read_file(file)) for name, file in shipped_configs().items()
+}
 
 
 @pytest.mark.parametrize(
@@ -209,13 +235,20 @@ def test_a_recipe_is_described_before_anything_is_there(
 
 def test_a_recipe_of_any_other_program_is_checked(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "SECTIONS", {})
-    others = {program: name for name, program in RECIPES.items() if program not in ("xe", "scst")}
+    others = {
+        program: name
+        for name, program in RECIPES.items()
+        if program not in ("xe", "scst")
+    }
     assert {"evaluate", "reward_model", "ablate", "grpo_vlm", "run"} < others.keys()
     launcher = others.pop("accelerate launch")
     for program, name in others.items():
         doctor.main(["--config", name])
         said = capsys.readouterr().out
-        assert f"To start it: rl-caption {program} " in said or f"not yet {program}" in said
+        assert (
+            f"To start it: rl-caption {program} " in said
+            or f"not yet {program}" in said
+        )
     with pytest.raises(ConfigError, match="--config_file"):
         doctor.main(["--config", launcher])
 
@@ -243,10 +276,16 @@ def test_what_a_configuration_lacks_is_said(tmp_path, capsys, changes, name, mes
     assert report.splitlines()[-2].endswith(f": {lacking}.")
 
 
-def test_captions_that_the_tokenizer_cannot_split_are_told_before_training(tmp_path, capsys):
+def test_captions_that_the_tokenizer_cannot_split_are_told_before_training(
+    tmp_path, capsys
+):
     Image.new("RGB", (32, 32)).save(tmp_path / "1.png")
     rows = [
-        {"image": str(tmp_path / "1.png"), "image_id": split, "references": ["一只狗在草地上奔跑"]}
+        {
+            "image": str(tmp_path / "1.png"),
+            "image_id": split,
+            "references": ["一只狗在草地上奔跑"],
+        }
         | {"split": split}
         for split in ("train", "val")
     ]

@@ -25,7 +25,10 @@ def counted(eos: bool = False) -> DocumentFrequencies:
 def test_counts_are_those_of_the_definition(seed: int) -> None:
     source, expected = random.Random(seed), Counter[tuple[str, ...]]()
     corpus = [
-        [source.choices("abcdef", k=source.randint(0, 7)) for _ in range(source.randint(0, 4))]
+        [
+            source.choices("abcdef", k=source.randint(0, 7))
+            for _ in range(source.randint(0, 4))
+        ]
         for _ in range(30)
     ]
     df = DocumentFrequencies.from_references(corpus, eos=False, n=5)
@@ -33,7 +36,9 @@ def test_counts_are_those_of_the_definition(seed: int) -> None:
         expected.update({ngram for tokens in part for ngram in ngram_counts(tokens, 5)})
     assert dict(df.table.items()) == expected
     assert [df[ngram] for ngram in expected] == list(expected.values())
-    wrapped = DocumentFrequencies.from_counts(expected, df.log_documents, n=5, eos=False)
+    wrapped = DocumentFrequencies.from_counts(
+        expected, df.log_documents, n=5, eos=False
+    )
     assert wrapped.fingerprint == df.fingerprint
 
 
@@ -61,7 +66,9 @@ def test_looking_up_stores_nothing_and_nothing_can_be_set() -> None:
     assert len(df) == before
     with pytest.raises(ValueError, match="read-only"):
         df.table.counts[0] = 5
-    gaps = DocumentFrequencies.from_counts({("b", "a", "c"): 2, ("a",): 1}, 1.0, eos=False)
+    gaps = DocumentFrequencies.from_counts(
+        {("b", "a", "c"): 2, ("a",): 1}, 1.0, eos=False
+    )
     assert (len(gaps), gaps["b", "a"]) == (2, 0), "a prefix that is not counted"
     assert list(gaps.table.items()) == [(("a",), 1), (("b", "a", "c"), 2)]
 
@@ -109,7 +116,11 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
 
 def test_impossible_corpora_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        ({("a",): 3, ("a", "b"): 9, ("b", "a"): 2}, {}, r"\('a', 'b'\).*9 of 3 documents"),
+        (
+            {("a",): 3, ("a", "b"): 9, ("b", "a"): 2},
+            {},
+            r"\('a', 'b'\).*9 of 3 documents",
+        ),
         ({("a", "b"): 1}, {"n": 1}, r"\('a', 'b'\) has 2.*1.*= 1"),
     ]
     for counts, options, message in cases:
@@ -117,8 +128,12 @@ def test_impossible_corpora_are_refused(tmp_path: Path) -> None:
             DocumentFrequencies.from_counts(counts, math.log(3), eos=False, **options)
     with pytest.raises(ValueError, match="image"):
         DocumentFrequencies.from_references([], eos=False)
-    broken = DocumentFrequencies.from_counts({("a\nb", "c"): 1, ("d",): 2}, math.log(3), eos=False)
-    with pytest.raises(ValueError, match="line break"):  # a file could not tell the words apart
+    broken = DocumentFrequencies.from_counts(
+        {("a\nb", "c"): 1, ("d",): 2}, math.log(3), eos=False
+    )
+    with pytest.raises(
+        ValueError, match="line break"
+    ):  # a file could not tell the words apart
         broken.save(tmp_path / "df.npz")
     assert not list(tmp_path.iterdir())
 
@@ -128,7 +143,9 @@ def test_impossible_corpora_are_refused(tmp_path: Path) -> None:
 
 def legacy(ref_len: object, eos: bool = False) -> dict[str, object]:
     counts: dict[tuple[str, ...], float] = defaultdict(float)
-    counts.update({ngram: float(count) for ngram, count in counted(eos=eos).table.items()})
+    counts.update(
+        {ngram: float(count) for ngram, count in counted(eos=eos).table.items()}
+    )
     return {"document_frequency": counts, "ref_len": ref_len}
 
 
@@ -148,16 +165,30 @@ def test_whole_numbers_are_numbers_of_images_and_others_logarithms(
     images: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "words.p"
-    for ref_len in (images, float(images), math.log(images), np.log(np.float32(images))):
-        content = {"document_frequency": {("a",): float(images)}, "ref_len": float(ref_len)}
+    for ref_len in (
+        images,
+        float(images),
+        math.log(images),
+        np.log(np.float32(images)),
+    ):
+        content = {
+            "document_frequency": {("a",): float(images)},
+            "ref_len": float(ref_len),
+        }
         path.write_bytes(pickle.dumps(content))
-        assert load_legacy_pickle(path).log_documents == pytest.approx(math.log(images), rel=1e-6)
+        assert load_legacy_pickle(path).log_documents == pytest.approx(
+            math.log(images), rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("ref_len", [12, 12.0, 2.4, 112, 60.5])
-def test_fewer_images_than_an_ngram_is_in_are_refused(ref_len: float, tmp_path: Path) -> None:
+def test_fewer_images_than_an_ngram_is_in_are_refused(
+    ref_len: float, tmp_path: Path
+) -> None:
     path = tmp_path / "words.p"
-    path.write_bytes(pickle.dumps({"document_frequency": {("a",): 113.0}, "ref_len": ref_len}))
+    path.write_bytes(
+        pickle.dumps({"document_frequency": {("a",): 113.0}, "ref_len": ref_len})
+    )
     with pytest.raises(ValueError, match=r"words\.p"):
         load_legacy_pickle(path)
 
@@ -173,7 +204,9 @@ def test_python_2_strings_are_read(tmp_path: Path) -> None:
 
 def test_the_longest_ngram_of_a_pickle_is_that_of_the_file(tmp_path: Path) -> None:
     counts = {("a",): 60.0, ("a", "dog"): 30.0}
-    (tmp_path / "two.p").write_bytes(pickle.dumps({"document_frequency": counts, "ref_len": 100}))
+    (tmp_path / "two.p").write_bytes(
+        pickle.dumps({"document_frequency": counts, "ref_len": 100})
+    )
     assert load_legacy_pickle(tmp_path / "two.p").n == 2
 
 
@@ -211,6 +244,8 @@ def test_other_content_is_refused(tmp_path: Path) -> None:
         {"document_frequency": {("a",): 1.0}, "ref_len": -1},
         {"document_frequency": {("0",): 9.0, ("12", "0"): 1.0}, "ref_len": 100},
     ):
-        path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+        path.write_bytes(
+            content if isinstance(content, bytes) else pickle.dumps(content)
+        )
         with pytest.raises(ValueError, match=path.name):
             load_legacy_pickle(path)

@@ -35,7 +35,9 @@ VIDEO = [noise_image(1), noise_image(2), noise_image(3)]
 
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> FrozenEncoder:
-    return load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
+    return load_frozen_encoder(
+        ARCHITECTURE, tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+    )
 
 
 def test_greedy_matching_by_hand() -> None:
@@ -77,7 +79,11 @@ def by_hand(
     )
     precision, recall = cosines.max(1) @ own / own.sum(), cosines.max(0).mean()
     mean = other.mean(0)
-    fine = 2 * precision * recall / (precision + recall) if min(precision, recall) > 0 else 0.0
+    fine = (
+        2 * precision * recall / (precision + recall)
+        if min(precision, recall) > 0
+        else 0.0
+    )
     return float(tokens[-1] @ mean / np.linalg.norm(mean)), float(fine)
 
 
@@ -96,7 +102,9 @@ def test_scores_by_hand(backbone: FrozenEncoder, idf: list[str] | None) -> None:
         assert scores[row] == pytest.approx((coarse + fine) / 2, abs=1e-6)
 
 
-def test_the_score_with_references_is_the_mean_with_the_best_one(backbone: FrozenEncoder) -> None:
+def test_the_score_with_references_is_the_mean_with_the_best_one(
+    backbone: FrozenEncoder,
+) -> None:
     score, plain = RefEmScore(backbone), EmScore(backbone)
     columns: dict[str, Any] = {
         "image": [VIDEO, VIDEO],
@@ -129,7 +137,9 @@ def test_the_pooled_token_is_the_captions_embedding(tmp_path: Path, kind: str) -
     encoder = load_frozen_encoder(str(tmp_path))
     found = encoder.encode_tokens(TEXTS)
     assert torch.allclose(
-        torch.stack([rows[-1] for _, rows in found]), encoder.encode_texts(TEXTS), atol=1e-5
+        torch.stack([rows[-1] for _, rows in found]),
+        encoder.encode_texts(TEXTS),
+        atol=1e-5,
     )
     assert (
         [len(ids) for ids, _ in found]
@@ -137,10 +147,14 @@ def test_the_pooled_token_is_the_captions_embedding(tmp_path: Path, kind: str) -
         == encoder.token_lengths(encoder.token_ids(TEXTS)).tolist()
     )
     low, high = (score := EmScore(encoder)).bounds
-    assert all(low <= value <= high for value in score(None, TEXTS, image=[VIDEO, VIDEO]))
+    assert all(
+        low <= value <= high for value in score(None, TEXTS, image=[VIDEO, VIDEO])
+    )
 
 
-def test_frames_are_embedded_a_single_time(backbone: FrozenEncoder, tmp_path: Path) -> None:
+def test_frames_are_embedded_a_single_time(
+    backbone: FrozenEncoder, tmp_path: Path
+) -> None:
     counted: Any = Counted(backbone)
     counted.has_tokens, counted.encode_tokens = True, backbone.encode_tokens
     score = EmScore(counted, cache_dir=tmp_path)
@@ -152,7 +166,10 @@ def test_frames_are_embedded_a_single_time(backbone: FrozenEncoder, tmp_path: Pa
     again = pickle.loads(pickle.dumps(EmScore(backbone, idf_captions=TEXTS)))
     assert again.signature == EmScore(backbone, idf_captions=TEXTS).signature
     assert "idf of 2 captions" in again.signature
-    assert again.signature != EmScore(backbone, idf_captions=[*TEXTS[:1], "another"]).signature
+    assert (
+        again.signature
+        != EmScore(backbone, idf_captions=[*TEXTS[:1], "another"]).signature
+    )
 
 
 def test_errors(backbone: FrozenEncoder, tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def dataset(tmp_path: Path) -> Path:
     items = []
     for number in range(COUNT):
         mode = ("RGB", "P", "L", "RGBA", "LA")[number]
-        noise_image(number, (40 + 3 * number, 37), mode).save(folder / f"images/photo{number}.png")
+        noise_image(number, (40 + 3 * number, 37), mode).save(
+            folder / f"images/photo{number}.png"
+        )
         items.append({"filename": f"photo{number}.jpg", "imgid": 10 + number, "split": "train" if number else "val",
                       "sentences": [{"raw": "a dog"}]})  # fmt: skip
     (folder / "dataset_tiny.json").write_text(json.dumps({"images": items}))
@@ -62,19 +64,28 @@ def read(dataset: Path, out: Path) -> dict[str, np.ndarray]:
     data = karpathy(dataset, "images", ".png", features_root=out)
     check_data(data, data.splits)
     return {
-        row["image_id"]: row["features"].load() for name in data.splits for row in data.split(name)
+        row["image_id"]: row["features"].load()
+        for name in data.splits
+        for row in data.split(name)
     }
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_features_are_the_output_of_the_encoder(tmp_path: Path, dataset: Path, dtype: str) -> None:
+def test_features_are_the_output_of_the_encoder(
+    tmp_path: Path, dataset: Path, dtype: str
+) -> None:
     encoder, out = save_vit(tmp_path / "vit"), tmp_path / "made" / "features"
-    assert encode_features(encoder, out=out, dtype=dtype, **options(dataset)) == (COUNT, 0)
+    assert encode_features(encoder, out=out, dtype=dtype, **options(dataset)) == (
+        COUNT,
+        0,
+    )
     network, found = load_image_encoder(encoder), read(dataset, out)
     assert sorted(found) == [str(10 + number) for number in range(COUNT)]
     for number in range(COUNT):
-        pixels = network.preprocessing(Image.open(dataset / f"images/photo{number}.png"))
+        pixels = network.preprocessing(
+            Image.open(dataset / f"images/photo{number}.png")
+        )
         grid = network(pixels[None])[0]
         tolerance = 2e-3 if dtype == "float16" else 1e-5
         np.testing.assert_allclose(
@@ -90,41 +101,61 @@ def test_features_are_the_output_of_the_encoder(tmp_path: Path, dataset: Path, d
     )
 
 
-def test_training_draws_from_the_views_of_an_image(tmp_path: Path, dataset: Path) -> None:
+def test_training_draws_from_the_views_of_an_image(
+    tmp_path: Path, dataset: Path
+) -> None:
     encode_features(OWN, out=tmp_path / "features", **options(dataset))
     views = [tmp_path / f"view{seed}_features" for seed in (1, 2)]
     for seed, out in enumerate(views, start=1):
         view = {"splits": ["train"], "augment": ["horizontal", "crop"], "seed": seed}
-        assert encode_features(OWN, out=out, **options(dataset, **view)) == (COUNT - 1, 0)
+        assert encode_features(OWN, out=out, **options(dataset, **view)) == (
+            COUNT - 1,
+            0,
+        )
         with pytest.raises(ConfigError, match="seed"):
-            encode_features(OWN, out=out, **options(dataset, **view | {"seed": seed + 1}))
+            encode_features(
+                OWN, out=out, **options(dataset, **view | {"seed": seed + 1})
+            )
     kwargs = {"views": [str(view) for view in views]}
     data = karpathy(
-        dataset, "images", ".png", features_root=tmp_path / "features", features_kwargs=kwargs
+        dataset,
+        "images",
+        ".png",
+        features_root=tmp_path / "features",
+        features_kwargs=kwargs,
     )
     check_data(data, data.splits)
     row = data.split("train")[0]
     drawn = [draw_view(row, 0, step)["features"].load().tobytes() for step in range(40)]
     assert len(set(drawn)) == 3
-    assert drawn == [draw_view(row, 0, step)["features"].load().tobytes() for step in range(40)]
+    assert drawn == [
+        draw_view(row, 0, step)["features"].load().tobytes() for step in range(40)
+    ]
     assert row["features"].load().tobytes() in drawn
     (views[0] / f"{row['image_id']}.npz").unlink()
     with pytest.raises(DataError, match=f"view1_features/{row['image_id']}.npz"):
         check_data(data, data.splits)
 
 
-def test_a_killed_run_goes_on_and_images_are_added(tmp_path: Path, dataset: Path) -> None:
+def test_a_killed_run_goes_on_and_images_are_added(
+    tmp_path: Path, dataset: Path
+) -> None:
     whole, out = tmp_path / "whole", tmp_path / "part"
     encode_features(OWN, out=whole, dtype="float32", **options(dataset))
     with interrupted(np, "savez", after=3):
         encode_features(OWN, out=out, dtype="float32", **options(dataset))
     assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (2, 3)
-    assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (0, COUNT)
+    assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (
+        0,
+        COUNT,
+    )
     right, found = read(dataset, whole), read(dataset, out)
     for image_id in right:
         np.testing.assert_array_equal(found[image_id], right[image_id])
 
-    photos = dataset / "images"  # a folder of photos is a dataset, too; their ids are their names
+    photos = (
+        dataset / "images"
+    )  # a folder of photos is a dataset, too; their ids are their names
     (photos / "notes.txt").write_text("no photo")
     out = tmp_path / "photos"
     assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (COUNT, 0)
@@ -148,7 +179,11 @@ def test_features_of_an_image_that_was_replaced_are_made_again(
     made = (out / "11.npz").stat().st_mtime
     os.utime(photo, (made + 10, made + 10))
     assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
-    changed = [name for name, grid in read(dataset, out).items() if (grid != before[name]).any()]
+    changed = [
+        name
+        for name, grid in read(dataset, out).items()
+        if (grid != before[name]).any()
+    ]
     assert changed == ["11"]
 
 
@@ -212,12 +247,20 @@ def test_values_beyond_float16_are_named_and_written_as_float32(
     tmp_path: Path, dataset: Path
 ) -> None:
     with pytest.raises(DataError, match=r"image '1\d' \(.*photo\d\.png\).*float16"):
-        encode_features(OWN, out=tmp_path / "half", kwargs={"gain": 1e6}, **options(dataset))
+        encode_features(
+            OWN, out=tmp_path / "half", kwargs={"gain": 1e6}, **options(dataset)
+        )
     encode_features(
-        OWN, out=tmp_path / "single", kwargs={"gain": 1e6}, dtype="float32", **options(dataset)
+        OWN,
+        out=tmp_path / "single",
+        kwargs={"gain": 1e6},
+        dtype="float32",
+        **options(dataset),
     )
     with pytest.raises(DataError, match=r"photo\d\.png"):
-        encode_features(OWN, out=tmp_path / "infinite", kwargs={"gain": 1e39}, **options(dataset))
+        encode_features(
+            OWN, out=tmp_path / "infinite", kwargs={"gain": 1e39}, **options(dataset)
+        )
 
 
 def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path) -> None:
@@ -241,7 +284,9 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path) -> None:
     with pytest.raises(DataError, match=r"1 of 5 .*photo4\.png"):
         encode_features(OWN, out=tmp_path / "out", **options(dataset))
     with pytest.raises(DataError, match=r"5 of 5 .*photo1\.jpg"):
-        encode_features(OWN, out=tmp_path / "out", **options(dataset, image_extension=None))
+        encode_features(
+            OWN, out=tmp_path / "out", **options(dataset, image_extension=None)
+        )
     assert not (tmp_path / "out").exists(), "found before anything is encoded"
 
 
@@ -253,6 +298,8 @@ def test_the_command_line(
     words += f"--out {out} --dtype float32 --device cpu --kwargs.gain 3".split()
     assert run_program("prepare_features", words) == 0
     assert str(COUNT) in capsys.readouterr().out
-    assert max(found.max() for found in read(dataset, out).values()) > 1.5, "three times a colour"
+    assert max(found.max() for found in read(dataset, out).values()) > 1.5, (
+        "three times a colour"
+    )
     with pytest.raises(ConfigError, match="tsv"):
         run_program("prepare_features", ["--out", str(out)])

@@ -36,11 +36,14 @@ from rl_caption.training import run
 def accelerator(stage: int | None, **config: Any) -> Any:
     """As much of an ``Accelerator`` as these functions look at; ``stage`` None is plain."""
     plugin = SimpleNamespace(
-        zero_stage=stage, deepspeed_config={"zero_optimization": {"stage": stage}, **config}
+        zero_stage=stage,
+        deepspeed_config={"zero_optimization": {"stage": stage}, **config},
     )
     kind = DistributedType.MULTI_CPU if stage is None else DistributedType.DEEPSPEED
     return SimpleNamespace(
-        distributed_type=kind, num_processes=2, state=SimpleNamespace(deepspeed_plugin=plugin)
+        distributed_type=kind,
+        num_processes=2,
+        state=SimpleNamespace(deepspeed_plugin=plugin),
     )
 
 
@@ -49,20 +52,28 @@ def test_a_tracker_that_is_not_installed_and_fsdp_are_refused(
 ) -> None:
     monkeypatch.setattr("rl_caption.runtime.engines.get_available_trackers", list)
     with pytest.raises(ConfigError, match=r"run\.trackers.*tensorboard"):
-        build_accelerator(TrainConfig(), RunConfig(dir=str(tmp_path), trackers=["tensorboard"]))
+        build_accelerator(
+            TrainConfig(), RunConfig(dir=str(tmp_path), trackers=["tensorboard"])
+        )
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(LaunchError, match=r"ACCELERATE_USE_FSDP.*deepspeed_zero3\.yaml"):
+    with pytest.raises(
+        LaunchError, match=r"ACCELERATE_USE_FSDP.*deepspeed_zero3\.yaml"
+    ):
         build_accelerator(TrainConfig(), RunConfig())
 
 
-def test_variables_of_accelerate_do_not_divide_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_accelerate_do_not_divide_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     with pytest.raises(LaunchError, match="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"):
         build_accelerator(TrainConfig(), RunConfig())
-    monkeypatch.setattr("rl_caption.runtime.engines.check_environment", lambda **options: None)
-    assert build_accelerator(TrainConfig(), RunConfig()).gradient_accumulation_steps == 1, (
-        "pinned as well"
+    monkeypatch.setattr(
+        "rl_caption.runtime.engines.check_environment", lambda **options: None
     )
+    assert (
+        build_accelerator(TrainConfig(), RunConfig()).gradient_accumulation_steps == 1
+    ), "pinned as well"
 
 
 @pytest.mark.parametrize(
@@ -74,8 +85,18 @@ def test_variables_of_accelerate_do_not_divide_gradients(monkeypatch: pytest.Mon
         (accelerator(2), "no", {"grad_clip_value": 0.5}, "grad_clip_value"),
         (accelerator(2, optimizer={"type": "Adam"}), "no", {}, "optimizer"),
         (accelerator(2, bf16={"enabled": True}), "no", {}, "bf16"),
-        (accelerator(2, zero_optimization={"offload_param": {"device": "cpu"}}), "no", {}, "param"),
-        (accelerator(2, gradient_clipping=0.5), "no", {"grad_clip_norm": 1.0}, "gradient_clipping"),
+        (
+            accelerator(2, zero_optimization={"offload_param": {"device": "cpu"}}),
+            "no",
+            {},
+            "param",
+        ),
+        (
+            accelerator(2, gradient_clipping=0.5),
+            "no",
+            {"grad_clip_norm": 1.0},
+            "gradient_clipping",
+        ),
     ],
 )
 def test_what_deepspeed_cannot_do_is_refused(
@@ -153,7 +174,10 @@ def test_removed_hooks_come_back_in_their_order() -> None:
         return call
 
     model = nn.Identity()
-    handles = [model.register_forward_pre_hook(hook("a")), model.register_forward_hook(hook("d"))]
+    handles = [
+        model.register_forward_pre_hook(hook("a")),
+        model.register_forward_hook(hook("d")),
+    ]
     model.register_forward_pre_hook(hook("b"))
     handles.append(model.register_forward_pre_hook(hook("c")))
     with suppress(KeyError), without_hooks(handles):
@@ -201,11 +225,15 @@ def test_precision_of_the_launcher(train: str, launched: str, expected: str) -> 
 def test_auto_is_bf16_only_where_a_cpu_computes_with_it(
     monkeypatch, wanted, capabilities, expected
 ):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: None
+    )
     if capabilities is None:
         monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     else:
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+        monkeypatch.setattr(
+            torch.cpu, "get_capabilities", lambda: capabilities, raising=False
+        )
     assert usable_precision(wanted) == expected
 
 

@@ -26,8 +26,12 @@ from tests.captions_for_tests import CAPTIONS, REFERENCES
 
 def of_means(values: np.ndarray, key: str = "SPICE") -> Evaluation:
     """An evaluation whose metric is the mean of ``values``."""
-    per_image = {str(number): {key: float(value)} for number, value in enumerate(values)}
-    return Evaluation({key: float(values.mean())}, "S", len(values), per_image=per_image)
+    per_image = {
+        str(number): {key: float(value)} for number, value in enumerate(values)
+    }
+    return Evaluation(
+        {key: float(values.mean())}, "S", len(values), per_image=per_image
+    )
 
 
 def test_intervals_equal_scipys() -> None:
@@ -46,7 +50,10 @@ def test_intervals_equal_scipys() -> None:
     width = wanted.confidence_interval.high - wanted.confidence_interval.low
     assert low == pytest.approx(wanted.confidence_interval.low, abs=0.04 * width)
     assert high == pytest.approx(wanted.confidence_interval.high, abs=0.04 * width)
-    assert found.interval == "95 % percentile bootstrap over images, 20000 resamples, seed 0"
+    assert (
+        found.interval
+        == "95 % percentile bootstrap over images, 20000 resamples, seed 0"
+    )
 
 
 def test_p_equals_scipys_exact_test() -> None:
@@ -61,7 +68,9 @@ def test_p_equals_scipys_exact_test() -> None:
     )
     found = compare(of_means(first), of_means(second), 20000)["SPICE"]
     assert wanted.null_distribution.size == 2**9, "scipy goes through all exchanges"
-    assert found["p"] == pytest.approx(wanted.pvalue, abs=4 * np.sqrt(wanted.pvalue / 20000))
+    assert found["p"] == pytest.approx(
+        wanted.pvalue, abs=4 * np.sqrt(wanted.pvalue / 20000)
+    )
     assert found["difference"] == pytest.approx(wanted.statistic, rel=1e-12)
     assert found["interval"][0] < found["difference"] < found["interval"][1]
 
@@ -73,31 +82,52 @@ def test_equal_systems_do_not_differ_in_any_order_of_images() -> None:
         )
         for captions in (CAPTIONS, dict(reversed(CAPTIONS.items())))
     )
-    rows = [{"image_id": image_id, "references": texts} for image_id, texts in REFERENCES.items()]
+    rows = [
+        {"image_id": image_id, "references": texts}
+        for image_id, texts in REFERENCES.items()
+    ]
     chair = Chair(["dog", "train", "surfboard", "wave"])
     one, other = (
         add_chair(one, rows, CAPTIONS, chair),
         add_chair(other, rows, dict(reversed(CAPTIONS.items())), chair),
     )
     for found in (*compare(one, one, 50).values(), *compare(one, other, 50).values()):
-        assert (found["difference"], found["interval"], found["p"]) == (0.0, (0.0, 0.0), 1.0)
+        assert (found["difference"], found["interval"], found["p"]) == (
+            0.0,
+            (0.0, 0.0),
+            1.0,
+        )
 
 
 def test_intervals_and_tests_do_not_depend_on_the_order_of_rows() -> None:
     generator = np.random.default_rng(5)
-    first, second = of_means(generator.gamma(2.0, size=11)), of_means(generator.gamma(2.5, size=11))
+    first, second = (
+        of_means(generator.gamma(2.0, size=11)),
+        of_means(generator.gamma(2.5, size=11)),
+    )
     order = generator.permutation(11).astype(str).tolist()
     shuffled = [
-        replace(one, per_image={image_id: one.per_image[image_id] for image_id in order})
+        replace(
+            one, per_image={image_id: one.per_image[image_id] for image_id in order}
+        )
         for one in (first, second)
     ]
-    assert with_intervals(shuffled[0], 200).intervals == with_intervals(first, 200).intervals
-    assert list(with_intervals(shuffled[0], 200).per_image) == order, "the evaluation itself stays"
     assert (
-        compare(*shuffled, 200) == compare(first, second, 200) == compare(first, shuffled[1], 200)
+        with_intervals(shuffled[0], 200).intervals
+        == with_intervals(first, 200).intervals
+    )
+    assert list(with_intervals(shuffled[0], 200).per_image) == order, (
+        "the evaluation itself stays"
+    )
+    assert (
+        compare(*shuffled, 200)
+        == compare(first, second, 200)
+        == compare(first, shuffled[1], 200)
     )
     one, other = (
-        evaluate_captions(captions, REFERENCES, metrics=("bleu", "cider"), tokenizer="none")
+        evaluate_captions(
+            captions, REFERENCES, metrics=("bleu", "cider"), tokenizer="none"
+        )
         for captions in (CAPTIONS, dict(reversed(CAPTIONS.items())))
     )
     assert with_intervals(one, 200).intervals == with_intervals(other, 200).intervals
@@ -109,14 +139,18 @@ def test_bleu_is_resampled_by_its_counts() -> None:
     weights = np.array([[2, 0, 1, 1], [0, 0, 4, 0]])
     found = bleu_of_sums(weights @ counts, 4)
     for drawn, values in zip(weights, found, strict=True):
-        ids = [key for key, times in zip("1234", drawn, strict=True) for _ in range(times)]
+        ids = [
+            key for key, times in zip("1234", drawn, strict=True) for _ in range(times)
+        ]
         again = evaluate_captions(
             {str(place): CAPTIONS[key] for place, key in enumerate(ids)},
             {str(place): REFERENCES[key] for place, key in enumerate(ids)},
             metrics=("bleu",),
             tokenizer="none",
         )
-        assert values == pytest.approx([again.metrics[f"BLEU-{n}"] for n in (1, 2, 3, 4)], rel=1e-9)
+        assert values == pytest.approx(
+            [again.metrics[f"BLEU-{n}"] for n in (1, 2, 3, 4)], rel=1e-9
+        )
         assert values == pytest.approx(bleu_of_counts(drawn @ counts), rel=1e-9)
 
 
@@ -135,16 +169,18 @@ def test_meteor_is_resampled_by_its_statistics() -> None:
         [0.3899751238121113, 0.048192771084337345, 0, 0]
     )
     assert meteor_of_sums(rows[4:], 1)[0, 0] == 1.0
-    assert meteor_of_sums(rows[:4].sum(axis=0, keepdims=True), 4)[0, 0] == pytest.approx(
-        0.1581687622590482, rel=1e-12
-    )
+    assert meteor_of_sums(rows[:4].sum(axis=0, keepdims=True), 4)[
+        0, 0
+    ] == pytest.approx(0.1581687622590482, rel=1e-12)
 
 
 def test_intervals_are_drawn_anew_from_their_seed() -> None:
     one = evaluate_captions(
         CAPTIONS, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none"
     )
-    first, again, other = (with_intervals(one, 300, seed=seed).intervals for seed in (0, 0, 1))
+    first, again, other = (
+        with_intervals(one, 300, seed=seed).intervals for seed in (0, 0, 1)
+    )
     assert first == again
     assert first != other
     assert set(first) == {"BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr"}
@@ -162,7 +198,9 @@ def test_systems_of_other_images_are_refused() -> None:
 
 def test_the_table_names_direction_and_units() -> None:
     differences = compare(of_means(np.zeros(4)), of_means(np.ones(4)), 19)
-    assert differences["SPICE"]["p"] == 2 / 2**4, "one exchange of 16, in two directions"
+    assert differences["SPICE"]["p"] == 2 / 2**4, (
+        "one exchange of 16, in two directions"
+    )
     lines = format_differences(differences, ["xe", "rl"], 19).splitlines()
     assert " ".join(lines[2].split()).startswith(
         "SPICE (x100) 0.00 100.00 +100.00 +100.00 to +100.00 0."
@@ -174,7 +212,9 @@ def test_command_compares_two_files(tmp_path: Path) -> None:
     names = ["test.xe", "test.rl"]
     better = {key: texts[0] for key, texts in REFERENCES.items()}
     for file, captions in zip(names, (CAPTIONS, better), strict=True):
-        rows = [{"image_id": int(key), "caption": text} for key, text in captions.items()]
+        rows = [
+            {"image_id": int(key), "caption": text} for key, text in captions.items()
+        ]
         (tmp_path / file).write_text(json.dumps(rows))
     (tmp_path / "references.json").write_text(json.dumps(REFERENCES))
     out = tmp_path / "out"
@@ -199,8 +239,14 @@ def test_command_compares_two_files(tmp_path: Path) -> None:
     found = content["differences"]["CIDEr"]
     assert found["difference"] == found["second"] - found["first"] > 0
     assert found["interval"][0] <= found["difference"] <= found["interval"][1]
-    assert {path.name for path in out.iterdir()} == {*names, "comparison.json", "report.html"}
+    assert {path.name for path in out.iterdir()} == {
+        *names,
+        "comparison.json",
+        "report.html",
+    }
     scores = json.loads((out / names[0] / "scores.json").read_text())
     assert scores["intervals"].keys() >= {"BLEU-4", "CIDEr"}
-    assert scores["interval"].startswith("95 % percentile bootstrap over images, 200 resamples")
+    assert scores["interval"].startswith(
+        "95 % percentile bootstrap over images, 200 resamples"
+    )
     assert "paired bootstrap" in (out / "report.html").read_text()

@@ -38,10 +38,13 @@ CIDER = {
 }
 SCENE = Scene("white", (Thing("circle", "red", "large", "solid", 300, 500),))
 CAPTION = st.lists(
-    st.sampled_from(["a", "a", "a", "man", "dog", "on", "the", "the", "wave"]), max_size=9
+    st.sampled_from(["a", "a", "a", "man", "dog", "on", "the", "the", "wave"]),
+    max_size=9,
 ).map(" ".join)
 IMAGES = st.lists(
-    st.tuples(CAPTION, st.lists(CAPTION, min_size=1, max_size=4)), min_size=2, max_size=6
+    st.tuples(CAPTION, st.lists(CAPTION, min_size=1, max_size=4)),
+    min_size=2,
+    max_size=6,
 )
 
 
@@ -55,13 +58,16 @@ def golden(name: str) -> list[dict]:
 def agree(found: dict[str, float], wanted: dict[str, float]) -> bool:
     """Equal to the last two bits: what another order of the same additions may change."""
     return all(
-        math.isclose(found[key], value, rel_tol=1e-15, abs_tol=0.0) for key, value in wanted.items()
+        math.isclose(found[key], value, rel_tol=1e-15, abs_tol=0.0)
+        for key, value in wanted.items()
     )
 
 
 @pytest.mark.slow
 @needs_java
-@pytest.mark.parametrize("case", golden("karpathy_systems.json"), ids=lambda case: case["system"])
+@pytest.mark.parametrize(
+    "case", golden("karpathy_systems.json"), ids=lambda case: case["system"]
+)
 def test_karpathy_test_split_equals_the_toolkit(case: dict, shared_data: Path) -> None:
     """METEOR, which takes 15 s, of one system only."""
     folder = shared_data / "coco_karpathy_test"
@@ -71,7 +77,11 @@ def test_karpathy_test_split_equals_the_toolkit(case: dict, shared_data: Path) -
         read_references(folder / "refs.json", by="image_name"),
         metrics=("bleu", "rouge", "cider", *(["meteor"] if published else [])),
     )
-    wanted = {key: value for key, value in case["metrics"].items() if published or key != "METEOR"}
+    wanted = {
+        key: value
+        for key, value in case["metrics"].items()
+        if published or key != "METEOR"
+    }
     assert evaluation.n == case["n"]
     assert agree(evaluation.metrics, wanted)
     assert f"+ids:{case['n']} of 5000+" in evaluation.signature
@@ -115,12 +125,16 @@ def test_scores_equal_the_toolkits_classes(images: list[tuple[str, list[str]]]) 
     assert bleu == {f"BLEU-{n + 1}": (totals[n], per_image[n]) for n in range(4)}
     total, scores = Cider().compute_score(references, singles)
     if any(scores):
-        assert metrics.cider(candidates, references).values == {"CIDEr": (total, scores.tolist())}
+        assert metrics.cider(candidates, references).values == {
+            "CIDEr": (total, scores.tolist())
+        }
     else:  # ours says why, where all images have the same n-grams
         with contextlib.suppress(UndefinedMetric):
             assert metrics.cider(candidates, references).values["CIDEr"][0] == 0
     total, scores = Rouge().compute_score(references, singles)
-    assert metrics.rouge(candidates, references).values == {"ROUGE-L": (total, scores.tolist())}
+    assert metrics.rouge(candidates, references).values == {
+        "ROUGE-L": (total, scores.tolist())
+    }
 
 
 def test_a_no_break_space_within_a_token_does_not_split_it() -> None:
@@ -134,14 +148,15 @@ def test_a_no_break_space_within_a_token_does_not_split_it() -> None:
 def test_references_without_a_weight_leave_cider_undefined() -> None:
     with pytest.raises(UndefinedMetric, match="n-grams"):
         metrics.cider(
-            {"1": "a dog", "2": "a cat"}, {"1": ["a dog", "a man"], "2": ["a man", "a dog"]}
+            {"1": "a dog", "2": "a cat"},
+            {"1": ["a dog", "a man"], "2": ["a man", "a dog"]},
         )
     with pytest.raises(UndefinedMetric, match="reference"):
         metrics.cider({"1": "a dog", "2": "a cat"}, {"1": [""], "2": [""]})
     assert (
-        metrics.cider({"1": "a cat", "2": "a cat"}, {"1": ["a dog"], "2": ["a man"]}).values[
-            "CIDEr"
-        ][0]
+        metrics.cider(
+            {"1": "a cat", "2": "a cat"}, {"1": ["a dog"], "2": ["a man"]}
+        ).values["CIDEr"][0]
         == 0
     )
     evaluation = evaluate_captions(
@@ -152,7 +167,11 @@ def test_references_without_a_weight_leave_cider_undefined() -> None:
     assert "+references:3+ids:1 of 4+" in evaluation.signature
 
 
-ODD = {**CAPTIONS, "1": "a sign that reads 猫", "3": "a man surfs at 10 1/2 with 7\xadĬ"}
+ODD = {
+    **CAPTIONS,
+    "1": "a sign that reads 猫",
+    "3": "a man surfs at 10 1/2 with 7\xadĬ",
+}
 
 
 def test_odd_captions_without_java_are_counted_in_the_signature(monkeypatch, tmp_path):
@@ -173,7 +192,9 @@ def test_the_java_that_scored_is_in_the_signature(
     monkeypatch.setattr(metrics, "find_java", lambda: Java("java", "17.0.1"))
     monkeypatch.setitem(metrics.SCORERS, "meteor", lambda *_: scores)
     monkeypatch.setitem(metrics.SCORERS, "spice", lambda *_: scores)
-    found = evaluate_captions(CAPTIONS, REFERENCES, metrics=("rouge", name), tokenizer="none")
+    found = evaluate_captions(
+        CAPTIONS, REFERENCES, metrics=("rouge", name), tokenizer="none"
+    )
     assert found.metrics[key] == 0.5
     assert "+java17.0.1+" in found.signature
     assert (
@@ -187,7 +208,9 @@ def test_the_java_that_scored_is_in_the_signature(
 @needs_java
 def test_odd_captions_go_to_java() -> None:
     by_java, mixed, python = (
-        evaluate_captions(ODD, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer=tokenizer)  # type: ignore[arg-type]
+        evaluate_captions(
+            ODD, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer=tokenizer
+        )  # type: ignore[arg-type]
         for tokenizer in ("java", "auto", "python")
     )
     assert (mixed.metrics, mixed.signature) == (by_java.metrics, by_java.signature)
@@ -224,7 +247,9 @@ def test_bad_input_is_refused() -> None:
     ):
         with pytest.raises(EvaluationError, match=words):
             evaluate_captions(
-                captions, references, **{"metrics": ("rouge",), "tokenizer": "none"} | options
+                captions,
+                references,
+                **{"metrics": ("rouge",), "tokenizer": "none"} | options,
             )
 
 
@@ -240,8 +265,12 @@ def test_doubled_images_are_refused() -> None:
         metrics.check_one_row_each([*rows(), rows()[0]], "split 'test'")
 
 
-def test_validation_cider_equals_the_toolkit_and_counts_documents_of_all_references() -> None:
-    assert validation_cider(CAPTIONS, REFERENCES) == pytest.approx(2.9901221045895823, rel=1e-12)
+def test_validation_cider_equals_the_toolkit_and_counts_documents_of_all_references() -> (
+    None
+):
+    assert validation_cider(CAPTIONS, REFERENCES) == pytest.approx(
+        2.9901221045895823, rel=1e-12
+    )
     some = {key: CAPTIONS[key] for key in ("1", "2")}
     assert validation_cider(some, REFERENCES) == pytest.approx(
         (CIDER["1"] + CIDER["2"]) / 2, rel=1e-12
@@ -266,7 +295,9 @@ def test_signs_of_bad_captions_are_counted_on_python_tokens() -> None:
         "captions/empty": 0.25,
     }
     assert evaluation.left_out == {}
-    without = evaluate_captions(CAPTIONS, REFERENCES, metrics=("rouge",), tokenizer="none")
+    without = evaluate_captions(
+        CAPTIONS, REFERENCES, metrics=("rouge",), tokenizer="none"
+    )
     assert "captions/novel" not in without.metrics
     assert without.left_out == {"captions/novel": "no training captions were given"}
 
@@ -274,10 +305,18 @@ def test_signs_of_bad_captions_are_counted_on_python_tokens() -> None:
 def test_the_oracle_scores_captions_of_scenes() -> None:
     scene_rows = [{**row, "scene": SCENE} for row in rows()]
     captions = dict(
-        zip("1234", ["a red circle", "a blue circle", "flarp", "a red circle"], strict=True)
+        zip(
+            "1234",
+            ["a red circle", "a blue circle", "flarp", "a red circle"],
+            strict=True,
+        )
     )
     evaluation = evaluate_captions(
-        captions, REFERENCES, metrics=(), tokenizer="none", scenes=metrics.scenes_of(scene_rows)
+        captions,
+        REFERENCES,
+        metrics=(),
+        tokenizer="none",
+        scenes=metrics.scenes_of(scene_rows),
     )
     for row, caption in zip(scene_rows, captions.values(), strict=True):
         for part, value in oracle(caption, SCENE)._asdict().items():

@@ -22,12 +22,17 @@ METRICS = {
     "vocabulary/size": 120.0,
     "captions/novel": 0.5,
 }
-EVALUATION = Evaluation(METRICS, "COCO-captions+ids:2 of 2", 2, {"METEOR": "no Java runtime"})
+EVALUATION = Evaluation(
+    METRICS, "COCO-captions+ids:2 of 2", 2, {"METEOR": "no Java runtime"}
+)
 
 
 def written(folder: Path, captions: dict[str, str]) -> tuple[list, dict]:
     predictions, scores = write_evaluation(EVALUATION, captions, folder)
-    assert (predictions, scores) == (folder / "predictions.json", folder / "scores.json")
+    assert (predictions, scores) == (
+        folder / "predictions.json",
+        folder / "scores.json",
+    )
     return json.loads(predictions.read_text(encoding="utf-8")), json.loads(
         scores.read_text(encoding="utf-8")
     )
@@ -36,8 +41,14 @@ def written(folder: Path, captions: dict[str, str]) -> tuple[list, dict]:
 def test_files_hold_what_was_found(tmp_path: Path) -> None:
     written(tmp_path / "new" / "folder", {"1": "an earlier one"})
     rows, scores = written(tmp_path / "new" / "folder", {"391895": "a café", "7": ""})
-    assert sorted(os.listdir(tmp_path / "new" / "folder")) == ["predictions.json", "scores.json"]
-    assert rows == [{"image_id": 391895, "caption": "a café"}, {"image_id": 7, "caption": ""}]
+    assert sorted(os.listdir(tmp_path / "new" / "folder")) == [
+        "predictions.json",
+        "scores.json",
+    ]
+    assert rows == [
+        {"image_id": 391895, "caption": "a café"},
+        {"image_id": 7, "caption": ""},
+    ]
     assert scores == {
         "metrics": METRICS,
         "signature": "COCO-captions+ids:2 of 2",
@@ -97,7 +108,12 @@ def with_judges(bounds: dict[str, tuple[float, float]]) -> Evaluation:
 def test_judges_have_a_table_with_their_ranges() -> None:
     inf = math.inf
     judged = with_judges(
-        {"L-CLIPS": (0.0, 2.5), "RefL, mine": (0.0, 10 / 7), "z": (-inf, inf), "penalty": (-inf, 0)}
+        {
+            "L-CLIPS": (0.0, 2.5),
+            "RefL, mine": (0.0, 10 / 7),
+            "z": (-inf, inf),
+            "penalty": (-inf, 0),
+        }
     )
     blocks = format_table({"xe": judged, "scst": EVALUATION}).split("\n\n")
     lines = blocks[3].splitlines()
@@ -109,11 +125,15 @@ def test_judges_have_a_table_with_their_ranges() -> None:
         ["scst", "2", *["–"] * 4],
     ]
     assert (
-        ", L-CLIPS (scst), RefL, mine (scst), z (scst), penalty (scst): not asked for" in blocks[4]
+        ", L-CLIPS (scst), RefL, mine (scst), z (scst), penalty (scst): not asked for"
+        in blocks[4]
     )
     cider = format_table({"xe": with_judges({"cider": (0.0, 10.0)})})
     assert "cider (x100), 0 to 1000" in cider
     assert "61.24" in cider, "on the scale of CIDEr"
     assert "0.6124" not in cider
-    differing = {"a": with_judges({"L": (0.0, 2.5)}), "b": with_judges({"L": (0.0, 1.0)})}
+    differing = {
+        "a": with_judges({"L": (0.0, 2.5)}),
+        "b": with_judges({"L": (0.0, 1.0)}),
+    }
     assert "L, 0 to 2.5 or 0 to 1" in format_table(differing)

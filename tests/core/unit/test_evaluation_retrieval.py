@@ -28,7 +28,9 @@ class Plane:
         return torch.tensor([PLANE[text] for text in texts])
 
     def encode_images(self, images: Any) -> torch.Tensor:
-        return self.encode_texts([list(PLANE)[image.getpixel((0, 0))] for image in images])
+        return self.encode_texts(
+            [list(PLANE)[image.getpixel((0, 0))] for image in images]
+        )
 
 
 def image(name: str) -> Image.Image:
@@ -42,7 +44,9 @@ def test_references_are_averaged_within_their_image() -> None:
         {"image_id": "c", "image": image("west"), "references": ["north"]},
     ]
     start = Evaluation({}, "S", 2, per_image={"b": {"CIDEr": 1.0}, "a": {"CIDEr": 2.0}})
-    found = add_retrieval(start, rows, {"b": "diagonal", "a": "up"}, CachedEncoder(Plane()))
+    found = add_retrieval(
+        start, rows, {"b": "diagonal", "a": "up"}, CachedEncoder(Plane())
+    )
     assert found.metrics == {
         "retrieval/R@1": 0.5,
         "retrieval/R@5": 1.0,

@@ -19,18 +19,29 @@ def test_best_of_k_by_hand() -> None:
     one, two, three = best_of(scores, similarity)
     assert one == (1.0, 1.0, 1.0)
     assert two == (2.5, 4.0, 1.0), "two are as similar to each other: the first"
-    assert three == pytest.approx((7 / 3, 4.0, 2.0)), "the third has 0.8, the others 0.6 and 0.4"
+    assert three == pytest.approx((7 / 3, 4.0, 2.0)), (
+        "the third has 0.8, the others 0.6 and 0.4"
+    )
 
 
-def test_of_equally_similar_captions_the_first_is_the_choice_whatever_rounding_says() -> None:
+def test_of_equally_similar_captions_the_first_is_the_choice_whatever_rounding_says() -> (
+    None
+):
     """All captions are to the others 0.1, 0.2 and 0.3, in another order; what each is to itself
     does not count.
     """
     near = np.array(
-        [[0.7, 0.1, 0.2, 0.3], [0.1, 0.9, 0.3, 0.2], [0.2, 0.3, 1e9, 0.1], [0.3, 0.2, 0.1, 0.3]]
+        [
+            [0.7, 0.1, 0.2, 0.3],
+            [0.1, 0.9, 0.3, 0.2],
+            [0.2, 0.3, 1e9, 0.1],
+            [0.3, 0.2, 0.1, 0.3],
+        ]
     )
     for order in ([0, 1, 2, 3], [2, 0, 3, 1], [3, 2, 1, 0], [1, 3, 0, 2]):
-        (last,) = best_of(np.array([[1.0, 2.0, 3.0, 4.0]]), near[order][:, order][None])[3:]
+        (last,) = best_of(
+            np.array([[1.0, 2.0, 3.0, 4.0]]), near[order][:, order][None]
+        )[3:]
         assert last.consensus == 1.0
 
 
@@ -70,14 +81,16 @@ def test_diversity_of_copies_and_of_different_captions() -> None:
 def test_mbleu_is_the_mean_of_the_toolkits_corpus_scores() -> None:
     from pycocoevalcap.bleu.bleu import Bleu
 
-    texts = {key: [" ".join(text.split()) for text in own] for key, own in SAMPLES.items()}
+    texts = {
+        key: [" ".join(text.split()) for text in own] for key, own in SAMPLES.items()
+    }
     scores = []
     for i in range(3):
         others = {key: own[:i] + own[i + 1 :] for key, own in texts.items()}
         scores.append(
-            Bleu(4).compute_score(others, {key: [own[i]] for key, own in texts.items()}, verbose=0)[
-                0
-            ][3]
+            Bleu(4).compute_score(
+                others, {key: [own[i]] for key, own in texts.items()}, verbose=0
+            )[0][3]
         )
     assert evaluate_samples(SAMPLES, REFERENCES).metrics["mBLEU-4"] == pytest.approx(
         sum(scores) / 3
@@ -95,6 +108,8 @@ def test_bad_input_is_named() -> None:
             evaluate_samples(samples, references)  # type: ignore[arg-type]
 
 
-def test_the_consensus_of_two_knows_neither_the_third_nor_what_each_is_to_itself() -> None:
+def test_the_consensus_of_two_knows_neither_the_third_nor_what_each_is_to_itself() -> (
+    None
+):
     similarity = np.array([[[0.25, 0.125, 0.25], [0.125, 1.0, 0.5], [0.25, 0.5, 1.0]]])
     assert best_of(np.array([[1.0, 4.0, 2.0]]), similarity)[1].consensus == 1.0

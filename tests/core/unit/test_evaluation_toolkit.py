@@ -21,8 +21,12 @@ from rl_caption.evaluation.confidence import meteor_of_sums
 from tests.captions_for_tests import CAPTIONS, REFERENCES, needs_java
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "karpathy_meteor.json"
-posix = pytest.mark.skipif(os.name != "posix", reason="the stand-in for java is a shell script")
-VERSION = """[ "$1" = -version ] && { echo 'openjdk version "17.0.1" 2021' >&2; exit 0; }"""
+posix = pytest.mark.skipif(
+    os.name != "posix", reason="the stand-in for java is a shell script"
+)
+VERSION = (
+    """[ "$1" = -version ] && { echo 'openjdk version "17.0.1" 2021' >&2; exit 0; }"""
+)
 
 
 @pytest.fixture
@@ -39,11 +43,15 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return write
 
 
-def test_no_java_on_path_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_java_on_path_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JavaError, match=r"'java'.*PATH"):
         find_java()
-    evaluation = evaluate_captions(CAPTIONS, REFERENCES, metrics=("bleu", "meteor", "cider"))
+    evaluation = evaluate_captions(
+        CAPTIONS, REFERENCES, metrics=("bleu", "meteor", "cider")
+    )
     assert evaluation.left_out["METEOR"] == "no Java runtime: 'java' is not on PATH"
     assert set(evaluation.metrics) >= {"BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr"}
     assert "METEOR" not in evaluation.metrics
@@ -116,7 +124,10 @@ def spice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in) -> Path:
     from pycocoevalcap.spice import spice as module
 
     values = {"1": 0.5, "2": 0.25, "3": 0.0, "4": 1.0}
-    items = [{"image_id": key, "scores": {"All": {"f": value}}} for key, value in values.items()]
+    items = [
+        {"image_id": key, "scores": {"All": {"f": value}}}
+        for key, value in values.items()
+    ]
     (tmp_path / "answer.json").write_text(json.dumps(items))
     copy = f'while [ "$1" != -out ]; do shift; done; /bin/cat "{tmp_path}/answer.json" > "$2"'
     stand_in(f"{VERSION}\n{copy}")
@@ -124,7 +135,9 @@ def spice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in) -> Path:
     for end in ("", "-models"):
         (tmp_path / "lib" / f"corenlp{end}.jar").touch()
     monkeypatch.setattr("pycocoevalcap.spice.get_stanford_models.JAR", "corenlp")
-    monkeypatch.setattr("pycocoevalcap.spice.get_stanford_models.SPICEDIR", str(tmp_path))
+    monkeypatch.setattr(
+        "pycocoevalcap.spice.get_stanford_models.SPICEDIR", str(tmp_path)
+    )
     monkeypatch.setattr(module, "__file__", str(tmp_path / "spice.py"))
     return tmp_path
 
@@ -137,12 +150,18 @@ def by_spice():
 def test_spice_scores_are_read(spice: Path) -> None:
     evaluation = by_spice()
     assert evaluation.metrics["SPICE"] == 0.4375
-    assert [evaluation.per_image[key]["SPICE"] for key in "1234"] == [0.5, 0.25, 0.0, 1.0]
+    assert [evaluation.per_image[key]["SPICE"] for key in "1234"] == [
+        0.5,
+        0.25,
+        0.0,
+        1.0,
+    ]
 
 
 @posix
 @pytest.mark.parametrize(
-    "answer", ['[{"image_id": "1"}]', '[{"image_id": "1", "scores": {"All": {"f": NaN}}}]', "[]"]
+    "answer",
+    ['[{"image_id": "1"}]', '[{"image_id": "1", "scores": {"All": {"f": NaN}}}]', "[]"],
 )
 def test_spice_without_a_score_is_left_out(spice: Path, answer: str) -> None:
     (spice / "answer.json").write_text(answer)

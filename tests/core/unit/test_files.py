@@ -32,9 +32,9 @@ SMALL = LCLIPConfig(
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "new.json": lambda path: write_json(path, {"a": 1}),
-    "df.npz": lambda path: DocumentFrequencies.from_references([[["a", "dog"]]], eos=True).save(
-        path
-    ),
+    "df.npz": lambda path: DocumentFrequencies.from_references(
+        [[["a", "dog"]]], eos=True
+    ).save(path),
     "model.safetensors": lambda path: LCLIP(SMALL).save_pretrained(path.parent),
     "metrics.jsonl": lambda path: drop_after(path, 0),
 }
@@ -53,7 +53,9 @@ def test_a_full_disk_names_the_file_and_the_free_space_and_leaves_the_old_file(
     before = path.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(
-            os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            os,
+            "fsync",
+            Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
         )
         with pytest.raises(OSError, match=r"[\d.]+ MB") as raised:
             WRITERS[name](path)
@@ -73,7 +75,10 @@ def test_whatever_ends_the_writing_the_temporary_goes(
         assert len(names(tmp_path / "new")) == 1
         raise kind
     assert names(tmp_path / "new") == []
-    with pytest.raises(FileNotFoundError, match="other"), atomic_write(tmp_path / "a.txt"):
+    with (
+        pytest.raises(FileNotFoundError, match="other"),
+        atomic_write(tmp_path / "a.txt"),
+    ):
         (tmp_path / "other").read_bytes()  # an error of another file keeps its name
     (tmp_path / "usual").write_bytes(b"")
     with atomic_write(tmp_path / "b.txt", sync=False):
@@ -83,10 +88,18 @@ def test_whatever_ends_the_writing_the_temporary_goes(
     )
 
 
-def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_leftovers_of_killed_writers_are_removed_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     with atomic_write(tmp_path / "a.txt"):
         (leftover,) = names(tmp_path)
-    stay = [".a.txt.tmp", "a.txt.0123abcd.tmp", ".hidden", ".a.txt.0123abcg.tmp", "a.txt"]
+    stay = [
+        ".a.txt.tmp",
+        "a.txt.0123abcd.tmp",
+        ".hidden",
+        ".a.txt.0123abcg.tmp",
+        "a.txt",
+    ]
     for name in (leftover, *stay):
         (tmp_path / name).write_bytes(b"x")
         os.utime(tmp_path / name, (time.time() - 100,) * 2)

@@ -53,7 +53,9 @@ def lora(**changes: Any) -> dict[str, Any]:
 
 def trained(captioner: HuggingFaceCaptioner) -> set[str]:
     return {
-        name for name, value in captioner.policy.model.named_parameters() if value.requires_grad
+        name
+        for name, value in captioner.policy.model.named_parameters()
+        if value.requires_grad
     }
 
 
@@ -69,7 +71,9 @@ def shaken(captioner: HuggingFaceCaptioner) -> HuggingFaceCaptioner:
 
 @torch.no_grad()
 def logits(captioner: HuggingFaceCaptioner) -> torch.Tensor:
-    return captioner.token_logits(captioner.policy, captioner.preprocess(tiny_rows(2)), IDS)
+    return captioner.token_logits(
+        captioner.policy, captioner.preprocess(tiny_rows(2)), IDS
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,7 +89,11 @@ def test_the_vision_tower_of_big_families_is_frozen_unless_asked_otherwise_and_n
         name for name, _ in captioner.policy.named_parameters(remove_duplicate=False)
     } <= names, "as engines expect"
     captioner.adapt(frozen=None, lora=None, checkpointed=False)
-    tower = {name for name in whole if name.startswith("vision_model.")} if family in BIG else set()
+    tower = (
+        {name for name in whole if name.startswith("vision_model.")}
+        if family in BIG
+        else set()
+    )
     assert bool(tower) == (family in BIG)
     assert trained(captioner) == whole - tower
 
@@ -98,9 +106,13 @@ def test_patterns_freeze_what_they_match_and_name_what_they_do_not():
     model["head"].weight = model["decoder"].weight  # tied, as GPT-2's output layer is
     with pytest.raises(CaptionerError, match=r"'encodr\.\*'.*encoder\.weight"):
         freeze(model, ["decoder.*", "encodr.*"])
-    assert all(value.requires_grad for value in model.parameters()), "nothing is frozen by half"
+    assert all(value.requires_grad for value in model.parameters()), (
+        "nothing is frozen by half"
+    )
     assert freeze(model, ["encoder.b*", "head.*"]) == ["encoder.bias", "head.weight"]
-    assert {name for name, value in model.named_parameters() if value.requires_grad} == {
+    assert {
+        name for name, value in model.named_parameters() if value.requires_grad
+    } == {
         "encoder.weight",
         "decoder.bias",
     }
@@ -110,7 +122,9 @@ def test_what_leaves_nothing_to_train_or_names_no_module_is_refused(folders):
     pytest.importorskip("peft")
     captioner = loaded(folders["blip"])
     with pytest.raises(CaptionerError, match=r"model\.lora\.target_modules.*qurey"):
-        captioner.adapt(frozen=None, lora=lora(target_modules=["qurey"]), checkpointed=False)
+        captioner.adapt(
+            frozen=None, lora=lora(target_modules=["qurey"]), checkpointed=False
+        )
     with pytest.raises(CaptionerError, match=r"model\.freeze.*\['\*'\]"):
         captioner.adapt(frozen=["*"], lora=None, checkpointed=False)
 
@@ -118,7 +132,9 @@ def test_what_leaves_nothing_to_train_or_names_no_module_is_refused(folders):
 def test_adapters_are_trained_in_a_frozen_tower_too(folders):
     pytest.importorskip("peft")
     captioner = loaded(folders["blip2"])
-    captioner.adapt(frozen=None, lora=lora(target_modules=["qkv", "q_proj"]), checkpointed=False)
+    captioner.adapt(
+        frozen=None, lora=lora(target_modules=["qkv", "q_proj"]), checkpointed=False
+    )
     parts = {name.split(".")[0] for name in trained(captioner)}
     assert parts == {"vision_model", "language_model"}
     assert all("lora_" in name for name in trained(captioner))
@@ -172,22 +188,29 @@ def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model(
     captioner = loaded(folders[family], dtype)
     captioner.adapt(frozen=None, lora=lora(), checkpointed=False)
     assert all("lora_" in name and name.startswith(TEXT) for name in trained(captioner))
-    kinds = {(value.dtype, value.requires_grad) for value in captioner.policy.parameters()}
+    kinds = {
+        (value.dtype, value.requires_grad) for value in captioner.policy.parameters()
+    }
     assert kinds == {(getattr(torch, dtype), False), (torch.float32, True)}
-    count = sum(value.numel() for value in captioner.policy.parameters() if value.requires_grad)
+    count = sum(
+        value.numel() for value in captioner.policy.parameters() if value.requires_grad
+    )
     assert trained_share(captioner.policy).startswith(f"{count:,} of")
     start = logits(captioner)
     assert not torch.allclose(start, logits(shaken(captioner)), atol=1e-2)
     captioner.save_pretrained(captioner.policy, tmp_path)
     assert not (tmp_path / ADAPTERS_FOLDER).exists()
     exported, in_float32 = loaded(tmp_path), copy.deepcopy(captioner)
-    assert not any("lora" in name or "base_layer" in name for name in exported.policy.state_dict())
+    assert not any(
+        "lora" in name or "base_layer" in name for name in exported.policy.state_dict()
+    )
     in_float32.policy.float()
     assert torch.allclose(logits(exported), logits(in_float32), atol=1e-4), (
         "the sum is not rounded to bfloat16"
     )
     assert (
-        transformers.AutoModelForImageTextToText.from_pretrained(tmp_path).dtype == torch.float32
+        transformers.AutoModelForImageTextToText.from_pretrained(tmp_path).dtype
+        == torch.float32
     ), "nor by others"
     ours = captioner.generate(
         captioner.policy, captioner.preprocess(tiny_rows(2)), Decoding(max_new_tokens=4)
@@ -196,9 +219,15 @@ def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model(
 
 
 TABLES = [
-    *(("blip", table) for table in ("word_embeddings", "text_decoder.cls.predictions.decoder")),
+    *(
+        ("blip", table)
+        for table in ("word_embeddings", "text_decoder.cls.predictions.decoder")
+    ),
     *(("vit_gpt2", table) for table in ("wte", "decoder.lm_head")),
-    *(("vit_bert", table) for table in ("word_embeddings", "decoder.cls.predictions.decoder")),
+    *(
+        ("vit_bert", table)
+        for table in ("word_embeddings", "decoder.cls.predictions.decoder")
+    ),
     *(("blip2", table) for table in ("embed_tokens", "language_model.lm_head")),
     *(("florence2", table) for table in ("shared", "embed_tokens", "lm_head")),
     *(
@@ -208,7 +237,10 @@ TABLES = [
     ),
     ("git", "word_embeddings"),
     ("instructblip", "language_model.lm_head"),
-    *((family, "embed_tokens") for family in ("qwen2_vl", "qwen2_5_vl", "smolvlm", "llava")),
+    *(
+        (family, "embed_tokens")
+        for family in ("qwen2_vl", "qwen2_5_vl", "smolvlm", "llava")
+    ),
 ]
 """Families and their tables of words, which in the first eight families are tied to one another."""
 
@@ -230,7 +262,9 @@ def test_a_table_with_adapters_is_exported_as_trained_and_so_are_those_that_were
     exported = loaded(tmp_path / "export")
     assert torch.allclose(logits(exported), expected, atol=1e-4)
     if parted:
-        assert not exported.policy.config.tie_word_embeddings, "or another reader would tie them"
+        assert not exported.policy.config.tie_word_embeddings, (
+            "or another reader would tie them"
+        )
 
 
 def test_the_reference_policy_shares_what_is_not_trained(folders):

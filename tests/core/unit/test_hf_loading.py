@@ -21,7 +21,12 @@ from transformers import (
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.text.perplexity import Perplexity
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.config import Decoding, LoraConfig, ModelConfig, SavedModelConfig
+from rl_caption.captioners.config import (
+    Decoding,
+    LoraConfig,
+    ModelConfig,
+    SavedModelConfig,
+)
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.cli.caption import caption_files
 from rl_caption.cli.configuration import parse
@@ -57,7 +62,9 @@ def refusal(**model: Any) -> str:
     return str(raised.value)
 
 
-def test_what_is_no_captioner_or_of_an_unknown_kind_is_refused_before_weights_are_read(tmp_path):
+def test_what_is_no_captioner_or_of_an_unknown_kind_is_refused_before_weights_are_read(
+    tmp_path,
+):
     assert "model.init: 'runs/lost/export/best' is not a saved captioner" in refusal(
         init="runs/lost/export/best"
     )
@@ -82,13 +89,17 @@ def test_what_is_no_captioner_or_of_an_unknown_kind_is_refused_before_weights_ar
         ("vit_gpt2", ["SpeechEncoderDecoderModel"]),
     ],
 )
-def test_a_checkpoint_for_another_task_is_no_captioner(family, architectures, tmp_path, capsys):
+def test_a_checkpoint_for_another_task_is_no_captioner(
+    family, architectures, tmp_path, capsys
+):
     folder = save_model(family, tmp_path / "model")
     file = folder / "config.json"
     config = json.loads(file.read_text())
     assert build(init=str(folder))
     file.write_text(
-        json.dumps({key: value for key, value in config.items() if key != "architectures"})
+        json.dumps(
+            {key: value for key, value in config.items() if key != "architectures"}
+        )
     )
     assert build(init=str(folder)), "of a configuration that does not tell"
     file.write_text(json.dumps(config | {"architectures": architectures}))
@@ -151,7 +162,9 @@ def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):
         (Perplexity, "lm", "export/best"),
         (lambda name: load_vlm(SavedModelConfig(init=name)), "lm", "export/best"),
     ):
-        with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path / folder / export))}\?"):
+        with pytest.raises(
+            ValueError, match=rf"{re.escape(str(tmp_path / folder / export))}\?"
+        ):
             load(str(tmp_path / folder))
 
 
@@ -180,7 +193,9 @@ def add_words(folder: Path) -> None:
         (add_words, r"44.*44"),
     ],
 )
-def test_a_part_that_is_missing_or_of_another_model_is_named(blip, tmp_path, damage, message):
+def test_a_part_that_is_missing_or_of_another_model_is_named(
+    blip, tmp_path, damage, message
+):
     folder = Path(shutil.copytree(blip, tmp_path / "broken"))
     if callable(damage):
         damage(folder)
@@ -212,13 +227,23 @@ def test_options_of_the_other_kind_of_captioner_are_refused(blip, tmp_path):
 def test_every_program_takes_a_name_on_the_hub(blip, tmp_path, monkeypatch, capsys):
     put_on_hub("someone/tiny-blip", blip, tmp_path / "hub", monkeypatch)
     spaced = f" {PROMPT.replace(' ', '  ')} "
-    assert build(name="huggingface", init="someone/tiny-blip", prompt=spaced).prompt == PROMPT
+    assert (
+        build(name="huggingface", init="someone/tiny-blip", prompt=spaced).prompt
+        == PROMPT
+    )
     assert "'someone/lost' is neither a folder with a config.json nor" in refusal(
         init="someone/lost"
     )
     (row,) = tiny_rows(1)
     row["image"].save(tmp_path / "photo.png")
-    words = ["--model", "someone/tiny-blip", "--prompt", PROMPT, "--max_new_tokens", "5"]
+    words = [
+        "--model",
+        "someone/tiny-blip",
+        "--prompt",
+        PROMPT,
+        "--max_new_tokens",
+        "5",
+    ]
     assert run_program("caption", [*words, str(tmp_path / "photo.png")]) == 0
     printed = capsys.readouterr().out.strip().split("\t")[1]
 
@@ -238,7 +263,9 @@ def test_every_program_takes_a_name_on_the_hub(blip, tmp_path, monkeypatch, caps
     assert list(judged[1].values()) == [printed]
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("hf_*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.glob("hf_*.yaml")), ids=lambda path: path.stem
+)
 def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
     path, tmp_path, monkeypatch
 ):
@@ -250,14 +277,21 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
     assert config.model.init is not None
     if not config.model.init.startswith("runs/"):
         put_on_hub(
-            config.model.init, save_model(family, tmp_path / "tiny"), tmp_path / "hub", monkeypatch
+            config.model.init,
+            save_model(family, tmp_path / "tiny"),
+            tmp_path / "hub",
+            monkeypatch,
         )
     else:
         monkeypatch.chdir(tmp_path)
         save_model(family, tmp_path / config.model.init)
     captioner = build_captioner(config.model, REFERENCES, cache_mb=0)
     assert isinstance(captioner, HuggingFaceCaptioner)
-    names = {name for name, value in captioner.policy.named_parameters() if value.requires_grad}
+    names = {
+        name
+        for name, value in captioner.policy.named_parameters()
+        if value.requires_grad
+    }
     assert names
     assert all("lora_" in name for name in names) == (config.model.lora is not None)
     length = (
@@ -267,12 +301,16 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
     )
     check_positions(captioner, "length", length)
     inputs = captioner.preprocess(tiny_rows(2))
-    captions = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=length))
+    captions = captioner.generate(
+        captioner.policy, inputs, Decoding(max_new_tokens=length)
+    )
     captioner.token_logits(captioner.policy, inputs, captions).sum().backward()
     assert config.train.batch_size % (config.train.micro_batch_size or 1) == 0
     if config.data.format in ("sharegpt4v", "jsonl"):
         return
-    coco = parse(XeConfig, ["--config", str(CONFIGS / "coco_transformer_bu_xe.yaml")], "test").data
+    coco = parse(
+        XeConfig, ["--config", str(CONFIGS / "coco_transformer_bu_xe.yaml")], "test"
+    ).data
     assert config.data.replace(num_workers=0, source=None) == coco.replace(
         num_workers=0, source=None, features_root=None, features_kwargs={}
     )
@@ -286,7 +324,9 @@ def test_where_the_hub_cannot_be_reached_the_cache_is_read_and_a_mistyped_name_a
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(huggingface_hub.utils._http.time, "sleep", waited.append)
-    assert build(name="huggingface", init="someone/tiny-blip").name == "someone/tiny-blip"
+    assert (
+        build(name="huggingface", init="someone/tiny-blip").name == "someone/tiny-blip"
+    )
     for name in ("someone/lost", "someone/lo..st"):
         assert repr(name) in refusal(name="huggingface", init=name)
         with pytest.raises(ValueError, match=f"hf-hub:{name}"):

@@ -37,7 +37,9 @@ def by_hand(folder: Path, text: str) -> float:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
-        return float(model(**tokenizer([text], return_tensors="pt"))["logits"].squeeze())
+        return float(
+            model(**tokenizer([text], return_tensors="pt"))["logits"].squeeze()
+        )
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -67,7 +69,9 @@ def test_long_captions_are_cut_to_the_positions_after_padding(folder: Path) -> N
 def test_signature_and_pickling(folder: Path) -> None:
     reward, raw = Icc(str(folder)), Icc(str(folder), clip=False)
     assert reward.signature != raw.signature
-    assert pickle.loads(pickle.dumps(raw))(None, TEXTS) == pytest.approx(raw(None, TEXTS), abs=1e-6)
+    assert pickle.loads(pickle.dumps(raw))(None, TEXTS) == pytest.approx(
+        raw(None, TEXTS), abs=1e-6
+    )
 
 
 def test_bad_models_and_arguments_are_named(folder: Path, tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def test_grey_of_any_depth_is_grey(tmp_path: Path) -> None:
     for path in (*paths, tmp_path / "16.pgm"):
         image = open_image(path)
         assert image.mode == "RGB"
-        assert np.asarray(image).tolist() == np.stack([RAMP] * 3, axis=-1).tolist(), path.name
+        assert np.asarray(image).tolist() == np.stack([RAMP] * 3, axis=-1).tolist(), (
+            path.name
+        )
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "PA", "1", "CMYK", "RGBX"])
@@ -54,12 +56,18 @@ def test_colours_of_any_mode_are_those_of_the_image(tmp_path: Path, mode: str) -
     original = black_white if mode == "1" else Image.fromarray(COLOURS)
     image = original.convert(mode)
     if mode in ("P", "PA"):
-        image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).convert("P")
+        image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).convert(
+            "P"
+        )
         image.putpalette(COLOURS.tobytes())
         image = image.convert(mode)
     images = [image]
     if mode not in ("PA", "RGBX"):  # which no format stores
-        images.append(Image.open(saved(tmp_path / ("a.tif" if mode == "CMYK" else "a.png"), image)))
+        images.append(
+            Image.open(
+                saved(tmp_path / ("a.tif" if mode == "CMYK" else "a.png"), image)
+            )
+        )
     for own in images:
         found = open_image(own)
         assert np.asarray(found).tolist() == np.asarray(original).tolist()
@@ -67,7 +75,11 @@ def test_colours_of_any_mode_are_those_of_the_image(tmp_path: Path, mode: str) -
 
 
 def test_numbers_of_an_unknown_range_are_refused_by_name(tmp_path: Path) -> None:
-    for kind, values in ((np.float32, RAMP / 255.0), (np.int32, RAMP), (np.float32, RAMP * -257.0)):
+    for kind, values in (
+        (np.float32, RAMP / 255.0),
+        (np.int32, RAMP),
+        (np.float32, RAMP * -257.0),
+    ):
         path = saved(tmp_path / "float.tif", Image.fromarray(values.astype(kind)))
         with pytest.raises(RewardError, match=r"float\.tif.*(.*F|.*I)"):
             open_image(path)
@@ -76,9 +88,7 @@ def test_numbers_of_an_unknown_range_are_refused_by_name(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ["png", "jpg", "tif", "webp"])
 def test_a_photo_stands_the_way_its_orientation_says(tmp_path: Path, kind: str) -> None:
     upright = Image.fromarray(np.kron(COLOURS, np.ones((16, 16, 1), np.uint8)))
-    flip = (
-        Image.Transpose
-    )  # the transposition that undoes each orientation, and makes it but for the quarter turns
+    flip = Image.Transpose  # the transposition that undoes each orientation, and makes it but for the quarter turns
     ways = [None, flip.FLIP_LEFT_RIGHT, flip.ROTATE_180, flip.FLIP_TOP_BOTTOM]
     ways += [flip.TRANSPOSE, flip.ROTATE_90, flip.TRANSVERSE, flip.ROTATE_270]
     for orientation, way in enumerate(ways, start=1):
@@ -98,33 +108,47 @@ def test_a_photo_stands_the_way_its_orientation_says(tmp_path: Path, kind: str) 
         )
         with Image.open(path) as opened:
             again = open_image(open_image(opened))
-        assert again.tobytes() == image.tobytes(), "from memory as from the file, and turned once"
+        assert again.tobytes() == image.tobytes(), (
+            "from memory as from the file, and turned once"
+        )
         assert image_identity(again) == image_identity(image)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_transparency_is_part_of_the_cache_key_where_it_changes_the_pixels(mode: str) -> None:
+def test_transparency_is_part_of_the_cache_key_where_it_changes_the_pixels(
+    mode: str,
+) -> None:
     opaque = noise_image(1).convert(mode)
     other = opaque.copy()
     other.putalpha(noise_image(2, opaque.size).convert("L"))
     prepare = Preprocessing(8)
     assert not torch.equal(pixels(opaque, prepare), pixels(other, prepare))
-    assert image_identity(opaque) == image_identity(opaque.copy()) != image_identity(other)
+    assert (
+        image_identity(opaque) == image_identity(opaque.copy()) != image_identity(other)
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_damaged_orientation_is_none(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
-    Image.fromarray(COLOURS).save(path, exif=b"Exif\x00\x00MM\x00*\x00\x00\x00\xff\xff\xff\xff")
+    Image.fromarray(COLOURS).save(
+        path, exif=b"Exif\x00\x00MM\x00*\x00\x00\x00\xff\xff\xff\xff"
+    )
     assert open_image(path).size == (4, 3)
 
 
-def test_an_animation_gives_its_first_frame_and_a_list_of_frames_is_refused(tmp_path: Path) -> None:
+def test_an_animation_gives_its_first_frame_and_a_list_of_frames_is_refused(
+    tmp_path: Path,
+) -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
     for kind in ("gif", "png", "webp", "tif"):
         options = {"lossless": True} if kind == "webp" else {}
         path = saved(
-            tmp_path / f"a.{kind}", frames[0], save_all=True, append_images=frames[1:], **options
+            tmp_path / f"a.{kind}",
+            frames[0],
+            save_all=True,
+            append_images=frames[1:],
+            **options,
         )
         assert open_image(path).getpixel((1, 1)) == (255, 0, 0)
     with pytest.raises(RewardError, match="2 frames"):
@@ -151,9 +175,9 @@ def test_a_bomb_is_refused_before_it_is_decoded(
 
 def test_an_image_that_was_only_opened_and_is_cut_off_is_an_error() -> None:
     buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(
-        buffer, "PNG"
-    )
+    Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    ).save(buffer, "PNG")
     with (
         Image.open(io.BytesIO(buffer.getvalue()[:3000])) as image,
         pytest.raises(RewardError, match="PngImageFile"),
@@ -161,7 +185,9 @@ def test_an_image_that_was_only_opened_and_is_cut_off_is_an_error() -> None:
         open_image(image)
 
 
-def test_images_in_folders_are_those_with_a_suffix_that_are_not_hidden(tmp_path: Path) -> None:
+def test_images_in_folders_are_those_with_a_suffix_that_are_not_hidden(
+    tmp_path: Path,
+) -> None:
     for name in (
         "b.PNG",
         "a/2.jpg",
@@ -179,7 +205,10 @@ def test_images_in_folders_are_those_with_a_suffix_that_are_not_hidden(tmp_path:
     (tmp_path / "lost.png").symlink_to(tmp_path / "nowhere.png")
     found = [str(path.relative_to(tmp_path)) for path in list_images(tmp_path)]
     assert found == ["b.PNG", "lost.png", "a/10.jpg", "a/2.jpg"]
-    assert [path.name for path in list_images(tmp_path, recursive=False)] == ["b.PNG", "lost.png"]
+    assert [path.name for path in list_images(tmp_path, recursive=False)] == [
+        "b.PNG",
+        "lost.png",
+    ]
     hidden = tmp_path / ".cache"
     (hidden / "sub").mkdir(parents=True)
     (hidden / "sub/d.png").touch()
@@ -191,8 +220,12 @@ def test_images_in_folders_are_those_with_a_suffix_that_are_not_hidden(tmp_path:
 
 
 @pytest.mark.parametrize("replace", ["written to", "replaced"])
-def test_a_file_of_equal_size_and_time_is_another_image(tmp_path: Path, replace: str) -> None:
-    path, other = (saved(tmp_path / f"{seed}.bmp", noise_image(seed, (8, 8))) for seed in (1, 2))
+def test_a_file_of_equal_size_and_time_is_another_image(
+    tmp_path: Path, replace: str
+) -> None:
+    path, other = (
+        saved(tmp_path / f"{seed}.bmp", noise_image(seed, (8, 8))) for seed in (1, 2)
+    )
     os.utime(path, ns=(10**9, 10**9))
     before, status = image_identity(path), path.stat()
     copy = tmp_path / "copy.bmp"
@@ -203,7 +236,10 @@ def test_a_file_of_equal_size_and_time_is_another_image(tmp_path: Path, replace:
     else:
         path.write_bytes(other.read_bytes())
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (
+        status.st_size,
+        status.st_mtime_ns,
+    )
     assert image_identity(path) != before
 
 
@@ -217,8 +253,12 @@ def test_a_file_that_stays_as_it_is_is_read_once(
     assert image_identity(str(path)) == key
 
 
-def test_the_key_of_an_image_changes_with_each_thing_that_it_names(tmp_path: Path) -> None:
-    files = [saved(tmp_path / f"{number}.bmp", noise_image(number)) for number in (1, 2)]
+def test_the_key_of_an_image_changes_with_each_thing_that_it_names(
+    tmp_path: Path,
+) -> None:
+    files = [
+        saved(tmp_path / f"{number}.bmp", noise_image(number)) for number in (1, 2)
+    ]
     for file in files:
         os.utime(file, ns=(10**9, 10**9))
     assert files[0].stat().st_size == files[1].stat().st_size

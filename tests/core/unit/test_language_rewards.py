@@ -17,7 +17,13 @@ from transformers import (
 
 from rewards.base import RewardError
 from rewards.language.build import CachedModel, build_model
-from rewards.language.caption_qa import NOT_SAID, PROMPT, CaptionQA, length_factor, shuffled_choices
+from rewards.language.caption_qa import (
+    NOT_SAID,
+    PROMPT,
+    CaptionQA,
+    length_factor,
+    shuffled_choices,
+)
 from rewards.language.claims import Claims, distinct, harmonic_mean
 from rewards.language.judge import PROMPT as JUDGE_PROMPT
 from rewards.language.judge import VlmJudge
@@ -34,7 +40,11 @@ from tests.vlm_for_tests import answering_vlm
 
 CAPTION = "a brown dog runs on the grass"
 QUESTIONS = [
-    {"question": "What animal is it?", "choices": ["dog", "cat", "bird"], "answer": "dog"},
+    {
+        "question": "What animal is it?",
+        "choices": ["dog", "cat", "bird"],
+        "answer": "dog",
+    },
     {"question": "Where is it?", "choices": ["beach", "grass"], "answer": "grass"},
 ]
 
@@ -69,11 +79,16 @@ def knowing_what_the_caption_says(question: Question) -> list[float]:
     lines = [line[3:] for line in question.text.splitlines() if line[1:3] == ". "]
     said = [line in caption for line in lines]
     chosen = said.index(True) if any(said) else lines.index("The caption does not say.")
-    return [0.9 if place == chosen else 0.1 / (len(lines) - 1) for place in range(len(lines))]
+    return [
+        0.9 if place == chosen else 0.1 / (len(lines) - 1)
+        for place in range(len(lines))
+    ]
 
 
 @pytest.mark.usefixtures("random_weights")
-def test_a_local_model_answers_by_the_probabilities_of_the_labels(language_model: str) -> None:
+def test_a_local_model_answers_by_the_probabilities_of_the_labels(
+    language_model: str,
+) -> None:
     reward = CaptionQA(model=language_model, words=None)
     captions = [CAPTION, "a cat", "two small birds sit on a long branch of a tree"]
     scores = reward(None, captions, questions=[QUESTIONS] * 3, image_id=["1", "2", "3"])
@@ -88,7 +103,8 @@ def test_a_local_model_answers_by_the_probabilities_of_the_labels(language_model
             choices = [*item["choices"], "The caption does not say."]
             order = shuffled_choices(len(choices), 0, image_id, index)
             lines = "\n".join(
-                f"{'ABCD'[place]}. {choices[choice]}" for place, choice in enumerate(order)
+                f"{'ABCD'[place]}. {choices[choice]}"
+                for place, choice in enumerate(order)
             )
             text = (
                 PROMPT.format(caption=caption, question=item["question"], choices=lines)
@@ -97,9 +113,14 @@ def test_a_local_model_answers_by_the_probabilities_of_the_labels(language_model
             ids = torch.tensor([tokenizer(text)["input_ids"]])
             logits = network(ids).logits[0, -1]
             letters = torch.stack(
-                [logits[tokenizer("ABCD"[place])["input_ids"][0]] for place in range(len(choices))]
+                [
+                    logits[tokenizer("ABCD"[place])["input_ids"][0]]
+                    for place in range(len(choices))
+                ]
             )
-            marks.append(letters.softmax(0)[order.index(choices.index(item["answer"]))].item())
+            marks.append(
+                letters.softmax(0)[order.index(choices.index(item["answer"]))].item()
+            )
         expected.append(sum(marks) / 2)
     assert scores == pytest.approx(expected, rel=1e-4)
     assert len(set(scores)) == 3
@@ -108,17 +129,29 @@ def test_a_local_model_answers_by_the_probabilities_of_the_labels(language_model
 def test_questions_are_shuffled_by_image_and_seed_and_not_by_caption() -> None:
     reward = CaptionQA(model=Scripted(knowing_what_the_caption_says))
     scores = reward(
-        None, [CAPTION, "a cat on the grass"], questions=[QUESTIONS] * 2, image_id=["1", "1"]
+        None,
+        [CAPTION, "a cat on the grass"],
+        questions=[QUESTIONS] * 2,
+        image_id=["1", "1"],
     )
     assert scores == pytest.approx([0.9, (0.1 / 3 + 0.9) / 2])
-    texts = [question.text.split("Question: ")[1] for question in reward.language_model.asked]
+    texts = [
+        question.text.split("Question: ")[1] for question in reward.language_model.asked
+    ]
     assert texts[:2] == texts[2:]
-    orders = {tuple(shuffled_choices(4, seed, image, 0)) for seed in range(5) for image in "abcde"}
+    orders = {
+        tuple(shuffled_choices(4, seed, image, 0))
+        for seed in range(5)
+        for image in "abcde"
+    }
     assert len(orders) > 10
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
     exact = CaptionQA(model=Scripted(knowing_what_the_caption_says), score="accuracy")
     assert exact(
-        None, [CAPTION, "a cat on grass"], questions=[QUESTIONS] * 2, image_id=["1", "1"]
+        None,
+        [CAPTION, "a cat on grass"],
+        questions=[QUESTIONS] * 2,
+        image_id=["1", "1"],
     ) == [1.0, 0.5]
 
 
@@ -145,9 +178,15 @@ def test_a_caption_of_400_words_does_not_win_by_length() -> None:
     [
         ([], "questions"),
         ([{"question": "x", "choices": ["a", "b"]}], "answer"),
-        ([QUESTIONS[0], {"question": "x", "choices": ["a", "b"], "answer": "c"}], "question 1"),
+        (
+            [QUESTIONS[0], {"question": "x", "choices": ["a", "b"], "answer": "c"}],
+            "question 1",
+        ),
         ([{"question": "x", "choices": ["a"], "answer": "a"}], "choices"),
-        ([{"question": "x", "choices": [*map(str, range(26))], "answer": "1"}], "choices"),
+        (
+            [{"question": "x", "choices": [*map(str, range(26))], "answer": "1"}],
+            "choices",
+        ),
         ([{"question": "x", "choices": ["a", NOT_SAID], "answer": "a"}], "choices"),
         ([{"question": "x", "choices": ["a b", "a  b "], "answer": "a b"}], "choices"),
     ],
@@ -208,7 +247,9 @@ def test_claims_are_verified_against_the_image_by_a_vision_language_model(
 ) -> None:
     reward = Claims(model=vision_model, source="image", score="precision")
     assert reward.columns == {"image"}
-    first, second = reward(None, ["a red circle"] * 2, image=[noise_image(0), noise_image(1)])
+    first, second = reward(
+        None, ["a red circle"] * 2, image=[noise_image(0), noise_image(1)]
+    )
     assert 0 < first < 1
     assert first != second, "the image matters"
 
@@ -227,8 +268,12 @@ def test_a_rating_is_the_expectation_of_its_digit(vision_model: str) -> None:
         [{"role": "user", "content": content}],
         add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
     )  # fmt: skip
-    logits = AutoModelForImageTextToText.from_pretrained(vision_model)(**inputs).logits[0, -1]
-    digits = logits[processor.tokenizer.convert_tokens_to_ids(list("0123456789"))].softmax(0)
+    logits = AutoModelForImageTextToText.from_pretrained(vision_model)(**inputs).logits[
+        0, -1
+    ]
+    digits = logits[
+        processor.tokenizer.convert_tokens_to_ids(list("0123456789"))
+    ].softmax(0)
     assert score == pytest.approx(
         sum(digit * mass.item() for digit, mass in enumerate(digits)) / 9, rel=1e-4
     )
@@ -248,7 +293,9 @@ def test_labels_that_the_tokenizer_confuses_are_refused(language_model: str) -> 
         chooser.choose([Question("x", ("yes", "yesterday"), "row 3")])
 
 
-def test_a_local_model_that_is_about_to_say_something_else_is_an_error(language_model: str) -> None:
+def test_a_local_model_that_is_about_to_say_something_else_is_an_error(
+    language_model: str,
+) -> None:
     question = Question("Is it a dog?", ("Yes", "No"), "row 3")
     with pytest.raises(RewardError, match=r"row 3.*probability 0\.\d+"):
         build_model("r", language_model, None).choose([question])
@@ -268,14 +315,18 @@ def test_a_local_model_does_not_think_unless_it_is_told_to(tmp_path: Path) -> No
     model = thinking_model(tmp_path)
     question = Question("a dog", ("A", "B"), "row 0")
     (silent,) = build_model("r", model, None).choose([question])
-    thinking = build_model("r", model, None, chat_template_kwargs={"enable_thinking": True})
+    thinking = build_model(
+        "r", model, None, chat_template_kwargs={"enable_thinking": True}
+    )
     assert thinking.choose([question]) != [silent]
     assert thinking.choose([Question("a dog a bird", ("A", "B"), "row 0")]) == [silent]
     assert thinking.signature != build_model("r", model, None).signature
 
 
 @pytest.mark.usefixtures("random_weights")
-def test_what_a_vision_language_model_cannot_read_is_named_with_its_row(vision_model: str) -> None:
+def test_what_a_vision_language_model_cannot_read_is_named_with_its_row(
+    vision_model: str,
+) -> None:
     reward = VlmJudge(model=vision_model)
     good = noise_image(0)
     with pytest.raises(RewardError, match=r"row 1.*reads 512"):
@@ -293,12 +344,18 @@ def test_what_a_vision_language_model_cannot_read_is_named_with_its_row(vision_m
 def token_listing(*tokens: tuple[Any, Any]) -> dict[str, Any]:
     """An answer of the endpoint, with tokens and their logarithms of probabilities as they are."""
     content = [
-        {"top_logprobs": [{"token": token, "logprob": logprob} for token, logprob in tokens]}
+        {
+            "top_logprobs": [
+                {"token": token, "logprob": logprob} for token, logprob in tokens
+            ]
+        }
     ]
     return {"choices": [{"logprobs": {"content": content}}]}
 
 
-def test_an_endpoint_answers_by_the_probabilities_it_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_answers_by_the_probabilities_it_lists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     bodies: list[dict[str, Any]] = []
 
@@ -314,7 +371,11 @@ def test_an_endpoint_answers_by_the_probabilities_it_lists(monkeypatch: pytest.M
     assert score == pytest.approx([2 / 3, 1 / 3, 0.0][order.index(1)])
     assert bodies[0]["path"] == "/v1/chat/completions"
     assert bodies[0]["key"] == "Bearer secret"
-    assert (bodies[0]["temperature"], bodies[0]["max_tokens"], bodies[0]["model"]) == (0, 1, "m")
+    assert (bodies[0]["temperature"], bodies[0]["max_tokens"], bodies[0]["model"]) == (
+        0,
+        1,
+        "m",
+    )
     assert "secret" not in reward.signature
 
 
@@ -335,9 +396,13 @@ def test_an_endpoint_answers_by_the_probabilities_it_lists(monkeypatch: pytest.M
         (503, {"error": "busy"}),
     ],
 )
-def test_an_endpoint_that_fails_is_an_error_with_row_and_question(answer: tuple[Any, ...]) -> None:
+def test_an_endpoint_that_fails_is_an_error_with_row_and_question(
+    answer: tuple[Any, ...],
+) -> None:
     with endpoint(lambda _: answer) as options:
-        reward = MixedReward({"qa": (CaptionQA(endpoint=options | {"attempts": 1}), 1.0)})
+        reward = MixedReward(
+            {"qa": (CaptionQA(endpoint=options | {"attempts": 1}), 1.0)}
+        )
         with pytest.raises(RewardError, match="row 0, question 0"):
             reward(None, [CAPTION], questions=[QUESTIONS], image_id=["1"])
 
@@ -350,7 +415,9 @@ def test_an_endpoint_that_fails_is_an_error_with_row_and_question(answer: tuple[
         ({}, None),
     ],
 )
-def test_an_endpoint_gets_the_variables_of_the_chat_template(given: Any, sent: Any) -> None:
+def test_an_endpoint_gets_the_variables_of_the_chat_template(
+    given: Any, sent: Any
+) -> None:
     bodies = []
 
     def answer(body: dict[str, Any]) -> tuple[int, Any]:
@@ -360,7 +427,9 @@ def test_an_endpoint_gets_the_variables_of_the_chat_template(given: Any, sent: A
     with endpoint(answer) as options:
         reward = Claims(endpoint=options, chat_template_kwargs=given)
         reward(None, [CAPTION], references=[[CAPTION]])
-    assert {json.dumps(body.get("chat_template_kwargs")) for body in bodies} == {json.dumps(sent)}
+    assert {json.dumps(body.get("chat_template_kwargs")) for body in bodies} == {
+        json.dumps(sent)
+    }
     assert ("thinking" in reward.signature) == bool(given)
 
 
@@ -370,13 +439,18 @@ def test_wrong_options_of_an_endpoint_are_named() -> None:
     with pytest.raises(ValueError, match=r"endpoint.*modell"):
         CaptionQA(endpoint={"url": "http://127.0.0.1:1", "modell": "m"})
     with pytest.raises(ValueError, match=r"endpoint.*concurrency"):
-        CaptionQA(endpoint={"url": "http://127.0.0.1:1", "model": "m", "concurrency": 0})
+        CaptionQA(
+            endpoint={"url": "http://127.0.0.1:1", "model": "m", "concurrency": 0}
+        )
 
 
 def test_a_token_that_is_listed_twice_counts_once_and_two_of_one_text_both() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
     with endpoint(
-        lambda _: (200, token_listing(("A", half), ("A", half), ("A", quarter), ("B", quarter)))
+        lambda _: (
+            200,
+            token_listing(("A", half), ("A", half), ("A", quarter), ("B", quarter)),
+        )
     ) as options:
         chooser = CaptionQA(endpoint=options).language_model
         assert chooser.choose([Question("x", ("A", "B", "C"), "row 0")]) == [
@@ -412,7 +486,9 @@ def test_answers_are_kept_by_model_prompt_labels_and_image(tmp_path: Path) -> No
     cached.choose([question, *others])
     assert len(scripted.asked) == 5, "each of the others is another question"
     again = Scripted(answer)
-    assert CachedModel(again, tmp_path).choose([question, *others]) == [[0.25, 0.75]] * 5
+    assert (
+        CachedModel(again, tmp_path).choose([question, *others]) == [[0.25, 0.75]] * 5
+    )
     assert again.asked == []
     again.signature = "another model"
     CachedModel(again, tmp_path).choose([question])
@@ -444,7 +520,9 @@ def test_questions_are_a_column_of_json_lines(tmp_path: Path) -> None:
     path.write_text(json.dumps(row))
     assert jsonl(path).split("train")[0]["questions"] == QUESTIONS
     path.write_text(
-        json.dumps(row | {"questions": [{"question": "x", "choices": "ab", "answer": "a"}]})
+        json.dumps(
+            row | {"questions": [{"question": "x", "choices": "ab", "answer": "a"}]}
+        )
     )
     with pytest.raises(DataError, match=r"questions.*choices"):
         jsonl(path)

@@ -51,7 +51,11 @@ SPACED = {
     "2": ["两 个 人 在 海 边 骑 自 行 车", "海 边 两 名 男 子 骑 着 自 行 车"],
     "3": ["一 个 女 孩 拿 着 iphone 15 自 拍", "穿 红 裙 子 的 女 孩 在 自 拍"],
 }
-CAPTIONS = {"1": "一只猫在沙发上", "2": "一个男子在海边骑自行车", "3": "女孩拿着iPhone自拍"}
+CAPTIONS = {
+    "1": "一只猫在沙发上",
+    "2": "一个男子在海边骑自行车",
+    "3": "女孩拿着iPhone自拍",
+}
 SPACED_CAPTIONS = {
     "1": "一 只 猫 在 沙 发 上",
     "2": "一 个 男 子 在 海 边 骑 自 行 车",
@@ -70,7 +74,11 @@ WORDS = [
     ),
     ("unicode", "एक कुत्ता हरी घास पर दौड़ रहा है।", "एक कुत्ता हरी घास पर दौड़ रहा है"),
     ("unicode", "رجلٌ يركبُ درّاجةً، في الشارع!", "رجلٌ يركبُ درّاجةً في الشارع"),
-    ("unicode", "می\u200cدود", "میدود"),  # Persian: a zero-width non-joiner lies within a word
+    (
+        "unicode",
+        "می\u200cدود",
+        "میدود",
+    ),  # Persian: a zero-width non-joiner lies within a word
     ("unicode", "Ｃａｆé, l'ﬁlm", "café l film"),  # NFKC: full width, a ligature
     ("unicode", "cafe\u0301", "café"),
     (
@@ -78,7 +86,11 @@ WORDS = [
         "一只橘猫躺在2张iPhone 15旁边，很可爱！",
         "一 只 橘 猫 躺 在 2 张 iphone 15 旁 边 很 可 爱",
     ),
-    ("char", "ラーメンを食べる人々。ｶﾞﾗｽの上", "ラ ー メ ン を 食 べ る 人 々 ガ ラ ス の 上"),
+    (
+        "char",
+        "ラーメンを食べる人々。ｶﾞﾗｽの上",
+        "ラ ー メ ン を 食 べ る 人 々 ガ ラ ス の 上",
+    ),
     ("char", "葛\U000e0100城の桜❤️", "葛 城 の 桜"),  # variation selectors are no tokens
     ("char", "두 남자가 걷고 있다.", "두 남자가 걷고 있다"),
 ]
@@ -87,8 +99,12 @@ WORDS = [
 def test_tokens() -> None:
     for tokenizer, text, expected in WORDS:
         tokens = TOKENIZERS[tokenizer](text)
-        assert tokens == [unicodedata.normalize("NFKC", word) for word in expected.split()]
-        assert TOKENIZERS[tokenizer](" ".join(tokens)) == tokens, "tokens of tokens are the tokens"
+        assert tokens == [
+            unicodedata.normalize("NFKC", word) for word in expected.split()
+        ]
+        assert TOKENIZERS[tokenizer](" ".join(tokens)) == tokens, (
+            "tokens of tokens are the tokens"
+        )
 
 
 @given(st.text(st.characters(exclude_categories=["Cf", "Cs", "Cn"]), max_size=40))
@@ -102,40 +118,58 @@ def test_words_are_runs_of_letters_marks_and_digits(text: str) -> None:
 
 def test_cider_of_characters_is_the_toolkits_of_spaced_text() -> None:
     ids = list(CHINESE)
-    expected = Cider().compute_score(SPACED, {key: [SPACED_CAPTIONS[key]] for key in ids})
+    expected = Cider().compute_score(
+        SPACED, {key: [SPACED_CAPTIONS[key]] for key in ids}
+    )
     reward = build("cider", eos=False, tokenizer="char")
     found = reward(
-        None, list(CAPTIONS.values()), references=[CHINESE[key] for key in ids], image_id=ids
+        None,
+        list(CAPTIONS.values()),
+        references=[CHINESE[key] for key in ids],
+        image_id=ids,
     )
     assert found == pytest.approx(expected[1].tolist(), rel=1e-12)
     assert min(found) > 0.5
-    assert validation_cider(CAPTIONS, CHINESE, "char") == pytest.approx(expected[0], rel=1e-12)
+    assert validation_cider(CAPTIONS, CHINESE, "char") == pytest.approx(
+        expected[0], rel=1e-12
+    )
     by_words = build("cider", eos=False)(
         None, list(CAPTIONS.values()), references=list(CHINESE.values()), image_id=ids
     )
-    assert max(by_words) < 0.1, "the toolkit's English tokenizer finds next to nothing in common"
-    judge = build_judges({"cider": JudgeConfig()}, None, list(CHINESE.values()), tokenizer="char")[
-        "cider"
-    ]
-    assert judge(None, list(CAPTIONS.values()), references=list(CHINESE.values())) == pytest.approx(
-        found
+    assert max(by_words) < 0.1, (
+        "the toolkit's English tokenizer finds next to nothing in common"
     )
+    judge = build_judges(
+        {"cider": JudgeConfig()}, None, list(CHINESE.values()), tokenizer="char"
+    )["cider"]
+    assert judge(
+        None, list(CAPTIONS.values()), references=list(CHINESE.values())
+    ) == pytest.approx(found)
 
 
 def test_rewards_count_the_named_tokens() -> None:
     text, references = ["女孩女孩自拍"], [["女孩自拍"]]
-    rouge = Rouge().compute_score({"1": ["女 孩 自 拍"]}, {"1": ["女 孩 女 孩 自 拍"]})[0]
-    assert build("rouge_l", tokenizer="char")(None, text, references=references) == pytest.approx(
-        [rouge]
-    )
-    assert build("bleu", n=1, tokenizer="char")(None, text, references=references) == pytest.approx(
-        [4 / 6]
-    )
+    rouge = Rouge().compute_score({"1": ["女 孩 自 拍"]}, {"1": ["女 孩 女 孩 自 拍"]})[
+        0
+    ]
+    assert build("rouge_l", tokenizer="char")(
+        None, text, references=references
+    ) == pytest.approx([rouge])
+    assert build("bleu", n=1, tokenizer="char")(
+        None, text, references=references
+    ) == pytest.approx([4 / 6])
     assert build("repetition", tokenizer="char")(None, text) == [-1 / 5]
     two = {"image_id": ["1", "1"]}
-    assert build("diversity", eos=False, tokenizer="char")(None, ["一只猫", "一只狗"], **two)[0] < 1
+    assert (
+        build("diversity", eos=False, tokenizer="char")(
+            None, ["一只猫", "一只狗"], **two
+        )[0]
+        < 1
+    )
     assert build("diversity", eos=False)(None, ["一只猫", "一只狗"], **two) == [1, 1]
-    assert build("consensus", tokenizer="char")(None, ["一只猫", "一只狗"], **two)[0] > 0
+    assert (
+        build("consensus", tokenizer="char")(None, ["一只猫", "一只狗"], **two)[0] > 0
+    )
     samples = evaluate_samples(
         {"1": ["一只猫", "一只狗"], "2": ["海边", "海滩"]}, CHINESE, tokenizer="char"
     )
@@ -143,12 +177,19 @@ def test_rewards_count_the_named_tokens() -> None:
 
 
 def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
-    counted = DocumentFrequencies.from_texts(CHINESE.values(), eos=True, tokenizer="char")
+    counted = DocumentFrequencies.from_texts(
+        CHINESE.values(), eos=True, tokenizer="char"
+    )
     counted.save(tmp_path / "df.npz")
     with pytest.raises(ValueError, match=r"'char'.*'unicode'"):
         build("cider", df=tmp_path / "df.npz", tokenizer="unicode")
-    terms = {name: RewardTerm() for name in ("cider", "bleu", "rouge_l", "repetition", "diversity")}
-    made = build_reward(RewardConfig(terms=terms), list(CHINESE.values()), tokenizer="char")
+    terms = {
+        name: RewardTerm()
+        for name in ("cider", "bleu", "rouge_l", "repetition", "diversity")
+    }
+    made = build_reward(
+        RewardConfig(terms=terms), list(CHINESE.values()), tokenizer="char"
+    )
     assert made.tokenizer == "char"
     assert all("char" in reward.signature for reward in made.rewards.values())
     again = {f"my_{name}": RewardTerm(target=REWARDS[name]) for name in terms}
@@ -160,12 +201,21 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
     ]
     plain = build_reward(RewardConfig(terms=terms), list(CHINESE.values()))
     assert all("char" not in reward.signature for reward in plain.rewards.values())
-    assert "char" in build_reranker("consensus", {}, list(CHINESE.values()), "char").signature
+    assert (
+        "char"
+        in build_reranker("consensus", {}, list(CHINESE.values()), "char").signature
+    )
     (tmp_path / "objects.txt").write_text("dog, puppy\n")
     english = {"chair": RewardTerm(kwargs={"synonyms": str(tmp_path / "objects.txt")})}
-    with pytest.raises(ConfigError, match=r"'chair'.*English captions.*'ptb'.*'unicode'"):
-        build_reward(RewardConfig(terms=english), list(GERMAN.values()), tokenizer="unicode")
-    with pytest.raises(ValueError, match=r"data.tokenizer is 'char'.*remove_bad_endings"):
+    with pytest.raises(
+        ConfigError, match=r"'chair'.*English captions.*'ptb'.*'unicode'"
+    ):
+        build_reward(
+            RewardConfig(terms=english), list(GERMAN.values()), tokenizer="unicode"
+        )
+    with pytest.raises(
+        ValueError, match=r"data.tokenizer is 'char'.*remove_bad_endings"
+    ):
         EvaluateModelConfig(
             model="m",
             data=DataConfig(tokenizer="char", path="d"),
@@ -187,7 +237,9 @@ def test_evaluation_says_what_is_english() -> None:
     assert found.metrics["vocabulary/size"] == len(
         {c for text in SPACED_CAPTIONS.values() for c in text.split()}
     )
-    other = evaluate_captions(CAPTIONS, CHINESE, metrics=("rouge",), tokenizer="unicode")
+    other = evaluate_captions(
+        CAPTIONS, CHINESE, metrics=("rouge",), tokenizer="unicode"
+    )
     assert "tokenizer:char[NFKC," in found.signature
     assert "tokenizer:unicode[NFKC," in other.signature
 
@@ -204,13 +256,17 @@ def test_the_monitor_has_no_english_endings() -> None:
     start = Findings(0.0, {}, seen)
     assert judge_alarm(Findings(1.0, {}, seen), start, usual, Thresholds()) == {}
     worse = caption_statistics(["Mann Mann Mann Mann Mann Mann"] * 2, "unicode")
-    assert "repeated_ngrams" in judge_alarm(Findings(1.0, {}, worse), start, usual, Thresholds())
+    assert "repeated_ngrams" in judge_alarm(
+        Findings(1.0, {}, worse), start, usual, Thresholds()
+    )
 
 
 def test_a_vocabulary_of_characters(tmp_path: Path) -> None:
     options: dict[str, Any] = {"image_size": 16, "patch_size": 8, **SHAPE}
     references = list(CHINESE.values())
-    captioner = build_captioner(NewModelConfig(min_count=1, kwargs=options), references, 0, "char")
+    captioner = build_captioner(
+        NewModelConfig(min_count=1, kwargs=options), references, 0, "char"
+    )
     assert isinstance(captioner, TransformerCaptioner)
     text = "女孩拿着iPhone 15自拍！"
     ids = captioner.encode([text], 16)
@@ -227,10 +283,16 @@ SEGMENTED = {
     "1": ["一只 橘猫 躺 在 沙发 上 。", "沙发 上 有 一只 猫"],
     "2": ["スケートボード に 乗る 男性", "海辺 を 自転車 で 走る 二人"],
 }
-JAPANESE = {"1": ["ソファの上で猫が寝ている。", "猫とソファ"], "2": ["スケートボードに乗る男性"]}
+JAPANESE = {
+    "1": ["ソファの上で猫が寝ている。", "猫とソファ"],
+    "2": ["スケートボードに乗る男性"],
+}
 THAI = {"1": ["แมวสีส้มนอนอยู่บนโซฟา", "มีแมวอยู่บนโซฟา"]}
 SPACED_THAI = {"1": ["แมว สี ส้ม นอน อยู่ บน โซฟา", "มี แมว อยู่ บน โซฟา"]}
-ENGLISH = {"1": ["a sign that says 東京駅 above a door", "a café"], "2": ["고양이가 소파에 있다"]}
+ENGLISH = {
+    "1": ["a sign that says 東京駅 above a door", "a café"],
+    "2": ["고양이가 소파에 있다"],
+}
 
 
 @pytest.mark.parametrize(
@@ -272,5 +334,9 @@ def test_captions_without_spaces_are_warned_of_where_words_are_counted(
 
 
 def test_models_that_read_captions_themselves_are_not_warned_of_words() -> None:
-    rows = [{"image_id": "1", "image": Image.new("RGB", (8, 8)), "references": CHINESE["1"]}]
-    assert not check_data(Splits({"train": rows}, "here"), ["train"], tokenizer=None).warnings
+    rows = [
+        {"image_id": "1", "image": Image.new("RGB", (8, 8)), "references": CHINESE["1"]}
+    ]
+    assert not check_data(
+        Splits({"train": rows}, "here"), ["train"], tokenizer=None
+    ).warnings

@@ -43,7 +43,9 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         (2, 1, None, r"train\.num_processes is 1, but 2", 1),
     ],
 )
-def test_number_of_processes(running, expected, world_size, reason, advised, monkeypatch):
+def test_number_of_processes(
+    running, expected, world_size, reason, advised, monkeypatch
+):
     if world_size is not None:
         monkeypatch.setenv("WORLD_SIZE", world_size)
     if reason is None:
@@ -54,36 +56,49 @@ def test_number_of_processes(running, expected, world_size, reason, advised, mon
     assert f"--num_processes {advised} " in str(caught.value)
 
 
-def test_launch_command_quotes_and_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_command_quotes_and_names_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     command = launch.launch_command(2, ["scripts/scst.py", "--config", "my run.yaml"])
-    assert command.startswith("ACCELERATE_USE_CPU=true accelerate launch --num_processes 2 ")
+    assert command.startswith(
+        "ACCELERATE_USE_CPU=true accelerate launch --num_processes 2 "
+    )
     assert "--multi_gpu" in command
     assert command.endswith(" scripts/scst.py --config 'my run.yaml'")
     assert "--multi_gpu" not in launch.launch_command(1, ["s.py"])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert launch.launch_command(2, ["s.py"]).startswith("accelerate launch --num_processes 2 ")
+    assert launch.launch_command(2, ["s.py"]).startswith(
+        "accelerate launch --num_processes 2 "
+    )
 
 
 def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: None)
+    monkeypatch.setattr(
+        "torch.accelerator.current_accelerator", lambda check_available: None
+    )
     assert engines.accelerator_kwargs() == {}, "a single process needs nothing"
     monkeypatch.setenv("LOCAL_RANK", "1")
     on_cpu = engines.accelerator_kwargs()
     assert on_cpu.keys() == {"cpu", "kwargs_handlers"}
     assert on_cpu["cpu"] is True
-    assert [handler.gradient_as_bucket_view for handler in on_cpu["kwargs_handlers"]] == [True]
+    assert [
+        handler.gradient_as_bucket_view for handler in on_cpu["kwargs_handlers"]
+    ] == [True]
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     (handler,) = engines.accelerator_kwargs()["kwargs_handlers"]
     assert handler.backend == "gloo"
     import torch
 
     monkeypatch.setattr(
-        "torch.accelerator.current_accelerator", lambda check_available: torch.device("cuda")
+        "torch.accelerator.current_accelerator",
+        lambda check_available: torch.device("cuda"),
     )
     assert engines.accelerator_kwargs() == {}
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
-    assert engines.accelerator_kwargs() == {"kwargs_handlers": on_cpu["kwargs_handlers"]}
+    assert engines.accelerator_kwargs() == {
+        "kwargs_handlers": on_cpu["kwargs_handlers"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -98,7 +113,9 @@ def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["done", "failed", "stopped before training"],
 )
-def test_the_launcher_ends_with_the_code_of_its_process(script, code, tmp_path, monkeypatch):
+def test_the_launcher_ends_with_the_code_of_its_process(
+    script, code, tmp_path, monkeypatch
+):
     for name in ("PET_SIGNALS_TO_HANDLE", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "")  # put back afterwards
     (tmp_path / "script.py").write_text(script)
@@ -144,7 +161,10 @@ def test_the_first_signal_asks_and_a_later_one_ends(
 ) -> None:
     command = [sys.executable, "-c", SIGNALLED, str(seconds), hangup]
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True
+        command,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout) == (code, printed), done.stderr
 
@@ -241,7 +261,9 @@ def test_the_memory_of_freed_tensors_is_kept_but_where_the_user_set_the_allocato
     own: dict[str, str], kept: int
 ) -> None:
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("MALLOC_")
     }
     done = subprocess.run(
         [sys.executable, "-c", PAGE_FAULTS],
@@ -269,7 +291,9 @@ def test_the_memory_of_freed_tensors_is_kept_but_where_the_user_set_the_allocato
         ("DNNL_DEFAULT_FPMATH_MODE", "any"),
     ],
 )
-def test_variables_that_change_numbers_are_refused_by_name(name: str, value: str) -> None:
+def test_variables_that_change_numbers_are_refused_by_name(
+    name: str, value: str
+) -> None:
     with pytest.raises(LaunchError, match=f"{name} is {value!r}"):
         launch.check_environment({name: value})
 

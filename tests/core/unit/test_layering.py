@@ -40,7 +40,9 @@ print(sorted({heavy!r} & set(sys.modules)))
 """
 
 
-def run_python(code: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str, folder: Path = REPOSITORY
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(code)]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
@@ -71,7 +73,9 @@ def test_every_reward_module_imports_without_the_trainer() -> None:
         "not even inside a function"
     )
     blocked = {"rl_caption", "trl", "transformers"}
-    done = run_python(IMPORT_EVERYTHING_WITHOUT.format(package="rewards", blocked=blocked))
+    done = run_python(
+        IMPORT_EVERYTHING_WITHOUT.format(package="rewards", blocked=blocked)
+    )
     assert done.returncode == 0, done.stderr
     modules = list((REPOSITORY / "rewards").rglob("*.py"))
     assert int(done.stdout) == len(modules) - 1, (
@@ -86,7 +90,9 @@ def test_only_the_command_line_knows_the_parser_library_and_progress_bars_are_th
         REPOSITORY / "rewards", {"tqdm"}
     )
     assert [
-        line for line in found if not line.startswith("cli/") and not line.endswith(": tqdm.auto")
+        line
+        for line in found
+        if not line.startswith("cli/") and not line.endswith(": tqdm.auto")
     ] == []
 
 
@@ -112,7 +118,9 @@ HEAVY = {
 )
 def test_import_is_light(packages: str, light: set[str]) -> None:
     done = run_python(
-        LOADED_AFTER.format(packages=packages, heavy=(HEAVY | {"psutil", "jinja2"}) - light)
+        LOADED_AFTER.format(
+            packages=packages, heavy=(HEAVY | {"psutil", "jinja2"}) - light
+        )
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
@@ -139,22 +147,39 @@ print(sorted({heavy!r} & set(sys.modules)))
 
 def test_training_programs_bring_no_models_until_one_is_made() -> None:
     packages = "rl_caption.programs.train, rl_caption.reward_models.program, rl_caption.programs.ablation.runner"
-    heavy = FOR_SOME_MODELS | {"open_clip", "trl", "deepspeed", "pycocoevalcap", "jsonargparse"}
+    heavy = FOR_SOME_MODELS | {
+        "open_clip",
+        "trl",
+        "deepspeed",
+        "pycocoevalcap",
+        "jsonargparse",
+    }
     done = run_python(LOADED_AFTER.format(packages=packages, heavy=heavy))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
 
 
-SCORE = ["score", "--captions", "captions.json", "--references", "references.json", "--reward"]
+SCORE = [
+    "score",
+    "--captions",
+    "captions.json",
+    "--references",
+    "references.json",
+    "--reward",
+]
 
 
 @pytest.mark.parametrize(
     "words", [["--help"], [*SCORE, "cider"], [*SCORE, "bleu"], [*SCORE, "rouge_l"]]
 )
-def test_help_and_scores_of_texts_need_nothing_heavy(words: list[str], tmp_path: Path) -> None:
+def test_help_and_scores_of_texts_need_nothing_heavy(
+    words: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "captions.json").write_text('[{"image_id": "a", "caption": "a dog"}]')
     (tmp_path / "references.json").write_text('{"a": ["the dog", "a cat"]}')
-    code = RUN.format(words=words, heavy=(HEAVY | FOR_SOME_MODELS) - {"PIL", "jsonargparse"})
+    code = RUN.format(
+        words=words, heavy=(HEAVY | FOR_SOME_MODELS) - {"PIL", "jsonargparse"}
+    )
     path = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
     done = run_python(path + textwrap.dedent(code), tmp_path)
     assert done.returncode == 0, done.stderr
@@ -221,7 +246,12 @@ def rank(module: str) -> int | None:
     package, _, name = module.partition(".")
     layers = {"rl_caption": LAYERS, "rewards": REWARD_LAYERS}.get(package, [])
     return next(
-        (index for index, layer in enumerate(layers) if name.partition(".")[0] in layer), None
+        (
+            index
+            for index, layer in enumerate(layers)
+            if name.partition(".")[0] in layer
+        ),
+        None,
     )
 
 
@@ -231,7 +261,12 @@ def for_type_checkers(tree: ast.AST) -> set[ast.AST]:
         for node in ast.walk(tree)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
     ]
-    return {inner for guard in guards for statement in guard.body for inner in ast.walk(statement)}
+    return {
+        inner
+        for guard in guards
+        for statement in guard.body
+        for inner in ast.walk(statement)
+    }
 
 
 def imports_of(files: dict[str, Path]) -> dict[str, dict[str, int]]:
@@ -248,18 +283,28 @@ def imports_of(files: dict[str, Path]) -> dict[str, dict[str, int]]:
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                 modules = [f"{node.module}.{alias.name}" for alias in node.names]
-                names = [module if module in files else node.module for module in modules]
+                names = [
+                    module if module in files else node.module for module in modules
+                ]
             if node not in skipped:
                 graph[name] |= {
-                    module: node.lineno for module in names if module in files and module != name
+                    module: node.lineno
+                    for module in names
+                    if module in files and module != name
                 }
     return graph
 
 
 def modules_of(*packages: str) -> dict[str, Path]:
-    paths = [path for package in packages for path in sorted((REPOSITORY / package).rglob("*.py"))]
+    paths = [
+        path
+        for package in packages
+        for path in sorted((REPOSITORY / package).rglob("*.py"))
+    ]
     return {
-        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
         for path in paths
     }
 
@@ -313,7 +358,9 @@ def test_a_circle_through_a_function_is_seen(tmp_path: Path) -> None:
 
 
 def test_every_file_of_rewards_has_its_layer() -> None:
-    assert [name for name in modules_of("rewards") if "." in name and rank(name) is None] == []
+    assert [
+        name for name in modules_of("rewards") if "." in name and rank(name) is None
+    ] == []
 
 
 def test_rewards_are_built_by_their_builder_alone() -> None:
@@ -325,7 +372,11 @@ def test_rewards_are_built_by_their_builder_alone() -> None:
     for name, path in modules_of("rl_caption").items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "rewards.registry":
-                builds += [f"{name}:{alias.name}" for alias in node.names if alias.name == "build"]
+                builds += [
+                    f"{name}:{alias.name}"
+                    for alias in node.names
+                    if alias.name == "build"
+                ]
             elif (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)

@@ -71,11 +71,18 @@ def test_targets_end_with_eos_and_padding_unknown_words_and_what_is_cut_off_are_
     targets, mask = encode_targets(captioner, [["a red circle", "red"], ["a dog"]], 10)
     assert targets.shape == mask.shape == (2, 2, 4)
     assert mask.sum(-1).tolist() == [[4, 2], [3, 0]]
-    assert targets[0, 0, 3] == targets[0, 1, 1] == targets[1, 0, 2] == captioner.eos_token_id
+    assert (
+        targets[0, 0, 3]
+        == targets[0, 1, 1]
+        == targets[1, 0, 2]
+        == captioner.eos_token_id
+    )
     assert captioner.decode(targets[0]) == ["a red circle", "red"]
     assert (targets[0, 1, 2:] == captioner.pad_token_id).all()
     assert (targets[1, 0, 3:] == captioner.pad_token_id).all()
-    targets, mask = encode_targets(captioner, [["a zebra runs", "a red circle on a grey field"]], 4)
+    targets, mask = encode_targets(
+        captioner, [["a zebra runs", "a red circle on a grey field"]], 4
+    )
     assert mask[0, 0].tolist() == [True, False, True, True]
     assert targets[0, 0, 1] == captioner.policy.config.unk_token_id
     assert captioner.eos_token_id not in targets[0, 1]
@@ -103,7 +110,9 @@ def test_another_choice_of_references_at_every_step_and_the_same_again() -> None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_loader_follows_the_order_and_leaves_the_random_state_alone(workers: int) -> None:
+def test_the_loader_follows_the_order_and_leaves_the_random_state_alone(
+    workers: int,
+) -> None:
     rows, collate = tiny_rows(6), Collate(tiny_captioner())
     before = torch.get_rng_state()
     order = micro_batches(6, 4, 2, 0, 1, seed=0, first_step=1)
@@ -117,9 +126,11 @@ def test_the_loader_follows_the_order_and_leaves_the_random_state_alone(workers:
 
 
 def no_batch(items: Any) -> Any:
-    raise {"data": DataError("image 'x'"), "file": OSError("image 'x'"), "key": KeyError("x")}[
-        items[0][0]["image_id"]
-    ]
+    raise {
+        "data": DataError("image 'x'"),
+        "file": OSError("image 'x'"),
+        "key": KeyError("x"),
+    }[items[0][0]["image_id"]]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +141,10 @@ def test_an_error_of_a_worker_is_raised_as_it_is(
     name: str, kind: type[Exception], workers: int
 ) -> None:
     order, rows = iter([[(0, 0)]]), [Row(image_id=name, references=[])]
-    with row_loader(rows, no_batch, order, workers) as batches, pytest.raises(kind) as raised:
+    with (
+        row_loader(rows, no_batch, order, workers) as batches,
+        pytest.raises(kind) as raised,
+    ):
         next(batches)
     assert "Traceback" not in str(raised.value)
     assert "x" in str(raised.value)
@@ -153,7 +167,9 @@ def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cac
                 (-2,): original.flip(-2),
                 (-1, -2): original.flip(-1, -2),
             }
-            (which,) = [axis for axis, expected in axes.items() if torch.equal(image, expected)]
+            (which,) = [
+                axis for axis, expected in axes.items() if torch.equal(image, expected)
+            ]
             found.append((-1 in which, -2 in which))
         return found
 
@@ -170,7 +186,8 @@ def test_transposed_and_cropped_views_keep_shape_and_range() -> None:
     turned = [augment(pixels, ["transpose"], 0, step, "a") for step in range(8)]
     assert {torch.equal(view, pixels) for view in turned} == {True, False}
     assert all(
-        torch.equal(view, pixels) or torch.equal(view, pixels.transpose(1, 2)) for view in turned
+        torch.equal(view, pixels) or torch.equal(view, pixels.transpose(1, 2))
+        for view in turned
     )
     crops = [augment(pixels, ["crop"], 0, step, "a") for step in range(8)]
     assert len({float(view.mean()) for view in crops}) > 4
@@ -185,7 +202,10 @@ def test_what_is_sampled_of_an_image_does_not_depend_on_its_random_view() -> Non
     noise = sampling_noise(0, 3, ids, 5, 8)
     for name in ("horizontal", "vertical", "transpose"):
         changed = torch.tensor(
-            [not torch.equal(augment(pixels, [name], 0, 3, each), pixels) for each in ids]
+            [
+                not torch.equal(augment(pixels, [name], 0, 3, each), pixels)
+                for each in ids
+            ]
         )
         difference = noise[changed].mean(0) - noise[~changed].mean(
             0
@@ -201,7 +221,9 @@ PIXELS, IDS, MASK = (
 )
 
 
-def test_the_loader_pins_every_tensor_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loader_pins_every_tensor_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pinned: list[Tensor] = []
 
     def pin(tensor: Tensor) -> Tensor:  # no GPU is needed
@@ -212,7 +234,9 @@ def test_the_loader_pins_every_tensor_of_a_batch(monkeypatch: pytest.MonkeyPatch
     for batch in (
         CaptionBatch(ROWS, {"pixel_values": PIXELS}),
         CaptionBatch(ROWS, {"pixel_values": PIXELS}, IDS, MASK),
-        PairBatch(ROWS, {"image": PIXELS, "text": IDS[0]}, ["a dog"], {"triplet": MASK[0, 0]}),
+        PairBatch(
+            ROWS, {"image": PIXELS, "text": IDS[0]}, ["a dog"], {"triplet": MASK[0, 0]}
+        ),
     ):
         pinned.clear()
         found = pin_memory(batch)
@@ -222,7 +246,11 @@ def test_the_loader_pins_every_tensor_of_a_batch(monkeypatch: pytest.MonkeyPatch
             if isinstance(found, PairBatch)
             else [found.targets, found.target_mask]
         )
-        tensors = [tensor for tensor in (*found.inputs.values(), *targets) if tensor is not None]
+        tensors = [
+            tensor
+            for tensor in (*found.inputs.values(), *targets)
+            if tensor is not None
+        ]
         assert len(tensors) == len(pinned)
         assert all(any(tensor is one for one in pinned) for tensor in tensors)
         assert found.rows is batch.rows

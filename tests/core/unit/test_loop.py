@@ -19,7 +19,12 @@ from torch import nn
 
 from rl_caption.captioners.config import Decoding
 from rl_caption.cli.configuration import parse
-from rl_caption.config.schema import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
+from rl_caption.config.schema import (
+    CaptionEvalConfig,
+    RunConfig,
+    XeConfig,
+    XeTrainConfig,
+)
 from rl_caption.evaluation import validation_cider
 from rl_caption.programs.train import make_validator
 from rl_caption.runtime.engines import Averages, dropout_off
@@ -43,9 +48,13 @@ class Slope:
         self.samples: list[dict[str, Any]] = [{"image_id": "a"}, {"image_id": "b"}]
         self.seen: list[tuple[int, list[str]]] = []
 
-    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Iterator[Averages]:
+    def training_step(
+        self, batches: Sequence[CaptionBatch], step: int
+    ) -> Iterator[Averages]:
         self.weights.grad = torch.full_like(self.weights, self.slope)
-        self.seen.append((step, [row["image_id"] for batch in batches for row in batch.rows]))
+        self.seen.append(
+            (step, [row["image_id"] for batch in batches for row in batch.rows])
+        )
         log = Averages()
         log.add("loss/total", self.loss)
         yield log
@@ -71,7 +80,8 @@ class Training:
         model = nn.Linear(4, 1, bias=False)
         nn.init.zeros_(model.weight)
         rows: Any = [
-            {"image_id": f"i{index}", "image": "", "references": []} for index in range(100)
+            {"image_id": f"i{index}", "image": "", "references": []}
+            for index in range(100)
         ]
         given = {"lr": 1.0, "max_steps": 4, "schedule": "constant"} | options
         state = given.pop("state", None) or TrainState(metric="val/cider")
@@ -88,11 +98,14 @@ class Training:
         )
         self.run = run = Run(config, accelerator, rows, rows)
         run.count_steps()
-        run.model, run.optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+        run.model, run.optimizer = accelerator.prepare(
+            model, torch.optim.SGD(model.parameters())
+        )
         run.state = state
         pairs = range(0, 100, 2)
         batches = [
-            [CaptionBatch(rows[i : i + 1], {}) for i in (first, first + 1)] for first in pairs
+            [CaptionBatch(rows[i : i + 1], {}) for i in (first, first + 1)]
+            for first in pairs
         ]
         run.loader = lambda collate: nullcontext(iter(batches))  # type: ignore[method-assign, assignment]
         if factors is not None:
@@ -150,7 +163,8 @@ def test_what_validations_depend_on_are_images_and_references_not_their_number_a
 ) -> None:
     row: Any = ROWS[0]
     first, same, other = (
-        run_of(tmp_path, rows=[found]).validation for found in (row, {**row}, row | changes)
+        run_of(tmp_path, rows=[found]).validation
+        for found in (row, {**row}, row | changes)
     )
     assert first == same != other
 
@@ -196,7 +210,10 @@ def test_checkpoints_follow_validations_and_a_resumed_run_does_not_validate_firs
     training.run.save = lambda: saved.append(training.run.state.global_step)  # type: ignore[method-assign]
     training.fit()
     assert saved == [2, 4]
-    resumed = {"state": TrainState(global_step=4, metric="val/cider"), "validate_first": True}
+    resumed = {
+        "state": TrainState(global_step=4, metric="val/cider"),
+        "validate_first": True,
+    }
     Training(tmp_path, [0.3], max_steps=6, eval_every=2, **resumed).fit()
     assert logged(tmp_path, "val/cider") == {2: 0.1, 4: 0.2, 6: 0.3}
 
@@ -215,7 +232,9 @@ def test_a_metric_is_another_where_an_option_of_validation_changes_its_value(
     option: str, value: Any, same: bool
 ) -> None:
     one, other = (
-        Run(XeConfig(eval=CaptionEvalConfig(**own)), Accelerator(cpu=True), [], ROWS).validation
+        Run(
+            XeConfig(eval=CaptionEvalConfig(**own)), Accelerator(cpu=True), [], ROWS
+        ).validation
         for own in ({}, {option: value})
     )
     assert (one == other) == same
@@ -252,14 +271,21 @@ def test_the_optimizer_is_that_of_the_configuration(tmp_path: Path) -> None:
     model.bias.requires_grad_(False)
     run.restore(model)
     (group,) = run.optimizer.param_groups
-    assert (group["lr"], tuple(group["betas"]), group["weight_decay"], group["param_names"]) == (
+    assert (
+        group["lr"],
+        tuple(group["betas"]),
+        group["weight_decay"],
+        group["param_names"],
+    ) == (
         0.5,
         (0.8, 0.7),
         0.25,
         ["weight"],
     )
     groups = parameter_groups(nn.Linear(2, 2), 0.25, lambda name, _: name == "weight")
-    assert [([name for name, _ in own["params"]], own["weight_decay"]) for own in groups] == [
+    assert [
+        ([name for name, _ in own["params"]], own["weight_decay"]) for own in groups
+    ] == [
         (["weight"], 0.25),
         (["bias"], 0.0),
     ]
@@ -268,13 +294,19 @@ def test_the_optimizer_is_that_of_the_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
-        ({"rows": [{"image_id": "1", "references": ["a cat"]}], "val_rows": ROWS}, "train texts"),
+        (
+            {"rows": [{"image_id": "1", "references": ["a cat"]}], "val_rows": ROWS},
+            "train texts",
+        ),
         ({"val_rows": [{"image_id": "2", "references": ["a dog"]}]}, "val ids"),
     ],
     ids=["captions", "validation images"],
 )
 def test_a_checkpoint_of_other_data_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], name: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, Any],
+    name: str,
 ) -> None:
     run = run_of(tmp_path)
     restored(run)
@@ -297,7 +329,11 @@ def test_an_export_that_is_not_the_checkpoints_is_not_its_best(tmp_path: Path) -
     (tmp_path / "export/best/score").write_text("7")
     longer.choose_best_by("val/cider", "")
     state = longer.state
-    assert (state.best_metric, state.best_step, state.evaluations_without_gain) == (None, None, 0)
+    assert (state.best_metric, state.best_step, state.evaluations_without_gain) == (
+        None,
+        None,
+        0,
+    )
 
 
 def test_ranks_draw_other_dropout_masks_from_equal_weights(
@@ -341,7 +377,9 @@ def test_validation_decodes_without_dropout_and_leaves_the_policy_as_it_was() ->
 
 
 def logged(folder: Path, key: str) -> dict[int, float]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
     return {line["step"]: line[key] for line in lines if key in line}
 
 
@@ -391,14 +429,18 @@ def test_weights_that_are_not_finite_are_neither_judged_nor_written(
     training = Training(tmp_path, factors=factors, **{"save_every": 2, interval: 1})
     with pytest.raises(NonFiniteError, match=r"step 3.*good checkpoint.*step-00000002"):
         training.fit()
-    assert not training.task.weights.isfinite().all(), "the gradient was finite, the step was not"
+    assert not training.task.weights.isfinite().all(), (
+        "the gradient was finite, the step was not"
+    )
     assert (tmp_path / "checkpoints/step-00000002").is_dir()
     assert not (tmp_path / "checkpoints/step-00000003").exists()
     assert 3 not in (logged(tmp_path, "val/cider") if interval == "eval_every" else {})
 
 
 def test_the_schedule_is_followed_and_logged(tmp_path: Path) -> None:
-    training = Training(tmp_path, factors=[0.5, 1.0, 0.25, 0.0], lr=2.0, grad_clip_norm=None)
+    training = Training(
+        tmp_path, factors=[0.5, 1.0, 0.25, 0.0], lr=2.0, grad_clip_norm=None
+    )
     training.fit()
     assert logged(tmp_path, "train/lr") == {1: 1.0, 2: 2.0, 3: 0.5, 4: 0.0}
     assert torch.allclose(training.task.weights, torch.full((1, 4), -3.5))
@@ -428,8 +470,13 @@ def test_a_step_may_have_several_updates(tmp_path: Path) -> None:
     assert state.global_step == 2
     assert torch.allclose(training.task.weights, torch.full((1, 4), -4.0 - 40.0))
     assert logged(tmp_path, "loss/total") == {1: 2.0, 2: 2.0}
-    assert logged(tmp_path, "grad/norm") == {1: pytest.approx(4.0), 2: pytest.approx(4.0)}
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+    assert logged(tmp_path, "grad/norm") == {
+        1: pytest.approx(4.0),
+        2: pytest.approx(4.0),
+    }
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [
+        "step-00000002"
+    ]
 
 
 def test_times_are_those_of_the_whole_step_and_of_validation(
@@ -455,8 +502,12 @@ def test_times_are_those_of_the_whole_step_and_of_validation(
         assert logged(tmp_path, key) == {1: pytest.approx(value)}
 
 
-def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path: Path) -> None:
-    training = Training(tmp_path, [0.1, 0.5, 0.5, 0.3, 0.4], eval_every=1, validate_first=True)
+def test_the_best_validation_is_exported_and_ties_keep_the_first(
+    tmp_path: Path,
+) -> None:
+    training = Training(
+        tmp_path, [0.1, 0.5, 0.5, 0.3, 0.4], eval_every=1, validate_first=True
+    )
     state = training.fit()
     assert (state.best_metric, state.best_step) == (0.5, 1)
     assert len(training.exported) == 3  # the last model, too
@@ -473,7 +524,12 @@ def test_of_a_loss_the_lowest_is_the_best_and_patience_waits_for_a_lower_one(
     losses = iter([0.9, 0.4, 0.4, 0.5, 0.1])
     training.scores = losses
     state = training.fit()
-    assert (state.best_metric, state.best_step, state.global_step, len(training.exported)) == (
+    assert (
+        state.best_metric,
+        state.best_step,
+        state.global_step,
+        len(training.exported),
+    ) == (
         0.4,
         2,
         4,
@@ -485,17 +541,26 @@ def test_of_a_loss_the_lowest_is_the_best_and_patience_waits_for_a_lower_one(
     assert training.exported[-1].name == ".partial-last"
 
 
-def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(tmp_path: Path) -> None:
+def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(
+    tmp_path: Path,
+) -> None:
     training = Training(tmp_path, [0.1], max_steps=3, log_every=10, log_samples=1)
     training.fit()
     assert set(logged(tmp_path, "loss/total")) == {1, 3}
     assert set(logged(tmp_path, "val/cider")) == {3}
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
-    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [
+        "step-00000003"
+    ]
+    samples = [
+        json.loads(line)
+        for line in (tmp_path / "samples.jsonl").read_text().splitlines()
+    ]
     assert samples == [{"step": 1, "image_id": "a"}, {"step": 3, "image_id": "a"}]
 
 
-def test_a_complete_run_that_goes_on_is_not_complete_until_its_new_end(tmp_path: Path) -> None:
+def test_a_complete_run_that_goes_on_is_not_complete_until_its_new_end(
+    tmp_path: Path,
+) -> None:
     training = Training(tmp_path, max_steps=2)
     state = training.fit()
     assert (tmp_path / "result.json").is_file()
@@ -536,28 +601,39 @@ def test_warm_up_is_linear_and_decay_begins_at_the_peak(
     kind: str, factors: dict[int, float]
 ) -> None:
     """Warm-up of 10 of 100 steps; ``step`` decays by 0.8 every 20."""
-    assert schedule_factor(0, kind, 0, 10) == 1.0, "without warm-up the first step is at the peak"
+    assert schedule_factor(0, kind, 0, 10) == 1.0, (
+        "without warm-up the first step is at the peak"
+    )
     expected = {0: 0.1, 4: 0.5, 9: 1.0} | factors
     found = {
-        step: schedule_factor(step, kind, 10, 100, decay=0.8, decay_every=20) for step in expected
+        step: schedule_factor(step, kind, 10, 100, decay=0.8, decay_every=20)
+        for step in expected
     }
     assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("options", "steps"),
-    [({"decay_every": 7}, 7), ({"decay_epochs": 0.25}, 12), ({"decay_epochs": 0.001}, 1)],
+    [
+        ({"decay_every": 7}, 7),
+        ({"decay_epochs": 0.25}, 12),
+        ({"decay_epochs": 0.001}, 1),
+    ],
 )
 def test_epochs_between_decays_become_steps(
     tmp_path: Path, options: dict[str, Any], steps: int
 ) -> None:
     """An epoch of 100 images has 50 steps."""
     training = Training(tmp_path, decay=0.5, schedule="step", **options)
-    assert [training.run.learning_rate(step) for step in (steps - 1, steps)] == [1.0, 0.5]
+    assert [training.run.learning_rate(step) for step in (steps - 1, steps)] == [
+        1.0,
+        0.5,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("images", "steps", "half", "validated"), [(100, 500, 25, 50), (3, 15, 1, 2), (1, 10, 1, 1)]
+    ("images", "steps", "half", "validated"),
+    [(100, 500, 25, 50), (3, 15, 1, 2), (1, 10, 1, 1)],
 )
 def test_epochs_are_passes_over_all_images(
     tmp_path: Path, images: int, steps: int, half: int, validated: int
@@ -565,7 +641,11 @@ def test_epochs_are_passes_over_all_images(
     """In batches of 2, which may span two epochs: of 3 images, 10 epochs are 15 steps."""
     run = run_of(tmp_path, rows=ROWS * images, batch_size=min(2, images), epochs=10)
     run.count_steps()
-    assert (run.max_steps, run.eval_every, run.save_every) == (steps, validated, validated)
+    assert (run.max_steps, run.eval_every, run.save_every) == (
+        steps,
+        validated,
+        validated,
+    )
     short = run_of(tmp_path, rows=ROWS * images, batch_size=min(2, images), epochs=0.5)
     short.count_steps()
     assert short.max_steps == half
@@ -581,7 +661,9 @@ def fp16_training(folder: Path, slopes: Sequence[float], **options: Any) -> Trai
     accelerator.scaler = scaler  # type: ignore[assignment]
     accelerator.native_amp = True
     AcceleratorState._shared_state["_mixed_precision"] = "fp16"
-    training.run.optimizer = accelerator.prepare_optimizer(torch.optim.SGD([task.weights]))
+    training.run.optimizer = accelerator.prepare_optimizer(
+        torch.optim.SGD([task.weights])
+    )
     accelerator._optimizers = [training.run.optimizer]
 
     def step(batches: Sequence[CaptionBatch], number: int) -> Iterator[Averages]:
@@ -598,7 +680,9 @@ def plain_again() -> Iterator[None]:
     AcceleratorState._reset_state()
 
 
-def test_fp16_skips_a_step_that_overflows_and_goes_on(tmp_path: Path, plain_again: None) -> None:
+def test_fp16_skips_a_step_that_overflows_and_goes_on(
+    tmp_path: Path, plain_again: None
+) -> None:
     """The step counts, in the schedule too; weights and the next logged norm are those of the
     unscaled gradient.
     """
@@ -610,18 +694,27 @@ def test_fp16_skips_a_step_that_overflows_and_goes_on(tmp_path: Path, plain_agai
     assert torch.allclose(training.task.weights, torch.full((1, 4), -1.0 - 2000.0))
     assert logged(tmp_path, "train/skipped") == {1: 0, 2: 1, 3: 2, 4: 2}
     assert logged(tmp_path, "train/loss_scale") == {1: 8.0, 2: 4.0, 3: 2.0, 4: 2.0}
-    assert logged(tmp_path, "grad/norm") == {1: pytest.approx(2.0), 4: pytest.approx(4.0)}
+    assert logged(tmp_path, "grad/norm") == {
+        1: pytest.approx(2.0),
+        4: pytest.approx(4.0),
+    }
     assert logged(tmp_path, "loss/total") == dict.fromkeys(range(1, 5), 1.0)
     saved = tmp_path / "checkpoints/step-00000004"
     assert json.loads((saved / "trainer_state.json").read_text())["skipped"] == 2
     training.run.accelerator.scaler.update(64.0)  # type: ignore[union-attr]
-    load_moments(training.run.accelerator, saved, training.run.model, training.run.optimizer, {})
+    load_moments(
+        training.run.accelerator, saved, training.run.model, training.run.optimizer, {}
+    )
     assert training.run.accelerator.scaler.get_scale() == 2.0  # type: ignore[union-attr]
 
 
-def test_fp16_gives_up_where_no_loss_scale_helps(tmp_path: Path, plain_again: None) -> None:
+def test_fp16_gives_up_where_no_loss_scale_helps(
+    tmp_path: Path, plain_again: None
+) -> None:
     """After 25 steps in a row: a step between them starts the count anew."""
-    training = fp16_training(tmp_path, [math.inf] * 24 + [1.0] + [math.inf] * 40, max_steps=65)
+    training = fp16_training(
+        tmp_path, [math.inf] * 24 + [1.0] + [math.inf] * 40, max_steps=65
+    )
     with pytest.raises(NonFiniteError, match="overflowed fp16 in 25"):
         training.fit()
     assert training.run.state.skipped == 24 + 25
@@ -638,18 +731,26 @@ def test_fp16_goes_on_from_another_precision(tmp_path: Path, plain_again: None) 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [([], (1, 0.0)), (["--eval.num_beams", "3", "--eval.length_penalty", "1"], (3, 1.0))],
+    [
+        ([], (1, 0.0)),
+        (["--eval.num_beams", "3", "--eval.length_penalty", "1"], (3, 1.0)),
+    ],
 )
 def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch):
     seen = []
 
     def decoded(*arguments: Any) -> dict[str, list[validation.Candidate]]:
         seen.extend(part for part in arguments if isinstance(part, Decoding))
-        return {key: [validation.Candidate(text, True, None)] for key, text in CAPTIONS.items()}
+        return {
+            key: [validation.Candidate(text, True, None)]
+            for key, text in CAPTIONS.items()
+        }
 
     monkeypatch.setattr(validation, "decode_candidates", decoded)
     run: Any = SimpleNamespace(
-        val_rows=[{"image_id": key, "references": texts} for key, texts in REFERENCES.items()],
+        val_rows=[
+            {"image_id": key, "references": texts} for key, texts in REFERENCES.items()
+        ],
         accelerator=SimpleNamespace(is_main_process=True, trackers=[]),
         folder=tmp_path,
     )
@@ -658,7 +759,10 @@ def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch
     assert found.metrics["val/cider"] == validation_cider(CAPTIONS, REFERENCES)
     assert found.metrics["val/length"] == (5 + 8 + 5 + 12) / 4
     (decoding,) = seen
-    assert (decoding.num_beams, decoding.length_penalty, decoding.max_new_tokens) == (*expected, 20)
+    assert (decoding.num_beams, decoding.length_penalty, decoding.max_new_tokens) == (
+        *expected,
+        20,
+    )
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -74,7 +74,12 @@ def test_what_is_logged_of_a_rollout_is_worked_by_hand() -> None:
         },
         rel=1e-4,
     )
-    first = {"image_id": "a", "samples": rollout.texts[0], "rewards": [0.0, 2.0], "greedy": "a dog"}
+    first = {
+        "image_id": "a",
+        "samples": rollout.texts[0],
+        "rewards": [0.0, 2.0],
+        "greedy": "a dog",
+    }
     assert records == [
         first,
         {
@@ -89,7 +94,10 @@ def test_what_is_logged_of_a_rollout_is_worked_by_hand() -> None:
     records = log_rollout(
         [batch], [bare], [replace(scores, greedy=None)], [advantage], characters, "char"
     )
-    assert {"reward/greedy", "hacking/bad_endings"} == averages.sums.keys() - characters.sums.keys()
+    assert {
+        "reward/greedy",
+        "hacking/bad_endings",
+    } == averages.sums.keys() - characters.sums.keys()
     assert records[0]["greedy"] is None
 
 
@@ -106,13 +114,18 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     checked_run(xe_config(xe, **{"train.max_steps": 2}), xe)
     folders = [xe, scst, folder / "ppo", folder / "dico", folder / "risk"]
     scheduled = {
-        f"{key}schedule": [[0, 1.0]] for key in ("reward.terms.cider.", "rollout.temperature_")
+        f"{key}schedule": [[0, 1.0]]
+        for key in ("reward.terms.cider.", "rollout.temperature_")
     }
     reuse = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
-    dico, risk = ({"train.objective": name, "train.kl_coef": 0.0} for name in ("dico", "risk"))
+    dico, risk = (
+        {"train.objective": name, "train.kl_coef": 0.0} for name in ("dico", "risk")
+    )
     for path, options in zip(folders[1:], (scheduled, reuse, dico, risk), strict=True):
         checked_run(
-            scst_config(path, xe / "export/best", **{"train.max_steps": 2} | options), path, "scst"
+            scst_config(path, xe / "export/best", **{"train.max_steps": 2} | options),
+            path,
+            "scst",
         )
     for name, config in (chain(folder) | text_chain(folder)).items():
         config = changed(config, {"train.max_steps": 2})

@@ -60,9 +60,13 @@ def test_a_mixture_is_the_weighted_sum_of_its_terms() -> None:
     assert terms["rouge_l"] == build("rouge_l")(None, TEXTS, references=REFERENCES)
     logged: dict[str, float] = {}
     total = mixed(None, TEXTS, references=REFERENCES, log_metric=logged.__setitem__)
-    assert total == pytest.approx([2 * a - 0.5 * b for a, b in zip(*terms.values(), strict=True)])
+    assert total == pytest.approx(
+        [2 * a - 0.5 * b for a, b in zip(*terms.values(), strict=True)]
+    )
     assert total == mixed.combine(terms)
-    assert logged == {f"reward/{name}": pytest.approx(sum(own) / 2) for name, own in terms.items()}
+    assert logged == {
+        f"reward/{name}": pytest.approx(sum(own) / 2) for name, own in terms.items()
+    }
     assert (mixed.bounds, mixed.columns) == ((0.0, 2.5), {"references"})
     assert mixed.signature == "2*[ROUGE-L[b1.2]+ptb]+-0.5*[repetition[n2]+ptb]"
     assert isinstance(pickle.loads(pickle.dumps(mixed)), Reward)
@@ -88,7 +92,12 @@ def test_moments_and_z_scores_by_hand() -> None:
     assert moments(scores) == moments(scores[::-1]) == moments(sorted(scores)), (
         "not even in the last bit"
     )
-    for same in ([0.1] * 7, [0.3], [1.0, 1.0 + 1e-7, 1.0], []):  # nothing can be told apart
+    for same in (
+        [0.1] * 7,
+        [0.3],
+        [1.0, 1.0 + 1e-7, 1.0],
+        [],
+    ):  # nothing can be told apart
         found = moments(same)
         assert found.std == 0
         assert z_scores(same, found) == [0.0] * len(same)
@@ -101,8 +110,12 @@ def test_a_mixture_of_z_scores() -> None:
     one, two = np.array([1.0, 2.0, 6.0]), np.array([0.2, 0.1, 0.3])
     expected = 0.5 * (one - one.mean()) / one.std() + 2 * (two - two.mean()) / two.std()
     assert mixed(None, ["a", "b", "c"]) == pytest.approx(expected.tolist())
-    assert mixed.terms(None, ["a", "b"]) == {"one": [1.0, 2.0], "two": [0.2, 0.1]}, "terms stay raw"
-    assert mixed(None, ["a"]) == [0.0], "one caption alone cannot be told apart from others"
+    assert mixed.terms(None, ["a", "b"]) == {"one": [1.0, 2.0], "two": [0.2, 0.1]}, (
+        "terms stay raw"
+    )
+    assert mixed(None, ["a"]) == [0.0], (
+        "one caption alone cannot be told apart from others"
+    )
     assert mixed(None, []) == []
     assert mixed.bounds == (-math.inf, math.inf)
     assert mixed.signature == "per_term(0.5*[table]+2*[table])"
@@ -130,13 +143,16 @@ def rollout_of(texts: list[list[str]], greedy: list[str] | None) -> Rollout:
         finished=torch.ones(shape, dtype=torch.bool),
         texts=texts,
         greedy_texts=greedy,
-        greedy_finished=None if greedy is None else torch.ones(len(greedy), dtype=torch.bool),
+        greedy_finished=None
+        if greedy is None
+        else torch.ones(len(greedy), dtype=torch.bool),
     )
 
 
 def batch_of(images: int) -> CaptionBatch:
     rows = [
-        {"image_id": str(i), "image": noise_image(i), "references": ["a"]} for i in range(images)
+        {"image_id": str(i), "image": noise_image(i), "references": ["a"]}
+        for i in range(images)
     ]
     return CaptionBatch(rows, {})  # type: ignore[arg-type]
 
@@ -146,26 +162,37 @@ def test_greedy_captions_are_normalised_by_the_moments_of_the_samples_of_all_mic
 ):
     reward = MixedReward({"one": (Table(FIRST), 1.0)}, normalize="per_term")
     rollouts = [rollout_of([["a", "b"]], ["c"]), rollout_of([["b", "b"]], ["a"])]
-    first, second = score_rollouts(reward, rollouts, [batch_of(1)] * 2, Accelerator(cpu=True))
+    first, second = score_rollouts(
+        reward, rollouts, [batch_of(1)] * 2, Accelerator(cpu=True)
+    )
     samples = np.array([1.0, 2.0, 2.0, 2.0])
     found: Any = [*first.samples[0], *second.samples[0], first.greedy, second.greedy]
     expected = (np.array([1, 2, 2, 2, 6, 1]) - samples.mean()) / samples.std()
-    assert [float(value) for value in found] == pytest.approx(expected.tolist(), rel=1e-6)
+    assert [float(value) for value in found] == pytest.approx(
+        expected.tolist(), rel=1e-6
+    )
     assert first.terms == {"one": [1.0, 2.0]}, "logged raw, without the greedy caption"
 
 
 def test_per_group_standardises_every_term_within_the_samples_of_an_image() -> None:
     terms = {"one": (Table(FIRST), 0.5), "two": (Table(SECOND), 2.0)}
     reward = MixedReward(terms, normalize="per_group")
-    rollouts = [rollout_of([["a", "b"], ["c", "a"]], ["c", "b"]), rollout_of([["b", "b"]], ["a"])]
+    rollouts = [
+        rollout_of([["a", "b"], ["c", "a"]], ["c", "b"]),
+        rollout_of([["b", "b"]], ["a"]),
+    ]
     batches = [batch_of(2), batch_of(1)]
     first, second = score_rollouts(reward, rollouts, batches, Accelerator(cpu=True))
     # Of two different samples, one is a standard deviation above their mean and one below.
-    assert first.samples.flatten().tolist() == pytest.approx([-0.5 + 2, 0.5 - 2, 0.5 + 2, -0.5 - 2])
+    assert first.samples.flatten().tolist() == pytest.approx(
+        [-0.5 + 2, 0.5 - 2, 0.5 + 2, -0.5 - 2]
+    )
     # By the samples a and b, c is 6 - 1.5 over 0.5 and 0.3 - 0.15 over 0.05; by c and a, b is -1.5
     # / 2.5 and -3.
     assert first.greedy is not None
-    assert first.greedy.tolist() == pytest.approx([0.5 * 9 + 2 * 3, -0.5 * 0.6 - 2 * 3], rel=1e-6)
+    assert first.greedy.tolist() == pytest.approx(
+        [0.5 * 9 + 2 * 3, -0.5 * 0.6 - 2 * 3], rel=1e-6
+    )
     assert second.samples.tolist() == [[0.0, 0.0]], "nothing can be told apart"
     assert reward.signature == "per_group(0.5*[table]+2*[table])"
     (alone,) = score_rollouts(
@@ -196,7 +223,9 @@ def clip_terms(student: Path, **second: Any) -> RewardConfig:
         terms={
             "l_clipscore": RewardTerm(weight=0.3, kwargs={"backbone": folder}),
             "repetition": RewardTerm(),
-            "ref_l_clipscore": RewardTerm(weight=0.7, kwargs={"backbone": folder, **second}),
+            "ref_l_clipscore": RewardTerm(
+                weight=0.7, kwargs={"backbone": folder, **second}
+            ),
         }
     )
 
@@ -205,14 +234,20 @@ def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
     loads, tmp_path, monkeypatch
 ):
     student = tiny_student(tmp_path / "student")
-    reward: Any = build_reward(clip_terms(student, prefix="A photo depicts ", precision="fp32"), [])
+    reward: Any = build_reward(
+        clip_terms(student, prefix="A photo depicts ", precision="fp32"), []
+    )
     assert loads == [str(student)]
-    first, second = (reward.rewards[name] for name in ("l_clipscore", "ref_l_clipscore"))
+    first, second = (
+        reward.rewards[name] for name in ("l_clipscore", "ref_l_clipscore")
+    )
     assert first.backbone is second.backbone
     encoder, encoded = first.backbone.encoder, []
     original = encoder.encode_images
     monkeypatch.setattr(
-        encoder, "encode_images", lambda images: encoded.append(len(images)) or original(images)
+        encoder,
+        "encode_images",
+        lambda images: encoded.append(len(images)) or original(images),
     )
     columns = {
         "image": [noise_image(1), noise_image(2)],
@@ -226,10 +261,14 @@ def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
     )
     monkeypatch.undo()
     copy = pickle.loads(pickle.dumps(reward))
-    assert copy.rewards["l_clipscore"].backbone is copy.rewards["ref_l_clipscore"].backbone
+    assert (
+        copy.rewards["l_clipscore"].backbone is copy.rewards["ref_l_clipscore"].backbone
+    )
 
 
-def test_judges_of_one_checkpoint_load_it_once(loads: list[str], tmp_path: Path) -> None:
+def test_judges_of_one_checkpoint_load_it_once(
+    loads: list[str], tmp_path: Path
+) -> None:
     student = str(tiny_student(tmp_path / "student"))
     judges = {
         "l_clipscore": JudgeConfig(kwargs={"backbone": student}),
@@ -240,8 +279,12 @@ def test_judges_of_one_checkpoint_load_it_once(loads: list[str], tmp_path: Path)
     assert first.backbone is second.backbone  # type: ignore
 
 
-def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_path: Path) -> None:
-    student, elsewhere = (str(tiny_student(tmp_path / name)) for name in ("student", "other"))
+def test_terms_that_ask_for_something_else_do_not_share(
+    loads: list[str], tmp_path: Path
+) -> None:
+    student, elsewhere = (
+        str(tiny_student(tmp_path / name)) for name in ("student", "other")
+    )
     for other in (
         {"precision": "bf16"},
         {"truncate": False},
@@ -293,14 +336,17 @@ WRONG_SCORES = {
 
 
 @pytest.mark.parametrize("answer", WRONG_SCORES.values(), ids=list(WRONG_SCORES))
-def test_what_is_no_score_within_the_bounds_is_refused_with_the_term(answer: Any) -> None:
+def test_what_is_no_score_within_the_bounds_is_refused_with_the_term(
+    answer: Any,
+) -> None:
     mixed = MixedReward({"mine": (Returning(answer), 1.0)})
     with pytest.raises(RewardError, match="'mine'"):
         mixed.terms(None, ["a", "b"])
 
 
 @pytest.mark.parametrize(
-    "make", [list, tuple, np.array, torch.tensor, lambda own: [torch.tensor(x) for x in own]]
+    "make",
+    [list, tuple, np.array, torch.tensor, lambda own: [torch.tensor(x) for x in own]],
 )
 def test_scores_are_a_list_a_tuple_an_array_or_a_tensor(make: Any) -> None:
     mixed = MixedReward({"mine": (Returning(make([0.5, 1.0])), 1.0)})
@@ -308,7 +354,9 @@ def test_scores_are_a_list_a_tuple_an_array_or_a_tensor(make: Any) -> None:
 
 
 def test_rounding_may_pass_the_bounds_and_row_value_and_bounds_are_named() -> None:
-    assert MixedReward({"mine": (Returning([-1e-6, 1 + 1e-6]), 1.0)})(None, ["a", "b"]) == [
+    assert MixedReward({"mine": (Returning([-1e-6, 1 + 1e-6]), 1.0)})(
+        None, ["a", "b"]
+    ) == [
         -1e-6,
         1 + 1e-6,
     ]
@@ -347,11 +395,23 @@ def test_what_a_reward_from_outside_raises_names_the_term_and_its_own_line(
 @pytest.mark.parametrize(
     "images", [{}, {"image": ["a.png", None]}], ids=["no column", "None in a row"]
 )
-def test_a_missing_image_names_term_and_row(images: dict[str, Any], tmp_path: Path) -> None:
+def test_a_missing_image_names_term_and_row(
+    images: dict[str, Any], tmp_path: Path
+) -> None:
     noise_image(1).save(tmp_path / "a.png")
-    columns = {key: [value and tmp_path / value for value in own] for key, own in images.items()}
+    columns = {
+        key: [value and tmp_path / value for value in own]
+        for key, own in images.items()
+    }
     mixed = MixedReward(
-        {"mine": (build("l_clipscore", backbone=str(tiny_student(tmp_path / "student"))), 1.0)}
+        {
+            "mine": (
+                build("l_clipscore", backbone=str(tiny_student(tmp_path / "student"))),
+                1.0,
+            )
+        }
     )
-    with pytest.raises(RewardError, match="'mine'.*row 1" if images else "'mine'.*'image'"):
+    with pytest.raises(
+        RewardError, match="'mine'.*row 1" if images else "'mine'.*'image'"
+    ):
         mixed.terms(None, ["a", "b"], **columns)

@@ -65,7 +65,10 @@ def alarm(
 
 def test_nothing_is_evidence_at_the_start_or_while_the_reward_is_below_it() -> None:
     assert alarm() == {}, "a risen reward alone"
-    bad, fallen = {"repeated_ngrams": 0.9, "vocabulary": 3.0, "length": 30.0}, [0.0] * 100
+    bad, fallen = (
+        {"repeated_ngrams": 0.9, "vocabulary": 3.0, "length": 30.0},
+        [0.0] * 100,
+    )
     assert judge_alarm(START, START, REFERENCES, Thresholds()) == {}
     assert alarm(bad, 1.0, fallen) == {}
     assert alarm(bad, 0.9, fallen) == {}
@@ -74,7 +77,9 @@ def test_nothing_is_evidence_at_the_start_or_while_the_reward_is_below_it() -> N
 
 def test_a_judge_that_fell_on_most_images_is_named_with_numbers() -> None:
     found = alarm(
-        judge=[score - 0.06 if index % 4 else score for index, score in enumerate(SCORES)]
+        judge=[
+            score - 0.06 if index % 4 else score for index, score in enumerate(SCORES)
+        ]
     )
     assert list(found) == ["judge/rouge_l"]
     (sentence,) = found.values()
@@ -89,7 +94,9 @@ def test_a_small_or_noisy_fall_is_none() -> None:
     assert alarm(judge=[score - 0.02 for score in SCORES]) == {}, (
         "on every image alike, but only 3 %"
     )
-    assert alarm(judge=[SCORES[0] - 5.0, *SCORES[1:]]) == {}, "8 %, all of it on one image"
+    assert alarm(judge=[SCORES[0] - 5.0, *SCORES[1:]]) == {}, (
+        "8 %, all of it on one image"
+    )
 
 
 def test_with_few_images_more_standard_errors_are_asked_for() -> None:
@@ -115,7 +122,10 @@ def test_a_fall_of_four_standard_errors_counts_with_20_images_and_not_with_6() -
             assert difference / error == pytest.approx(-4.0)
         start = replace(START, judges={"rouge_l": scores})
         found = judge_alarm(
-            Findings(1.5, {"rouge_l": fallen}, STATISTICS), start, REFERENCES, Thresholds()
+            Findings(1.5, {"rouge_l": fallen}, STATISTICS),
+            start,
+            REFERENCES,
+            Thresholds(),
         )
         assert list(found) == ["judge/rouge_l"] * alarms
 
@@ -141,10 +151,19 @@ def test_each_sign_alone_is_evidence_at_a_gross_level_only() -> None:
 def test_a_length_between_start_and_references_is_no_evidence() -> None:
     for start, usual in ((5.0, 20.0), (20.0, 5.0)):
         began = replace(START, statistics=STATISTICS | {"length": start})
-        for length, expected in ((3.4, ["length"]), (9.0, []), (14.0, []), (26.1, ["length"])):
+        for length, expected in (
+            (3.4, ["length"]),
+            (9.0, []),
+            (14.0, []),
+            (26.1, ["length"]),
+        ):
             now = Findings(1.5, {}, STATISTICS | {"length": length})
             assert (
-                list(judge_alarm(now, began, REFERENCES | {"length": usual}, Thresholds()))
+                list(
+                    judge_alarm(
+                        now, began, REFERENCES | {"length": usual}, Thresholds()
+                    )
+                )
                 == expected
             )
 
@@ -160,7 +179,9 @@ def test_captions_as_bad_as_the_references_or_the_start_are_no_evidence() -> Non
     now = Findings(1.5, {}, STATISTICS | worse)
     assert judge_alarm(now, START, REFERENCES | worse, Thresholds()) == {}
     assert (
-        judge_alarm(now, replace(START, statistics=STATISTICS | worse), REFERENCES, Thresholds())
+        judge_alarm(
+            now, replace(START, statistics=STATISTICS | worse), REFERENCES, Thresholds()
+        )
         == {}
     )
 
@@ -181,20 +202,31 @@ def test_a_judge_that_rose_first_is_compared_with_its_best() -> None:
         (0.09, 1.21, True),  # the reward, from 1.0 to 1.4, kept half of its gain
         (0.09, 1.19, False),
     ):
-        now = Findings(reward, {"rouge_l": [score - fall for score in better]}, STATISTICS)
+        now = Findings(
+            reward, {"rouge_l": [score - fall for score in better]}, STATISTICS
+        )
         found = judge_alarm(now, START, REFERENCES, Thresholds(), peak)
         assert list(found) == ["judge/rouge_l"] * alarms
         if alarms:
             assert "since step 40 the judge rouge_l" in found["judge/rouge_l"]
             assert "from 0.8 to 0.71 (-11.2%" in found["judge/rouge_l"]
-            assert f"while the reward went from 1.4 to {reward}" in found["judge/rouge_l"]
+            assert (
+                f"while the reward went from 1.4 to {reward}" in found["judge/rouge_l"]
+            )
     noisy = Findings(1.5, {"rouge_l": [better[0] - 9.0, *better[1:]]}, STATISTICS)
     assert judge_alarm(noisy, START, REFERENCES, Thresholds(), peak) == {}
     # 11 % at 4.0 standard errors: enough below the start, but the best of many is partly luck.
-    wide = [score - 0.09 + (0.225 if index % 2 else -0.225) for index, score in enumerate(better)]
+    wide = [
+        score - 0.09 + (0.225 if index % 2 else -0.225)
+        for index, score in enumerate(better)
+    ]
     assert (
         judge_alarm(
-            Findings(1.5, {"rouge_l": wide}, STATISTICS), START, REFERENCES, Thresholds(), peak
+            Findings(1.5, {"rouge_l": wide}, STATISTICS),
+            START,
+            REFERENCES,
+            Thresholds(),
+            peak,
         )
         == {}
     )
@@ -253,7 +285,9 @@ def test_exactly_the_fall_that_is_allowed_is_no_evidence() -> None:
             assert list(found) == ["judge/rouge_l"] * alarms
     assert (
         policy_signs(
-            {"entropy": 0.5, "kl": 0.25}, {"entropy": 2.0}, Thresholds(entropy=0.25, kl=0.25)
+            {"entropy": 0.5, "kl": 0.25},
+            {"entropy": 2.0},
+            Thresholds(entropy=0.25, kl=0.25),
         )
         == {}
     )
@@ -262,12 +296,18 @@ def test_exactly_the_fall_that_is_allowed_is_no_evidence() -> None:
 
 def test_peaks_keep_the_earliest_best_of_each_judge() -> None:
     peaks = updated_peaks({}, Findings(1.0, {"a": [0.5, 0.5], "b": [0.2, 0.2]}, {}), 0)
-    peaks = updated_peaks(peaks, Findings(1.1, {"a": [1.0, 0.0], "b": [0.1, 0.4]}, {}), 10)
-    peaks = updated_peaks(peaks, Findings(1.2, {"a": [0.4, 0.4], "b": [0.2, 0.2]}, {}), 20)
+    peaks = updated_peaks(
+        peaks, Findings(1.1, {"a": [1.0, 0.0], "b": [0.1, 0.4]}, {}), 10
+    )
+    peaks = updated_peaks(
+        peaks, Findings(1.2, {"a": [0.4, 0.4], "b": [0.2, 0.2]}, {}), 20
+    )
     assert peaks == {"a": Peak(0, 1.0, [0.5, 0.5]), "b": Peak(10, 1.1, [0.1, 0.4])}
 
 
-def test_a_policy_that_collapsed_or_left_its_start_is_evidence_where_asked_for() -> None:
+def test_a_policy_that_collapsed_or_left_its_start_is_evidence_where_asked_for() -> (
+    None
+):
     first = {"entropy": 2.0, "kl": 0.0}
     for now, expected in (
         ({"entropy": 0.21, "kl": 1.9}, []),
@@ -275,16 +315,23 @@ def test_a_policy_that_collapsed_or_left_its_start_is_evidence_where_asked_for()
         ({"kl": 2.1}, ["kl"]),
         ({}, []),
     ):
-        assert list(policy_signs(now, first, Thresholds(entropy=0.1, kl=2.0))) == expected
+        assert (
+            list(policy_signs(now, first, Thresholds(entropy=0.1, kl=2.0))) == expected
+        )
         assert policy_signs(now, first, Thresholds()) == {}
 
 
 def test_thresholds_are_used() -> None:
     now = Findings(
-        1.5, {"rouge_l": [score - 0.06 for score in SCORES]}, STATISTICS | {"vocabulary": 10.0}
+        1.5,
+        {"rouge_l": [score - 0.06 for score in SCORES]},
+        STATISTICS | {"vocabulary": 10.0},
     )
     assert len(judge_alarm(now, START, REFERENCES, Thresholds())) == 2
-    assert judge_alarm(now, START, REFERENCES, Thresholds(judge_fall=0.2, vocabulary=0.0)) == {}
+    assert (
+        judge_alarm(now, START, REFERENCES, Thresholds(judge_fall=0.2, vocabulary=0.0))
+        == {}
+    )
     with pytest.raises(ValueError, match="length"):
         Thresholds(length=-0.1)
 
@@ -305,13 +352,19 @@ def test_lexical_diversity_is_the_mean_over_all_samples() -> None:
     samples = list(combinations(tokens, 3))
     mean = sum(len(set(sample)) / 3 for sample in samples) / len(samples)
     assert lexical_diversity(captions, 3) == pytest.approx(mean)
-    assert lexical_diversity(captions) == pytest.approx(4 / 6), "of fewer tokens than a sample, all"
+    assert lexical_diversity(captions) == pytest.approx(4 / 6), (
+        "of fewer tokens than a sample, all"
+    )
     assert lexical_diversity([["a"] * 5] * 40) == pytest.approx(1 / 42)
     assert lexical_diversity([[], []]) == 0.0
 
 
 def test_references_are_described_with_one_caption_an_image() -> None:
-    references = [["a red circle", "a circle"], ["a red circle", "two blue squares of"], ["a dog"]]
+    references = [
+        ["a red circle", "a circle"],
+        ["a red circle", "two blue squares of"],
+        ["a dog"],
+    ]
     found = reference_statistics(references)
     # Layers: (a red circle, a red circle, a dog) and (a circle, two blue squares of, a dog).
     assert found["duplicates"] == pytest.approx((1 / 3 + 0) / 2)
@@ -323,7 +376,9 @@ def test_references_are_described_with_one_caption_an_image() -> None:
             reference_statistics(without)
 
 
-def test_layers_of_references_are_at_most_five_and_begin_again_where_an_image_has_fewer() -> None:
+def test_layers_of_references_are_at_most_five_and_begin_again_where_an_image_has_fewer() -> (
+    None
+):
     many = [" ".join("abcdefgh"[:count]) for count in (1, 2, 3, 4, 5, 8, 8)]
     assert reference_statistics([many])["length"] == (1 + 2 + 3 + 4 + 5) / 5
     found = reference_statistics([["a", "a", "a"], ["b c d e", "b"]])
@@ -334,7 +389,10 @@ def test_a_fall_is_relative_to_the_size_of_a_negative_mean() -> None:
     start = replace(START, judges={"rouge_l": [-1.0] * 128})
     for fall, alarms in ((0.03, False), (0.07, True)):
         now = Findings(1.5, {"rouge_l": [-1.0 - fall] * 128}, STATISTICS)
-        assert list(judge_alarm(now, start, REFERENCES, Thresholds())) == ["judge/rouge_l"] * alarms
+        assert (
+            list(judge_alarm(now, start, REFERENCES, Thresholds()))
+            == ["judge/rouge_l"] * alarms
+        )
 
 
 def test_the_default_judges_are_not_in_the_reward() -> None:
@@ -351,9 +409,14 @@ def test_the_default_judges_are_not_in_the_reward() -> None:
 def test_cider_as_a_judge_is_that_of_validation_under_any_name() -> None:
     references = {"a": ["a red circle"], "b": ["two blue squares"]}
     captions = {"a": "a red circle", "b": "a blue circle"}
-    judges = {"cider": JudgeConfig(), "CIDEr-D": JudgeConfig(target="rewards.text.cider:CiderD")}
+    judges = {
+        "cider": JudgeConfig(),
+        "CIDEr-D": JudgeConfig(target="rewards.text.cider:CiderD"),
+    }
     for judge in build_judges(judges, None, list(references.values())).values():
-        scores = judge(None, list(captions.values()), references=list(references.values()))
+        scores = judge(
+            None, list(captions.values()), references=list(references.values())
+        )
         assert sum(scores) / 2 == pytest.approx(validation_cider(captions, references))
 
 
@@ -377,10 +440,16 @@ def test_a_judge_on_the_encoder_of_a_term_is_refused(tmp_path: Path) -> None:
         ("l_clipscore", {"w": 1.0, "prefix": "A "}),
         ("ref_l_clipscore", {"precision": "bf16"}),
     ):
-        judges = {"other": JudgeConfig(target=target, kwargs={"backbone": str(student), **more})}
+        judges = {
+            "other": JudgeConfig(
+                target=target, kwargs={"backbone": str(student), **more}
+            )
+        }
         with pytest.raises(ConfigError, match=r"judges.other.*term 'mine'.*encoder"):
             build_judges(judges, reward, [["a red circle"]])
-    judges = {"other": JudgeConfig(target="l_clipscore", kwargs={"backbone": str(other)})}
+    judges = {
+        "other": JudgeConfig(target="l_clipscore", kwargs={"backbone": str(other)})
+    }
     assert list(build_judges(judges, reward, [["a red circle"]])) == ["other"]
 
 
@@ -391,8 +460,12 @@ def test_a_language_model_is_a_judge_of_the_monitor() -> None:
         (judge,) = build_judges(
             judges, MixedReward({"cider": (build("rouge_l"), 1.0)}), references
         ).values()
-        assert judge(None, ["a red circle"], references=references) == pytest.approx([0.75])
-        reward = MixedReward({"mine": (build("claims", endpoint=options, score="precision"), 1.0)})
+        assert judge(None, ["a red circle"], references=references) == pytest.approx(
+            [0.75]
+        )
+        reward = MixedReward(
+            {"mine": (build("claims", endpoint=options, score="precision"), 1.0)}
+        )
         with pytest.raises(ConfigError, match=r"judges.other.*term 'mine'"):
             build_judges(judges, reward, references)
 
@@ -401,14 +474,20 @@ def test_a_language_model_is_a_judge_of_the_monitor() -> None:
 
 CORPUS = [["a red circle"], ["two blue squares"]]
 ROWS = [
-    Row(image_id=name, image=name, references=own) for name, own in zip("ab", CORPUS, strict=True)
+    Row(image_id=name, image=name, references=own)
+    for name, own in zip("ab", CORPUS, strict=True)
 ]
 SAME = ("a red circle", "two blue squares")
 
 
-def monitor(reward: MixedReward, judges: Sequence[str] = (), **options: Any) -> HackingMonitor:
+def monitor(
+    reward: MixedReward, judges: Sequence[str] = (), **options: Any
+) -> HackingMonitor:
     return HackingMonitor(
-        reward, {name: build(name) for name in judges}, reference_statistics(CORPUS), **options
+        reward,
+        {name: build(name) for name in judges},
+        reference_statistics(CORPUS),
+        **options,
     )
 
 
@@ -427,15 +506,22 @@ def test_z_scored_terms_are_watched_in_units_of_their_spread_at_the_start() -> N
     before = ["a red circle", "a blue circle"]
     scores = build("rouge_l")(None, before, references=CORPUS)
     first = inspected(watch, 0, before).metrics["val/reward"]
-    assert first == pytest.approx(2 * statistics.fmean(scores) / statistics.pstdev(scores))
-    assert inspected(watch, 1).metrics["val/reward"] == pytest.approx(2 / statistics.pstdev(scores))
+    assert first == pytest.approx(
+        2 * statistics.fmean(scores) / statistics.pstdev(scores)
+    )
+    assert inspected(watch, 1).metrics["val/reward"] == pytest.approx(
+        2 / statistics.pstdev(scores)
+    )
 
 
 def test_the_first_known_entropy_stands_for_the_start() -> None:
     watch = monitor(mixed("rouge_l"), thresholds=Thresholds(entropy=0.5))
-    alarms = [inspected(watch, 0, ["a red circle", "a blue circle"]).metrics["hacking/alarm"]]
+    alarms = [
+        inspected(watch, 0, ["a red circle", "a blue circle"]).metrics["hacking/alarm"]
+    ]
     alarms += [
-        inspected(watch, step, entropy=1.0 / step).metrics["hacking/alarm"] for step in (1, 2, 3)
+        inspected(watch, step, entropy=1.0 / step).metrics["hacking/alarm"]
+        for step in (1, 2, 3)
     ]
     assert alarms == [0.0, 0.0, 0.0, 1.0]
     assert watch.notes["hacking"]["first_alarm"]["step"] == 3
@@ -456,7 +542,10 @@ COUNTED = [cider_of(corpus) for corpus in (CORPUS, CORPUS, [*CORPUS, ["a red dog
         WEIGHED,  # twice the weight would look like a rise, half of it would silence the alarm
         [(MixedReward({"cider": (cider, 1.0)}), {}) for cider in COUNTED],
         [(mixed("repetition"), {"cider": cider}) for cider in COUNTED],
-        [(mixed("cider"), {"mine": build(name)}) for name in ("rouge_l", "rouge_l", "bleu")],
+        [
+            (mixed("cider"), {"mine": build(name)})
+            for name in ("rouge_l", "rouge_l", "bleu")
+        ],
         [(mixed("cider"), {}, split) for split in ("val", "val", "test")],
     ],
     ids=[
@@ -471,10 +560,20 @@ def test_rewards_and_judges_with_other_numbers_are_not_compared(runs: Any) -> No
     notes: dict[str, Any] = {}
     for step, (reward, judges, *how) in enumerate(runs):
         watch = HackingMonitor(
-            reward, judges, reference_statistics(CORPUS), Thresholds(), False, *how, notes=notes
+            reward,
+            judges,
+            reference_statistics(CORPUS),
+            Thresholds(),
+            False,
+            *how,
+            notes=notes,
         )
         said = "".join(inspected(watch, step).messages)
-        assert ("compared with those of step 2 instead" in said) == bool(said) == (step == 2)
+        assert (
+            ("compared with those of step 2 instead" in said)
+            == bool(said)
+            == (step == 2)
+        )
     assert notes["hacking"]["start"]["step"] == 2
 
 
@@ -495,7 +594,9 @@ class Told:
 def test_what_a_validation_logs_is_worked_by_hand() -> None:
     terms = {"x": (Told("x", [1.0, 2.0]), 2.0), "y": (Told("y", [0.5, 0.0]), -1.0)}
     judge = Told("j", [0.12345678, 0.5])
-    watch = HackingMonitor(MixedReward(terms), {"j": judge}, reference_statistics(CORPUS))
+    watch = HackingMonitor(
+        MixedReward(terms), {"j": judge}, reference_statistics(CORPUS)
+    )
     verdict, findings = watch.inspect(0, ROWS, ["a red", "a red"], [True, True])
     words = 6 / 2  # of the references "a red circle" and "two blue squares"
     assert verdict.metrics == pytest.approx(
@@ -519,16 +620,22 @@ def test_what_a_validation_logs_is_worked_by_hand() -> None:
 
 def test_the_first_alarm_is_kept_and_every_alarm_stops() -> None:
     """The judge rises at step 1 and falls from that best validation at 2; the alarm goes on at 3."""
-    reward = MixedReward({"x": (Told("x", *([float(step)] * 2 for step in range(4))), 1.0)})
+    reward = MixedReward(
+        {"x": (Told("x", *([float(step)] * 2 for step in range(4))), 1.0)}
+    )
     judge = Told("j", [0.5, 0.5], [0.9, 0.9], [0.6, 0.6], [0.6, 0.6])
     limits = Thresholds(judge_errors=0.0, slip_errors=0.0, duplicates=1.0)
-    watch = HackingMonitor(reward, {"j": judge}, reference_statistics(CORPUS), limits, stop=True)
+    watch = HackingMonitor(
+        reward, {"j": judge}, reference_statistics(CORPUS), limits, stop=True
+    )
     found = [inspected(watch, step) for step in range(4)]
     assert [verdict.metrics["hacking/alarm"] for verdict in found] == [0, 0, 1, 1]
     assert [verdict.stop is not None for verdict in found] == [False, False, True, True]
     assert [len(verdict.messages) for verdict in found] == [0, 0, 1, 0]
     assert watch.notes["hacking"]["first_alarm"]["step"] == 2
-    other = HackingMonitor(mixed("rouge_l"), {}, reference_statistics(CORPUS), notes=watch.notes)
+    other = HackingMonitor(
+        mixed("rouge_l"), {}, reference_statistics(CORPUS), notes=watch.notes
+    )
     inspected(other, 4)
     assert watch.notes["hacking"]["first_alarm"]["step"] == 2, (
         "also after a comparison that starts anew"

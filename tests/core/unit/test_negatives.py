@@ -33,12 +33,18 @@ CAPTIONS = [
 def edits(kind: str, caption: str, draws: int = 60) -> set[str | None]:
     """All that a rule makes of a caption, over random draws."""
     own, pool = tag_words(caption), word_pool(CAPTIONS)
-    return {EDITS[kind](own, pool, np.random.default_rng(seed)) for seed in range(draws)}
+    return {
+        EDITS[kind](own, pool, np.random.default_rng(seed)) for seed in range(draws)
+    }
 
 
 def test_rules_by_hand() -> None:
     for kind, caption, expected in (
-        ("replace_object", "a cat sleeps", {"a boy sleeps", "a ball sleeps", "a tree sleeps"}),
+        (
+            "replace_object",
+            "a cat sleeps",
+            {"a boy sleeps", "a ball sleeps", "a tree sleeps"},
+        ),
         (
             "replace_attribute",
             "a red ball",
@@ -49,7 +55,11 @@ def test_rules_by_hand() -> None:
         ("replace_relation", "a dog sleeps", {None}),
         ("swap_object", "a dog is near an old cat", {"a cat is near an old dog"}),
         ("swap_object", "a tennis ball", {None}),
-        ("swap_attribute", "a red ball near a small tree", {"a small ball near a red tree"}),
+        (
+            "swap_attribute",
+            "a red ball near a small tree",
+            {"a small ball near a red tree"},
+        ),
         ("swap_attribute", "a black and white dog", {None}),
         ("add_attribute", "a red ball", {None}),
         (
@@ -68,9 +78,14 @@ def test_counts_articles_and_plurals() -> None:
         for number in ("Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
     }
     assert edits("replace_count", "one dog") == {None}
-    assert edits("replace_object", "three cats sit") == {"three dogs sit", "three people sit"}
+    assert edits("replace_object", "three cats sit") == {
+        "three dogs sit",
+        "three people sit",
+    }
     assert "a dog and people run" not in edits("add_object", "a dog runs")
-    assert {"a dog and a boy runs", "a dog and people runs"} <= edits("add_object", "a dog runs")
+    assert {"a dog and a boy runs", "a dog and people runs"} <= edits(
+        "add_object", "a dog runs"
+    )
 
 
 def test_shuffles_keep_the_words() -> None:
@@ -85,7 +100,10 @@ def test_shuffles_keep_the_words() -> None:
 
 
 def test_negatives_are_no_reference_and_a_function_of_the_generator() -> None:
-    row: Any = {"image_id": "1", "references": ["A dog in front of a tree", "a dog behind a  Tree"]}
+    row: Any = {
+        "image_id": "1",
+        "references": ["A dog in front of a tree", "a dog behind a  Tree"],
+    }
     source = RuleNegatives(CAPTIONS, ["replace_relation", "swap_object", "add_object"])
     found = source(row, row["references"][0], np.random.default_rng(3))
     assert found == source(row, row["references"][0], np.random.default_rng(3))
@@ -98,14 +116,18 @@ def test_negatives_are_no_reference_and_a_function_of_the_generator() -> None:
 
 
 def test_negatives_of_scenes_are_false_and_of_the_kinds_asked_for() -> None:
-    row: Any = ScenesData(num_train=3, num_val=0, num_test=0, num_unseen=0).split("train")[1]
+    row: Any = ScenesData(num_train=3, num_val=0, num_test=0, num_unseen=0).split(
+        "train"
+    )[1]
     for kind, text in SceneNegatives(["replace_object", "replace_attribute"])(
         row, row["references"][0], np.random.default_rng(0)
     ):
         assert kind in ("replace_object", "replace_attribute")
         assert oracle(text, row["scene"]).precision < 1
     with pytest.raises(DataError, match="image '7'"):
-        SceneNegatives()({"image_id": "7", "references": ["a"]}, "a", np.random.default_rng(0))
+        SceneNegatives()(
+            {"image_id": "7", "references": ["a"]}, "a", np.random.default_rng(0)
+        )
 
 
 def test_negatives_and_positives_of_the_data(tmp_path: Path) -> None:
@@ -130,11 +152,17 @@ def test_negatives_and_positives_of_the_data(tmp_path: Path) -> None:
 def test_sentences_are_sampled_in_their_order() -> None:
     caption = "A dog runs. It is brown! Is it fast? Yes."
     sentences = ["A dog runs.", "It is brown!", "Is it fast?", "Yes."]
-    drawn = [sampled_sentences(caption, 1, 3, np.random.default_rng(seed)) for seed in range(80)]
+    drawn = [
+        sampled_sentences(caption, 1, 3, np.random.default_rng(seed))
+        for seed in range(80)
+    ]
     counts = set()
     for text in drawn:
         kept = [sentence for sentence in sentences if sentence in text]
         assert " ".join(kept) == text
         counts.add(len(kept))
     assert counts == {1, 2, 3}
-    assert sampled_sentences("one sentence", 2, 9, np.random.default_rng(0)) == "one sentence"
+    assert (
+        sampled_sentences("one sentence", 2, 9, np.random.default_rng(0))
+        == "one sentence"
+    )

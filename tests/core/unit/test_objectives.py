@@ -12,7 +12,12 @@ import torch
 from rewards.mixed import MixedReward
 from rl_caption.captioners.config import Decoding, SavedModelConfig
 from rl_caption.captioners.tokens import FORBIDDEN_LOGIT
-from rl_caption.config.schema import RewardTerm, RolloutConfig, ScstConfig, ScstTrainConfig
+from rl_caption.config.schema import (
+    RewardTerm,
+    RolloutConfig,
+    ScstConfig,
+    ScstTrainConfig,
+)
 from rl_caption.programs.train import scst_signature
 from rl_caption.runtime.types import Scores
 from rl_caption.scst.advantages import build_advantage, needs_greedy
@@ -39,7 +44,9 @@ from tests.steps_for_tests import (
 
 
 @pytest.mark.parametrize("rows", [2, 100])
-def test_logprobs_and_their_gradient_equal_torchs_own_some_rows_at_a_time(rows, monkeypatch):
+def test_logprobs_and_their_gradient_equal_torchs_own_some_rows_at_a_time(
+    rows, monkeypatch
+):
     monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", rows * 7)
     logits = (5 * torch.randn(2, 3, 4, 7, dtype=torch.float64)).requires_grad_()
     ids = torch.randint(0, 7, (2, 3, 4))
@@ -73,7 +80,9 @@ def test_tokens_may_share_a_row_of_logits(monkeypatch):
         torch.tensor([3, 3, 6, 0, 1, 2]),
         torch.tensor([4, 4, 4, 0, 2, 2]),
     )  # row 1 is nobody's
-    assert torch.autograd.gradcheck(lambda x: token_logprobs(x, ids, 1.7, place), logits)
+    assert torch.autograd.gradcheck(
+        lambda x: token_logprobs(x, ids, 1.7, place), logits
+    )
     found, entropy = token_logprobs_and_entropy(logits, ids, 1.7, place)
     own, own_entropy = token_logprobs_and_entropy(logits[place], ids, 1.7)
     assert torch.equal(found, own)
@@ -91,13 +100,13 @@ def test_k3_and_the_gradient_of_k2_are_unbiased():
     logprobs = logits.log_softmax(-1)
     probabilities = logprobs.exp().detach()
     kl = (logprobs.exp() * (logprobs - reference)).sum()
-    assert (probabilities * kl_to_reference(logprobs, reference)).sum().item() == pytest.approx(
-        kl.item(), rel=1e-9
-    )
+    assert (
+        probabilities * kl_to_reference(logprobs, reference)
+    ).sum().item() == pytest.approx(kl.item(), rel=1e-9)
     exact = torch.autograd.grad(kl, logits, retain_graph=True)[0]
-    estimate = torch.autograd.grad((probabilities * kl_penalty(logprobs, reference)).sum(), logits)[
-        0
-    ]
+    estimate = torch.autograd.grad(
+        (probabilities * kl_penalty(logprobs, reference)).sum(), logits
+    )[0]
     assert torch.allclose(exact, estimate, atol=1e-12)
     assert torch.autograd.grad(
         kl_penalty(logprobs, reference).sum(), parameter, allow_unused=True
@@ -111,7 +120,9 @@ def test_what_is_logged_of_a_far_or_near_policy_is_finite_and_exact():
     assert found.tolist() == pytest.approx([math.exp(199) - 200, 2**-27], rel=1e-4)
     mask, advantages = torch.ones(1, 1, 2, dtype=torch.bool), torch.ones(1, 1)
     now, before = -torch.ones(1, 1, 2), torch.tensor([[[-401.0, -1.0]]])
-    total, _, metrics = PpoClip()(now, before, None, mask, Scores(advantages, None), advantages)
+    total, _, metrics = PpoClip()(
+        now, before, None, mask, Scores(advantages, None), advantages
+    )
     assert total == pytest.approx(-2.2), "the first ratio is clipped, the other is 1"
     assert float(metrics["policy/ratio"][0]) == pytest.approx(math.exp(400), rel=1e-6)
     assert math.isfinite(metrics["policy/approx_kl"][0])
@@ -140,7 +151,11 @@ REWARDS = torch.tensor([[1.0, 2.0, 6.0], [0.5, 0.5, 0.5]])
     ("name", "first", "second"),
     [
         ("greedy", [-1.0, 0.0, 4.0], [0.25, 0.25, 0.25]),
-        ("leave_one_out", [1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2], [0.0] * 3),
+        (
+            "leave_one_out",
+            [1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2],
+            [0.0] * 3,
+        ),
         ("mean", [-2.0, -1.0, 3.0], [0.0] * 3),
         (
             "group_norm",
@@ -159,7 +174,9 @@ def test_advantages_by_hand(name, first, second):
 @pytest.mark.parametrize("name", ["greedy", "leave_one_out", "mean", "group_norm"])
 def test_equal_rewards_have_no_advantage_at_all(name):
     for samples in (2, 3, 5, 6, 7, 16):
-        rewards = torch.rand(200, 1, generator=torch.Generator().manual_seed(0)).expand(-1, samples)
+        rewards = torch.rand(200, 1, generator=torch.Generator().manual_seed(0)).expand(
+            -1, samples
+        )
         advantages = build_advantage(name, {})(rewards, rewards[:, 0])
         assert advantages.dtype == torch.float32
         assert not advantages.any(), samples
@@ -176,9 +193,13 @@ def test_a_baseline_that_is_not_there_is_an_error(name):
 @pytest.mark.parametrize("kl_coef", [0.0, 0.3])
 def test_the_clipped_surrogate_and_its_gradient_equal_a_loop(reduction, kl_coef):
     torch.manual_seed(0)
-    mask = torch.tensor([[[1, 1, 1], [1, 0, 0]], [[1, 1, 0], [1, 1, 1]]], dtype=torch.bool)
+    mask = torch.tensor(
+        [[[1, 1, 1], [1, 0, 0]], [[1, 1, 0], [1, 1, 1]]], dtype=torch.bool
+    )
     old = -torch.rand(2, 2, 3, dtype=torch.float64) * mask
-    logprobs = (old + 0.5 * torch.randn(2, 2, 3, dtype=torch.float64) * mask).requires_grad_()
+    logprobs = (
+        old + 0.5 * torch.randn(2, 2, 3, dtype=torch.float64) * mask
+    ).requires_grad_()
     advantages = torch.tensor([[0.7, -0.7], [-1.5, 1.5]])
     objective = PpoClip(reduction, kl_coef, clip_low=0.1, clip_high=0.3)
     total, count, metrics = objective(
@@ -208,7 +229,11 @@ def test_the_clipped_surrogate_and_its_gradient_equal_a_loop(reduction, kl_coef)
         expected[tuple(place)] = (
             0 if stopped else -advantage * ratio / denominator
         ) + kl_coef * drift / 9
-        clipped, ratios, kl = clipped + stopped, ratios + ratio, kl + ratio - 1 - log_ratio
+        clipped, ratios, kl = (
+            clipped + stopped,
+            ratios + ratio,
+            kl + ratio - 1 - log_ratio,
+        )
     assert 0 < clipped < 9, "some tokens are clipped, some are not"
     assert float((total.detach() / count).sum()) == pytest.approx(
         surrogate / denominator + penalty / 9, rel=1e-6
@@ -265,14 +290,19 @@ def test_dico_by_hand():
     )
     assert float(metrics["dico/margin"][0]) == pytest.approx(0.5 * (1 + 0.75), rel=1e-5)
     assert float(metrics["dico/accuracy"][0]) == 1
-    assert float(total.detach()) == pytest.approx(math.log(1 + math.exp(-0.875)), rel=1e-5)
+    assert float(total.detach()) == pytest.approx(
+        math.log(1 + math.exp(-0.875)), rel=1e-5
+    )
     assert int(count) == 1
     with pytest.raises(ValueError, match="starting policy"):
         objective(logprobs, logprobs, None, mask, Scores(rewards, None), rewards)
-    metrics = objective(reference, reference, reference, mask, Scores(rewards, None), rewards)[2]
-    assert [float(metrics[f"dico/{key}"][0]) for key in ("margin", "accuracy")] == [0, 0], (
-        "at the start no image is right"
-    )
+    metrics = objective(
+        reference, reference, reference, mask, Scores(rewards, None), rewards
+    )[2]
+    assert [float(metrics[f"dico/{key}"][0]) for key in ("margin", "accuracy")] == [
+        0,
+        0,
+    ], "at the start no image is right"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +311,10 @@ def test_dico_by_hand():
         ("seq_nll", math.log(10 / 3)),  # probabilities 0.3, 0.2, 0.5
         ("risk", 0.2 * 0.1 + 0.5 * 1.0),
         ("max_margin", 1.0 + math.log(5 / 3)),  # the third has the highest score
-        ("multi_margin", 0.0 + (1.0 + math.log(5 / 3))),  # the second is 0.1 + ln(2 / 3) below 0
+        (
+            "multi_margin",
+            0.0 + (1.0 + math.log(5 / 3)),
+        ),  # the second is 0.1 + ln(2 / 3) below 0
         ("softmax_margin", math.log(1 + 2 / 3 * math.exp(0.1) + 5 / 3 * math.e)),
     ],
 )
@@ -292,7 +325,9 @@ def test_structured_losses_by_hand(name, expected):
         torch.tensor([[[1, 1, 1], [1, 0, 0], [1, 1, 0]]], dtype=torch.bool),
     )
     logprobs = torch.tensor(probabilities).log().view(1, 3, 1) * mask
-    logprobs[0, 0] += torch.tensor([0.1, -0.3, 0.2])  # only the mean over a caption counts
+    logprobs[0, 0] += torch.tensor(
+        [0.1, -0.3, 0.2]
+    )  # only the mean over a caption counts
     scores = Scores(torch.tensor([[3.0, 2.9, 2.0]]), None)
     total, count, metrics = build_objective(name, {})(
         logprobs, logprobs, None, mask, scores, scores.samples
@@ -306,7 +341,10 @@ def test_structured_losses_by_hand(name, expected):
 
 
 def test_max_margin_is_that_of_the_likeliest_sample_not_of_the_worst():
-    logprobs, mask = torch.tensor([[[-2.0], [-1.0], [-3.0]]]), torch.ones(1, 3, 1, dtype=torch.bool)
+    logprobs, mask = (
+        torch.tensor([[[-2.0], [-1.0], [-3.0]]]),
+        torch.ones(1, 3, 1, dtype=torch.bool),
+    )
     scores = Scores(torch.tensor([[1.0, 0.75, 0.0]]), None)
     total, count, _ = build_objective("max_margin", {})(
         logprobs, logprobs, None, mask, scores, scores.samples
@@ -319,7 +357,8 @@ def test_a_constant_added_to_the_rewards_of_an_image_changes_nothing(name):
     objective = build_objective(name, {"temperature": 0.5} if name == "dico" else {})
     shifts = torch.tensor([[3.0], [-1.0], [0.5]])
     plain, shifted = (
-        gradient_of(objective, parts(rewards=rewards)) for rewards in (OF_THREE, OF_THREE + shifts)
+        gradient_of(objective, parts(rewards=rewards))
+        for rewards in (OF_THREE, OF_THREE + shifts)
     )
     assert torch.allclose(plain, shifted, atol=1e-5)
     assert plain.abs().sum() > 0
@@ -337,16 +376,23 @@ def test_images_whose_rewards_do_not_differ_are_left_out(name):
 
 
 def test_candidates_of_beam_search_are_the_rollout_whatever_the_split():
-    captioner, start = tiny_captioner(), tiny_captioner(seed=9).policy.eval().requires_grad_(False)
+    captioner, start = (
+        tiny_captioner(),
+        tiny_captioner(seed=9).policy.eval().requires_grad_(False),
+    )
     beams = Decoding(num_beams=3, num_return_sequences=3, max_new_tokens=8)
     task = scst_task(captioner, objective=Dico(), decoding=beams, ref_policy=start)
     whole = gradient(captioner, task, batches_of(captioner, 4, 4))
-    found = captioner.generate(captioner.policy, batches_of(captioner, 4, 4)[0].inputs, beams)
+    found = captioner.generate(
+        captioner.policy, batches_of(captioner, 4, 4)[0].inputs, beams
+    )
     assert [record["samples"] for record in task.samples] == [
         captioner.decode(ids) for ids in found
     ]
     assert norm(whole) > 0
-    assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 4, 2)))
+    assert_equal_gradients(
+        whole, gradient(captioner, task, batches_of(captioner, 4, 2))
+    )
 
 
 def test_an_image_with_fewer_captions_than_beams_is_named():
@@ -354,7 +400,9 @@ def test_an_image_with_fewer_captions_than_beams_is_named():
     width = captioner.policy.config.vocab_size + 1
     beams = Decoding(num_beams=width, num_return_sequences=width, max_new_tokens=1)
     batch = batches_of(captioner, 1, 1)[0]
-    with pytest.raises(ValueError, match=f"image '{batch.image_ids[0]}': .* {width} captions"):
+    with pytest.raises(
+        ValueError, match=f"image '{batch.image_ids[0]}': .* {width} captions"
+    ):
         sample_captions(captioner, captioner.policy, batch, beams, seed=0, step=0)
 
 
@@ -362,13 +410,18 @@ def test_an_image_with_fewer_captions_than_beams_is_named():
     ("rollout", "train", "part"),
     [
         ({}, {}, "train.objective reinforce"),
-        ({}, {"objective": "dico", "advantage": "greedy"}, "no greedy captions are decoded"),
+        (
+            {},
+            {"objective": "dico", "advantage": "greedy"},
+            "no greedy captions are decoded",
+        ),
     ],
 )
 def test_what_beam_search_does_not_go_with_is_refused(rollout, train, part):
     with pytest.raises(ValueError, match=part):
         ScstConfig(
-            rollout=RolloutConfig(beam_search=True, **rollout), train=ScstTrainConfig(**train)
+            rollout=RolloutConfig(beam_search=True, **rollout),
+            train=ScstTrainConfig(**train),
         )
 
 
@@ -379,8 +432,14 @@ def test_whatever_changes_the_objective_or_the_samples_changes_the_signature(tmp
     changes = [
         {},
         {"train.advantage": "greedy"},
-        {"train.advantage": "tests.extensions:own", "train.advantage_kwargs": {"scale": 2.0}},
-        {"train.advantage": "tests.extensions:own", "train.advantage_kwargs": {"scale": 3.0}},
+        {
+            "train.advantage": "tests.extensions:own",
+            "train.advantage_kwargs": {"scale": 2.0},
+        },
+        {
+            "train.advantage": "tests.extensions:own",
+            "train.advantage_kwargs": {"scale": 3.0},
+        },
         {"rollout.num_samples": 4},
         {"rollout.beam_search": True},
         {"rollout.temperature_schedule": [(0, 1.0), (9, 0.5)]},
@@ -405,7 +464,9 @@ def test_whatever_changes_the_objective_or_the_samples_changes_the_signature(tmp
             if name:
                 setattr(getattr(config, section), name, value)
         objective = build_objective(
-            config.train.objective, config.train.objective_kwargs, kl_coef=config.train.kl_coef
+            config.train.objective,
+            config.train.objective_kwargs,
+            kl_coef=config.train.kl_coef,
         )
         reward = MixedReward({"words": (WordCount(), change.get("weight", 1.0))})
         signatures.append(scst_signature(reward, [], config, objective))
@@ -414,10 +475,17 @@ def test_whatever_changes_the_objective_or_the_samples_changes_the_signature(tmp
 
 def signature_of(folder, **train):
     beams = train.pop("beam_search", False)
-    model, rollout = SavedModelConfig(init=str(folder)), RolloutConfig(beam_search=beams)
+    model, rollout = (
+        SavedModelConfig(init=str(folder)),
+        RolloutConfig(beam_search=beams),
+    )
     config = ScstConfig(model=model, rollout=rollout, train=ScstTrainConfig(**train))
-    objective = build_objective(config.train.objective, {}, kl_coef=config.train.kl_coef)
-    return scst_signature(MixedReward({"words": (WordCount(), 1.0)}), [], config, objective)
+    objective = build_objective(
+        config.train.objective, {}, kl_coef=config.train.kl_coef
+    )
+    return scst_signature(
+        MixedReward({"words": (WordCount(), 1.0)}), [], config, objective
+    )
 
 
 def test_the_signature_tells_beams_from_samples_and_names_the_start_that_an_objective_compares_with(

@@ -37,7 +37,9 @@ class Shape:
         ("dropout", float("nan")),
     ],
 )
-def test_a_field_of_another_type_choice_or_range_is_named(field: str, value: Any) -> None:
+def test_a_field_of_another_type_choice_or_range_is_named(
+    field: str, value: Any
+) -> None:
     check_fields(Shape(width=8, heads=2))
     with pytest.raises(ValueError, match=rf"^{field} is "):
         check_fields(Shape(**{"width": 8, field: value}))

@@ -56,7 +56,9 @@ def saved(state: dict[str, Tensor], path: Path) -> str:
     return str(path)
 
 
-def backbone_of(state: dict[str, Tensor], path: Path, tag: str = "openai", **more: Any) -> Any:
+def backbone_of(
+    state: dict[str, Tensor], path: Path, tag: str = "openai", **more: Any
+) -> Any:
     return load_frozen_encoder(ARCHITECTURE, saved(state, path), tuned_from=tag, **more)
 
 
@@ -66,10 +68,14 @@ class ByHand:
     """
 
     def __init__(self, state: dict[str, Tensor], tag: str = "openai") -> None:
-        merged = {key: value.double() for key, value in state.items() if "lora_" not in key}
+        merged = {
+            key: value.double() for key, value in state.items() if "lora_" not in key
+        }
         for key, weight in merged.items():
             factor = (
-                f"{key}_" if key.endswith("in_proj_weight") else key.removesuffix("weight")
+                f"{key}_"
+                if key.endswith("in_proj_weight")
+                else key.removesuffix("weight")
             ) + "lora_"
             if f"{factor}A" in state and ".mlp." not in key:
                 product = state[f"{factor}B"].double() @ state[f"{factor}A"].double()
@@ -82,7 +88,9 @@ class ByHand:
         )
 
     def image(self, image: Any) -> Tensor:
-        return self.model.encode_image(self.transform(image)[None].double(), normalize=True)[0]
+        return self.model.encode_image(
+            self.transform(image)[None].double(), normalize=True
+        )[0]
 
     def text(self, text: str) -> Tensor:
         return self.model.encode_text(open_clip.tokenize([text]), normalize=True)[0]
@@ -92,7 +100,9 @@ class ByHand:
 
 
 def embeddings(backbone: Any) -> Tensor:
-    return torch.cat([backbone.encode_images(IMAGES), backbone.encode_texts(CAPTIONS)]).double()
+    return torch.cat(
+        [backbone.encode_images(IMAGES), backbone.encode_texts(CAPTIONS)]
+    ).double()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +122,8 @@ def test_embeddings_of_a_checkpoint_equal_those_by_hand(
     stored = {
         "openai": state,
         "open_clip": {
-            f"text.{key}" if key.startswith(text) else key: value for key, value in state.items()
+            f"text.{key}" if key.startswith(text) else key: value
+            for key, value in state.items()
         },
         "module": {f"module.{key}": value for key, value in state.items()},
         "archive": state
@@ -125,7 +136,9 @@ def test_embeddings_of_a_checkpoint_equal_those_by_hand(
         assert torch.allclose(found, expected, atol=2e-6), layout
 
 
-def test_the_score_has_the_prefix_of_clipscore_and_twice_the_cosine(folder: Path) -> None:
+def test_the_score_has_the_prefix_of_clipscore_and_twice_the_cosine(
+    folder: Path,
+) -> None:
     arguments: Any = {
         "backbone": ARCHITECTURE,
         "pretrained": saved(weights(), folder / "a.pth"),
@@ -166,7 +179,9 @@ def test_the_scale_of_an_update_is_one_over_its_rank() -> None:
         torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[2.0, 0.0]]), (1, 2)
     )
     assert linear.tolist() == [[1.0, 2.0]]
-    kernel = low_rank_delta(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.eye(2), (1, 1, 2, 2))
+    kernel = low_rank_delta(
+        torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.eye(2), (1, 1, 2, 2)
+    )
     assert kernel.tolist() == [[[[1.0, 2.0], [0.0, 1.0]]]]
 
 
@@ -193,7 +208,9 @@ def test_files_that_do_not_fit_are_named(folder: Path) -> None:
             backbone_of(state, folder / "broken.pth")
 
 
-def test_a_checkpoint_is_never_replaced_by_other_weights(folder: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_never_replaced_by_other_weights(
+    folder: Path, tmp_path: Path
+) -> None:
     path = saved(weights(), folder / "mine.pth")
     for arguments, message in (
         ({}, "'pretrained' is"),
@@ -210,7 +227,9 @@ def test_a_checkpoint_is_never_replaced_by_other_weights(folder: Path, tmp_path:
             RefPacScore(**arguments)  # type: ignore[arg-type]
 
 
-def test_released_files_are_known_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_files_are_known_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, (architecture, tag) in RELEASED.items():
         assert open_clip.get_pretrained_cfg(architecture, tag), (
             f"{name}: open_clip has no {architecture} of {tag}"
@@ -254,7 +273,9 @@ def test_what_is_taken_for_a_plain_file_is_said(
         load_frozen_encoder(ARCHITECTURE, path)
         load_frozen_encoder(ARCHITECTURE, path, tuned_from="openai")
     (line,) = [
-        record.getMessage() for record in caplog.records if record.name.startswith("rewards")
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("rewards")
     ]
     assert all(part in line for part in ("plain.pth", "GELU", "0.4814"))
 
@@ -266,5 +287,7 @@ def test_a_missing_checkpoint_is_found_before_anything_is_read(tmp_path, monkeyp
     with pytest.raises(ConfigError, match=missing):
         run_program("scst", arguments)
     judges = '{"other": {"target": "pac_s", "kwargs": {"pretrained": "a.pt"}}}'
-    with pytest.raises(ConfigError, match=r"monitor\.judges\.other\.kwargs\.pretrained: 'a\.pt'"):
+    with pytest.raises(
+        ConfigError, match=r"monitor\.judges\.other\.kwargs\.pretrained: 'a\.pt'"
+    ):
         run_program("scst", [*arguments, "--monitor.judges", judges])

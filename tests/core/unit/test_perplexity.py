@@ -52,7 +52,9 @@ def test_scores_are_mean_log_probabilities(folder: Path, batch_size: int) -> Non
     assert found == pytest.approx(
         [by_hand(folder, *row) for row in zip(TEXTS, finished, strict=True)], abs=1e-5
     )
-    without = Perplexity(str(folder), floor=-50.0, eos=False)(None, TEXTS, finished=finished)
+    without = Perplexity(str(folder), floor=-50.0, eos=False)(
+        None, TEXTS, finished=finished
+    )
     assert without[1] == pytest.approx(found[1], abs=1e-5)
     assert without[0] == pytest.approx(by_hand(folder, TEXTS[0], False), abs=1e-5)
     assert without[2] == -50.0, "no token"
@@ -64,7 +66,8 @@ def test_log_likelihoods_are_sums_over_tokens(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     counts = [len(tokenizer(text)["input_ids"]) + 1 for text in TEXTS]
     expected = [
-        count * by_hand(folder, text, True) for count, text in zip(counts, TEXTS, strict=True)
+        count * by_hand(folder, text, True)
+        for count, text in zip(counts, TEXTS, strict=True)
     ]
     assert reward.log_likelihoods(TEXTS) == pytest.approx(expected, abs=1e-4)
     without = Perplexity(str(folder), eos=False)
@@ -81,7 +84,9 @@ def test_scores_are_clamped_and_long_captions_cut(folder: Path) -> None:
         [max(floor, score) for score in free(None, TEXTS)], abs=1e-5
     )
     assert reward(None, []) == []
-    longest = AutoModelForCausalLM.from_pretrained(folder).config.max_position_embeddings
+    longest = AutoModelForCausalLM.from_pretrained(
+        folder
+    ).config.max_position_embeddings
     long, longer = free(None, ["a " * longest, "a " * (longest + 40)])
     assert long == pytest.approx(longer, abs=1e-6)
 
@@ -89,7 +94,10 @@ def test_scores_are_clamped_and_long_captions_cut(folder: Path) -> None:
 def test_positions_of_roberta_start_after_that_of_padding() -> None:
     tokenizer = SimpleNamespace(model_max_length=600)
     shape = {"max_position_embeddings": 514, "pad_token_id": 1}
-    assert most_tokens(SimpleNamespace(model_type="xlm-roberta", **shape), tokenizer) == 512
+    assert (
+        most_tokens(SimpleNamespace(model_type="xlm-roberta", **shape), tokenizer)
+        == 512
+    )
     assert most_tokens(SimpleNamespace(model_type="bert", **shape), tokenizer) == 514
     assert most_tokens(SimpleNamespace(model_type="t5"), tokenizer) == 600
 

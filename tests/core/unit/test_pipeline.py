@@ -28,21 +28,35 @@ def two(tmp_path: Path) -> Path:
     """Cross-entropy, then self-critical training."""
     xe, scst = tmp_path / "runs/xe", tmp_path / "runs/scst"
     return write_pipeline(
-        tmp_path, xe=("xe", xe_config(xe)), scst=("scst", scst_config(scst, xe / "export/best"))
+        tmp_path,
+        xe=("xe", xe_config(xe)),
+        scst=("scst", scst_config(scst, xe / "export/best")),
     )
 
 
-def test_data_and_root_reach_every_stage_and_any_other_key_one(two: Path, tmp_path: Path) -> None:
-    words = ["--data.kwargs.num_train", "40", "--scst.train.lr=0.5", "--xe.data.cache_mb", "7"]
+def test_data_and_root_reach_every_stage_and_any_other_key_one(
+    two: Path, tmp_path: Path
+) -> None:
+    words = [
+        "--data.kwargs.num_train",
+        "40",
+        "--scst.train.lr=0.5",
+        "--xe.data.cache_mb",
+        "7",
+    ]
     stages = stages_of(two, *words, "--run.root", str(tmp_path / "new"))
     assert [one.data.kwargs["num_train"] for one in stages.values()] == [40, 40]
     assert (stages["xe"].train.lr, stages["scst"].train.lr) == (0.003, 0.5)
     assert (stages["xe"].data.cache_mb, stages["scst"].data.cache_mb) == (7, 1024)
     assert stages["xe"].run.dir == str(tmp_path / "new/xe")
-    assert stages["scst"].model.init == str(tmp_path / "new/xe/export/best"), "the path follows"
+    assert stages["scst"].model.init == str(tmp_path / "new/xe/export/best"), (
+        "the path follows"
+    )
     moved = stages_of(two, "--xe.run.dir", str(tmp_path / "there"))
     assert moved["scst"].model.init == str(tmp_path / "there/export/best")
-    named = stages_of(two, "--run.root", str(tmp_path), "--scst.model.init", "owner/model")
+    named = stages_of(
+        two, "--run.root", str(tmp_path), "--scst.model.init", "owner/model"
+    )
     assert named["scst"].model.init == "owner/model", "what the user says comes last"
 
 
@@ -66,7 +80,9 @@ def test_what_is_not_for_a_stage_is_named(words, part, two, tmp_path, capsys):
     assert part in str(ended.value) + capsys.readouterr().err
 
 
-def test_changes_stand_in_the_file_and_a_grid_is_a_stage(two: Path, tmp_path: Path) -> None:
+def test_changes_stand_in_the_file_and_a_grid_is_a_stage(
+    two: Path, tmp_path: Path
+) -> None:
     (tmp_path / "grid.yaml").write_text(
         f"recipe: {tmp_path}/scst.yaml\ncells: {{a: {{terms: {{cider: {{}}}}}}}}\nout: {tmp_path}/grid"
     )
@@ -108,7 +124,9 @@ def finished(two: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         export = stage.folder / "export/best"
         export.mkdir(parents=True, exist_ok=True)
         (export / "config.json").write_text("{}")
-        (export / "manifest.json").write_text(json.dumps({"config.json": stage.config.train.lr}))
+        (export / "manifest.json").write_text(
+            json.dumps({"config.json": stage.config.train.lr})
+        )
         (stage.folder / RESULT).write_text("{}")
 
     monkeypatch.setattr(Stage, "start", train)
@@ -122,10 +140,14 @@ def actions(file: Path, *words: str) -> dict[str, str]:
     return {one.stage.name: one.action for one in planned}
 
 
-def test_what_is_finished_is_skipped_and_trained_anew_where_that_is_asked(finished: Path) -> None:
+def test_what_is_finished_is_skipped_and_trained_anew_where_that_is_asked(
+    finished: Path,
+) -> None:
     assert actions(finished) == {"xe": "skip", "scst": "skip"}
     free = ["--data.num_workers", "2", "--xe.train.micro_batch_size", "2"]
-    assert actions(finished, *free) == {"xe": "skip", "scst": "skip"}, "changes no number"
+    assert actions(finished, *free) == {"xe": "skip", "scst": "skip"}, (
+        "changes no number"
+    )
     assert actions(finished, "--again", "scst") == {"xe": "skip", "scst": "again"}
     assert actions(finished, "--again", "xe") == {"xe": "again", "scst": "again"}
     assert actions(finished, "--again=xe,scst") == {"xe": "again", "scst": "again"}
@@ -143,7 +165,9 @@ def test_another_configuration_is_refused_with_what_differs(words, part, finishe
         run_pipeline(str(finished), words)
 
 
-def test_other_data_and_other_exports_are_refused(finished: Path, tmp_path: Path) -> None:
+def test_other_data_and_other_exports_are_refused(
+    finished: Path, tmp_path: Path
+) -> None:
     export = tmp_path / "runs/xe/export/best/manifest.json"
     before = export.read_text()
     export.write_text("{}")
@@ -196,13 +220,21 @@ def test_all_that_is_missing_is_said_before_the_first_stage(two, tmp_path, monke
     monkeypatch.setattr(Stage, "start", lambda _: pytest.fail("nothing may run"))
     with pytest.raises(ConfigError) as refused:
         run_pipeline(str(two), words)
-    for part in ("scst: model.init", "'gone.pt' is not there", "rl-caption run coco makes it"):
+    for part in (
+        "scst: model.init",
+        "'gone.pt' is not there",
+        "rl-caption run coco makes it",
+    ):
         assert part in str(refused.value)
 
 
-def test_a_program_alone_says_which_pipeline_makes_what_it_starts_from(tmp_path, monkeypatch):
+def test_a_program_alone_says_which_pipeline_makes_what_it_starts_from(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"runs/own/xe/export/best.*rl-caption run own"):
+    with pytest.raises(
+        ConfigError, match=r"runs/own/xe/export/best.*rl-caption run own"
+    ):
         run_program("scst", ["--config", "own_scst", "--data.path", "mine.jsonl"])
     with pytest.raises(ConfigError, match=r"model\.init.*rl-caption run own"):
         run_program("scst", ["--data.format", "scenes"])

@@ -15,7 +15,12 @@ from rl_caption.data.base import DataError
 from rl_caption.data.files import read_references
 from rl_caption.data.prepare_coco import prepare
 from rl_caption.data.rows import karpathy
-from tests.coco_for_tests import captions_of, write_downloads, write_features, write_photos
+from tests.coco_for_tests import (
+    captions_of,
+    write_downloads,
+    write_features,
+    write_photos,
+)
 
 COUNTS = prepare_coco.IMAGES, prepare_coco.CAPTIONS
 
@@ -46,7 +51,10 @@ def test_everything_at_once_and_a_second_time_nothing(
     downloads: Path, tmp_path: Path, capsys: Any
 ) -> None:
     out = tmp_path / "coco"
-    images, features = write_photos(tmp_path / "photos"), write_features(tmp_path / "regions", 8)
+    images, features = (
+        write_photos(tmp_path / "photos"),
+        write_features(tmp_path / "regions", 8),
+    )
     options: dict[str, Any] = {
         "images": images,
         "features": features,
@@ -63,7 +71,9 @@ def test_everything_at_once_and_a_second_time_nothing(
     assert row["features"].load(8).shape[1] == 8
 
     references = read_references(out / "dataset_coco.json", "test")
-    assert references == {str(100 + number): captions_of(number) for number in range(14, 18)}
+    assert references == {
+        str(100 + number): captions_of(number) for number in range(14, 18)
+    }
 
     shutil.copytree(downloads, tmp_path / "cli" / "downloads")
     assert run_program("prepare_coco", ["--out", str(tmp_path / "cli")]) == 0
@@ -77,9 +87,13 @@ def test_everything_at_once_and_a_second_time_nothing(
     assert stamps(out) == before
 
 
-def test_what_is_missing_is_named_with_where_to_get_it(downloads: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_named_with_where_to_get_it(
+    downloads: Path, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty: dataset_coco\.json.*\n.*\n.*https://cs\.stanford"):
+    with pytest.raises(
+        DataError, match=r"empty: dataset_coco\.json.*\n.*\n.*https://cs\.stanford"
+    ):
         prepare(tmp_path / "coco", tmp_path / "empty")
 
 
@@ -94,12 +108,18 @@ def test_counts_and_captions_that_do_not_agree_are_reported_together(
     change(downloads, damage)
     with pytest.raises(DataError) as caught:
         prepare(tmp_path / "coco", downloads)
-    for part in ("train has 9 images, expected 10", "45 captions, expected 50", "test has 19"):
+    for part in (
+        "train has 9 images, expected 10",
+        "45 captions, expected 50",
+        "test has 19",
+    ):
         assert part in str(caught.value)
     assert prepare(tmp_path / "coco", write_downloads(tmp_path / "downloads"))
 
 
-def test_a_part_of_coco_is_taken_where_that_is_said(downloads: Path, tmp_path: Path) -> None:
+def test_a_part_of_coco_is_taken_where_that_is_said(
+    downloads: Path, tmp_path: Path
+) -> None:
     change(downloads, lambda images: images.pop(3))
     with pytest.raises(DataError, match=r"COCO.*--subset"):
         prepare(tmp_path / "coco", downloads)
@@ -114,16 +134,24 @@ def test_missing_images_and_wrong_features_are_counted_and_named(
     (photos / "val2014/COCO_val2014_000000000110.jpg").unlink()
     np.savez(features / "105.npz", features=np.ones((3, 9), np.float32))
     (features / "106.npz").unlink()
-    with pytest.raises(DataError, match=r"1 of 18.*'.*val2014_000000000110\.jpg': No such"):
+    with pytest.raises(
+        DataError, match=r"1 of 18.*'.*val2014_000000000110\.jpg': No such"
+    ):
         prepare(tmp_path / "coco", downloads, photos)
-    with pytest.raises(DataError, match=r"2 missing or unusable features.*'105'.*\[3, 9\].*'106'"):
-        prepare(tmp_path / "other", downloads, features=features, features_kwargs={"dim": 8})
+    with pytest.raises(
+        DataError, match=r"2 missing or unusable features.*'105'.*\[3, 9\].*'106'"
+    ):
+        prepare(
+            tmp_path / "other", downloads, features=features, features_kwargs={"dim": 8}
+        )
     with pytest.raises(DataError, match="features exists"):
         prepare(tmp_path / "other", downloads, features=photos)
 
 
 def test_the_counts_are_those_of_the_official_files() -> None:
-    assert sum(COUNTS[0].values()) == 82_783 + 40_504, "images of train2014 and of val2014"
+    assert sum(COUNTS[0].values()) == 82_783 + 40_504, (
+        "images of train2014 and of val2014"
+    )
     assert sum(COUNTS[1].values()) == 414_113 + 202_654, "their captions"
     assert [*COUNTS[0].values(), *COUNTS[1].values()] == [
         113_287,

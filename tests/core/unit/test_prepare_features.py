@@ -31,15 +31,28 @@ def line(image_id: int, layout: str, values: np.ndarray | None = None) -> str:
         return "\t".join(
             map(
                 str,
-                [image_id, 480, 640, *detections, count, text(np.ones((count, 4))), text(values)],
+                [
+                    image_id,
+                    480,
+                    640,
+                    *detections,
+                    count,
+                    text(np.ones((count, 4))),
+                    text(values),
+                ],
             )
         )
     if layout == "bottom-up":
         return "\t".join(
-            map(str, [image_id, 640, 480, count, text(np.ones((count, 4))), text(values)])
+            map(
+                str,
+                [image_id, 640, 480, count, text(np.ones((count, 4))), text(values)],
+            )
         )
     if layout == "vinvl":
-        return f"{image_id}\t{json.dumps({'num_boxes': count, 'features': text(values)})}"
+        return (
+            f"{image_id}\t{json.dumps({'num_boxes': count, 'features': text(values)})}"
+        )
     return f"{image_id}\t{count}\t{text(values)}"
 
 
@@ -50,20 +63,28 @@ def test_each_line_becomes_a_file(tmp_path: Path) -> None:
             "\n".join(line(number, layout) for number in (5, 6)) + "\r\n"
         )
         assert convert_tsv([tmp_path / "a.tsv"], out) == (2, 0)
-        np.testing.assert_array_equal(as_image_features(out / "6.npz", "6").load(8), features(6))
+        np.testing.assert_array_equal(
+            as_image_features(out / "6.npz", "6").load(8), features(6)
+        )
 
 
 def test_a_second_conversion_writes_over_the_first_and_a_full_disk_leaves_whole_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.tsv").write_text("\n".join(line(number, "vinvl") for number in (5, 6, 6)))
+    (tmp_path / "a.tsv").write_text(
+        "\n".join(line(number, "vinvl") for number in (5, 6, 6))
+    )
     out = tmp_path / "out"
     assert convert_tsv([tmp_path / "a.tsv"], out) == (2, 1)
     changed = [line(number, "vinvl", features(number + 1)) for number in (4, 6)]
     (tmp_path / "b.tsv").write_text("\n".join(changed))
     assert convert_tsv([tmp_path / "b.tsv"], out) == (2, 0)
-    np.testing.assert_array_equal(as_image_features(out / "6.npz", "6").load(8), features(7))
-    np.testing.assert_array_equal(as_image_features(out / "5.npz", "5").load(8), features(5))
+    np.testing.assert_array_equal(
+        as_image_features(out / "6.npz", "6").load(8), features(7)
+    )
+    np.testing.assert_array_equal(
+        as_image_features(out / "5.npz", "5").load(8), features(5)
+    )
 
     def full(*_, **__) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -62,12 +62,19 @@ def save_clip(folder: Path) -> str:
     """CLIP pads with its end of text: so does this tokenizer."""
     tokenizer = bert_tokenizer()
     tokenizer.pad_token = tokenizer.sep_token
-    ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 3, "vocab_size": len(tokenizer)}
+    ids = {
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "pad_token_id": 3,
+        "vocab_size": len(tokenizer),
+    }
     text = {**TOWER, **ids, "max_position_embeddings": 12, "initializer_range": 0.3}
-    CLIPModel(CLIPConfig(vision_config=VISION, text_config=text, projection_dim=8)).save_pretrained(
+    CLIPModel(
+        CLIPConfig(vision_config=VISION, text_config=text, projection_dim=8)
+    ).save_pretrained(folder)
+    CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=CROP).save_pretrained(
         folder
     )
-    CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=CROP).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return f"transformers:{folder}"
 
@@ -112,7 +119,10 @@ def seeded() -> None:
 def test_a_vit_without_its_class_token_row_by_row(tmp_path: Path) -> None:
     encoder = load_image_encoder(save_vit(tmp_path))
     assert not encoder.training
-    grid, states = encoder(images()), ViTModel.from_pretrained(tmp_path)(images()).last_hidden_state
+    grid, states = (
+        encoder(images()),
+        ViTModel.from_pretrained(tmp_path)(images()).last_hidden_state,
+    )
     torch.testing.assert_close(grid, states[:, 1:].reshape(2, 4, 4, 16))
     assert grid_shape(encoder) == (1, 4, 4, 16)
     assert grid_shape(load_image_encoder(OWN, {"gain": 2.0}))[-1] == 3
@@ -167,7 +177,9 @@ def test_the_towers_of_open_clip(tmp_path: Path) -> None:
     clip.visual.ln_post.register_forward_hook(
         lambda module, inputs, output: kept.update(image=output)
     )
-    clip.ln_final.register_forward_hook(lambda module, inputs, output: kept.update(text=output))
+    clip.ln_final.register_forward_hook(
+        lambda module, inputs, output: kept.update(text=output)
+    )
     clip.eval().encode_image(images())
     torch.testing.assert_close(image(images()).flatten(1, 2), kept["image"][:, 1:])
     ids = text.tokenize(CAPTIONS, 77)
@@ -180,11 +192,15 @@ def test_the_towers_of_open_clip(tmp_path: Path) -> None:
 
 def test_an_architecture_of_open_clip_at_another_size_with_random_weights() -> None:
     cfg = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8}
-    encoder = load_image_encoder("open_clip:RN50", {"vision_cfg": cfg}, pretrained=False)
+    encoder = load_image_encoder(
+        "open_clip:RN50", {"vision_cfg": cfg}, pretrained=False
+    )
     assert (encoder.preprocessing.size, grid_shape(encoder)) == (32, (1, 1, 1, 256))
     opened = open_blocks(encoder, None)
     encoder(torch.rand(2, 3, 32, 32)).sum().backward()
-    assert opened == [name for name, each in encoder.named_parameters() if each.grad is not None]
+    assert opened == [
+        name for name, each in encoder.named_parameters() if each.grad is not None
+    ]
 
 
 @torch.no_grad()
@@ -204,7 +220,11 @@ def test_states_of_a_text_do_not_depend_on_padding(tmp_path: Path, save: Any) ->
             states[row, : alone.shape[1]], encoder(alone)[0], rtol=1e-4, atol=1e-5
         )
     assert encoder.tokenize(["a man " * 20], 6).shape == (1, 6)
-    assert encoder(encoder.tokenize(["a man " * 20], encoder.context_length)).shape == (1, 12, 16)
+    assert encoder(encoder.tokenize(["a man " * 20], encoder.context_length)).shape == (
+        1,
+        12,
+        16,
+    )
     assert grid_shape(encoder)[-1] == 16
 
 
@@ -242,7 +262,9 @@ def test_an_image_processor_that_does_something_else_is_refused() -> None:
         {"size": CROP, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
         (SIDE, (0.5,) * 3),
     )
-    assert preprocessing_from(usual) == Preprocessing(*found, (0.5,) * 3, "bicubic", "squash", True)
+    assert preprocessing_from(usual) == Preprocessing(
+        *found, (0.5,) * 3, "bicubic", "squash", True
+    )
     others: Any = (
         {"do_pad": True},
         {"resample": 1},
@@ -256,7 +278,9 @@ def test_an_image_processor_that_does_something_else_is_refused() -> None:
 
 def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path: Path) -> None:
     name = save_vit(tmp_path, pooler=False)
-    first, second = (fingerprint(load_image_encoder(name).state_dict()) for _ in range(2))
+    first, second = (
+        fingerprint(load_image_encoder(name).state_dict()) for _ in range(2)
+    )
     assert first == second
     weights = load_file(tmp_path / "model.safetensors")
     lost = next(key for key in weights if "layer.1." in key)
@@ -274,7 +298,11 @@ def test_the_image_encoder_of_a_captioner(tmp_path: Path) -> None:
     captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
     encoder = load_image_encoder(OF_CAPTIONER, {"model": str(tmp_path / "captioner")})
     rows = [
-        {"image_id": str(seed), "image": noise_image(seed, (20, 40)), "references": ["a dog"]}
+        {
+            "image_id": str(seed),
+            "image": noise_image(seed, (20, 40)),
+            "references": ["a dog"],
+        }
         for seed in (1, 2)
     ]
     grid = encoder(torch.stack([encoder.preprocessing(row["image"]) for row in rows]))
@@ -291,9 +319,13 @@ def test_the_image_encoder_of_a_captioner(tmp_path: Path) -> None:
 def test_the_last_blocks_are_open_and_what_follows(tmp_path: Path) -> None:
     encoder = load_image_encoder(save_vit(tmp_path))
     every = [name for name, _ in encoder.named_parameters()]
-    last_two = [name for name in every if re.search(r"layers\.[12]\.|^model\.layernorm\.", name)]
+    last_two = [
+        name for name in every if re.search(r"layers\.[12]\.|^model\.layernorm\.", name)
+    ]
     assert open_blocks(encoder, 2) == last_two
-    assert [name for name, each in encoder.named_parameters() if each.requires_grad] == last_two
+    assert [
+        name for name, each in encoder.named_parameters() if each.requires_grad
+    ] == last_two
     read = [name for name in every if ".pooler." not in name]
     assert (open_blocks(encoder, 0), open_blocks(encoder, None)) == ([], read)
     assert len(read) == len(every) - 2
@@ -303,7 +335,9 @@ def test_the_last_blocks_are_open_and_what_follows(tmp_path: Path) -> None:
 
 def test_blocks_of_a_large_vocabulary_or_shared(tmp_path: Path) -> None:
     bert = BertModel(BertConfig(**TOWER, vocab_size=20_000), add_pooling_layer=False)
-    albert = AlbertModel(AlbertConfig(**TOWER, vocab_size=len(bert_tokenizer()), embedding_size=8))
+    albert = AlbertModel(
+        AlbertConfig(**TOWER, vocab_size=len(bert_tokenizer()), embedding_size=8)
+    )
     texts = (
         load_text_encoder(save_text(tmp_path / name, own))
         for name, own in (("b", bert), ("a", albert))
@@ -321,18 +355,24 @@ def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path: Path) -> None
     """
     vision = {key: value for key, value in VISION.items() if key != "intermediate_size"}
     Dinov2Model(Dinov2Config(**vision)).save_pretrained(tmp_path / "dino")
-    ViTImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(tmp_path / "dino")
+    ViTImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(
+        tmp_path / "dino"
+    )
     for name in (f"transformers:{tmp_path / 'dino'}", save_clip(tmp_path / "clip")):
         for blocks in (None, 1):
             encoder = load_image_encoder(name)
             opened = open_blocks(encoder, blocks)
             encoder(images()).sum().backward()
             assert opened == [
-                name for name, each in encoder.named_parameters() if each.grad is not None
+                name
+                for name, each in encoder.named_parameters()
+                if each.grad is not None
             ]
 
 
-def test_what_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bert, vit = save_bert(tmp_path / "bert"), save_vit(tmp_path / "vit")
     missing = (
         "vit",

@@ -40,26 +40,43 @@ SHAPE = {
     "num_attention_heads": 2,
     "initializer_range": 0.3,
 }
-WIDE = {**SHAPE, "intermediate_size": 32, "num_key_value_heads": 1, "max_position_embeddings": 64}
+WIDE = {
+    **SHAPE,
+    "intermediate_size": 32,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
 
 
 def save_gpt2(folder: Path) -> str:
     """Its tokenizer has one special token, which it neither adds nor pads with."""
     return save(
-        folder, GPT2LMHeadModel, GPT2Config, byte_tokenizer("<end>", "<end>", None, False), **SHAPE
+        folder,
+        GPT2LMHeadModel,
+        GPT2Config,
+        byte_tokenizer("<end>", "<end>", None, False),
+        **SHAPE,
     )
 
 
 def save_gpt2_that_starts(folder: Path) -> str:
     """The one special token starts a caption, and pads."""
     return save(
-        folder, GPT2LMHeadModel, GPT2Config, byte_tokenizer("<end>", "<end>", None, True), **SHAPE
+        folder,
+        GPT2LMHeadModel,
+        GPT2Config,
+        byte_tokenizer("<end>", "<end>", None, True),
+        **SHAPE,
     )
 
 
 def save_llama(folder: Path) -> str:
     return save(
-        folder, LlamaForCausalLM, LlamaConfig, byte_tokenizer("<s>", "</s>", None, True), **WIDE
+        folder,
+        LlamaForCausalLM,
+        LlamaConfig,
+        byte_tokenizer("<s>", "</s>", None, True),
+        **WIDE,
     )
 
 
@@ -87,7 +104,9 @@ Save = Callable[[Path], str]
 
 
 @pytest.fixture(scope="module", params=[save_gpt2, save_llama, save_gemma])
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> str:
     """Name of a saved model."""
     return request.param(tmp_path_factory.mktemp("family"))
 
@@ -115,7 +134,9 @@ def check_padding(encoder: Any) -> None:
     assert lengths[-1] == 1, "an empty caption has a special token"
     for row, caption in enumerate(CAPTIONS):
         alone = encoder(encoder.tokenize([caption], 64))[0]
-        torch.testing.assert_close(states[row, : lengths[row]], alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            states[row, : lengths[row]], alone, rtol=1e-4, atol=1e-5
+        )
 
 
 @torch.no_grad()
@@ -127,7 +148,9 @@ def test_padding_changes_no_state(family: str, attention: str, tmp_path: Path) -
     encoder = loaded(family, 0, attention)
     ids = encoder.tokenize(CAPTIONS[:1], 64)
     own = (
-        AutoModel.from_pretrained(family.partition(":")[2]).eval()(input_ids=ids).last_hidden_state
+        AutoModel.from_pretrained(family.partition(":")[2])
+        .eval()(input_ids=ids)
+        .last_hidden_state
     )
     torch.testing.assert_close(encoder(ids), own)
 
@@ -135,26 +158,39 @@ def test_padding_changes_no_state(family: str, attention: str, tmp_path: Path) -
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("blocks", [1, BLOCKS])
-def test_the_last_blocks_alone_see_later_tokens(family: str, blocks: int, attention: str) -> None:
+def test_the_last_blocks_alone_see_later_tokens(
+    family: str, blocks: int, attention: str
+) -> None:
     encoder, causal = loaded(family, blocks, attention), loaded(family, 0, attention)
     for captions in (CAPTIONS[:1], CAPTIONS[:3]):  # without and with padding
         ids = encoder.tokenize(captions, 64)
         length = int(encoder.lengths(ids)[0])
         changed = ids.clone()
         changed[0, length - 2] += 1  # GPT-2 ends with a special token
-        before, after = states_after_blocks(encoder, ids), states_after_blocks(encoder, changed)
+        before, after = (
+            states_after_blocks(encoder, ids),
+            states_after_blocks(encoder, changed),
+        )
         for depth, (found, other, own) in enumerate(
             zip(before, after, states_after_blocks(causal, ids), strict=True)
         ):
             sees_later = depth > BLOCKS - blocks
-            earlier = (found[0, : length - 2] - other[0, : length - 2]).abs().amax(dim=-1)
-            assert bool((earlier > 1e-5).all()) if sees_later else bool((earlier == 0).all())
+            earlier = (
+                (found[0, : length - 2] - other[0, : length - 2]).abs().amax(dim=-1)
+            )
+            assert (
+                bool((earlier > 1e-5).all())
+                if sees_later
+                else bool((earlier == 0).all())
+            )
             if not sees_later:
                 torch.testing.assert_close(found, own)
 
 
 @torch.no_grad()
-def test_bidirectional_attention_is_that_of_a_model_without_a_mask(tmp_path: Path) -> None:
+def test_bidirectional_attention_is_that_of_a_model_without_a_mask(
+    tmp_path: Path,
+) -> None:
     """Gemma has such an attention of its own: ``use_bidirectional_attention``."""
     name = save_gemma(tmp_path)
     encoder = loaded(name, BLOCKS)
@@ -171,7 +207,11 @@ def test_bidirectional_attention_is_that_of_a_model_without_a_mask(tmp_path: Pat
 
 
 def test_a_saved_dual_embeds_the_same_without_its_source(tmp_path: Path) -> None:
-    for save_model, pool in ((save_gpt2, "mean"), (save_llama, "first"), (save_gemma, "last")):
+    for save_model, pool in (
+        (save_gpt2, "mean"),
+        (save_llama, "first"),
+        (save_gemma, "last"),
+    ):
         name, folder = save_model(tmp_path / "source"), tmp_path / pool
         shape: dict[str, Any] = {"embed_dim": 8, "hidden": 8, "pool": pool}
         image = "tests.encoders_for_tests:TinyImageEncoder"
@@ -202,7 +242,10 @@ def test_the_chosen_blocks_alone_get_gradients(family: str) -> None:
         if each.grad is not None and each.grad.any()
     }
     assert with_gradient == set(opened)
-    assert {match[1] for name in opened if (match := re.search(r"\.(\d)\.", name))} == {"1", "2"}
+    assert {match[1] for name in opened if (match := re.search(r"\.(\d)\.", name))} == {
+        "1",
+        "2",
+    }
 
 
 def save_bert(folder: Path) -> str:
@@ -219,7 +262,14 @@ def save_neo(folder: Path) -> str:
         "num_heads": 2,
         "attention_types": [[["global"], 2]],
     }
-    return save(folder, GPTNeoModel, GPTNeoConfig, tokenizer, **shape, max_position_embeddings=64)
+    return save(
+        folder,
+        GPTNeoModel,
+        GPTNeoConfig,
+        tokenizer,
+        **shape,
+        max_position_embeddings=64,
+    )
 
 
 def test_blocks_that_cannot_switch_are_refused(tmp_path: Path) -> None:

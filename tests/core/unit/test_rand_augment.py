@@ -61,9 +61,12 @@ def test_a_view_is_four_of_all_operations_by_seed_step_and_image(
     square = torch.from_numpy(np.array(photo().resize((32, 32)))).permute(2, 0, 1)
     before = square.clone()
     rand_augment(square, 1, 4, "a")
-    assert drawn == [("ShearY", 1), ("Contrast", -1), ("Identity", 1), ("Brightness", 1)], (
-        "in every process"
-    )
+    assert drawn == [
+        ("ShearY", 1),
+        ("Contrast", -1),
+        ("Identity", 1),
+        ("Brightness", 1),
+    ], "in every process"
     keys = [(0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b")]
     assert len({rand_augment(square, *key).numpy().tobytes() for key in keys}) == 4
     drawn.clear()

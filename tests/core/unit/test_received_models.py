@@ -39,7 +39,9 @@ def nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A working directory with a module that leaves a file where it is imported."""
     (tmp_path / "payload.py").write_text(PAYLOAD)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked at the terminal"))
+    monkeypatch.setattr(
+        "builtins.input", lambda *_: pytest.fail("asked at the terminal")
+    )
     yield
     assert not Path("ran").exists(), "received code ran"
 
@@ -50,12 +52,16 @@ def with_values(folder: Path, **values: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["payload:Encoder", "os:system", "timm:hf-hub:payload/model"])
+@pytest.mark.parametrize(
+    "name", ["payload:Encoder", "os:system", "timm:hf-hub:payload/model"]
+)
 def test_a_class_in_a_received_configuration_needs_the_user_s_word(
     name: str, tmp_path: Path
 ) -> None:
     text, folder = save_text_encoder(tmp_path / "bert"), tmp_path / "dual"
-    PretrainedDual(DualConfig(IMAGE, text, embed_dim=8, hidden=8)).save_pretrained(folder)
+    PretrainedDual(DualConfig(IMAGE, text, embed_dim=8, hidden=8)).save_pretrained(
+        folder
+    )
     with pytest.raises(ValueError, match=IMAGE):
         load_frozen_encoder(str(folder))
     trust([IMAGE])
@@ -82,10 +88,21 @@ def test_code_beside_a_model_of_transformers_is_not_run(tmp_path: Path) -> None:
 
 def test_the_tokenizer_of_an_open_clip_model_runs_no_code(tmp_path: Path) -> None:
     bert_tokenizer().save_pretrained(tmp_path)
-    vision = {"layers": 1, "width": 16, "head_width": 8, "image_size": 32, "patch_size": 16}
+    vision = {
+        "layers": 1,
+        "width": 16,
+        "head_width": 8,
+        "image_size": 32,
+        "patch_size": 16,
+    }
     text = {"context_length": 8, "vocab_size": 64, "width": 16, "heads": 2, "layers": 1}
     text |= {"hf_tokenizer_name": "x", "tokenizer_kwargs": {"trust_remote_code": True}}
-    config = {"embed_dim": 16, "custom_text": True, "vision_cfg": vision, "text_cfg": text}
+    config = {
+        "embed_dim": 16,
+        "custom_text": True,
+        "vision_cfg": vision,
+        "text_cfg": text,
+    }
     (tmp_path / "open_clip_config.json").write_text(
         json.dumps({"model_cfg": config, "preprocess_cfg": {}})
     )
@@ -102,7 +119,9 @@ def test_a_pickled_checkpoint_is_read_as_tensors_alone(tmp_path: Path) -> None:
 
 SAVED: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "scratch": (
-        lambda folder: tiny_captioner().save_pretrained(tiny_captioner().policy, folder),
+        lambda folder: tiny_captioner().save_pretrained(
+            tiny_captioner().policy, folder
+        ),
         load_captioner,
     ),
     "blip": (lambda folder: save_model("blip", folder), load_captioner),

@@ -90,7 +90,9 @@ def test_every_logged_key_has_a_chart_and_every_validation_a_row(run_html: str) 
     assert "val/cider (x100)</th><td>125</td><td>175</td><td>75</td>" in text
 
 
-def test_lines_are_drawn_through_their_points_and_long_ones_have_their_running_mean() -> None:
+def test_lines_are_drawn_through_their_points_and_long_ones_have_their_running_mean() -> (
+    None
+):
     axes = Figure().subplots()
     short = [(0, 1.0), (10, 2.0), (20, math.nan)]
     long = [(step, float(step % WINDOW)) for step in range(10 * WINDOW)]
@@ -117,8 +119,12 @@ def test_the_gallery_has_pictures_references_and_the_scores_of_validation(
         mean = math.fsum(card["scores"][2 * system] for card in cards.values()) / 30
         cider = validation_cider(read_run(run_folder).predictions(step), references)
         assert mean == pytest.approx(100 * cider, abs=1e-3)
-        assert cards["val-000007"]["scores"][2 * system + 1] == round(7 / 32 + step / 64, 3)
-    changes = [max(card["scores"][::2]) - min(card["scores"][::2]) for card in cards.values()]
+        assert cards["val-000007"]["scores"][2 * system + 1] == round(
+            7 / 32 + step / 64, 3
+        )
+    changes = [
+        max(card["scores"][::2]) - min(card["scores"][::2]) for card in cards.values()
+    ]
     assert changes == sorted(changes, reverse=True)
 
 
@@ -130,12 +136,17 @@ def test_alarms_are_told_with_their_evidence(tmp_path: Path, run_html: str) -> N
     assert EVIDENCE in Seen(run_html).text
     assert "export/best is the policy of step 10, before the first alarm." in run_html
     folder = write_run(tmp_path / "run")
-    calm = [line | {"hacking/alarm": 0.0} if "hacking/alarm" in line else line for line in LINES]
+    calm = [
+        line | {"hacking/alarm": 0.0} if "hacking/alarm" in line else line
+        for line in LINES
+    ]
     write_lines(folder, calm)
     text = render(make_page([folder]))
     assert "No alarm." in text
     assert "Signs of reward hacking" not in text
-    unwatched = [{key: line[key] for key in line if key != "hacking/alarm"} for line in LINES]
+    unwatched = [
+        {key: line[key] for key in line if key != "hacking/alarm"} for line in LINES
+    ]
     write_lines(folder, unwatched)
     assert 'id="monitor"' not in render(make_page([folder]))
 
@@ -176,7 +187,9 @@ def test_a_damaged_line_is_named_and_does_not_end_a_finished_run(
     tmp_path: Path, caplog: Any
 ) -> None:
     folder = write_run(tmp_path / "run")
-    (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "val\n{"step": 3}\n')
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 1}\n{"step": 2, "val\n{"step": 3}\n'
+    )
     with pytest.raises(ReportError, match=r"metrics\.jsonl, line 2"):
         make_page([folder])
     assert write_report(folder, []) is None
@@ -185,7 +198,9 @@ def test_a_damaged_line_is_named_and_does_not_end_a_finished_run(
 
 
 def test_missing_pieces_are_said(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", data={"format": "karpathy", "path": "nowhere.json"})
+    folder = write_run(
+        tmp_path / "run", data={"format": "karpathy", "path": "nowhere.json"}
+    )
     text = render(make_page([folder]))
     assert "nowhere.json" in text[text.index("No references and images are shown") :]
     card = Seen(text).cards["val-000001"]
@@ -230,7 +245,9 @@ def test_a_comparison_shows_its_test(tmp_path: Path) -> None:
     assert [*seen.cards["test-000000"]["captions"]] == ["xe", "rl"]
 
 
-def test_the_program_writes_beside_the_run_or_where_it_is_told(tmp_path: Path, capsys: Any) -> None:
+def test_the_program_writes_beside_the_run_or_where_it_is_told(
+    tmp_path: Path, capsys: Any
+) -> None:
     run = write_evaluation(tmp_path / "run", 1.0)
     assert run_program("report", [str(run)]) == 0
     assert capsys.readouterr().out.strip() == str(run / "report.html")

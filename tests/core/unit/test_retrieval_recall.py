@@ -30,7 +30,9 @@ def slow_recall(
 def test_recall_equals_a_slow_loop(chunk_size):
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(20, 6, generator=generator)
-    owners = torch.cat([torch.arange(20), torch.randint(20, (33,), generator=generator)])
+    owners = torch.cat(
+        [torch.arange(20), torch.randint(20, (33,), generator=generator)]
+    )
     owners = owners[torch.randperm(len(owners), generator=generator)]
     texts = images[owners] + 1.5 * torch.randn(53, 6, generator=generator)
     got = retrieval_recall(images, texts, owners)
@@ -38,20 +40,28 @@ def test_recall_equals_a_slow_loop(chunk_size):
         images[:, None].double(), texts[None].double(), dim=-1
     )
     rows = list(range(20))
-    expected = {f"i2t_r{k}": slow_recall(cosines, rows, owners.tolist(), k) for k in (1, 5, 10)}
-    expected |= {f"t2i_r{k}": slow_recall(cosines.T, owners.tolist(), rows, k) for k in (1, 5, 10)}
+    expected = {
+        f"i2t_r{k}": slow_recall(cosines, rows, owners.tolist(), k) for k in (1, 5, 10)
+    }
+    expected |= {
+        f"t2i_r{k}": slow_recall(cosines.T, owners.tolist(), rows, k)
+        for k in (1, 5, 10)
+    }
     assert got == pytest.approx(expected)
     of_text, of_image = (
         torch.nn.functional.normalize(each, dim=1).numpy() for each in (texts, images)
     )
     ranks = retrieval_ranks(of_text, of_image, owners, rows, chunk_size=chunk_size)
     assert ranks == pytest.approx(both_ways(images, texts, owners)["t2i"])
-    nearer = [1 + int((row > row[own]).sum()) for row, own in zip(cosines.T, owners, strict=True)]
+    nearer = [
+        1 + int((row > row[own]).sum())
+        for row, own in zip(cosines.T, owners, strict=True)
+    ]
     assert ranks[:, 0].tolist() == nearer
     order = torch.randperm(53, generator=generator)
-    assert retrieval_recall(3 * images, 0.1 * texts[order], owners[order]) == pytest.approx(
-        expected
-    )
+    assert retrieval_recall(
+        3 * images, 0.1 * texts[order], owners[order]
+    ) == pytest.approx(expected)
     assert 0 < got["i2t_r1"] < got["i2t_r5"] < 1
     assert 0 < got["t2i_r1"] < got["t2i_r10"] < 1
 
@@ -62,7 +72,9 @@ def test_recall_equals_a_slow_loop(chunk_size):
 )
 def test_ties_count_by_their_expectation_over_all_orders(better, others, own, k):
     orders = list(itertools.permutations([False] * others + [True] * own))
-    hits = Fraction(sum(any(order[: max(0, k - better)]) for order in orders), len(orders))
+    hits = Fraction(
+        sum(any(order[: max(0, k - better)]) for order in orders), len(orders)
+    )
     got = hit_probability(np.array([better]), np.array([others]), np.array([own]), k)
     assert got.item() == pytest.approx(float(hits), abs=1e-12)
 
@@ -80,7 +92,9 @@ def test_two_images_that_share_a_caption_share_the_hit():
     images = torch.eye(3)
     texts = torch.tensor([[1.0, 1.0, 0.0], [1.0 + 1e-8, 1.0, 0.0], [0.0, 0.0, 1.0]])
     got = retrieval_recall(images, texts, torch.tensor([0, 1, 2]), ks=(1, 2))
-    assert got == pytest.approx({"i2t_r1": 2 / 3, "i2t_r2": 1.0, "t2i_r1": 2 / 3, "t2i_r2": 1.0})
+    assert got == pytest.approx(
+        {"i2t_r1": 2 / 3, "i2t_r2": 1.0, "t2i_r1": 2 / 3, "t2i_r2": 1.0}
+    )
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,9 @@ ROW: Any = {
     "image": Drawn(9),
     "references": ["one dog", "two black cats", "a very long caption here"],
 }
-LONG = build_data(DataConfig(format="scenes", kwargs=DATA["kwargs"], long_captions=True))
+LONG = build_data(
+    DataConfig(format="scenes", kwargs=DATA["kwargs"], long_captions=True)
+)
 ROWS = LONG.split("train")
 CAPTIONS = [row["references"][0] for row in ROWS]
 IDS = [row["image_id"] for row in ROWS]
@@ -75,7 +77,9 @@ def test_ids_are_those_of_the_tokenizer_truncated_or_padded() -> None:
     short = SimpleTokenizer(context_length=5)(captions)
     assert torch.equal(token_cache(context_length=5)(captions), short)
     assert token_cache(context_length=5).too_long(captions) == 1
-    assert [token_cache(context_length=length).too_long(["a dog"]) for length in (3, 4)] == [
+    assert [
+        token_cache(context_length=length).too_long(["a dog"]) for length in (3, 4)
+    ] == [
         1,
         0,
     ], "4 tokens fit 4"
@@ -83,7 +87,8 @@ def test_ids_are_those_of_the_tokenizer_truncated_or_padded() -> None:
 
 def test_the_caption_is_a_function_of_seed_step_and_image() -> None:
     chosen, again, other = (
-        [caption_index(ROW, "random", seed, step) for step in range(60)] for seed in (0, 0, 1)
+        [caption_index(ROW, "random", seed, step) for step in range(60)]
+        for seed in (0, 0, 1)
     )
     assert set(chosen) == {0, 1, 2}
     assert chosen == again != other
@@ -92,7 +97,8 @@ def test_the_caption_is_a_function_of_seed_step_and_image() -> None:
 
 def test_images_of_one_step_draw_each_for_itself() -> None:
     rows: list[Any] = [
-        {**ROW, "image_id": str(number), "short_references": ["a", "b"]} for number in range(40)
+        {**ROW, "image_id": str(number), "short_references": ["a", "b"]}
+        for number in range(40)
     ]
     assert {caption_index(row, "random", 0, 3) for row in rows} == {0, 1, 2}
     assert {short_caption(row, "", 3, "references", 0) for row in rows} == {"a", "b"}
@@ -129,7 +135,8 @@ def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path: Path) 
             for image in sources[:3]
         ]
         assert not any(
-            torch.equal(a["pixel_values"], b["pixel_values"]) for a, b in pairwise(found)
+            torch.equal(a["pixel_values"], b["pixel_values"])
+            for a, b in pairwise(found)
         )
     assert [len(model.cached) for model in (cache, captioner)] == [3, 3]
     captioner.cached.clear()
@@ -144,7 +151,9 @@ def test_the_length_of_the_base_is_anything_from_one_unit_to_all_but_one() -> No
     units = detail_units(CAPTIONS[0])
     assert len(units) > 2
     made = [make_triplets(CAPTIONS, IDS, seed=seed)[0] for seed in range(60)]
-    lengths = {len(detail_units(triplet.base)) for triplet in made if triplet is not None}
+    lengths = {
+        len(detail_units(triplet.base)) for triplet in made if triplet is not None
+    }
     assert lengths == set(range(1, len(units)))
 
 
@@ -186,9 +195,12 @@ def test_a_share_of_the_captions_has_negatives() -> None:
     batch = collate(items)
     counted = batch.targets["false"][:, 0].tolist()
     assert np.mean(counted) == pytest.approx(0.25, abs=0.05)
-    assert batch.targets["false"][:, 1].tolist() == [0] * 400, "one caption alone is made"
+    assert batch.targets["false"][:, 1].tolist() == [0] * 400, (
+        "one caption alone is made"
+    )
     expected = [
-        f"no {text}" if count else "" for text, count in zip(batch.captions, counted, strict=True)
+        f"no {text}" if count else ""
+        for text, count in zip(batch.captions, counted, strict=True)
     ]
     assert torch.equal(batch.inputs["text_false0"], token_cache()(expected)), (
         "negatives are of the wording that is learnt"
@@ -207,7 +219,9 @@ def test_rand_augment_comes_before_normalisation_and_the_other_views() -> None:
     preprocessing = Preprocessing(32)
     square = preprocessing.square(row["image"])
     cache = PixelCache(preprocessing, 10**6)
-    collate = PairCollate(cache, None, augmentations=("rand_augment", "horizontal"), seed=3)
+    collate = PairCollate(
+        cache, None, augmentations=("rand_augment", "horizontal"), seed=3
+    )
     for step in range(6):
         view = preprocessing.normalise(rand_augment(square, 3, step, "b"))
         expected = augment(view, ["horizontal"], 3, step, "b")
@@ -220,9 +234,9 @@ def test_rand_augment_comes_before_normalisation_and_the_other_views() -> None:
 def test_the_teacher_embeds_the_view_that_the_student_sees(tmp_path: Path) -> None:
     backbone = load_frozen_encoder(str(tiny_student(tmp_path)))
     row: Any = {"image_id": "b", "image": noise_image(1, (40, 40)), "references": []}
-    batch = PairCollate(PixelCache(backbone.preprocessing), None, augmentations=("rand_augment",))(
-        [(row, 1)]
-    )
+    batch = PairCollate(
+        PixelCache(backbone.preprocessing), None, augmentations=("rand_augment",)
+    )([(row, 1)])
     teacher = Teacher(backbone, ("image",), Accelerator(cpu=True), augmented=True)
     teacher.prepare([row], "random", 10**6)
     view = backbone.encode_pixels(batch.inputs["image"], normalize=False)
@@ -233,7 +247,9 @@ def test_the_teacher_embeds_the_view_that_the_student_sees(tmp_path: Path) -> No
 # triplets
 
 
-def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption() -> None:
+def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption() -> (
+    None
+):
     lengths = set()
     for caption, triplet in zip(
         CAPTIONS, make_triplets(CAPTIONS, IDS, seed=1, shuffle_rate=0), strict=True
@@ -250,15 +266,20 @@ def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption()
         # full stop.
         lead = ",;: " if triplet.base.endswith(".") else " "
         assert unit in {
-            units[min(length + 1, len(units) - 1)].lstrip(lead).strip() for units in others
+            units[min(length + 1, len(units) - 1)].lstrip(lead).strip()
+            for units in others
         }
-        assert unit.lower() != triplet.positive.removeprefix(triplet.base).strip().lower()
+        assert (
+            unit.lower() != triplet.positive.removeprefix(triplet.base).strip().lower()
+        )
     assert len(lengths) > 3
 
 
 def test_with_given_donors_a_triplet_depends_on_its_row_and_the_seed_alone() -> None:
     donors = [Donor("z", detail_units(CAPTIONS[0]))]
-    whole, other = (make_triplets(CAPTIONS[1:], IDS[1:], seed, donors=donors) for seed in (1, 2))
+    whole, other = (
+        make_triplets(CAPTIONS[1:], IDS[1:], seed, donors=donors) for seed in (1, 2)
+    )
     assert make_triplets(CAPTIONS[1:4], IDS[1:4], 1, donors=donors) == whole[:3]
     assert other != whole
 
@@ -271,7 +292,9 @@ def test_shuffled_negatives_have_the_words_of_the_others_in_another_order() -> N
         assert one is not None
         assert other is not None
         assert (one.base, one.positive) == (other.base, other.positive)
-        assert sorted(one.negative.strip(".").split()) == sorted(other.negative.strip(".").split())
+        assert sorted(one.negative.strip(".").split()) == sorted(
+            other.negative.strip(".").split()
+        )
         different += one.negative != other.negative
     assert different > len(CAPTIONS) / 2
     found = []
@@ -287,18 +310,29 @@ def test_shuffled_negatives_have_the_words_of_the_others_in_another_order() -> N
 def test_shuffled_words_keep_the_punctuation_at_the_ends() -> None:
     text = shuffled_words(", and a small 3.5 m (old) boat.", Draws("test", 0))
     assert (text[:2], text[-1]) == (", ", ".")
-    assert sorted(text[2:-1].split()) == sorted(["and", "a", "small", "3.5", "m", "(old)", "boat"])
+    assert sorted(text[2:-1].split()) == sorted(
+        ["and", "a", "small", "3.5", "m", "(old)", "boat"]
+    )
     assert shuffled_words("...", Draws("test", 0)) == "..."
 
 
 def test_none_without_two_units_or_without_another_image() -> None:
     long = "A dog runs and a cat sits. The sky is blue."
     assert make_triplets([long, "A dog."], ["a", "b"], 0)[1] is None
-    assert make_triplets([long, "A fish swims. It is red."], ["a", "a"], 0) == [None, None]
+    assert make_triplets([long, "A fish swims. It is red."], ["a", "a"], 0) == [
+        None,
+        None,
+    ]
     # In the same words, though of another image, it would be no negative.
-    assert make_triplets([long], ["a"], 0, donors=[Donor("b", detail_units(long))]) == [None]
+    assert make_triplets([long], ["a"], 0, donors=[Donor("b", detail_units(long))]) == [
+        None
+    ]
     (triplet,) = make_triplets(
-        ["A dog runs. The sky is blue."], ["a"], 0, 0.0, donors=[Donor("b", ["a red bus"])]
+        ["A dog runs. The sky is blue."],
+        ["a"],
+        0,
+        0.0,
+        donors=[Donor("b", ["a red bus"])],
     )
     assert triplet is not None
     assert triplet.negative == triplet.base + " a red bus"
@@ -309,19 +343,31 @@ def test_units_of_other_captions_are_joined_without_double_punctuation() -> None
     for base, unit, joined in (
         ("A red circle", ", a blue star", "A red circle, a blue star"),
         ("A red circle.", ", a blue star", "A red circle. a blue star"),
-        ("A red circle.", " The background is grey.", "A red circle. The background is grey."),
+        (
+            "A red circle.",
+            " The background is grey.",
+            "A red circle. The background is grey.",
+        ),
         ("A red circle", "a blue star", "A red circle a blue star"),
     ):
         assert append_unit(base, unit) == joined
 
 
 def step_triplets(batch_size: int = 8, **options: Any) -> StepTriplets:
-    return StepTriplets(ROWS, TOKENS, batch_size, 3, "random", shuffle_rate=0.0, **options)
+    return StepTriplets(
+        ROWS, TOKENS, batch_size, 3, "random", shuffle_rate=0.0, **options
+    )
 
 
-def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all() -> None:
+def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all() -> (
+    None
+):
     captions = dict(zip(IDS, CAPTIONS, strict=True))
-    batch_alone, all_data, outside = step_triplets(), step_triplets(4, donors=donors_of(ROWS)), 0
+    batch_alone, all_data, outside = (
+        step_triplets(),
+        step_triplets(4, donors=donors_of(ROWS)),
+        0,
+    )
     for step in range(4):
         for made, size in ((batch_alone, 8), (all_data, 4)):
             batch = {IDS[index] for index in step_indices(len(ROWS), size, step, 3)}
@@ -331,7 +377,9 @@ def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all()
                 assert triplet is not None
                 assert captions[image_id].startswith(triplet.positive)
                 detail = triplet.negative.removeprefix(triplet.base).strip(" ,")
-                owners = {other for other in {*IDS} - {image_id} if detail in captions[other]}
+                owners = {
+                    other for other in {*IDS} - {image_id} if detail in captions[other]
+                }
                 assert owners
                 assert owners & batch or made is all_data
                 outside += not owners & batch
@@ -340,7 +388,9 @@ def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all()
 
 
 def test_an_image_has_other_triplets_at_every_step() -> None:
-    alone = StepTriplets(ROWS[:1], TOKENS, 1, 3, "first", shuffle_rate=0.0, donors=donors_of(ROWS))
+    alone = StepTriplets(
+        ROWS[:1], TOKENS, 1, 3, "first", shuffle_rate=0.0, donors=donors_of(ROWS)
+    )
     assert len({alone.of_step(step)[IDS[0]] for step in range(20)}) > 5
 
 
@@ -365,15 +415,22 @@ def test_short_captions_are_the_first_sentence_or_a_reference() -> None:
     row = ROWS[0]
     for caption, first in (
         ("A cat sits. It is 3.5 kg.", "A cat sits."),
-        ("A cat sits.\n\nIt is 3.5 kg. It sleeps.", "A cat sits."),  # paragraphs, as of ShareGPT4V
+        (
+            "A cat sits.\n\nIt is 3.5 kg. It sleeps.",
+            "A cat sits.",
+        ),  # paragraphs, as of ShareGPT4V
         ("A cat.", "A cat."),
         ("a cat", "a cat"),
     ):
         assert short_caption(row, caption, 0, "first_sentence", 0) == first
-    drawn = {short_caption(row, "One. Two.", step, "references", 0) for step in range(40)}
+    drawn = {
+        short_caption(row, "One. Two.", step, "references", 0) for step in range(40)
+    }
     assert drawn == set(row["short_references"])
     batch = PairCollate(
-        None, TOKENS, additions=[partial(add_short_captions, source="references", seed=0)]
+        None,
+        TOKENS,
+        additions=[partial(add_short_captions, source="references", seed=0)],
     )([(row, 4)])
     assert (
         batch.inputs["text_short"].tolist()
@@ -403,15 +460,21 @@ def test_some_captions_are_as_a_captioner_writes_them() -> None:
     for name in ("text", "text_base", "text_positive", "text_negative", "text_short"):
         assert not torch.isin(bare.inputs[name], commas).any()
         for own, *ids in zip(
-            plain, *(each.inputs[name].tolist() for each in (mixed, written, bare)), strict=True
+            plain,
+            *(each.inputs[name].tolist() for each in (mixed, written, bare)),
+            strict=True,
         ):
-            found, with_marks, without = ([token for token in row if token] for row in ids)
+            found, with_marks, without = (
+                [token for token in row if token] for row in ids
+            )
             assert found == (without if own else with_marks)
     assert (
         plain_form("A red circle, on 3.5 metres. It's big!")
         == "a red circle on 3.5 metres it 's big"
     )
-    rows: Any = [{"image_id": text, "references": [text]} for text in ("A dog.", "a dog")]
+    rows: Any = [
+        {"image_id": text, "references": [text]} for text in ("A dog.", "a dog")
+    ]
     for rate, distinct in ((0.0, 2), (1.0, 1)):
         grouped = PairCollate(None, TOKENS, plain_captions=rate, groups=True)(
             [(row, 0) for row in rows]
@@ -440,11 +503,17 @@ MADE = {
 
 
 @pytest.mark.parametrize("captions", ["random", "first"])
-def test_a_generated_image_is_that_of_the_caption_which_the_step_learns(captions: Any) -> None:
+def test_a_generated_image_is_that_of_the_caption_which_the_step_learns(
+    captions: Any,
+) -> None:
     row, preprocessing = photo("a", **MADE), Preprocessing(32)
     generated = GeneratedPositives(("image", "text"), captions, seed=3)
     collate = PairCollate(
-        PixelCache(preprocessing, 10**6), TOKENS, captions, seed=3, additions=[generated]
+        PixelCache(preprocessing, 10**6),
+        TOKENS,
+        captions,
+        seed=3,
+        additions=[generated],
     )
     plain = PairCollate(PixelCache(preprocessing), TOKENS, captions, seed=3)
     seen, told = set(), set()
@@ -452,7 +521,8 @@ def test_a_generated_image_is_that_of_the_caption_which_the_step_learns(captions
         batch = collate([(row, step)])
         index = caption_index(row, captions, 3, step)
         assert torch.equal(
-            batch.inputs["image_generated"][0], preprocessing(MADE["positive_images"][index])
+            batch.inputs["image_generated"][0],
+            preprocessing(MADE["positive_images"][index]),
         )
         told |= {
             text
@@ -461,10 +531,13 @@ def test_a_generated_image_is_that_of_the_caption_which_the_step_learns(captions
         }
         seen.add(index)
         alone = plain([(row, step)]).inputs
-        assert batch.inputs.keys() - alone.keys() == {"image_generated", "text_generated"}
-        assert all(torch.equal(batch.inputs[name], value) for name, value in alone.items()), (
-            "nor drawn otherwise"
-        )
+        assert batch.inputs.keys() - alone.keys() == {
+            "image_generated",
+            "text_generated",
+        }
+        assert all(
+            torch.equal(batch.inputs[name], value) for name, value in alone.items()
+        ), "nor drawn otherwise"
     assert seen == ({0} if captions == "first" else {0, 1, 2})
     assert told == set(MADE["positive_captions"])
 
@@ -495,8 +568,18 @@ def test_positives_that_are_missing_are_named(tmp_path: Path) -> None:
             "random",
             r"^train 'b'.*positive_captions \(1 in all\)",
         ),
-        ([photo("a")], ("image",), "first", r"train 'a' has 0 positive_images for 3 reference"),
-        ([LOST], ("image",), "first", r"train 'a' has 3 positive_images for 2 reference"),
+        (
+            [photo("a")],
+            ("image",),
+            "first",
+            r"train 'a' has 0 positive_images for 3 reference",
+        ),
+        (
+            [LOST],
+            ("image",),
+            "first",
+            r"train 'a' has 3 positive_images for 2 reference",
+        ),
     ):
         with pytest.raises(DataError, match=message):
             check_positives(rows, wanted, captions)  # type: ignore[arg-type]
@@ -504,7 +587,14 @@ def test_positives_that_are_missing_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"no image")
     for name in ("bad.png", "none.png"):
         given = photo(
-            "c", positive_images=[str(tmp_path / "good.png"), str(tmp_path / name), noise_image(2)]
+            "c",
+            positive_images=[
+                str(tmp_path / "good.png"),
+                str(tmp_path / name),
+                noise_image(2),
+            ],
         )
         with pytest.raises(DataError, match=rf"^train 'c', '.*{name}'"):
-            check_positives([given], ("image",), "random", cache=tmp_path / "cache.json")
+            check_positives(
+                [given], ("image",), "random", cache=tmp_path / "cache.json"
+            )

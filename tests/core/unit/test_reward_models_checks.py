@@ -51,7 +51,10 @@ def test_a_model_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
-    return {"model": {"image": image, "text": {"encoder": "transformers:x"} | text}, "train": WHOLE}
+    return {
+        "model": {"image": image, "text": {"encoder": "transformers:x"} | text},
+        "train": WHOLE,
+    }
 
 
 @pytest.mark.parametrize(
@@ -62,16 +65,28 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
         ({"train": {"lr": -1}}, ("train.lr", "-1")),
         ({"task": "positive_augmented"}, ("train.trainable", "model.init")),
         (
-            {"negatives": {"count": 1, "source": "data"}, "train": {"sentences": [1, 2]}},
+            {
+                "negatives": {"count": 1, "source": "data"},
+                "train": {"sentences": [1, 2]},
+            },
             ("train.sentences", "negatives.source"),
         ),
-        ({"eval": {"best_by": "val/hard_negatives"}}, ("eval.best_by", "negatives.count")),
-        ({"negatives": {"count": 1}, "train": {"label_smoothing": 0.1}}, ("label_smoothing",)),
+        (
+            {"eval": {"best_by": "val/hard_negatives"}},
+            ("eval.best_by", "negatives.count"),
+        ),
+        (
+            {"negatives": {"count": 1}, "train": {"label_smoothing": 0.1}},
+            ("label_smoothing",),
+        ),
         (
             {"loss": {"false_negatives": "mask"}, "train": {"label_smoothing": 0.1}},
             ("label_smoothing",),
         ),
-        (parts(RANDOM, {"pretrained": False, "train_blocks": 1}), ("model.text.train_blocks",)),
+        (
+            parts(RANDOM, {"pretrained": False, "train_blocks": 1}),
+            ("model.text.train_blocks",),
+        ),
         (
             {
                 "task": "distill",
@@ -134,7 +149,8 @@ def test_the_task_is_chosen_by_the_file_or_the_command_line_and_help_has_its_key
 
 def test_shipped_configurations_pass() -> None:
     configurations = [
-        parse(RewardModelConfig, ["--config", str(path)], "test") for path in CONFIGS.glob("*.yaml")
+        parse(RewardModelConfig, ["--config", str(path)], "test")
+        for path in CONFIGS.glob("*.yaml")
     ]
     for config in configurations:
         config.check()

@@ -31,7 +31,9 @@ from tests.reward_models_for_tests import CLIP, RESNET, STUDENT
 
 
 def saved(folder: Path, kind: Any, **shape: Any) -> str:
-    save_tower(build_tower(kind, None, STUDENT | shape, STUDENT["embed_dim"]), kind, folder)
+    save_tower(
+        build_tower(kind, None, STUDENT | shape, STUDENT["embed_dim"]), kind, folder
+    )
     return str(folder)
 
 
@@ -40,11 +42,17 @@ def test_a_tower_comes_back_as_it_was(tmp_path: Path) -> None:
         path = saved(tmp_path / kind, kind)
         back = build_tower(kind, path, {}, 16)  # type: ignore[arg-type]
         stored = load_file(Path(path) / "model.safetensors")
-        assert all(torch.equal(value, stored[name]) for name, value in back.state_dict().items())
-        assert (
-            json.loads((Path(path) / "config.json").read_text())["model_type"] == f"l_clip_{kind}"
+        assert all(
+            torch.equal(value, stored[name])
+            for name, value in back.state_dict().items()
         )
-    with pytest.raises(ValueError, match=r"model_type 'l_clip_text': expected 'l_clip'"):
+        assert (
+            json.loads((Path(path) / "config.json").read_text())["model_type"]
+            == f"l_clip_{kind}"
+        )
+    with pytest.raises(
+        ValueError, match=r"model_type 'l_clip_text': expected 'l_clip'"
+    ):
         load_frozen_encoder(path)
 
 
@@ -59,12 +67,15 @@ def test_two_towers_are_one_model_that_is_a_reward(tmp_path: Path) -> None:
     backbone, picture = load_frozen_encoder(str(tmp_path / "whole")), noise_image(1)
     pixels = backbone.preprocessing(picture)[None]
     raw = backbone.encode_images([picture], normalize=False)
-    assert torch.allclose(raw, build_tower("image", image, {}, 16).eval()(pixels), atol=1e-6)
+    assert torch.allclose(
+        raw, build_tower("image", image, {}, 16).eval()(pixels), atol=1e-6
+    )
     assert abs(float(raw.norm()) - 1) > 1e-2
     assert torch.equal(backbone.encode_pixels(pixels, normalize=False), raw)
     again = build_dual(str(tmp_path / "whole"), {"image": None, "text": None}, {}, 16)
     assert all(
-        torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items()
+        torch.equal(value, again.state_dict()[name])
+        for name, value in model.state_dict().items()
     )
     assert again.training
 
@@ -75,7 +86,10 @@ def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> No
         "image_encoder": "tests.encoders_for_tests:TinyImageEncoder",
         "image_encoder_kwargs": {"seed": 3},
     }
-    image, text = saved(tmp_path / "image", "image", **encoder), saved(tmp_path / "text", "text")
+    image, text = (
+        saved(tmp_path / "image", "image", **encoder),
+        saved(tmp_path / "text", "text"),
+    )
     trust([encoder["image_encoder"]])
     tower: Any = build_tower("image", image, {}, 16).train()
     assert not any(parameter.requires_grad for parameter in tower.encoder.parameters())
@@ -84,14 +98,19 @@ def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> No
     pixels = tower.preprocessing(picture)[None]
     grid = tower.encoder(pixels).flatten(1, 2)
     assert tower.pos_embed.shape == (1, 1 + grid.shape[1], STUDENT["image_width"])
-    build_dual(None, {"image": image, "text": text}, {}, 16).save_pretrained(tmp_path / "whole")
+    build_dual(None, {"image": image, "text": text}, {}, 16).save_pretrained(
+        tmp_path / "whole"
+    )
     backbone = load_frozen_encoder(str(tmp_path / "whole"))
     assert backbone.preprocessing == tower.preprocessing
     assert torch.allclose(
-        backbone.encode_images([picture], normalize=False), tower(pixels).detach(), atol=1e-6
+        backbone.encode_images([picture], normalize=False),
+        tower(pixels).detach(),
+        atol=1e-6,
     )
     assert (
-        LCLIP.from_pretrained(tmp_path / "whole").config.image_encoder == encoder["image_encoder"]
+        LCLIP.from_pretrained(tmp_path / "whole").config.image_encoder
+        == encoder["image_encoder"]
     )
 
 
@@ -112,21 +131,28 @@ def test_a_model_may_start_from_one_tower_or_none(tmp_path: Path) -> None:
         {"image_blocks": 2, "image_size": 32, "patch_size": 8},
         16,
     )
-    assert (model.config.image_blocks, model.config.patch_size, model.config.text_width) == (
+    assert (
+        model.config.image_blocks,
+        model.config.patch_size,
+        model.config.text_width,
+    ) == (
         2,
         8,
         16,
     )
-    assert build_dual(None, {"image": None, "text": None}, STUDENT, 16).config == LCLIPConfig(
-        **STUDENT
-    )
+    assert build_dual(
+        None, {"image": None, "text": None}, STUDENT, 16
+    ).config == LCLIPConfig(**STUDENT)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda f: build_tower("image", None, STUDENT, 32), r"embed_dim is 16.*32"),
-        (lambda f: build_tower("image", None, STUDENT | {"image_heads": 5}, 16), "image_heads 5"),
+        (
+            lambda f: build_tower("image", None, STUDENT | {"image_heads": 5}, 16),
+            "image_heads 5",
+        ),
         (
             lambda f: build_tower("text", saved(f, "image"), {}, 16),
             "model_type 'l_clip_image': expected 'l_clip_text'",
@@ -134,7 +160,10 @@ def test_a_model_may_start_from_one_tower_or_none(tmp_path: Path) -> None:
         (
             lambda f: build_dual(
                 None,
-                {"image": saved(f, "image", mlp_ratio=2), "text": saved(f / "t", "text")},
+                {
+                    "image": saved(f, "image", mlp_ratio=2),
+                    "text": saved(f / "t", "text"),
+                },
                 {},
                 16,
             ),
@@ -158,14 +187,17 @@ def test_the_patch_embedding_is_the_teachers_and_frozen() -> None:
     assert torch.equal(student.patch_embed.weight, teacher.visual.conv1.weight)
     assert torch.equal(student.cls_token.flatten(), teacher.visual.class_embedding)
     assert torch.equal(student.pos_embed[0], teacher.visual.positional_embedding)
-    frozen = {name for name, value in student.named_parameters() if not value.requires_grad}
+    frozen = {
+        name for name, value in student.named_parameters() if not value.requires_grad
+    }
     assert frozen == {"patch_embed.weight", "cls_token", "pos_embed"}, (
         "the bias, which the teacher lacks, is trained"
     )
     larger: Any = build_tower("image", None, STUDENT | {"image_size": 64}, 16)
-    assert copy_patch_embedding(larger, teacher) == ["patch_embed.weight", "cls_token"], (
-        "positions do not fit"
-    )
+    assert copy_patch_embedding(larger, teacher) == [
+        "patch_embed.weight",
+        "cls_token",
+    ], "positions do not fit"
     assert larger.pos_embed.requires_grad
 
 
@@ -175,8 +207,12 @@ def test_a_teacher_without_such_patches_is_refused() -> None:
         (random_clip(None, RESNET)[0], {}, "not a ViT"),
         (LCLIP(LCLIPConfig(**STUDENT)), {}, "not a ViT"),
     ):
-        with pytest.raises(ConfigError, match=f"{message}.*train.freeze_patch_embed to false"):
-            copy_patch_embedding(build_tower("image", None, STUDENT | changes, 16), teacher)  # type: ignore[arg-type]
+        with pytest.raises(
+            ConfigError, match=f"{message}.*train.freeze_patch_embed to false"
+        ):
+            copy_patch_embedding(
+                build_tower("image", None, STUDENT | changes, 16), teacher
+            )  # type: ignore[arg-type]
 
 
 # the teacher
@@ -218,11 +254,15 @@ def counts(backbone: FrozenEncoder, monkeypatch: pytest.MonkeyPatch) -> dict[str
 def epoch(teacher: Teacher) -> list[torch.Tensor]:
     """Both embeddings of every image with each of its captions, two images a step."""
     batches = [
-        PairBatch(ROWS[i : i + 2], {}, [row["references"][k] for row in ROWS[i : i + 2]])
+        PairBatch(
+            ROWS[i : i + 2], {}, [row["references"][k] for row in ROWS[i : i + 2]]
+        )
         for k in (0, 1)
         for i in (0, 2)
     ]
-    return [torch.cat([found["image"], found["text"]], 1) for found in map(teacher, batches)]
+    return [
+        torch.cat([found["image"], found["text"]], 1) for found in map(teacher, batches)
+    ]
 
 
 def expected(backbone: FrozenEncoder) -> list[torch.Tensor]:
@@ -243,7 +283,9 @@ def made(backbone: FrozenEncoder, cache_dir: Path | None, memory: int) -> Teache
 @pytest.mark.parametrize(
     ("on_disk", "memory"), [(False, MUCH), (True, MUCH), (True, 0), (False, 0)]
 )
-def test_a_second_epoch_costs_no_forward_pass(backbone, counts, tmp_path, on_disk, memory, capsys):
+def test_a_second_epoch_costs_no_forward_pass(
+    backbone, counts, tmp_path, on_disk, memory, capsys
+):
     right = expected(backbone)
     counts.update(image=0, text=0)
     teacher = made(backbone, tmp_path if on_disk else None, memory)
@@ -254,7 +296,9 @@ def test_a_second_epoch_costs_no_forward_pass(backbone, counts, tmp_path, on_dis
             "the distinct captions, and one that tells the width"
         )
     else:
-        assert counts == {"image": 16, "text": 16 + 1}, "two of everything in both epochs"
+        assert counts == {"image": 16, "text": 16 + 1}, (
+            "two of everything in both epochs"
+        )
     for whole, again, true in zip(first, second, right, strict=True):
         assert torch.equal(whole, again)
         torch.testing.assert_close(whole, true)
@@ -275,7 +319,9 @@ def test_a_score_that_shares_the_teachers_folder_has_embeddings_of_length_1_and_
     ).image_embeddings(ROWS)
     assert (raw.norm(dim=1) - 1).abs().min() > 1e-2
     unit = CachedEncoder(backbone, tmp_path).embed_images(images)
-    torch.testing.assert_close(torch.from_numpy(unit), torch.nn.functional.normalize(raw, dim=1))
+    torch.testing.assert_close(
+        torch.from_numpy(unit), torch.nn.functional.normalize(raw, dim=1)
+    )
     again = Teacher(
         backbone, ("image",), Accelerator(cpu=True), cache_dir=str(tmp_path)
     ).image_embeddings(ROWS)
@@ -287,7 +333,9 @@ def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(
 ) -> None:
     teacher = Teacher(backbone, ("image",), Accelerator(cpu=True), augmented=True)
     teacher.prepare(ROWS, "random", MUCH)
-    pixels = torch.stack([backbone.preprocessing(row["image"]).flip(-1) for row in ROWS])
+    pixels = torch.stack(
+        [backbone.preprocessing(row["image"]).flip(-1) for row in ROWS]
+    )
     seen = teacher(PairBatch(ROWS, {"image": pixels}, []))["image"]
     assert torch.equal(seen, backbone.encode_pixels(pixels, normalize=False))
     assert not torch.allclose(seen, teacher.image_embeddings(ROWS), atol=1e-3)
@@ -303,7 +351,9 @@ def test_of_first_captions_the_teacher_embeds_no_others(
 
 
 @pytest.mark.parametrize(("missing", "images"), [(0, 4), (1, 0)])
-def test_images_are_kept_in_the_memory_that_captions_leave(backbone, counts, missing, images):
+def test_images_are_kept_in_the_memory_that_captions_leave(
+    backbone, counts, missing, images
+):
     teacher = Teacher(backbone, ("image", "text"), Accelerator(cpu=True))
     counts.update(image=0, text=0)
     teacher.prepare(ROWS, "random", 4 * teacher.width * (5 + 4) - missing)
@@ -330,7 +380,8 @@ def test_rows_may_lack_what_the_other_tower_reads(backbone: FrozenEncoder) -> No
         {"image_id": row["image_id"], "references": row["references"]} for row in ROWS
     ]
     image, text = (
-        Teacher(backbone, (tower,), Accelerator(cpu=True)) for tower in ("image", "text")
+        Teacher(backbone, (tower,), Accelerator(cpu=True))
+        for tower in ("image", "text")
     )
     image.prepare(images, "random", MUCH)
     text.prepare(texts, "random", MUCH)

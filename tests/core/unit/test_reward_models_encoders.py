@@ -59,11 +59,15 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any],
 
 
 @torch.no_grad()
-def test_a_contrastive_model_comes_back_as_a_reward(clip: tuple[Any, dict[str, Any], Path]) -> None:
+def test_a_contrastive_model_comes_back_as_a_reward(
+    clip: tuple[Any, dict[str, Any], Path],
+) -> None:
     model, shape, folder = clip
     backbone = load_frozen_encoder(str(folder))
     picture, ids = noise_image(2), torch.tensor([[49406, 320, 1929, 49407]])
-    mine = trained_clip(model)({"image": backbone.preprocessing(picture)[None], "text": ids})
+    mine = trained_clip(model)(
+        {"image": backbone.preprocessing(picture)[None], "text": ids}
+    )
     assert torch.allclose(
         backbone.encode_images([picture], normalize=False), mine["image"], atol=1e-5
     )
@@ -73,7 +77,8 @@ def test_a_contrastive_model_comes_back_as_a_reward(clip: tuple[Any, dict[str, A
     back, shape_again, preprocessing = pretrained_clip(None, str(folder))
     assert (shape_again, preprocessing) == (shape, backbone.preprocessing)
     assert all(
-        torch.equal(value, model.state_dict()[name]) for name, value in back.state_dict().items()
+        torch.equal(value, model.state_dict()[name])
+        for name, value in back.state_dict().items()
     )
     assert all(value.requires_grad for value in back.parameters())
 
@@ -111,7 +116,9 @@ def test_a_fine_tuned_model_keeps_its_activation(tmp_path: Path, source: str) ->
     torch.manual_seed(0)
     quick = source.endswith("quickgelu architecture")
     name = known_to_open_clip(
-        tmp_path / "names", f"test-{source.replace(' ', '-')}", WIDE | {"quick_gelu": quick}
+        tmp_path / "names",
+        f"test-{source.replace(' ', '-')}",
+        WIDE | {"quick_gelu": quick},
     )
     clip, _ = random_clip(None, WIDE | {"quick_gelu": True})
     file = tmp_path / "weights.pt"
@@ -127,16 +134,22 @@ def test_a_fine_tuned_model_keeps_its_activation(tmp_path: Path, source: str) ->
     assert torch.allclose(
         after.encode_images([picture]), before.encode_images([picture]), atol=1e-6
     )
-    assert torch.allclose(after.encode_texts(["a dog"]), before.encode_texts(["a dog"]), atol=1e-6)
+    assert torch.allclose(
+        after.encode_texts(["a dog"]), before.encode_texts(["a dog"]), atol=1e-6
+    )
     assert shape_found["quick_gelu"] is (source != "plain file")
 
 
 def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
     name = known_to_open_clip(
-        tmp_path / "names", "test-two-layers", WIDE | {"text_cfg": WIDE["text_cfg"] | {"layers": 2}}
+        tmp_path / "names",
+        "test-two-layers",
+        WIDE | {"text_cfg": WIDE["text_cfg"] | {"layers": 2}},
     )
     path = as_archive(random_clip(None, WIDE)[0], tmp_path / "weights.pt")
-    with pytest.raises(ConfigError, match=r"model\.init.*with model\.name 'test-two-layers'"):
+    with pytest.raises(
+        ConfigError, match=r"model\.init.*with model\.name 'test-two-layers'"
+    ):
         pretrained_clip(name, path)
 
 
@@ -166,12 +179,14 @@ def test_a_stretched_model_is_exported_and_loads_again(
     backbone: Any = load_frozen_encoder(str(tmp_path / "long"))
     assert backbone.context_length == 104
     assert torch.equal(
-        backbone.model.positional_embedding, stretch_positions(short.positional_embedding, 4, 5)
+        backbone.model.positional_embedding,
+        stretch_positions(short.positional_embedding, 4, 5),
     )
     again, again_shape, _ = pretrained_clip(None, str(tmp_path / "long"))
     assert (again.context_length, again_shape) == (104, long_shape)
     with pytest.raises(
-        ConfigError, match=r"model\.context_length, .*: context_length = 100: 24 positions"
+        ConfigError,
+        match=r"model\.context_length, .*: context_length = 100: 24 positions",
     ):
         pretrained_clip(None, str(folder), 100, 4)
 
@@ -190,12 +205,20 @@ def test_frozen_positions_stay_as_they_are() -> None:
     ids[:, 8] = 49407
     rows: Any = [{"image_id": str(index)} for index in range(4)]
     batch = PairBatch(
-        rows, {"image": torch.randn(4, 3, 32, 32, generator=generator), "text": ids}, ["a"] * 4
+        rows,
+        {"image": torch.randn(4, 3, 32, 32, generator=generator), "text": ids},
+        ["a"] * 4,
     )
-    next(EmbeddingTask(Accelerator(cpu=True), network, contrastive).training_step([batch], 0))
+    next(
+        EmbeddingTask(Accelerator(cpu=True), network, contrastive).training_step(
+            [batch], 0
+        )
+    )
     optimizer.step()
     assert torch.equal(table[:4], before[:4])
-    assert (table[4:9] != before[4:9]).any(dim=1).all(), "all others that a text reaches"
+    assert (table[4:9] != before[4:9]).any(dim=1).all(), (
+        "all others that a text reaches"
+    )
 
 
 def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> None:
@@ -208,7 +231,9 @@ def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> Non
     before = {name: value.clone() for name, value in network.state_dict().items()}
     network({"image": torch.randn(4, 3, 32, 32)})
     moved = {
-        name for name, value in network.state_dict().items() if not torch.equal(value, before[name])
+        name
+        for name, value in network.state_dict().items()
+        if not torch.equal(value, before[name])
     }
     assert moved
     assert all(name.startswith("model.image_encoder.stages.2.1.") for name in moved), (
@@ -227,7 +252,9 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(
         SimpleTokenizer(context_length=24)(["a", "b c", "d"]),
     )
     assert torch.equal(tuned.encode_image(images), plain.encode_image(images))
-    trained = {name: value for name, value in tuned.named_parameters() if value.requires_grad}
+    trained = {
+        name: value for name, value in tuned.named_parameters() if value.requires_grad
+    }
     with torch.no_grad():
         for index, (name, value) in enumerate(trained.items()):
             if name.endswith("lora_b"):
@@ -239,21 +266,37 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(
     assert torch.allclose(state[f"{key}.weight"], expected, atol=1e-7)
     assert state.keys() == plain.state_dict().keys()
     changed = {
-        name for name, value in plain.state_dict().items() if not torch.equal(state[name], value)
+        name
+        for name, value in plain.state_dict().items()
+        if not torch.equal(state[name], value)
     }
-    blocks = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+    blocks = (
+        "attn.in_proj_weight",
+        "attn.out_proj.weight",
+        "mlp.c_fc.weight",
+        "mlp.c_proj.weight",
+    )
     towers = ("transformer.resblocks.0", "visual.transformer.resblocks.0")
     assert changed == {f"{tower}.{name}" for tower in towers for name in blocks} | {
         "visual.conv1.weight"
     }
     # The kernel of the patches as the released files have it: A [rank k, 3 k] and B [k D, rank k]
     # (docs/papers.md).
-    shapes = [trained[f"visual.conv1.parametrizations.weight.0.lora_{part}"].shape for part in "ab"]
+    shapes = [
+        trained[f"visual.conv1.parametrizations.weight.0.lora_{part}"].shape
+        for part in "ab"
+    ]
     assert shapes == [(2 * 16, 3 * 16), (16 * 32, 2 * 16)]
     save_clip(tuned, shape, tmp_path)
     again: Any = load_frozen_encoder(str(tmp_path)).model
     for graph in (True, False):  # without one, attention takes another way
         with torch.set_grad_enabled(graph):
-            assert torch.allclose(again.encode_image(images), tuned.encode_image(images), atol=1e-5)
-            assert torch.allclose(again.encode_text(ids), tuned.encode_text(ids), atol=1e-5)
-    assert not torch.allclose(again.encode_image(images), plain.encode_image(images), atol=1e-2)
+            assert torch.allclose(
+                again.encode_image(images), tuned.encode_image(images), atol=1e-5
+            )
+            assert torch.allclose(
+                again.encode_text(ids), tuned.encode_text(ids), atol=1e-5
+            )
+    assert not torch.allclose(
+        again.encode_image(images), plain.encode_image(images), atol=1e-2
+    )

@@ -56,7 +56,9 @@ def scaled(images: Tensor, texts: Tensor, scale: float) -> list[list[float]]:
     return [[scale * cosine(image, text) for text in texts] for image in images]
 
 
-@pytest.mark.parametrize(("smoothing", "symmetric"), [(0.0, True), (0.0, False), (0.1, True)])
+@pytest.mark.parametrize(
+    ("smoothing", "symmetric"), [(0.0, True), (0.0, False), (0.1, True)]
+)
 def test_info_nce_is_the_mean_cross_entropy(smoothing: float, symmetric: bool) -> None:
     images, texts = rows(5, 7, 0), rows(5, 7, 1)
     expected = slow_nce(scaled(images, texts, 9.0), smoothing, symmetric)
@@ -73,12 +75,17 @@ def test_false_captions_are_further_columns_of_the_images_alone() -> None:
     images, texts, false = rows(3, 7, 0), rows(3, 7, 1), rows(6, 7, 2)
     counts = torch.tensor([[1.0, 1], [1, 1], [0, 1]])
     counted = [0, 1, 3, 4, 5]
-    expected = slow_nce(scaled(images, texts, 9.0), false=scaled(images, false[counted], 9.0))
+    expected = slow_nce(
+        scaled(images, texts, 9.0), false=scaled(images, false[counted], 9.0)
+    )
     student = {"image": images, "text": texts, "scale": torch.tensor(9.0)}
     student |= {"text_false0": false[:3], "text_false1": false[3:]}
     loss, metrics = contrastive(student, {"false": counts})
     assert loss.item() == pytest.approx(expected, rel=1e-5)
-    right = [cosine(images[n % 3], texts[n % 3]) > cosine(images[n % 3], false[n]) for n in counted]
+    right = [
+        cosine(images[n % 3], texts[n % 3]) > cosine(images[n % 3], false[n])
+        for n in counted
+    ]
     assert metrics["contrastive/hard_negatives"].item() == pytest.approx(sum(right) / 5)
 
 
@@ -92,16 +99,22 @@ def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagon
     for i in range(4):
         for j in range(4):
             s, t = cosine(si[i], st[j]), cosine(ti[i], tt[j])
-            (own if i == j else others).append(max(t - s, 0.0) if i == j else max(s - t, 0.0))
-    expected = sum(own) + sum(others) if reduction == "sum" else sum(own) / 4 + sum(others) / 12
+            (own if i == j else others).append(
+                max(t - s, 0.0) if i == j else max(s - t, 0.0)
+            )
+    expected = (
+        sum(own) + sum(others)
+        if reduction == "sum"
+        else sum(own) / 4 + sum(others) / 12
+    )
     assert min(sum(own), sum(others)) > 0.1, "both parts take part"
     assert similarity_regulator(si, st, ti, tt, reduction).item() == pytest.approx(
         expected, rel=1e-5
     )
     one, opposite = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0]])
-    assert similarity_regulator(one, opposite, one, one, reduction).item() == pytest.approx(2.0), (
-        "no other pairs"
-    )
+    assert similarity_regulator(
+        one, opposite, one, one, reduction
+    ).item() == pytest.approx(2.0), "no other pairs"
     assert similarity_regulator(ti, tt, ti, tt, reduction).item() == 0.0
 
 
@@ -120,7 +133,9 @@ def test_false_negatives_are_left_out_of_the_softmax() -> None:
     excluded = false_negatives(target["image_group"], target["text_group"])
     assert excluded.nonzero().tolist() == [[0, 1], [0, 3], [1, 0], [3, 0]]
     coarse = principal_reconstruction(torch.nn.functional.normalize(given["image"]), 2)
-    texts, short, false = (torch.nn.functional.normalize(given[name]) for name in names[1:])
+    texts, short, false = (
+        torch.nn.functional.normalize(given[name]) for name in names[1:]
+    )
     expected = {"long": 0.0, "short": 0.0}
     for term, logits in (
         ("long", 10 * cosine_matrix(given["image"], texts)),
@@ -130,25 +145,42 @@ def test_false_negatives_are_left_out_of_the_softmax() -> None:
         for row in range(4):
             image = groups["image"]
             kept = [
-                n for n in range(4) if n == row or (image[n] != image[row] and own[n] != own[row])
+                n
+                for n in range(4)
+                if n == row or (image[n] != image[row] and own[n] != own[row])
             ]
             columns = logits[row, kept]
             if term == "long":
-                hard = [n for n in range(3) if groups["text_false0"][n] != groups["text"][row]]
-                columns = torch.cat([columns, 10 * cosine_matrix(given["image"], false)[row, hard]])
+                hard = [
+                    n
+                    for n in range(3)
+                    if groups["text_false0"][n] != groups["text"][row]
+                ]
+                columns = torch.cat(
+                    [columns, 10 * cosine_matrix(given["image"], false)[row, hard]]
+                )
             expected[term] += (
-                float(torch.logsumexp(columns, 0) + torch.logsumexp(logits[kept, row], 0)) / 8
+                float(
+                    torch.logsumexp(columns, 0) + torch.logsumexp(logits[kept, row], 0)
+                )
+                / 8
             )
             expected[term] -= float(logits[row, row]) / 4
     loss, metrics = contrastive(given, target, short=0.5, pca_rank=2)
-    assert float(metrics["contrastive/short"]) == pytest.approx(expected["short"], rel=1e-5)
-    assert float(loss) == pytest.approx(expected["long"] + 0.5 * expected["short"], rel=1e-5)
+    assert float(metrics["contrastive/short"]) == pytest.approx(
+        expected["short"], rel=1e-5
+    )
+    assert float(loss) == pytest.approx(
+        expected["long"] + 0.5 * expected["short"], rel=1e-5
+    )
 
 
 def test_the_contrastive_objective_logs_its_scale_and_accuracy() -> None:
     images = torch.eye(4)
     swapped = images[[1, 0, 2, 3]]
-    _, metrics = contrastive({"image": images, "text": swapped, "scale": torch.tensor(5.0)}, {})
+    _, metrics = contrastive(
+        {"image": images, "text": swapped, "scale": torch.tensor(5.0)}, {}
+    )
     assert {name: value.item() for name, value in metrics.items()} == {
         "contrastive/scale": 5.0,
         "contrastive/accuracy": 0.5,
@@ -173,20 +205,28 @@ def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
     towers = ["image", "text"] if names == "dual" else [names]
     student = {tower: rows(4, 5, seed) for seed, tower in enumerate(towers)}
     teacher = {tower: rows(4, 5, 3 + seed) for seed, tower in enumerate(towers)}
-    loss, metrics = config_of("distill", towers=names, loss=weights).objective()(student, teacher)
+    loss, metrics = config_of("distill", towers=names, loss=weights).objective()(
+        student, teacher
+    )
     expected, terms = 0.0, {}
     for tower in towers:
         pairs = list(zip(student[tower], teacher[tower], strict=True))
-        terms[f"distill/l1_{tower}"] = sum(float((a - b).abs().sum()) for a, b in pairs) / 20
+        terms[f"distill/l1_{tower}"] = (
+            sum(float((a - b).abs().sum()) for a, b in pairs) / 20
+        )
         terms[f"distill/cosine_{tower}"] = sum(1 - cosine(a, b) for a, b in pairs) / 4
-        expected += l1 * terms[f"distill/l1_{tower}"] + angle * terms[f"distill/cosine_{tower}"]
+        expected += (
+            l1 * terms[f"distill/l1_{tower}"] + angle * terms[f"distill/cosine_{tower}"]
+        )
     if regulator:
         terms["distill/regulator"] = similarity_regulator(
             *student.values(), *teacher.values()
         ).item()
         assert terms["distill/regulator"] > 0
         expected += regulator * terms["distill/regulator"]
-    assert {name: value.item() for name, value in metrics.items()} == pytest.approx(terms, rel=1e-5)
+    assert {name: value.item() for name, value in metrics.items()} == pytest.approx(
+        terms, rel=1e-5
+    )
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -196,9 +236,9 @@ def test_the_reconstruction_is_that_of_the_covariance_s_leading_eigenvectors() -
     vectors = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :2]
     expected = centred @ vectors @ vectors.T + data.numpy().mean(axis=0)
     assert np.allclose(principal_reconstruction(data, 2).numpy(), expected, atol=1e-10)
-    assert torch.allclose(principal_reconstruction(data[:4], 3), data[:4], atol=1e-10), (
-        "of B - 1 components all"
-    )
+    assert torch.allclose(
+        principal_reconstruction(data[:4], 3), data[:4], atol=1e-10
+    ), "of B - 1 components all"
 
 
 def test_the_reconstruction_s_gradient_is_that_of_a_constant_basis() -> None:
@@ -209,7 +249,9 @@ def test_the_reconstruction_s_gradient_is_that_of_a_constant_basis() -> None:
     mean = weights.numpy().mean(axis=0)
     assert data.grad is not None
     assert np.allclose(
-        data.grad.numpy(), (weights.numpy() - mean) @ vectors @ vectors.T + mean, atol=1e-10
+        data.grad.numpy(),
+        (weights.numpy() - mean) @ vectors @ vectors.T + mean,
+        atol=1e-10,
     )
 
 
@@ -217,7 +259,10 @@ def test_short_captions_meet_reconstructions_that_are_not_normalised() -> None:
     images, texts, scale = rows(6, 5, 0), rows(6, 5, 1), 9.0
     coarse = principal_reconstruction(images / images.norm(dim=1, keepdim=True), 2)
     assert (coarse.norm(dim=1) - 1).abs().max() > 0.1
-    logits = [[scale * float(image @ text / text.norm()) for text in texts] for image in coarse]
+    logits = [
+        [scale * float(image @ text / text.norm()) for text in texts]
+        for image in coarse
+    ]
     assert short_info_nce(images, texts, scale, 2).item() == pytest.approx(
         slow_nce(logits), rel=1e-5
     )
@@ -234,7 +279,9 @@ def test_short_captions_meet_reconstructions_that_are_not_normalised() -> None:
 def directions(*degrees: float) -> Tensor:
     """Embeddings whose cosines are told by their angles; of lengths that must not matter."""
     angles = torch.tensor(degrees).deg2rad()
-    return torch.stack([angles.cos(), angles.sin()], dim=1) * torch.tensor([[1.0], [2.0], [0.5]])
+    return torch.stack([angles.cos(), angles.sin()], dim=1) * torch.tensor(
+        [[1.0], [2.0], [0.5]]
+    )
 
 
 def test_the_loss_of_pac_s_by_hand() -> None:
@@ -254,11 +301,16 @@ def test_the_loss_of_pac_s_by_hand() -> None:
     given = {"image": images, "text": texts, "scale": torch.tensor(math.log(2))}
     given |= {"image_generated": directions(0, 0, 0), "text_generated": -texts}
     loss, metrics = positive_augmented(given, {})
-    terms = {name: metrics[f"positive/{name}"].item() for name in ("pairs", "images", "captions")}
+    terms = {
+        name: metrics[f"positive/{name}"].item()
+        for name in ("pairs", "images", "captions")
+    }
     assert terms == pytest.approx(
         {"pairs": pairs, "images": generated, "captions": against}, rel=1e-5
     )
-    assert loss.item() == pytest.approx(pairs + 0.05 * generated + 0.1 * against, rel=1e-5)
+    assert loss.item() == pytest.approx(
+        pairs + 0.05 * generated + 0.1 * against, rel=1e-5
+    )
 
 
 # SPECS
@@ -300,14 +352,21 @@ def test_specificity_is_the_weighted_sum_of_its_terms(
     largest = largest if limit is None else limit
     own = [row for row in range(6) if counts[row]]
     scores = {
-        name: [factor * cosine(given["image"][row], given[f"text_{name}"][row]) for row in own]
+        name: [
+            factor * cosine(given["image"][row], given[f"text_{name}"][row])
+            for row in own
+        ]
         for name in ("base", "positive", "negative")
     }
     terms = []
     for better, worse in (("positive", "base"), ("base", "negative")):
         gaps = [a - b for a, b in zip(scores[better], scores[worse], strict=True)]
-        margin = min(max(sum(gaps) / len(gaps), 0.0), largest) if fixed is None else fixed
-        terms.append((sum(max(margin - gap, 0.0) for gap in gaps) / len(gaps), margin, gaps))
+        margin = (
+            min(max(sum(gaps) / len(gaps), 0.0), largest) if fixed is None else fixed
+        )
+        terms.append(
+            (sum(max(margin - gap, 0.0) for gap in gaps) / len(gaps), margin, gaps)
+        )
     contrast = slow_nce(scaled(given["image"], given["text"], 4.0), symmetric=symmetric)
     loss, metrics = specificity(
         given,
@@ -324,28 +383,43 @@ def test_specificity_is_the_weighted_sum_of_its_terms(
         0.5 * contrast + 8 * terms[0][0] + 0.8 * terms[1][0], rel=1e-5
     )
     for name, (term, margin, gaps) in zip(("positive", "negative"), terms, strict=True):
-        assert metrics[f"specificity/{name}_hinge"].item() == pytest.approx(term, rel=1e-5)
+        assert metrics[f"specificity/{name}_hinge"].item() == pytest.approx(
+            term, rel=1e-5
+        )
         assert metrics[f"specificity/{name}_margin"].item() == pytest.approx(
             margin, rel=1e-4, abs=1e-6
         )
         assert metrics[f"specificity/{name}_rate"].item() == pytest.approx(
             sum(gap > 0 for gap in gaps) / 4
         )
-    assert metrics["specificity/contrastive"].item() == pytest.approx(contrast, rel=1e-5)
+    assert metrics["specificity/contrastive"].item() == pytest.approx(
+        contrast, rel=1e-5
+    )
 
 
 def test_what_is_logged_counts_both_directions_and_no_tie() -> None:
     """The second caption is nearer to the first image, yet the nearest of the second image."""
-    image, text = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.1]])
-    student = {"image": image, "text": text, "text_false0": text, "scale": torch.tensor(2.0)}
+    image, text = (
+        torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
+        torch.tensor([[1.0, 0.0], [1.0, 0.1]]),
+    )
+    student = {
+        "image": image,
+        "text": text,
+        "text_false0": text,
+        "scale": torch.tensor(2.0),
+    }
     metrics = contrastive(student, {"false": torch.ones(2, 1)})[1]
     logged = [
-        float(metrics[f"contrastive/{key}"]) for key in ("accuracy", "hard_negatives", "scale")
+        float(metrics[f"contrastive/{key}"])
+        for key in ("accuracy", "hard_negatives", "scale")
     ]
     assert logged == [0.75, 0.0, 2.0]
     student |= dict.fromkeys(("text_base", "text_positive", "text_negative"), text)
     metrics = specificity(student, {"triplet": torch.ones(2)})[1]
-    assert [float(metrics[f"specificity/{name}_rate"]) for name in ("positive", "negative")] == [
+    assert [
+        float(metrics[f"specificity/{name}_rate"]) for name in ("positive", "negative")
+    ] == [
         0.0,
         0.0,
     ]

@@ -44,7 +44,9 @@ class Network(nn.Module):
             found[name] = values.float().flatten(1)[:, :3] * self.factor + torch.tensor(
                 [1.0, 0.0, 0.0]
             )
-        return found if self.scale is None else found | {"scale": torch.tensor(self.scale)}
+        return (
+            found if self.scale is None else found | {"scale": torch.tensor(self.scale)}
+        )
 
 
 class Scripted(nn.Module):
@@ -57,9 +59,15 @@ class Scripted(nn.Module):
         found = {}
         for name, values in inputs.items():
             length = (
-                (values != 0).sum(dim=1).float() if name == "text" else torch.zeros(len(values))
+                (values != 0).sum(dim=1).float()
+                if name == "text"
+                else torch.zeros(len(values))
             )
-            said = (values == true).any(dim=1) if name == "text" else torch.zeros(len(values))
+            said = (
+                (values == true).any(dim=1)
+                if name == "text"
+                else torch.zeros(len(values))
+            )
             angles = torch.deg2rad(length * torch.where(said.bool(), 5.0, 10.0))
             found[name] = torch.stack([angles.cos(), angles.sin()], dim=1)
         return found
@@ -78,7 +86,14 @@ def validator(
 ) -> Any:
     towers, pixels = ("image", "text"), PixelCache(Preprocessing(8))
     validate = EmbeddingValidator(
-        Accelerator(cpu=True), network, towers, own, pixels, TOKENS, 2, triplets=triplets
+        Accelerator(cpu=True),
+        network,
+        towers,
+        own,
+        pixels,
+        TOKENS,
+        2,
+        triplets=triplets,
     )
     return lambda step: validate(step, {})
 
@@ -88,14 +103,18 @@ def test_equal_captions_are_embedded_once_with_the_result_of_all() -> None:
     metrics = validator(network, own)(1).metrics
     assert network.counts == {"image": 3, "text": 3}
     pixels, tokens = Preprocessing(8), SimpleTokenizer(context_length=8)
-    images = network({"image": torch.stack([pixels(row["image"].render()) for row in own])})[
-        "image"
-    ]
-    texts = network({"text": tokens([caption for row in own for caption in row["references"]])})[
-        "text"
-    ]
-    expected = retrieval_recall(images.detach(), texts.detach(), torch.tensor([0, 0, 1, 1, 2, 2]))
-    assert {name: metrics[f"val/{name}"] for name in expected} == pytest.approx(expected)
+    images = network(
+        {"image": torch.stack([pixels(row["image"].render()) for row in own])}
+    )["image"]
+    texts = network(
+        {"text": tokens([caption for row in own for caption in row["references"]])}
+    )["text"]
+    expected = retrieval_recall(
+        images.detach(), texts.detach(), torch.tensor([0, 0, 1, 1, 2, 2])
+    )
+    assert {name: metrics[f"val/{name}"] for name in expected} == pytest.approx(
+        expected
+    )
     assert expected["i2t_r1"] != expected["t2i_r1"]
     assert metrics["val/retrieval_r1"] == pytest.approx(
         (expected["i2t_r1"] + expected["t2i_r1"]) / 2
@@ -105,14 +124,20 @@ def test_equal_captions_are_embedded_once_with_the_result_of_all() -> None:
 def test_validation_has_no_dropout_and_training_goes_on_with_it() -> None:
     modes = set()
     network = Network().train()
-    network.register_forward_hook(lambda module, inputs, output: modes.add(module.training))
+    network.register_forward_hook(
+        lambda module, inputs, output: modes.add(module.training)
+    )
     validator(network, rows())(1)
     assert modes == {False}
     assert network.training
 
 
-@pytest.mark.parametrize(("memory", "drawn"), [(validation.MOST_PIXELS, 1), (3 * 3 * 8 * 8 - 1, 2)])
-def test_validation_images_are_kept_without_a_cache_where_they_are_few(memory, drawn, monkeypatch):
+@pytest.mark.parametrize(
+    ("memory", "drawn"), [(validation.MOST_PIXELS, 1), (3 * 3 * 8 * 8 - 1, 2)]
+)
+def test_validation_images_are_kept_without_a_cache_where_they_are_few(
+    memory, drawn, monkeypatch
+):
     monkeypatch.setattr(validation, "MOST_PIXELS", memory)
     own = rows()
     validate = validator(Network(), own)
@@ -131,7 +156,9 @@ def test_validation_counts_triplets_in_order() -> None:
     right = Triplet("a", "a true cat", "a cat")
     no_gain = Triplet("a", "a cat", "a cat sits")
     tie = Triplet("a cat", "a cat", "a cat")
-    metrics = validator(Scripted(), [*rows(), *rows()[:1]], [right, no_gain, tie, None])(1).metrics
+    metrics = validator(
+        Scripted(), [*rows(), *rows()[:1]], [right, no_gain, tie, None]
+    )(1).metrics
     assert metrics["val/specificity_positive"] == pytest.approx(1 / 3)
     assert metrics["val/specificity_negative"] == pytest.approx(2 / 3)
     assert metrics["val/specificity"] == pytest.approx(1 / 2)
@@ -156,7 +183,10 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
     ]
     objective = partial(positive_augmented, positive_images=0.0, positive_captions=0.5)
     collate = PairCollate(
-        pixels, TOKENS, augmentations=("rand_augment",), additions=[GeneratedPositives(["text"])]
+        pixels,
+        TOKENS,
+        augmentations=("rand_augment",),
+        additions=[GeneratedPositives(["text"])],
     )
     network = Network(scale=3.0)
 
@@ -183,8 +213,12 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("batch_size", "sizes"), [(1, [1, 1, 1]), (2, [2, 1]), (10**6, [3])])
-def test_a_batch_has_at_most_the_captions_that_there_are(batch_size: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("batch_size", "sizes"), [(1, [1, 1, 1]), (2, [2, 1]), (10**6, [3])]
+)
+def test_a_batch_has_at_most_the_captions_that_there_are(
+    batch_size: int, sizes: list[int]
+) -> None:
     seen = []
 
     def prepare(captions: list) -> Tensor:
@@ -192,6 +226,10 @@ def test_a_batch_has_at_most_the_captions_that_there_are(batch_size: int, sizes:
         return TOKENS(captions)
 
     network, captions = Network(), ["a dog", "one cat", "a bird"]
-    embeddings = validation.embed_all(Accelerator(), network, batch_size, "text", prepare, captions)
+    embeddings = validation.embed_all(
+        Accelerator(), network, batch_size, "text", prepare, captions
+    )
     assert seen == sizes
-    torch.testing.assert_close(embeddings, network({"text": TOKENS(captions)})["text"].float())
+    torch.testing.assert_close(
+        embeddings, network({"text": TOKENS(captions)})["text"].float()
+    )

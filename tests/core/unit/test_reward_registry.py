@@ -78,7 +78,11 @@ for name in rewards.registry.available():
 print(sorted({"torch", "open_clip", "transformers", "rl_caption", "textblob"} & set(sys.modules)))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stdout.split("\n")[:2] == ["[]", "[]"]
 
@@ -86,7 +90,12 @@ print(sorted({"torch", "open_clip", "transformers", "rl_caption", "textblob"} & 
 class WithoutColumns:
     """Its call does not take the columns that it does not read."""
 
-    __name__, columns, bounds, signature = "without_columns", frozenset(), (0.0, 1.0), ""
+    __name__, columns, bounds, signature = (
+        "without_columns",
+        frozenset(),
+        (0.0, 1.0),
+        "",
+    )
 
     def __call__(self, prompts: Any, completions: Any) -> list[float]:
         return [0.0 for _ in completions]

@@ -40,7 +40,9 @@ def test_a_report_has_means_spreads_and_what_an_advantage_sees(
     normalize: Any, weighted: str, small: bool
 ) -> None:
     """Worked by hand: the words of the first image have a deviation of 1, those of the second 0."""
-    reward = MixedReward({"words": (Term(), -2.0), "small": (Term(), 1.0)}, normalize=normalize)
+    reward = MixedReward(
+        {"words": (Term(), -2.0), "small": (Term(), 1.0)}, normalize=normalize
+    )
     asked: list[Any] = []
 
     def sample(_: MixedReward, rows: Any) -> Any:
@@ -77,13 +79,19 @@ def test_mixed_precision_is_that_of_the_policy_and_not_of_the_rewards(
     in_autocast = []
 
     class Words(Term):
-        def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        def __call__(
+            self, prompts: Any, completions: Any, **columns: Any
+        ) -> list[float]:
             in_autocast.append(torch.is_autocast_enabled("cpu"))
             return [0.0] * len(completions)
 
     monkeypatch.setattr(
-        reward_scales, "autocast", lambda accelerator: torch.autocast("cpu", torch.bfloat16)
+        reward_scales,
+        "autocast",
+        lambda accelerator: torch.autocast("cpu", torch.bfloat16),
     )
     reward = MixedReward({"words": (Words(), 1.0)})
-    sample_scores(tiny_captioner(), SAMPLING, 0, Accelerator(cpu=True), 2, reward, tiny_rows(3))
+    sample_scores(
+        tiny_captioner(), SAMPLING, 0, Accelerator(cpu=True), 2, reward, tiny_rows(3)
+    )
     assert in_autocast == [False, False]

@@ -37,7 +37,9 @@ def config_of(folder: Path, resume: Any = "auto") -> ScstConfig:
 def checkpoint(folder: Path, step: int) -> Path:
     path = folder / "checkpoints" / f"step-{step:08d}"
     path.mkdir(parents=True)
-    state = TrainState(global_step=step, configuration=computed_settings(plain(ScstConfig())))
+    state = TrainState(
+        global_step=step, configuration=computed_settings(plain(ScstConfig()))
+    )
     (path / "trainer_state.json").write_text(json.dumps(asdict(state)))
     seal(path)
     return path
@@ -86,7 +88,8 @@ def test_auto_refuses_another_configuration_true_accepts_it_and_false_refuses_an
     config.train.lr = 1.0
     config.reward.terms["rouge_l"] = RewardTerm(weight=2.0)
     with pytest.raises(
-        CheckpointError, match=r"reward\.terms\.rouge_l\.weight: None -> 2\.0.*train\.lr: "
+        CheckpointError,
+        match=r"reward\.terms\.rouge_l\.weight: None -> 2\.0.*train\.lr: ",
     ):
         find_checkpoint(config)
     config.run.resume = True
@@ -109,7 +112,11 @@ def test_what_does_not_change_the_computation_is_no_change(tmp_path: Path) -> No
     write_run_files(Path(config.run.dir), plain(config), {})
     config.run.log_every = 3
     config.data.num_workers, config.data.cache_mb = 4, 0
-    config.train.micro_batch_size, config.train.threads, config.train.num_processes = 2, 2, 2
+    config.train.micro_batch_size, config.train.threads, config.train.num_processes = (
+        2,
+        2,
+        2,
+    )
     config.eval.batch_size = 1
     assert changed_keys(tmp_path / "config.yaml", config) == []
     config.eval.every = 7
@@ -160,21 +167,35 @@ def test_lines_after_a_step_and_what_a_kill_cut_off_are_dropped(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("start", "kept"), [(0, []), (2, [0, 1, 2])])
-def test_a_run_that_starts_anew_has_a_new_log(tmp_path: Path, start: int, kept: list[int]) -> None:
+def test_a_run_that_starts_anew_has_a_new_log(
+    tmp_path: Path, start: int, kept: list[int]
+) -> None:
     for step in range(5):
         append_line(tmp_path / "metrics.jsonl", {"step": step})
         append_line(tmp_path / "samples.jsonl", {"step": step})
     RunLog(Accelerator(cpu=True), tmp_path, "xe", start, 10)
-    assert steps(tmp_path / "metrics.jsonl") == steps(tmp_path / "samples.jsonl") == kept
+    assert (
+        steps(tmp_path / "metrics.jsonl") == steps(tmp_path / "samples.jsonl") == kept
+    )
 
 
-def test_a_line_of_metrics_is_written_and_summarised(tmp_path: Path, capsys: Any) -> None:
+def test_a_line_of_metrics_is_written_and_summarised(
+    tmp_path: Path, capsys: Any
+) -> None:
     log = RunLog(Accelerator(cpu=True), tmp_path, "scst", 0, 10)
     log.metrics(1, {"reward/total": 0.25, "hacking/duplicates": 0.5})
-    log.samples(1, [{"image_id": "a", "samples": ["x"]}, {"image_id": "b", "samples": ["y"]}])
+    log.samples(
+        1, [{"image_id": "a", "samples": ["x"]}, {"image_id": "b", "samples": ["y"]}]
+    )
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"step": 1, "reward/total": 0.25, "hacking/duplicates": 0.5}
-    assert [json.loads(line)["image_id"] for line in (tmp_path / "samples.jsonl").open()] == [
+    assert json.loads(line) == {
+        "step": 1,
+        "reward/total": 0.25,
+        "hacking/duplicates": 0.5,
+    }
+    assert [
+        json.loads(line)["image_id"] for line in (tmp_path / "samples.jsonl").open()
+    ] == [
         "a",
         "b",
     ]

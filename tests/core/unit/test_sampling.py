@@ -23,7 +23,9 @@ def noise_to_its_ends(rows: int) -> Tensor:
     return noise
 
 
-@pytest.mark.parametrize("temperature", [MIN_TEMPERATURE, MAX_TEMPERATURE, 1e-3, 1.0, 90.0, 1e3])
+@pytest.mark.parametrize(
+    "temperature", [MIN_TEMPERATURE, MAX_TEMPERATURE, 1e-3, 1.0, 90.0, 1e3]
+)
 @pytest.mark.parametrize("scale", [0.0, 3.0, 1e4])
 def test_forbidden_tokens_are_never_drawn_and_have_no_probability(temperature, scale):
     torch.manual_seed(0)
@@ -33,7 +35,9 @@ def test_forbidden_tokens_are_never_drawn_and_have_no_probability(temperature, s
     assert not torch.isin(drawn, torch.tensor(FORBIDDEN)).any()
     logprobs, entropy = token_logprobs_and_entropy(logits, drawn[:, 5], temperature)
     allowed = [token for token in range(9) if token not in FORBIDDEN]
-    expected = torch.distributions.Categorical(logits=logits[:, allowed].double() / temperature)
+    expected = torch.distributions.Categorical(
+        logits=logits[:, allowed].double() / temperature
+    )
     assert torch.allclose(entropy.double(), expected.entropy(), atol=1e-5)
     assert logprobs.isfinite().all()
 
@@ -69,7 +73,9 @@ def test_the_noise_of_samples_is_another_for_each_seed_step_and_image():
     cases = [(0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b")]
     found = [sampling_noise(seed, step, [image], 2, 3) for seed, step, image in cases]
     assert len({tuple(noise.flatten().tolist()) for noise in found}) == 4
-    assert torch.equal(sampling_noise(0, 0, ["b", "a"], 2, 3), torch.cat([found[3], found[0]]))
+    assert torch.equal(
+        sampling_noise(0, 0, ["b", "a"], 2, 3), torch.cat([found[3], found[0]])
+    )
 
 
 class OwnImage:
@@ -91,9 +97,12 @@ class OwnImage:
 
 
 @pytest.mark.parametrize("with_greedy", [False, True])
-def test_samples_and_greedy_captions_are_scored_with_the_row_of_their_own_image(with_greedy):
+def test_samples_and_greedy_captions_are_scored_with_the_row_of_their_own_image(
+    with_greedy,
+):
     rows = [
-        {"image_id": f"image{i}", "references": [f"reference{i}"], "image": None} for i in range(2)
+        {"image_id": f"image{i}", "references": [f"reference{i}"], "image": None}
+        for i in range(2)
     ]
     finished = torch.tensor([[True, False, True], [False, False, True]])
     texts = [
@@ -110,5 +119,7 @@ def test_samples_and_greedy_captions_are_scored_with_the_row_of_their_own_image(
     rollout = Rollout(
         torch.zeros(2, 3, 4, dtype=torch.long), mask, finished, texts, **greedy, **ended
     )
-    found = term_scores(MixedReward({"own": (OwnImage(), 1.0)}), rollout, CaptionBatch(rows, {}))
+    found = term_scores(
+        MixedReward({"own": (OwnImage(), 1.0)}), rollout, CaptionBatch(rows, {})
+    )
     assert found == {"own": [1.0] * (8 if with_greedy else 6)}

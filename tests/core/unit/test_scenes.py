@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from PIL import ImageColor
 
 from rl_caption.data.base import DataError, load_image
-from rl_caption.data.scenes import NEGATIVE_KINDS, ScenesData, claims, hard_negatives, oracle
+from rl_caption.data.scenes import (
+    NEGATIVE_KINDS,
+    ScenesData,
+    claims,
+    hard_negatives,
+    oracle,
+)
 from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.module import belongs, content_key
 from rl_caption.data.scenes.oracle import tokens
@@ -47,9 +53,14 @@ def test_scenes_and_captions_stay_what_they_were() -> None:
     """Pins the world itself: results recorded with one version must be about the scenes of the
     next.
     """
-    scenes = hashlib.sha256(json.dumps([asdict(scene) for scene in SCENES]).encode()).hexdigest()
+    scenes = hashlib.sha256(
+        json.dumps([asdict(scene) for scene in SCENES]).encode()
+    ).hexdigest()
     assert scenes[:16] == "3878db858f4df9da"
-    assert digest([[*DATA.split(split)[:20]] for split in DATA.splits]) == "03bb8d859a404b0a"
+    assert (
+        digest([[*DATA.split(split)[:20]] for split in DATA.splits])
+        == "03bb8d859a404b0a"
+    )
     others = [
         hard_negatives(scene, caption, seed)
         for seed, scene in enumerate(SCENES[:20])
@@ -61,7 +72,12 @@ def test_scenes_and_captions_stay_what_they_were() -> None:
 def test_facts_of_a_scene_by_hand() -> None:
     stars = [Thing("star", "blue", "small", "plain", x, 800) for x in (200, 800)]
     scene = Scene("grey", (Thing("ring", "red", "large", "striped", 500, 250), *stars))
-    attributes = {"shape": "ring", "colour": "red", "size": "large", "texture": "striped"}
+    attributes = {
+        "shape": "ring",
+        "colour": "red",
+        "size": "large",
+        "texture": "striped",
+    }
     stars_have = {
         "shape": "star",
         "colour": "blue",
@@ -90,7 +106,10 @@ def test_moved_things_keep_off_the_edges_and_their_offsets() -> None:
                 for new, old in zip(moved.things, scene.things, strict=True)
             }
             assert len(steps) == 1
-            assert all(RADIUS[t.size] < min(t.x, t.y, 1000 - t.x, 1000 - t.y) for t in moved.things)
+            assert all(
+                RADIUS[t.size] < min(t.x, t.y, 1000 - t.x, 1000 - t.y)
+                for t in moved.things
+            )
     alone = Scene("white", (Thing("circle", "red", "small", "plain", 500, 500),))
     assert len(moves(alone)) == 49, "the grid has 7 x 7 points"
 
@@ -131,12 +150,19 @@ def test_looks_can_be_told_from_each_other_at_64_pixels() -> None:
         for colour in ("red", "yellow")
     ]
     images = [_pixels(Scene("grey", (thing,))) for thing in looks]
-    for (one, first), (other, second) in itertools.combinations(zip(looks, images, strict=True), 2):
+    for (one, first), (other, second) in itertools.combinations(
+        zip(looks, images, strict=True), 2
+    ):
         area = (2 * min(RADIUS[one.size], RADIUS[other.size]) * 64 / 1000) ** 2
         assert (np.abs(first - second).max(axis=2) > 50).sum() > area / 12, (one, other)
-    yellow = _pixels(Scene("grey", (Thing("square", "yellow", "large", "striped", 500, 500),)))
+    yellow = _pixels(
+        Scene("grey", (Thing("square", "yellow", "large", "striped", 500, 500),))
+    )
     assert (yellow.max(axis=2) < 40).any(), "ink of a light colour is dark"
-    rgb = [ImageColor.getrgb(value) for value in (*COLOUR_RGB.values(), *BACKGROUND_RGB.values())]
+    rgb = [
+        ImageColor.getrgb(value)
+        for value in (*COLOUR_RGB.values(), *BACKGROUND_RGB.values())
+    ]
     for a, b in itertools.combinations(rgb, 2):
         assert np.linalg.norm(np.subtract(a, b)) > 60
 
@@ -146,7 +172,9 @@ def test_looks_can_be_told_from_each_other_at_64_pixels() -> None:
 
 def _pairs(split: str) -> set[tuple[str, str]]:
     return {
-        (thing.colour, thing.shape) for row in DATA.split(split) for thing in row["scene"].things
+        (thing.colour, thing.shape)
+        for row in DATA.split(split)
+        for thing in row["scene"].things
     }
 
 
@@ -155,7 +183,10 @@ def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
     assert row["image_id"] == "train-000123"
     assert (load_image(row["image"]).size, len(row["references"])) == ((64, 64), 5)
     assert [len(DATA.split(split)) for split in DATA.splits] == [200, 60, 60, 60]
-    assert len({row["image_id"] for split in DATA.splits for row in DATA.split(split)}) == 380
+    assert (
+        len({row["image_id"] for split in DATA.splits for row in DATA.split(split)})
+        == 380
+    )
     with pytest.raises(DataError, match="test2"):
         DATA.split("test2")
     again = ScenesData(num_train=10, num_val=5, num_test=5, num_unseen=5)
@@ -174,19 +205,27 @@ def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
         rows[10**9]
 
 
-def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_split() -> None:
+def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_split() -> (
+    None
+):
     with_positives = ScenesData(
         num_train=100, num_val=10, num_test=0, num_unseen=10, positives=True
     )
     elsewhere = 0
     for split in ("train", "val", "test_unseen"):
-        for row, plain in zip(with_positives.split(split), DATA.split(split), strict=False):
+        for row, plain in zip(
+            with_positives.split(split), DATA.split(split), strict=False
+        ):
             assert plain == {
-                key: value for key, value in row.items() if not key.startswith("positive")
+                key: value
+                for key, value in row.items()
+                if not key.startswith("positive")
             }
             captions, images = row["positive_captions"], row["positive_images"]
             assert len(set(captions) - set(row["references"])) == len(images) == 5
-            assert all(oracle(caption, row["scene"]).precision == 1 for caption in captions)
+            assert all(
+                oracle(caption, row["scene"]).precision == 1 for caption in captions
+            )
             for image, caption in zip(images, row["references"], strict=True):
                 assert oracle(caption, image.scene) == oracle(caption, row["scene"])
                 assert oracle(row["long_reference"], image.scene) == (1, 1, 1, 0)
@@ -205,7 +244,10 @@ def test_splits_share_no_scene_whatever_the_seed() -> None:
         )
         for split in data.splits:
             for row in data.split(split):
-                assert seen.setdefault(content_key(row["scene"]), (split, seed))[0] == split
+                assert (
+                    seen.setdefault(content_key(row["scene"]), (split, seed))[0]
+                    == split
+                )
 
 
 def test_unseen_pairs_are_unseen() -> None:
@@ -213,7 +255,9 @@ def test_unseen_pairs_are_unseen() -> None:
     for split in ("train", "val", "test"):
         assert not _pairs(split) & set(UNSEEN_PAIRS)
     for row in DATA.split("test_unseen"):
-        assert any((thing.colour, thing.shape) in UNSEEN_PAIRS for thing in row["scene"].things)
+        assert any(
+            (thing.colour, thing.shape) in UNSEEN_PAIRS for thing in row["scene"].things
+        )
     assert _pairs("test_unseen") >= set(UNSEEN_PAIRS)
     for position, values in enumerate((COLOURS, SHAPES)):
         assert {pair[position] for pair in _pairs("train")} == set(values)
@@ -253,7 +297,9 @@ def test_every_negative_is_false_and_every_kind_occurs() -> None:
                 assert (score.precision < 1, score.unparsed) == (True, 0), text
                 for word, following in itertools.pairwise(tokens(text)):
                     if word in ("a", "an"):
-                        assert word == ("an" if following in ("orange", "object") else "a"), text
+                        assert word == (
+                            "an" if following in ("orange", "object") else "a"
+                        ), text
     assert set(seen) == set(NEGATIVE_KINDS)
 
 

@@ -59,7 +59,14 @@ JUDGED = [
     ("a red circle above two blue stars", 6, 6, 6, 0, 7),
     ("a red circle left of two blue stars", 5, 6, 5, 0, 8),  # of the second star alone
     ("two blue stars beneath a red circle", 6, 6, 6, 0, 7),
-    ("a green circle above a red circle", 4, 5, 4, 0, 7),  # level, so neither above nor below
+    (
+        "a green circle above a red circle",
+        4,
+        5,
+        4,
+        0,
+        7,
+    ),  # level, so neither above nor below
     ("above two blue stars is a red circle", 6, 6, 6, 0, 8),
     ("above two blue stars there is a red circle", 6, 6, 6, 0, 9),
     ("a red circle with two blue stars below it", 6, 6, 6, 0, 9),
@@ -68,7 +75,14 @@ JUDGED = [
     ("a star above a circle", 2, 3, 2, 0, 5),
     ("a star left of a star", 2, 2, 1, 0, 6),  # there are two, side by side
     ("a circle above a square", 1, 3, 1, 0, 5),
-    ("the red circle is above the blue stars and left of the green circle", 9, 9, 8, 0, 14),
+    (
+        "the red circle is above the blue stars and left of the green circle",
+        9,
+        9,
+        8,
+        0,
+        14,
+    ),
     ("the circle is red", 2, 2, 2, 0, 4),
     ("the circle is red and striped", 3, 3, 3, 0, 6),
     ("the red circle is plain", 2, 3, 2, 0, 5),
@@ -95,7 +109,9 @@ JUDGED = [
 ]
 
 
-@pytest.mark.parametrize(("caption", "true", "claimed", "told", "unparsed", "words"), JUDGED)
+@pytest.mark.parametrize(
+    ("caption", "true", "claimed", "told", "unparsed", "words"), JUDGED
+)
 def test_judged_by_hand(
     caption: str, true: int, claimed: int, told: int, unparsed: int, words: int
 ) -> None:
@@ -129,20 +145,27 @@ def test_relation_words_against_coordinates() -> None:
                     "under": a.y > b.y + 150,
                 }
                 for words, true in truth.items():
-                    score = oracle(f"a {a.colour} {a.shape} {words} a {b.colour} {b.shape}", scene)
+                    score = oracle(
+                        f"a {a.colour} {a.shape} {words} a {b.colour} {b.shape}", scene
+                    )
                     assert score.precision == (1.0 if true else 0.8)
                     judged += 1
     assert judged > 400
 
 
-def test_every_reference_is_true_and_understood_and_a_long_one_tells_everything() -> None:
+def test_every_reference_is_true_and_understood_and_a_long_one_tells_everything() -> (
+    None
+):
     for seed in range(150):
         scene = make_scene(seed)
         for caption in references(scene, seed):
             assert 5 <= len(caption.split()) <= 16
             for text in (caption, re.sub(r"[.,]", "", caption.lower())):
                 score = oracle(text, scene)
-                assert (score.precision, score.unparsed) == (1, 0), (text, claims(text, scene))
+                assert (score.precision, score.unparsed) == (1, 0), (
+                    text,
+                    claims(text, scene),
+                )
         long = long_reference(scene, seed)
         assert 3 <= long.count(".") <= 6
         for text in (long, re.sub(r"[.,]", "", long.lower())):
@@ -154,15 +177,25 @@ def test_every_reference_is_true_and_understood_and_a_long_one_tells_everything(
 def test_repeating_a_true_caption_never_pays_and_contradicting_it_costs() -> None:
     for seed in range(60):
         scene = make_scene(seed)
-        other = next(c for c in COLOURS if all(kind.colour != c for kind in scene.kinds))
+        other = next(
+            c for c in COLOURS if all(kind.colour != c for kind in scene.kinds)
+        )
         for caption in references(scene, seed):
             once = oracle(caption, scene)
-            for text in (f"{caption} {caption}", f"{caption.rstrip('.')} and {caption.lower()}"):
+            for text in (
+                f"{caption} {caption}",
+                f"{caption.rstrip('.')} and {caption.lower()}",
+            ):
                 twice = oracle(text, scene)
                 assert twice.precision <= once.precision
                 assert twice.recall <= once.recall
                 assert twice.f1 <= once.f1
-            assert oracle(f"{caption} The {scene.kinds[0].shape} is {other}.", scene).precision < 1
+            assert (
+                oracle(
+                    f"{caption} The {scene.kinds[0].shape} is {other}.", scene
+                ).precision
+                < 1
+            )
 
 
 CONNECTING = (
@@ -191,7 +224,9 @@ CONNECTING = (
 @example(seed=1, words=["circle"] * 5)
 @given(
     seed=st.integers(0, 50),
-    words=st.lists(st.sampled_from([*NOUNS, *ADJECTIVES, *NUMBERS, *CONNECTING]), max_size=25),
+    words=st.lists(
+        st.sampled_from([*NOUNS, *ADJECTIVES, *NUMBERS, *CONNECTING]), max_size=25
+    ),
 )
 def test_word_salad_is_judged(seed: int, words: list[str]) -> None:
     score = oracle(" ".join(words), make_scene(seed))

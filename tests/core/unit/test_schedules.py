@@ -17,7 +17,9 @@ RAMP = [(10, 0.0), (30, 1.0), (40, 0.5)]
 def test_a_schedule_is_linear_between_its_points_and_constant_outside() -> None:
     steps = range(60)
     expected = np.interp(steps, *zip(*RAMP, strict=True))
-    assert [factor_at(RAMP, step) for step in steps] == pytest.approx(expected.tolist(), rel=1e-12)
+    assert [factor_at(RAMP, step) for step in steps] == pytest.approx(
+        expected.tolist(), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,15 +38,22 @@ def test_points_of_one_step_are_a_jump(
 
 
 def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("reward: {terms: {cider: {schedule: [[0, 1], [200, 0.5]]}}}")
+    (tmp_path / "a.yaml").write_text(
+        "reward: {terms: {cider: {schedule: [[0, 1], [200, 0.5]]}}}"
+    )
     words = [
         "--rollout.temperature_schedule",
         "[[0, 1.5], [100, 1]]",
     ]
-    config = parse(ScstConfig, ["--config", str(tmp_path / "a.yaml"), *words], "scst.py")
+    config = parse(
+        ScstConfig, ["--config", str(tmp_path / "a.yaml"), *words], "scst.py"
+    )
     term = config.reward.terms["cider"]
     assert [tuple(point) for point in term.schedule] == [(0, 1.0), (200, 0.5)]
-    assert [tuple(point) for point in config.rollout.temperature_schedule] == [(0, 1.5), (100, 1.0)]
+    assert [tuple(point) for point in config.rollout.temperature_schedule] == [
+        (0, 1.5),
+        (100, 1.0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +67,10 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
             "reward: {terms: {cider: {schedule: [[0, -1]]}}}",
             "reward.terms.cider.schedule[0][1] is -1",
         ),
-        ("rollout: {temperature_schedule: [[0, 1], [9, 0]]}", "the temperature 1 x 0 at step 9"),
+        (
+            "rollout: {temperature_schedule: [[0, 1], [9, 0]]}",
+            "the temperature 1 x 0 at step 9",
+        ),
         (
             "{rollout: {num_samples: 1}, reward: {normalize: per_group}, train: {advantage: "
             "greedy}}",
@@ -80,7 +92,9 @@ def test_what_cannot_be_meant_is_refused(text: str, part: str, tmp_path: Path) -
         "{reward: {terms: {cider: {schedule: [[0, 1.0]]}}}}",
     ],
 )
-def test_trl_which_adds_the_terms_up_itself_refuses_them(text: str, tmp_path: Path) -> None:
+def test_trl_which_adds_the_terms_up_itself_refuses_them(
+    text: str, tmp_path: Path
+) -> None:
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"reward has"):
         parse(GrpoVlmConfig, ["--config", str(tmp_path / "a.yaml")], "grpo_vlm")

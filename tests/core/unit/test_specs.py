@@ -40,7 +40,10 @@ CAPTIONS = ["0", "60 b", "90", "120"]
 
 
 def test_the_score_is_the_cosine_on_either_scale() -> None:
-    expected: dict[Any, list[float]] = {"clipped": [1, 0.5, 0, 0], "shifted": [1, 0.75, 0.5, 0.25]}
+    expected: dict[Any, list[float]] = {
+        "clipped": [1, 0.5, 0, 0],
+        "shifted": [1, 0.75, 0.5, 0.25],
+    }
     for scale, scores in expected.items():
         reward = Specs(Angles(), scale=scale)
         assert reward(None, CAPTIONS, **ROWS) == pytest.approx(scores, abs=1e-6)

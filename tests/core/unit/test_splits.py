@@ -35,7 +35,12 @@ def json_lines(folder: Path, *splits: str) -> DataConfig:
 
 def karpathy(folder: Path, *splits: str) -> DataConfig:
     rows = [
-        {"filename": "1.jpg", "imgid": number, "split": split, "sentences": [{"raw": "a dog"}]}
+        {
+            "filename": "1.jpg",
+            "imgid": number,
+            "split": split,
+            "sentences": [{"raw": "a dog"}],
+        }
         for number, split in enumerate(splits)
     ]
     path = folder / "dataset.json"
@@ -46,7 +51,9 @@ def karpathy(folder: Path, *splits: str) -> DataConfig:
 def parquet(folder: Path, *splits: str, **config: Any) -> DataConfig:
     datasets = pytest.importorskip("datasets")
     columns = {
-        "image": [{"bytes": encoded(number), "path": None} for number in range(len(splits))],
+        "image": [
+            {"bytes": encoded(number), "path": None} for number in range(len(splits))
+        ],
         "references": [[f"caption {number}"] for number in range(len(splits))],
         "split": list(splits),
     }
@@ -95,7 +102,9 @@ def test_stored_rows_are_in_the_split_that_their_column_names(
     config = STORED[kind](tmp_path / "rows", *SPLITS, columns=columns[named])
     data = build_data(config)
     assert counts(data) == {"train": 3, "val": 1, "test": 1}
-    captions = [row["references"] for row in pickle.loads(pickle.dumps(data.split("train")))]
+    captions = [
+        row["references"] for row in pickle.loads(pickle.dumps(data.split("train")))
+    ]
     assert captions == [["caption 0"], ["caption 2"], ["caption 4"]]
     (row,) = data.split("val")
     assert row["references"] == ["caption 1"]
@@ -115,7 +124,16 @@ FORMATS = pytest.mark.parametrize("make", [json_lines, karpathy, parquet])
 def test_usual_names_are_standard_splits_and_further_names_splits_of_their_own(
     tmp_path: Path, make: Any
 ) -> None:
-    splits = ["train", "Train", "validation", "test", "restval", "test_unseen", "testA", "val2"]
+    splits = [
+        "train",
+        "Train",
+        "validation",
+        "test",
+        "restval",
+        "test_unseen",
+        "testA",
+        "val2",
+    ]
     data = build_data(make(tmp_path, *splits))
     others = {"test_unseen": 1, "testA": 1, "val2": 1}
     assert counts(data) == {"train": 3, "val": 1, "test": 1, **others}
@@ -127,7 +145,9 @@ def test_usual_names_are_standard_splits_and_further_names_splits_of_their_own(
 )
 def test_a_misspelt_split_is_an_error(tmp_path: Path, make: Any, wrong: str) -> None:
     row = r"(line 2|images\[1\]|row 1): "
-    with pytest.raises(DataError, match=f"{row}.*{wrong}.*did you mean.*train, restval, val, test"):
+    with pytest.raises(
+        DataError, match=f"{row}.*{wrong}.*did you mean.*train, restval, val, test"
+    ):
         build_data(make(tmp_path, "train", wrong))
 
 
@@ -145,7 +165,9 @@ def test_references_are_looked_up_by_the_same_names(tmp_path: Path) -> None:
         assert len(read_references(path, "train")) == 1
 
 
-def test_folders_and_files_of_one_split_may_have_its_usual_names(tmp_path: Path) -> None:
+def test_folders_and_files_of_one_split_may_have_its_usual_names(
+    tmp_path: Path,
+) -> None:
     for name in ("Train/a.png", "Train/b.png", "validation/c.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name)

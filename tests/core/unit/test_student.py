@@ -28,7 +28,11 @@ TINY = LCLIPConfig(
 EOT = 19
 # 18 is SOT, 19 EOT, 0 padding; the longest caption has 6 tokens.
 IDS = torch.tensor(
-    [[18, 4, 7, 19, 0, 0, 0, 0, 0], [18, 3, 0, 2, 11, 19, 0, 0, 0], [18, 19, 0, 0, 0, 0, 0, 0, 0]]
+    [
+        [18, 4, 7, 19, 0, 0, 0, 0, 0],
+        [18, 3, 0, 2, 11, 19, 0, 0, 0],
+        [18, 19, 0, 0, 0, 0, 0, 0, 0],
+    ]
 )
 PIXELS = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
 
@@ -40,7 +44,8 @@ def tiny(**changes: Any) -> LCLIP:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(
-                0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                0.6
+                * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             )
     return model
 
@@ -67,10 +72,13 @@ def slow_attention(
     keys: int,
 ) -> np.ndarray:
     q, k, v = (
-        slow_linear(x, weights, f"{name}.qkv").reshape(len(x), 3, heads, -1).transpose(1, 2, 0, 3)
+        slow_linear(x, weights, f"{name}.qkv")
+        .reshape(len(x), 3, heads, -1)
+        .transpose(1, 2, 0, 3)
     )
     before, after = (
-        weights[f"{name}.conv_{which}.instances.{repeat}.weight"][:, :, 0, 0] for which in "lw"
+        weights[f"{name}.conv_{which}.instances.{repeat}.weight"][:, :, 0, 0]
+        for which in "lw"
     )
     scores = np.einsum("gh,hid,hjd->gij", before, q, k) / math.sqrt(q.shape[-1])
     powers = np.exp(scores[..., :keys])
@@ -93,7 +101,10 @@ def slow_blocks(
         normed = slow_norm(x, weights, f"{name}.norm2.instances.{repeat}")
         hidden = slow_linear(normed, weights, f"{name}.mlp.fc1")
         hidden = np.array(
-            [[0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in row] for row in hidden]
+            [
+                [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in row]
+                for row in hidden
+            ]
         )
         x = x + slow_linear(hidden, weights, f"{name}.mlp.fc2")
     return x
@@ -112,14 +123,20 @@ def slow_image(
     return slow_linear(slow_norm(x, weights, "norm"), weights, "head")[0]
 
 
-def slow_text(weights: dict[str, np.ndarray], ids: list[int], masked: bool) -> np.ndarray:
+def slow_text(
+    weights: dict[str, np.ndarray], ids: list[int], masked: bool
+) -> np.ndarray:
     if "patch_embed.weight" in weights:
         words = weights["patch_embed.weight"][ids]
     else:
-        words = slow_linear(weights["patch_embed.0.weight"][ids], weights, "patch_embed.1")
+        words = slow_linear(
+            weights["patch_embed.0.weight"][ids], weights, "patch_embed.1"
+        )
     end = ids.index(EOT)
     order = [
-        (block, repeat) for block in range(TINY.text_blocks) for repeat in range(TINY.text_repeats)
+        (block, repeat)
+        for block in range(TINY.text_blocks)
+        for repeat in range(TINY.text_repeats)
     ]
     keys = end + 1 if masked else len(ids)
     x = slow_blocks(words + weights["pos_embed"], weights, order, TINY.text_heads, keys)
@@ -143,13 +160,17 @@ def to_released(state: dict[str, Tensor], stage: Any = 2) -> dict[str, Tensor]:
         for pattern, replacement in RELEASED:
             name = re.sub(pattern, replacement, name)
         tower, _, rest = name.partition(".")
-        released[f"student.{rest}" if stage == 1 else f"student.{tower}_encoder.{rest}"] = tensor
+        released[
+            f"student.{rest}" if stage == 1 else f"student.{tower}_encoder.{rest}"
+        ] = tensor
     return released
 
 
 def released_arrays(model: LCLIP, tower: str) -> dict[str, np.ndarray]:
     state = {
-        name: value for name, value in model.state_dict().items() if name.startswith(f"{tower}.")
+        name: value
+        for name, value in model.state_dict().items()
+        if name.startswith(f"{tower}.")
     }
     return {
         key.removeprefix("student."): value.numpy()
@@ -161,11 +182,17 @@ def test_parameters_are_as_many_as_in_the_paper() -> None:
     with torch.device("meta"):
         model = LCLIP()
     counts = [
-        sum(each.numel() for each in part.parameters()) for part in (model.image, model.text, model)
+        sum(each.numel() for each in part.parameters())
+        for part in (model.image, model.text, model)
     ]
     assert counts == [24_074_240, 27_478_656, 51_552_896]
-    assert model.encode_image(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 512)
-    assert model.encode_text(torch.empty(3, 77, dtype=torch.long, device="meta")).shape == (3, 512)
+    assert model.encode_image(torch.empty(2, 3, 224, 224, device="meta")).shape == (
+        2,
+        512,
+    )
+    assert model.encode_text(
+        torch.empty(3, 77, dtype=torch.long, device="meta")
+    ).shape == (3, 512)
 
 
 def test_image_tower_equals_the_slow_version_with_blocks_repeated_in_a_row() -> None:
@@ -195,7 +222,10 @@ def test_text_tower_equals_the_slow_version() -> None:
 
 def test_masked_text_does_not_depend_on_padding() -> None:
     model = tiny()
-    reference, after_end = model.encode_text(IDS), torch.arange(9) > IDS.argmax(-1, keepdim=True)
+    reference, after_end = (
+        model.encode_text(IDS),
+        torch.arange(9) > IDS.argmax(-1, keepdim=True),
+    )
     torch.testing.assert_close(model.encode_text(IDS[:, :6]), reference)
     torch.testing.assert_close(model.encode_text(IDS[:1, :4]), reference[:1])
     for padding in (5, EOT):  # tokenizers may pad with EOT
@@ -217,7 +247,12 @@ def test_initial_values() -> None:
     torch.manual_seed(0)
     model = LCLIP(
         replace(
-            TINY, image_width=96, text_width=96, vocab_size=500, embedding_rank=32, image_size=20
+            TINY,
+            image_width=96,
+            text_width=96,
+            vocab_size=500,
+            embedding_rank=32,
+            image_size=20,
         )
     )
     for name, parameter in model.named_parameters():
@@ -247,12 +282,16 @@ def test_saved_model_is_the_same_model(tmp_path: Path) -> None:
     )
     model = LCLIP(config).eval()
     model.save_pretrained(folder)
-    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
     loaded = LCLIP.from_pretrained(folder)
     assert (loaded.config, loaded.training) == (config, False)
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     assert all(
-        torch.equal(*pair) for pair in zip(loaded(PIXELS, IDS), model(PIXELS, IDS), strict=True)
+        torch.equal(*pair)
+        for pair in zip(loaded(PIXELS, IDS), model(PIXELS, IDS), strict=True)
     )
 
 

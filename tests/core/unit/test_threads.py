@@ -44,7 +44,9 @@ def test_the_number_of_threads_is_the_users_else_a_share_of_the_cores(
     assert thread_variables(environment, cores=4) == expected
 
 
-def test_what_a_program_chose_is_not_the_users_choice_for_the_programs_that_it_starts() -> None:
+def test_what_a_program_chose_is_not_the_users_choice_for_the_programs_that_it_starts() -> (
+    None
+):
     chosen = thread_variables({}, cores=4)
     assert thread_variables(chosen, cores=2)["OMP_NUM_THREADS"] == "2"
     kept = thread_variables({"OMP_NUM_THREADS": "3"}, cores=4)
@@ -56,16 +58,26 @@ def test_how_the_user_lets_threads_wait_is_kept() -> None:
         assert "GOMP_SPINCOUNT" not in thread_variables(user, cores=4)
 
 
-def test_threads_of_processes_are_their_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_processes_are_their_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("rl_caption.runtime.threads.granted_cores", lambda: 8)
     assert cpu_threads(3, {}) == 2
     assert cpu_threads(16, {}) == 1
     assert cpu_threads(3, {"OMP_NUM_THREADS": "5"}) == 5
 
 
-def test_cores_are_physical_and_those_of_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for allowed, physical, cores in (({*range(8)}, 4, 4), ({0, 1}, 4, 2), ({0, 1, 2}, None, 3)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, a=allowed: a, raising=False)
+def test_cores_are_physical_and_those_of_the_affinity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for allowed, physical, cores in (
+        ({*range(8)}, 4, 4),
+        ({0, 1}, 4, 2),
+        ({0, 1, 2}, None, 3),
+    ):
+        monkeypatch.setattr(
+            os, "sched_getaffinity", lambda _, a=allowed: a, raising=False
+        )
         monkeypatch.setattr("psutil.cpu_count", lambda logical, p=physical: p)
         assert granted_cores() == cores
 
@@ -83,7 +95,9 @@ class Probe:
 SCORE = ["score", "--reward", "threads_probe:Probe", "--captions", "captions.json"]
 
 
-def threads_of(command: list[str], folder: Path, **variables: str) -> tuple[list[str], set[str]]:
+def threads_of(
+    command: list[str], folder: Path, **variables: str
+) -> tuple[list[str], set[str]]:
     """Start a program that scores with a reward; OMP_NUM_THREADS and torch's number of threads in
     each of its processes, and the spin counts that libgomp said it read.
     """
@@ -96,7 +110,9 @@ def threads_of(command: list[str], folder: Path, **variables: str) -> tuple[list
         "RL_CAPTION_THREADS",
         "LOCAL_WORLD_SIZE",
     )
-    environment = {name: value for name, value in os.environ.items() if name not in dropped}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in dropped
+    }
     environment |= {
         "PYTHONPATH": str(REPOSITORY),
         "OMP_DISPLAY_ENV": "verbose",
@@ -116,12 +132,17 @@ def threads_of(command: list[str], folder: Path, **variables: str) -> tuple[list
     return re.findall(r"threads (\d+ \d+)", done.stdout), set(read)
 
 
-MODULE, SCRIPT = ["-m", "rl_caption", *SCORE], [str(REPOSITORY / "scripts/score.py"), *SCORE[1:]]
+MODULE, SCRIPT = (
+    ["-m", "rl_caption", *SCORE],
+    [str(REPOSITORY / "scripts/score.py"), *SCORE[1:]],
+)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has libgomp on Linux")
 @pytest.mark.parametrize("command", [MODULE, SCRIPT], ids=["module", "script"])
-def test_a_program_sets_them_before_torch_is_loaded(command: list[str], tmp_path: Path) -> None:
+def test_a_program_sets_them_before_torch_is_loaded(
+    command: list[str], tmp_path: Path
+) -> None:
     cores = granted_cores()
     assert threads_of(command, tmp_path) == ([f"{cores} {cores}"], {SPIN_COUNT})
     assert threads_of(command, tmp_path, OMP_NUM_THREADS="1", GOMP_SPINCOUNT="7") == (

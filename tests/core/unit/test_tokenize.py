@@ -20,7 +20,9 @@ from tests.captions_for_tests import needs_java
 
 ASCII = st.characters(min_codepoint=0x20, max_codepoint=0x7E)
 GOLDEN = json.loads(
-    (Path(__file__).parents[1] / "golden" / "ptb_tokens.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[1] / "golden" / "ptb_tokens.json").read_text(
+        encoding="utf-8"
+    )
 )
 
 WORDS = """
@@ -85,7 +87,10 @@ def odd_strings(count: int, seed: int = 0) -> list[str]:
         (0.12, lambda: draw.choice(ENTITIES)),
         (0.12, abbreviation),
         (0.12, number),
-        (0.12, lambda: draw.choice(heads) + draw.choice("'’`&+-./") + draw.choice(tails)),
+        (
+            0.12,
+            lambda: draw.choice(heads) + draw.choice("'’`&+-./") + draw.choice(tails),
+        ),
         (0.06, lambda: draw.choice(ADDRESSES)),
         (0.16, lambda: "".join(draw.choices(PAIRS, k=draw.randint(1, 4)))),
     ]
@@ -100,7 +105,9 @@ def odd_strings(count: int, seed: int = 0) -> list[str]:
 
 def test_recorded_sentences() -> None:
     assert [
-        case["text"] for case in GOLDEN["cases"] if tokenize(case["text"]) != case["tokens"]
+        case["text"]
+        for case in GOLDEN["cases"]
+        if tokenize(case["text"]) != case["tokens"]
     ] == []
     tokenize("the dog's ball").append("x")
     assert tokenize("the dog's ball") == ["the", "dog", "'s", "ball"], (
@@ -125,13 +132,18 @@ def test_any_text_gives_words_without_white_space(text: str) -> None:
     st.lists(st.sampled_from([*WORDS, "Then", "A", "Miss."]), min_size=1, max_size=8),
     st.sampled_from(" \t\n\r"),
 )
-def test_white_space_around_and_between_does_not_count(words: list[str], space: str) -> None:
+def test_white_space_around_and_between_does_not_count(
+    words: list[str], space: str
+) -> None:
     assert tokenize(space + space.join(words) + space) == tokenize(" ".join(words))
 
 
 def test_lines_look_at_the_lines_below() -> None:
     for lines, last in (
-        (["reads K.", "A dog", "reads K.", "a dog", "vitamin c"], ["k", "dog", "k.", "dog", "c"]),
+        (
+            ["reads K.", "A dog", "reads K.", "a dog", "vitamin c"],
+            ["k", "dog", "k.", "dog", "c"],
+        ),
         (
             ["figure no.", "5 dogs", "casino.", "7", "(no.", "8"],
             ["no.", "dogs", "casino", "7", "no.", "8"],
@@ -180,13 +192,21 @@ NEXT_LINES = [
 
 
 def assert_equal(texts: list[str], found: list, expected: list) -> None:
-    assert list(zip(texts, found, strict=True)) == list(zip(texts, expected, strict=True))
+    assert list(zip(texts, found, strict=True)) == list(
+        zip(texts, expected, strict=True)
+    )
 
 
 @needs_java
 def test_ends_of_lines_equal_the_live_toolkit() -> None:
-    ends = [start + end.replace("|", " ") for start in ("", "x ", "x. ") for end in ENDS.split()]
-    lines = [line for end in ends for following in NEXT_LINES for line in (end, following)]
+    ends = [
+        start + end.replace("|", " ")
+        for start in ("", "x ", "x. ")
+        for end in ENDS.split()
+    ]
+    lines = [
+        line for end in ends for following in NEXT_LINES for line in (end, following)
+    ]
     assert all(is_tested(line, in_lines=True) for line in lines)
     assert_equal(lines, tokenize_lines(lines), ptb_tokenize(lines))
 
@@ -196,11 +216,15 @@ def test_odd_captions_equal_the_live_toolkit() -> None:
     """Entities, abbreviations, numbers, currencies, clitics, quotes, addresses, markup, emoji,
     accents, nothing.
     """
-    captions = [caption for seed in range(2) for caption in odd_strings(5000, seed=seed)]
+    captions = [
+        caption for seed in range(2) for caption in odd_strings(5000, seed=seed)
+    ]
     tested = [caption for caption in captions if is_tested(caption)]
     assert len(tested) > 0.75 * len(captions)
     assert_equal(
-        tested, [tokenize(text) for text in tested], [text.split() for text in ptb_tokenize(tested)]
+        tested,
+        [tokenize(text) for text in tested],
+        [text.split() for text in ptb_tokenize(tested)],
     )
     # As a file, where the next line counts and no-break spaces stay.
     lines = [caption for caption in captions if is_tested(caption, in_lines=True)]
@@ -221,7 +245,11 @@ def corpus(dataset: str, folder: Path) -> list[str]:
         )
         return [annotation["caption"] for annotation in content["annotations"]]
     if dataset == "flickr8k":
-        lines = (folder / dataset / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines()
+        lines = (
+            (folder / dataset / "Flickr8k.token.txt")
+            .read_text(encoding="utf-8")
+            .splitlines()
+        )
         return [line.split("\t", 1)[1] for line in lines]
     if dataset == "coco_karpathy_test":
         files = [
@@ -229,9 +257,13 @@ def corpus(dataset: str, folder: Path) -> list[str]:
             *sorted((folder / dataset / "predictions").glob("*.json")),
         ]
         rows = [row for path in files for row in json.loads(path.read_text())]
-        return [text for row in rows for text in row.get("captions", [row.get("caption")])]
+        return [
+            text for row in rows for text in row.get("captions", [row.get("caption")])
+        ]
     paths = sorted((folder / dataset).glob("*.jsonl"))
-    lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line for path in paths for line in path.read_text(encoding="utf-8").splitlines()
+    ]
     return [text for line in lines for text in texts_of(json.loads(line))]
 
 
@@ -258,8 +290,12 @@ def texts_of(content: object) -> list[str]:
         ("long_captions", 5000),
     ],
 )
-def test_real_captions_equal_the_live_toolkit(dataset: str, count: int, shared_data: Path) -> None:
+def test_real_captions_equal_the_live_toolkit(
+    dataset: str, count: int, shared_data: Path
+) -> None:
     captions = [caption.replace("\n", " ") for caption in corpus(dataset, shared_data)]
     assert len(captions) >= count
-    expected = PTBTokenizer().tokenize({0: [{"caption": caption} for caption in captions]})[0]
+    expected = PTBTokenizer().tokenize(
+        {0: [{"caption": caption} for caption in captions]}
+    )[0]
     assert_equal(captions, tokenize_lines(captions), expected)

@@ -35,7 +35,9 @@ from torch.library import defined
 if not (hasattr(defined, "nms") and hasattr(defined, "qnms")):
     raise RuntimeError("operator torchvision::nms does not exist")
 """
-LOADS = "import torch; torch.library.defined.nms = torch.library.defined.qnms = 'native'"
+LOADS = (
+    "import torch; torch.library.defined.nms = torch.library.defined.qnms = 'native'"
+)
 OTHER = "raise RuntimeError('different CUDA major versions')"
 
 
@@ -59,7 +61,9 @@ def environment_with(extension: str | None, folder: Path) -> tuple[Path, Path]:
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    }
     return subprocess.run(
         command, env=variables, capture_output=True, text=True, timeout=120, check=False
     )
@@ -68,14 +72,20 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("extension", "files", "error"),
     [
-        ("", {"_rl_caption_torchvision_remedy.py", "rl_caption_torchvision_remedy.pth"}, ""),
+        (
+            "",
+            {"_rl_caption_torchvision_remedy.py", "rl_caption_torchvision_remedy.pth"},
+            "",
+        ),
         (LOADS, set(), ""),
         (OTHER, set(), "different CUDA major versions"),
         (None, set(), ""),
     ],
     ids=["no library", "native", "another failure", "not installed"],
 )
-def test_the_missing_operators_are_defined_and_nothing_else(extension, files, error, tmp_path):
+def test_the_missing_operators_are_defined_and_nothing_else(
+    extension, files, error, tmp_path
+):
     python, site = environment_with(extension, tmp_path / "environment")
     for _ in range(2):  # and a second time it changes nothing
         done = run(python, SCRIPT)
@@ -83,7 +93,9 @@ def test_the_missing_operators_are_defined_and_nothing_else(extension, files, er
         assert error in done.stderr
         assert {path.name for path in site.glob("*rl_caption*")} == files
     imported = run(python, "-c", "import torchvision")
-    assert (imported.returncode == 0) == (extension is not None and not error), imported.stderr
+    assert (imported.returncode == 0) == (extension is not None and not error), (
+        imported.stderr
+    )
 
 
 def test_a_hook_that_does_not_help_is_taken_out_again(tmp_path: Path) -> None:
@@ -99,6 +111,8 @@ def test_programs_without_torchvision_pay_nothing(tmp_path: Path) -> None:
     python, _ = environment_with("", tmp_path / "environment")
     assert run(python, SCRIPT).returncode == 0
     loaded = run(
-        python, "-c", "import sys; print(sorted({'torch', 'torchvision'} & set(sys.modules)))"
+        python,
+        "-c",
+        "import sys; print(sorted({'torch', 'torchvision'} & set(sys.modules)))",
     )
     assert loaded.stdout.strip() == "[]"

@@ -15,7 +15,12 @@ from rewards.registry import available, build
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.integrations.trl.rows import FinishedAware
-from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tiny_student
+from tests.clip_for_tests import (
+    ARCHITECTURE,
+    noise_image,
+    tiny_checkpoint,
+    tiny_student,
+)
 from tests.hf_models_for_tests import tiny_gpt2, tiny_regressor, with_template
 from tests.vlm_for_tests import answering_vlm, tiny_idefics3, tiny_qwen2_vl
 
@@ -25,7 +30,13 @@ REFERENCES = [
     ["a red circle", "one small red circle ."],
     ["the blue square", "a large blue square ."],
 ]
-QUESTIONS = [{"question": "What shape is it?", "choices": ["circle", "square"], "answer": "circle"}]
+QUESTIONS = [
+    {
+        "question": "What shape is it?",
+        "choices": ["circle", "square"],
+        "answer": "circle",
+    }
+]
 TEXT = ("bleu", "cider", "consensus", "diversity", "repetition", "rouge_l")
 
 
@@ -72,13 +83,16 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     arguments["icc"] = {"model": str(tiny_regressor(folder / "icc"))}
     arguments["perplexity"] = {"model": str(tiny_gpt2(folder / "gpt2"))}
     language_model = with_template(
-        tiny_gpt2(folder / "long_gpt2", positions=1024), "{{ messages[0]['content'] }}\nAnswer:"
+        tiny_gpt2(folder / "long_gpt2", positions=1024),
+        "{{ messages[0]['content'] }}\nAnswer:",
     )
     arguments |= {name: {"model": language_model} for name in ("caption_qa", "claims")}
     arguments["vlm_judge"] = {"model": str(answering_vlm(folder / "vlm"))}
     torch.manual_seed(0)
     rewards = {name: build(name, **given) for name, given in arguments.items()}
-    mixed = MixedReward({name: (rewards[name], 0.5) for name in ("cider", "l_clipscore")})
+    mixed = MixedReward(
+        {name: (rewards[name], 0.5) for name in ("cider", "l_clipscore")}
+    )
     return {**rewards, "total": mixed}
 
 
@@ -160,17 +174,24 @@ def test_a_step_of_the_trainer_with_every_reward(rewards, trainer, column, tmp_p
 
 
 @pytest.mark.parametrize(
-    "completion", [[], ["a dog"], [None], [{"role": "assistant"}], {"content": "a dog"}, None, 3]
+    "completion",
+    [[], ["a dog"], [None], [{"role": "assistant"}], {"content": "a dog"}, None, 3],
 )
 def test_what_is_no_completion_is_named(completion: Any) -> None:
-    assert as_texts([[{"role": "user", "content": "x"}, {"content": "a"}], "b"]) == ["a", "b"]
+    assert as_texts([[{"role": "user", "content": "x"}, {"content": "a"}], "b"]) == [
+        "a",
+        "b",
+    ]
     with pytest.raises(RewardError, match="completion 1 "):
         as_texts(["a dog", completion])
 
 
 def test_an_image_may_be_in_a_list_of_one() -> None:
     image = noise_image(0)
-    assert required_column({"image": [[image], "a.png"]}, "image", "r", 2) == [image, "a.png"]
+    assert required_column({"image": [[image], "a.png"]}, "image", "r", 2) == [
+        image,
+        "a.png",
+    ]
     assert required_column({"images": [(image,)]}, "image", "r", 1) == [image]
     with pytest.raises(RewardError, match="row 1 has no image, or several"):
         required_column({"images": [[image], [image, image]]}, "image", "r", 2)
@@ -180,19 +201,27 @@ def test_an_image_may_be_in_a_list_of_one() -> None:
 
 def test_captions_without_eos_are_told_from_those_with_it() -> None:
     words = [["a", "red", "circle"], ["a", "blue", "square"]]
-    reward = CiderD(DocumentFrequencies.from_references([[caption] for caption in words], eos=True))
+    reward = CiderD(
+        DocumentFrequencies.from_references([[caption] for caption in words], eos=True)
+    )
     texts, references = ["a red circle"] * 2, [["a red circle"]] * 2
     ended, cut = FinishedAware(reward, [7])(
         None, texts, references=references, completion_ids=[[3, 7], [3, 4]]
     )
     assert ended == pytest.approx(10.0)
     assert cut < ended
-    assert reward(None, texts, references=references, completion_ids=[[3, 7], [3, 4]]) == [
+    assert reward(
+        None, texts, references=references, completion_ids=[[3, 7], [3, 4]]
+    ) == [
         ended,
         ended,
     ]
     given = FinishedAware(reward, [7])(
-        None, texts, references=references, completion_ids=[[3, 7], [3, 4]], finished=[False, False]
+        None,
+        texts,
+        references=references,
+        completion_ids=[[3, 7], [3, 4]],
+        finished=[False, False],
     )
     assert given == [cut, cut]
     with pytest.raises(RewardError, match=r"term 'cider'.*needs.*column 'references'"):

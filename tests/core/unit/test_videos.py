@@ -48,7 +48,9 @@ def make_video(path: Path, kind: str, reds: range = REDS) -> Path:
             container.mux(stream.encode())
         return path
     options = {"lossless": True} if kind == "webp" else {}
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=100, **options)
+    frames[0].save(
+        path, save_all=True, append_images=frames[1:], duration=100, **options
+    )
     return path
 
 
@@ -56,15 +58,24 @@ def test_frames_are_centres_of_equal_segments_of_the_video_or_of_a_part() -> Non
     assert uniform(12, 4) == [1, 4, 7, 10]
     assert uniform(12, 1) == [6]
     assert uniform(2, 4) == [0, 0, 1, 1]
-    spans = {(0.5, 1.0): [7, 10], (0.0, 0.2): [0, 1], (0.4, 0.4): [4, 4], (1.0, 1.0): [11, 11]}
+    spans = {
+        (0.5, 1.0): [7, 10],
+        (0.0, 0.2): [0, 1],
+        (0.4, 0.4): [4, 4],
+        (1.0, 1.0): [11, 11],
+    }
     assert {span: uniform(12, 2, span) for span in spans} == spans
 
 
 @pytest.mark.parametrize("kind", ["folder", "gif", "webp", "mp4"])
 def test_frames_of_every_kind_of_video(tmp_path: Path, kind: str) -> None:
-    frames = pickle.loads(pickle.dumps(video_frames(make_video(tmp_path / "a", kind), 4)))
+    frames = pickle.loads(
+        pickle.dumps(video_frames(make_video(tmp_path / "a", kind), 4))
+    )
     reds = [np.asarray(open_image(frame))[16, 16, 0] for frame in frames]
-    assert np.abs(np.array(reds, int) - [20, 80, 140, 200]).max() <= (12 if kind == "mp4" else 0)
+    assert np.abs(np.array(reds, int) - [20, 80, 140, 200]).max() <= (
+        12 if kind == "mp4" else 0
+    )
     assert open_image(frames[0]).mode == "RGB"
     same, other = video_frames(frames[0].path, 4), video_frames(frames[0].path, 5)
     assert image_identity(same) == image_identity(frames) != image_identity(other)
@@ -79,7 +90,9 @@ def test_a_changed_video_is_another_one(tmp_path: Path) -> None:
     assert open_image(frames[0]).tobytes() != first
 
 
-def test_unusable_videos_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_videos_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("text.gif", "text.mp4"):
         (tmp_path / name).write_text("no video")
@@ -96,7 +109,9 @@ def test_unusable_videos_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("format", ["jsonl", "karpathy"])
-def test_every_format_gives_videos_and_the_checks_read_them(tmp_path: Path, format: str) -> None:
+def test_every_format_gives_videos_and_the_checks_read_them(
+    tmp_path: Path, format: str
+) -> None:
     kinds = {"folder": "a", "gif": "b.gif", "webp": "c.webp"}
     for kind, name in kinds.items():
         make_video(tmp_path / name.split(".")[0], kind, range(10, 250, 20 + len(name)))
@@ -135,6 +150,10 @@ def test_the_key_of_a_frame_changes_with_each_of_its_fields(tmp_path: Path) -> N
         frames = [Image.new("L", (4, 4), shade) for shade in (0, 100, last)]
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
     first, second = tmp_path / "a.gif", tmp_path / "b.gif"
-    chosen = [*video_frames(first, 2), video_frames(first, 3)[0], video_frames(second, 2)[0]]
+    chosen = [
+        *video_frames(first, 2),
+        video_frames(first, 3)[0],
+        video_frames(second, 2)[0],
+    ]
     chosen += [video_frames(first, 2, span)[0] for span in ((0.0, 0.5), (0.5, 1.0))]
     assert len({frame.identity() for frame in chosen}) == len(chosen)

@@ -15,7 +15,13 @@ from tests.judgement_sets_for_tests import BUILDERS
 MODEL = {
     "embed_dim": 16,
     "vision_cfg": {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8},
-    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+    "text_cfg": {
+        "context_length": 16,
+        "vocab_size": 49408,
+        "width": 16,
+        "heads": 2,
+        "layers": 1,
+    },
 }
 
 
@@ -36,12 +42,16 @@ def grid(tmp_path: Path) -> Path:
     BUILDERS["flickr8k_expert"](tmp_path)
     (tmp_path / "images").mkdir()
     for number in range(3):
-        noise_image(number).save(tmp_path / "images" / ["1_a.jpg", "2_b.jpg", "3_c.jpg"][number])
+        noise_image(number).save(
+            tmp_path / "images" / ["1_a.jpg", "2_b.jpg", "3_c.jpg"][number]
+        )
     config = {
         "recipe": str(tmp_path / "recipe.yaml"),
         "cells": {"recipe": {}, "fast": {"overrides": {"train.lr": 0.01}}},
         "seeds": [0],
-        "sets": {"people": {"set": "flickr8k_expert", "data": str(tmp_path), "partial": True}},
+        "sets": {
+            "people": {"set": "flickr8k_expert", "data": str(tmp_path), "partial": True}
+        },
         "out": str(tmp_path / "grid"),
     }
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
@@ -49,14 +59,20 @@ def grid(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_grid_of_reward_models(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grid_of_reward_models(
+    grid: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["ablate_models", "--config", str(grid / "grid.yaml")]
     assert main(command) == 0
     table = json.loads((grid / "grid" / "table.json").read_text())
     assert list(table) == ["recipe", "fast"]
     for rows in table.values():
         (figures,) = rows
-        assert list(figures) == ["R@1, image to text", "R@1, text to image", "people: tau_c"]
+        assert list(figures) == [
+            "R@1, image to text",
+            "R@1, text to image",
+            "people: tau_c",
+        ]
         assert 0 <= figures["R@1, image to text"] <= 100
     assert not (grid / "unused").exists()
     log = grid / "grid" / "cells" / "fast" / "seed0" / "log.txt"
@@ -82,6 +98,8 @@ def test_what_is_wrong_is_said_before_any_training(
     grid: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, named: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["ablate_models", "--config", str(grid / "grid.yaml"), f"--{option}", value])
+        main(
+            ["ablate_models", "--config", str(grid / "grid.yaml"), f"--{option}", value]
+        )
     assert named in capsys.readouterr().err + str(ended.value)
     assert not (grid / "grid" / "cells").exists()

@@ -33,8 +33,12 @@ class Share:
         self.letter, self.scale = letter, scale
         self.__name__ = self.signature = f"share of {letter}"
 
-    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
-        return [self.scale * text.count(self.letter) / len(text) for text in completions]
+    def __call__(
+        self, prompts: Any, completions: Sequence[str], **columns: Any
+    ) -> list[float]:
+        return [
+            self.scale * text.count(self.letter) / len(text) for text in completions
+        ]
 
 
 def sigmoid(value: float) -> float:
@@ -45,8 +49,12 @@ def sigmoid(value: float) -> float:
 def test_standardisation_by_hand(reading: str, mean: float) -> None:
     # logit(1/2) = 0 and logit(0.8) = ln 4: mean ln 2, deviation ln 2, so z is -1 and 1.
     found = standardize([0.5, 0.8, 0.3], [4, 4, 7], reading)
-    assert found.tolist() == pytest.approx([sigmoid(mean - 1), sigmoid(mean + 1), sigmoid(mean)])
-    assert np.median(found) == pytest.approx({"logit": 0.6224593, "median": 0.5}[reading])
+    assert found.tolist() == pytest.approx(
+        [sigmoid(mean - 1), sigmoid(mean + 1), sigmoid(mean)]
+    )
+    assert np.median(found) == pytest.approx(
+        {"logit": 0.6224593, "median": 0.5}[reading]
+    )
 
 
 def test_standardisation_takes_length_out() -> None:
@@ -58,14 +66,16 @@ def test_standardisation_takes_length_out() -> None:
         own = lengths == length
         logits = np.log(found[own] / (1 - found[own]))
         assert (logits.mean(), logits.std()) == pytest.approx((0.5, 1.0))
-        assert (np.argsort(found[own]) == np.argsort(scores[own])).all(), "the order stays"
+        assert (np.argsort(found[own]) == np.argsort(scores[own])).all(), (
+            "the order stays"
+        )
 
 
 def test_ends_are_clipped_and_others_refused() -> None:
     # logit(0.1) = -ln 9 and logit(0.9) = ln 9: z is -1 and 1 again.
-    assert standardize([0.0, 1.0], [1, 1], "median", margin=0.1).tolist() == pytest.approx(
-        [sigmoid(-1), sigmoid(1)]
-    )
+    assert standardize(
+        [0.0, 1.0], [1, 1], "median", margin=0.1
+    ).tolist() == pytest.approx([sigmoid(-1), sigmoid(1)])
     for wrong in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=f"score is {wrong}:"):
             standardize([0.5, wrong], [1, 1])
@@ -76,23 +86,44 @@ def test_logistic_regression_is_the_optimum() -> None:
     generator = np.random.default_rng(1)
     scores = generator.normal(size=(200, 2))
     labels = (
-        generator.random(200) < 1 / (1 + np.exp(-(2 * scores[:, 0] - scores[:, 1] + 0.5)))
+        generator.random(200)
+        < 1 / (1 + np.exp(-(2 * scores[:, 0] - scores[:, 1] + 0.5)))
     ).tolist()
     for l2 in (0.0, 1.0, 10.0):
         found = fit_combination(scores, labels, l2)
         residual = np.array(labels) - found(scores)
         assert residual.sum() == pytest.approx(0, abs=1e-3)
-        assert scores.T @ residual == pytest.approx(l2 * np.array(found.weights), abs=1e-3)
-    assert Combination([1.0, -2.0], 0.5)([[0.5, 1.0]]).tolist() == pytest.approx([sigmoid(-1.0)])
+        assert scores.T @ residual == pytest.approx(
+            l2 * np.array(found.weights), abs=1e-3
+        )
+    assert Combination([1.0, -2.0], 0.5)([[0.5, 1.0]]).tolist() == pytest.approx(
+        [sigmoid(-1.0)]
+    )
 
 
-CAPTIONS = ["a cat", "two cats", "a great day", "bees", "an aardvark and a cat", "the sea"]
+CAPTIONS = [
+    "a cat",
+    "two cats",
+    "a great day",
+    "bees",
+    "an aardvark and a cat",
+    "the sea",
+]
 
 
 def config(folder: Path, **changes: Any) -> ConcretenessConfig:
     (folder / "captions.txt").write_text("\n".join([*CAPTIONS, "", "a  cat"]))
-    ratings = [("a cat", 3), ("the sea", 2), ("a great day", 0), ("a cat", 2), ("nothing much", 1)]
-    lines = [json.dumps({"caption": caption, "rating": rating}) for caption, rating in ratings]
+    ratings = [
+        ("a cat", 3),
+        ("the sea", 2),
+        ("a great day", 0),
+        ("a cat", 2),
+        ("nothing much", 1),
+    ]
+    lines = [
+        json.dumps({"caption": caption, "rating": rating})
+        for caption, rating in ratings
+    ]
     (folder / "ratings.jsonl").write_text("\n".join(lines))
     scorers = {
         letter: JudgeConfig(target=f"{__name__}:Share", kwargs={"letter": letter})
@@ -117,9 +148,13 @@ def test_without_ratings_each_scorer_has_targets_of_its_own(tmp_path: Path) -> N
         *("scores.jsonl", "combination.json", "targets_a.jsonl", "targets_t.jsonl")
     }
     scores = [caption.count("a") / len(caption) for caption in CAPTIONS]
-    expected = standardize(scores, [len(caption.split()) for caption in CAPTIONS]).tolist()
+    expected = standardize(
+        scores, [len(caption.split()) for caption in CAPTIONS]
+    ).tolist()
     found = read(out / "targets_a.jsonl")
-    assert [line["caption"] for line in found] == CAPTIONS, "a caption counts a single time"
+    assert [line["caption"] for line in found] == CAPTIONS, (
+        "a caption counts a single time"
+    )
     assert [line["target"] for line in found] == pytest.approx(expected)
     assert [line["a"] for line in read(out / "scores.jsonl")] == pytest.approx(expected)
     assert rows_of(
@@ -137,34 +172,66 @@ def test_with_ratings_scores_are_combined(
         "--ratings",
         str(tmp_path / "ratings.jsonl"),
     ]
-    arguments += ["--scorers.a.target", f"{__name__}:Share", "--scorers.a.kwargs.letter", "a"]
-    arguments += ["--scorers.t.target", f"{__name__}:Share", "--scorers.t.kwargs.letter", "t"]
+    arguments += [
+        "--scorers.a.target",
+        f"{__name__}:Share",
+        "--scorers.a.kwargs.letter",
+        "a",
+    ]
+    arguments += [
+        "--scorers.t.target",
+        f"{__name__}:Share",
+        "--scorers.t.kwargs.letter",
+        "t",
+    ]
     more = ["--standardize", "none", "--l2", "0.5", "--out", str(tmp_path / "out")]
     assert main(["concreteness", *arguments, *more]) == 0
     summary = json.loads((tmp_path / "out" / "combination.json").read_text())
-    rated = ["a cat", "the sea", "a great day", "nothing much"]  # 2.5, 2, 0, 1: the median is 1.5
-    features = [[caption.count(letter) / len(caption) for letter in "at"] for caption in rated]
+    rated = [
+        "a cat",
+        "the sea",
+        "a great day",
+        "nothing much",
+    ]  # 2.5, 2, 0, 1: the median is 1.5
+    features = [
+        [caption.count(letter) / len(caption) for letter in "at"] for caption in rated
+    ]
     expected = fit_combination(features, [True, True, False, False], 0.5)
-    assert [summary["weights"][letter] for letter in "at"] == pytest.approx(expected.weights)
-    assert json.loads(capsys.readouterr().out)["intercept"] == pytest.approx(expected.intercept)
-    every = [[caption.count(letter) / len(caption) for letter in "at"] for caption in CAPTIONS]
+    assert [summary["weights"][letter] for letter in "at"] == pytest.approx(
+        expected.weights
+    )
+    assert json.loads(capsys.readouterr().out)["intercept"] == pytest.approx(
+        expected.intercept
+    )
+    every = [
+        [caption.count(letter) / len(caption) for letter in "at"]
+        for caption in CAPTIONS
+    ]
     found = [line["target"] for line in read(tmp_path / "out" / "targets.jsonl")]
     assert found == pytest.approx(expected(every).tolist())
 
 
-def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(tmp_path: Path) -> None:
+def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(
+    tmp_path: Path,
+) -> None:
     expected = config(tmp_path, ratings=str(tmp_path / "ratings.jsonl"))
     make_targets(expected)
     rows = [f'0,"{caption}"' for caption in CAPTIONS]
-    (tmp_path / "cc3m_concept_balanced_118k.csv").write_text("\n".join(["id,caption", *rows, "9,"]))
+    (tmp_path / "cc3m_concept_balanced_118k.csv").write_text(
+        "\n".join(["id,caption", *rows, "9,"])
+    )
     ratings = [
         f"1.0e+12,{line['caption']},{line['rating']},0.5"
         for line in read(tmp_path / "ratings.jsonl")
     ]
     csv = tmp_path / "caption_concreteness_annotations.csv"
-    csv.write_text("\n".join(["sample_id,caption,concreteness_annotation,icc_score", *ratings]))
+    csv.write_text(
+        "\n".join(["sample_id,caption,concreteness_annotation,icc_score", *ratings])
+    )
     captions = str(tmp_path / "cc3m_concept_balanced_118k.csv")
-    make_targets(config(tmp_path, captions=captions, ratings=str(csv), out=str(tmp_path / "csv")))
+    make_targets(
+        config(tmp_path, captions=captions, ratings=str(csv), out=str(tmp_path / "csv"))
+    )
     assert read(tmp_path / "csv/targets.jsonl") == read(tmp_path / "out/targets.jsonl")
     csv.write_text("caption,rating\na cat,high\n")
     with pytest.raises(DataError, match=r"annotations\.csv, line 2"):
@@ -183,6 +250,8 @@ def test_wrong_ratings_are_named_before_anything_is_scored(tmp_path: Path) -> No
         ("[]", DataError, "line 2"),
         ('{"caption": "b", "rating": 1}', ConfigError, r"ratings.*none of 2"),
     ):
-        (tmp_path / "ratings.jsonl").write_text('{"caption": "a", "rating": 1}\n' + line)
+        (tmp_path / "ratings.jsonl").write_text(
+            '{"caption": "a", "rating": 1}\n' + line
+        )
         with pytest.raises(error, match=message):
             make_targets(made)

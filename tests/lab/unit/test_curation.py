@@ -31,7 +31,9 @@ class Length:
     signature = "length"
     scored = 0
 
-    def __call__(self, prompts: Any, completions: list[str], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: list[str], **columns: Any
+    ) -> list[float]:
         Length.scored += len(completions)
         assert len(columns["image"]) == len(columns["image_id"]) == len(completions)
         return [float(len(caption)) for caption in completions]
@@ -54,7 +56,8 @@ ROWS = [
 
 def write(folder: Path, kind: str) -> Path:
     items = [
-        {"image": image, "references": captions, "split": split} for image, captions, split in ROWS
+        {"image": image, "references": captions, "split": split}
+        for image, captions, split in ROWS
     ]
     (folder / "photos").mkdir()
     for name in "abc":
@@ -72,7 +75,9 @@ def write(folder: Path, kind: str) -> Path:
 FORMATS = {"jsonl": "jsonl", "parquet": "hub"}
 
 
-def options(path: Path, out: Path, on_bad: Any = "fail", **changed: Any) -> CurateConfig:
+def options(
+    path: Path, out: Path, on_bad: Any = "fail", **changed: Any
+) -> CurateConfig:
     data = DataConfig(
         format=FORMATS[path.suffix[1:]],
         path=str(path),
@@ -80,7 +85,9 @@ def options(path: Path, out: Path, on_bad: Any = "fail", **changed: Any) -> Cura
         on_bad=on_bad,
     )
     scores = {"length": JudgeConfig(target=f"{__name__}:Length")}
-    return CurateConfig(data=data, out=str(out), **{"scores": scores, "part_rows": 2} | changed)
+    return CurateConfig(
+        data=data, out=str(out), **{"scores": scores, "part_rows": 2} | changed
+    )
 
 
 def kept(out: Path) -> list[tuple[str, list[str]]]:
@@ -96,14 +103,24 @@ def kept(out: Path) -> list[tuple[str, list[str]]]:
 def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path, kind)
     rules: dict[str, Any] = {"words": [3, None], "capitalised": [None, 0.5]}
-    select = [Selection(score="length", top=2), Selection(score="length", min=23, max=38)]
-    config = options(path, tmp_path / "out", rules=rules, duplicates="pair", select=select)
+    select = [
+        Selection(score="length", top=2),
+        Selection(score="length", min=23, max=38),
+    ]
+    config = options(
+        path, tmp_path / "out", rules=rules, duplicates="pair", select=select
+    )
     table = curate(config)
     # Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three left, and one of
     # 45 characters.
     assert kept(tmp_path / "out") == [("b.png", ROWS[1][1]), ("c.png", ["x"])]
-    check_data(jsonl(tmp_path / "out/kept.jsonl"), ["train", "test"], check_pixels=False)
-    counts = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines()[2:9]]
+    check_data(
+        jsonl(tmp_path / "out/kept.jsonl"), ["train", "test"], check_pixels=False
+    )
+    counts = [
+        [cell.strip() for cell in line.split("|")[2:4]]
+        for line in table.splitlines()[2:9]
+    ]
     assert counts == [
         ["0", "5"],
         ["0", "5"],
@@ -133,7 +150,10 @@ def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> No
     assert Length.scored == 2
     curate(options(path, out, select=[Selection(score="length", bottom=0.5)]))
     assert Length.scored == 2
-    assert kept(out) == [("a.png", ["a dog runs on the beach", "A Dog"]), ("c.png", ["x"])]
+    assert kept(out) == [
+        ("a.png", ["a dog runs on the beach", "A Dog"]),
+        ("c.png", ["x"]),
+    ]
     with pytest.raises(ConfigError, match="rules was"):
         curate(options(path, out, rules={"words": [1, 2]}))
     path.write_text(path.read_text().replace("beach", "coast"))
@@ -150,13 +170,19 @@ def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path: Path) -> 
     }
     (tmp_path / "in.jsonl").write_text(json.dumps(item))
     data = DataConfig(format="jsonl", path=str(tmp_path / "in.jsonl"))
-    curate(CurateConfig(data=data, rules={"words": [2, None]}, out=str(tmp_path / "out")))
+    curate(
+        CurateConfig(data=data, rules={"words": [2, None]}, out=str(tmp_path / "out"))
+    )
     (row,) = jsonl(tmp_path / "out/kept.jsonl").split("train")
     assert (row["references"], row["negatives"]) == (["a red dog"], [["a blue dog"]])
-    assert row["positive_images"] == [str(tmp_path / "1.png")], "not relative to another folder"
+    assert row["positive_images"] == [str(tmp_path / "1.png")], (
+        "not relative to another folder"
+    )
 
 
-def test_parts_are_made_anew_wherever_a_setting_changes_what_is_in_them(tmp_path: Path) -> None:
+def test_parts_are_made_anew_wherever_a_setting_changes_what_is_in_them(
+    tmp_path: Path,
+) -> None:
     path, out = write(tmp_path, "jsonl"), tmp_path / "out"
     config = options(path, out, rules={"words": [1, None]}, duplicates="caption")
     curate(config)
@@ -190,7 +216,9 @@ def test_wrong_settings_are_named(tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
-def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path, "jsonl")
     (tmp_path / "photos/b.png").write_bytes(b"no image")
     monkeypatch.setattr(Length, "columns", frozenset({"image"}))
@@ -249,7 +277,9 @@ def test_images_stored_as_bytes_are_scored_and_written(tmp_path: Path) -> None:
     check_data(data, ["train", "test"])
     first, _ = *data.split("train"), *data.split("test")
     assert first["references"] == ["a dog runs on the beach", "A Dog"]
-    assert len(list((out / "images").rglob("*.png"))) == 2, "the third row is a duplicate"
+    assert len(list((out / "images").rglob("*.png"))) == 2, (
+        "the third row is a duplicate"
+    )
 
 
 def test_parts_of_images_that_were_replaced_do_not_go_on(tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ from rl_caption.lab.meta_evaluation.sets import Judged, JudgementSet
 
 
 def rated_set(
-    ratings: Sequence[float], images: Sequence[Any], captions: Sequence[str] = (), **options: Any
+    ratings: Sequence[float],
+    images: Sequence[Any],
+    captions: Sequence[str] = (),
+    **options: Any,
 ) -> JudgementSet:
     texts = captions or ["a"] * len(ratings)
     rows = [
@@ -36,7 +39,9 @@ def rated_set(
 RATED: Any = {"ratings": [1, 2, 2, 3], "images": "xxyy", "captions": "abcd"}
 
 
-def pair_set(kinds: Sequence[str] = "uuv", better: Sequence[float] = (), **options: Any) -> Any:
+def pair_set(
+    kinds: Sequence[str] = "uuv", better: Sequence[float] = (), **options: Any
+) -> Any:
     preferences = better or [1.0] * len(kinds)
     rows = [
         Judged(str(number), (f"a{number}", f"b{number}"), better=value, kind=kind)
@@ -49,8 +54,14 @@ def pairs(first: Sequence[float], second: Sequence[float]) -> np.ndarray:
     return np.stack([first, second], axis=1).astype(float)
 
 
-def main_figures(part: JudgementSet, scores: Sequence[float], *draws: int) -> list[Figure]:
-    return [figure for figure in rated_figures(part, scores, *draws) if figure.table == "main"]
+def main_figures(
+    part: JudgementSet, scores: Sequence[float], *draws: int
+) -> list[Figure]:
+    return [
+        figure
+        for figure in rated_figures(part, scores, *draws)
+        if figure.table == "main"
+    ]
 
 
 def test_intervals_have_the_known_width() -> None:
@@ -64,7 +75,9 @@ def test_intervals_have_the_known_width() -> None:
     assert low is not None
     assert high is not None
     assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.01)
-    assert high - low == pytest.approx(2 * 1.96 * values.std() / math.sqrt(400), rel=0.05)
+    assert high - low == pytest.approx(
+        2 * 1.96 * values.std() / math.sqrt(400), rel=0.05
+    )
     assert estimates(mean, range(400), 0) == [(value, None, None)]
 
 
@@ -104,7 +117,9 @@ def test_what_a_row_counts() -> None:
 
 def test_resamples_with_one_value_have_no_interval() -> None:
     for figure in main_figures(rated_set([1, 2], "xy"), [1, 2], 20):
-        assert (figure.value, figure.low) == (1, None), "some resamples have one image only"
+        assert (figure.value, figure.low) == (1, None), (
+            "some resamples have one image only"
+        )
 
 
 def test_accuracy_is_strict() -> None:
@@ -129,8 +144,13 @@ def test_conditions_are_shown_or_averaged() -> None:
         "1 reference, all pairs": pytest.approx(2 / 3),
         "4 references, all pairs": 1.0,
     }
-    (tied,) = order_figures(pair_set(shown_kinds=False), {"4 references": pairs(second, second)})
-    assert tied.note == "4 references, 100.0 % of pairs have equal scores, which count as wrong"
+    (tied,) = order_figures(
+        pair_set(shown_kinds=False), {"4 references": pairs(second, second)}
+    )
+    assert (
+        tied.note
+        == "4 references, 100.0 % of pairs have equal scores, which count as wrong"
+    )
     (averaged,) = order_figures(pair_set(shown_kinds=False, averaged=True), scores)
     assert (averaged.name, averaged.value) == ("all pairs", pytest.approx(5 / 6))
 
@@ -139,7 +159,9 @@ def test_what_is_right_without_a_look() -> None:
     captions = [("a cat", "a big cat"), ("a dog on it", "a dog"), ("two", "six")]
     rows = [
         Judged(str(number), own, kind=kind)
-        for number, (own, kind) in enumerate(zip(captions, ["add", "drop", "drop"], strict=True))
+        for number, (own, kind) in enumerate(
+            zip(captions, ["add", "drop", "drop"], strict=True)
+        )
     ]
     found = blind_figures(JudgementSet("s", rows, ""))
     assert {name: [figure.value for figure in own] for name, own in found.items()} == {
@@ -147,7 +169,9 @@ def test_what_is_right_without_a_look() -> None:
         "blind: longer": [0.0, 0.75, 0.5],
         "blind: shorter": [1.0, 0.25, 0.5],
     }
-    assert blind_figures(pair_set(better=[1.0, 0.0, 0.5])) == {}, "no set of hard negatives"
+    assert blind_figures(pair_set(better=[1.0, 0.0, 0.5])) == {}, (
+        "no set of hard negatives"
+    )
     groups = [Judged("1", own) for own in (("a b", "b a"), ("a cat", "cat"))]
     order = JudgementSet("s", groups, "", above={"top": [(0, 1)]}, ties="right")
     assert [own[-1].value for own in blind_figures(order).values()] == [0.5, 0.75, 0.25]
@@ -156,11 +180,15 @@ def test_what_is_right_without_a_look() -> None:
 def test_tau_within_images() -> None:
     scores = [1, 2, 2, 1, 5, 5, 7, 8]
     ratings = [1, 2, 1, 2, 1, 2, 3, 3]
-    images = ["agrees"] * 2 + ["opposes"] * 2 + ["scored alike"] * 2 + ["rated alike"] * 2
+    images = (
+        ["agrees"] * 2 + ["opposes"] * 2 + ["scored alike"] * 2 + ["rated alike"] * 2
+    )
     within = main_figures(rated_set(ratings, images, within_images=True), scores)[2]
     assert within.value == pytest.approx((1 - 1 + 0) / 3)
     assert within.note == "mean over 3 images; 1 of them, scored all alike, count 0"
-    (*_, none) = main_figures(rated_set([1, 1, 2], "aab", within_images=True), [1, 2, 3])
+    (*_, none) = main_figures(
+        rated_set([1, 1, 2], "aab", within_images=True), [1, 2, 3]
+    )
     assert none.value is None
 
 
@@ -185,8 +213,13 @@ def test_further_figures_of_rated_captions() -> None:
     captions = ["a dog"] * 2 + ["a dog runs on green grass"] * 3 + ["one"]
     scores, ratings = [0.1, 0.4, 0.3, 0.9, 0.7, 0.2], [1, 3, 2, 4, 5, 3]
     part = rated_set(ratings, "xxxyyy", captions)
-    found = {figure.name: figure for figure in rated_figures(part, scores, lengths=[2, 6, 9])}
-    halves = [kendalltau(scores[half], ratings[half]).statistic for half in (slice(3), slice(3, 6))]
+    found = {
+        figure.name: figure for figure in rated_figures(part, scores, lengths=[2, 6, 9])
+    }
+    halves = [
+        kendalltau(scores[half], ratings[half]).statistic
+        for half in (slice(3), slice(3, 6))
+    ]
     assert found["tau_b within images"].value == pytest.approx(np.mean(halves))
     short = found["pearson, 0 to 2 words"]
     assert (short.count, short.value) == (
@@ -196,7 +229,9 @@ def test_further_figures_of_rated_captions() -> None:
     assert found["tau_b, 3 to 6 words"].value == pytest.approx(
         kendalltau([0.3, 0.9, 0.7], [2, 4, 5]).statistic
     )
-    assert not [name for name in found if "7 to 9" in name or "10 or more" in name], "no captions"
+    assert not [name for name in found if "7 to 9" in name or "10 or more" in name], (
+        "no captions"
+    )
     assert {figure.table for figure in rated_figures(part, scores, lengths=[])} == {
         "main",
         "correlations",
@@ -210,4 +245,6 @@ def test_intervals_do_not_depend_on_the_order_of_rows() -> None:
     first = rated_figures(rated_set(ratings, images), scores, 50)
     again = rated_set([ratings[n] for n in order], [images[n] for n in order])
     second = rated_figures(again, [scores[n] for n in order], 50)
-    assert [(one.low, one.high) for one in first] == [(one.low, one.high) for one in second]
+    assert [(one.low, one.high) for one in first] == [
+        (one.low, one.high) for one in second
+    ]

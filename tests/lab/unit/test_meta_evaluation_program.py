@@ -30,9 +30,9 @@ from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image, tiny_student
 from tests.judgement_sets_for_tests import BUILDERS
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text())[
-    "cases"
-]
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text()
+)["cases"]
 
 
 FURTHER = ("pearson", "spearman", "1 / r^2", "1 - R^2 of ratings", "1 - R^2 of scores")
@@ -41,13 +41,20 @@ FURTHER = ("pearson", "spearman", "1 / r^2", "1 - R^2 of ratings", "1 - R^2 of s
 class Length:
     """The number of words; counts its calls."""
 
-    __name__, columns, bounds, signature = "length", frozenset[str](), (0.0, float("inf")), "length"
+    __name__, columns, bounds, signature = (
+        "length",
+        frozenset[str](),
+        (0.0, float("inf")),
+        "length",
+    )
 
     def __init__(self) -> None:
         self.scored: list[str] = []
         self.calls = 0
 
-    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: Sequence[str], **columns: Any
+    ) -> list[float]:
         self.scored += completions
         self.calls += 1
         return [float(len(text.split())) for text in completions]
@@ -56,7 +63,9 @@ class Length:
 class FailsOnPairs(Length):
     """Fails on any set but the first that it is given."""
 
-    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: Sequence[str], **columns: Any
+    ) -> list[float]:
         if self.calls:
             raise RewardError("out of memory")
         return super().__call__(prompts, completions, **columns)
@@ -70,7 +79,12 @@ class Ages(Length):
 
 def config(folder: Path, name: str, **changes: Any) -> JudgeSetConfig:
     BUILDERS[name](folder)
-    values: dict[str, Any] = {"set": name, "data": str(folder), "partial": True, "bootstrap": 0}
+    values: dict[str, Any] = {
+        "set": name,
+        "data": str(folder),
+        "partial": True,
+        "bootstrap": 0,
+    }
     return JudgeSetConfig(**(values | {"out": str(folder / "out")} | changes))
 
 
@@ -78,7 +92,9 @@ def content(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "out" / "agreement.json").read_text())
 
 
-def test_the_command_line_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_writes_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     BUILDERS["flickr8k_expert"](tmp_path)
     arguments = [
         "--set",
@@ -147,7 +163,9 @@ def test_cider_of_a_set_splits_captions_as_it_was_asked_to() -> None:
     ]
     part = JudgementSet("chinese", rows, "")
     assert len(set(ratings)) == 4
-    assert [figure.value for figure in score_set(part, metric)[:2]] == pytest.approx([1, 1])
+    assert [figure.value for figure in score_set(part, metric)[:2]] == pytest.approx(
+        [1, 1]
+    )
 
 
 def test_which_figures_a_set_has(tmp_path: Path) -> None:
@@ -165,15 +183,22 @@ def test_which_figures_a_set_has(tmp_path: Path) -> None:
             "the others' captions are no hard negatives"
         )
         if name == "foil":
-            assert [figure["value"] for figure in found["figures"]["BLEU-1"]] == [1.0, 1.0]
+            assert [figure["value"] for figure in found["figures"]["BLEU-1"]] == [
+                1.0,
+                1.0,
+            ]
 
 
 def test_metrics_of_groups(tmp_path: Path, student: Path) -> None:
     (tmp_path / "val2017").mkdir()
     for number in (1, 2):
         noise_image(number).save(tmp_path / "val2017" / f"{number:012}.jpg")
-    judges = {"L-CLIPS": JudgeConfig(target="l_clipscore", kwargs={"backbone": str(student)})}
-    shown = compare_with_people(config(tmp_path, "sugarcrepe_pp", metrics="length", judges=judges))
+    judges = {
+        "L-CLIPS": JudgeConfig(target="l_clipscore", kwargs={"backbone": str(student)})
+    }
+    shown = compare_with_people(
+        config(tmp_path, "sugarcrepe_pp", metrics="length", judges=judges)
+    )
     assert "ITT, mean of kinds, % right" in shown
     (found,) = content(tmp_path)["sets"]
     assert "l_clipscore[" in found["signatures"]["L-CLIPS"]
@@ -182,9 +207,13 @@ def test_metrics_of_groups(tmp_path: Path, student: Path) -> None:
         "10 groups of 3 captions of 2 images, 5 kinds",
     )
     named = {
-        heading: {figure["name"][:3] for figure in own} for heading, own in found["figures"].items()
+        heading: {figure["name"][:3] for figure in own}
+        for heading, own in found["figures"].items()
     }
-    blind = {heading: {"ITT"} for heading in ("blind: chance", "blind: longer", "blind: shorter")}
+    blind = {
+        heading: {"ITT"}
+        for heading in ("blind: chance", "blind: longer", "blind: shorter")
+    }
     assert named == {"length": {"ITT"}, "L-CLIPS": {"ITT", "TOT"}, **blind}, (
         "words have no text encoder"
     )
@@ -196,7 +225,9 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_student(tmp_path_factory.mktemp("student"))
 
 
-@pytest.mark.parametrize("name", [name for name in BUILDERS if not name.startswith("icc_")])
+@pytest.mark.parametrize(
+    "name", [name for name in BUILDERS if not name.startswith("icc_")]
+)
 def test_scores_of_images_on_every_set_with_images(
     tmp_path: Path, student: Path, name: str
 ) -> None:
@@ -205,13 +236,22 @@ def test_scores_of_images_on_every_set_with_images(
     photos = tmp_path / "photos"
     for below in ("val2014", "flickr30k-images"):
         (photos / below).mkdir(parents=True)
-    noise_image(0).save(photos / "1.jpg")  # ratings have images where the first one is there
+    noise_image(0).save(
+        photos / "1.jpg"
+    )  # ratings have images where the first one is there
     parts = load(name, tmp_path, photos, partial=True)
-    frames = [frame for part in parts for image in part.images or () for frame in frames_of(image)]
+    frames = [
+        frame
+        for part in parts
+        for image in part.images or ()
+        for frame in frames_of(image)
+    ]
     for number, image in enumerate(frames):
         file = Path(image.path if isinstance(image, Region) else str(image))
         if isinstance(image, VideoFrame):
-            file = Path(image.path).with_suffix("") / f"{image.index}.png"  # a folder of frames
+            file = (
+                Path(image.path).with_suffix("") / f"{image.index}.png"
+            )  # a folder of frames
         file.parent.mkdir(parents=True, exist_ok=True)
         noise_image(number).save(file)
     judges = {
@@ -229,19 +269,23 @@ def test_scores_of_images_on_every_set_with_images(
         assert found["figures"].keys() - found["blind"] == judges.keys()
         for heading in judges:
             assert all(figure["count"] > 0 for figure in found["figures"][heading])
-            assert any(figure["value"] is not None for figure in found["figures"][heading]), (
-                part.name
-            )
+            assert any(
+                figure["value"] is not None for figure in found["figures"][heading]
+            ), part.name
 
 
-def test_a_metric_without_what_it_needs_is_refused(tmp_path: Path, student: Path) -> None:
+def test_a_metric_without_what_it_needs_is_refused(
+    tmp_path: Path, student: Path
+) -> None:
     for metrics, message in (
         ("cider", r"CIDEr.*sugarcrepe"),
         (f"{__name__}:Ages", "'age'"),
     ):
         with pytest.raises(ConfigError, match=message):
             compare_with_people(config(tmp_path, "sugarcrepe", metrics=metrics))
-    judges = {"clip": JudgeConfig(target="l_clipscore", kwargs={"backbone": str(student)})}
+    judges = {
+        "clip": JudgeConfig(target="l_clipscore", kwargs={"backbone": str(student)})
+    }
     with pytest.raises(ConfigError, match="clip needs images, which sugarcrepe"):
         compare_with_people(config(tmp_path, "sugarcrepe", metrics="", judges=judges))
     (tmp_path / "val2017").mkdir()
@@ -253,7 +297,9 @@ def test_without_java_meteor_is_left_out_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    shown = compare_with_people(config(tmp_path, "flickr8k_expert", metrics="rouge,meteor"))
+    shown = compare_with_people(
+        config(tmp_path, "flickr8k_expert", metrics="rouge,meteor")
+    )
     assert "| METEOR | – | – |" in shown
     assert content(tmp_path)["sets"][0]["left_out"] == {
         "METEOR": "no Java runtime: 'java' is not on PATH"
@@ -267,13 +313,21 @@ def test_the_generated_world(tmp_path: Path) -> None:
         for name, kind in (("late", "FailsOnPairs"), ("next", "Length"))
     }
     settings = JudgeSetConfig(
-        set="scenes", metrics="rouge", judges=judges, bootstrap=0, out=str(tmp_path / "out")
+        set="scenes",
+        metrics="rouge",
+        judges=judges,
+        bootstrap=0,
+        out=str(tmp_path / "out"),
     )
     settings.scenes = ScenesConfig(max_images=12)
     with pytest.raises(RewardError, match=r"^late.* hard negatives"):
         compare_with_people(settings)
     rated, pairs = content(tmp_path)["sets"]
-    main = [figure["name"] for figure in rated["figures"]["ROUGE-L"] if figure["table"] == "main"]
+    main = [
+        figure["name"]
+        for figure in rated["figures"]["ROUGE-L"]
+        if figure["table"] == "main"
+    ]
     assert main == ["tau_b", "tau_c", "tau_b within images"]
     assert pairs["figures"]["ROUGE-L"][-1]["name"] == "all pairs"
     assert list(rated["figures"]) == ["ROUGE-L", "late", "next"]
@@ -299,7 +353,9 @@ def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
                 assert figure.count == case["judgements"]
                 difference = 100 * figure.value - case[figure.name][name]
                 assert abs(difference) < 0.0006, "three decimals are printed"
-                assert abs(difference + 0.002) > 0.0006, "a perturbed last digit would be seen"
+                assert abs(difference + 0.002) > 0.0006, (
+                    "a perturbed last digit would be seen"
+                )
 
 
 def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
@@ -315,7 +371,10 @@ def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
     compare_with_people(settings.replace(scores={"FLEUR": str(file)}))
     (result,) = content(tmp_path)["sets"]
     expected = kendalltau(
-        [list(pairs).index(pair) for pair in zip(part.image_ids, part.captions, strict=True)],
+        [
+            list(pairs).index(pair)
+            for pair in zip(part.image_ids, part.captions, strict=True)
+        ],
         part.ratings,
     ).statistic
     assert {figure["name"]: figure["value"] for figure in result["figures"]["FLEUR"]}[
@@ -329,20 +388,28 @@ def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"FLEUR.*line {len(lines) + 1}.*'score'"):
         compare_with_people(settings.replace(scores={"FLEUR": str(file)}))
     with pytest.raises(ConfigError, match=r"scores\.ROUGE-L"):
-        compare_with_people(settings.replace(metrics="rouge", scores={"ROUGE-L": str(file)}))
+        compare_with_people(
+            settings.replace(metrics="rouge", scores={"ROUGE-L": str(file)})
+        )
 
 
-def test_meteor_of_single_captions_is_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meteor_of_single_captions_is_of_their_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls = []
 
     def meteor(candidates: dict[str, str], references: dict[str, list[str]]) -> Scores:
         calls.append((list(candidates.values()), list(references.values())))
-        return Scores({"METEOR": (0.5, [0.1 * (number + 1) for number in range(len(candidates))])})
+        return Scores(
+            {"METEOR": (0.5, [0.1 * (number + 1) for number in range(len(candidates))])}
+        )
 
     monkeypatch.setitem(metrics_module.SCORERS, "meteor", meteor)
     metric = ToolkitMetric("meteor")
     scores = metric(
-        None, ["A dog.", "A cat!", "A dog."], references=[["Dogs."], ["Cats"], ["A dog"]]
+        None,
+        ["A dog.", "A cat!", "A dog."],
+        references=[["Dogs."], ["Cats"], ["A dog"]],
     )
     assert scores == pytest.approx([0.1, 0.2, 0.3])
     assert calls == [(["a dog", "a cat", "a dog"], [["dogs"], ["cats"], ["a dog"]])]
@@ -354,10 +421,14 @@ def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signa
 ) -> None:
     settings = config(tmp_path, "flickr8k_expert", metrics="cider,length")
     file = tmp_path / "Flickr8k.token.txt"
-    file.write_text(file.read_text().replace("in place", "猫 in place"), encoding="utf-8")
+    file.write_text(
+        file.read_text().replace("in place", "猫 in place"), encoding="utf-8"
+    )
     compare_with_people(settings)
     (found,) = content(tmp_path)["sets"]
-    assert ["+PTB-python[" in found["signatures"][name] for name in ("CIDEr", "length")] == [
+    assert [
+        "+PTB-python[" in found["signatures"][name] for name in ("CIDEr", "length")
+    ] == [
         True,
         False,
     ]

@@ -8,7 +8,13 @@ from rl_caption.data.scenes import ScenesData, hard_negatives, oracle
 from rl_caption.lab.meta_evaluation.scenes import rate_captions
 from tests.clip_for_tests import noise_image
 
-SCENES = {"num_train": 0, "num_val": 0, "num_test": 12, "num_unseen": 0, "image_size": 32}
+SCENES = {
+    "num_train": 0,
+    "num_val": 0,
+    "num_test": 12,
+    "num_unseen": 0,
+    "image_size": 32,
+}
 
 
 def scenes(**changes):
@@ -68,4 +74,6 @@ def test_unusable_rows_are_named():
     with pytest.raises(DataError, match="image 'test-000001'"):
         rate_captions([rows[0], {**rows[1], "references": rows[1]["references"][:1]}])
     with pytest.raises(DataError, match="image 'x'"):
-        rate_captions([{"image_id": "x", "image": noise_image(0), "references": ["a", "b"]}])
+        rate_captions(
+            [{"image_id": "x", "image": noise_image(0), "references": ["a", "b"]}]
+        )

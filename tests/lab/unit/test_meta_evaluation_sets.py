@@ -50,7 +50,8 @@ def test_flickr8k(tmp_path: Path) -> None:
     )
     assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in range(5)]
     assert found.images == [
-        tmp_path / "Flickr8k_Dataset" / name for name in ["1_a.jpg"] * 3 + ["2_b.jpg"] * 3
+        tmp_path / "Flickr8k_Dataset" / name
+        for name in ["1_a.jpg"] * 3 + ["2_b.jpg"] * 3
     ]
     found = read("flickr8k_crowdflower", tmp_path)
     assert (found.ratings, found.published) == ([1, 0.25, 0], ["tau_b"])
@@ -71,7 +72,10 @@ def test_json_files_of_flickr8k(tmp_path: Path) -> None:
     )
     for texts, left in (
         (["a dog", "a dog", *"bcd"], ["a dog", *"bcd"]),  # one of two equal ones
-        (["a dog", *"bcd"], ["a dog", *"bcd"]),  # one of two was taken out by whoever made the file
+        (
+            ["a dog", *"bcd"],
+            ["a dog", *"bcd"],
+        ),  # one of two was taken out by whoever made the file
     ):
         content = {"1_a": {**item, "ground_truth": texts}}
         (tmp_path / "crowdflower_flickr8k.json").write_text(json.dumps(content))
@@ -84,9 +88,9 @@ def test_composite(tmp_path: Path) -> None:
     assert found.ratings == [5, 2, 1, *[5, 2, 1, 3] * 2]
     assert (found.captions[1], found.images) == ("a thing; with a semicolon", None)
     assert found.excluded == {"rows without an image": 6}
-    assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in (0, 2, 3, 4)], (
-        "less the judged one"
-    )
+    assert list(found.references[0]) == [
+        f"a dog runs in place {n} ." for n in (0, 2, 3, 4)
+    ], "less the judged one"
     assert list(found.references[-1]) == [f"a bus in place {n}" for n in (0, 1, 2, 4)]
     for name in ("Flickr8k_Dataset", "flickr30k-images", "val2014"):
         (tmp_path / name).mkdir()
@@ -142,7 +146,10 @@ def test_foil(tmp_path: Path) -> None:
     assert set(column(found, "better")) == {1}
     with pytest.raises(DataError, match=r"dataset_coco\.json"):
         read("foil", tmp_path, held_out=True)
-    names = {"restval": "COCO_val2014_000000000007.jpg", "val": "COCO_val2014_000000000008.jpg"}
+    names = {
+        "restval": "COCO_val2014_000000000007.jpg",
+        "val": "COCO_val2014_000000000008.jpg",
+    }
     images = [
         {"split": split, "filename": name, "imgid": name, "sentences": []}
         for split, name in names.items()
@@ -161,9 +168,13 @@ def test_aro(tmp_path: Path) -> None:
     relations, attributes = load("aro", tmp_path, partial=True)
     assert column(relations, "kind") == ["on", "on", "in"], "near and of are left out"
     assert not relations.shown_kinds
-    assert load("aro", tmp_path, partial=True, kwargs={"by_relation": True})[0].shown_kinds
+    assert load("aro", tmp_path, partial=True, kwargs={"by_relation": True})[
+        0
+    ].shown_kinds
     assert sum(relations.excluded.values()) == 2
-    assert attributes.excluded == {"pairs of attributes that occur less than 25 times": 24}
+    assert attributes.excluded == {
+        "pairs of attributes that occur less than 25 times": 24
+    }
     region = relations.images[0]
     assert (region.box, region.render().size) == ((1, 2, 11, 10), (10, 8))
     with pytest.raises(RewardError, match=r"none\.jpg'"):
@@ -182,8 +193,15 @@ def test_sugarcrepe_pp(tmp_path: Path) -> None:
     scores = {"": np.array([[2.0, 3, 1], [2, 1, 1]] * 5)}
     figures = order_figures(found, scores, np.array([near, far] * 5))
     values = {figure.name: (figure.value, figure.count) for figure in figures}
-    assert list(values)[::5] == ["ITT, swap_obj", "ITT, mean of kinds", "TOT, replace_rel"]
-    assert (values["ITT, swap_att"], values["TOT, mean of kinds"]) == ((0.5, 2), (0.5, 10))
+    assert list(values)[::5] == [
+        "ITT, swap_obj",
+        "ITT, mean of kinds",
+        "TOT, replace_rel",
+    ]
+    assert (values["ITT, swap_att"], values["TOT, mean of kinds"]) == (
+        (0.5, 2),
+        (0.5, 10),
+    )
     assert "50.0 % of groups have equal scores, which count as wrong" in figures[0].note
 
 
@@ -208,7 +226,9 @@ def test_aro_order(tmp_path: Path) -> None:
         == read("aro_order", tmp_path).captions
         != read("aro_order", tmp_path, seed=1).captions
     )
-    (figure,) = order_figures(coco, {"": np.array([[2.0, 1, 1, 1, 3], [1, 1, 1, 1, 1]])})
+    (figure,) = order_figures(
+        coco, {"": np.array([[2.0, 1, 1, 1, 3], [1, 1, 1, 1, 1]])}
+    )
     assert (figure.name, figure.value) == ("precision at 1", 0.5), (
         "one shuffle scores higher; equal scores are right"
     )
@@ -228,7 +248,9 @@ def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
     found: Any = load(
         "vatex_eval", tmp_path, partial=True, kwargs={"references": 1, "num_frames": 3}
     )
-    assert [part.name for part in found] == [f"vatex_eval, person {number}" for number in (1, 2, 3)]
+    assert [part.name for part in found] == [
+        f"vatex_eval, person {number}" for number in (1, 2, 3)
+    ]
     assert [[row.rating for row in part.rows] for part in found] == [
         [3, 1, 5],
         [4, 2, 5],
@@ -276,7 +298,10 @@ def test_activitynet_foil(tmp_path: Path) -> None:
     assert found.excluded == {"the sentence is the same in both paragraphs": 1}
     # Seconds 0 to 10 have all of 0 to 4, and 8 of the 28 of 3 to 30; 15 to 40 have 16 of those 28.
     assert found.conditions == ["overlapping references"]
-    assert [list(row.references[0]) for row in found.rows] == [["A runner."], ["A long run."]]
+    assert [list(row.references[0]) for row in found.rows] == [
+        ["A runner."],
+        ["A long run."],
+    ]
     video = tmp_path / "videos" / "v_1.mp4"
     assert column(found, "image") == [
         video_frames(video, 10, (0.0, 10.4 / 40)),
@@ -310,10 +335,17 @@ def test_any_file_of_ratings(tmp_path: Path) -> None:
     assert (found.within_images, found.published, found.images) == (True, (), None)
     assert not found.has_references
     (tmp_path / "a.jpg").write_bytes(b"x")
-    odd = {**LINE, "caption": "A dog.\u2028It\u0085runs.", "references": ["a dog", "dogs"]}
+    odd = {
+        **LINE,
+        "caption": "A dog.\u2028It\u0085runs.",
+        "references": ["a dog", "dogs"],
+    }
     lines(tmp_path, json.dumps(odd, ensure_ascii=False))
     found = read("ratings", tmp_path)
-    assert (found.references, found.images) == ([["a dog", "dogs"]], [tmp_path / "a.jpg"])
+    assert (found.references, found.images) == (
+        [["a dog", "dogs"]],
+        [tmp_path / "a.jpg"],
+    )
     assert found.captions == [odd["caption"]], "only line feeds end a line"
 
 
@@ -332,7 +364,10 @@ def test_wrong_lines_of_ratings_are_named(tmp_path: Path) -> None:
 
 
 def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
-    judgements = [{"caption": "A  dog .", "rating": 2.0}, {"caption": "A cat", "rating": math.nan}]
+    judgements = [
+        {"caption": "A  dog .", "rating": 2.0},
+        {"caption": "A cat", "rating": math.nan},
+    ]
     content = {
         "1_a": {
             "image_path": "d/1_a.jpg",
@@ -343,7 +378,11 @@ def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
     path = tmp_path / "flickr8k.json"
     path.write_text(json.dumps(content))
     found = read("ratings", path)
-    assert (found.captions, found.ratings, found.image_ids) == (["A dog ."], [2.0], ["1_a"])
+    assert (found.captions, found.ratings, found.image_ids) == (
+        ["A dog ."],
+        [2.0],
+        ["1_a"],
+    )
     assert found.references == [["a dog runs"]]
 
 
@@ -405,7 +444,9 @@ def test_the_real_files_have_the_published_counts(shared_data: Path) -> None:
     assert counts == {"abstract50s": 400, "foil": 943, "sugarcrepe": 7_511}
 
 
-def test_both_forms_of_flickr8k_expert_are_the_same(shared_data: Path, tmp_path: Path) -> None:
+def test_both_forms_of_flickr8k_expert_are_the_same(
+    shared_data: Path, tmp_path: Path
+) -> None:
     raw = read("flickr8k_expert", shared_data / "flickr8k")
     (tmp_path / "flickr8k.json").symlink_to(shared_data / "flickr8k" / "flickr8k.json")
     made = read("flickr8k_expert", tmp_path)

@@ -15,7 +15,10 @@ from rl_caption.lab.meta_evaluation.specificity import (
 
 # Steps up: yes, tie, yes | yes. Negatives below: yes, tie, no | yes. Micro: 3/4 and 2/4, where a macro average would
 # give (2/3 + 1) / 2 and (1/3 + 1) / 2.
-SCORES = [ChainScores([0.1, 0.2, 0.2, 0.3], [0.0, 0.2, 0.4]), ChainScores([-0.5, 0.0], [-0.6])]
+SCORES = [
+    ChainScores([0.1, 0.2, 0.2, 0.3], [0.0, 0.2, 0.4]),
+    ChainScores([-0.5, 0.0], [-0.6]),
+]
 
 
 def test_rates_by_hand():
@@ -41,7 +44,9 @@ def test_the_released_estimator_by_hand():
 
 
 def test_chains_are_prefixes_and_units_of_other_images():
-    scenes = ScenesData(num_train=0, num_val=0, num_test=14, num_unseen=0, image_size=32)
+    scenes = ScenesData(
+        num_train=0, num_val=0, num_test=14, num_unseen=0, image_size=32
+    )
     captions = [row["long_reference"] for row in scenes.split("test")]
     chains = make_chains(captions)
     assert make_chains(captions, seed=1) != chains

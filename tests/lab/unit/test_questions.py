@@ -22,7 +22,11 @@ from tests.clip_for_tests import noise_image
 from tests.endpoints_for_tests import endpoint, listing, prompt_of, writing
 
 GOOD = {"question": "What runs?", "choices": ["a dog", "a cat"], "answer": "a dog"}
-GUESSED = {"question": "What colour is grass?", "choices": ["green", "pink"], "answer": "green"}
+GUESSED = {
+    "question": "What colour is grass?",
+    "choices": ["green", "pink"],
+    "answer": "green",
+}
 UNSAID = {"question": "Who waits?", "choices": ["a man", "a boy"], "answer": "a boy"}
 
 
@@ -77,7 +81,9 @@ def answer(body: dict[str, Any]) -> tuple[int, Any]:
         return 200, writing(
             f"Here: {json.dumps([GOOD, GUESSED, UNSAID, {**GOOD, 'answer': 'a cow'}])}"
         )
-    choices = {line[3:]: line[0] for line in text.splitlines() if re.match(r"[A-Z]\. ", line)}
+    choices = {
+        line[3:]: line[0] for line in text.splitlines() if re.match(r"[A-Z]\. ", line)
+    }
     caption = text.partition("Caption: ")[2].partition("\n")[0]
     for choice in (
         *(choice for choice in choices if choice in f"{caption} green"),
@@ -96,7 +102,9 @@ def config(data: DataConfig, out: Path, **options: Any) -> QuestionsConfig:
 
 def rows_of(out: Path, split: str = "train") -> list[Any]:
     return list(
-        build_data(DataConfig(format="jsonl", path=str(out / "questions.jsonl"))).split(split)
+        build_data(DataConfig(format="jsonl", path=str(out / "questions.jsonl"))).split(
+            split
+        )
     )
 
 
@@ -105,7 +113,9 @@ def test_what_is_written_is_a_data_set_with_counts_of_what_was_refused(
 ) -> None:
     with endpoint(answer) as options:
         table = write_questions(
-            config(photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options))
+            config(
+                photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options)
+            )
         )
     assert "| kept | 3 |" in table
     rows = rows_of(tmp_path / "out")
@@ -128,7 +138,9 @@ def test_a_run_that_a_failing_endpoint_stopped_goes_on_with_the_next_part(
         return answer(body) if len(bodies) <= limit else (503, {})
 
     with endpoint(counted) as options:
-        writer = LanguageModelConfig(endpoint=options | {"attempts": 1, "concurrency": 1})
+        writer = LanguageModelConfig(
+            endpoint=options | {"attempts": 1, "concurrency": 1}
+        )
         asking = config(photos, tmp_path / "out", writer=writer)
         with pytest.raises(RewardError, match=r"train image '2\.png'"):
             write_questions(asking)
@@ -147,14 +159,18 @@ def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(
     photos: DataConfig, tmp_path: Path
 ) -> None:
     def sorry_for_one(body: dict[str, Any]) -> tuple[int, Any]:
-        return (200, writing("sorry")) if "on grass 1" in prompt_of(body) else answer(body)
+        return (
+            (200, writing("sorry")) if "on grass 1" in prompt_of(body) else answer(body)
+        )
 
     def sorry(body: dict[str, Any]) -> tuple[int, Any]:
         return 200, writing("sorry")
 
     with endpoint(sorry_for_one) as options:
         table = write_questions(
-            config(photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options))
+            config(
+                photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options)
+            )
         )
     assert len(rows_of(tmp_path / "out")) == 2
     assert "| kept | 2 |" in table
@@ -162,7 +178,9 @@ def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(
     counted = r"questions\.jsonl.*kept': 0.*repetition': 3.*sorry"
     with endpoint(sorry) as options, pytest.raises(DataError, match=counted):
         write_questions(
-            config(photos, tmp_path / "none", writer=LanguageModelConfig(endpoint=options))
+            config(
+                photos, tmp_path / "none", writer=LanguageModelConfig(endpoint=options)
+            )
         )
     assert not (tmp_path / "none/questions.jsonl").exists()
 
@@ -185,7 +203,9 @@ def test_further_questions_repetitions_and_other_keys_are_dropped() -> None:
         [GOOD, UNSAID],
         {"unreadable": 1},
     )
-    assert read_questions(1, json.dumps([again, UNSAID]))[0] == [{key: again[key] for key in GOOD}]
+    assert read_questions(1, json.dumps([again, UNSAID]))[0] == [
+        {key: again[key] for key in GOOD}
+    ]
     for text in ("none", "[]", "[1]", json.dumps([{**GOOD, "answer": "A"}])):
         with pytest.raises(ValueError):
             read_questions(6, text)
@@ -196,7 +216,9 @@ def test_rows_and_models_that_do_not_fit_are_named_before_any_work(
 ) -> None:
     with pytest.raises(DataError, match=r"train image '0\.png'"):
         write_questions(config(photos, tmp_path / "out"))
-    both = LanguageModelConfig(model="x", endpoint={"url": "http://127.0.0.1:1", "model": "m"})
+    both = LanguageModelConfig(
+        model="x", endpoint={"url": "http://127.0.0.1:1", "model": "m"}
+    )
     with pytest.raises(ConfigError, match=r"^writer"):
         write_questions(config(photos, tmp_path / "out", writer=both))
     assert not (tmp_path / "out").exists()

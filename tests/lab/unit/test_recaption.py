@@ -53,7 +53,9 @@ class Counting:
         return [f"A long caption of {row['image_id']}." for row in rows]
 
 
-def config(out: Path, target: str = f"{__name__}:Counting", **changed: Any) -> RecaptionConfig:
+def config(
+    out: Path, target: str = f"{__name__}:Counting", **changed: Any
+) -> RecaptionConfig:
     kwargs = changed.pop("kwargs", {})
     return RecaptionConfig(
         data=SCENES,
@@ -65,10 +67,14 @@ def config(out: Path, target: str = f"{__name__}:Counting", **changed: Any) -> R
 
 
 def rows_of(file: Path, split: str, **options: Any) -> Sequence[Any]:
-    return build_data(DataConfig(format="jsonl", path=str(file), **options)).split(split)
+    return build_data(DataConfig(format="jsonl", path=str(file), **options)).split(
+        split
+    )
 
 
-def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(tmp_path, monkeypatch):
+def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(
+    tmp_path, monkeypatch
+):
     whole, out = tmp_path / "whole", tmp_path / "out"
     table = recaption(config(whole))
     assert "| before |" in table
@@ -79,7 +85,9 @@ def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(tmp_
     ):
         assert row["references"] == known["references"]
         assert row["long_reference"] == f"A long caption of {row['image_id']}."
-    for row, known in zip(rows_of(made, "val", long_captions=False), old.split("val"), strict=True):
+    for row, known in zip(
+        rows_of(made, "val", long_captions=False), old.split("val"), strict=True
+    ):
         assert row["long_reference"] == known["long_reference"]
         assert Path(str(row["image"])).is_file()
     long = rows_of(made, "train", long_captions=True)[0]
@@ -92,7 +100,8 @@ def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(tmp_
     recaption(config(out))
     assert Counting.seen == len(old.split("train"))
     lines, expected = (
-        (folder / "captions.jsonl").read_text().replace(str(folder), "") for folder in (out, whole)
+        (folder / "captions.jsonl").read_text().replace(str(folder), "")
+        for folder in (out, whole)
     )
     assert lines == expected
     with pytest.raises(ConfigError, match="recaptioner was"):
@@ -111,7 +120,9 @@ class Numbered(Splits):
         super().__init__({"train": rows[:4], "val": rows[4:]}, "memory")
 
 
-def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(tmp_path: Path) -> None:
+def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(
+    tmp_path: Path,
+) -> None:
     model, found = tmp_path / "model", {}
     kwargs = {"model": str(model), "num_samples": 1, "max_new_tokens": 8, "seed": 1}
     for seed, splits in ((0, ["train"]), (0, ["train"]), (0, ["train", "val"])):
@@ -122,17 +133,26 @@ def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(tmp_
             DataConfig(target=f"{__name__}:Numbered"),
             RecaptionerConfig(target="captioner", kwargs=kwargs),
         )
-        recaption(RecaptionConfig(data=data, splits=splits, recaptioner=asked, out=str(out)))
+        recaption(
+            RecaptionConfig(data=data, splits=splits, recaptioner=asked, out=str(out))
+        )
         made = out / "captions.jsonl"
         found[len(splits)] = [row["long_reference"] for row in rows_of(made, "train")]
         for split in ("train", "val"):
-            for row, old in zip(rows_of(made, split), Numbered().split(split), strict=True):
-                assert load_image(row["image"]).tobytes() == load_image(old["image"]).tobytes()
+            for row, old in zip(
+                rows_of(made, split), Numbered().split(split), strict=True
+            ):
+                assert (
+                    load_image(row["image"]).tobytes()
+                    == load_image(old["image"]).tobytes()
+                )
     assert found[1] == found[2]
     captioner = tiny_captioner(1)
     captioner.save_pretrained(captioner.policy, model)
     with pytest.raises(ConfigError, match="recaptioner was"):
-        recaption(RecaptionConfig(data=data, splits=splits, recaptioner=asked, out=str(out)))
+        recaption(
+            RecaptionConfig(data=data, splits=splits, recaptioner=asked, out=str(out))
+        )
 
 
 def test_descriptions_of_scenes_are_true_thinned_or_wrong() -> None:
@@ -148,7 +168,8 @@ def test_descriptions_of_scenes_are_true_thinned_or_wrong() -> None:
         for row, caption in zip(rows, thin, strict=True)
     )
     precision = [
-        oracle(caption, row["scene"]).precision for row, caption in zip(rows, wrong, strict=True)
+        oracle(caption, row["scene"]).precision
+        for row, caption in zip(rows, wrong, strict=True)
     ]
     assert sum(precision) / len(precision) < 0.7
 
@@ -164,7 +185,9 @@ def test_a_vision_language_model_answers_in_batches(tmp_path: Path) -> None:
     greedy.batch_size = 1
     assert greedy(rows) == together
     assert [len(own) for own in together] == [1, 1, 1]
-    beams = VisionLanguageRecaptioner(str(folder), num_beams=3, num_return_sequences=2, **options)
+    beams = VisionLanguageRecaptioner(
+        str(folder), num_beams=3, num_return_sequences=2, **options
+    )
     assert [len(own) for own in beams(rows)] == [2, 2, 2]
     assert beams.signature != greedy.signature
     with pytest.raises(ConfigError, match="absent'"):
@@ -175,7 +198,10 @@ class Two(Counting):
     """Two captions of each image, and a blank one."""
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:  # type: ignore[override]
-        return [[caption, " ", f"Once more: {caption}"] for caption in super().__call__(rows)]
+        return [
+            [caption, " ", f"Once more: {caption}"]
+            for caption in super().__call__(rows)
+        ]
 
 
 class Painter:
@@ -190,9 +216,14 @@ class Painter:
 
 
 def positives(
-    out: Path, captions: str | None = f"{__name__}:Two", images: str | None = None, **changed: Any
+    out: Path,
+    captions: str | None = f"{__name__}:Two",
+    images: str | None = None,
+    **changed: Any,
 ) -> Any:
-    painter = TextToImageConfig(target=images, batch_size=2, captions=changed.pop("of", "all"))
+    painter = TextToImageConfig(
+        target=images, batch_size=2, captions=changed.pop("of", "all")
+    )
     own = {
         "captions": PositiveCaptionsConfig(target=captions),
         "images": painter,
@@ -239,7 +270,9 @@ def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_af
     make_positives(again(worker="1/2"))
     make_positives(again())
     assert Painter.made == 32
-    check_positives(rows_of(out / "positives.jsonl", "train"), ["image", "text"], "first")
+    check_positives(
+        rows_of(out / "positives.jsonl", "train"), ["image", "text"], "first"
+    )
     with pytest.raises(
         ConfigError, match=r"images was 'painter of first references'.*'painter of all"
     ):
@@ -274,7 +307,9 @@ def negatives_config(
     out: Path, target: str = f"{__name__}:Swapping", **options: Any
 ) -> WriteNegativesConfig:
     writer = WriterConfig(target=target, kwargs=options.pop("kwargs", {}))
-    return WriteNegativesConfig(data=SCENES, writer=writer, part_rows=3, out=str(out), **options)
+    return WriteNegativesConfig(
+        data=SCENES, writer=writer, part_rows=3, out=str(out), **options
+    )
 
 
 class Silent:
@@ -303,7 +338,9 @@ def test_false_captions_are_a_column_beside_their_references(tmp_path: Path) -> 
         write_negatives(negatives_config(tmp_path, f"{__name__}:Silent"))
 
 
-def test_a_language_model_is_shown_examples_and_answers_with_a_line(tmp_path: Path) -> None:
+def test_a_language_model_is_shown_examples_and_answers_with_a_line(
+    tmp_path: Path,
+) -> None:
     writer = LanguageModelWriter(
         str(tiny_gpt2(tmp_path / "gpt2", positions=1024)), max_new_tokens=4
     )
@@ -318,12 +355,19 @@ def test_a_language_model_is_shown_examples_and_answers_with_a_line(tmp_path: Pa
 
     captions = ["a cat on\na mat", "a dog"]
     alone = [writer([caption]) for caption in captions]
-    assert writer(captions) == [text for (text,) in alone], "padding must not change an answer"
+    assert writer(captions) == [text for (text,) in alone], (
+        "padding must not change an answer"
+    )
     writer._continue = answer  # type: ignore[method-assign]
     assert writer(captions) == [["false 2", "false 4"], []]
-    assert all(prompt.endswith("Caption: a cat on a mat\nFalse:") for prompt in prompts[::2])
+    assert all(
+        prompt.endswith("Caption: a cat on a mat\nFalse:") for prompt in prompts[::2]
+    )
     for kind, prompt in zip(EXAMPLES, prompts[::2], strict=True):
-        assert all(f"Caption: {true}\nFalse: {false}\n" in prompt for true, false in EXAMPLES[kind])
+        assert all(
+            f"Caption: {true}\nFalse: {false}\n" in prompt
+            for true, false in EXAMPLES[kind]
+        )
     with pytest.raises(ConfigError, match="nowhere"):
         LanguageModelWriter("nowhere")
 
@@ -341,7 +385,9 @@ def test_a_part_without_all_its_rows_is_named_and_loses_none(tmp_path: Path) -> 
 def test_two_rows_of_one_image_id_are_refused(tmp_path: Path) -> None:
     line = {"image": "0.png", "image_id": "5", "references": ["a"]}
     (tmp_path / "data.jsonl").write_text("\n".join([json.dumps(line)] * 2))
-    data = DataConfig(format="jsonl", path=str(tmp_path / "data.jsonl"), check_images=False)
+    data = DataConfig(
+        format="jsonl", path=str(tmp_path / "data.jsonl"), check_images=False
+    )
     with pytest.raises(EvaluationError, match=r"split 'train'.*'5'"):
         recaption(config(tmp_path / "out").replace(data=data))
     assert not (tmp_path / "out").exists()
@@ -350,9 +396,14 @@ def test_two_rows_of_one_image_id_are_refused(tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="training"):
         recaption(config(tmp_path / "out", splits=["training"]))
-    for captions, message in ((["one", "another"], "several captions"), (" ", "train-000000")):
+    for captions, message in (
+        (["one", "another"], "several captions"),
+        (" ", "train-000000"),
+    ):
         monkeypatch.setattr(
-            Counting, "__call__", lambda self, rows, captions=captions: [captions] * len(rows)
+            Counting,
+            "__call__",
+            lambda self, rows, captions=captions: [captions] * len(rows),
         )
         with pytest.raises(DataError, match=message):
             recaption(config(tmp_path / "out"))

@@ -36,9 +36,9 @@ from rl_caption.runtime.options import wrong_arguments
 from tests.clip_for_tests import noise_image, tiny_student
 from tests.judgement_sets_for_tests import BUILDERS
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "published_tables.json").read_text())[
-    "tables"
-]
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "golden" / "published_tables.json").read_text()
+)["tables"]
 TABLES = [table for name in PAPERS for table in load_paper(name).tables.values()]
 NAMES = [f"{table.paper} {table.key}" for table in TABLES]
 
@@ -62,11 +62,18 @@ def test_every_table_has_the_numbers_and_sums_of_the_paper() -> None:
     assert sorted(GOLDEN) == sorted(NAMES)
     assert len(GOLDEN) == 40
     for name, table in zip(NAMES, TABLES, strict=True):
-        printed = [value for row in table.rows for value in row.values if value is not None]
+        printed = [
+            value for row in table.rows for value in row.values if value is not None
+        ]
         expected = GOLDEN[name]
-        assert (len(printed), sum(printed)) == (expected["values"], Decimal(expected["sum"])), name
+        assert (len(printed), sum(printed)) == (
+            expected["values"],
+            Decimal(expected["sum"]),
+        ), name
         if "columns" in expected:
-            columns = [sum(filter(None, values_of(table, column))) for column in table.columns]
+            columns = [
+                sum(filter(None, values_of(table, column))) for column in table.columns
+            ]
             assert columns == list(map(Decimal, expected["columns"])), name
 
 
@@ -77,15 +84,21 @@ def test_what_measures_a_table_exists(table: Table) -> None:
         assert data is None or data in data_sets(), name
         if "set" in column:
             options = column.get("kwargs", {})
-            assert not wrong_arguments(SETS[column["set"]], 1, column["set"], options, str)
+            assert not wrong_arguments(
+                SETS[column["set"]], 1, column["set"], options, str
+            )
         assert all(
-            other in table.columns for other in column.get("mean", ()) if column["mean"] != "all"
+            other in table.columns
+            for other in column.get("mean", ())
+            if column["mean"] != "all"
         )
         assert column.get("model", next(iter(table.models))) in table.models
     for row in table.rows:
         assert len(row.values) == len(table.columns)
         assert row.model is None or row.model in table.models
-        assert {"name", "reward", "model", "captions", "why"} & row.source.keys(), row.name
+        assert {"name", "reward", "model", "captions", "why"} & row.source.keys(), (
+            row.name
+        )
         assert "captions" not in row.source or row.source["how"]
 
 
@@ -96,7 +109,14 @@ def test_the_command_line(
     data.mkdir(parents=True)
     BUILDERS["abstract50s"](data)
     rows = ["--rows", "CIDEr", "CLIP-S", "PAC-S"]
-    options = ["--data", str(data.parent), *rows, "--partial", "--out", str(tmp_path / "out")]
+    options = [
+        "--data",
+        str(data.parent),
+        *rows,
+        "--partial",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     scores = tmp_path / "scores.jsonl"
     assert main(["reproduce", "pac_s", "5", *options]) == 0
     shown = capsys.readouterr().out
@@ -145,7 +165,9 @@ def test_what_is_missing_is_said_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], named: str
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["reproduce", *(word.replace("{folder}", str(tmp_path)) for word in words)])
+        main(
+            ["reproduce", *(word.replace("{folder}", str(tmp_path)) for word in words)]
+        )
     assert named in capsys.readouterr().err
 
 
@@ -169,11 +191,19 @@ def test_differences_are_of_the_printed_digits(tmp_path: Path) -> None:
 
 
 def test_released_scores_of_icc(shared_data: Path, tmp_path: Path) -> None:
-    words = ["icc", "5", "--data", str(shared_data / "concreteness"), "--out", str(tmp_path)]
+    words = [
+        "icc",
+        "5",
+        "--data",
+        str(shared_data / "concreteness"),
+        "--out",
+        str(tmp_path),
+    ]
     assert main(["reproduce", *words]) == 0
     cells = content(tmp_path)
     assert [
-        cells["After Distillation", name]["difference"] for name in ("Pearson", "Spearman", "tau")
+        cells["After Distillation", name]["difference"]
+        for name in ("Pearson", "Spearman", "tau")
     ] == [0, 0, 0]
 
 
@@ -193,14 +223,28 @@ def test_zero_shot_classification(tmp_path: Path, student: Path) -> None:
     for name in names:
         prompts = encoder.embed_texts([text.format(name) for text in CIFAR_PROMPTS])
         rows.append(prompts.mean(axis=0) / np.linalg.norm(prompts.mean(axis=0)))
-    assert embed_classes(encoder, names, "cifar") == pytest.approx(np.array(rows), abs=1e-6)
+    assert embed_classes(encoder, names, "cifar") == pytest.approx(
+        np.array(rows), abs=1e-6
+    )
     guesses = [
-        int(np.argmax(np.array(rows) @ encoder.embed_images([image])[0])) for image in images
+        int(np.argmax(np.array(rows) @ encoder.embed_images([image])[0]))
+        for image in images
     ]
-    expected = np.mean([guess == label for guess, label in zip(guesses, labels, strict=True)])
-    assert zero_shot_accuracy(encoder, tmp_path / "photos", "cifar") == pytest.approx(expected)
+    expected = np.mean(
+        [guess == label for guess, label in zip(guesses, labels, strict=True)]
+    )
+    assert zero_shot_accuracy(encoder, tmp_path / "photos", "cifar") == pytest.approx(
+        expected
+    )
     assert len(CIFAR_PROMPTS) == len(set(CIFAR_PROMPTS)) == 18
-    words = ["specs", "3", "--data", f"cifar10={tmp_path / 'photos'}", "--model", f"clip={student}"]
+    words = [
+        "specs",
+        "3",
+        "--data",
+        f"cifar10={tmp_path / 'photos'}",
+        "--model",
+        f"clip={student}",
+    ]
     assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 0
     cells = content(tmp_path / "out")
     assert cells["CLIP", "CIFAR-10"]["measured"] == pytest.approx(100 * expected)
@@ -220,8 +264,13 @@ def test_retrieval_and_size_of_a_model(tmp_path: Path, student: Path) -> None:
     words[-1] = f"spec={student}"
     assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 0
     encoder = load_encoder(EncoderOptions(str(student), device="cpu"))
-    files = [Image.open(tmp_path / "urban" / "image" / f"{number}.jpg") for number in range(4)]
-    recall = retrieval_recall(encoder.embed_images(files), encoder.embed_texts(texts), range(4))
+    files = [
+        Image.open(tmp_path / "urban" / "image" / f"{number}.jpg")
+        for number in range(4)
+    ]
+    recall = retrieval_recall(
+        encoder.embed_images(files), encoder.embed_texts(texts), range(4)
+    )
     measured = content(tmp_path / "out")["SPEC", "Urban-1k I2T"]["measured"]
     assert measured == pytest.approx(100 * recall["i2t_r1"])
     assert (
@@ -248,9 +297,13 @@ def test_captions_of_a_system(
     tmp_path: Path, student: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")  # no Java
-    references = {n: [f"a dog runs on grass {n}", f"the dog {n} runs"] for n in range(4)}
+    references = {
+        n: [f"a dog runs on grass {n}", f"the dog {n} runs"] for n in range(4)
+    }
     (tmp_path / "refs.json").write_text(json.dumps(references))
-    captions = [{"image_id": n, "caption": f"a dog runs on grass {n}"} for n in range(4)]
+    captions = [
+        {"image_id": n, "caption": f"a dog runs on grass {n}"} for n in range(4)
+    ]
     (tmp_path / "captions.json").write_text(json.dumps(captions))
     words = [
         "l_clipscore",
@@ -270,18 +323,31 @@ def test_captions_of_a_system(
     for number in range(4):
         noise_image(number).save(tmp_path / "val2014" / f"{number}.jpg")
     assert (
-        main(["reproduce", *words, "--model", f"l_clip={student}", "--out", str(tmp_path / "out")])
+        main(
+            [
+                "reproduce",
+                *words,
+                "--model",
+                f"l_clip={student}",
+                "--out",
+                str(tmp_path / "out"),
+            ]
+        )
         == 0
     )
     reward = LClipScore(str(student), device="cpu")
     photos = [tmp_path / "val2014" / f"{number}.jpg" for number in range(4)]
-    expected = np.mean(reward(None, [caption["caption"] for caption in captions], image=photos))
-    assert content(tmp_path / "out")["S_Mix (BU)", "L-CLIPScore"]["measured"] == pytest.approx(
-        100 * expected
+    expected = np.mean(
+        reward(None, [caption["caption"] for caption in captions], image=photos)
     )
+    assert content(tmp_path / "out")["S_Mix (BU)", "L-CLIPScore"][
+        "measured"
+    ] == pytest.approx(100 * expected)
 
 
-def test_specificity_rates_are_those_of_the_released_code(tmp_path: Path, student: Path) -> None:
+def test_specificity_rates_are_those_of_the_released_code(
+    tmp_path: Path, student: Path
+) -> None:
     folder = tmp_path / "dci"
     for name in ("complete", "photos"):
         (folder / name).mkdir(parents=True)
@@ -310,7 +376,11 @@ def test_specificity_rates_are_those_of_the_released_code(tmp_path: Path, studen
     ]
     assert main(["reproduce", *words]) == 0
     cells = content(tmp_path / "out")
-    positive, negative = (cells["SPEC", name]["measured"] for name in ("Positive", "Negative"))
+    positive, negative = (
+        cells["SPEC", name]["measured"] for name in ("Positive", "Negative")
+    )
     assert 0 <= positive <= 100
     assert 0 <= negative <= 100
-    assert cells["SPEC", "Average"]["measured"] == pytest.approx((positive + negative) / 2)
+    assert cells["SPEC", "Average"]["measured"] == pytest.approx(
+        (positive + negative) / 2
+    )

@@ -12,7 +12,13 @@ from rl_caption.data.scenes import ScenesData
 from rl_caption.evaluation.retrieval import retrieval_recall
 from tests.clip_for_tests import tiny_student
 
-SCENES = {"num_train": 0, "num_val": 0, "num_test": 12, "num_unseen": 0, "image_size": 32}
+SCENES = {
+    "num_train": 0,
+    "num_val": 0,
+    "num_test": 12,
+    "num_unseen": 0,
+    "image_size": 32,
+}
 
 
 def run(out: Path, *words: str) -> dict[str, Any]:
@@ -26,7 +32,9 @@ def test_models_side_by_side_on_short_and_long_captions(
 ) -> None:
     folders = {name: str(tiny_student(tmp_path / name)) for name in ("one", "two")}
     models = [
-        word for name, folder in folders.items() for word in (f"--models.{name}.backbone", folder)
+        word
+        for name, folder in folders.items()
+        for word in (f"--models.{name}.backbone", folder)
     ]
     data = ["--data.format", "scenes", "--data.kwargs", json.dumps(SCENES)]
     found = run(tmp_path / "out", *models, *data)
@@ -35,7 +43,9 @@ def test_models_side_by_side_on_short_and_long_captions(
         "of equal weights"
     )
     own, backbone = found["models"]["one"], load_frozen_encoder(folders["one"])
-    assert own["parameters"] == sum(each.numel() for each in backbone.model.parameters())
+    assert own["parameters"] == sum(
+        each.numel() for each in backbone.model.parameters()
+    )
     rows = list(ScenesData(**SCENES).split("test"))
     images = backbone.encode_images([row["image"] for row in rows])
     references = [text for row in rows for text in row["references"]]
@@ -48,18 +58,23 @@ def test_models_side_by_side_on_short_and_long_captions(
         recall = retrieval_recall(
             images.numpy(), backbone.encode_texts(texts).numpy(), list(owners)
         )
-        assert {name: figures[name]["value"] for name in recall} == pytest.approx(recall)
+        assert {name: figures[name]["value"] for name in recall} == pytest.approx(
+            recall
+        )
         assert all(
-            figure["low"] <= figure["value"] <= figure["high"] for figure in figures.values()
+            figure["low"] <= figure["value"] <= figure["high"]
+            for figure in figures.values()
         )
         assert 1 <= figures["t2i_median_rank"]["value"] <= 12
     assert own["captions"]["long"]["cut"] > own["captions"]["references"]["cut"] == 0
     as_long = run(tmp_path / "as_long", *models, *data, "--data.long_captions", "true")
-    assert as_long["models"] == found["models"], "short captions are the references all the same"
+    assert as_long["models"] == found["models"], (
+        "short captions are the references all the same"
+    )
     results = [own]
     monkeypatch.setattr("rl_caption.lab.retrieval._measure", lambda *_: results.pop())
     with pytest.raises(SystemExit):
         run(tmp_path / "late", *models, *data)
-    assert json.loads((tmp_path / "late/retrieval.json").read_text())["models"] == {"one": own}, (
-        "not lost"
-    )
+    assert json.loads((tmp_path / "late/retrieval.json").read_text())["models"] == {
+        "one": own
+    }, "not lost"

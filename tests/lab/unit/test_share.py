@@ -56,7 +56,8 @@ def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -
     words = ["--evaluation", evaluation, "--license", "apache-2.0"]
     card, text = shared(trained, tmp_path / "out", *words)
     results = {
-        one.metric_type: (one.metric_name, one.metric_value) for one in card.data.eval_results
+        one.metric_type: (one.metric_name, one.metric_value)
+        for one in card.data.eval_results
     }
     assert results == {
         "CIDEr": ("CIDEr (x100)", 125.0),
@@ -120,9 +121,17 @@ def test_the_folder_is_uploaded(trained: Path, monkeypatch: Any, capsys: Any) ->
         path.name for path in folder_path.iterdir()
     )
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
-    words = ["--repo_id", "somebody/captioner", "--private", "--out", str(trained / "shared")]
+    words = [
+        "--repo_id",
+        "somebody/captioner",
+        "--private",
+        "--out",
+        str(trained / "shared"),
+    ]
     assert run("share", [str(trained), *words]) == 0
-    api.create_repo.assert_called_once_with("somebody/captioner", private=True, exist_ok=True)
+    api.create_repo.assert_called_once_with(
+        "somebody/captioner", private=True, exist_ok=True
+    )
     assert api.upload_folder.call_args.kwargs["repo_id"] == "somebody/captioner"
     assert {"README.md", "config.json", "model.safetensors"} <= sent
     assert capsys.readouterr().out == "https://huggingface.co/somebody/captioner\n"

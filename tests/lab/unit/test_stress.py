@@ -34,7 +34,13 @@ from rl_caption.monitoring.scoring import RowCaption, Scorer
 from rl_caption.programs.report.read import read_run
 from rl_caption.runtime.errors import ConfigError
 
-SCENES = {"num_train": 20, "num_val": 6, "num_test": 30, "num_unseen": 0, "image_size": 16}
+SCENES = {
+    "num_train": 20,
+    "num_val": 6,
+    "num_test": 30,
+    "num_unseen": 0,
+    "image_size": 16,
+}
 
 
 class Length:
@@ -45,17 +51,23 @@ class Length:
     bounds = (-1000.0, 1000.0)
     signature = "length"
 
-    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: Sequence[str], **columns: Any
+    ) -> list[float]:
         return [float(len(text.split())) for text in completions]
 
 
 class Constant(Length):
-    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: Sequence[str], **columns: Any
+    ) -> list[float]:
         return [0.5] * len(completions)
 
 
 class FailsOnShouting(Length):
-    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: Sequence[str], **columns: Any
+    ) -> list[float]:
         if any(text.isupper() for text in completions):
             raise RewardError("too loud")
         return super().__call__(prompts, completions, **columns)
@@ -71,9 +83,14 @@ class OracleReward(Length):
         rows = ScenesData(**SCENES).split("test") if rows is None else rows
         self.scenes = {row["image_id"]: row["scene"] for row in rows}
 
-    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: Sequence[str], **columns: Any
+    ) -> list[float]:
         pairs = zip(completions, columns["image_id"], strict=True)
-        return [self.sign * oracle(text, self.scenes[image_id]).f1 for text, image_id in pairs]
+        return [
+            self.sign * oracle(text, self.scenes[image_id]).f1
+            for text, image_id in pairs
+        ]
 
 
 class Liar(OracleReward):
@@ -91,7 +108,9 @@ def scenes() -> tuple[list[Row], list[str]]:
     return rows, captions
 
 
-def pairs_of(scenes: tuple[list[Row], list[str]], **options: Any) -> dict[str, list[Pair]]:
+def pairs_of(
+    scenes: tuple[list[Row], list[str]], **options: Any
+) -> dict[str, list[Pair]]:
     return probe_pairs(*scenes, SceneNegatives(), **options)
 
 
@@ -104,7 +123,13 @@ def results(scorer: Scorer, pairs: dict[str, list[Pair]]) -> dict[str, ProbeResu
 def captioner(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a small captioner of the scenes, with random weights."""
     folder = tmp_path_factory.mktemp("captioner")
-    shape = {"image_size": 16, "patch_size": 8, "d_model": 16, "num_heads": 2, "ffn_dim": 16}
+    shape = {
+        "image_size": 16,
+        "patch_size": 8,
+        "d_model": 16,
+        "num_heads": 2,
+        "ffn_dim": 16,
+    }
     references = [row["references"] for row in ScenesData(**SCENES).split("train")]
     made = TransformerCaptioner.from_scratch(
         references, 1, encoder_layers=1, decoder_layers=1, max_positions=24, **shape
@@ -115,9 +140,15 @@ def captioner(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run(out: Path, target: str, *words: str) -> dict[str, Any]:
     reward = ["--trust", target] if ":" in target else []
-    reward += ["--reward.terms.mine.target", target, "--data.kwargs", json.dumps(SCENES)]
+    reward += [
+        "--reward.terms.mine.target",
+        target,
+        "--data.kwargs",
+        json.dumps(SCENES),
+    ]
     run_program(
-        "stress", [*reward, "--num_samples", "4", "--bootstrap", "20", "--out", str(out), *words]
+        "stress",
+        [*reward, "--num_samples", "4", "--bootstrap", "20", "--out", str(out), *words],
     )
     found: dict[str, Any] = json.loads((out / "stress.json").read_text())
     return found
@@ -157,10 +188,14 @@ def test_the_truth_is_on_the_side_of_the_better_caption(
                 assert better.precision > worse.precision, name
     assert pairs_of(scenes) == pairs, "seeded"
     assert pairs_of(scenes, seed=1) != pairs
-    assert not any(own for name, own in pairs_of(scenes, english=False).items() if name in ENGLISH)
+    assert not any(
+        own for name, own in pairs_of(scenes, english=False).items() if name in ENGLISH
+    )
 
 
-def test_probes_of_the_oracle_and_of_length(scenes: tuple[list[Row], list[str]]) -> None:
+def test_probes_of_the_oracle_and_of_length(
+    scenes: tuple[list[Row], list[str]],
+) -> None:
     rows, _ = scenes
     pairs = pairs_of(scenes)
     gold = results(Scorer(OracleReward(rows), rows), pairs)
@@ -187,13 +222,17 @@ def test_the_report_and_its_json_agree(
     assert found["images"] == 30
     assert "Cider-D" in found["signature"]
     for name, result in found["probes"].items():
-        line = next(line for line in report.splitlines() if line.startswith(f"| {name} "))
+        line = next(
+            line for line in report.splitlines() if line.startswith(f"| {name} ")
+        )
         cells = [cell.strip() for cell in line.split("|")][3:5]
         assert cells == [str(result["pairs"]), f"{100 * result['right']:.1f}"]
     assert found["probes"]["words_repeated"]["right"] > 0.9
     assert found["probes"]["detail_missing"]["right"] < 0.5
     assert found["best_of_n"]["reward"]["n"] == [1, 2, 4]
-    assert found["best_of_n"]["reward"]["mean"] == sorted(found["best_of_n"]["reward"]["mean"])
+    assert found["best_of_n"]["reward"]["mean"] == sorted(
+        found["best_of_n"]["reward"]["mean"]
+    )
     verdict, curve = found["verdict"], found["best_of_n"]["oracle"]
     expected = curve["change"] if curve["fall_interval"][0] <= 0 else -curve["fall"]
     assert verdict["value"] == pytest.approx(expected)
@@ -206,7 +245,12 @@ def test_the_report_and_its_json_agree(
 
 @pytest.mark.parametrize(
     ("target", "outcome"),
-    [("OracleReward", "better"), ("Liar", "worse"), ("Length", "open"), ("Constant", "constant")],
+    [
+        ("OracleReward", "better"),
+        ("Liar", "worse"),
+        ("Length", "open"),
+        ("Constant", "constant"),
+    ],
 )
 def test_the_verdict_of_pairs(tmp_path: Path, target: str, outcome: str) -> None:
     verdict = run(tmp_path, f"{__name__}:{target}")["verdict"]
@@ -216,7 +260,9 @@ def test_the_verdict_of_pairs(tmp_path: Path, target: str, outcome: str) -> None
     page = (tmp_path / "report.html").read_text()
     assert ('class="verdict"' in page) == (outcome == "better")
     if target == "Length":
-        assert verdict["value"] < 0.5, "not half of the pairs in the right order is not good"
+        assert verdict["value"] < 0.5, (
+            "not half of the pairs in the right order is not good"
+        )
 
 
 def test_the_verdict_of_a_push_is_the_change_of_gold_on_validation_images(
@@ -243,12 +289,18 @@ def test_the_verdict_of_a_push_is_the_change_of_gold_on_validation_images(
         scores = [oracle(texts[row["image_id"]], row["scene"]) for row in rows]
         means.append(np.mean([score.f1 * (1 - score.unparsed) for score in scores]))
     assert verdict["value"] == pytest.approx(means[1] - means[0])
-    assert run(out, f"{__name__}:Length", *words) == found, "a finished training is kept"
+    assert run(out, f"{__name__}:Length", *words) == found, (
+        "a finished training is kept"
+    )
 
 
 MINE = [
     ("train", "A dog runs over the grass.", "a brown dog is running"),
-    ("test", "A black dog sits on the bench next to a man.", "a man and a dog on a bench"),
+    (
+        "test",
+        "A black dog sits on the bench next to a man.",
+        "a man and a dog on a bench",
+    ),
     ("test", "Two white boats on a blue lake.", "boats lie on the water"),
 ]
 
@@ -258,7 +310,9 @@ def test_captions_of_ones_own(tmp_path: Path, captioner: str) -> None:
     lines = []
     for number, (split, *references) in enumerate(MINE):
         Image.new("RGB", (16, 16)).save(tmp_path / f"{number}.png")
-        lines.append({"image": f"{number}.png", "split": split, "references": references})
+        lines.append(
+            {"image": f"{number}.png", "split": split, "references": references}
+        )
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
     data = {"format": "jsonl", "path": str(tmp_path / "mine.jsonl")}
     mine = ["--data.kwargs", "{}"]
@@ -292,20 +346,35 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"reward\.normalize"):
         run(tmp_path, "rouge_l", "--reward.normalize", "per_term")
     with pytest.raises(DataError, match="test-000000"):
-        run(tmp_path, "rouge_l", "--data.kwargs", json.dumps({**SCENES, "captions_per_image": 1}))
+        run(
+            tmp_path,
+            "rouge_l",
+            "--data.kwargs",
+            json.dumps({**SCENES, "captions_per_image": 1}),
+        )
 
 
 def test_both_captions_of_a_pair_have_one_form() -> None:
     """Spaces before punctuation and a missing full stop would tell edits from originals."""
     pytest.importorskip("textblob")
-    texts = ["A black dog sits on a bench .", "two white boats , on a  blue lake .", "a red bus"]
+    texts = [
+        "A black dog sits on a bench .",
+        "two white boats , on a  blue lake .",
+        "a red bus",
+    ]
     rows: list[Any] = [
         {"image_id": str(number), "references": [text.replace("a ", "the ")]}
         for number, text in enumerate(texts)
     ]
     pairs = probe_pairs(rows, texts, RuleNegatives(texts))
     made = {name: own for name, own in pairs.items() if own}
-    assert {"words_shuffled", "replace_object", "false_detail", "reference", "generic"} <= set(made)
+    assert {
+        "words_shuffled",
+        "replace_object",
+        "false_detail",
+        "reference",
+        "generic",
+    } <= set(made)
     for name, own in made.items():
         for pair in own:
             for text in (pair.better, pair.worse):

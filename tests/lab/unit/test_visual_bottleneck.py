@@ -26,7 +26,10 @@ class Colours:
 
     def __call__(self, captions: Sequence[str]) -> Sequence[Any]:
         self.captions += captions
-        return [Image.new("RGB", (16, 16), (10 * len(caption), 0, 0)) for caption in captions]
+        return [
+            Image.new("RGB", (16, 16), (10 * len(caption), 0, 0))
+            for caption in captions
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +58,17 @@ def test_captions_through_images(captioner: str) -> None:
     captions = ["a red circle on a grey field", "  ", "two blue squares", "the dog"]
     found = reward(None, captions)
     drawn = reward._images.captions  # type: ignore[attr-defined]
-    assert drawn == [captions[0], captions[2], captions[3]], "a blank caption is not drawn"
+    assert drawn == [captions[0], captions[2], captions[3]], (
+        "a blank caption is not drawn"
+    )
     assert found[1] == 0.0
     written = [reward.rewrite([caption])[0][0] for caption in captions]
-    expected = build("rouge_l")(None, written, references=[[caption] for caption in captions])
-    assert [found[row] for row in (0, 2, 3)] == pytest.approx([expected[row] for row in (0, 2, 3)])
+    expected = build("rouge_l")(
+        None, written, references=[[caption] for caption in captions]
+    )
+    assert [found[row] for row in (0, 2, 3)] == pytest.approx(
+        [expected[row] for row in (0, 2, 3)]
+    )
     assert reward.signature.startswith("VBA[colours,")
     assert vba(captioner).signature != vba(captioner, num_beams=1).signature
 
@@ -92,7 +101,9 @@ class Pipeline:
         assert disable
 
     def __call__(self, prompts: list[str], **options: Any) -> Any:
-        noise = [float(torch.rand(1, generator=own)) for own in options.pop("generator")]
+        noise = [
+            float(torch.rand(1, generator=own)) for own in options.pop("generator")
+        ]
         self.calls.append((prompts, options, noise))
         return SimpleNamespace(images=[Image.new("RGB", (8, 8)) for _ in prompts])
 
@@ -104,7 +115,11 @@ def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> 
         pipelines.append(Pipeline())
         return pipelines[-1]
 
-    parts = {"_class_name": "X", "unet": ["diffusers", "UNet"], "safety_checker": [None, None]}
+    parts = {
+        "_class_name": "X",
+        "unet": ["diffusers", "UNet"],
+        "safety_checker": [None, None],
+    }
     loaded = SimpleNamespace(from_pretrained=load, load_config=lambda model: parts)
     scheduler = SimpleNamespace(from_config=lambda config: f"DPM of {config}")
     module = SimpleNamespace(
@@ -125,7 +140,9 @@ def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> 
     assert noise[0] != noise[1], "captions have noise of their own"
     assert pipelines[0].scheduler == "DPM of config"
 
-    run = DiffusionImages("stabilityai/stable-diffusion-2", device="cpu", noise="run", seed=3)
+    run = DiffusionImages(
+        "stabilityai/stable-diffusion-2", device="cpu", noise="run", seed=3
+    )
     run(["a dog", "a cat"])
     run(["a cat"])
     drawn = [value for *_, noise in pipelines[1].calls for value in noise]
@@ -141,7 +158,13 @@ def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> 
         ({"similarity": "repetition"}, "similarity 'repetition'"),
         ({"text_to_image": "scene"}, "text_to_image is 'scene'"),
         ({"text_to_image": "diffusers:x"}, "package diffusers"),
-        ({"text_to_image": "diffusers:x", "text_to_image_kwargs": {"noise": "batch"}}, "noise"),
+        (
+            {
+                "text_to_image": "diffusers:x",
+                "text_to_image_kwargs": {"noise": "batch"},
+            },
+            "noise",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(captioner, options, message, monkeypatch):

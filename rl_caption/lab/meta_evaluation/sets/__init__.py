@@ -10,7 +10,12 @@ from typing import Any
 
 from rl_caption.data.base import DataError
 from rl_caption.lab.meta_evaluation.sets import pairs, rated, videos
-from rl_caption.lab.meta_evaluation.sets.base import READING, Files, Judged, JudgementSet
+from rl_caption.lab.meta_evaluation.sets.base import (
+    READING,
+    Files,
+    Judged,
+    JudgementSet,
+)
 from rl_caption.runtime.options import check_options
 
 __all__ = ["SETS", "Judged", "JudgementSet", "load"]
@@ -53,7 +58,9 @@ def load(
         DataError: an unknown name, or files that are missing, wrong or incomplete.
     """
     if name not in SETS:
-        raise DataError(f"{name!r} is not a set of judgements: expected one of {', '.join(SETS)}")
+        raise DataError(
+            f"{name!r} is not a set of judgements: expected one of {', '.join(SETS)}"
+        )
     options = kwargs or {}
     check_options(SETS[name], 1, name, options, "set_kwargs")
     files = Files(name, Path(folder), None if images is None else Path(images), partial)

@@ -63,8 +63,8 @@ class JudgementSet:
     """Heading -> [N] scores that the files have, which are compared with people, too."""
     above: Mapping[str, Order] = field(default_factory=lambda: PAIR)
     """Figure -> pairs of captions, all of which must be in order in a row that is right."""
-    texts_above: Mapping[str, Sequence[tuple[tuple[int, int], tuple[int, int]]]] = field(
-        default_factory=dict
+    texts_above: Mapping[str, Sequence[tuple[tuple[int, int], tuple[int, int]]]] = (
+        field(default_factory=dict)
     )
     """Figure -> ((i, j), (k, l)): the cosine of captions i and j must be above that of k and l, for
     metrics with a text encoder.
@@ -114,7 +114,11 @@ class JudgementSet:
 
 
 def rated(
-    image: str, caption: str, rating: Any, references: Sequence[str] = (), photo: Any = None
+    image: str,
+    caption: str,
+    rating: Any,
+    references: Sequence[str] = (),
+    photo: Any = None,
 ) -> Judged:
     """A row of a rated set; ``ValueError`` for a rating that is no finite number."""
     value = float(rating)
@@ -159,7 +163,9 @@ class Files:
         path = self.require(*names)
         return parse_json(path.read_bytes(), path)
 
-    def table(self, name: str, sep: str = ",", columns: Sequence[str] | None = None) -> list[Any]:
+    def table(
+        self, name: str, sep: str = ",", columns: Sequence[str] | None = None
+    ) -> list[Any]:
         """The rows of a table as dictionaries of texts, "" where a row has too few fields.
 
         ``columns`` are those of a file whose first line does not name them. With tabs quotation
@@ -168,19 +174,28 @@ class Files:
         import pandas
 
         path = self.require(name)
-        options: dict[str, Any] = {"sep": sep, "names": columns, "dtype": str, "index_col": False}
+        options: dict[str, Any] = {
+            "sep": sep,
+            "names": columns,
+            "dtype": str,
+            "index_col": False,
+        }
         if sep == "\t":
             options["quoting"] = 3
         try:
             table = pandas.read_csv(path, keep_default_na=False, **options)
         except UnicodeDecodeError:
-            table = pandas.read_csv(path, keep_default_na=False, encoding="latin-1", **options)
+            table = pandas.read_csv(
+                path, keep_default_na=False, encoding="latin-1", **options
+            )
         return table.fillna("").to_dict("records")
 
     def image_folder(self, *names: str) -> Path | None:
         """The folder of images that the user named, else the first of ``names`` that is there."""
         below = (self.folder / name for name in names)
-        return self.images or next((folder for folder in below if folder.is_dir()), None)
+        return self.images or next(
+            (folder for folder in below if folder.is_dir()), None
+        )
 
     def with_images(self, rows: Sequence[Judged], *names: str) -> list[Judged]:
         """The rows with the file ``image_id`` of the folder of images as their image."""
@@ -214,7 +229,9 @@ def coco_references(files: Files, name: str) -> dict[str, list[str]]:
     return references
 
 
-def with_other_captions(files: Files, name: str, rows: Sequence[Judged]) -> list[Judged]:
+def with_other_captions(
+    files: Files, name: str, rows: Sequence[Judged]
+) -> list[Judged]:
     """Add, where COCO's annotations are there, the image's other captions as references.
 
     Case, punctuation and spaces differ between the copies of COCO. ``DataError`` for an image

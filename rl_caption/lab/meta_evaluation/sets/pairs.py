@@ -71,7 +71,9 @@ def pascal50s(files: Files, seed: int = 0) -> list[JudgementSet]:
     for row, pair, kind in zip(rows, content["new_input"], kinds, strict=True):
         name, *captions = (text.strip() for text in list(pair.values())[:3])
         if set(captions) != set(row.captions):  # in either order
-            raise ValueError(f"{captions} are not the captions {row.captions} of the votes")
+            raise ValueError(
+                f"{captions} are not the captions {row.captions} of the votes"
+            )
         named.append(row._replace(image_id=name, kind=kind))
     return [_consensus(files, named, *PASCAL_IMAGES)]
 
@@ -88,10 +90,14 @@ def abstract50s(files: Files, seed: int = 0) -> list[JudgementSet]:
         numbered = [row._replace(image_id=f"pair {n}") for n, row in enumerate(rows)]
         return [_consensus(files, numbered)]
     named = []
-    candidates = files.json("abstract_candsB.json", "pyCIDErConsensus/abstract_candsB.json")
+    candidates = files.json(
+        "abstract_candsB.json", "pyCIDErConsensus/abstract_candsB.json"
+    )
     for row, candidate in zip(rows, candidates, strict=True):
         if candidate["caption"].strip() not in row.captions:
-            raise ValueError(f"{candidate} has none of the captions {row.captions} of the votes")
+            raise ValueError(
+                f"{candidate} has none of the captions {row.captions} of the votes"
+            )
         named.append(row._replace(image_id=candidate["image_id"]))
     return [_consensus(files, named, "images", "AbstractScenes", "RenderedScenes")]
 
@@ -138,7 +144,9 @@ def _voted_pairs(files: Files, name: str, seed: int) -> list[Judged]:
         pairs = {(row["B"].strip(), row["C"].strip()) for row in own}
         votes = [value for row in own for key, value in row.items() if key not in "ABC"]
         if len(own) < VOTES or len(pairs) > 1 or not set(votes) <= {1, -1}:
-            raise ValueError(f"the {VOTES} triplets from {start} are not of one pair of captions")
+            raise ValueError(
+                f"the {VOTES} triplets from {start} are not of one pair of captions"
+            )
         drawn = []
         for draw in range(DRAWS):
             order = np.random.default_rng((seed, draw, number)).permutation(VOTES)
@@ -177,7 +185,11 @@ def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
         files.check_count("pairs", len(rows), 99_480)
     if held_out:
         records = read_records(files.require("dataset_coco.json"))
-        seen = {record.filename for record in records if record.split in ("train", "restval")}
+        seen = {
+            record.filename
+            for record in records
+            if record.split in ("train", "restval")
+        }
         unseen = [row for row in rows if row.image_id not in seen]
         excluded["the image is in Karpathy's training split"] = len(rows) - len(unseen)
         rows = unseen
@@ -204,7 +216,10 @@ def _released_foil(content: Any) -> list[Judged]:
             wrong.append(row)
         else:
             true[row["id"]] = row["caption"]
-    return [Judged(names[row["image_id"]], (true[row["id"]], row["caption"])) for row in wrong]
+    return [
+        Judged(names[row["image_id"]], (true[row["id"]], row["caption"]))
+        for row in wrong
+    ]
 
 
 def sugarcrepe(files: Files) -> list[JudgementSet]:
@@ -261,17 +276,28 @@ def aro(files: Files, by_relation: bool = False) -> list[JudgementSet]:
         for row in files.json(f"visual_genome_{title}.json"):
             name, left, top = row["image_path"], row["bbox_x"], row["bbox_y"]
             box = left, top, left + row["bbox_w"], top + row["bbox_h"]
-            kind = row["relation_name"] if title == "relation" else "_".join(row["attributes"])
+            kind = (
+                row["relation_name"]
+                if title == "relation"
+                else "_".join(row["attributes"])
+            )
             captions = row["true_caption"], row["false_caption"]
             image = photos and Region(photos / name, box)
             pairs.append(Judged(name, captions, kind=kind, image=image))
         files.check_count(f"pairs of {title}s", len(pairs), published)
         if title == "relation":
-            left_out, reason = ARO_LEFT_OUT, "relations that the released evaluation leaves out"
+            left_out, reason = (
+                ARO_LEFT_OUT,
+                "relations that the released evaluation leaves out",
+            )
         else:
             counts = Counter(pair.kind for pair in pairs)
-            left_out = frozenset(kind for kind in counts if counts[kind] < MIN_ATTRIBUTE_PAIRS)
-            reason = f"pairs of attributes that occur less than {MIN_ATTRIBUTE_PAIRS} times"
+            left_out = frozenset(
+                kind for kind in counts if counts[kind] < MIN_ATTRIBUTE_PAIRS
+            )
+            reason = (
+                f"pairs of attributes that occur less than {MIN_ATTRIBUTE_PAIRS} times"
+            )
         rows = [pair for pair in pairs if pair.kind not in left_out]
         files.check_count(f"pairs of {title}s besides {reason}", len(rows))
         convention = (
@@ -340,7 +366,9 @@ def aro_order(files: Files, seed: int = 0) -> list[JudgementSet]:
         if not (files.folder / name).is_file():
             continue
         written = [
-            (row["image"], text) for row in files.json(name) for text in captions_of(row["caption"])
+            (row["image"], text)
+            for row in files.json(name)
+            for text in captions_of(row["caption"])
         ]
         files.check_count(f"captions in {name}", len(written), published)
         below = files.folder if (files.folder / written[0][0]).parent.is_dir() else None
@@ -348,7 +376,9 @@ def aro_order(files: Files, seed: int = 0) -> list[JudgementSet]:
         rows = []
         for number, (image, text) in enumerate(written):
             words, generator = tag_words(text), np.random.default_rng((seed, number))
-            shuffled = [EDITS[edit](words, {}, generator) or text for edit in ORDER_EDITS]
+            shuffled = [
+                EDITS[edit](words, {}, generator) or text for edit in ORDER_EDITS
+            ]
             captions = [_as_released(caption) for caption in (text, *shuffled)]
             rows.append(Judged(image, captions, image=folder and folder / image))
         convention = (
@@ -386,7 +416,9 @@ traveling on, tying, typing on, underneath, wading in, waiting for, walking acro
 next to, walking through, with, working in, working on, worn on, wrapped around, wrapped in
 """
 
-ARO_LEFT_OUT = frozenset(name.strip() for name in _ARO_LEFT_OUT.replace("\n", " ").split(","))
+ARO_LEFT_OUT = frozenset(
+    name.strip() for name in _ARO_LEFT_OUT.replace("\n", " ").split(",")
+)
 """157 names. Source: the published evaluation of ARO (Yuksekgonul et al., ICLR 2023), which removes
 them.
 """

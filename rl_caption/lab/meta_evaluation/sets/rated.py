@@ -49,7 +49,9 @@ def flickr8k_expert(files: Files) -> list[JudgementSet]:
     rows = _flickr8k(files, "ExpertAnnotations.txt", "flickr8k.json", raters=3)
     kept = [row for row in rows if row.captions[0] not in row.references[0]]
     files.check_count("judgements", len(kept), 16_992)
-    convention = "each of the three experts' ratings of a caption is a judgement; 5 references"
+    convention = (
+        "each of the three experts' ratings of a caption is a judgement; 5 references"
+    )
     excluded = {OWN_REFERENCE: len(rows) - len(kept)}
     return [JudgementSet(files.name, kept, convention, excluded, published=["tau_c"])]
 
@@ -60,7 +62,9 @@ def flickr8k_crowdflower(files: Files) -> list[JudgementSet]:
     Source as for ``flickr8k_expert``. The rating is the fraction of people who found that the
     caption fits, and judged captions are taken out of the references.
     """
-    rows = _flickr8k(files, "CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json", raters=1)
+    rows = _flickr8k(
+        files, "CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json", raters=1
+    )
     files.check_count("judgements", len(rows), 47_830)
     # In the JSON file judged captions are out already: such an image has fewer than five.
     rows = _without_judged(rows, complete=5)
@@ -75,7 +79,10 @@ def _flickr8k(files: Files, text: str, made: str, raters: int) -> list[Judged]:
     """Judgements with all captions of their image."""
     path = files.require(text, made)
     if path.name == made:
-        named = [row._replace(image_id=Path(str(row.image)).name) for row in _flickr8k_json(path)]
+        named = [
+            row._replace(image_id=Path(str(row.image)).name)
+            for row in _flickr8k_json(path)
+        ]
         return files.with_images(named, *FLICKR8K_IMAGES)
     captions, references = _read_tokens(files, FLICKR8K_TOKENS)
     files.check_count("captions", len(captions), 40_460)
@@ -96,11 +103,15 @@ def _flickr8k_json(path: Path) -> list[Judged]:
         for judgement in content["human_judgement"]:
             caption, rating = judgement["caption"], float(judgement["rating"])
             if rating == rating:  # some are NaN
-                rows.append(rated(image_id, caption, rating, references, content["image_path"]))
+                rows.append(
+                    rated(image_id, caption, rating, references, content["image_path"])
+                )
     return rows
 
 
-def _read_tokens(files: Files, name: str) -> tuple[dict[str, str], dict[str, list[str]]]:
+def _read_tokens(
+    files: Files, name: str
+) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Read ``IMAGE#NUMBER<tab>CAPTION`` lines: caption id -> caption, image -> its captions."""
     captions: dict[str, str] = {}
     references: dict[str, list[str]] = {}
@@ -124,7 +135,9 @@ def _without_judged(rows: Sequence[Judged], complete: int = 1) -> list[Judged]:
             others[row.image_id].remove(caption)
     bare = [image for image, texts in others.items() if not texts]
     if bare:
-        raise DataError(f"all references of {len(bare)} images are judged, such as {bare[0]!r:.80}")
+        raise DataError(
+            f"all references of {len(bare)} images are judged, such as {bare[0]!r:.80}"
+        )
     return [row._replace(references=(others[row.image_id],)) for row in rows]
 
 
@@ -146,7 +159,9 @@ def composite(
     for part in COMPOSITE if photos == "all" else [photos]:
         published, file = COMPOSITE[part]
         judgements = list(_turk_judgements(files, f"{part}_{aspect}.csv", skipped))
-        files.check_count(f"images of {part}", len({name for name, *_ in judgements}), published)
+        files.check_count(
+            f"images of {part}", len({name for name, *_ in judgements}), published
+        )
         files.require(file)
         if part == "coco":
             references = coco_references(files, file)
@@ -155,7 +170,9 @@ def composite(
             references = _read_tokens(files, file)[1]
         for name, caption, rating in judgements:
             coco_folder = re.search(r"COCO_(\w+)_\d+\.\w+$", name)  # COCO_val2014_...
-            names = COMPOSITE_IMAGES.get(part, coco_folder.groups() if coco_folder else ())
+            names = COMPOSITE_IMAGES.get(
+                part, coco_folder.groups() if coco_folder else ()
+            )
             folder = files.image_folder(*names)
             own = references[coco_id(name) if part == "coco" else name]
             rows.append(rated(name, caption, rating, own, folder and folder / name))
@@ -177,7 +194,9 @@ def _turk_judgements(
         for column in row:
             if not re.fullmatch(r"Input\.text\d+", column):
                 continue
-            answer = row.get(column.replace("Input.text", "Answer.Q") + "Answer", "").strip()
+            answer = row.get(
+                column.replace("Input.text", "Answer.Q") + "Answer", ""
+            ).strip()
             caption = single_spaced(row[column])
             if caption and answer.isdigit():
                 yield url.rsplit("/", 1)[-1], caption, answer
@@ -204,7 +223,9 @@ def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
     if path.is_dir():
         found = sorted(path.glob("*.jsonl"))
         if len(found) != 1:
-            raise DataError(f"{str(path)!r} has {len(found)} .jsonl files: expected one")
+            raise DataError(
+                f"{str(path)!r} has {len(found)} .jsonl files: expected one"
+            )
         path = found[0]
     files.opened.append(path)
     rows = _flickr8k_json(path) if path.suffix == ".json" else _rating_lines(path)
@@ -213,8 +234,14 @@ def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
         raise DataError(f"{path}: some rows have no references: expected all or none")
     folder = files.images or path.parent
     there = os.path.isfile(folder / str(rows[0].image))
-    rows = [row._replace(image=folder / str(row.image) if there else None) for row in rows]
-    return [JudgementSet(path.stem, rows, "each line is a judgement", within_images=within_images)]
+    rows = [
+        row._replace(image=folder / str(row.image) if there else None) for row in rows
+    ]
+    return [
+        JudgementSet(
+            path.stem, rows, "each line is a judgement", within_images=within_images
+        )
+    ]
 
 
 def _rating_lines(path: Path) -> list[Judged]:
@@ -223,7 +250,9 @@ def _rating_lines(path: Path) -> list[Judged]:
         with naming(where, READING, DataError):
             references = captions_of(row["references"]) if "references" in row else ()
             image_id = str(row.get("group", row["image"]))
-            judged = rated(image_id, row["caption"], row["rating"], references, row["image"])
+            judged = rated(
+                image_id, row["caption"], row["rating"], references, row["image"]
+            )
             rows.append(judged._replace(captions=[row["caption"]]))
     return rows
 
@@ -268,7 +297,10 @@ def icc_words(files: Files) -> list[JudgementSet]:
     table = files.table("Concreteness_ratings_Brysbaert_et_al_BRM.txt", "\t")
     files.check_count("words", len(table), 39_954)
     nouns = [row for row in table if row["Dom_Pos"] == "Noun"]
-    rows = [rated(str(number), row["Word"], row["Conc.M"]) for number, row in enumerate(nouns)]
+    rows = [
+        rated(str(number), row["Word"], row["Conc.M"])
+        for number, row in enumerate(nouns)
+    ]
     return [
         JudgementSet(
             "icc_words, Noun",

@@ -21,7 +21,12 @@ from rl_caption.lab.meta_evaluation.sets.base import (
     rated,
 )
 
-VATEX_FILES = ("candidates_list.pkl", "gts_list.pkl", "human_scores.pkl", "video_ids.pkl")
+VATEX_FILES = (
+    "candidates_list.pkl",
+    "gts_list.pkl",
+    "human_scores.pkl",
+    "video_ids.pkl",
+)
 RATERS = 3
 RIGHT, FOILED = "final_right_video_sentences.json", "final_foil_video_sentences.json"
 SEGMENTS, REFERENCES = "anet_entities_test_1.json", "anet_entities_test_2.json"
@@ -48,7 +53,9 @@ class _Arrays(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}".replace("numpy._core", "numpy.core") not in _ARRAYS:
-            raise pickle.UnpicklingError(f"it holds {module}.{name}: expected an array or a list")
+            raise pickle.UnpicklingError(
+                f"it holds {module}.{name}: expected an array or a list"
+            )
         return super().find_class(module, name)
 
 
@@ -87,10 +94,16 @@ def vatex_eval(
     for number, person in enumerate(scores.reshape(RATERS, count), start=1):
         rows = [
             rated(name, caption, rating, own[:references], videos[name])
-            for name, caption, rating, own in zip(names, captions, person, texts, strict=True)
+            for name, caption, rating, own in zip(
+                names, captions, person, texts, strict=True
+            )
         ]
         name = f"{files.name}, person {number}"
-        parts.append(JudgementSet(name, rows, convention, published=["tau_b"], within_images=True))
+        parts.append(
+            JudgementSet(
+                name, rows, convention, published=["tau_b"], within_images=True
+            )
+        )
     return parts
 
 
@@ -117,7 +130,9 @@ def activitynet_foil(files: Files, num_frames: int = 10) -> list[JudgementSet]:
             for content in (right, foiled)
         )
         times, length = _times(first[video]), float(first[video]["duration"])
-        for *captions, (start, end) in zip(true, false, times[: len(true)], strict=True):
+        for *captions, (start, end) in zip(
+            true, false, times[: len(true)], strict=True
+        ):
             if captions[0] == captions[1]:
                 excluded[equal] += 1
                 continue
@@ -127,9 +142,7 @@ def activitynet_foil(files: Files, num_frames: int = 10) -> list[JudgementSet]:
             rows.append(Judged(video, captions, references=references, image=image))
 
     files.check_count("pairs", len(rows))
-    convention = (
-        "the paragraph has a higher mean over its sentences than its foil; equal ones are wrong"
-    )
+    convention = "the paragraph has a higher mean over its sentences than its foil; equal ones are wrong"
     return [
         JudgementSet(
             files.name,
@@ -149,7 +162,10 @@ def _load_pickle(path: Path) -> Any:
 
 
 def _frames(
-    folder: Path | None, name: str, num_frames: int, span: tuple[float, float] = (0.0, 1.0)
+    folder: Path | None,
+    name: str,
+    num_frames: int,
+    span: tuple[float, float] = (0.0, 1.0),
 ) -> Frames | None:
     """Frames of a part of a video, which is a folder of frames or a file."""
     if folder is None:

@@ -17,11 +17,7 @@ BENCHMARKS = {
     "hf_step": "hf_step",
     "l_clip": "l_clip",
     "cider": "cider",
-    "evaluation": "evaluation",
     "memory": "memory",
-    "processes": "processes",
-    "serve": "serve",
-    "threads": "threads",
     "startup": "startup",
 }
 """Name on the command line -> module of this folder; its ``measure(timing)`` yields rows."""

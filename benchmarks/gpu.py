@@ -3,37 +3,24 @@
     python -m benchmarks.gpu first --out FOLDER      # tests, steps, reward, towers, a profile
     python -m benchmarks.gpu second --out FOLDER     # pretrained captioners, ZeRO, memory
     python -m benchmarks.gpu first --out FOLDER --device cpu --tiny       # a rehearsal without a GPU: every part, small
-    python -m benchmarks.gpu --what-is-missing LIST
 
 Each part is a process of its own with a limit of its own. Rows and logs of all parts are written to
 ``COMMAND.json``, a page of them to ``COMMAND.md``, whenever a part ends. Called again with the same
 folder, a command goes on with the parts that did not pass; ``--only`` names some.
-
-A machine without a package index gets what it lacks as wheels: LIST is a file that names its
-packages (``pip list``, or any text), and ``pip download --no-deps -d FOLDER`` fetches the missing
-ones (of pycocoevalcap's 100 MB only the folder ``cider`` is needed). There:
-
-    python3 -m pip install --no-index --no-deps --target /tmp/site FOLDER/*.whl && export
-    PYTHONPATH=/tmp/site
 """
 
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import distribution, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from benchmarks.harness import HEAD, Measurement
 
@@ -46,7 +33,6 @@ class Part:
     seconds: int
 
 
-ROOT = Path(__file__).parents[1]
 TESTS = "pytest -q -rs -p no:cacheprovider -m gpu tests/core/integration/test_gpu.py -k"
 COMMANDS: dict[str, dict[str, Part]] = {
     "first": {
@@ -66,8 +52,6 @@ COMMANDS: dict[str, dict[str, Part]] = {
     },
 }
 """Command -> its parts. Each part but the tests takes --device, --tiny and --json."""
-CARRIED = ("open_clip_torch", "deepspeed")
-"""Of the extras, what the parts need."""
 
 
 def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
@@ -153,41 +137,14 @@ def run_command(
     return int(any(results[name]["code"] != 0 for name in only))
 
 
-def missing_packages(text: str) -> list[str]:
-    """``NAME==VERSION``, as installed here, of this package's requirements, and theirs, that the
-    list ``text`` lacks.
-    """
-    there = {
-        canonicalize_name(name)
-        for name in re.findall(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", text)
-    }
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    waiting = [Requirement(line) for line in (*project["dependencies"], *CARRIED)]
-    missing: dict[str, str] = {}
-    while waiting:
-        requirement = waiting.pop()
-        name = canonicalize_name(requirement.name)
-        if name in there or name in missing:
-            continue
-        missing[name] = f"{name}=={version(name)}"
-        for line in distribution(name).requires or []:
-            need = Requirement(line)
-            extras = requirement.extras or {""}
-            if need.marker is None or any(
-                need.marker.evaluate({"extra": e}) for e in extras
-            ):
-                waiting.append(need)
-    return sorted(missing.values())
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command's parts, or say what a machine lacks."""
+    """Run a command's parts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", nargs="?", choices=COMMANDS)
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument(
-        "--out", type=Path, help="folder of COMMAND.json and COMMAND.md"
+        "--out", type=Path, required=True, help="folder of COMMAND.json and COMMAND.md"
     )
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument(
@@ -196,18 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", help="parts of the command; all by default"
     )
-    parser.add_argument(
-        "--what-is-missing",
-        type=Path,
-        metavar="LIST",
-        help="file that names the packages of a machine",
-    )
     chosen = parser.parse_args(arguments)
-    if chosen.what_is_missing:
-        print("\n".join(missing_packages(chosen.what_is_missing.read_text())))
-        return 0
-    if not (chosen.command and chosen.out):
-        parser.error("COMMAND and --out, or --what-is-missing LIST, are needed")
     only = chosen.only or list(COMMANDS[chosen.command])
     return run_command(chosen.command, chosen.out, chosen.device, chosen.tiny, only)
 

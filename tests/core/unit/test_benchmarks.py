@@ -18,21 +18,18 @@ from accelerate.state import AcceleratorState
 from benchmarks import __main__ as every
 from benchmarks import (
     cider,
-    evaluation,
     gpu,
     hf_step,
     l_clip,
     memory,
     scst_step,
     startup,
-    threads,
 )
 from benchmarks.harness import Measurement, Timing
 from benchmarks.l_clip import Shapes as ClipShapes
 from benchmarks.l_clip import measure as measure_l_clip
 from benchmarks.scst_step import PHASES, Bench, Shapes
 from rl_caption.runtime.types import CaptionBatch
-from tests.captions_for_tests import needs_java
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
 from tests.hf_models_for_tests import SIDE, save_model
 
@@ -245,27 +242,3 @@ def test_a_part_that_takes_too_long_is_cut_off_and_its_rows_are_kept(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     result = gpu.run_part(gpu.Part("slow_part", 2), "cpu", tiny=False)
     assert (result["code"], result["rows"], result["log"]) == (None, [1], "begun\n")
-
-
-@pytest.mark.slow
-def test_both_ways_of_waiting_are_timed_alone_and_beside_other_work() -> None:
-    rows = list(threads.measure(TIMING, steps={"xe": 2, "scst": 2}, batch_size=4))
-    details = [row.detail.rpartition("; ")[2] for row in rows]
-    beside = "beside 1 busy processes"
-    assert details == [
-        "demo_xe, alone",
-        f"demo_xe, {beside}",
-        "demo_scst, alone",
-        f"demo_scst, {beside}",
-    ]
-
-
-@needs_java
-def test_the_evaluation_and_the_toolkit_have_the_same_scores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (row,) = evaluation.measure(TIMING, images=3)
-    assert row.baseline == "pycocoevalcap with Java"
-    assert "3 images, 6 scores equal to the bit" in row.detail
-    monkeypatch.setattr(evaluation, "by_toolkit", lambda *_: {"BLEU-1": 0.5})
-    assert evaluation.compare(*evaluation.generated(3)) == "differ: BLEU-1"

@@ -1,5 +1,4 @@
-"""Classes that saved models name: those of this package are used, others only where the user trusts
-them.
+"""Classes that saved models name, which are used only where the user trusts them.
 
 A saved model's ``config.json`` comes with its weights, often from other people. It may name a
 class, such as the image encoder of a dual encoder, and its arguments; whoever imports and calls
@@ -14,8 +13,6 @@ import sys
 from collections.abc import Iterable
 from types import ModuleType
 
-SHIPPED = frozenset({"rl_caption.captioners.image_encoder:CaptionerImage"})
-"""Classes of this package that a saved model may name."""
 _trusted: set[str] = set()
 
 
@@ -39,9 +36,9 @@ def check_trusted(name: str, where: str) -> None:
         where: what names it, such as ``image in FOLDER/config.json``.
 
     Raises:
-        ValueError: it is neither of this package nor trusted.
+        ValueError: the user does not trust it.
     """
-    if name not in SHIPPED | _trusted:
+    if name not in _trusted:
         raise ValueError(
             f"{where} is {name!r:.200}, which is not of this package, and a saved model must not "
             f"choose what code "

@@ -32,7 +32,7 @@ from rewards.clip.preprocessing import (
 from rewards.frozen_model import most_tokens
 from rewards.model_files import transformers_options
 from rewards.options import load_target
-from rewards.trust import SHIPPED, check_trusted
+from rewards.trust import check_trusted
 
 Modality = Literal["image", "text"]
 
@@ -313,8 +313,7 @@ def local_encoder(
     these names.
 
     Name and arguments come with the saved model, often from other people. They may name an
-    architecture of open_clip, a class of this package, or what the user trusts
-    (``rewards.trust``).
+    architecture of open_clip, or what the user trusts (``rewards.trust``).
 
     Raises:
         ValueError: they name anything else, or ``folder`` is missing.
@@ -323,9 +322,7 @@ def local_encoder(
     what = f"{folder.name} in {folder.parent / 'config.json'}"
     if library in LIBRARIES and folder.is_dir():
         return f"transformers:{folder}", {**kwargs}
-    if library == "transformers" or (
-        name in SHIPPED and "model" in kwargs and not folder.is_dir()
-    ):
+    if library == "transformers":
         raise ValueError(
             f"{what} is {name!r:.200}: its folder {folder} is missing. Copy the whole model again"
         )

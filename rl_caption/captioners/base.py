@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rl_caption.captioners.config import Decoding
@@ -27,22 +29,33 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 """Patterns of the names of weight files in the folder of a saved captioner."""
 
 
+UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
+"""What libraries raise on a damaged or foreign file."""
+
+
 @contextmanager
-def reading(what: str | Path) -> Iterator[None]:
+def reading(
+    what: str | Path, kinds: tuple[type[Exception], ...] = UNREADABLE
+) -> Iterator[None]:
     """Context that turns what a library raises on a damaged or foreign file into a
     ``CaptionerError`` that names it.
     """
     try:
         yield
-    except Exception as error:
+    except kinds as error:
         if isinstance(error, CaptionerError) and str(what) in str(error):
             raise
-        name = (
-            ""
-            if isinstance(error, ValueError | OSError)
-            else f"{type(error).__name__}: "
-        )
-        raise CaptionerError(f"{what} cannot be loaded: {name}{error}") from error
+        raise CaptionerError(f"{what} cannot be loaded: {error}") from error
 
 
 class Captioner(Protocol):

@@ -456,9 +456,8 @@ def load_processors(
     name: str, family: Any, source: dict[str, Any], options: Mapping[str, Any]
 ) -> tuple[list[Any], Any]:
     """What is saved beside the weights, and the tokenizer among it."""
-    with reading(
-        f"image processor and tokenizer (tokenizer.json and others) of {name!r}"
-    ):
+    what = f"image processor and tokenizer (tokenizer.json and others) of {name!r}"
+    with reading(what, (Exception,)):  # tokenizers raises that itself
         # Without one of its files, Transformers makes up a tokenizer.
         cached_file(name, "tokenizer_config.json", **source)
         if family.row_prompts:

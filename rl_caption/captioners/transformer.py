@@ -327,7 +327,8 @@ def _read_tokenizer(
     """The tokenizer, checked against the model: without its second file it would not know its
     special tokens.
     """
-    with reading(f"the tokenizer in {folder} (tokenizer.json, tokenizer_config.json)"):
+    what = f"the tokenizer in {folder} (tokenizer.json, tokenizer_config.json)"
+    with reading(what, (Exception,)):  # tokenizers raises that itself
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             token_id = getattr(tokenizer, name)

@@ -14,12 +14,10 @@ from rewards.clip.clipscore import ClipScore
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.specs import Specs
 from rewards.trust import trust
-from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import save_text_encoder
 
 IMAGE = "tests.encoders_for_tests:TinyImageEncoder"
-OF_CAPTIONER = "rl_caption.captioners.image_encoder:CaptionerImage"
 TEXTS = ["a red circle", "two blue squares left of a green triangle .", "no shape"]
 
 
@@ -33,12 +31,6 @@ def made(text: str, image: str = IMAGE, **changes: Any) -> PretrainedDual:
     return PretrainedDual(
         DualConfig(image, text, embed_dim=8, hidden=10, **changes)
     ).eval()
-
-
-def image_of_captioner(folder: Path, encoder: str = OF_CAPTIONER) -> dict[str, Any]:
-    captioner = tiny_captioner()
-    captioner.save_pretrained(captioner.policy, folder)
-    return {"image": encoder, "image_kwargs": {"model": str(folder)}}
 
 
 def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(
@@ -77,17 +69,10 @@ def test_image_embeddings_are_of_the_mean_over_the_grid(text_encoder: str) -> No
     assert torch.allclose(dual.encode_image(pixels), dual.image_head(pooled), atol=1e-6)
 
 
-@pytest.mark.parametrize("encoder", [None, OF_CAPTIONER])
 def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(
-    tmp_path: Path, encoder: str | None
+    tmp_path: Path,
 ) -> None:
-    image = (
-        image_of_captioner(tmp_path / "source/captioner", encoder) if encoder else {}
-    )
-    dual, folder = (
-        made(save_text_encoder(tmp_path / "source"), **image),
-        tmp_path / "dual",
-    )
+    dual, folder = made(save_text_encoder(tmp_path / "source")), tmp_path / "dual"
     dual.save_pretrained(folder)
     shutil.rmtree(tmp_path / "source")
     trust([IMAGE])

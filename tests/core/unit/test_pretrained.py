@@ -47,12 +47,10 @@ from rewards.clip.pretrained import (
     preprocessing_from,
 )
 from rewards.model_files import fingerprint
-from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 from tests.encoders_for_tests import SIDE, TOWER, VISION, save_vit
 from tests.hf_models_for_tests import bert_tokenizer
 
-OF_CAPTIONER = "rl_caption.captioners.image_encoder:CaptionerImage"
 OWN = "tests.encoders_for_tests:MeanColours"
 CAPTIONS = ["a man", "a dog on the grass", "a"]
 CROP = {"height": SIDE, "width": SIDE}
@@ -291,29 +289,6 @@ def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path: Path) ->
     )
     with pytest.raises(ValueError, match=re.escape("layers.1.")):
         load_image_encoder(name)
-
-
-def test_the_image_encoder_of_a_captioner(tmp_path: Path) -> None:
-    captioner = tiny_captioner()
-    captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
-    encoder = load_image_encoder(OF_CAPTIONER, {"model": str(tmp_path / "captioner")})
-    rows = [
-        {
-            "image_id": str(seed),
-            "image": noise_image(seed, (20, 40)),
-            "references": ["a dog"],
-        }
-        for seed in (1, 2)
-    ]
-    grid = encoder(torch.stack([encoder.preprocessing(row["image"]) for row in rows]))
-    states = captioner.policy.encoder(**captioner.preprocess(rows)).last_hidden_state
-    assert grid.shape == (2, 2, 2, 32)
-    torch.testing.assert_close(grid.flatten(1, 2), states, rtol=0, atol=1e-6)
-    assert len(open_blocks(encoder, None)) == len(list(encoder.parameters()))
-    regions = tiny_captioner(input_kind="regions")
-    regions.save_pretrained(regions.policy, tmp_path / "regions")
-    with pytest.raises(ValueError, match="regions"):
-        load_image_encoder(OF_CAPTIONER, {"model": str(tmp_path / "regions")})
 
 
 def test_the_last_blocks_are_open_and_what_follows(tmp_path: Path) -> None:

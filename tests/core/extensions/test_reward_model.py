@@ -1,6 +1,4 @@
-"""A reward model from outside: one file with its keys, loss and what builds it, named by ``task``
-(docs/design.md).
-"""
+"""A reward model from outside: one file with its keys, loss and what builds it, named by ``task``."""
 
 from functools import partial
 from pathlib import Path

@@ -2,7 +2,6 @@
 first offenders.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -27,14 +26,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.images import (
-    Renderable,
-    check_frames,
-    file_stamp,
-    image_file,
-    open_image,
-    pixel_hash,
-)
+from rewards.images import check_frames, file_stamp, image_file, open_image, pixel_hash
 from rewards.text.tokenize import TOKENIZER, tokenize
 from rewards.videos import VideoFrame, read_frames
 from rl_caption.data.base import (
@@ -103,33 +95,25 @@ class ImageFile(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Name in messages, and in a cache: the path, and how many frames."""
-        return (
-            repr(self.path)
-            if self.num_frames is None
-            else f"{self.path!r}, {self.num_frames}"
-        )
+        """Name in messages, and in a cache."""
+        return repr(self.path)
 
     def stamp(self) -> Any:
         """``file_stamp``: to read every file for a hash would take minutes. None of a folder."""
-        stamp = [*file_stamp(self.path)]
+        stamp = [*file_stamp(self.path), self.num_frames]
         return None if os.path.isdir(self.path) else stamp
 
     def check(self) -> str:
         """Decode it, and hash the pixels. Raises ``RewardError``."""
         if self.num_frames is not None:
-            hashes = [
-                pixel_hash(frame) for frame in read_frames(self.path, self.num_frames)
-            ]
-            return hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest()
+            return " ".join(map(pixel_hash, read_frames(self.path, self.num_frames)))
         with image_file(self.path) as image:
             # checksums, where the format has them; the image cannot be used afterwards
             image.verify()
         return pixel_hash(open_image(self.path))
 
 
-Checkable = ImageFile | LazyImage | ImageFeatures
-C = TypeVar("C", bound=Checkable)
+C = TypeVar("C", bound=ImageFile | LazyImage | ImageFeatures)
 
 
 @dataclass(frozen=True)
@@ -145,13 +129,15 @@ class CheckReport:
     """
     skips: bool
     """Whether bad rows are left out (``data.on_bad: skip``)."""
-    warnings: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
     """Of references that are likely not meant as they are (``TextForms``)."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{split} {count}" for split, count in self.rows.items())
-        found = f"{len(self.problems) or 'no'} problem{'s' * (len(self.problems) != 1)}"
-        lines = [f"data: {found} in {sum(self.rows.values())} rows ({counts})"]
+        total = sum(self.rows.values())
+        lines = [
+            f"data: {len(self.problems) or 'no'} problems in {total} rows ({counts})"
+        ]
         for kind, offenders in self.problems.items():
             lines.append(
                 f"  - {len(offenders)} {kind}: {first_of(offenders)} ({ADVICE[kind]})"
@@ -162,9 +148,8 @@ class CheckReport:
                 for split, count in self.rows.items()
             ]
             lines.append(f"left out: {', '.join(left_out)}")
-        return "\n".join(
-            [*lines, *(f"WARNING: {sentence}" for sentence in self.warnings)]
-        )
+        lines += [f"WARNING: {sentence}" for sentence in self.warnings]
+        return "\n".join(lines)
 
     def good_rows_of(self, data: Splits) -> Splits:
         """The checked dataset with its good rows only. Splits that were not checked stay as they
@@ -199,18 +184,22 @@ class _Entry:
     image_id: str
     file: ImageFile | LazyImage | None = None
     content: str | None = None
-    features: ImageFeatures | None = None
+    features: tuple[ImageFeatures, ...] = ()
     references: list[str] | None = None
     """The non-empty references, where some are empty."""
     bad: bool = False
 
     @property
     def path(self) -> str | None:
-        return (
-            os.path.abspath(self.file.path)
-            if isinstance(self.file, ImageFile)
-            else None
-        )
+        if isinstance(self.file, ImageFile):
+            return os.path.abspath(self.file.path)
+        return None
+
+    @property
+    def size(self) -> int | None:
+        """Size of the image file in bytes; None where there is none."""
+        path = self.path or ""
+        return os.path.getsize(path) if os.path.isfile(path) else None
 
 
 def check_data(
@@ -252,37 +241,52 @@ def check_data(
     """
     found: dict[str, list[str]] = {kind: [] for kind in ADVICE}
     forms = TextForms()
-    names = list(dict.fromkeys(splits))
     entries: list[_Entry] = []
-    for name in names:
-        entries += _read_split(data, name, check_images, needs, found, forms)
-    every = [*entries, *_other_splits(data, names)]
+    for split in dict.fromkeys(splits):
+        rows = enumerate(progress(data[split], f"checking {split}", "row"))
+        entries += [
+            _check_row(split, index, row, check_images, needs, found, forms)
+            for index, row in rows
+        ]
+    others = list(_other_splits(data, splits))
     if check_images:
-        _check_images(every, names, num_workers, check_pixels, cache, found)
+        checked = [*entries]
+        if check_pixels:
+            sizes = {entry.size for entry in entries} - {None}
+            checked += [entry for entry in others if entry.size in sizes]
+        owners = [(entry, entry.file) for entry in checked if entry.file is not None]
+        files = (file for _, file in owners)
+        verdicts = verify(files, num_workers, check_pixels, cache)
+        for entry, file in owners:
+            entry.content, error, missing = verdicts[file]
+            if error is not None and entry.split in splits:
+                kind = MISSING if missing else UNREADABLE
+                found[kind].append(f"{entry.split} {error}")
+                entry.bad = True
     _check_features(entries, num_workers, cache, found)
-    for group in _repeated(entries, lambda entry: (entry.split, entry.image_id)):
+    for group in _repeated(entries, attrgetter("split", "image_id")):
         for entry in group[1:]:
-            found[DUPLICATE_IDS].append(
-                f"{entry.split} image {entry.image_id!r} once more"
-            )
+            found[DUPLICATE_IDS].append(f"{entry.split} image {entry.image_id!r} again")
         for entry in [entry for entry in group if not entry.bad][1:]:
             entry.bad = True
     for kind, what in LEAKED.items():
-        _check_leaks(every, names, kind, attrgetter(what), found)
-    kept: dict[str, dict[int, list[str] | None]] = {name: {} for name in names}
+        _check_leaks(
+            _repeated([*entries, *others], attrgetter(what)), splits, kind, found
+        )
+    kept: dict[str, dict[int, list[str] | None]] = {split: {} for split in splits}
     for entry in entries:
         if not entry.bad:
             kept[entry.split][entry.index] = entry.references
     report = CheckReport(
-        rows={name: len(data[name]) for name in names},
+        rows={split: len(data[split]) for split in kept},
         problems={kind: offenders for kind, offenders in found.items() if offenders},
         kept=kept,
         skips=on_bad == "skip",
-        warnings=tuple(forms.warnings(tokenizer)),
+        warnings=forms.warnings(tokenizer),
     )
     if on_bad == "fail" and report.problems:
         raise DataError(str(report))
-    empty = [name for name in names if not kept[name]]
+    empty = [split for split in kept if not kept[split]]
     if empty:
         raise DataError(f"{report}\nno rows are left in {', '.join(empty)}")
     return report
@@ -303,17 +307,16 @@ def check_row_images(
     where none is good.
     """
     files = [_file_of(row.get("image")) for row in rows]
-    verdicts = verify(_known(files), num_workers, check_pixels, cache)
-    bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
-    good = [
-        row
-        for row, file in zip(rows, files, strict=True)
-        if file is None or verdicts[file].error is None
-    ]
-    if bad:
+    known = [file for file in files if file is not None]
+    verdicts = verify(known, num_workers, check_pixels, cache)
+    errors = {
+        file: verdict.error for file, verdict in verdicts.items() if verdict.error
+    }
+    good = [row for row, file in zip(rows, files, strict=True) if file not in errors]
+    if errors:
         message = (
-            f"{needed_by} looks at images, and {len(bad)} of {len(verdicts)} cannot be used: "
-            f"{first_of(bad)}"
+            f"{needed_by} looks at images, and {len(errors)} of {len(verdicts)} cannot be used: "
+            f"{first_of([*errors.values()])}"
         )
         if on_bad == "fail" or not good:
             raise DataError(message)
@@ -323,16 +326,13 @@ def check_row_images(
 
 def missing_files(images: Iterable[Any]) -> list[str]:
     """The files among rows' images that do not exist."""
-    verdicts = verify(_known(map(_file_of, images)), read=False)
+    found = map(_file_of, images)
+    verdicts = verify((file for file in found if file is not None), read=False)
     return [
-        getattr(file, "path", file.where) for file in verdicts if verdicts[file].missing
+        getattr(file, "path", file.where)
+        for file, verdict in verdicts.items()
+        if verdict.missing
     ]
-
-
-def _known(
-    files: Iterable[ImageFile | LazyImage | None],
-) -> list[ImageFile | LazyImage]:
-    return [file for file in files if file is not None]
 
 
 def _file_of(source: Any) -> ImageFile | LazyImage | None:
@@ -370,13 +370,18 @@ def verify(
             verdicts[item] = Verdict(error=reason, missing=True)
             continue
         known, content = stored.get(item.where, (None, None))
-        if not read:
-            verdicts[item] = Verdict()
-        elif stamp is not None and known == stamp:
-            verdicts[item] = Verdict(content)
-        else:
+        if read and (stamp is None or known != stamp):
             unseen[item] = stamp
-    results = in_parallel(_verdict, list(unseen), num_workers, title)
+        else:
+            verdicts[item] = Verdict(content if read else None)
+
+    def result(item: C) -> Verdict:
+        try:
+            return Verdict(item.check())
+        except (RewardError, DataError) as error:
+            return Verdict(error=str(error))
+
+    results = in_parallel(result, list(unseen), num_workers, title)
     for (item, stamp), verdict in zip(unseen.items(), results, strict=True):
         verdicts[item] = verdict
         if verdict.error is None and stamp is not None:
@@ -384,13 +389,6 @@ def verify(
     if unseen and cache is not None:
         write_text(cache, json.dumps(stored))
     return verdicts
-
-
-def _verdict(item: Checkable) -> Verdict:
-    try:
-        return Verdict(item.check())
-    except (RewardError, DataError) as error:
-        return Verdict(error=str(error))
 
 
 def in_parallel(
@@ -406,55 +404,48 @@ def in_parallel(
         yield from progress(pool.map(function, items), title, total=len(items))
 
 
-def _read_split(
-    data: Splits,
+def _check_row(
     split: str,
+    index: int,
+    row: Row,
     check_images: bool,
     needs: Collection[str],
     found: dict[str, list[str]],
     forms: TextForms,
-) -> Iterator[_Entry]:
-    """Check ids, captions and in-memory images of a split; yield what the other checks need of each
-    row.
-    """
-    for index, row in enumerate(progress(data[split], f"checking {split}", "row")):
-        source = row.get("image")
-        entry = _Entry(split, index, row["image_id"], _file_of(source))
-        name = f"{split} image {entry.image_id!r}"
-        if source is None and "image" in needs:
-            found[NO_IMAGES].append(name)
+) -> _Entry:
+    """Check captions and an in-memory image; return what the other checks need of the row."""
+    source = row.get("image")
+    entry = _Entry(split, index, row["image_id"], _file_of(source))
+    name = f"{split} image {entry.image_id!r}"
+    if source is None and "image" in needs:
+        found[NO_IMAGES].append(name)
+        entry.bad = True
+    elif check_images and entry.file is None:
+        try:
+            if isinstance(source, Image.Image):
+                entry.content = pixel_hash(open_image(source))
+            elif isinstance(source, list | tuple):
+                check_frames(source)
+        except RewardError as error:
+            found[UNREADABLE].append(f"{name}: {error}")
             entry.bad = True
-        elif check_images and source is not None and entry.file is None:
-            try:
-                entry.content = _content(source)
-            except RewardError as error:
-                found[UNREADABLE].append(f"{name}: {error}")
-                entry.bad = True
-        if row.get("features") is not None:
-            entry.features = as_image_features(row["features"], entry.image_id)
-        good = []
-        for number, caption in enumerate(row["references"], start=1):
-            forms.add(f"reference of {name}", caption)
-            # Punctuation is no word: metrics drop it.
-            if any(map(str.isalnum, caption)) or tokenize(caption):
-                good.append(caption)
-            else:
-                found[EMPTY_CAPTIONS].append(f"{name}, caption {number}")
-        if len(good) < len(row["references"]):
-            entry.references = good
-        if not good and "text" in needs:
-            found[NO_REFERENCES].append(name)
-            entry.bad = True
-        yield entry
-
-
-def _content(source: Any) -> str | None:
-    """Check an image that is no file; return the hash of a PIL image. Raises ``RewardError``."""
-    if isinstance(source, Image.Image):
-        return pixel_hash(open_image(source))
-    if isinstance(source, list | tuple) and source:
-        check_frames([frame for frame in source if not isinstance(frame, Renderable)])
-    return None
+    if row.get("features") is not None:
+        features = as_image_features(row["features"], entry.image_id)
+        entry.features = (features, *(features.views if split == "train" else ()))
+    good = []
+    for number, caption in enumerate(row["references"], start=1):
+        forms.add(f"reference of {name}", caption)
+        # Punctuation is no word: metrics drop it.
+        if any(map(str.isalnum, caption)) or tokenize(caption):
+            good.append(caption)
+        else:
+            found[EMPTY_CAPTIONS].append(f"{name}, caption {number}")
+    if len(good) < len(row["references"]):
+        entry.references = good
+    if not good and "text" in needs:
+        found[NO_REFERENCES].append(name)
+        entry.bad = True
+    return entry
 
 
 def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
@@ -470,39 +461,6 @@ def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
                 yield _Entry(name, index, row["image_id"], file)
 
 
-def _check_images(
-    entries: Sequence[_Entry],
-    names: Collection[str],
-    num_workers: int,
-    check_pixels: bool,
-    cache: str | Path | None,
-    found: dict[str, list[str]],
-) -> None:
-    """Check the image files of the splits ``names``, and record the hashes of their content, and of
-    the files of other splits that have the size of one of them.
-    """
-    checked = [entry for entry in entries if entry.split in names]
-    if check_pixels:
-        sizes = set(map(_size, checked)) - {None}
-        others = [entry for entry in entries if entry.split not in names]
-        checked += [entry for entry in others if _size(entry) in sizes]
-    owners = [(entry, entry.file) for entry in checked if entry.file is not None]
-    verdicts = verify((file for _, file in owners), num_workers, check_pixels, cache)
-    for entry, file in owners:
-        verdict = verdicts[file]
-        entry.content = verdict.content
-        if verdict.error is not None and entry.split in names:
-            kind = MISSING if verdict.missing else UNREADABLE
-            found[kind].append(f"{entry.split} {verdict.error}")
-            entry.bad = True
-
-
-def _size(entry: _Entry) -> int | None:
-    """Size of an image file in bytes; None where there is none."""
-    path = entry.path
-    return os.path.getsize(path) if path is not None and os.path.isfile(path) else None
-
-
 def _check_features(
     entries: Sequence[_Entry],
     num_workers: int,
@@ -510,53 +468,44 @@ def _check_features(
     found: dict[str, list[str]],
 ) -> None:
     """Check the headers of region features, which must have the size D of the majority."""
-    owners = []
-    for entry in entries:
-        if entry.features is not None:
-            views = entry.features.views if entry.split == "train" else ()
-            owners += [(entry, item) for item in (entry.features, *views)]
-    items = [item for _, item in owners]
+    items = [item for entry in entries for item in entry.features]
     verdicts = verify(items, num_workers, cache=cache, title="checking features")
-    sizes = Counter(
-        verdicts[item].content for item in items if verdicts[item].error is None
-    )
+    sizes = Counter(verdicts[item].content for item in items)
+    del sizes[None]
     usual = max(sizes, key=sizes.__getitem__, default=None)
-    for entry, item in owners:
-        size, error, _ = verdicts[item]
-        if error is None and size != usual:
-            error = f"{item.where}: D is {size}, others have {usual}"
-        if error is not None:
-            found[BAD_FEATURES].append(f"{entry.split}: {error}")
-            entry.bad = True
+    for entry in entries:
+        for item in entry.features:
+            size, error, _ = verdicts[item]
+            if error is None and size != usual:
+                error = f"{item.where}: D is {size}, others have {usual}"
+            if error is not None:
+                found[BAD_FEATURES].append(f"{entry.split}: {error}")
+                entry.bad = True
 
 
 def _check_leaks(
-    entries: Sequence[_Entry],
+    groups: Iterable[Sequence[_Entry]],
     names: Collection[str],
     kind: str,
-    key: Callable[[_Entry], Hashable | None],
     found: dict[str, list[str]],
 ) -> None:
     """Find what several splits contain, one of ``names`` at least; only its rows in the most
     valuable stay good.
     """
-    for group in _repeated(entries, key):
+    for group in groups:
         first: dict[str, _Entry] = {}
         for entry in group:
             first.setdefault(entry.split, entry)
-        # A file that is in two splits is named as a file, and not once more as equal content.
-        paths = {entry.path for entry in group}
-        is_one_file = kind == LEAKED_CONTENT and len(paths) == 1 and None not in paths
-        if len(first) < 2 or is_one_file or not first.keys() & {*names}:
-            continue
+        shared: Iterable[Any] = [getattr(group[0], LEAKED[kind])]
         if kind == LEAKED_CONTENT:
-            places = [
-                f"{name} {entry.path or entry.image_id!r}"
-                for name, entry in first.items()
-            ]
-            found[kind].append(" = ".join(places))
-        else:
-            found[kind].append(f"{key(group[0])!r} in {' and '.join(first)}")
+            shared = {entry.path or entry.image_id: None for entry in group}
+            # A file that is in two splits is named as a file, and not once more as equal content.
+            if len(shared) == 1:
+                continue
+        if len(first) < 2 or not first.keys() & {*names}:
+            continue
+        equal = " = ".join(map(repr, shared))
+        found[kind].append(f"{equal} in {' and '.join(first)}")
         good = [entry for entry in group if not entry.bad]
         kept = max((entry.split for entry in good), key=_value_of_split, default=None)
         for entry in good:
@@ -571,10 +520,10 @@ def _value_of_split(split: str) -> int:
 
 
 def _repeated(
-    entries: Sequence[_Entry], key: Callable[[_Entry], Any]
+    entries: Iterable[_Entry], key: Callable[[_Entry], Hashable]
 ) -> list[list[_Entry]]:
     """Groups of entries that share their key."""
-    groups: dict[Any, list[_Entry]] = defaultdict(list)
+    groups: dict[Hashable, list[_Entry]] = defaultdict(list)
     for entry in entries:
         if key(entry) is not None:
             groups[key(entry)].append(entry)

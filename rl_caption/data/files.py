@@ -183,7 +183,7 @@ def _annotated(content: Any, path: str | Path, by: IdKey) -> Iterator[_Annotated
         for image, captions in coco_records(content, path):
             yield _Annotated(image.get(key), captions)
     elif isinstance(content.get("images"), list):
-        for record in karpathy_records(content, path):
+        for record in karpathy_records(path, content):
             name = record.image_id if by == "image_id" else record.filename
             yield _Annotated(name or None, record.references, record.split)
     else:

@@ -1,25 +1,43 @@
-"""Data formats by name, and what formats that read a file share.
+"""Data formats by name, the rows of Python objects and of tables, and what formats share.
 
 A format of this package is a line in ``FORMATS``. One from outside is named by ``data.target``
 (``package.module:Name``): a function that yields rows, or the rows themselves (``rows_of``). Its
 parameters are its options, with ranges in their annotations (``Annotated[int, Field(ge=1)]``);
 their values come from ``data.kwargs``, or, for parameters named like one of ``KEYS``, from that key
 of ``data``.
+
+The hub, Parquet, CSV, imagefolders and webdataset's tar shards are read by the library ``datasets``
+(extra ``hub``): texts when a row is accessed, and images when they are opened.
 """
 
 from __future__ import annotations
 
 import pickle
-from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from os.path import exists
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rewards.base import naming
 from rewards.videos import video_frames
-from rl_caption.data.base import BY_REFERENCE, DataError, Row, RowView, Splits
-from rl_caption.data.rows import ROW_KEYS, STANDARD_SPLITS, read_row
+from rl_caption.data.base import (
+    BY_REFERENCE,
+    DataError,
+    LazyImage,
+    Row,
+    RowView,
+    Splits,
+)
+from rl_caption.data.rows import (
+    FILE_KEYS,
+    ROW_KEYS,
+    STANDARD_SPLITS,
+    check_keys,
+    read_row,
+    renamed_columns,
+    split_name,
+    standard_split,
+)
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code
 from rl_caption.runtime.options import load_target, wrong_arguments
 
@@ -29,7 +47,7 @@ if TYPE_CHECKING:
 FORMATS = {
     "karpathy": "rl_caption.data.rows:karpathy",
     "jsonl": "rl_caption.data.rows:jsonl",
-    "hub": "rl_caption.data.hub:hub",
+    "hub": "rl_caption.data.formats:hub",
     "coco": "rl_caption.data.published:coco",
     "sharegpt4v": "rl_caption.data.published:sharegpt4v",
     "dci": "rl_caption.data.published:densely_captioned",
@@ -50,6 +68,8 @@ KEYS = (
     "features_kwargs",
 )
 """Keys of ``data`` that are options of some formats."""
+LOADERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}
+"""Extension of a single file -> its loader in ``datasets``."""
 
 
 def wrong_options(config: DataConfig, required: bool = False) -> list[str]:
@@ -85,19 +105,19 @@ def build_data(config: DataConfig) -> Splits:
     if wrong:
         raise ConfigError("; ".join(wrong))
     target, name = _target(config)
+    path = config.path
     is_local = config.format != "hub" and config.target is None
-    if config.source and config.path and is_local and not exists(config.path):
-        raise DataError(
-            f"data.path {config.path!r} does not exist{where_from(config.source)}"
-        )
+    if config.source and path and is_local and not Path(path).exists():
+        raise DataError(f"data.path {path!r} does not exist{where_from(config.source)}")
     kept = (ConfigError, DataError)
     with (
         naming(f"data: {name}", (TypeError, ValueError), ConfigError, kept),
         errors_of_user_code(name),
     ):
-        made = target(**_options(config)) if callable(target) else target
-        source = config.path if callable(target) and config.path else name
-        data = rows_of(made, source, checked=config.target is None)
+        data = target
+        if callable(target):
+            data, name = target(**_options(config)), path or name
+        data = rows_of(data, name, checked=config.target is None)
     if config.num_frames is not None:
         data = _map_rows(data, partial(_video, config.num_frames))
     return _map_rows(data, _long) if config.long_captions else data
@@ -116,24 +136,52 @@ def _options(config: DataConfig) -> dict[str, Any]:
     return config.model_dump(include=set(KEYS), exclude_defaults=True) | config.kwargs
 
 
-class PackedRows(Sequence[Row]):
-    """Rows in one buffer, so that millions of them take what their texts take."""
+def hub(
+    path: str,
+    columns: dict[str, str] | None = None,
+    image_root: str | None = None,
+    splits: dict[str, str] | None = None,
+    name: str | None = None,
+    revision: str | None = None,
+) -> Splits:
+    """Read a data set of the hub, or files in a layout that ``datasets`` reads.
 
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-        self._ends = array("q", [0])
+    Args:
+        path: its name, ``OWNER/NAME``, or a folder such as one of ``train-*.parquet`` or
+            ``train-*.tar``, or a file of ``LOADERS``, which is the split ``train``.
+        columns: column of this package -> column there (``renamed_columns``).
+        image_root: folder that images start from, where their column has paths; None is that of
+            local files.
+        splits: split here -> split there, in the notation of ``datasets`` (``{train:
+            train+restval}``), whatever a column ``split`` names. None takes all, and ``validation``
+            is ``val``; or those that the column ``split`` names, where there is one.
+        name: the configuration, where the data set has several.
+        revision: branch, tag or commit.
 
-    def append(self, row: Row) -> None:
-        """Add a row at the end."""
-        self._bytes += pickle.dumps(row)
-        self._ends.append(len(self._bytes))
+    Raises:
+        DataError: it cannot be loaded, or has other columns or splits.
+    """
+    import datasets
+    from pyarrow import ArrowException
 
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, index: Any) -> Any:
-        start, end = self._ends[index : index + 2]
-        return pickle.loads(self._bytes[start:end])
+    place = Path(path)
+    options: dict[str, Any] = {"path": path, "name": name, "revision": revision}
+    if place.is_file():
+        loader = LOADERS.get(place.suffix, "json")
+        options = {"path": loader, "data_files": {"train": path}}
+    if image_root is None and place.exists():
+        image_root = str(place.parent if place.is_file() else place)
+    library = datasets.exceptions.DatasetsError
+    unloadable = (OSError, ValueError, ArrowException, library)
+    with naming(f"data.path {path!r} cannot be loaded", unloadable, DataError):
+        if splits is None:
+            tables = datasets.load_dataset(**options)
+        else:
+            tables = {
+                split: datasets.load_dataset(**options, split=there)
+                for split, there in splits.items()
+            }
+    return _rows_of_tables(tables, path, columns, image_root or "", splits is None)
 
 
 def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Splits:
@@ -151,49 +199,116 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
     if isinstance(source, Splits):
         return source
     tables = source if isinstance(source, Mapping) else {"train": source}
-    if tables and all(map(_is_table, tables.values())):
-        from rl_caption.data.hub import rows_of_tables
-
-        return rows_of_tables(tables, name)
+    if all(hasattr(table, "select_columns") for table in tables.values()):
+        return _rows_of_tables(tables, name)
     if isinstance(source, Mapping):
         views = {}
         for split, items in source.items():
             listed = items if isinstance(items, Sequence) else list(items)
-            views[split] = RowView(
-                listed, partial(_read, f"{name}, split {split!r}", split)
+            make = partial(
+                _read, f"{name}, split {split!r}", split, ROW_KEYS, None, None, ""
             )
+            views[split] = RowView(listed, make)
         return Splits(views, name)
-    new: Any = list if isinstance(source, Sequence) else PackedRows
-    groups: dict[str, Any] = {split: new() for split in STANDARD_SPLITS}
+    # Rows of a generator are kept as bytes: millions of them take what their texts take.
+    is_kept = isinstance(source, Sequence)
+    groups: dict[str, list[Any]] = {split: [] for split in STANDARD_SPLITS}
     for index, item in enumerate(source):
         if checked:
             split, row = item.pop("split"), item
         else:
-            split, row = read_row(
-                item, f"{name}, row {index}", "", None, ROW_KEYS, f"{index}"
-            )
-        groups.setdefault(split, new()).append(row)
-    splits = {split: RowView(rows) for split, rows in groups.items() if len(rows)}
+            where = f"{name}, row {index}"
+            split, row = read_row(item, where, keys=ROW_KEYS, number=f"{index}")
+        groups.setdefault(split, []).append(row if is_kept else pickle.dumps(row))
+    load = None if is_kept else _unpickled
+    splits = {split: RowView(rows, load) for split, rows in groups.items() if rows}
     if not splits:
         raise DataError(f"{name} holds no images")
     return Splits(splits, name)
 
 
-def _is_table(source: Any) -> bool:
-    """Whether it is a ``datasets.Dataset``, and not a stream."""
-    return hasattr(source, "column_names") and hasattr(source, "__len__")
+def _unpickled(_: int, row: bytes) -> Row:
+    return cast(Row, pickle.loads(row))
 
 
-def _read(where: str, split: str, index: int, item: Any) -> Row:
-    place = f"{where}, row {index}"
-    return read_row(item, place, "", None, ROW_KEYS, f"{split}/{index}")[1]
+def _rows_of_tables(
+    tables: Mapping[str, Any],
+    source: str,
+    columns: Mapping[str, str] | None = None,
+    image_root: str = "",
+    by_column: bool = True,
+) -> Splits:
+    """The rows of tables (``datasets.Dataset``) by split.
+
+    Args:
+        tables: split -> table.
+        source: the data set in messages.
+        columns: as of ``renamed_columns``; None takes those with the names of ``FILE_KEYS``.
+        image_root: folder of the images, where their column has paths.
+        by_column: the rows of a table with a column ``split`` are in the splits that it names.
+    """
+    import datasets
+
+    groups: dict[str, list[tuple[RowView, int]]] = {}
+    for part, table in tables.items():
+        where, part_split = f"{source}, split {part!r}", standard_split(part)
+        for name, kind in table.features.items():
+            if isinstance(kind, datasets.Image):
+                table = table.cast_column(name, datasets.Image(decode=False))
+        named = dict(columns or {})
+        if columns is None:
+            check_keys(table.column_names, FILE_KEYS, where)
+            found = [name for name in FILE_KEYS if name in table.column_names]
+            named = {name: name for name in ("image", "references", *found)}
+        split = named.pop("split", None)
+        images, column = None, named.get("image", "")
+        is_stored = column in table.column_names
+        if is_stored and getattr(table.features[column], "dtype", "") != "string":
+            images = table.select_columns([column])
+            table = table.remove_columns([column])
+        where_how = (where, part_split, FILE_KEYS, named, images, image_root)
+        rows = RowView(table, partial(_read, *where_how))
+        for index in range(len(table)):
+            name = part_split
+            if split is not None and by_column:
+                place = f"{where}, row {index}"
+                values = renamed_columns(table[index], {"split": split}, place)
+                name = split_name(values["split"], place)
+            groups.setdefault(name, []).append((rows, index))
+    views = {split: RowView(places, _row_at) for split, places in groups.items()}
+    return Splits(views, source)
+
+
+def _row_at(_: int, place: tuple[RowView, int]) -> Row:
+    rows, index = place
+    return rows[index]
+
+
+def _read(
+    where: str,
+    split: str,
+    keys: Collection[str],
+    columns: Mapping[str, str] | None,
+    images: Any,
+    image_root: str,
+    index: int,
+    item: Any,
+) -> Row:
+    """A row of a list or table; an image in the table ``images`` stays there, undecoded."""
+    where = f"{where}, row {index}"
+    if images is not None:
+        (column,) = images.column_names
+        item[column] = LazyImage(where, images, index, image_root)
+    if "__key__" in item:  # webdataset: texts are files, which end with a line feed
+        for key, value in item.items():
+            item[key] = value.strip() if isinstance(value, str) else value
+    return read_row(item, where, image_root, columns, keys, f"{split}/{index}")[1]
 
 
 def _map_rows(data: Splits, make: Callable[[int, Row], Row]) -> Splits:
     """A dataset whose rows are ``make(index, row)``, applied when a row is accessed."""
-    return Splits(
-        {split: RowView(rows, make) for split, rows in data.items()}, data.source
-    )
+    views = {split: RowView(rows, make) for split, rows in data.items()}
+    return Splits(views, data.source)
 
 
 def _video(num_frames: int, _: int, row: Row) -> Row:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data, check_row_images
-from rl_caption.data.rows import karpathy, read_records
+from rl_caption.data.rows import karpathy, karpathy_records
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def prepare(
             f"missing in {downloads}: {KARPATHY}. What to download:\n{SOURCES}"
         )
     counts: dict[str, dict[str, int]] = {"images": Counter(), "captions": Counter()}
-    for record in read_records(file):
+    for record in karpathy_records(file):
         split = "train" if record.split == "restval" else record.split
         counts["images"][split] += 1
         counts["captions"][split] += len(record.references)

@@ -25,15 +25,10 @@ from rl_caption.data.plain_files import (
     shown,
 )
 
-IMAGE_FOLDER = {"image": "file_name", "references": "text"}
-"""``data.columns`` of ``metadata.jsonl`` in the layout ``ImageFolder`` of the library ``datasets``.
-"""
-
-
 STANDARD_SPLITS = ("train", "restval", "val", "test")
 OTHER_NAMES = {"validation": "val", "valid": "val", "dev": "val"}
 """Usual names of the standard splits -> the names here."""
-MISTAKEN = {"training": "train", "testing": "test"}
+MISTAKEN = ("training", "testing")
 """Names that are likely meant as standard splits."""
 
 
@@ -48,9 +43,9 @@ class _Values(TypedDict, total=False):
     questions: list[ImageQuestion]
 
 
-KEYS = ("image", "positive_images", *_Values.__annotations__)
+FILE_KEYS = ("image", "positive_images", *_Values.__annotations__)
 """Keys of a row in a file."""
-ROW_KEYS = (*KEYS, "features", "scene", "target")
+ROW_KEYS = (*FILE_KEYS, "features", "scene", "target")
 """Keys of a row of Python."""
 
 
@@ -59,7 +54,7 @@ def read_row(
     where: str,
     image_root: str | Path = "",
     columns: Mapping[str, str] | None = None,
-    keys: Collection[str] = KEYS,
+    keys: Collection[str] = FILE_KEYS,
     number: str | None = None,
 ) -> tuple[str, Row]:
     """Read the split and the row of an object: types, misspelt keys, images below ``image_root``.
@@ -71,8 +66,7 @@ def read_row(
             in ``train``.
         where: its place in messages.
         image_root: folder that relative paths start from.
-        columns: as of ``renamed_columns``; None takes the keys as they are, or else those of
-            ``IMAGE_FOLDER``.
+        columns: as of ``renamed_columns``; None takes the keys as they are.
         keys: the keys that are read; others are ignored unless they look like one of these.
         number: the id of a row whose image is not a path; None expects a path.
 
@@ -80,8 +74,6 @@ def read_row(
         DataError: the row is wrong; the message begins with ``where`` and names the key.
     """
     check_type(item, dict, where, DataError)
-    if columns is None and "image" not in item and item.keys() >= {"file_name", "text"}:
-        columns = IMAGE_FOLDER
     if columns is not None:
         item = renamed_columns(item, columns, where)
     check_keys(item, keys, where)
@@ -110,21 +102,19 @@ def check_keys(names: Iterable[str], keys: Collection[str], where: str) -> None:
 
     A row with 'splits' in place of 'split' would silently become training data.
     """
-    for key, meant in _misspelt(frozenset(names), frozenset(keys)).items():
-        raise DataError(f"{where}: unknown key {key!r}: did you mean {meant!r}?")
+    wrong = _misspelt(frozenset(names), frozenset(keys))
+    if wrong:
+        raise DataError(f"{where}: {wrong}")
 
 
 @lru_cache(maxsize=1024)  # rows of a file have the same keys
-def _misspelt(names: frozenset[str], keys: frozenset[str]) -> dict[str, str]:
-    """Unknown key -> the missing one of ``keys`` that it looks like."""
-    meant = {}
+def _misspelt(names: frozenset[str], keys: frozenset[str]) -> str | None:
+    """What is said of an unknown key that looks like a missing one of ``keys``."""
     for key in sorted(names - keys):
-        near = difflib.get_close_matches(
-            key.lower(), sorted(keys - names), n=1, cutoff=0.8
-        )
+        near = difflib.get_close_matches(key.lower(), sorted(keys - names), 1, 0.8)
         if near:
-            meant[key] = near[0]
-    return meant
+            return f"unknown key {key!r}: did you mean {near[0]!r}?"
+    return None
 
 
 def _image(value: Any, root: str | Path, where: str) -> Any:
@@ -160,10 +150,8 @@ def renamed_columns(
     """
     values: dict[str, Any] = {}
     for name, column in columns.items():
-        if name not in KEYS:
-            raise DataError(
-                f"data.columns has {name!r}: expected some of {', '.join(KEYS)}"
-            )
+        if name not in FILE_KEYS:
+            raise DataError(f"data.columns has {name!r}: expected some of {FILE_KEYS}")
         absent = f"{where} has {', '.join(item)}: data.columns.{name} is {column!r}"
         with naming(absent, (KeyError, ValueError, IndexError, TypeError), DataError):
             value = column.format_map(item) if "{" in column else _value(item, column)
@@ -202,27 +190,19 @@ def split_name(name: object, where: str, restval: str = "train") -> str:
         DataError: the name is misspelt; the message begins with ``where`` and says what is
             expected.
     """
-    known = ", ".join(STANDARD_SPLITS)
-    if not isinstance(name, str) or not name.strip():
-        raise DataError(
-            f"{where}: the split is {shown(name)}: expected a text, such as {known}"
-        )
-    split = standard_split(name)
-    if split == "restval":
-        return restval
+    split = standard_split(name) if isinstance(name, str) else ""
     if split in STANDARD_SPLITS:
-        return split
-    plain = name.strip().casefold()
-    meant = difflib.get_close_matches(
-        plain, [*STANDARD_SPLITS, *OTHER_NAMES], 1, cutoff=0.8
-    )
+        return restval if split == "restval" else split
+    plain = split.strip().casefold()
+    usual = [*STANDARD_SPLITS, *OTHER_NAMES]
+    near = difflib.get_close_matches(plain, usual, 1, cutoff=0.8)
     # What goes on after a known name, such as testA or val2, is no misspelling.
-    if plain in MISTAKEN or (meant and not plain.startswith(meant[0])):
-        expected = MISTAKEN.get(plain) or meant[0]
+    is_misspelt = near and not plain.startswith(near[0])
+    if not plain or plain in MISTAKEN or is_misspelt:
         raise DataError(
-            f"{where}: the split is {name!r}: did you mean {expected!r}? Known splits are {known}"
+            f"{where}: the split is {shown(name)}: expected one of {STANDARD_SPLITS}, or another name"
         )
-    return name
+    return split
 
 
 def by_split(
@@ -251,9 +231,8 @@ def by_split(
     if features_root is not None:
         every = [row for rows in kept.values() for row in rows]
         options = FeatureOptions(**(features_kwargs or {}))
-        for row, features in zip(
-            every, features_of(every, features_root, options), strict=True
-        ):
+        found = features_of(every, features_root, options)
+        for row, features in zip(every, found, strict=True):
             row["features"] = features
     return Splits(kept, source)
 
@@ -270,8 +249,8 @@ def jsonl(
 
     Each line is an object with ``image`` (a path), ``references`` (a list of captions) and
     optionally ``split`` (default ``"train"``), ``image_id`` (default: the image path as given) and
-    others of ``KEYS``. Other keys are ignored, unless they look like a misspelling of one of these.
-    Lines with ``file_name`` and ``text`` (``IMAGE_FOLDER``) are read, too.
+    others of ``FILE_KEYS``. Other keys are ignored, unless they look like a misspelling of one of
+    these.
 
     Args:
         path: the file, UTF-8.
@@ -293,8 +272,26 @@ def jsonl(
     return by_split(rows, file, max_images, features_root, features_kwargs)
 
 
+class _Karpathy(TypedDict):
+    images: list[dict[str, Any]]
+
+
+class _Sentence(TypedDict, total=False):
+    raw: str | None
+    tokens: list[str]
+
+
+class _KarpathyImage(TypedDict, total=False):
+    split: Required[str]
+    filename: Required[str]
+    filepath: str
+    cocoid: int | str | None
+    imgid: int | str | None
+    sentences: list[_Sentence]
+
+
 class Record(NamedTuple):
-    """One image of a Karpathy JSON file; what it lacks is empty."""
+    """One image of a Karpathy JSON file; ``filepath`` and ``references`` may be empty."""
 
     split: str
     image_id: str
@@ -303,46 +300,28 @@ class Record(NamedTuple):
     references: list[str]
 
 
-def karpathy_records(content: Any, path: str | Path) -> Iterator[Record]:
-    """Yield the records of parsed Karpathy JSON. Raises ``DataError`` where one is wrong."""
-    images: Any = content.get("images") if isinstance(content, dict) else None
-    check_type(images, list[dict], f"{path}, images", DataError)
-    for index, item in enumerate(images):
-        where = f"{path}, images[{index}]"
-        split = item.get("split")
-        image_id = item.get("imgid") if item.get("cocoid") is None else item["cocoid"]
-        if image_id is not None:
-            check_type(image_id, int | str, f"{where}: 'cocoid' or 'imgid'", DataError)
-        with naming(where, (KeyError, TypeError, AttributeError), DataError):
-            references = [_sentence(sentence) for sentence in item.get("sentences", [])]
-        yield Record(
-            "" if split is None else split_name(split, where, restval="restval"),
-            "" if image_id is None else str(image_id),
-            item.get("filepath") or "",
-            item.get("filename") or "",
-            references,
-        )
-
-
-def _sentence(sentence: Any) -> str:
-    """The text of a sentence with ``raw`` or ``tokens``."""
-    raw = sentence.get("raw")
-    return " ".join(sentence["tokens"] if raw is None else [raw])
-
-
-def read_records(path: str | Path) -> Iterator[Record]:
-    """Yield the records of a Karpathy JSON file, which all have a split, an id and a file name.
+def karpathy_records(path: str | Path, content: Any = None) -> Iterator[Record]:
+    """Yield the records of a Karpathy JSON file; ``content`` is what was parsed already.
 
     Raises ``DataError`` for a wrong record or file.
     """
-    for index, record in enumerate(
-        karpathy_records(parse_file(read_bytes(path), path), path)
-    ):
-        for name in ("split", "image_id", "filename"):
-            if not getattr(record, name):
-                key = "'cocoid' or 'imgid'" if name == "image_id" else repr(name)
-                raise DataError(f"{path}, images[{index}] has no {key}")
-        yield record
+    if content is None:
+        content = parse_file(read_bytes(path), path)
+    check_type(content, _Karpathy, str(path), DataError)
+    for index, item in enumerate(content["images"]):
+        where = f"{path}, images[{index}]"
+        check_type(item, _KarpathyImage, where, DataError)
+        image_id = item.get("imgid") if item.get("cocoid") is None else item["cocoid"]
+        if image_id is None:
+            raise DataError(f"{where} has no 'cocoid' or 'imgid'")
+        references = []
+        for sentence in item.get("sentences", []):
+            raw = sentence.get("raw")
+            text = " ".join(sentence.get("tokens", [])) if raw is None else raw
+            references.append(text)
+        split = split_name(item["split"], where, restval="restval")
+        filepath = item.get("filepath", "")
+        yield Record(split, str(image_id), filepath, item["filename"], references)
 
 
 def karpathy(
@@ -382,14 +361,12 @@ def karpathy(
     if file.is_dir():
         files = sorted(file.glob("dataset*.json"))
         if len(files) != 1:
-            names = ", ".join(file.name for file in files) or "none"
-            raise DataError(
-                f"{path} must hold exactly one dataset*.json, found {names}"
-            )
+            names = [file.name for file in files]
+            raise DataError(f"{path} must hold one dataset*.json, found {names}")
         (file,) = files
     root = file.parent / (image_root or "")
     rows: list[tuple[str, Row]] = []
-    for record in read_records(file):
+    for record in karpathy_records(file):
         name = record.filename
         if image_extension:
             name = os.path.splitext(name)[0] + image_extension

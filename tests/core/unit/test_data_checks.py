@@ -210,9 +210,8 @@ def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None
     data = dataset(test=test, train=train)
     report = both(data)
     assert found(report) == {"equal images in two splits": 1}
-    offender = (
-        f"test {str(tmp_path / 'copy.png')!r} = train {str(tmp_path / '2.jpg')!r}"
-    )
+    copy, original = str(tmp_path / "copy.png"), str(tmp_path / "2.jpg")
+    offender = f"{copy!r} = {original!r} in test and train"
     assert report.problems == {checks.LEAKED_CONTENT: [offender]}
     clean = report.good_rows_of(data)
     assert (ids(clean, "train"), ids(clean, "test")) == (["0", "1"], ["3", "copy"])

@@ -230,15 +230,10 @@ def test_urban_1k_pairs_files_by_name_and_reads_the_first_line(tmp_path: Path) -
             {"image": "image_name", "references": "oracle_caption"},
             "aar_test_1.png",
         ),
-        (
-            {"file_name": "train/1.png", "text": "A red car."},
-            None,
-            "train/1.png",
-        ),  # ImageFolder of datasets
     ],
 )
 def test_json_lines_of_other_layouts_are_read_by_columns(
-    tmp_path: Path, line: dict[str, Any], columns: dict[str, str] | None, image: str
+    tmp_path: Path, line: dict[str, Any], columns: dict[str, str], image: str
 ) -> None:
     path = write(tmp_path / "data.jsonlines", json.dumps(line) + "\n")
     (row,) = rows_of(

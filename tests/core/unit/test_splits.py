@@ -146,7 +146,7 @@ def test_usual_names_are_standard_splits_and_further_names_splits_of_their_own(
 def test_a_misspelt_split_is_an_error(tmp_path: Path, make: Any, wrong: str) -> None:
     row = r"(line 2|images\[1\]|row 1): "
     with pytest.raises(
-        DataError, match=f"{row}.*{wrong}.*did you mean.*train, restval, val, test"
+        DataError, match=f"{row}.*{wrong}.*'train', 'restval', 'val', 'test'"
     ):
         build_data(make(tmp_path, "train", wrong))
 

@@ -16,7 +16,7 @@ from rewards.base import naming
 from rewards.images import open_image
 from rl_caption.data.base import DataError
 from rl_caption.data.negatives import EDITS, tag_words
-from rl_caption.data.rows import read_records
+from rl_caption.data.rows import karpathy_records
 from rl_caption.lab.meta_evaluation.sets.base import (
     Files,
     Judged,
@@ -184,7 +184,7 @@ def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
         rows = _released_foil(content)
         files.check_count("pairs", len(rows), 99_480)
     if held_out:
-        records = read_records(files.require("dataset_coco.json"))
+        records = karpathy_records(files.require("dataset_coco.json"))
         seen = {
             record.filename
             for record in records

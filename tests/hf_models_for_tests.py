@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants
+from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoTokenizer,
@@ -46,7 +47,6 @@ from transformers import (
 )
 
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
-from rl_caption.reward_models.text import caption_tokenizer
 from tests.captioners_for_tests import REFERENCES
 
 SIDE = 16
@@ -84,15 +84,30 @@ def byte_tokenizer(bos: str, eos: str, pad: str | None, starts: bool) -> Any:
     """Byte-level BPE trained on the test captions; ``starts`` puts BOS before every text, as OPT
     does.
     """
-    tokenizer = caption_tokenizer(
-        [*TEXTS, *(f" {text}" for text in TEXTS)], 330, bos, eos, pad
+    learnt = ByteLevelBPETokenizer()
+    learnt.train_from_iterator(
+        [*TEXTS, *(f" {text}" for text in TEXTS)],
+        330,
+        min_frequency=0,
+        show_progress=False,
+        special_tokens=list(dict.fromkeys(filter(None, (bos, pad, eos)))),
     )
-    if starts:
-        special = [(bos, tokenizer.bos_token_id)]
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single=f"{bos} $A", special_tokens=special
+    backend = learnt._tokenizer
+    if starts or pad:
+        template = f"{bos} $A" if starts else f"{bos} $A {eos}"
+        backend.post_processor = TemplateProcessing(
+            single=template,
+            special_tokens=[
+                (token, backend.token_to_id(token)) for token in (bos, eos)
+            ],
         )
-    return tokenizer
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=bos,
+        eos_token=eos,
+        unk_token=eos,
+        **({"pad_token": pad} if pad else {}),
+    )
 
 
 def tiny_gpt2(folder: Path, positions: int = 48) -> Path:
@@ -115,7 +130,7 @@ def tiny_gpt2(folder: Path, positions: int = 48) -> Path:
     return folder
 
 
-def tiny_regressor(folder: Path, labels: int = 1) -> Path:
+def tiny_regressor(folder: Path, labels: int = 1, **options: Any) -> Path:
     """Save a RoBERTa of random weights for sequence classification, as the released ICC; return its
     folder.
     """
@@ -139,6 +154,7 @@ def tiny_regressor(folder: Path, labels: int = 1) -> Path:
         problem_type="regression",
         **ids,
         **shape,
+        **options,
     )
     model = RobertaForSequenceClassification(config)
     torch.nn.init.constant_(

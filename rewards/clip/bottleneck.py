@@ -41,7 +41,6 @@ class BottleneckConfig:
     Args:
         width: width of the dual encoder's text feature.
         hidden: width of the language model's embeddings.
-        soft_tokens: number of vectors that the feature is mapped to.
         ending: ``newline``: a caption is preceded by a space and followed by a line break, as in
             the released code; ``eos``: it is followed by the language model's EOS, for a language
             model that was trained on captions.
@@ -55,7 +54,6 @@ class BottleneckConfig:
 
     width: Annotated[int, Field(ge=1, le=2**16)]
     hidden: Annotated[int, Field(ge=1, le=2**16)]
-    soft_tokens: Annotated[int, Field(ge=1, le=256)] = 1
     ending: Ending = "newline"
     encoder: str = ""
     pretrained: str | None = None
@@ -69,18 +67,16 @@ class BottleneckConfig:
 
 
 class Bottleneck(nn.Module):
-    """A linear layer from text features [B, D], not normalised, to soft tokens [B, S, H]."""
+    """A linear layer from text features [B, D], not normalised, to soft tokens [B, 1, H]."""
 
     def __init__(self, config: BottleneckConfig) -> None:
         super().__init__()
         self.config = config
-        self.linear = nn.Linear(config.width, config.soft_tokens * config.hidden)
+        self.linear = nn.Linear(config.width, config.hidden)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Map features [B, D] to soft tokens [B, S, H]."""
-        return self.linear(features).unflatten(
-            -1, (self.config.soft_tokens, self.config.hidden)
-        )
+        """Map features [B, D] to soft tokens [B, 1, H]."""
+        return self.linear(features)[:, None]
 
     def save_pretrained(self, folder: Path) -> None:
         """Write ``model.safetensors`` and ``config.json``; the frozen models are only named in it,
@@ -102,27 +98,20 @@ class Bottleneck(nn.Module):
 
 
 class CaptionWriter:
-    """A frozen causal language model that writes a caption after BOS and soft tokens.
+    """A frozen causal language model that writes a caption after BOS and a soft token.
 
     Raises:
         ValueError: its tokenizer has neither BOS nor EOS, or cannot write the ending.
     """
 
-    def __init__(
-        self, frozen: FrozenModel, ending: Ending = "newline", soft_tokens: int = 1
-    ) -> None:
+    def __init__(self, frozen: FrozenModel, ending: Ending = "newline") -> None:
         from transformers import GenerationConfig
 
         tokenizer = frozen.tokenizer
         ids = [tokenizer.bos_token_id, tokenizer.eos_token_id]
         ids = [token_id for token_id in ids if token_id is not None]
         self.frozen, self.ending, self._bos = frozen, ending, ids[0]
-        self.room = frozen.longest - 1 - soft_tokens
-        if self.room < 1:
-            raise ValueError(
-                f"the language model has {frozen.longest} positions: BOS and the soft tokens take "
-                f"them all"
-            )
+        self.room = frozen.longest - 2  # of BOS and the soft token
         frozen.network.generation_config = (
             GenerationConfig()
         )  # none of its sampling settings
@@ -148,7 +137,7 @@ class CaptionWriter:
         return [[*ids, *end][: self.room] for ids in token_ids]
 
     def _prefix(self, soft: Tensor) -> Tensor:
-        """Embeddings [B, 1 + S, H] of BOS and the soft tokens, in the model's precision."""
+        """Embeddings [B, 2, H] of BOS and the soft tokens, in the model's precision."""
         start = self._embed(torch.full((len(soft), 1), self._bos, device=soft.device))
         return torch.cat([start, soft.to(start.dtype)], dim=1)
 
@@ -365,7 +354,7 @@ class SemanticBottleneck:
             f"SBA[{weights},beams{num_beams},{max_new_tokens} tokens{compared}]"
         )
         self._bottleneck = bottleneck.to(device).eval().requires_grad_(False)
-        self._writer = CaptionWriter(frozen, config.ending, config.soft_tokens)
+        self._writer = CaptionWriter(frozen, config.ending)
         self.model, self.num_beams, self.max_new_tokens = (
             model,
             num_beams,

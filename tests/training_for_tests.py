@@ -28,8 +28,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from benchmarks import engine_memory
 from rewards.clip.preprocessing import clip_tokenizer
-from rl_caption.cli.pipeline import make_stages, read_wishes
-from rl_caption.cli.stages import read_pipeline
+from rl_caption.cli.stages import make_stages
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.programs.report.charts import templates
 
@@ -496,10 +495,8 @@ def assert_same_run(run_folder: Path, whole: Path) -> None:
 
 def stage_config(pipeline: str, stage: str) -> Any:
     """The configuration of a stage of a shipped pipeline."""
-    wishes = read_wishes([], list(read_pipeline(pipeline)))
-    return next(
-        one for one in make_stages(pipeline, wishes) if one.name == stage
-    ).config
+    stages, _ = make_stages(pipeline)
+    return next(one for one in stages if one.name == stage).config
 
 
 def write_stage(pipeline: str, stage: str, file: Path) -> Path:

@@ -139,10 +139,6 @@ rl_caption(
 # Read captions, too. A number does not say what changed:
 
 # %%
-from PIL import Image
-
-from rl_caption.cli.demo import caption_sheet
-
 captions = {
     name: {
         line["image_id"]: line["caption"]
@@ -151,13 +147,11 @@ captions = {
     for name in ("xe", "scst")
 }
 shown = list(captions["xe"])[:6]
-caption_sheet(
-    [Image.open(photo) for photo in shown],
-    {
-        "cross-entropy": [captions["xe"][photo] for photo in shown],
-        "SCST": [captions["scst"][photo] for photo in shown],
-    },
-)
+for photo in shown:
+    print(photo, captions["xe"][photo], captions["scst"][photo], sep="\n  ")
+
+# %% [markdown]
+# `rl-caption report evaluation/xe evaluation/scst` puts the pictures beside them, in one page.
 
 # %% [markdown]
 # ## Caption new photos

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -22,6 +23,9 @@ from rl_caption.runtime.options import (
     Weight,
     chosen_by,
 )
+
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""``OWNER/MODEL``."""
 
 
 class LoraConfig(Section):

@@ -6,7 +6,6 @@ before.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,9 @@ from rl_caption.captioners.base import (
     CaptionerError,
     reading,
 )
+from rl_caption.captioners.config import HUB_NAME
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code, naming
 from rl_caption.runtime.options import check_options, load_target
-
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-"""``OWNER/MODEL``."""
 
 
 def load_captioner(

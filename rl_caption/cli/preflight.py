@@ -1,19 +1,41 @@
-"""What a command imports, fetches and reads, looked for before it begins: every program with a
-configuration, pipelines and ``doctor`` ask ``preflight``.
+"""What a command imports, fetches and reads, looked for before it begins, and what this environment
+can do (``rl-caption doctor``).
 """
 
 import inspect
 import os
+import platform
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rewards.base import RewardError
 from rewards.registry import COLUMNS, REWARDS
 from rewards.registry import load as load_reward
+from rl_caption.captioners.config import HUB_NAME
 from rl_caption.cli.programs import PROGRAMS
-from rl_caption.cli.stages import Stage, is_inside, makers, path_of
-from rl_caption.runtime.errors import ConfigError, UserError, not_installed
+from rl_caption.cli.stages import (
+    Stage,
+    load,
+    make_stages,
+    makers,
+    mentions,
+    path_of,
+)
+from rl_caption.cli.torchvision_remedy import FAULT, import_error, mend
+from rl_caption.runtime.errors import (
+    OPTIONAL,
+    ConfigError,
+    UsageError,
+    UserError,
+    installed_version,
+    not_installed,
+)
+from rl_caption.runtime.threads import granted_cores
 
 CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
 """Endings of checkpoint files; a tag of open_clip has none."""
@@ -32,26 +54,26 @@ class Finding(NamedTuple):
     name: str
     """What was looked at."""
     value: str
-    cost: str = ""
-    """What its absence costs; empty where nothing is missing."""
+    advice: str = ""
+    """What its absence costs, or what helps; empty where nothing is missing."""
     fatal: bool = False
     """Whether the run, or the main job, cannot start."""
-    remedy: str = ""
-    """The command or key that helps."""
 
 
 def preflight(stages: Sequence[Stage], rows: bool = True) -> Iterator[Finding]:
     """Yield what each stage needs: processes, extras, models and, with ``rows``, its data."""
-    read: dict[str, list[Finding]] = {}
+    read = set()
     for index, stage in enumerate(stages):
-        findings = [*_process_findings(stage), *_extra_findings(stage)]
+        findings = [*_process_findings(stage)]
+        missing = [name for name in modules_of(stage) if find_spec(name) is None]
+        if missing:
+            findings.append(Finding("packages", not_installed(*missing), fatal=True))
         if not any(finding.fatal for finding in findings):
             findings += _model_findings(stage, stages[:index])
         if rows and hasattr(stage.config, "train"):
             key = repr([stage.config.data, *rewards_of(stage.sections)])
-            if key not in read:
-                read[key] = list(_row_findings(stage))
-                findings += read[key]
+            findings += [] if key in read else _row_findings(stage)
+            read.add(key)
         for finding in findings:
             named = f"{stage.name}: {finding.name}" if len(stages) > 1 else finding.name
             yield finding._replace(name=named)
@@ -59,11 +81,11 @@ def preflight(stages: Sequence[Stage], rows: bool = True) -> Iterator[Finding]:
 
 def refuse(findings: Iterable[Finding], more: Sequence[str] = ()) -> None:
     """Raise ``ConfigError`` where a finding is fatal, or with the reasons ``more``."""
-    said = []
-    for finding in findings:
-        if finding.fatal:
-            remedy = f": {finding.remedy}" if finding.remedy else ""
-            said.append(f"{finding.name}: {finding.value}{remedy}")
+    said = [
+        ": ".join(filter(None, (finding.name, finding.value, finding.advice)))
+        for finding in findings
+        if finding.fatal
+    ]
     said += more
     if said:
         raise ConfigError(said[0] if len(said) == 1 else "\n  - ".join(["", *said]))
@@ -76,19 +98,11 @@ def _process_findings(stage: Stage) -> Iterator[Finding]:
     program, started = PROGRAMS[stage.program], processes_started(os.environ)
     if started is not None and started[1] > 1 and not program.processes:
         value = f"{started[1]} processes were started ({started[0]})"
-        yield Finding(
-            "processes", value, fatal=True, remedy=f"{stage.program} is one process"
-        )
-    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in (
-        "1",
-        "true",
-        "yes",
-    )
-    if deepspeed and program.processes and not program.deepspeed:
-        remedy = f"{stage.program} takes configs/accelerate/multi_gpu.yaml"
-        yield Finding(
-            "DeepSpeed", "the launcher asks for it", fatal=True, remedy=remedy
-        )
+        yield Finding("processes", value, f"{stage.program} is one process", True)
+    asked = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower()
+    if asked in ("1", "true", "yes") and not program.deepspeed:
+        advice = f"{stage.program} takes configs/accelerate/multi_gpu.yaml"
+        yield Finding("DeepSpeed", "the launcher asks for it", advice, True)
 
 
 def rewards_of(values: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -102,38 +116,27 @@ def rewards_of(values: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any
         yield from rewards_of(value, key)
 
 
-def modules_of(stage: Stage) -> set[str]:
+def modules_of(stage: Stage) -> list[str]:
     """The optional modules that a program with its configuration imports."""
-    config, values = stage.config, stage.values
+    values = stage.values
     modules = set(PROGRAMS[stage.program].modules)
     for reward, kwargs in rewards_of(stage.sections):
-        modules |= {
-            module
-            for prefix, module in REWARD_MODULES.items()
-            if REWARDS[reward].startswith(prefix)
-        }
+        for prefix, module in REWARD_MODULES.items():
+            if REWARDS[reward].startswith(prefix):
+                modules.add(module)
         if kwargs.get("endpoint"):
             modules.add("openai")
     task = str(values.get("task"))
-    features = str(values.get("data.features_root"))
+    has_pairs = task in PAIR_TASKS and not stage.config.model.has_parts
     needs = {
-        "open_clip": task.startswith("distill")
-        or (task in PAIR_TASKS and not config.model.has_parts),
+        "open_clip": has_pairs or task.startswith("distill"),
         "peft": values.get("model.lora.r") is not None,
         "num2words": "smolvlm" in str(values.get("model.init")).lower(),
         "datasets": values.get("data.format") == "hub",
-        "h5py": features.endswith((".h5", ".hdf5")),
+        "h5py": str(values.get("data.features_root")).endswith((".h5", ".hdf5")),
         "tensorboard": "tensorboard" in (values.get("run.trackers") or ()),
     }
-    return modules | {module for module, needed in needs.items() if needed}
-
-
-def _extra_findings(stage: Stage) -> Iterator[Finding]:
-    missing = sorted(
-        module for module in modules_of(stage) if find_spec(module) is None
-    )
-    if missing:
-        yield Finding("packages", not_installed(*missing), fatal=True)
+    return sorted(modules | {module for module in needs if needs[module]})
 
 
 # --- models -------------------------------------------------------------------------------------
@@ -141,65 +144,48 @@ def _extra_findings(stage: Stage) -> Iterator[Finding]:
 
 def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
     """The models that a run starts from or scores with: on this machine, made before, or fetched."""
-    config, values = stage.config, stage.values
-    paths = {
-        key: value
-        for key, value in values.items()
-        if isinstance(value, str)
-        and key != "out"
-        and ("/export/" in value or value.endswith(CHECKPOINTS))
-    }
+    paths = {}
+    for key, value in stage.values.items():
+        is_path = isinstance(value, str) and (
+            "/export/" in value or value.endswith(CHECKPOINTS)
+        )
+        if is_path or (key == "model.init" and stage.program in ("xe", "scst")):
+            paths[key] = value
     if stage.program == "reward_model":
-        paths |= {
-            key: value for key, value in config.folders().items() if value is not None
-        }
-    if stage.program in ("xe", "scst") and config.model.init is not None:
-        paths["model.init"] = config.model.init
-    elif stage.program == "scst":
-        remedy = "name a captioner, or let a pipeline train one: rl-caption run own"
-        yield Finding("model.init", "not set", fatal=True, remedy=remedy)
+        paths |= stage.config.folders()
     for key, value in paths.items():
-        if path_of(value).exists():
+        if value is None:
+            if stage.program == "scst":
+                advice = (
+                    "name a captioner, or let a pipeline train one: rl-caption run own"
+                )
+                yield Finding(key, "not set", advice, True)
+        elif key == "out" or path_of(value).exists():
             continue
-        made = [other.name for other in before if is_inside(value, other.folder)]
-        if made:
+        elif made := [one.name for one in before if mentions(value, one.folder)]:
             yield Finding(key, f"{value}, which {made[-1]} makes")
-        elif (
-            key == "model.init"
-            and stage.program != "reward_model"
-            and _is_on_hub(value)
-        ):
+        elif key == "model.init" and HUB_NAME.fullmatch(value):
             from rewards.model_files import ask_hub
 
-            yield from _hub_findings(key, value, ask_hub, value, "config.json")
+            yield _on_hub(key, value, ask_hub, value, "config.json")
         else:
             commands = " or ".join(f"rl-caption run {name}" for name in makers(value))
-            remedy = f"{commands} makes it" if commands else ""
-            yield Finding(key, f"{value!r} is not there", fatal=True, remedy=remedy)
+            advice = f"{commands} makes it" if commands else ""
+            yield Finding(key, f"{value!r} is not there", advice, True)
     for key, name, tag in _dual_encoders(stage):
         from rewards.clip.backbone import ask_for_weights
 
-        yield from _hub_findings(
-            key, f"{name} with weights {tag}", ask_for_weights, name, tag
-        )
+        what = f"{name} with weights {tag}"
+        yield _on_hub(key, what, ask_for_weights, name, tag)
 
 
-def _is_on_hub(name: str) -> bool:
-    from rl_caption.captioners.loading import HUB_NAME
-
-    return HUB_NAME.fullmatch(name) is not None
-
-
-def _hub_findings(
-    key: str, what: str, ask: Callable[..., Any], *arguments: str
-) -> Iterator[Finding]:
+def _on_hub(key: str, what: str, ask: Callable[..., Any], *names: str) -> Finding:
     """A model on the hub, which ``ask`` finds, or raises."""
     try:
-        ask(*arguments)
+        ask(*names)
     except (OSError, ValueError) as error:
-        yield Finding(key, f"{what}: {error}", fatal=True)
-    else:
-        yield Finding(key, what)
+        return Finding(key, f"{what}: {error}", fatal=True)
+    return Finding(key, what)
 
 
 def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
@@ -212,9 +198,8 @@ def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
             if isinstance(name, str) and tag is not None:
                 yield reward, name, tag
     for section in ("model", "teacher"):
-        name, tag = (
-            stage.values.get(f"{section}.{key}") for key in ("name", "pretrained")
-        )
+        name = stage.values.get(f"{section}.name")
+        tag = stage.values.get(f"{section}.pretrained")
         if name and tag:
             yield section, name, tag
 
@@ -228,6 +213,11 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
     from rl_caption.data.checks import MISSING, check_data, check_row_images
 
     config, options = stage.config, stage.config.data
+    columns = {}
+    for name, _ in rewards_of(stage.sections):
+        needed = getattr(load_reward(name), "columns", None)
+        columns[name] = needed if isinstance(needed, frozenset) else frozenset()
+    seen = [name for name, needed in columns.items() if "image" in needed]
     try:
         data = build_data(options)
         evaluated = getattr(getattr(config, "eval", None), "split", None)
@@ -242,29 +232,135 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
             tokenizer=options.tokenizer,
         )
         train = report.good_rows_of(data).split("train")
-        wanted = _columns(rewards_of(stage.sections))
-        seen = [name for name, columns in wanted.items() if "image" in columns]
         if options.features_root is not None and seen and options.on_bad == "fail":
             rows = [row for split in splits for row in data.split(split)]
             check_row_images(rows, " and ".join(seen), check_pixels=False)
     except (UserError, RewardError, OSError) as error:
         takes = f". It takes {options.source}" if MISSING in str(error) else ""
-        yield Finding("data", f"{error}{takes}", "the run does not start", fatal=True)
+        yield Finding("data", f"{error}{takes}", fatal=True)
         return
     yield Finding("data", f"{len(train)} training images")
     for warning in report.warnings:
         yield Finding("captions", warning)
-    for name, columns in wanted.items():
-        lacking = sorted(columns - {*COLUMNS} - {*(train[0] if len(train) else ())})
+    for name, needed in columns.items():
+        lacking = sorted(needed - {*COLUMNS} - {*(train[0] if len(train) else ())})
         if lacking:
             yield Finding(name, f"the rows have no {', '.join(lacking)}", fatal=True)
 
 
-def _columns(rewards: Iterable[tuple[str, Any]]) -> dict[str, frozenset[str]]:
-    """Reward -> the columns that its class says it needs."""
-    found = {name: getattr(load_reward(name), "columns", None) for name, _ in rewards}
-    return {
-        name: columns
-        for name, columns in found.items()
-        if isinstance(columns, frozenset)
-    }
+# --- the environment ----------------------------------------------------------------------------
+
+
+NEEDED = (
+    "torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "pillow",
+    "pydantic", "jinja2", "matplotlib", "pycocoevalcap", "tqdm", "psutil", "scipy", "filelock",
+)  # fmt: skip
+"""Packages that every installation has."""
+REINSTALL = "python -m pip install rl-caption (in a clone, make install)"
+OTHER_TORCH = "reinstall torch and torchvision in matching versions: https://pytorch.org/get-started/locally/ has the command"
+USAGE = """usage: rl-caption doctor [--mend] [NAME OPTIONS]
+
+Print versions, devices, what is missing and what that costs. Ends with 1 where the main job cannot run.
+
+  --mend        first let torchvision load beside a CPU-only torch, if that is its fault
+  NAME OPTIONS  a command, such as run own --data.path mine.jsonl: also say what it needs"""
+
+
+def environment() -> Iterator[Finding]:
+    """Yield packages, whether torchvision loads (a new process takes seconds), and the machine."""
+    for package in NEEDED:
+        if (version := installed_version(package)) is None:
+            yield Finding(package, "missing", REINSTALL, True)
+        else:
+            yield Finding(package, version)
+    for package, extra, cost in OPTIONAL.values():
+        version = installed_version(package)
+        missing = f"{cost} (pip install 'rl-caption[{extra}]')"
+        yield Finding(package, version or "missing", "" if version else missing)
+    if installed_version("torchvision") and (error := import_error()):
+        advice = f"rl-caption doctor --mend, or {OTHER_TORCH}"
+        yield Finding(
+            "torchvision",
+            f"does not load ({error})",
+            advice if FAULT in error else OTHER_TORCH,
+            True,
+        )
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
+    cores = f"{granted_cores()} of {os.cpu_count()} processors"
+    yield Finding("CPU cores", f"{cores} ({platform.platform()})")
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    cost = "a checkpoint of a base-size captioner takes about 3 GB" if free < 5 else ""
+    yield Finding("free disk space", f"{free:.1f} GB in {Path.cwd()}", cost)
+    try:
+        import torch
+
+        from rl_caption.evaluation.toolkit import JavaError, find_java
+    except (ImportError, OSError, RuntimeError) as failure:
+        yield Finding("torch", f"does not import: {failure}", OTHER_TORCH, True)
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        memory = f"{properties.total_memory / 1e9:.1f} GB"
+        yield Finding(f"GPU {index}", f"{properties.name}, {memory}")
+    if torch.backends.mps.is_available():
+        yield Finding("GPU", "Apple (mps); one process only")
+    elif torch.cuda.device_count() == 0:
+        cost = "training runs on the CPU: enough for the demo, slow for real data sets"
+        yield Finding("GPU", "none", cost)
+    try:
+        yield Finding("Java", find_java().version)
+    except JavaError as failure:
+        cost = "evaluate leaves METEOR, SPICE and Java's tokenizer out"
+        yield Finding("Java", str(failure), cost)
+
+
+def doctor(stages: Sequence[Stage], command: str, rows: bool = True) -> int:
+    """Print the report, and what the ``stages`` of a command need.
+
+    Returns:
+        0 when the main job and that command can run here, 1 when something is missing.
+    """
+    verdict = "The main job cannot run here"
+    fatal = _print(environment())
+    if not fatal:
+        verdict = f"The main job can run here, but not yet {command}"
+        print("\nConfiguration")
+        fatal = _print(preflight(stages, rows))
+    if not fatal:
+        print(f"\nThe main job can run here. To start it: rl-caption {command}")
+        return 0
+    print(f"\n{verdict}: {', '.join(finding.name for finding in fatal)}.")
+    advice = dict.fromkeys(finding.advice or finding.value for finding in fatal)
+    print(f"To repair it: {'; then '.join(advice)}")
+    return 1
+
+
+def _print(findings: Iterable[Finding]) -> list[Finding]:
+    """Print findings as they come; return the fatal ones."""
+    fatal = []
+    for finding in findings:
+        print(f"  {finding.name:<16} {finding.value}")
+        if finding.advice:
+            print(f"  {'':<16} -> {finding.advice}")
+        if finding.fatal:
+            fatal.append(finding)
+    return fatal
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the report, and what a command needs."""
+    words = list(arguments)
+    if words == ["--help"]:
+        print(USAGE)
+        return 0
+    if "--mend" in words:
+        words.remove("--mend")
+        print(mend())
+    name, *options = words or ["run", "demo"]
+    if name == "run" and options:
+        stages, _ = make_stages(options[0], options[1:])
+    elif name in PROGRAMS and PROGRAMS[name].config is not None:
+        stages = [Stage(name, name, options, load(name, options))]
+    else:
+        raise UsageError(USAGE)
+    return doctor(stages, shlex.join([name, *options]), rows=bool(words))

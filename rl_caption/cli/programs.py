@@ -96,9 +96,11 @@ CORE = {
     ),
     "doctor": Program(
         "versions, devices, what is missing and what that costs",
-        "rl_caption.cli.doctor:main",
+        "rl_caption.cli.preflight:main",
     ),
-    "demo": Program("the whole job on a generated world", "rl_caption.cli.demo:main"),
+    "demo": Program(
+        "the whole job on a generated world", "rl_caption.cli.pipeline:demo"
+    ),
     "prepare_coco": Program(
         "COCO captions: from the downloads to a checked folder",
         "rl_caption.data.prepare_coco:main",

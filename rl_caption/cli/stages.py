@@ -4,24 +4,31 @@ stages:
   xe: own_xe                                          # PROGRAM: RECIPE
   mix: {scst: own_scst, reward: {terms: ...}}         # NAME: {PROGRAM: RECIPE, KEY: VALUE, ...}
   teacher: {reward_model: null, task: ...}            # all keys here, no recipe
+
+A stage names what an earlier one exports by its path, such as ``runs/own/xe/export/best``. Where
+the earlier stage is sent to another folder, the path follows.
 """
 
 import json
+import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from rl_caption.cli.configuration import parse, read_mapping
+from rl_caption.cli.configuration import parse, read_file, read_mapping, split_words
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.runtime.errors import UsageError
+from rl_caption.runtime.options import Section
 
 ENCODER = "transformers:"
 """What a text or image encoder's folder begins with."""
+OPTIONS = ("dry", "again", "only", "run.root")
+"""Of ``rl-caption run``, beside those for stages."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +49,8 @@ class Stage:
     @property
     def folder(self) -> Path:
         """Where it writes."""
-        return Path(
-            self.config.run.dir if hasattr(self.config, "run") else self.config.out
-        )
+        config = self.config
+        return Path(config.run.dir if hasattr(config, "run") else config.out)
 
     @cached_property
     def sections(self) -> dict[str, Any]:
@@ -56,16 +62,10 @@ class Stage:
         """Values by dotted key; of a grid also those of its runs, which ``all`` may replace."""
         values = dict(leaves(self.sections))
         if "all" in self.sections:
-            words = [
-                f"--{key}={as_word(value)}" for key, value in leaves(self.config.all)
-            ]
+            words = as_words(dict(leaves(self.config.all)))
             words = ["--config", self.config.recipe, *words]
-            base = Stage("base", "scst", words, load("scst", words))
-            values |= {
-                f"all.{key}": value
-                for key, value in base.values.items()
-                if key != "run.dir"
-            }
+            runs = load("scst", words).model_dump(mode="json", exclude={"run"})
+            values |= leaves({"all": runs})
         return values
 
     def start(self) -> Any:
@@ -77,9 +77,8 @@ class Stage:
 
 def load(program: str, words: Sequence[str]) -> Any:
     """The configuration of a program's command line, checked."""
-    return parse(
-        resolve_name(str(PROGRAMS[program].config)), words, f"rl-caption {program}"
-    )
+    config = resolve_name(str(PROGRAMS[program].config))
+    return parse(config, words, f"rl-caption {program}")
 
 
 def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -91,9 +90,12 @@ def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{key}.{name}" if key else str(name))
 
 
-def as_word(value: Any) -> str:
-    """A value of a configuration, written as the command line takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """Values by key as a command line."""
+    return [
+        f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in values.items()
+    ]
 
 
 def path_of(value: str) -> Path:
@@ -101,23 +103,29 @@ def path_of(value: str) -> Path:
     return Path(value.removeprefix(ENCODER))
 
 
-def is_inside(value: Any, folder: str | Path) -> bool:
-    """Whether a value is the path of a folder, or of something in it."""
-    if not isinstance(value, str):
-        return False
-    return path_of(value).resolve().is_relative_to(Path(folder).resolve())
+def mentions(values: Any, folder: Path) -> bool:
+    """Whether a path in nested values is a folder, or in it."""
+    return moved(values, {folder: Path()}) != values
+
+
+def moved(values: Any, folders: Mapping[Path, Path]) -> Any:
+    """Nested values whose paths in folders are those in other folders."""
+    text = json.dumps(values)
+    for before, now in folders.items():
+        text = re.sub(rf'(?<=[":]){re.escape(str(before))}(?=[/"])', str(now), text)
+    return json.loads(text)
 
 
 def starts_from(stage: Stage, others: Iterable[Stage]) -> list[Stage]:
     """Those of ``others`` whose folders a stage reads."""
-    values = stage.values.values()
-    return [
-        one for one in others if any(is_inside(value, one.folder) for value in values)
-    ]
+    return [one for one in others if mentions(stage.values, one.folder)]
+
+
+# --- pipelines ----------------------------------------------------------------------------------
 
 
 def read_pipeline(name: str) -> dict[str, tuple[str, str | None, dict[str, Any]]]:
-    """Stage -> its program, its recipe, and its changes of the recipe by dotted key.
+    """Stage -> its program, its recipe, and its changes of the recipe.
 
     Raises:
         UsageError: it is no pipeline, or names a program that cannot be a stage.
@@ -146,21 +154,90 @@ def shipped_pipelines() -> list[str]:
     return [name for name, file in files.items() if "stages" in read_mapping(file)]
 
 
-def folder_of(recipe: str | None, changes: Mapping[str, Any]) -> str | None:
-    """The ``run.dir`` of a pipeline's stage; None where it trains nothing."""
-    values = {} if recipe is None else read_mapping(find_config(recipe))
-    folder = {**values.get("run", {}), **changes.get("run", {})}.get("dir")
-    return changes.get("run.dir", folder)
-
-
 def makers(path: str) -> list[str]:
-    """The pipelines that the package brings of which a stage writes ``path``."""
+    """The pipelines that the package brings of which a training writes ``path``."""
     found = []
     for name in shipped_pipelines():
-        folders = [
-            folder_of(recipe, changes)
-            for _, recipe, changes in read_pipeline(name).values()
-        ]
-        if any(folder is not None and is_inside(path, folder) for folder in folders):
-            found.append(name)
+        for _, recipe, changes in read_pipeline(name).values():
+            values = read_file(find_config(recipe)) if recipe else {}
+            run = values.get("run", {}) | changes.get("run", {})
+            if "dir" in run and mentions(path, Path(run["dir"])):
+                found.append(name)
     return found
+
+
+def read_wishes(words: Sequence[str], stages: Collection[str]) -> dict[str, list[str]]:
+    """What the options of ``rl-caption run`` ask for: texts of ``OPTIONS``, words for ``data`` and
+    for each stage.
+
+    Raises:
+        UsageError: an option does not say for which stage it is, or there is no such stage.
+    """
+    wishes: dict[str, list[str]] = {key: [] for key in (*OPTIONS, "data", *stages)}
+    for path, texts in split_words(Section, words):
+        key = ".".join(path)
+        stage, _, rest = key.partition(".")
+        if key in OPTIONS:
+            wishes[key] += ",".join(texts).split(",")
+        elif stage in wishes and rest:
+            wishes[stage] += [f"--{rest}", *texts]
+        else:
+            forms = " or ".join(f"--{one}.{key}" for one in stages)
+            raise UsageError(
+                f"--{key} does not say for which stage it is: write {forms}"
+            )
+    for name in (*wishes["again"], *wishes["only"]):
+        if name not in stages:
+            raise UsageError(
+                f"there is no stage {name!r}: expected {', '.join(stages)}"
+            )
+    return wishes
+
+
+def make_stages(
+    name: str, options: Sequence[str] = ()
+) -> tuple[list[Stage], dict[str, list[str]]]:
+    """The stages of a pipeline that are asked for, with checked configurations, and what else
+    ``read_wishes`` found.
+    """
+    pipeline = read_pipeline(name)
+    wishes = read_wishes(options, pipeline)
+    written = []
+    for own_name, (program, recipe, changes) in pipeline.items():
+        words = [] if recipe is None else ["--config", recipe]
+        words += as_words(changes)
+        written.append(Stage(own_name, program, words, load(program, words)))
+    chosen = set(wishes["only"] or [stage.name for stage in written])
+    for stage in reversed(written):
+        if stage.name in chosen:
+            chosen |= {source.name for source in starts_from(stage, written)}
+    stages: list[Stage] = []
+    elsewhere: dict[Path, Path] = {}
+    for stage in written:
+        if stage.name in chosen:
+            made = _with_wishes(stage, wishes, elsewhere)
+            if made.folder in [other.folder for other in stages]:
+                raise UsageError(f"two stages write {made.folder}: {stage.name} is one")
+            elsewhere[stage.folder] = made.folder
+            stages.append(made)
+    return stages, wishes
+
+
+def _with_wishes(
+    stage: Stage, wishes: Mapping[str, Sequence[str]], elsewhere: Mapping[Path, Path]
+) -> Stage:
+    """A stage with the overrides of the command line, after those for folders that have moved."""
+    now = moved(stage.values, elsewhere)
+    changes = {key: now[key] for key in now if now[key] != stage.values[key]}
+    if wishes["run.root"]:
+        key = "run.dir" if hasattr(stage.config, "run") else "out"
+        changes[key] = str(Path(*wishes["run.root"], stage.name))
+    words = as_words(changes)
+    prefix = "--data." if hasattr(stage.config, "data") else "--all.data."
+    if prefix == "--data." or "all" in stage.sections:
+        words += [re.sub("^--", prefix, word) for word in wishes["data"]]
+    words += wishes[stage.name]
+    if not words:
+        return stage
+    words = [*stage.words, *words]
+    return replace(stage, words=words, config=load(stage.program, words))

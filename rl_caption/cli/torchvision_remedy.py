@@ -18,41 +18,27 @@ FAULT = "operator torchvision::"
 
 def import_error() -> str:
     """The last line of what ``import torchvision`` prints in a new process; empty when it succeeds."""
-    command = [
-        sys.executable,
-        "-Pc",
-        "import torchvision",
-    ]  # -P: not a folder of that name here
+    # -P: not a folder of that name here
+    command = [sys.executable, "-Pc", "import torchvision"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
-    message = (
-        process.stderr.strip() or f"ended with {process.returncode} without a message"
-    )
-    return message.splitlines()[-1] if process.returncode else ""
+    lines = process.stderr.strip().splitlines() or [f"code {process.returncode}"]
+    return lines[-1] if process.returncode else ""
 
 
-def mend() -> tuple[str, str]:
-    """Install the hook where its fault is found, and take it out again if it does not help.
-
-    Returns:
-        What was done, and why torchvision does not load now: either may be empty.
+def mend() -> str:
+    """Install the hook where its fault is found, and take it out again if it does not help; returns
+    why torchvision does not load now.
     """
     error = import_error()
-    if error.endswith("No module named 'torchvision'"):
-        return "", ""
-    if FAULT not in error:
-        return "", error
-    HOOK.write_bytes(Path(__file__).with_name("torchvision_hook.py").read_bytes())
-    LOADER.write_text(f"import {HOOK.stem}\n")
-    if not (error := import_error()):
-        return f"torchvision loads now; the remedy is {HOOK} and {LOADER}", ""
-    LOADER.unlink()
-    HOOK.unlink()
-    return "", error
+    if FAULT in error:
+        HOOK.write_bytes(Path(__file__).with_name("torchvision_hook.py").read_bytes())
+        LOADER.write_text(f"import {HOOK.stem}\n")
+        if error := import_error():
+            LOADER.unlink()
+            HOOK.unlink()
+    return "" if "No module named 'torchvision'" in error else error
 
 
 if __name__ == "__main__":
-    done, still = mend()
-    if done:
-        print(done)
-    if still:
+    if still := mend():
         sys.exit(f"torchvision does not load beside this torch: {still}")

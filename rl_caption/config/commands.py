@@ -80,7 +80,7 @@ class ReportConfig(TrustConfig):
     folders: list[str]
     """A run, an evaluation or a comparison, or several evaluations."""
     out: str | None = None
-    """HTML file to write; null is ``report.html`` in the first folder."""
+    """Folder for ``report.html``; null is the first of ``folders``."""
     images: Annotated[int, Field(ge=0, le=10**6)] = 200
     """Maximum number of images in the gallery."""
 

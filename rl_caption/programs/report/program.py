@@ -67,7 +67,7 @@ def write_report(
 def main(config: ReportConfig) -> int:
     """Write a page and print its path."""
     folders = [Path(folder) for folder in config.folders]
-    out = Path(config.out or folders[0] / REPORT)
+    out = Path(config.out or folders[0]) / REPORT
     write_text(out, pages.render(make_page(folders, images=config.images)))
     print(out)
     return 0

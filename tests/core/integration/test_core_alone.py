@@ -96,7 +96,7 @@ def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> 
     photo = str(REPOSITORY / "docs/images/before_and_after.png")
     run_core(["caption", "--model", best, photo], tmp_path / "caption.log")
     run_core(
-        ["report", str(tmp_path / "scst"), "--out", str(tmp_path / "page.html")],
+        ["report", str(tmp_path / "scst"), "--out", str(tmp_path / "page")],
         tmp_path / "report.log",
     )
 

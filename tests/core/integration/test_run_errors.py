@@ -349,6 +349,6 @@ def test_an_interruption_of_a_program_is_one_line(monkeypatch, capsys) -> None:
     def interrupted(arguments: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rl_caption.cli.doctor.main", interrupted)
+    monkeypatch.setattr("rl_caption.cli.preflight.main", interrupted)
     assert run_program("doctor", []) == 130
     assert capsys.readouterr().err == "interrupted\n"

@@ -14,9 +14,14 @@ import yaml
 from rewards.registry import describe
 from rl_caption.cli import configs, configuration
 from rl_caption.cli.configuration import parse
-from rl_caption.cli.pipeline import make_stages, read_wishes
 from rl_caption.cli.programs import PROGRAMS as CLI_PROGRAMS
-from rl_caption.cli.stages import ENCODER, Stage, read_pipeline, starts_from
+from rl_caption.cli.stages import (
+    ENCODER,
+    Stage,
+    make_stages,
+    read_pipeline,
+    starts_from,
+)
 from rl_caption.config.build import build_data
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
@@ -55,7 +60,7 @@ def parsed(path: Path | str) -> Any:
 
 @cache
 def stages_of(pipeline: str) -> list[Stage]:
-    return make_stages(pipeline, read_wishes([], list(read_pipeline(pipeline))))
+    return make_stages(pipeline)[0]
 
 
 def starts(stage: Stage) -> set[str]:
@@ -112,7 +117,7 @@ def test_every_pipeline_can_be_made_and_be_sent_elsewhere(
     path: Path, tmp_path: Path
 ) -> None:
     names = list(read_pipeline(path.stem))
-    stages = make_stages(path.stem, read_wishes(["--run.root", str(tmp_path)], names))
+    stages, _ = make_stages(path.stem, ["--run.root", str(tmp_path)])
     assert [stage.folder for stage in stages] == [tmp_path / name for name in names]
     for number, stage in enumerate(stages):
         for source in starts_from(stage, stages[:number]):

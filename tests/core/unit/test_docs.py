@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rl_caption.cli import doctor, pipeline, stages
+from rl_caption.cli import pipeline, preflight, stages
 from tests.docs_for_tests import (
     DOCS,
     FENCE,
@@ -169,7 +169,7 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], bool]:
             else:
                 patched.setattr(stages, "parse", parse_and_end)
             patched.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-            patched.setattr(doctor, "doctor", doctor_of)
+            patched.setattr(preflight, "doctor", doctor_of)
             with pytest.raises((Parsed, SystemExit)) as ended:
                 runpy.run_path(str(program), run_name="__main__")
         return ended.type is Parsed or ended.value.code == 0

@@ -112,7 +112,7 @@ HEAVY = {
 @pytest.mark.parametrize(
     ("packages", "light"),
     [
-        ("rewards.text.cider, rl_caption.cli.doctor", set()),
+        ("rewards.text.cider, rl_caption.cli.preflight", set()),
         ("rl_caption.runtime.launch, rl_caption.cli.main", {"psutil", "PIL"}),
     ],
 )

@@ -10,8 +10,8 @@ import yaml
 
 from rl_caption.cli import pipeline as pipelines
 from rl_caption.cli.main import main, run_program
-from rl_caption.cli.pipeline import make_stages, plan, read_wishes, run_pipeline
-from rl_caption.cli.stages import Stage, read_pipeline
+from rl_caption.cli.pipeline import plan, run_pipeline
+from rl_caption.cli.stages import Stage, make_stages
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.training.run_folder import RESULT, plain, write_run_files
 from tests.training_for_tests import scst_config, write_pipeline, xe_config
@@ -19,8 +19,8 @@ from tests.training_for_tests import scst_config, write_pipeline, xe_config
 
 def stages_of(file: Path, *words: str) -> dict[str, Any]:
     """Stage -> its configuration."""
-    wishes = read_wishes(words, list(read_pipeline(str(file))))
-    return {stage.name: stage.config for stage in make_stages(str(file), wishes)}
+    stages, _ = make_stages(str(file), words)
+    return {stage.name: stage.config for stage in stages}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_data_and_root_reach_every_stage_and_any_other_key_one(
         (["--ex.train.lr", "1"], "--xe.ex.train.lr"),
         (["--again", "ex"], "expected xe, scst"),
         (["--only", "xe,mix"], "expected xe, scst"),
-        (["--xe.train.lr"], "has no value"),
+        (["--xe.train.lr"], "train.lr"),
         (["--xe.train.lrr", "1"], "train.lrr"),
         (["--scst.run.dir", "D/runs/xe"], "two stages write"),
     ],
@@ -135,8 +135,8 @@ def finished(two: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def actions(file: Path, *words: str) -> dict[str, str]:
-    wishes = read_wishes(words, list(read_pipeline(str(file))))
-    planned = plan(make_stages(str(file), wishes), wishes.again)
+    stages, wishes = make_stages(str(file), words)
+    planned = plan(stages, wishes["again"])
     return {one.stage.name: one.action for one in planned}
 
 

@@ -251,6 +251,6 @@ def test_the_program_writes_beside_the_run_or_where_it_is_told(
     run = write_evaluation(tmp_path / "run", 1.0)
     assert run_program("report", [str(run)]) == 0
     assert capsys.readouterr().out.strip() == str(run / "report.html")
-    words = ["--out", str(tmp_path / "deep/x.html"), "--images", "3"]
+    words = ["--out", str(tmp_path / "deep/x"), "--images", "3"]
     assert run_program("report", [str(run), *words]) == 0
-    assert len(Seen((tmp_path / "deep/x.html").read_text()).cards) == 3
+    assert len(Seen((tmp_path / "deep/x/report.html").read_text()).cards) == 3

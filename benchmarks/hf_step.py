@@ -133,7 +133,7 @@ def build_bench(
     model = make()
     tokenizer = word_tokenizer(model)
     family = FAMILIES[model.config.model_type]
-    policy = Policy(model, family, family.conventions(model, tokenizer, None, ""))
+    policy = Policy(model, family, family.conventions(model, None, tokenizer, ""))
     policy.to(device).eval()
     captioner: Any = HuggingFaceCaptioner(policy, [tokenizer], tokenizer)
     pixel_values = torch.randn(shapes.images, 3, pixels, pixels, device=device)

@@ -52,7 +52,9 @@ from tests.captioners_for_tests import REFERENCES
 SIDE = 16
 SIZE = {"height": SIDE, "width": SIDE}
 PROMPT = "a photo of"
-FAMILIES = ("blip", "git", "vit_gpt2", "vit_bert", "blip2", "instructblip", "florence2")
+ENCODER_DECODERS = ("blip", "vit_gpt2", "vit_bert", "florence2")
+PLAIN_PROMPTS = ("git", "blip2", "instructblip")
+FAMILIES = (*ENCODER_DECODERS, *PLAIN_PROMPTS)
 TEXTS = [*(caption for captions in REFERENCES for caption in captions), PROMPT]
 TEXTS += ["a man ' s dog , sitting . they don t run"]
 VISION = {

@@ -114,17 +114,7 @@ class HuggingFaceCaptioner(Captioner):
             sorted(i for i in kept_out - {conventions.eos} if i < vocabulary)
         )
         self.augmentable = not self.family.row_prompts
-        self.before = ""
-        """Text that a caption's tokens follow in one piece."""
-        self.tokens_before = 0
-        """Number of its tokens that are no part of the caption."""
-        if self.family.row_prompts:
-            self.before = self.family.reply(self.processor, as_messages(prompt, None))[
-                0
-            ]
-        elif prompt and not self.family.encoder_prompt:
-            self.before = f"{prompt} "
-            self.tokens_before = len(plain_tokens(tokenizer, str(prompt)))
+        self.before: tuple[str, str] = self.family.before(self.processor, prompt)
         text = policy.config.get_text_config()
         self.longest_prompt: int | None = getattr(text, "max_position_embeddings", None)
         # WordPiece decodes "man's" to "man ' s", other words for the rewards than those of the
@@ -165,8 +155,8 @@ class HuggingFaceCaptioner(Captioner):
             model_type = config.model_type
             if model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
                 raise CaptionerError(
-                    f"{name!r} is a {model_type!r}: expected one of {', '.join(FAMILIES)}, or a "
-                    f"vision-language model"
+                    f"{name!r} is a {model_type!r}: expected a model that writes texts of images "
+                    "(Transformers' AutoModelForImageTextToText)"
                 )
             check_architectures(name, model_type, config.architectures)
             family: Any = FAMILIES.get(model_type)
@@ -184,11 +174,7 @@ class HuggingFaceCaptioner(Captioner):
                     f"prompt {prompt!r:.80}: {family.name} has no chat template, expected a text"
                 )
             model = load_model(name, config, getattr(torch, dtype), source, weights)
-            if family.row_prompts:
-                conventions = family.conventions(model, processors[0], prompt)
-            else:
-                second = getattr(processors[0], "qformer_tokenizer", None)
-                conventions = family.conventions(model, tokenizer, second, prompt)
+            conventions = family.conventions(model, processors[0], tokenizer, prompt)
             check_tokens(tokenizer, conventions)
             policy = Policy(model, family, conventions)
             captioner = cls(policy, processors, tokenizer, prompt, name)
@@ -304,7 +290,7 @@ class HuggingFaceCaptioner(Captioner):
     def prepare(self, row: Row) -> dict[str, Tensor]:
         """The inputs of one row of a model that answers a prompt."""
         images = [load_image(frame) for frame in frames_of(row["image"])]
-        messages = as_messages(as_messages(self.prompt, None), row.get("prompt"))
+        messages = self.messages(row)
         with naming(
             f"image {row['image_id']!r} cannot be prepared", (Exception,), DataError
         ):
@@ -320,6 +306,10 @@ class HuggingFaceCaptioner(Captioner):
             )
         return inputs
 
+    def messages(self, row: Row) -> Messages:
+        """The conversation that a caption of the row answers."""
+        return as_messages(as_messages(self.prompt, None), row.get("prompt"))
+
     def max_tokens_of(self, row: Row) -> int | None:
         return (
             self.max_tokens if self.family.row_prompts else super().max_tokens_of(row)
@@ -328,15 +318,16 @@ class HuggingFaceCaptioner(Captioner):
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
     ) -> list[list[int]]:
+        start, between = self.before
+        if row is not None and row.get("prompt"):
+            start, between = self.family.before(self.processor, self.messages(row))
         # A line break is EOS where OPT is the language model.
-        plain = [self.before + " ".join(text.split()) for text in texts]
+        plain = [start + between + " ".join(text.split()) for text in texts]
         # An image token in a caption would be read without its image, an EOS would end it.
         options = {"add_special_tokens": False, "split_special_tokens": True}
         encoded = self.tokenizer(plain, **options)["input_ids"]
-        return [
-            [*ids[self.tokens_before :], self.eos_token_id][:max_tokens]
-            for ids in encoded
-        ]
+        read = len(plain_tokens(self.tokenizer, start))
+        return [[*ids[read:], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """See ``Captioner.image_states``; visual tokens only where the model takes them."""
@@ -460,19 +451,11 @@ def load_processors(
     with reading(what, (Exception,)):  # tokenizers raises that itself
         # Without one of its files, Transformers makes up a tokenizer.
         cached_file(name, "tokenizer_config.json", **source)
-        if family.row_prompts:
-            sides = {"padding_side": "left", "truncation_side": "left"}
-            processors = [
-                AutoProcessor.from_pretrained(name, **sides, **source, **options)
-            ]
-        elif family.processor_class is not None:
-            processors = [
-                AutoProcessor.from_pretrained(name, backend="pil", **source, **options)
-            ]
+        options = {**source, **family.processor_options, **options}
+        if family.row_prompts or family.processor_class is not None:
+            processors = [AutoProcessor.from_pretrained(name, **options)]
         else:
-            images = AutoImageProcessor.from_pretrained(
-                name, backend="pil", **source, **options
-            )
+            images = AutoImageProcessor.from_pretrained(name, **options)
             processors = [images, AutoTokenizer.from_pretrained(name, **source)]
         tokenizer = getattr(processors[0], "tokenizer", processors[-1])
         if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
@@ -533,7 +516,7 @@ def check_tokens(tokenizer: Any, conventions: Conventions) -> None:
     if conventions.start:
         named["BOS"] = conventions.start[0]
     for what, token in named.items():
-        if not 0 <= token < vocabulary:
+        if token is None or not 0 <= token < vocabulary:
             raise CaptionerError(
                 f"its tokenizer and config.json have {what} {token}, its output layer {vocabulary} "
                 f"tokens: they do not "

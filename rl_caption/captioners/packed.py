@@ -108,15 +108,15 @@ def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class PreallocatedLayer(DynamicLayer):
-    """Keys and values [N, H, T, D/H] of one layer, in memory allocated for ``capacity`` tokens. Not
-    for training.
+    """Keys and values [N, H, T, D/H] of one layer, in memory with room for ``room`` tokens after
+    the first ones. Not for training.
 
     Transformers' ``DynamicLayer`` copies all of them for each token that is added.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, room: int) -> None:
         super().__init__()
-        self.capacity = capacity
+        self.room, self.capacity = room, 0
         self.memory: Any = None
         """Keys and values, each [N, H, capacity, D/H]; the two may differ in width."""
         self.views: Any = None
@@ -137,8 +137,10 @@ class PreallocatedLayer(DynamicLayer):
         moved = self.views is None or any(
             one is not other for one, other in zip(before, self.views, strict=True)
         )
-        if moved or end > self.capacity:
-            self.capacity = max(self.capacity, end)
+        if end > self.capacity:
+            self.capacity = end + self.room
+            moved = True
+        if moved:
             self.memory = [
                 new.new_empty(*new.shape[:-2], self.capacity, new.shape[-1])
                 for new in added
@@ -152,7 +154,7 @@ class PreallocatedLayer(DynamicLayer):
         return self.keys, self.values
 
 
-def preallocated_cache(capacity: int) -> Cache:
-    """A KV cache with memory for ``capacity`` tokens, which grows if there are more."""
-    layer_class: Any = partial(PreallocatedLayer, capacity)
+def preallocated_cache(room: int) -> Cache:
+    """A KV cache with memory for ``room`` tokens after the first, which grows if there are more."""
+    layer_class: Any = partial(PreallocatedLayer, room)
     return Cache(layer_class_to_replicate=layer_class)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -120,6 +121,7 @@ class Policy(nn.Module):
     """
 
     start: Tensor
+    encoder_prompt: Tensor
 
     def __init__(self, model: Any, family: Any, conventions: Any) -> None:
         super().__init__()
@@ -133,10 +135,9 @@ class Policy(nn.Module):
         """Names of the parameters that encoded images depend on, of ``self_check``."""
         self.kept = KeptTokens()
         """Visual tokens of rows whose vision tower is frozen."""
-        start = torch.tensor([conventions.start], dtype=torch.long)
-        self.register_buffer("start", start, persistent=False)
-        for name, ids in conventions.prompt_inputs.items():
-            self.register_buffer(name, torch.tensor([ids]), persistent=False)
+        for name in ("start", "encoder_prompt"):
+            ids = torch.tensor([getattr(conventions, name)], dtype=torch.long)
+            self.register_buffer(name, ids, persistent=False)
 
     @property
     def config(self) -> Any:
@@ -219,11 +220,8 @@ class Policy(nn.Module):
         """The inputs with encoded images in place of pixels."""
         if IMAGES not in inputs:
             pixels = inputs["pixel_values"]
-            prompt = {
-                name: self.get_buffer(name).expand(len(pixels), -1)
-                for name in self.conventions.prompt_inputs
-            }
-            return {"states": self.family.encode(self.model, pixels, **prompt)}
+            prompt = self.encoder_prompt.expand(len(pixels), -1)
+            return {"states": self.family.encode(self.model, pixels, prompt)}
         images = inputs[IMAGES]
         features: Any
         if not by_rows and images.keys is None and self.joins(inputs):
@@ -299,7 +297,7 @@ class Policy(nn.Module):
             output: Any = BaseModelOutputWithPooling()
             if isinstance(features, list):
                 features = join_features(features)
-            for name, value in features.items():
+            for name, value in {**dict.fromkeys(UNREAD), **features}.items():
                 setattr(output, name, value)
             given[ENCODED] = {"image": output}
         return given
@@ -321,13 +319,8 @@ class Policy(nn.Module):
 
     def _begin(self, inputs: dict[str, Any], max_tokens: int) -> tuple[Tensor, State]:
         """Logits [B, V] after BOS and prompt, whose cache has memory for ``max_tokens`` more."""
-        arguments = self.arguments(inputs)
-        read = arguments.get("input_ids", self.start).shape[1]
-        if "states" in arguments and not self.family.cross_attention:
-            read += arguments["states"].shape[1]
-        return self.family.begin(
-            self, arguments, lambda: PreallocatedLayer(read + max_tokens)
-        )
+        layer = partial(PreallocatedLayer, max_tokens)
+        return self.family.begin(self, self.arguments(inputs), layer)
 
     def _score(
         self, inputs: dict[str, Any], token_ids: Tensor, mask: Tensor | None

@@ -1,5 +1,5 @@
-"""Decoder-only vision-language models of Transformers: their prompts, positions, and what is
-assumed of each.
+"""Decoder-only models of Transformers, whose image is a prefix of the text: their prompts, positions,
+and what is assumed of each.
 
 ``VisionLanguageFamily`` is for every model whose processor has a chat template. A model that needs
 more is one class in ``FAMILIES``. ``self_check`` finds out which models can be trained, and how.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from PIL import Image
@@ -18,7 +18,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.hf_families import Conventions, first_token
+from rl_caption.captioners.hf_families import (
+    Conventions,
+    first_token,
+    plain_tokens,
+)
 from rl_caption.captioners.packed import CACHE
 from rl_caption.captioners.state import State
 
@@ -44,6 +48,7 @@ class VisionLanguageFamily:
         default_prompt: the prompt of a model for which none is named.
         chat_prompts: whether prompts are made by the processor's chat template.
         first_position: position of the first token, without M-RoPE.
+        text_model: name of the submodule that reads tokens after the prompt.
         lora_targets, frozen and others: as in ``hf_families.Family``.
     """
 
@@ -51,7 +56,8 @@ class VisionLanguageFamily:
     chat_prompts = True
     first_position = 0
     lora_targets = r"(?!.*(vision|visual)).*\.(q_proj|v_proj)"
-    frozen = ("*visual*", "*vision*")
+    frozen: tuple[str, ...] = ("*visual*", "*vision*")
+    processor_options: ClassVar = {"padding_side": "left", "truncation_side": "left"}
     row_prompts = True
     cross_attention = False
     text_model = ""  # the whole model
@@ -73,20 +79,26 @@ class VisionLanguageFamily:
         )
 
     def conventions(
-        self, model: Any, processor: Any, prompt: str | Messages
+        self, model: Any, processor: Any, tokenizer: Any, prompt: str | Messages
     ) -> Conventions:
-        """Captions end as the chat template ends an answer; none contains another special token."""
-        tokenizer = processor.tokenizer
+        """Captions end as an answer does; none contains another special token."""
         ends, unwritten = special_tokens(processor, model)
-        reply_end = self.reply(processor, as_messages(prompt, None))[1]
-        closing = tokenizer(reply_end, add_special_tokens=False)["input_ids"]
-        return Conventions(
-            start=(),
-            eos=next((token for token in closing if token in ends), ends[0]),
-            pad=first_token("padding", tokenizer.pad_token_id, ends[0]),
-            vocab_size=model.get_output_embeddings().weight.shape[0],
-            forbidden=(*ends, *unwritten),
-        )
+        eos = self.end(model, processor, prompt, ends)
+        pad = first_token(tokenizer.pad_token_id, ends[0])
+        vocabulary = model.get_output_embeddings().weight.shape[0]
+        others = ends if self.chat_prompts else []
+        return Conventions((), eos, pad, vocabulary, (*others, *unwritten))
+
+    def end(
+        self, model: Any, processor: Any, prompt: str | Messages, ends: list[int]
+    ) -> int:
+        """The one of ``ends`` that the chat template puts after an answer, or else the first."""
+        closing = plain_tokens(processor.tokenizer, self._reply(processor, prompt)[1])
+        return next((token for token in closing if token in ends), ends[0])
+
+    def before(self, processor: Any, prompt: str | Messages) -> tuple[str, str]:
+        """Text that a caption's tokens follow in one piece, and what stands between the two."""
+        return "", self._reply(processor, prompt)[0]
 
     def inputs(
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
@@ -102,22 +114,22 @@ class VisionLanguageFamily:
             processor.apply_chat_template(with_images(messages, images), **template)
         )
 
-    def reply(self, processor: Any, messages: Messages) -> tuple[str, str]:
+    def _reply(self, processor: Any, prompt: str | Messages) -> tuple[str, str]:
         """What stands between the prompt and the text of an answer, such as a space; and what
         stands after the text.
         """
-        asked = with_images(messages, [Image.new("RGB", (1, 1))])
-        prompt = processor.apply_chat_template(
+        asked = with_images(as_messages(prompt, None), [Image.new("RGB", (1, 1))])
+        start = processor.apply_chat_template(
             asked, add_generation_prompt=True, tokenize=False
         )
         answer = {"role": "assistant", "content": [{"type": "text", "text": REPLY}]}
         whole = processor.apply_chat_template([*asked, answer], tokenize=False)
-        start, reply, end = whole.rpartition(REPLY)
+        before, reply, end = whole.rpartition(REPLY)
         if not reply:
             raise CaptionerError(
                 f"the chat template of this {self.name!r} leaves the answer out"
             )
-        return start.removeprefix(prompt) if start.startswith(prompt) else "", end
+        return before.removeprefix(start) if before.startswith(start) else "", end
 
     def positions(self, model: Any, inputs: dict[str, Tensor]) -> Tensor:
         """Positions of the prompt's tokens: [B, P], or [C, B, P] of a model with M-RoPE (time,
@@ -158,7 +170,7 @@ class VisionLanguageFamily:
         state.position = state.position + length
         if state.channels is not None:
             positions = positions.expand(state.channels, -1, -1)
-        output = policy.model(
+        output = policy.text_model(
             input_ids=token_ids,
             attention_mask=state.mask,
             position_ids=positions,
@@ -172,13 +184,41 @@ REPLY = "CAPTION"
 """Stands for a caption when a chat template is asked what surrounds one."""
 
 
-class PaliGemma(VisionLanguageFamily):
+class PlainPrompt(VisionLanguageFamily):
+    """A model without a chat template, whose captions go on from a plain prompt."""
+
+    chat_prompts = False
+    default_prompt = ""
+    processor_options: ClassVar = {"backend": "pil"}
+
+    def inputs(
+        self, processor: Any, messages: Messages, images: Sequence[Image.Image]
+    ) -> dict[str, Tensor]:
+        (image,) = images
+        text = text_of(messages, self.name)
+        return dict(processor(text=[text], images=image, return_tensors="pt"))
+
+    def before(self, processor: Any, prompt: str | Messages) -> tuple[str, str]:
+        text = text_of(as_messages(prompt, None), self.name)
+        return text, " " if text else ""
+
+    def end(
+        self, model: Any, processor: Any, prompt: str | Messages, ends: list[int]
+    ) -> int:
+        """The tokenizer's EOS.
+
+        The token ids of InstructBLIP's configurations do not fit its tokenizers.
+        """
+        return ends[0]
+
+
+class PaliGemma(PlainPrompt):
     """PaliGemma 1 and 2: a plain prompt, such as ``caption en``; image and prompt see each other in
     both directions.
     """
 
     default_prompt = "caption en"
-    chat_prompts = False
+    processor_options = VisionLanguageFamily.processor_options
     first_position = 1
 
     def inputs(
@@ -191,11 +231,55 @@ class PaliGemma(VisionLanguageFamily):
         )
         return {name: value for name, value in inputs.items() if name != "labels"}
 
-    def reply(self, processor: Any, messages: Messages) -> tuple[str, str]:
-        return "", processor.tokenizer.eos_token
+    def before(self, processor: Any, prompt: str | Messages) -> tuple[str, str]:
+        return "", ""
 
 
-FAMILIES: dict[str, type[VisionLanguageFamily]] = {"paligemma": PaliGemma}
+class InstructBlip(PlainPrompt):
+    """InstructBLIP (Dai et al. 2023) with a decoder-only language model: the Q-Former's queries,
+    which have read the prompt, stand before BOS.
+    """
+
+    text_model = "language_model"
+
+    def begin(
+        self, policy: Policy, arguments: dict[str, Any], new_layer: Callable[[], Any]
+    ) -> tuple[Tensor, State]:
+        """The model wants pixels named, also where there are none."""
+        return super().begin(policy, {"pixel_values": None, **arguments}, new_layer)
+
+
+class Blip2(InstructBlip):
+    """BLIP-2 (Li et al. 2023) with a decoder-only language model, such as OPT."""
+
+    def end(
+        self, model: Any, processor: Any, prompt: str | Messages, ends: list[int]
+    ) -> int:
+        """The configuration's EOS: a line break where BLIP-2 was trained on OPT."""
+        return model.config.text_config.eos_token_id
+
+
+class Git(PlainPrompt):
+    """GIT (Wang et al. 2022): one Transformer over image patches and text, from [CLS] to [SEP]."""
+
+    lora_targets = r"git\.encoder\..*\.(query|value)"
+    frozen = ()
+
+    def inputs(
+        self, processor: Any, messages: Messages, images: Sequence[Image.Image]
+    ) -> dict[str, Tensor]:
+        """Without the [SEP] after the prompt."""
+        inputs = super().inputs(processor, messages, images)
+        texts = {name: inputs[name][:, :-1] for name in ("input_ids", "attention_mask")}
+        return {"pixel_values": inputs["pixel_values"], **texts}
+
+
+FAMILIES: dict[str, type[VisionLanguageFamily]] = {
+    "paligemma": PaliGemma,
+    "blip-2": Blip2,
+    "instructblip": InstructBlip,
+    "git": Git,
+}
 """``model_type`` of a ``config.json`` -> its family, if it is more than ``VisionLanguageFamily``.
 """
 

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from rewards.model_files import MANIFEST, damage, read_object
-from rl_caption.captioners.hf_families import FAMILIES, check_architectures
+from rl_caption.captioners.hf_families import check_architectures
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import CAPTION_COLUMNS, column_of, markdown
@@ -101,9 +101,9 @@ def read_export(path: Path) -> dict[str, Any]:
         return {"model_type": "CLIP", "library": "open_clip", "is_captioner": False}
     config = read_object(path / "config.json")
     model_type = str(config.get("model_type"))
-    if model_type in FAMILIES:
-        check_architectures(path, model_type, config.get("architectures"))
     in_transformers = model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    if in_transformers:
+        check_architectures(path, model_type, config.get("architectures"))
     return {
         "model_type": model_type,
         "library": "transformers" if in_transformers else "rl-caption",

@@ -44,7 +44,6 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
 ENCODED_ONCE = {
     "gpt2_adapters",
     "blip_decoder",
-    "git_decoder",
     "qwen_decoder",
     "smolvlm_adapters",
 }

@@ -314,8 +314,9 @@ def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(any_case):
     )
 
     def texts(chosen):
+        of_batch = torch.arange(3)[chosen]
         batch = CaptionBatch(
-            rows[chosen], {name: tensor[chosen] for name, tensor in inputs.items()}
+            rows[chosen], {name: tensor[of_batch] for name, tensor in inputs.items()}
         )
         rollout = sample_captions(
             captioner, captioner.policy, batch, decoding, seed=7, step=3

@@ -26,7 +26,7 @@ from rl_caption.captioners.hf_families import FAMILIES as HF_FAMILIES
 from rl_caption.captioners.hf_families import Conventions
 from rl_caption.captioners.policy import Policy
 from tests.hf_models_for_tests import (
-    FAMILIES,
+    ENCODER_DECODERS,
     SIDE,
     TEXT,
     VISION,
@@ -80,7 +80,7 @@ def shared(
     return tiny_policy(request.param, tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, "bart"])
+@pytest.fixture(scope="module", params=[*ENCODER_DECODERS, "bart"])
 def every(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Policy:

@@ -28,7 +28,7 @@ from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import sample_slowly, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import (
-    FAMILIES,
+    ENCODER_DECODERS,
     PROMPT,
     assert_close_gradients,
     tiny_hf_captioner,
@@ -42,7 +42,7 @@ PROMPTED = [
         id=f"{family}-{prompt or 'plain'}",
         marks=[pytest.mark.slow] * (family in SLOW),
     )
-    for family in FAMILIES
+    for family in ENCODER_DECODERS
     for prompt in (PROMPT, "")
 ]
 
@@ -57,7 +57,7 @@ def case(request, tmp_path_factory):
     scope="module",
     params=[
         pytest.param(family, marks=[pytest.mark.slow] * (family in SLOW))
-        for family in FAMILIES
+        for family in ENCODER_DECODERS
     ],
 )
 def family_case(request, tmp_path_factory):
@@ -88,21 +88,7 @@ def own_logits(captioner, pixel_values, ids):
         ).logits[0]
     if name == "VisionEncoderDecoder":
         return model(pixel_values=pixel_values, decoder_input_ids=ids).logits[0]
-    if name in ("BLIP", "GIT"):
-        return model(pixel_values=pixel_values, input_ids=ids).logits[
-            0, -ids.shape[1] :
-        ]
-    queries = torch.full(
-        (1, model.config.num_query_tokens), model.config.image_token_index
-    )
-    prompt = {
-        key: torch.tensor([value])
-        for key, value in captioner.policy.conventions.prompt_inputs.items()
-    }
-    whole = torch.cat([queries, ids], dim=1)
-    return model(pixel_values=pixel_values, input_ids=whole, **prompt).logits[
-        0, -ids.shape[1] :
-    ]
+    return model(pixel_values=pixel_values, input_ids=ids).logits[0]
 
 
 @torch.no_grad()
@@ -162,26 +148,17 @@ def gradients(policy):
 def own_inputs(captioner, images):
     """What Transformers' own processor makes of images and prompt, as the models' pages say."""
     name, prompt = captioner.name, captioner.prompt
-    if captioner.family.name in ("VisionEncoderDecoder", "GIT"):
-        inputs = dict(
-            AutoImageProcessor.from_pretrained(name, backend="pil")(
-                images=images, return_tensors="pt"
-            )
-        )
+    if captioner.family.name == "VisionEncoderDecoder":
+        process = AutoImageProcessor.from_pretrained(name, backend="pil")
+        inputs = dict(process(images=images, return_tensors="pt"))
         if prompt:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            start = (
-                captioner.policy.model.config.decoder_start_token_id
-                if "Vision" in captioner.family.name
-                else None
-            )
-            ids = [tokenizer.cls_token_id if start is None else start]
-            ids += tokenizer(prompt, add_special_tokens=False)["input_ids"]
-            inputs["input_ids" if start is None else "decoder_input_ids"] = (
-                torch.tensor([ids] * len(images))
-            )
+            ids = [
+                captioner.policy.model.config.decoder_start_token_id,
+                *captioner.tokenizer(prompt, add_special_tokens=False)["input_ids"],
+            ]
+            inputs["decoder_input_ids"] = torch.tensor([ids] * len(images))
         return inputs
-    reads = prompt or captioner.family.name in ("InstructBLIP", "Florence-2")
+    reads = prompt or captioner.family.name == "Florence-2"
     texts = [prompt] * len(images) if reads else None
     inputs = dict(
         AutoProcessor.from_pretrained(name, backend="pil")(
@@ -201,7 +178,7 @@ def test_florence_reads_one_prompt_whose_padding_would_move_its_positions(tmp_pa
     model, inputs = captioner.policy.model, captioner.preprocess(tiny_rows(1))
     start = torch.tensor([[*captioner.policy.conventions.start, 15, 16]])
     expected = own_logits(captioner, inputs["pixel_values"], start[0].tolist())
-    ids = torch.tensor([captioner.policy.conventions.prompt_inputs["input_ids"]])
+    ids = torch.tensor([captioner.policy.conventions.encoder_prompt])
     images = torch.full((1, 5), model.config.image_token_id)
     padding = torch.full((1, 2), captioner.pad_token_id)
 
@@ -373,7 +350,6 @@ def test_the_image_is_encoded_once_for_all_captions(family_case):
     captioner, inputs = family_case
     model = captioner.policy.model
     towers = {
-        "GIT": "git.image_encoder",
         "VisionEncoderDecoder": "encoder",
         "Florence-2": "model.vision_tower",
     }
@@ -449,7 +425,7 @@ def test_texts_survive_encoding_and_decoding_and_the_prompt_is_part_of_none(case
     assert captioner.decode(padded) == ["a small dog", "two squares on a green field"]
     (cut,) = captioner.encode(texts[:1], 2)
     assert cut == encoded[0][:2]
-    if captioner.family.encoder_prompt:
+    if captioner.policy.conventions.encoder_prompt:
         return
     start, tokenizer = list(captioner.policy.conventions.start[1:]), captioner.tokenizer
     assert tokenizer.decode(start) == captioner.prompt

@@ -17,7 +17,6 @@ from rewards.images import (
     UNREADABLE,
     Frames,
     ImageSource,
-    frames_of,
     image_identity,
     open_image,
     pixel_hash,
@@ -209,24 +208,6 @@ def pixel_key(
     return image_id, tuple(
         frame for frame in frames if isinstance(frame, str | Path | VideoFrame)
     )
-
-
-def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
-    """Shrink an image to at most ``side`` by ``side`` pixels; the frames of a video are put side by
-    side.
-
-    Raises ``DataError`` where the image cannot be opened.
-    """
-    frames = [load_image(frame) for frame in frames_of(source)]
-    for frame in frames:
-        frame.thumbnail((side, side))
-    width = sum(frame.width for frame in frames)
-    strip = Image.new("RGB", (width, max(frame.height for frame in frames)))
-    left = 0
-    for frame in frames:
-        strip.paste(frame, (left, 0))
-        left += frame.width
-    return strip
 
 
 def with_references(row: AnyRow, chosen: Sequence[int]) -> AnyRow:

@@ -5,7 +5,6 @@ features.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from rewards.base import naming
 from rewards.clip.preprocessing import pixels
@@ -23,7 +22,6 @@ from rewards.clip.pretrained import load_image_encoder
 from rewards.files import remove_leftovers
 from rewards.images import list_images
 from rewards.model_files import fingerprint, read_object
-from rewards.options import Count, check_values
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.features import write_features
@@ -31,7 +29,7 @@ from rl_caption.data.files import write_json
 from rl_caption.data.loader import augment as augmented
 from rl_caption.data.plain_files import check_name, progress
 from rl_caption.data.rows import karpathy
-from rl_caption.runtime.errors import ConfigError, config_errors
+from rl_caption.runtime.errors import ConfigError
 
 RECORD = "encoder.json"
 """File, in the folder of the features, of the settings that made them."""
@@ -55,9 +53,8 @@ def encode_features(
 ) -> tuple[int, int]:
     """Write the grid of every image; returns how many were written and how many were there already.
 
-    Images are preprocessed as the encoder requires. Existing features are kept but for
-    those of newer images. Another process
-    that writes ``out`` is waited for.
+    Images are preprocessed as the encoder requires. Existing features are kept but for those of
+    newer images.
 
     Args:
         encoder: see ``rewards.clip.pretrained``; ``kwargs`` are its arguments, where it is a class.
@@ -76,9 +73,7 @@ def encode_features(
         DataError: images are missing or unreadable (found before anything is encoded), or a value
             of a grid is not finite or beyond ``dtype``.
     """
-    with config_errors("prepare_features"):
-        check_values(Count, batch_size=batch_size, num_workers=num_workers)
-    out = Path(os.path.realpath(out))  # two links to it have one lock
+    out = Path(out)
     images = _images(Path(data), image_root, image_extension, flatten, splits)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     unusable = (ValueError, RuntimeError, AssertionError)
@@ -88,32 +83,30 @@ def encode_features(
         "encoder": encoder,
         "kwargs": dict(kwargs or {}),
         "dtype": dtype,
+        "preprocessing": asdict(network.preprocessing),
+        "weights": fingerprint(network.state_dict()),
     }
-    record |= _identity(network)
     if augment:
         record |= {"augment": [*augment], "seed": seed}
     record = json.loads(json.dumps(record))  # tuples become lists
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(out.with_name(f".{out.name}.lock")):
-        found = _stored_ids(out, record)
-        pending = {
-            name: path
-            for name, path in images.items()
-            if name not in found or _is_newer(path, out / f"{name}.npz")
-        }
-        if pending:
-            rows: list[Row] = [
-                {"image_id": name, "image": path, "references": []}
-                for name, path in pending.items()
-            ]
-            check_row_images(rows, "the encoder", num_workers=num_workers)
-            write_json(out / RECORD, record)
-            view = partial(augmented, names=augment, seed=seed, step=0)
-            grids = _encode_images(network, pending, batch_size, num_workers, view)
-            for name, grid in progress(grids, "encoding images", "image", len(pending)):
-                write_features(
-                    out / f"{name}.npz", grid, dtype, f"image {name!r} ({images[name]})"
-                )
+    found = _stored_ids(out, record)
+    pending = {
+        name: path
+        for name, path in images.items()
+        if name not in found or _is_newer(path, out / f"{name}.npz")
+    }
+    if pending:
+        rows: list[Row] = [
+            {"image_id": name, "image": path, "references": []}
+            for name, path in pending.items()
+        ]
+        check_row_images(rows, "the encoder", num_workers=num_workers)
+        write_json(out / RECORD, record)
+        view = partial(augmented, names=augment, seed=seed, step=0)
+        grids = _encode_images(network, pending, batch_size, num_workers, view)
+        for name, grid in progress(grids, "encoding images", "image", len(pending)):
+            where = f"image {name!r} ({images[name]})"
+            write_features(out / f"{name}.npz", grid, dtype, where)
     return len(pending), len(images) - len(pending)
 
 
@@ -146,23 +139,6 @@ def _images(
     return images
 
 
-def read_record(root: str | Path) -> dict[str, Any] | None:
-    """The settings that ``encode_features`` recorded in a folder of features, or None."""
-    file = Path(root) / RECORD
-    return read_object(file) if file.is_file() else None
-
-
-def _identity(network: Any) -> dict[str, Any]:
-    """What the features depend on beside the image, as JSON: preprocessing, and a hash of the
-    weights.
-    """
-    preprocessing = json.loads(json.dumps(asdict(network.preprocessing)))
-    return {
-        "preprocessing": preprocessing,
-        "weights": fingerprint(network.state_dict()),
-    }
-
-
 def _stored_ids(folder: Path, record: Mapping[str, Any]) -> set[str]:
     """Ids of the images whose features a folder holds.
 
@@ -170,14 +146,11 @@ def _stored_ids(folder: Path, record: Mapping[str, Any]) -> set[str]:
     """
     remove_leftovers(folder)
     names = {file.stem for file in folder.glob("[!.]*.npz")}
-    stored = (read_record(folder) or {}) if names else record
-    changed = [
-        key for key in {**record, **stored} if stored.get(key) != record.get(key)
-    ]
-    if changed:
-        there = {key: stored.get(key) for key in changed}
+    file = folder / RECORD
+    stored = read_object(file) if file.is_file() else {}
+    if names and stored != record:
         raise ConfigError(
-            f"{folder} has features of another encoder ({there}); name another out"
+            f"{folder} has features of another encoder ({stored}); name another out"
         )
     return names
 
@@ -190,20 +163,24 @@ def _encode_images(
     view: Callable[..., Tensor],
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Yield id and grid [H, W, D] of every image; ``view(pixels, image_id=…)`` augments pixels."""
-    names, device = list(images), next(network.parameters()).device
-    batches = [
-        names[first : first + batch_size] for first in range(0, len(names), batch_size)
+    read = partial(_read_batch, images, network.preprocessing, view)
+    ids: Any = list(images)
+    loader: Any = DataLoader(ids, batch_size, num_workers=num_workers, collate_fn=read)
+    device = next(network.parameters()).device
+    for names, inputs in loader:
+        with torch.inference_mode():
+            grids = network(inputs.to(device)).float().cpu().numpy()
+        yield from zip(names, grids, strict=True)
+
+
+def _read_batch(
+    images: Mapping[str, str],
+    preprocessing: Any,
+    view: Callable[..., Tensor],
+    names: Sequence[str],
+) -> tuple[Sequence[str], Tensor]:
+    """Ids and preprocessed pixels [B, 3, S, S] of images."""
+    squares = [
+        view(pixels(images[name], preprocessing), image_id=name) for name in names
     ]
-
-    def read(name: str) -> Tensor:
-        """Preprocessed pixels [3, S, S]."""
-        return view(pixels(images[name], network.preprocessing), image_id=name)
-
-    with ThreadPoolExecutor(num_workers) as pool:
-        ahead = pool.map(read, batches[0])
-        for batch, following in zip(batches, [*batches[1:], []], strict=True):
-            inputs = list(ahead)
-            ahead = pool.map(read, following)  # while this batch is encoded
-            with torch.inference_mode():
-                grids = network(torch.stack(inputs).to(device)).float().cpu().numpy()
-            yield from zip(batch, grids, strict=True)
+    return names, torch.stack(squares)

@@ -1,9 +1,7 @@
 """Region features, for captioners that read the regions of a detector, or a grid, instead of
 pixels.
 
-A store (a folder with one ``.npz`` or ``.npy`` file per image, or one HDF5 file) reads arrays or
-their headers; ``ImageFeatures`` checks them. Stores are picklable; an open file is not carried into
-another process.
+They are in a folder with one ``.npz`` or ``.npy`` file per image, or in one HDF5 file.
 """
 
 from __future__ import annotations
@@ -13,10 +11,10 @@ import math
 import os
 import zipfile
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +39,6 @@ HDF5_PATTERNS = (
 """Keys that are tried in an HDF5 file where no pattern is given; the first that any image has is
 used.
 """
-_BOXES_OF = {
-    "{image_id}_features": "{image_id}_boxes",
-    "{image_id}/features": "{image_id}/boxes",
-}
 
 
 @dataclass(frozen=True)
@@ -88,59 +82,29 @@ def fill_pattern(pattern: str, row: Row) -> str:
     return pattern.replace("{stem}", file.stem).replace("{folder}", file.parent.name)
 
 
-class Location(NamedTuple):
-    """Where the features of one image are: a path, or a key in an HDF5 file."""
-
-    features: str
-    boxes: str | None = None
-    """Key of the boxes beside them, which only fingerprints of the data name."""
-
-
-class FeatureFolder:
-    """A folder with one file per image."""
-
-    def __init__(self, root: Path, options: FeatureOptions) -> None:
-        self.path, self.options = root, options
-
-    def locations(self, rows: Sequence[Row]) -> list[Location]:
-        """Paths for N rows, whether or not the files exist; ``.npz`` is preferred to ``.npy``."""
-        places = []
-        for row in rows:
-            path = str(
-                self.path / fill_pattern(self.options.pattern or "{image_id}", row)
-            )
-            is_npy = not os.path.isfile(f"{path}.npz") and os.path.isfile(f"{path}.npy")
-            places.append(Location(f"{path}.npy" if is_npy else f"{path}.npz"))
-        return places
-
-    def read(self, location: Location, values: bool) -> Any:
-        """Read the array, or without ``values`` an object with its ``shape``."""
-        path = location.features
-        if not zipfile.is_zipfile(path):
-            return np.load(path, mmap_mode=None if values else "r")
-        with np.load(path) as archive:
-            key = next((key for key in FEATURE_KEYS if key in archive), FEATURE_KEYS[0])
-            if values:
-                return archive[key]
-            with archive.zip.open(f"{key}.npy") as file:
-                version = np.lib.format.read_magic(file)
-                read_header = np.lib.format.read_array_header_1_0
-                if version != (1, 0):
-                    read_header = np.lib.format.read_array_header_2_0
-                return SimpleNamespace(shape=read_header(file)[0])
-
-    def stamp(self, location: Location) -> list[int]:
-        """The ``file_stamp``."""
-        return [*file_stamp(location.features)]
+def _read_file(path: str, values: bool) -> Any:
+    """The array of an ``.npz`` or ``.npy`` file, or without ``values`` an object with its ``shape``."""
+    if not zipfile.is_zipfile(path):
+        return np.load(path, mmap_mode=None if values else "r")
+    with np.load(path) as archive:
+        key = next((key for key in FEATURE_KEYS if key in archive), FEATURE_KEYS[0])
+        if values:
+            return archive[key]
+        with archive.zip.open(f"{key}.npy") as file:
+            version = np.lib.format.read_magic(file)
+            read_header = np.lib.format.read_array_header_1_0
+            if version != (1, 0):
+                read_header = np.lib.format.read_array_header_2_0
+            return SimpleNamespace(shape=read_header(file)[0])
 
 
-class FeatureHdf5:
-    """One HDF5 file with a dataset per image. Each process opens the file for itself when it first
-    reads from it.
+class Hdf5File:
+    """An HDF5 file with a dataset per image. Each process opens the file for itself when it first
+    reads from it; an open file is not carried into another process.
     """
 
-    def __init__(self, path: Path, options: FeatureOptions) -> None:
-        self.path, self.options = path, options
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._opened: tuple[int, Any] | None = None
         self._file()
 
@@ -163,75 +127,51 @@ class FeatureHdf5:
                 self._opened = process, h5py.File(self.path, "r", locking=False)
         return self._opened[1]
 
-    def _dataset(self, key: str) -> Any:
+    def dataset(self, key: str) -> Any:
         """The HDF5 dataset at ``key`` (its values are read when it is indexed), or None."""
         node = self._file().get(key)
         return node if hasattr(node, "dtype") else None
 
-    def locations(self, rows: Sequence[Row]) -> list[Location]:
-        """Keys for N rows: those of the option ``pattern``, or of the first usual one that any
-        image has.
-        """
-        usual = (
-            key
-            for row in rows
-            for key in HDF5_PATTERNS
-            if self._dataset(fill_pattern(key, row)) is not None
-        )
-        pattern = self.options.pattern or next(usual, HDF5_PATTERNS[0])
-        boxes = _BOXES_OF.get(pattern)
-        places = []
-        for row in rows:
-            beside = None if boxes is None else fill_pattern(boxes, row)
-            places.append(Location(fill_pattern(pattern, row), beside))
-        return places
-
-    def read(self, location: Location, values: bool) -> Any:
-        """Read as ``FeatureFolder.read`` does."""
-        array = self._dataset(location.features)
+    def read(self, key: str, values: bool) -> Any:
+        """Read as ``_read_file`` does."""
+        array = self.dataset(key)
         if array is None:
             keys = ", ".join(itertools.islice(self._file(), 4))
             raise KeyError(
                 f"no such key, they are such as {keys}: data.features_kwargs.pattern"
             )
-        if array.size and array.chunks is None:
+        if array.size:  # the library returns zeros for what is not written
             expected, written = 1, int(array.id.get_storage_size() > 0)
-        elif array.size:
-            expected = math.prod(map(math.ceil, np.divide(array.shape, array.chunks)))
-            written = array.id.get_num_chunks()
-        if (
-            array.size and written < expected
-        ):  # the library returns zeros for what is not written
-            raise ValueError(
-                f"{written} of {expected} blocks of {list(array.shape)} were written"
-            )
+            if array.chunks is not None:
+                blocks = map(math.ceil, np.divide(array.shape, array.chunks))
+                expected, written = math.prod(blocks), array.id.get_num_chunks()
+            if written < expected:
+                raise ValueError(
+                    f"{written} of {expected} blocks of {list(array.shape)} were written"
+                )
         return array[()] if values else array
-
-    def stamp(self, location: Location) -> list[int]:
-        """The ``file_stamp`` of the whole file."""
-        return [*file_stamp(self.path)]
 
 
 @dataclass(frozen=True)
 class ImageFeatures:
     """Features of one image, read on demand and picklable: the ``features`` of a row."""
 
-    store: FeatureFolder | FeatureHdf5
-    location: Location
+    place: str
+    """The path of a file, or the key in ``file``."""
     image_id: str
+    options: FeatureOptions = field(default=FeatureOptions(), compare=False)
     views: tuple[ImageFeatures, ...] = ()
     """Features of further views of the image."""
+    file: Hdf5File | None = None
 
     def __str__(self) -> str:
-        return self.location.features
+        return self.place
 
     @property
     def where(self) -> str:
         """How error messages name these features."""
-        inside = (
-            f"{self.store.path}, key " if isinstance(self.store, FeatureHdf5) else ""
-        )
-        return f"features of image {self.image_id!r} ({inside}{self.location.features})"
+        inside = "" if self.file is None else f"{self.file.path}, key "
+        return f"features of image {self.image_id!r} ({inside}{self.place})"
 
     def load(self, dim: int | None = None) -> NDArray[np.float32]:
         """Read the features, float32 [R, D]; ``dim`` is the expected D (None: any).
@@ -243,7 +183,7 @@ class ImageFeatures:
         with naming(self.where, UNREADABLE_ARRAY, DataError, (DataError,)):
             values = finite(stored.reshape(-1, stored.shape[-1]), self.where)
         check_width(values.shape, dim, self.where)
-        return values[: self.store.options.max_regions]
+        return values[: self.options.max_regions]
 
     def check(self) -> int:
         """Check the header alone and return D. Raises ``DataError`` as ``load`` does."""
@@ -251,17 +191,19 @@ class ImageFeatures:
 
     def stamp(self) -> list[Any]:
         """Everything that the result of ``check`` depends on. Raises ``OSError`` if it is missing."""
-        return [self.store.stamp(self.location), repr(astuple(self.store.options))]
+        path = self.place if self.file is None else self.file.path
+        return [*file_stamp(path), repr(self.options)]
 
     def _read(self, values: bool) -> Any:
         """The array or its header: [R, D], or a grid [H, W, D] with R = H·W."""
         with naming(self.where, UNREADABLE_ARRAY, DataError):
-            stored = self.store.read(self.location, values)
+            read = _read_file if self.file is None else self.file.read
+            stored = read(self.place, values)
         shape = stored.shape or ()  # None of an empty HDF5 dataset
         if len(shape) not in (2, 3) or 0 in shape:
             expected = "expected [regions, features] or a grid [H, W, features]"
             raise DataError(f"{self.where}: the shape is {list(shape)}, {expected}")
-        check_width(shape, self.store.options.dim, self.where)
+        check_width(shape, self.options.dim, self.where)
         return stored
 
 
@@ -272,19 +214,29 @@ def features_of(
 
     ``root`` is a folder, or an HDF5 file of any name.
     """
-    path = Path(root)
-    store = (
-        FeatureHdf5(path, options) if path.is_file() else FeatureFolder(path, options)
-    )
-    views = [
-        features_of(rows, view, replace(options, views=[])) for view in options.views
-    ]
+    file = Hdf5File(Path(root)) if os.path.isfile(root) else None
+    pattern = options.pattern or "{image_id}"
+    if file is not None and options.pattern is None:
+        usual = (
+            key
+            for row in rows
+            for key in HDF5_PATTERNS
+            if file.dataset(fill_pattern(key, row)) is not None
+        )
+        pattern = next(usual, HDF5_PATTERNS[0])
+    inner = replace(options, views=[])
+    views = [features_of(rows, view, inner) for view in options.views]
     found = []
-    for index, (location, row) in enumerate(
-        zip(store.locations(rows), rows, strict=True)
-    ):
-        further = tuple(view[index] for view in views)
-        found.append(ImageFeatures(store, location, row["image_id"], further))
+    for row, *further in zip(rows, *views, strict=True):
+        place = fill_pattern(pattern, row)
+        if file is None:
+            place = os.path.join(root, place)
+            is_npy = not os.path.isfile(f"{place}.npz") and os.path.isfile(
+                f"{place}.npy"
+            )
+            place += ".npy" if is_npy else ".npz"
+        views_of = tuple(further)
+        found.append(ImageFeatures(place, row["image_id"], options, views_of, file))
     return found
 
 
@@ -292,8 +244,7 @@ def as_image_features(features: Any, image_id: str) -> ImageFeatures:
     """Accept a row's ``ImageFeatures``, or the path of their file (``.npz``, ``.npy``)."""
     if isinstance(features, ImageFeatures):
         return features
-    folder = FeatureFolder(Path(features).parent, FeatureOptions())
-    return ImageFeatures(folder, Location(str(features)), image_id)
+    return ImageFeatures(str(features), image_id)
 
 
 def check_width(shape: Sequence[int], dim: int | None, where: str) -> None:

@@ -14,7 +14,7 @@ from rewards.base import naming
 from rewards.files import atomic_write
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.data.base import SHOWN, DataError
-from rl_caption.data.plain_files import check_type, parse_file, read_bytes, shown
+from rl_caption.data.plain_files import check_type, parse_file, shown
 from rl_caption.data.rows import karpathy_records, read_row
 
 PREDICTIONS = "predictions.json"
@@ -48,39 +48,34 @@ def read_captions(path: str | Path) -> Captions:
     the list. Without either, the path ``image`` is the id, as in data.
 
     Args:
-        path: the file, plain or gzip, a pipe such as ``/dev/stdin``, or the folder of an
+        path: the file, a pipe such as ``/dev/stdin``, or the folder of an
             evaluation, with ``predictions.json``.
 
     Raises:
         DataError: another format, or a repeated key or image. The message has the count and the
             first offenders.
     """
-    captions, ids = Captions(), []
+    captions = Captions()
     path = captions_file(path)
-    data = read_bytes(path)
+    data = Path(path).read_bytes()
     captions.sha256 = hashlib.sha256(data).hexdigest()
     content = parse_file(data, path)
     rows = content if isinstance(content, list) else [content]
     check_type(rows, list[dict], str(path), DataError)
     if rows and "image_id" not in rows[0] and "image_name" in rows[0]:
         captions.by = "image_name"
+    ids = []
     for index, row in enumerate(rows):
-        value = row.get(captions.by)
-        if value is None and captions.by == "image_id":
-            value = row.get("image")
-        ids.append(_id(value, f"{path}, [{index}].{captions.by}"))
-        check_type(row.get("caption"), str, f"{path}, [{index}].caption", DataError)
+        where = f"{path}, [{index}]"
+        key = "image" if row.get(captions.by) is None else captions.by
+        ids.append(_id(row.get(key), f"{where}.{key}"))
+        check_type(row.get("caption"), str, f"{where}.caption", DataError)
         captions[ids[-1]] = row["caption"]
     if not captions:
         raise DataError(
-            f"{path} has no captions: expected a list of objects with 'image_id' and 'caption'"
+            f"{path} has no captions: expected objects with image_id, caption"
         )
-    _refuse(
-        _doubled(ids),
-        "captioned more than once",
-        path,
-        "expected one caption per image",
-    )
+    _refuse(_doubled(ids), "captioned more than once", path)
     return captions
 
 
@@ -105,7 +100,7 @@ def read_references(
     JSON lines, as of ``data.format: jsonl``.
 
     Args:
-        path: the file, plain or gzip, or a pipe such as ``/dev/stdin``.
+        path: the file, or a pipe such as ``/dev/stdin``.
         split: of Karpathy JSON and JSON lines: ``train`` (with ``restval``), ``val`` or ``test``;
             None takes all.
         by: what identifies images in the result. ``image_name`` is the key of that name in a list,
@@ -117,38 +112,33 @@ def read_references(
     Raises:
         DataError: another format, a repeated key or image, an empty reference, or an unknown split.
     """
-    content = parse_file(read_bytes(path), path)
-    annotated = list(_annotated(content, path, by))
+    annotated = list(_annotated(parse_file(Path(path).read_bytes(), path), path, by))
     named = dict.fromkeys(image.split for image in annotated if image.split)
-    if split is not None and not named:
-        if has_splits:
-            raise DataError(f"{path} has no splits: leave split {split!r} out")
+    if not named and not has_splits:
         split = None
-    wanted = ("train", "restval", "") if split == "train" else (split,)
+    wanted = ("train", "restval", "") if named and split == "train" else (split,)
     chosen = [image for image in annotated if split is None or image.split in wanted]
     if not chosen:
-        raise DataError(f"no split {split!r} in {path}: it has {', '.join(named)}")
+        raise DataError(f"{path} has no split {split!r}: it has {[*named]}")
+    ids = [
+        _id(image.image_id, f"{path}, id of image {index}")
+        for index, image in enumerate(chosen)
+    ]
     references = References()
-    empty: list[str] = []
-    for image in chosen:
-        image_id = _id(image.image_id, f"{path}, id of image {len(references)}")
+    for image_id, image in zip(ids, chosen, strict=True):
         where = f"{path}: captions of image {shown(image_id)}"
         check_type(image.captions, list[str], where, DataError)
-        if not all(map(str.strip, image.captions)):
-            empty.append(image_id)
         references[image_id] = list(image.captions)
     if not any(references.values()):
-        raise DataError(
-            f"{path} has no references: expected at least one image with captions"
-        )
-    ids = [str(image.image_id) for image in chosen]
-    _refuse(_doubled(ids), "listed more than once", path, "expected every image once")
-    _refuse(empty, "with an empty reference", path, "expected text in every reference")
-    every = {str(image.image_id): image for image in annotated}
+        raise DataError(f"{path} has no references of any image")
+    _refuse(_doubled(ids), "listed more than once", path)
+    empty = [
+        name for name, texts in references.items() if not all(map(str.strip, texts))
+    ]
+    _refuse(empty, "with an empty reference", path)
+    every = {str(image.image_id): image.file for image in annotated}
     references.elsewhere = frozenset(every) - references.keys()
-    references.images = {
-        name: image.file for name, image in every.items() if image.file
-    }
+    references.images = {name: file for name, file in every.items() if file}
     return references
 
 
@@ -211,18 +201,8 @@ def coco_records(
                 captions[image_id].append(annotation["caption"])
             else:
                 unknown.append(image_id)
-    _refuse(
-        _doubled(ids),
-        "listed more than once under 'images'",
-        path,
-        "expected each once",
-    )
-    _refuse(
-        unknown,
-        "annotated but not among 'images'",
-        path,
-        "expected every annotated image there",
-    )
+    _refuse(_doubled(ids), "listed more than once under 'images'", path)
+    _refuse(unknown, "annotated but not among 'images'", path)
     return list(zip(content["images"], captions.values(), strict=True))
 
 
@@ -236,8 +216,9 @@ def references_for(
     """
     ids = list(image_ids)
     missing = [image_id for image_id in ids if not references.get(image_id)]
-    expected = f"its ids are such as {shown(next(iter(references), 'none'))}"
-    _refuse(missing, "captioned but without references", source, expected, len(ids))
+    first = shown(next(iter(references), "none"))
+    problem = f"captioned but without references (of images such as {first})"
+    _refuse(missing, problem, source, len(ids))
     return [list(references[image_id]) for image_id in ids]
 
 
@@ -270,12 +251,7 @@ def with_ids_of(
         )
 
     named = [known_id(image_id) for image_id in captions]
-    _refuse(
-        _doubled(named),
-        "captioned more than once",
-        source,
-        "expected one caption per image",
-    )
+    _refuse(_doubled(named), "captioned more than once", source)
     renamed = Captions(zip(named, captions.values(), strict=True))
     renamed.by, renamed.sha256 = captions.by, captions.sha256
     return renamed
@@ -300,55 +276,32 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     root, ids = Path(folder), list(image_ids)
     files_by: dict[tuple[int, str], list[str]] = defaultdict(list)
     for path in list_images(root):
-        names = (
-            os.path.abspath(path),
-            path.relative_to(root).as_posix(),
-            *_names_of(path),
-        )
-        for way in enumerate(names):
+        place = path.relative_to(root).as_posix()
+        for way in enumerate((os.path.abspath(path), place, *_names_of(path))):
             files_by[way].append(str(path))
-    found: list[list[str]] = []
+    found: dict[str, list[str]] = {}
     for image_id in ids:
         ways = enumerate((os.path.abspath(image_id), *[image_id] * 4))
-        found.append(next((files_by[way] for way in ways if way in files_by), []))
-    missing = [
-        image_id for image_id, files in zip(ids, found, strict=True) if not files
-    ]
-    _refuse(
-        missing,
-        "without a file here",
-        root,
-        "expected a file named like the id",
-        len(ids),
-    )
-    several = [
-        image_id for image_id, files in zip(ids, found, strict=True) if len(files) > 1
-    ]
-    _refuse(
-        several,
-        "with more than one file",
-        root,
-        "expected one named like the id",
-        len(ids),
-    )
-    return [files[0] for files in found]
+        found[image_id] = next((files_by[way] for way in ways if way in files_by), [])
+    missing = [image_id for image_id in ids if not found[image_id]]
+    _refuse(missing, "without a file here that is named like the id", root, len(ids))
+    several = [image_id for image_id in ids if len(found[image_id]) > 1]
+    _refuse(several, "with more than one file that is named like it", root, len(ids))
+    return [found[image_id][0] for image_id in ids]
 
 
 def write_json(path: str | Path, content: Any, allow_nan: bool = False) -> None:
     """Write JSON atomically (see ``write_text``). Raises ``ValueError`` for NaN and infinity unless
     ``allow_nan``.
     """
-    write_text(
-        path,
-        json.dumps(content, indent=1, ensure_ascii=False, allow_nan=allow_nan) + "\n",
-    )
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=allow_nan)
+    write_text(path, text + "\n")
 
 
 def write_json_lines(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write one line of JSON per row, atomically (see ``write_text``)."""
-    write_text(
-        path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    )
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_text(path, "".join(lines))
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -371,16 +324,9 @@ def _refuse(
     image_ids: Sequence[str],
     problem: str,
     path: str | Path,
-    expected: str,
     total: int | None = None,
 ) -> None:
     if image_ids:
-        first = ", ".join(
-            shown(image_id) for image_id in list(dict.fromkeys(image_ids))[:SHOWN]
-        )
-        count = (
-            f"{len(image_ids)} of {total}" if total is not None else f"{len(image_ids)}"
-        )
-        raise DataError(
-            f"{path}: {count} images are {problem} (first: {first}); {expected}"
-        )
+        first = ", ".join(map(shown, dict.fromkeys(image_ids[:SHOWN])))
+        count = len(image_ids) if total is None else f"{len(image_ids)} of {total}"
+        raise DataError(f"{path}: {count} images are {problem} (first: {first})")

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rewards.videos import VideoFrame
+from rl_caption.data.features import ImageFeatures
+
 TEXTS = (
     "references",
     "prompt",
@@ -77,19 +80,14 @@ def _files(value: Any) -> Iterator[Path]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _files(item)
-    elif (
-        location := getattr(value, "location", None)
-    ) is not None:  # features, or keys in an HDF5 file
-        store = Path(value.store.path)
-        yield from (
-            *_files(location),
-            *([store] if store.is_file() else []),
-            *_files(value.views),
-        )
-    elif (
-        path := getattr(value, "path", None)
-    ) is not None:  # a frame: of a video file, or of a folder of images
-        yield from sorted(Path(path).iterdir()) if os.path.isdir(path) else [Path(path)]
+    elif isinstance(value, ImageFeatures):
+        yield Path(value.place)
+        if value.file is not None:
+            yield value.file.path
+        yield from _files(value.views)
+    elif isinstance(value, VideoFrame):
+        path = Path(value.path)
+        yield from sorted(path.iterdir()) if path.is_dir() else [path]
 
 
 def _stat(path: Path) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from rewards.base import TARGETS, RewardError
@@ -151,22 +152,16 @@ def augment(
     # Another key than that of ``scst.rollout.sampling_noise``: sampled captions must not depend on
     # the augmentation.
     generator = row_generator(seed, step, f"augment/{image_id}")
-    draws = dict(
-        zip(
-            ("horizontal", "vertical", "transpose", "crop"),
-            generator.random(4),
-            strict=True,
-        )
-    )
-    if "horizontal" in names and draws["horizontal"] < 0.5:
+    horizontal, vertical, transpose, crop = generator.random(4)
+    if "horizontal" in names and horizontal < 0.5:
         pixels = pixels.flip(-1)
-    if "vertical" in names and draws["vertical"] < 0.5:
+    if "vertical" in names and vertical < 0.5:
         pixels = pixels.flip(-2)
-    if "transpose" in names and draws["transpose"] < 0.5:
+    if "transpose" in names and transpose < 0.5:
         pixels = pixels.transpose(-1, -2)
     if "crop" in names:
         side = pixels.shape[-1]
-        size = round(side * (SMALLEST_CROP + (1 - SMALLEST_CROP) * draws["crop"]))
+        size = round(side * (SMALLEST_CROP + (1 - SMALLEST_CROP) * crop))
         top, left = generator.integers(0, side - size + 1, 2)
         window = pixels[None, :, top : top + size, left : left + size]
         pixels = torch.nn.functional.interpolate(
@@ -196,25 +191,20 @@ class Collate:
         augmentations: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        if unknown := sorted(set(augmentations) - set(AUGMENTATIONS)):
-            raise ValueError(
-                f"data.augment has {unknown}: expected some of {list(AUGMENTATIONS)}"
-            )
+        unknown = sorted(set(augmentations) - set(AUGMENTATIONS))
+        if unknown:
+            raise ConfigError(f"data.augment has {unknown}: expected {AUGMENTATIONS}")
         if augmentations and not captioner.augmentable:
             raise ConfigError(
                 f"data.augment is {list(augmentations)}: the model's processor cuts images into "
                 f"patches or crops, "
                 "which cannot be augmented: leave it out"
             )
-        self.captioner, self.augmentations, self.seed = (
-            captioner,
-            tuple(augmentations),
-            seed,
-        )
-        self.max_target_tokens, self.captions_per_image = (
-            max_target_tokens,
-            captions_per_image,
-        )
+        self.captioner = captioner
+        self.max_target_tokens = max_target_tokens
+        self.captions_per_image = captions_per_image
+        self.augmentations = augmentations
+        self.seed = seed
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> CaptionBatch:
         """Make a batch from (row, step) pairs."""
@@ -223,9 +213,8 @@ class Collate:
             [draw_view(row, self.seed, step) for row, step in items]
         )
         if self.augmentations and "pixel_values" in inputs:
-            views = zip(inputs["pixel_values"], items, strict=True)
             augmented = []
-            for pixels, (row, step) in views:
+            for pixels, (row, step) in zip(inputs["pixel_values"], items, strict=True):
                 # The frames of a video become channels, so that all are augmented alike.
                 channels = pixels.flatten(0, -3)
                 view = augment(
@@ -268,14 +257,15 @@ def encode_targets(
         captioner.encode(captions, max_tokens, row)
         for captions, row in zip(references, owners, strict=True)
     ]
-    captions = max(map(len, encoded))
-    length = max(len(ids) for sequences in encoded for ids in sequences)
-    targets = torch.full((len(encoded), captions, length), captioner.pad_token_id)
-    mask = torch.zeros(targets.shape, dtype=torch.bool)
-    for image, sequences in enumerate(encoded):
-        for caption, ids in enumerate(sequences):
-            targets[image, caption, : len(ids)] = torch.tensor(ids)
-            mask[image, caption, : len(ids)] = True
+    count = max(map(len, encoded))
+    flat: list[Tensor] = []
+    for sequences in encoded:
+        padded = [*sequences, *[[]] * (count - len(sequences))]
+        flat += [torch.tensor(ids, dtype=torch.long) for ids in padded]
+    shape = (len(encoded), count, -1)
+    targets = pad_sequence(flat, True, captioner.pad_token_id).view(shape)
+    lengths = torch.tensor([len(ids) for ids in flat]).view(shape)
+    mask = torch.arange(targets.shape[-1]) < lengths
     return targets, mask & ~torch.isin(targets, torch.tensor(captioner.forbidden))
 
 

@@ -1,15 +1,13 @@
 """Readers of JSON, YAML, CSV and text, whose errors name the file and the key."""
 
 import csv
-import gzip
 import hashlib
 import json
 import os
 import re
 import sys
 import unicodedata
-import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -70,15 +68,6 @@ def parse_json(
         return json.loads(content, object_pairs_hook=pairs)
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """The content of a file or pipe (read once); gzip is recognised by its content, not by the
-    file's name.
-    """
-    data = Path(path).read_bytes()
-    with naming(str(path), (OSError, EOFError, zlib.error), DataError):
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-
-
 def parse_file(data: bytes, path: str | Path) -> Any:
     """The value of JSON, or the list of the values of JSON lines: several lines, of which the first
     is an object.
@@ -126,13 +115,6 @@ def read_utf8(path: Path) -> str:
     """The text of a file. Raises ``DataError`` where it is not UTF-8."""
     with naming(str(path), (UnicodeDecodeError,), DataError):
         return path.read_bytes().decode("utf-8-sig")
-
-
-def json_object(content: bytes | str, where: str) -> dict[str, Any]:
-    """Parse a JSON object. Raises ``DataError``, with ``where``, where the text is none."""
-    value: dict[str, Any] = parse_json(content, where)
-    check_type(value, dict, where, DataError)
-    return value
 
 
 def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
@@ -224,8 +206,7 @@ class TextForms:
 
     def __init__(self) -> None:
         self.total, self.has_composed = 0, False
-        self.counts: Counter[str] = Counter()
-        self.first: dict[str, list[str]] = defaultdict(list)
+        self.found: dict[str, list[str]] = defaultdict(list)
 
     def add(self, where: str, text: str, scored: bool = False) -> None:
         """Look at a text; ``where`` it is, such as ``caption of image '1'``, stands in warnings."""
@@ -244,9 +225,7 @@ class TextForms:
             elif _lacks_spaces(text, _THAI_AND_OTHERS, 8):
                 kinds.append("thai")
         for kind in kinds:
-            self.counts[kind] += 1
-            if self.counts[kind] <= SHOWN:
-                self.first[kind].append(f"{where}: {shown(text)}")
+            self.found[kind].append(f"{where}: {shown(text)}")
 
     def warnings(self, tokenizer: str | None) -> list[str]:
         """A sentence for each problem, with its count and first texts.
@@ -254,17 +233,18 @@ class TextForms:
         ``tokenizer`` is one of ``rewards.text.tokenize``, or None where only a model reads the
         texts.
         """
-        harmless = {"char": ["decomposed", "char"], "unicode": ["decomposed"]}
-        left_out = (
-            ["char", "thai"] if tokenizer is None else harmless.get(tokenizer, [])
-        )
+        harmless = {
+            "char": {"decomposed", "char"},
+            "unicode": {"decomposed"},
+            None: {"char", "thai"},
+        }.get(tokenizer, set())
         if not self.has_composed:
-            left_out = [*left_out, "decomposed"]
+            harmless.add("decomposed")
         return [
-            f"{self.counts[kind]} of {self.total} texts {sentence} "
-            f"(first: {'; '.join(self.first[kind])})"
+            f"{len(self.found[kind])} of {self.total} texts {sentence} "
+            f"(first: {'; '.join(self.found[kind][:SHOWN])})"
             for kind, sentence in FORMS.items()
-            if self.counts[kind] and kind not in left_out
+            if kind in self.found and kind not in harmless
         ]
 
 

@@ -55,36 +55,25 @@ def prepare(
         split = "train" if record.split == "restval" else record.split
         counts["images"][split] += 1
         counts["captions"][split] += len(record.references)
-    wrong = []
-    for what, expected in (
-        (("images", IMAGES), ("captions", CAPTIONS)) if not subset else ()
-    ):
-        for split in {**expected, **counts[what]}:
-            number, right = counts[what].get(split, 0), expected.get(split, 0)
-            if number != right:
-                wrong.append(f"{split} has {number:,} {what}, expected {right:,}")
-    if wrong:
+    expected = {"images": IMAGES, "captions": CAPTIONS}
+    if counts != expected and not subset:
         raise DataError(
-            f"{file}: {'; '.join(wrong)} (a part of COCO on purpose: --subset)"
+            f"{file} has {counts}, expected {expected} (a part of COCO on purpose: --subset)"
         )
     photos, regions = _link(out, images, "images"), _link(out, features, "features")
     if photos is not None:  # not for equal images in two splits: they are as published
         data = karpathy(file, photos)
-        rows = [row for split in data for row in data[split]]
-        check_row_images(
-            rows, "training from pixels", not fast, out / ".checked_images.json"
-        )
+        rows = [row for split in data.values() for row in split]
+        cache = out / ".checked_images.json"
+        check_row_images(rows, "training from pixels", not fast, cache)
     if regions is not None:
-        data = karpathy(
-            file, features_root=regions, features_kwargs=dict(features_kwargs or {})
-        )
-        check_data(
-            data, [*data], check_images=False, cache=out / ".checked_features.json"
-        )
+        options = dict(features_kwargs or {})
+        data = karpathy(file, features_root=regions, features_kwargs=options)
+        cache = out / ".checked_features.json"
+        check_data(data, [*data], check_images=False, cache=cache)
     for name, place in (("images", photos), ("features", regions)):
-        logger.info(
-            "%s: %s", name, "none to check" if place is None else "all are usable"
-        )
+        found = "none to check" if place is None else "all are usable"
+        logger.info("%s: %s", name, found)
     return counts
 
 

@@ -21,7 +21,6 @@ from rl_caption.data.plain_files import (
     check_type,
     json_lines,
     parse_file,
-    read_bytes,
     shown,
 )
 
@@ -306,7 +305,7 @@ def karpathy_records(path: str | Path, content: Any = None) -> Iterator[Record]:
     Raises ``DataError`` for a wrong record or file.
     """
     if content is None:
-        content = parse_file(read_bytes(path), path)
+        content = parse_file(Path(path).read_bytes(), path)
     check_type(content, _Karpathy, str(path), DataError)
     for index, item in enumerate(content["images"]):
         where = f"{path}, images[{index}]"

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rewards.images import frames_of
 from rewards.text.tokenize import TOKENIZER
 from rewards.trust import check_trusted
 from rl_caption.config.build import ConfigError, build_data
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import DataError, Row, thumbnail
+from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.evaluation.results import factor_of
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
@@ -143,13 +144,14 @@ def gallery(
 
 
 def _picture(row: Mapping[str, Any]) -> str | None:
-    """A data URI of a thumbnail, as WebP; None where there is no image."""
+    """A data URI of a thumbnail, as WebP, of a video of its first frame; None where there is no image."""
     if row.get("image", "") == "":
         return None
     try:
-        image = thumbnail(row["image"], THUMBNAIL)
+        image = load_image(frames_of(row["image"])[0])
     except DataError:  # captioners over region features do without the pictures
         return None
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
     buffer = io.BytesIO()
     image.save(buffer, "webp", quality=85)
     return (

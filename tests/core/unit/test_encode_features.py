@@ -5,7 +5,6 @@ back by the data.
 import errno
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from PIL import Image
 
 from rewards.clip.pretrained import load_image_encoder
 from rl_caption.cli.main import run_program
-from rl_caption.data import encode_features as module
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.encode_features import encode_features
@@ -187,26 +185,6 @@ def test_features_of_an_image_that_was_replaced_are_made_again(
     assert changed == ["11"]
 
 
-def test_one_process_at_a_time_writes_features(tmp_path, dataset, monkeypatch) -> None:
-    """The second waits, and finds them all."""
-    out, original = tmp_path / "features", module._encode_images
-    results: list[tuple[int, int]] = []
-
-    def second() -> None:
-        results.append(encode_features(OWN, out=out, **options(dataset)))
-
-    def encode(*arguments: Any) -> Any:
-        monkeypatch.undo()
-        waiting.start()
-        return original(*arguments)
-
-    waiting = threading.Thread(target=second)
-    monkeypatch.setattr(module, "_encode_images", encode)
-    assert encode_features(OWN, out=out, **options(dataset)) == (COUNT, 0)
-    waiting.join()
-    assert results == [(0, COUNT)]
-
-
 def full_disk(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -273,7 +251,6 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path) -> None:
         ({"data": twice, **bare}, DataError, r"'a' is .*a\.jpg.*a\.png"),
         ({"encoder": "torch.nn:Identity"}, ConfigError, "Identity"),
         ({"device": "cuda:99"}, ConfigError, "cuda:99"),
-        ({"batch_size": 0}, ConfigError, "batch_size is 0"),
     ):
         with pytest.raises(error, match=message):
             encode_features(

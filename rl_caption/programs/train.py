@@ -11,7 +11,6 @@ from accelerate.utils import broadcast_object_list
 from torch import nn
 
 from rewards.mixed import MixedReward
-from rewards.text.cider import CIDER_DIFFERENCES, CiderD
 from rewards.text.tokenize import untested_texts
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
@@ -37,13 +36,12 @@ from rl_caption.runtime.zero import uses_deepspeed
 from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
 from rl_caption.scst.objectives import Objective, build_objective
-from rl_caption.scst.reward_scales import sample_scores, scale_report
 from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.training.checkpoint import read_state
-from rl_caption.training.loop import Metric, train
-from rl_caption.training.run import CHECKED_IMAGES, Run, open_run
+from rl_caption.training.loop import Validate, train
+from rl_caption.training.run import CHECKED_IMAGES, Metric, Run, open_run
 from rl_caption.training.run_folder import is_complete
-from rl_caption.training.validation import CaptionValidator
+from rl_caption.training.validation import validate_captions
 
 MODE = "captioner_mode"
 """Note of a checkpoint: how its run scored and sampled captions."""
@@ -77,7 +75,7 @@ def train_xe(config: XeConfig) -> TrainState:
                 run.accelerator, captioner, model, options.label_smoothing
             ),
             collate,
-            make_validator(run, config, captioner, tokens),
+            make_validation(run, config, captioner, tokens),
             partial(captioner.save_pretrained, captioner.policy),
             Metric(measured=f"{tokens} tokens, tokenizer {data.tokenizer}"),
             validate_first=config.model.init is not None,
@@ -106,8 +104,6 @@ def train_scst(config: ScstConfig) -> TrainState:
         monitor.notes |= share_mode(run, captioner)
         metric = make_metric(config, monitor)
         task = make_task(run, config, captioner, reward)
-        if run.checkpoint is None:
-            describe_reward(run, task)
         signature = scst_signature(reward, run.train_rows, config, task.objective)
         vocabulary = captioner.vocabulary()
         task.model = run.restore(captioner.policy, signature, vocabulary, monitor.notes)
@@ -117,7 +113,7 @@ def train_scst(config: ScstConfig) -> TrainState:
             run,
             task,
             collate,
-            make_validator(run, config, captioner, tokens, monitor),
+            make_validation(run, config, captioner, tokens, monitor),
             partial(captioner.save_pretrained, captioner.policy),
             metric,
         )
@@ -162,30 +158,23 @@ def share_mode(run: Run, captioner: Any) -> dict[str, Any]:
     return {MODE: captioner.mode}
 
 
-def make_validator(
+def make_validation(
     run: Run,
     config: XeConfig | ScstConfig,
     captioner: Captioner,
     max_new_tokens: int,
     monitor: HackingMonitor | None = None,
-) -> CaptionValidator:
+) -> Validate:
     """What captions and scores the validation images as ``eval`` says."""
-    options, tokenizer = config.eval, config.data.tokenizer
+    options = config.eval
     decoding = Decoding(
         max_new_tokens=max_new_tokens,
         num_beams=options.num_beams or 1,
         length_penalty=options.length_penalty or 0.0,
         batch_size=options.batch_size,
     )
-    return CaptionValidator(
-        run.accelerator,
-        captioner,
-        run.val_rows,
-        decoding,
-        run.folder,
-        tokenizer,
-        monitor,
-    )
+    tokenizer = config.data.tokenizer
+    return partial(validate_captions, run, captioner, decoding, tokenizer, monitor)
 
 
 def make_task(
@@ -256,24 +245,6 @@ def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonit
         ):  # the others then find the verdicts in the cache
             check_row_images(rows, " and ".join(names), data.check_images, cache)
     return reward, monitor
-
-
-def describe_reward(run: Run, task: SelfCriticalTask) -> None:
-    """Print the scales of the reward terms; before the model is prepared, so that one process can
-    sample alone.
-    """
-    accelerator, reward = run.accelerator, task.reward
-    if not accelerator.is_main_process:
-        return
-    if len(reward.rewards) > 1:
-        size = run.micro_batch_size
-        sample = partial(
-            sample_scores, task.captioner, task.decoding, task.seed, accelerator, size
-        )
-        lines = scale_report(reward, run.train_rows, sample)
-        print_main(accelerator, "reward: " + "\n".join(lines))
-    if any(isinstance(term, CiderD) for term in reward.rewards.values()):
-        print_main(accelerator, CIDER_DIFFERENCES)
 
 
 def scst_signature(

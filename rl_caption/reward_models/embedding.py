@@ -20,8 +20,8 @@ from rl_caption.reward_models.task import EmbeddingTask, Target
 from rl_caption.reward_models.validation import EmbeddingValidator
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.types import LOSS, TrainState
-from rl_caption.training.loop import Metric, train
-from rl_caption.training.run import Run
+from rl_caption.training.loop import train
+from rl_caption.training.run import Metric, Run
 
 RETRIEVAL = "val/retrieval_r1"
 

@@ -40,8 +40,8 @@ from rl_caption.runtime.engines import (
 from rl_caption.runtime.errors import ConfigError, naming
 from rl_caption.runtime.options import Section
 from rl_caption.runtime.types import TrainState, Validation
-from rl_caption.training.loop import Metric, train
-from rl_caption.training.run import Run
+from rl_caption.training.loop import train
+from rl_caption.training.run import Metric, Run
 
 END = "<|endoftext|>"
 """Token before and after a caption of a language model."""
@@ -417,7 +417,7 @@ class TextTask:
 
     def validate(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Mean loss over all captions of the validation split."""
-        run, size = self.run, self.run.eval_batch_size
+        run, size = self.run, self.run.eval.batch_size
         accelerator, network = run.accelerator, self.network
         pairs = [
             (row, caption) for row in run.val_rows for caption in row["references"]

@@ -68,6 +68,8 @@ READ_FAILURES = (
     pickle.UnpicklingError,
 )
 
+UNFIT = "cannot be loaded into this model and optimizer"
+
 
 class CheckpointError(UserError, RuntimeError):
     """A checkpoint cannot be written or resumed; the message names the folder and what would be
@@ -129,7 +131,7 @@ def load_weights(
     Raises CheckpointError where the checkpoint is of another model, holds anything but tensors and
     plain containers, or other parameters were trained than ``optimizer`` has.
     """
-    with read_errors(path):
+    with naming(f"{path} {UNFIT}", READ_FAILURES, CheckpointError):
         moments = _read_moments(path)
         load_model(model, path / MODEL)
     expected = {
@@ -137,10 +139,8 @@ def load_weights(
     }
     if odd := sorted({*moments} ^ expected):
         raise CheckpointError(
-            f"checkpoint {path} cannot be loaded into this model and optimizer: {len(odd)} "
-            "parameters are trained in the checkpoint or in this run only, such as "
-            f"{odd[0]!r}. To train others, start from its export/best (model.init) in another "
-            "run.dir"
+            f"{path} {UNFIT}: {odd} are trained in the checkpoint or in this run only. To train "
+            "others, start from its export/best (model.init) in another run.dir"
         )
     return moments
 
@@ -156,7 +156,7 @@ def load_moments(
     process.
     """
     trained = trained_parameters(accelerator, model)
-    with read_errors(path):
+    with naming(f"{path} {UNFIT}", READ_FAILURES, CheckpointError):
         if uses_deepspeed(accelerator):
             load_deepspeed_moments(model, trained, moments)
             return
@@ -192,7 +192,7 @@ def load_random_states(accelerator: Accelerator, path: Path, processes: int) -> 
             )
         return
     file = path / f"random_states_{accelerator.process_index}.pkl"
-    with read_errors(file):
+    with naming(f"{file} {UNFIT}", READ_FAILURES, CheckpointError):
         states = load_tensors(file)
         random.setstate(states["random_state"])
         np.random.set_state(states["numpy_random_seed"])
@@ -237,17 +237,6 @@ def new_folder(
         raise CheckpointError(
             f"the folder {final} could not be written: {error} ({free:.1f} MB are free on its "
             "disk): free some space, or name another folder"
-        ) from error
-
-
-@contextlib.contextmanager
-def read_errors(path: Path) -> Iterator[None]:
-    """Turn a failed read of a checkpoint into a ``CheckpointError`` that names it."""
-    try:
-        yield
-    except READ_FAILURES as error:
-        raise CheckpointError(
-            f"checkpoint {path} cannot be loaded into this model and optimizer: {error}"
         ) from error
 
 

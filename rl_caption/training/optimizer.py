@@ -1,11 +1,9 @@
-"""The learning rate's schedule, groups of parameters, and clipping of gradients."""
+"""The learning rate's schedule, and the optimizer's groups of parameters."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 
@@ -51,24 +49,3 @@ def parameter_groups(
             group = groups[0 if decays is None or decays(name, value) else 1]
             group["params"].append((name, value))
     return [group for group in groups if group["params"]]
-
-
-def clip_gradients(
-    accelerator: Accelerator,
-    model: nn.Module,
-    max_norm: float | None,
-    max_value: float | None,
-) -> float:
-    """Clip gradients, by value first where both are asked for; return their norm before clipping.
-
-    The norm is taken first: clipped by value, an infinite gradient would look like a finite one.
-    """
-    parameters = [value for value in model.parameters() if value.requires_grad]
-    limit = math.inf if max_norm is None else max_norm
-    if max_value is None:
-        return float(accelerator.clip_grad_norm_(parameters, limit))
-    norm = float(accelerator.clip_grad_norm_(parameters, math.inf))
-    torch.nn.utils.clip_grad_value_(parameters, max_value)
-    if max_norm is not None:
-        torch.nn.utils.clip_grad_norm_(parameters, limit)
-    return norm

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -39,7 +39,7 @@ from rl_caption.runtime.engines import (
 )
 from rl_caption.runtime.errors import ConfigError, UserError
 from rl_caption.runtime.launch import run_lock
-from rl_caption.runtime.types import Batch, TrainState
+from rl_caption.runtime.types import Batch, TrainState, is_better
 from rl_caption.runtime.zero import (
     EngineError,
     Moments,
@@ -59,26 +59,15 @@ from rl_caption.training.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from rl_caption.training.optimizer import (
-    clip_gradients,
-    parameter_groups,
-    schedule_factor,
-)
-from rl_caption.training.run_folder import (
-    computed_settings,
-    find_checkpoint,
-    plain,
-    resume_mode,
-)
+from rl_caption.training.optimizer import parameter_groups, schedule_factor
+from rl_caption.training.run_folder import computed, find_checkpoint, plain, resume_mode
 
 CHECKED_IMAGES = ".checked_images.json"
 """File in the run's folder that lists the image files that were found good."""
-NOT_MEASURED = ("every", "max_images", "batch_size", "patience", "best_by")
+NOT_MEASURED = {"every", "max_images", "batch_size", "patience", "best_by"}
 """Options of validation that do not change the value of a metric on given images."""
 MOST_SKIPPED = 24
 """Updates in a row that fp16 may skip: its loss scale starts at 2^16 and is halved by each."""
-NEWEST = ("time/step", "train/skipped", "train/loss_scale")
-"""Keys of which a step of several updates logs the last value; of all others it logs the mean."""
 
 
 class NonFiniteError(UserError, RuntimeError):
@@ -87,14 +76,31 @@ class NonFiniteError(UserError, RuntimeError):
     """
 
 
+@dataclass(frozen=True)
+class Metric:
+    """The validation metric that chooses the best model; higher is better, but for ``LOSS``.
+
+    Args:
+        name: its log key.
+        range: its values, for log lines.
+        measured: what it depends on besides the model, the validation images and ``eval``.
+    """
+
+    name: str = "val/cider"
+    range: str = "0 to 10"
+    measured: str = ""
+
+
 class Run:
-    """What a training holds besides its task, as plain values.
+    """What a training holds besides its task.
 
     Attributes:
+        train, eval, options: sections of its configuration; ``options`` is ``run``.
         accelerator: devices and processes.
         folder: of the run, locked.
         train_rows, val_rows: usable images.
         checkpoint: where the run goes on from; None at its start.
+        max_steps, eval_every, save_every: in steps; of epochs, each has at least one.
         state: counters; ``restore`` sets them, the model and the optimizer.
     """
 
@@ -110,70 +116,30 @@ class Run:
         checkpoint: Path | None = None,
         trained_on: str = "reward",
     ) -> None:
-        train, run = config.train, config.run
-        self.accelerator, self.checkpoint, self.trained_on = (
-            accelerator,
-            checkpoint,
-            trained_on,
-        )
+        self.train, self.eval, self.options = config.train, config.eval, config.run
+        self.accelerator, self.checkpoint = accelerator, checkpoint
         self.train_rows, self.val_rows = train_rows, val_rows
-        self.folder, self.resume = Path(run.dir), resume_mode(run.resume)
+        self.trained_on = trained_on
+        self.folder = Path(config.run.dir)
         self.checkpoints = self.folder / "checkpoints"
         self.settings, self.state = plain(config), TrainState()
-        self.batch_size, self.seed = train.batch_size, train.seed
-        self.micro_batch_size = micro_batch_size(
-            train.batch_size, train.micro_batch_size, accelerator.num_processes
-        )
         self.num_workers = config.data.num_workers
-        self.cache_bytes = config.data.cache_mb * 2**20
-        self.eval_batch_size, self.patience = (
-            config.eval.batch_size,
-            config.eval.patience,
+        self.micro_batch_size = micro_batch_size(
+            self.train.batch_size,
+            self.train.micro_batch_size,
+            accelerator.num_processes,
         )
-        self.lr, self.schedule, self.warmup_steps = (
-            train.lr,
-            train.schedule,
-            train.warmup_steps,
-        )
-        self.decay, self.decay_every = train.decay, train.decay_every
-        self.decay_epochs, self.epochs = train.decay_epochs, train.epochs
-        self.betas, self.weight_decay = train.betas, train.weight_decay
-        self.clip_norm, self.clip_value = train.grad_clip_norm, train.grad_clip_value
-        self.max_steps, self.eval_every = train.max_steps or 0, config.eval.every or 0
-        self.save_every, self.keep_checkpoints = (
-            run.save_every or 0,
-            run.keep_checkpoints,
-        )
-        self.log_every, self.log_samples = run.log_every, run.log_samples
+        self.max_steps = self.train.max_steps or self.steps_of(self.train.epochs)
+        self.eval_every = self.eval.every or self.steps_of(1)
+        self.save_every = self.options.save_every or self.eval_every
+        self.decay_every = self.train.decay_every
+        if self.train.decay_epochs is not None:
+            self.decay_every = self.steps_of(self.train.decay_epochs)
         self.started, self.skipped_in_a_row = 0.0, 0
 
-    def count_steps(self) -> None:
-        """Turn epochs into steps: a pass over the training images has at least one, and a batch may
-        span two passes.
-
-        Raises ConfigError where a batch is larger than the training split.
-        """
-        images = len(self.train_rows)
-        check_batch_size(self.batch_size, images)
-
-        def steps_of(epochs: float) -> int:
-            return max(round(epochs * images / self.batch_size), 1)
-
-        self.max_steps = self.max_steps or steps_of(self.epochs)
-        self.eval_every = self.eval_every or steps_of(1)
-        self.save_every = self.save_every or self.eval_every
-        if self.decay_epochs is not None:
-            self.decay_every = steps_of(self.decay_epochs)
-
-    @property
-    def validation(self) -> str:
-        """What the validation metrics depend on besides the model: ``eval`` options, and a hash of
-        image ids and references. The length limit of captions is not in it.
-        """
-        rows = [[row["image_id"], *row["references"]] for row in self.val_rows]
-        options = self.settings["eval"]
-        measured = {key: options[key] for key in options if key not in NOT_MEASURED}
-        return f"{len(rows)} images ({hash_text(json.dumps(rows)):016x}), {measured}"
+    def steps_of(self, epochs: float) -> int:
+        """Steps of passes over the training images; a batch may span two passes."""
+        return max(round(epochs * len(self.train_rows) / self.train.batch_size), 1)
 
     def restore(
         self,
@@ -193,44 +159,33 @@ class Run:
             notes: values that outlive a restart; those of the checkpoint are put into it.
             decays: whether the weight decay applies to a parameter, by its name; None: to all.
 
-        Raises:
-            ConfigError: a batch is larger than the training split.
-            CheckpointError: signature, vocabulary, data or configuration are not those of the
-                checkpoint.
+        Raises CheckpointError where signature, vocabulary, data or configuration are not those of
+        the checkpoint.
         """
-        self.count_steps()
-        splits = {
-            "train": self.train_rows,
-            self.settings["eval"]["split"]: self.val_rows,
-        }
+        accelerator, checkpoint = self.accelerator, self.checkpoint
+        splits = {"train": self.train_rows, self.eval.split: self.val_rows}
         tokens = json.dumps(sorted(vocabulary.items())) if vocabulary else ""
-        now = TrainState(
+        self.state = TrainState(
             signature=signature,
             vocabulary=f"{hash_text(tokens):016x}" if tokens else "",
             data=fingerprint(splits),
-            configuration=computed_settings(self.settings),
+            configuration=computed(self.settings),
             notes={} if notes is None else notes,
         )
-        self.state = (
-            now if self.checkpoint is None else self._go_on(self.checkpoint, now)
-        )
-        self.accelerator.init_trackers(
-            self.folder.name, config={"signature": signature}
-        )
-        groups = parameter_groups(network, self.weight_decay, decays)
-        optimizer = AdamW(groups, lr=self.lr, betas=self.betas)
+        groups = parameter_groups(network, self.train.weight_decay, decays)
+        optimizer = AdamW(groups, lr=self.train.lr, betas=self.train.betas)
         moments: Moments = {}
-        if self.checkpoint is not None:
-            moments = load_weights(self.checkpoint, network, optimizer)
-        self.model, self.optimizer = prepare(self.accelerator, network, optimizer)
+        if checkpoint is not None:
+            self.state = self._go_on(checkpoint, self.state)
+            moments = load_weights(checkpoint, network, optimizer)
+        accelerator.init_trackers(self.folder.name, config={"signature": signature})
+        self.model, self.optimizer = prepare(accelerator, network, optimizer)
         self.model.train()
         # Weights are equal everywhere by now; dropout is to differ.
-        set_seed(self.seed, device_specific=True)
-        if self.checkpoint is not None:
-            load_moments(
-                self.accelerator, self.checkpoint, self.model, self.optimizer, moments
-            )
-            load_random_states(self.accelerator, self.checkpoint, self.state.processes)
+        set_seed(self.train.seed, device_specific=True)
+        if checkpoint is not None:
+            load_moments(accelerator, checkpoint, self.model, self.optimizer, moments)
+            load_random_states(accelerator, checkpoint, self.state.processes)
         return self.model
 
     def _go_on(self, checkpoint: Path, now: TrainState) -> TrainState:
@@ -238,13 +193,13 @@ class Run:
 
         Raises CheckpointError for a checkpoint of another run, unless ``run.resume`` is ``true``.
         """
-        state = read_state(checkpoint)
+        state, resume = read_state(checkpoint), resume_mode(self.options.resume)
         differences, copied = changes(state.data, now.data)
         if state.signature != now.signature:
             differences.append(
                 f"{self.trained_on} {state.signature!r} -> {now.signature!r}"
             )
-        if differences and self.resume != "true":
+        if differences and resume != "true":
             raise CheckpointError(
                 f"{checkpoint} is of another run: {'; '.join(differences)}. Undo that change, "
                 "choose another run.dir, or set run.resume to true to continue anyway"
@@ -261,52 +216,60 @@ class Run:
         now.notes.update(state.notes)
         inputs = ("signature", "vocabulary", "data", "configuration", "notes")
         state = replace(state, **{name: getattr(now, name) for name in inputs})
-        if (
-            self.resume != "auto"
-        ):  # an unchanged rule stops the run again at the next validation
+        if resume != "auto":  # an unchanged rule stops it again at the next validation
             state.stopped = None
         return state
 
-    def choose_best_by(self, metric: str, measured: str) -> None:
+    @property
+    def validation(self) -> str:
+        """What the validation metrics depend on besides the model: ``eval`` options, and a hash of
+        image ids and references. The length limit of captions is not in it.
+        """
+        rows = [[row["image_id"], *row["references"]] for row in self.val_rows]
+        options = self.eval.model_dump(mode="json", exclude=NOT_MEASURED)
+        return f"{len(rows)} images ({hash_text(json.dumps(rows)):016x}), {options}"
+
+    def choose_best_by(self, metric: Metric) -> None:
         """Choose ``export/best`` by a validation metric, and forget the best model where another
         metric, or another measurement of it, chose it. The choice of a finished run stays.
         """
         if self.is_finished():
             return
         state, best = self.state, self.folder / "export" / "best"
-        measured = f"{self.validation}, {measured}"
-        is_same = (state.metric, state.measured) == (metric, measured)
+        measured = f"{self.validation}, {metric.measured}"
+        is_same = (state.metric, state.measured) == (metric.name, measured)
         if state.metric and not (is_same and state.best_model in ("", hash_of(best))):
             print_main(
-                self.accelerator, f"{metric} on {measured} chooses the best model anew"
+                self.accelerator,
+                f"{metric.name} on {measured} chooses the best model anew",
             )
-            state.best_metric, state.best_step, state.evaluations_without_gain = (
-                None,
-                None,
-                0,
-            )
-        state.metric, state.measured = metric, measured
+            state.best_metric, state.best_step = None, None
+            state.evaluations_without_gain = 0
+        state.metric, state.measured = metric.name, measured
 
     @contextmanager
     def loader(self, collate: Callable[[Any], Any]) -> Iterator[Iterator[list[Batch]]]:
         """Inside, an iterator over the micro-batches of each step of this process, which workers
         may prepare.
         """
-        accelerator, rows = self.accelerator, self.train_rows
+        rank, processes = (
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+        )
         order = micro_batches(
-            len(rows),
-            self.batch_size,
+            len(self.train_rows),
+            self.train.batch_size,
             self.micro_batch_size,
-            accelerator.process_index,
-            accelerator.num_processes,
-            self.seed,
+            rank,
+            processes,
+            self.train.seed,
             self.state.global_step,
         )
-        micros = self.batch_size // (self.micro_batch_size * accelerator.num_processes)
-        with row_loader(rows, collate, order, self.num_workers) as batches:
+        micros = range(self.train.batch_size // (self.micro_batch_size * processes))
+        device = self.accelerator.device
+        with row_loader(self.train_rows, collate, order, self.num_workers) as batches:
             yield (
-                [next(batches).to(accelerator.device) for _ in range(micros)]
-                for _ in itertools.count()
+                [next(batches).to(device) for _ in micros] for _ in itertools.count()
             )
 
     def begin_step(self) -> None:
@@ -317,12 +280,13 @@ class Run:
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of a step (from 0)."""
-        return self.lr * schedule_factor(
+        train = self.train
+        return train.lr * schedule_factor(
             step,
-            self.schedule,
-            self.warmup_steps,
+            train.schedule,
+            train.warmup_steps,
             self.max_steps,
-            self.decay,
+            train.decay,
             self.decay_every,
         )
 
@@ -335,14 +299,18 @@ class Run:
         Raises NonFiniteError before a loss or gradient that is not finite changes the weights
         (under DeepSpeed: before such weights are validated or saved).
         """
-        sharded = uses_deepspeed(self.accelerator)
+        accelerator, sharded = self.accelerator, uses_deepspeed(self.accelerator)
+        limit, value = self.train.grad_clip_norm or math.inf, self.train.grad_clip_value
         if not sharded:
-            norm = clip_gradients(
-                self.accelerator, self.model, self.clip_norm, self.clip_value
-            )
-            log.add("grad/norm", norm)
+            parameters = [one for one in self.model.parameters() if one.requires_grad]
+            # Before values are clipped: an infinite one would look like a finite one.
+            first = limit if value is None else math.inf
+            log.add("grad/norm", accelerator.clip_grad_norm_(parameters, first))
+            if value is not None:
+                nn.utils.clip_grad_value_(parameters, value)
+                nn.utils.clip_grad_norm_(parameters, limit)
         log.add("time/step", time.perf_counter() - self.started)
-        metrics = log.reduce(self.accelerator)
+        metrics = log.reduce(accelerator)
         self._check_finite(metrics, batches)
         if sharded:
             metrics["grad/norm"] = deepspeed_step(self.model)
@@ -350,65 +318,48 @@ class Run:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad()
-        return (
-            metrics
-            if self.accelerator.scaler is None
-            else self._with_loss_scale(metrics)
-        )
-
-    def end_step(
-        self, updates: Sequence[Mapping[str, float]], batches: Sequence[Batch]
-    ) -> dict[str, float]:
-        """Count the step; return the means of what its updates logged."""
-        metrics: dict[str, float] = {}
-        for name in dict.fromkeys(name for update in updates for name in update):
-            values = [update[name] for update in updates if name in update]
-            metrics[name] = updates[-1][name] if name in NEWEST else fmean(values)
-        images = (
-            sum(len(batch.rows) for batch in batches) * self.accelerator.num_processes
-        )
-        metrics["train/lr"] = self.learning_rate(self.state.global_step)
-        metrics["train/images_per_second"] = images / metrics["time/step"]
-        self.state.global_step += 1
-        return metrics
-
-    def _with_loss_scale(self, metrics: dict[str, float]) -> dict[str, float]:
-        """What fp16 logs besides. An update whose gradient overflowed leaves weights and moments as
-        they were.
-
-        It counts as a step all the same: its images have been seen, and the schedule is a function
-        of the step.
-        """
-        skipped = self.accelerator.optimizer_step_was_skipped
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-        if skipped:
-            self.state.skipped += 1
-            metrics.pop("grad/norm")  # it is not finite
+        if accelerator.scaler is None or not accelerator.optimizer_step_was_skipped:
+            self.skipped_in_a_row = 0
+            return metrics
+        # It counts all the same: its images have been seen, the schedule is one of the step.
+        del metrics["grad/norm"]
+        self.state.skipped += 1
+        self.skipped_in_a_row += 1
         if self.skipped_in_a_row > MOST_SKIPPED:
             self._give_up(
                 f"the gradient overflowed fp16 in {self.skipped_in_a_row} steps in a row"
             )
-        metrics["train/skipped"] = float(self.state.skipped)
-        metrics["train/loss_scale"] = float(self.accelerator.scaler.get_scale())
         return metrics
 
     def _check_finite(
         self, metrics: Mapping[str, float], batches: Sequence[Batch]
     ) -> None:
-        # The gradient of fp16 overflows now and then.
-        watched = (
-            ["loss/total"] if self.accelerator.scaler else ["loss/total", "grad/norm"]
-        )
-        bad = [name for name in watched if not math.isfinite(metrics.get(name, 0.0))]
-        if bad:
-            ids = gather_object(
-                [row["image_id"] for batch in batches for row in batch.rows]
-            )
-            said = ", ".join(f"{name} is {metrics[name]}" for name in bad)
-            step = self.state.global_step + 1
+        watched = {"loss/total", "grad/norm"}
+        if self.accelerator.scaler is not None:  # its gradient overflows now and then
+            watched.remove("grad/norm")
+        bad = {key: metrics[key] for key in watched & metrics.keys()}
+        if not all(map(math.isfinite, bad.values())):
+            ids = [row["image_id"] for batch in batches for row in batch.rows]
+            step, ids = self.state.global_step + 1, gather_object(ids)
             self._give_up(
-                f"{said} at step {step}; images of the step: {json.dumps(ids)}"
+                f"{bad} at step {step}; images of the step: {json.dumps(ids)}"
             )
+
+    def end_step(self, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Count the step; return the means of what its updates logged."""
+        metrics: dict[str, float] = {}
+        for name in dict.fromkeys(name for update in updates for name in update):
+            metrics[name] = fmean(update[name] for update in updates if name in update)
+        metrics["time/step"] = updates[-1]["time/step"]
+        metrics["train/lr"] = self.learning_rate(self.state.global_step)
+        metrics["train/images_per_second"] = (
+            self.train.batch_size / metrics["time/step"]
+        )
+        if self.accelerator.scaler is not None:
+            metrics["train/skipped"] = float(self.state.skipped)
+            metrics["train/loss_scale"] = float(self.accelerator.scaler.get_scale())
+        self.state.global_step += 1
+        return metrics
 
     def check_weights(self) -> None:
         """Raise NonFiniteError where a weight is not finite: it is neither validated nor saved."""
@@ -427,14 +378,11 @@ class Run:
 
     def is_finished(self) -> bool:
         """Whether all steps are taken, a validation ended the run, or ``eval.patience`` did."""
-        state = self.state
-        patient = (
-            self.patience is None or state.evaluations_without_gain < self.patience
-        )
+        state, patience = self.state, self.eval.patience
         return (
             state.global_step >= self.max_steps
             or state.stopped is not None
-            or not patient
+            or (patience is not None and state.evaluations_without_gain >= patience)
         )
 
     def any_process(self, asked_to_stop: bool) -> bool:
@@ -443,6 +391,16 @@ class Run:
         """
         vote = torch.tensor(float(asked_to_stop), device=self.accelerator.device)
         return bool(self.accelerator.reduce(vote).item() > 0)
+
+    def is_best(self, value: float) -> bool:
+        """Whether a validation has the best value so far, which is then kept."""
+        state = self.state
+        if is_better(state.metric, value, state.best_metric):
+            state.best_metric, state.best_step = value, state.global_step
+            state.evaluations_without_gain = 0
+            return True
+        state.evaluations_without_gain += 1
+        return False
 
     def export(self, write: Callable[[Path], None], name: str) -> None:
         """Write the model to ``export/NAME``, whole or not at all."""
@@ -464,18 +422,9 @@ class Run:
             self.accelerator,
             self.checkpoints,
             self.state,
-            self.keep_checkpoints,
+            self.options.keep_checkpoints,
             self.model,
             self.optimizer,
-        )
-
-
-def check_batch_size(batch_size: int, images: int) -> None:
-    """Raise ConfigError where a batch is larger than the training split."""
-    if batch_size > images:
-        raise ConfigError(
-            f"train.batch_size is {batch_size}: the training split has {images} usable images, and "
-            "a batch must not repeat images. Lower it"
         )
 
 
@@ -521,7 +470,12 @@ def open_run(
         rows = checked_splits(
             config.data, data, splits, accelerator, cache, needs, scored
         )
-        check_batch_size(train.batch_size, len(rows["train"]))
+        images = len(rows["train"])
+        if train.batch_size > images:
+            raise ConfigError(
+                f"train.batch_size is {train.batch_size}: the training split has {images} usable "
+                "images, and a batch must not repeat images. Lower it"
+            )
         val_rows = rows[split]
         if config.eval.max_images is not None:
             val_rows = val_rows[: config.eval.max_images]

@@ -116,15 +116,14 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
                 "one back, choose another run.dir, or set run.resume to false to start over"
             )
         return None
-    problem = "run.resume is false" if resume == "false" else ""
+    problems = ["run.resume is false"] if resume == "false" else []
     if resume == "auto":
-        problem = "; ".join(
-            changed_settings(read_state(newest).configuration, plain(config))
-        )
-    if problem:
+        before = read_state(newest).configuration
+        problems = changed_settings(before, computed(plain(config)))
+    if problems:
         raise CheckpointError(
-            f"{folder} holds a run ({newest.name}), and {problem}. Choose another run.dir, or set "
-            "run.resume to true to continue that run"
+            f"{folder} holds a run ({newest.name}), and {'; '.join(problems)}. Choose another "
+            "run.dir, or set run.resume to true to continue that run"
         )
     return newest
 
@@ -134,38 +133,36 @@ def resume_mode(resume: bool | str) -> str:
     return str(resume).lower() if isinstance(resume, bool) else resume
 
 
-def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
-    """Differences between a saved configuration and ``config`` that change what is computed, as
-    ``key: old -> new``.
-    """
-    if not saved.is_file():
-        return [f"{saved} is missing"]
-    return changed_settings(read_yaml(saved, CheckpointError), plain(config))
-
-
 def plain(config: Any) -> dict[str, Any]:
     """A configuration as JSON would store it (tuples as lists)."""
     settings: dict[str, Any] = config.model_dump(mode="json")
     return settings
 
 
-def computed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of a configuration that may change what is computed."""
+def computed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a configuration that may change what is computed, by ``section.key``."""
     return {
         key: value
-        for key, value in settings.items()
-        if not f"{key}.".startswith(FREE_TO_CHANGE)
+        for key, value in flatten_dict(dict(settings)).items()
+        if not key.startswith(FREE_TO_CHANGE)
     }
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """``changed_keys`` of two plain configurations."""
-    old, new = flatten_dict(dict(old)), flatten_dict(dict(new))
+    """Differences between two results of ``computed``, as ``key: old -> new``."""
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not key.startswith(FREE_TO_CHANGE)
+        if old.get(key) != new.get(key)
     ]
+
+
+def changed_keys(saved: Path, config: Any) -> list[str]:
+    """``changed_settings`` of a saved configuration and ``config``."""
+    if not saved.is_file():
+        return [f"{saved} is missing"]
+    before = read_yaml(saved, CheckpointError)
+    return changed_settings(computed(before), computed(plain(config)))
 
 
 def write_run_files(
@@ -260,8 +257,9 @@ class RunLog:
             for record in records:
                 append_line(self.folder / "samples.jsonl", {"step": step, **record})
 
-    def end_trackers(self) -> None:
-        """End the progress bar, and tell the trackers that the run ended as it should."""
+    def end(self, text: str) -> None:
+        """Print the last line, and tell the trackers that the run ended as it should."""
+        self.message(text)
         self.bar.close()
         for tracker in self.accelerator.trackers:
             tracker.finish()

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.runtime.engines import autocast, dropout_off
 from rl_caption.runtime.types import Validation
 from rl_caption.scst.rollout import sampling_noise
+from rl_caption.training.run import Run
 
 
 class Candidate(NamedTuple):
@@ -100,99 +100,68 @@ def _candidates(
     texts = captioner.decode(token_ids.flatten(0, 1))
     finished = (token_ids == captioner.eos_token_id).any(-1).flatten().tolist()
     values = [None] * len(texts) if scores is None else scores.flatten().tolist()
-    per_image = token_ids.shape[1]
-    groups: list[list[Candidate]] = []
-    for index, candidate in enumerate(map(Candidate, texts, finished, values)):
-        if index % per_image == 0:
-            groups.append([candidate])
-        elif candidate.score != -math.inf:
-            groups[-1].append(candidate)
+    candidates = list(map(Candidate, texts, finished, values))
+    groups = []
+    for start in range(0, len(candidates), token_ids.shape[1]):
+        first, *others = candidates[start : start + token_ids.shape[1]]
+        groups.append([first, *(one for one in others if one.score != -math.inf)])
     return groups
 
 
-@dataclass
-class CaptionValidator:
-    """Captions the validation images and scores the captions. Called by every process.
+def validate_captions(
+    run: Run,
+    captioner: Captioner,
+    decoding: Decoding,
+    tokenizer: str,
+    monitor: HackingMonitor | None,
+    step: int,
+    logged: Mapping[str, float],
+) -> Validation:
+    """Caption the validation images and score the captions. Called by every process.
 
-    Captions are written to ``eval/step-N/predictions.json`` in COCO result format. With a monitor
-    of reward hacking, its judges' scores of every image are written to ``eval/step-N/judges.json``.
+    Captions are written to ``eval/step-N/predictions.json`` in COCO result format, the scores of
+    the monitor's judges of every image to ``eval/step-N/judges.json``.
 
     Args:
-        accelerator: of the run.
+        run: its validation images, its folder.
         captioner: whose policy is validated.
-        rows: the validation images.
-        decoding: how they are captioned.
-        folder: of the run.
+        decoding: of the captions.
         tokenizer: name of the tokenizer of CIDEr-D and of lengths.
         monitor: of reward hacking; it may end the run.
+        step: the policy's.
+        logged: what the newest step logged.
     """
-
-    accelerator: Accelerator
-    captioner: Captioner
-    rows: Sequence[Row]
-    decoding: Decoding
-    folder: Path
-    tokenizer: str = TOKENIZER
-    monitor: HackingMonitor | None = None
-
-    def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
-        """Validate the policy as it is at ``step``; ``logged`` is what the newest step logged."""
-        captioner = self.captioner
-        found = decode_candidates(
-            captioner, captioner.policy, self.rows, self.decoding, self.accelerator
-        )
-        decoded = {image_id: candidates[0] for image_id, candidates in found.items()}
-        captions = {
-            image_id: candidate.caption for image_id, candidate in decoded.items()
-        }
-        folder = self.folder / "eval" / f"step-{step:08d}"
-        if self.accelerator.is_main_process:
-            records = [
-                {"image_id": key, "caption": text} for key, text in captions.items()
-            ]
-            write_json(folder / "predictions.json", records)
-        references = {row["image_id"]: row["references"] for row in self.rows}
-        split = (
-            str.split if self.tokenizer == TOKENIZER else tokenizer_of(self.tokenizer)
-        )
-        metrics = {
-            "val/cider": validation_cider(captions, references, self.tokenizer),
-            "val/length": fmean(len(split(caption)) for caption in captions.values()),
-        }
-        if self.monitor is None:
-            return Validation(metrics)
-        # The main process's verdict, or its RewardError, is broadcast, so that scores that differ
-        # in a last bit cannot divide the processes.
-        outcome: list[Any] = [None]
-        if self.accelerator.is_main_process:
-            outcome[0] = self._inspect(
-                self.monitor, step, decoded, logged, folder / "judges.json"
-            )
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(outcome)
-        verdict: Validation | RewardError = outcome[0]
-        if isinstance(verdict, RewardError):
-            raise verdict
-        return replace(verdict, metrics=metrics | verdict.metrics)
-
-    def _inspect(
-        self,
-        monitor: HackingMonitor,
-        step: int,
-        decoded: Mapping[str, Candidate],
-        logged: Mapping[str, float],
-        file: Path,
-    ) -> Validation | RewardError:
-        """The monitor's verdict; writes its judges' scores to ``file``."""
-        texts = [candidate.caption for candidate in decoded.values()]
-        finished = [candidate.finished for candidate in decoded.values()]
+    accelerator, rows = run.accelerator, run.val_rows
+    found = decode_candidates(captioner, captioner.policy, rows, decoding, accelerator)
+    captions = {key: candidates[0].caption for key, candidates in found.items()}
+    folder = run.folder / "eval" / f"step-{step:08d}"
+    if accelerator.is_main_process:
+        records = [{"image_id": key, "caption": text} for key, text in captions.items()]
+        write_json(folder / "predictions.json", records)
+    references = {row["image_id"]: row["references"] for row in rows}
+    split = str.split if tokenizer == TOKENIZER else tokenizer_of(tokenizer)
+    metrics = {
+        "val/cider": validation_cider(captions, references, tokenizer),
+        "val/length": fmean(len(split(caption)) for caption in captions.values()),
+    }
+    if monitor is None:
+        return Validation(metrics)
+    # The main process's verdict, or its RewardError, is broadcast, so that scores that differ in a
+    # last bit cannot divide the processes.
+    outcome: list[Any] = [None]
+    if accelerator.is_main_process:
+        finished = [candidates[0].finished for candidates in found.values()]
         names = [name for name in ("entropy", "kl") if f"policy/{name}" in logged]
         policy = {name: logged[f"policy/{name}"] for name in names}
+        texts = list(captions.values())
         try:
-            verdict, findings = monitor.inspect(
-                step, list(self.rows), texts, finished, policy
-            )
+            outcome[0], judged = monitor.inspect(step, rows, texts, finished, policy)
+            judges = {"image_id": list(captions), "judges": dict(judged.judges)}
+            write_json(folder / "judges.json", judges)
         except RewardError as error:
-            return error
-        write_json(file, {"image_id": list(decoded), "judges": dict(findings.judges)})
-        return verdict
+            outcome[0] = error
+    if accelerator.num_processes > 1:
+        broadcast_object_list(outcome)
+    if isinstance(outcome[0], RewardError):
+        raise outcome[0]
+    return replace(outcome[0], metrics=metrics | outcome[0].metrics)

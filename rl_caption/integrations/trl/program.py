@@ -13,7 +13,6 @@ import torch
 from accelerate import PartialState
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PrinterCallback, TrainerCallback
-from transformers.utils import flatten_dict
 
 from rewards.mixed import MixedReward
 from rewards.model_files import MANIFEST, damage, manifest_of
@@ -56,9 +55,9 @@ from rl_caption.runtime.zero import gathered_parameters
 from rl_caption.training.checkpoint import CheckpointError, new_folder
 from rl_caption.training.run import CHECKED_IMAGES, NonFiniteError
 from rl_caption.training.run_folder import (
-    FREE_TO_CHANGE,
     RESULT,
     append_line,
+    computed,
     drop_after,
     is_complete,
     plain,
@@ -240,13 +239,7 @@ def inputs_of(
     config: GrpoVlmConfig, reward: MixedReward, rows: Sequence[Row]
 ) -> dict[str, Any]:
     """What a run that goes on must have as before, as JSON has it."""
-    settings = flatten_dict(plain(config))
-    inputs = {
-        key: value
-        for key, value in settings.items()
-        if not key.startswith(FREE_TO_CHANGE)
-    }
-    inputs |= {
+    inputs = computed(plain(config)) | {
         "reward": reward.signature,
         "weights": weights_hash(str(config.model.init)),
     }

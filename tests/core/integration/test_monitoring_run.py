@@ -216,4 +216,3 @@ def test_what_cannot_be_watched_is_refused_before_training(
         assert ended.code == 1
         assert message in ended.output
         assert not (tmp_path / "run/metrics.jsonl").exists()
-        assert "scales of the terms" not in ended.output

@@ -23,8 +23,6 @@ from tests.training_for_tests import (
     xe_config,
 )
 
-SCALES = "reward: scales of the terms on"
-
 
 def test_training_stops_when_patience_ends_and_stays_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -110,39 +108,6 @@ def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(
     assert saved.endswith(f"]+greedy[nspi2]+kl[0.05,{digest[:8]}]")
     assert json.loads((folder / "env.json").read_text())["signature"] == saved
     assert f"reward signature: {saved}" in ended.output
-    assert SCALES not in ended.output, "a single term has nothing to be compared with"
-
-
-def test_a_run_of_several_terms_begins_with_their_scales_a_resumed_one_does_not(
-    trained: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    terms = {
-        "cider": {"weight": 0.5},
-        "rouge_l": {"weight": 0.5},
-        "repetition": {"weight": 1e-4},
-    }
-    options = {
-        "reward.terms": terms,
-        "reward.normalize": "per_term",
-        "train.max_steps": 1,
-    }
-    ended = checked_run(
-        scst_config(folder, trained / "export/best", **options), folder, "scst"
-    )
-    assert ended.output.count(SCALES) == 1
-    assert (
-        ended.output.index(SCALES)
-        < ended.output.index("scst: ")
-        < ended.output.index("step 1/1")
-    )
-    assert "reward signature: per_term(0.5*[" in ended.output
-    options |= {"train.max_steps": 2, "run.resume": True}
-    ended = checked_run(
-        scst_config(folder, trained / "export/best", **options), folder, "scst"
-    )
-    assert "step 2/2" in ended.output
-    assert SCALES not in ended.output
 
 
 def test_the_reward_rises(trained: Path, tmp_path: Path) -> None:

@@ -26,14 +26,14 @@ from rl_caption.config.schema import (
     XeTrainConfig,
 )
 from rl_caption.evaluation import validation_cider
-from rl_caption.programs.train import make_validator
+from rl_caption.programs.train import make_validation
 from rl_caption.runtime.engines import Averages, dropout_off
 from rl_caption.runtime.types import CaptionBatch, TrainState, Validation
 from rl_caption.training import validation
 from rl_caption.training.checkpoint import CheckpointError, load_moments
-from rl_caption.training.loop import Metric, train
+from rl_caption.training.loop import train
 from rl_caption.training.optimizer import parameter_groups, schedule_factor
-from rl_caption.training.run import NonFiniteError, Run
+from rl_caption.training.run import Metric, NonFiniteError, Run
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 
@@ -97,7 +97,6 @@ class Training:
             train=XeTrainConfig(batch_size=2, micro_batch_size=1, **given),
         )
         self.run = run = Run(config, accelerator, rows, rows)
-        run.count_steps()
         run.model, run.optimizer = accelerator.prepare(
             model, torch.optim.SGD(model.parameters())
         )
@@ -109,7 +108,7 @@ class Training:
         ]
         run.loader = lambda collate: nullcontext(iter(batches))  # type: ignore[method-assign, assignment]
         if factors is not None:
-            run.learning_rate = lambda step: run.lr * factors[step]  # type: ignore[method-assign]
+            run.learning_rate = lambda step: run.train.lr * factors[step]  # type: ignore[method-assign]
         self.task, self.exported = Slope(model.weight, slope, loss), list[Path]()
         self.scores, self.metric = iter(scores), Metric(state.metric)
 
@@ -173,7 +172,7 @@ def test_what_validations_depend_on_are_images_and_references_not_their_number_a
     ("changes", "kept"),
     [
         ({}, True),
-        ({"metric": "val/reward"}, False),
+        ({"name": "val/reward"}, False),
         ({"measured": "20 tokens"}, False),
         ({"max_steps": 3}, True),  # the choice of a finished run stays
     ],
@@ -184,8 +183,8 @@ def test_what_a_metric_chose_and_how_long_it_was_patient_are_forgotten_with_it(
 ) -> None:
     steps = changes.pop("max_steps", 9)
     run = run_of(tmp_path, max_steps=steps)
-    fresh, by = restored(run), {"metric": "val/cider", "measured": "12 tokens"}
-    run.choose_best_by(**by)
+    fresh, by = restored(run), Metric("val/cider", measured="12 tokens")
+    run.choose_best_by(by)
     assert (fresh.metric, fresh.best_metric, fresh.evaluations_without_gain) == (
         "val/cider",
         None,
@@ -194,7 +193,7 @@ def test_what_a_metric_chose_and_how_long_it_was_patient_are_forgotten_with_it(
     best = {"best_metric": 0.5, "best_step": 1, "evaluations_without_gain": 2}
     run = run_of(tmp_path, checkpoint_of(run, global_step=3, **best), max_steps=steps)
     state = restored(run)
-    run.choose_best_by(**by | changes)
+    run.choose_best_by(replace(by, **changes))
     found = {key: getattr(state, key) for key in best}
     forgotten = {"best_metric": None, "best_step": None, "evaluations_without_gain": 0}
     assert found == (best if kept else forgotten)
@@ -249,7 +248,7 @@ def test_another_reward_or_vocabulary_is_refused_and_only_auto_keeps_the_end_of_
 
     def resumed(resume: str, signature: str, vocabulary: dict[str, int]) -> TrainState:
         run = run_of(tmp_path, path)
-        run.resume = resume
+        run.options.resume = resume
         return restored(run, signature=signature, vocabulary=vocabulary)
 
     assert resumed("auto", "cider", {"dog": 1, "a": 0}).stopped == "an alarm"
@@ -315,7 +314,7 @@ def test_a_checkpoint_of_other_data_is_refused(
     other = run_of(tmp_path, saved, **changed)
     with pytest.raises(CheckpointError, match=name):
         restored(other)
-    other.resume = "true"
+    other.options.resume = "true"
     assert restored(other).data
     assert "WARNING" in capsys.readouterr().err
 
@@ -324,10 +323,10 @@ def test_an_export_that_is_not_the_checkpoints_is_not_its_best(tmp_path: Path) -
     training = Training(tmp_path, [0.5, 0.1], eval_every=1, max_steps=2)
     training.fit()
     longer = Training(tmp_path, max_steps=4, state=training.run.state).run
-    longer.choose_best_by("val/cider", "")
+    longer.choose_best_by(Metric("val/cider"))
     assert longer.state.best_metric == 0.5
     (tmp_path / "export/best/score").write_text("7")
-    longer.choose_best_by("val/cider", "")
+    longer.choose_best_by(Metric("val/cider"))
     state = longer.state
     assert (state.best_metric, state.best_step, state.evaluations_without_gain) == (
         None,
@@ -640,14 +639,12 @@ def test_epochs_are_passes_over_all_images(
 ) -> None:
     """In batches of 2, which may span two epochs: of 3 images, 10 epochs are 15 steps."""
     run = run_of(tmp_path, rows=ROWS * images, batch_size=min(2, images), epochs=10)
-    run.count_steps()
     assert (run.max_steps, run.eval_every, run.save_every) == (
         steps,
         validated,
         validated,
     )
     short = run_of(tmp_path, rows=ROWS * images, batch_size=min(2, images), epochs=0.5)
-    short.count_steps()
     assert short.max_steps == half
 
 
@@ -755,7 +752,7 @@ def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch
         folder=tmp_path,
     )
     captioner: Any = SimpleNamespace(policy=None)
-    found = make_validator(run, parse(XeConfig, words, "test"), captioner, 20)(0, {})
+    found = make_validation(run, parse(XeConfig, words, "test"), captioner, 20)(0, {})
     assert found.metrics["val/cider"] == validation_cider(CAPTIONS, REFERENCES)
     assert found.metrics["val/length"] == (5 + 8 + 5 + 12) / 4
     (decoding,) = seen
@@ -771,13 +768,3 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     path = checkpoint_of(run, global_step=1)
     with pytest.raises(CheckpointError, match=path.name):
         run_of(tmp_path, path).restore(nn.Linear(5, 2))
-
-
-def test_the_last_line_says_what_the_best_and_the_last_model_gained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scores = [0.1, 0.5, 0.2]
-    Training(tmp_path, scores, max_steps=2, eval_every=1, validate_first=True).fit()
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert "export/best val/cider +0.4000" in line
-    assert "export/last val/cider +0.1000" in line

@@ -19,7 +19,7 @@ from rl_caption.training.run_folder import (
     RunLog,
     append_line,
     changed_keys,
-    computed_settings,
+    computed,
     drop_after,
     find_checkpoint,
     is_complete,
@@ -37,9 +37,7 @@ def config_of(folder: Path, resume: Any = "auto") -> ScstConfig:
 def checkpoint(folder: Path, step: int) -> Path:
     path = folder / "checkpoints" / f"step-{step:08d}"
     path.mkdir(parents=True)
-    state = TrainState(
-        global_step=step, configuration=computed_settings(plain(ScstConfig()))
-    )
+    state = TrainState(global_step=step, configuration=computed(plain(ScstConfig())))
     (path / "trainer_state.json").write_text(json.dumps(asdict(state)))
     seal(path)
     return path

@@ -23,7 +23,13 @@ from torch import Tensor, nn
 from rewards.base import RewardError
 from rewards.clip.checkpoints import load_file, load_tuned
 from rewards.clip.dual import MODEL_TYPE, PretrainedDual
-from rewards.clip.encoder import RELEASED, CachedEncoder, EncoderOptions
+from rewards.clip.encoder import (
+    ADDRESSES,
+    CHECKPOINTS,
+    RELEASED,
+    CachedEncoder,
+    EncoderOptions,
+)
 from rewards.clip.preprocessing import (
     Preprocessing,
     causal_text_features,
@@ -443,6 +449,10 @@ def _open_clip_model(name: str, options: EncoderOptions) -> tuple[Any, str, str 
     # another one.
     quick_gelu = bool(tag and tag.get("quick_gelu"))
     file = Path(pretrained or "")
+    if file.suffix in CHECKPOINTS and not file.is_file():
+        address = ADDRESSES.get(file.name)
+        download = f": download it from {address}" if address else ""
+        raise ValueError(f"there is no file {pretrained}{download}")
     architecture, start = RELEASED.get(file.name, (None, None))
     if tuned_from is None and architecture == name and file.is_file():
         tuned_from = start  # for any score: the architecture may have another activation and mean

@@ -15,7 +15,7 @@ from typing import Any
 from rewards.base import passes_on
 from rewards.clip.clipscore import ClipScore, RefClipScore
 from rewards.clip.emscore import EmScore, RefEmScore
-from rewards.clip.encoder import RELEASED, EncoderSource
+from rewards.clip.encoder import ADDRESSES, RELEASED, EncoderSource
 
 
 class PacScore(ClipScore):
@@ -122,10 +122,11 @@ def _tuned_source(
         not isinstance(backbone, str | Path | None) or Path(backbone or "x").is_dir()
     )
     if not has_weights and not (file.is_file() and backbone and tuned_from):
+        released = ", ".join(f"{name} at {ADDRESSES[name]}" for name in RELEASED)
         raise ValueError(
             f"'pretrained' is {pretrained!r}, 'backbone' {backbone!r} and 'tuned_from' "
-            f"{tuned_from!r}: PAC-S needs a checkpoint file that was tuned for it. The repository "
-            f"aimagelab/pacscore says where {', '.join(RELEASED)} are; files of other names need "
-            "'backbone' and 'tuned_from', such as ViT-B-32 and openai"
+            f"{tuned_from!r}: PAC-S needs a checkpoint file that was tuned for it. Released: "
+            f"{released}; files of other names need 'backbone' and 'tuned_from', such as ViT-B-32 "
+            "and openai"
         )
     return {"backbone": backbone, "pretrained": pretrained, "tuned_from": tuned_from}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rewards.base import RewardError
+from rewards.clip.encoder import ADDRESSES, CHECKPOINTS
 from rewards.registry import COLUMNS, REWARDS
 from rewards.registry import load as load_reward
 from rl_caption.captioners.config import HUB_NAME
@@ -37,8 +38,6 @@ from rl_caption.runtime.errors import (
 )
 from rl_caption.runtime.threads import granted_cores
 
-CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
-"""Endings of checkpoint files; a tag of open_clip has none."""
 REWARD_MODULES = {
     "rewards.clip.": "open_clip",
     "rewards.text.bertscore:": "bert_score",
@@ -70,7 +69,11 @@ def preflight(stages: Sequence[Stage], rows: bool = True) -> Iterator[Finding]:
             findings.append(Finding("packages", not_installed(*missing), fatal=True))
         if not any(finding.fatal for finding in findings):
             findings += _model_findings(stage, stages[:index])
-        if rows and hasattr(stage.config, "train"):
+        source = str(stage.values.get("data.path"))
+        made = [one.name for one in stages[:index] if mentions(source, one.folder)]
+        if made:
+            findings.append(Finding("data", f"{source}, which {made[-1]} makes"))
+        elif rows and hasattr(stage.config, "train"):
             key = repr([stage.config.data, *rewards_of(stage.sections)])
             findings += [] if key in read else _row_findings(stage)
             read.add(key)
@@ -171,6 +174,8 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
         else:
             commands = " or ".join(f"rl-caption run {name}" for name in makers(value))
             advice = f"{commands} makes it" if commands else ""
+            if address := ADDRESSES.get(path_of(value).name):
+                advice = f"download it from {address}"
             yield Finding(key, f"{value!r} is not there", advice, True)
     for key, name, tag in _dual_encoders(stage):
         from rewards.clip.backbone import ask_for_weights

@@ -135,6 +135,11 @@ LAB = {
         "rl_caption.lab.retrieval:compare_retrieval",
         "rl_caption.lab.config:CompareRetrievalConfig",
     ),
+    "specificity": Program(
+        "how often metrics pay for one more true detail, and for a false one less",
+        "rl_caption.lab.meta_evaluation.specificity:measure_rates",
+        "rl_caption.lab.config:SpecificityRatesConfig",
+    ),
     "curate": Program(
         "rank and filter the captions of a data set by rules and scores",
         "rl_caption.lab.curate:curate",

@@ -44,8 +44,9 @@ class References(dict[str, list[str]]):
 def read_captions(path: str | Path) -> Captions:
     """Read one caption per image from COCO result format, ``[{"image_id": …, "caption": …}, …]``.
 
-    ``image_name`` may stand in place of ``image_id``, and JSON lines, an object each, in place of
-    the list. Without either, the path ``image`` is the id, as in data.
+    ``image_name`` may stand in place of ``image_id``, and JSON lines, an object each, or
+    ``{image_id: caption}`` in place of the list. Without either, the path ``image`` is the id, as
+    in data.
 
     Args:
         path: the file, a pipe such as ``/dev/stdin``, or the folder of an
@@ -60,6 +61,8 @@ def read_captions(path: str | Path) -> Captions:
     data = Path(path).read_bytes()
     captions.sha256 = hashlib.sha256(data).hexdigest()
     content = parse_file(data, path)
+    if isinstance(content, dict) and "caption" not in content:
+        content = [{"image_id": key, "caption": text} for key, text in content.items()]
     rows = content if isinstance(content, list) else [content]
     check_type(rows, list[dict], str(path), DataError)
     if rows and "image_id" not in rows[0] and "image_name" in rows[0]:

@@ -22,6 +22,7 @@ from rl_caption.programs.ablation.config import GridConfig
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import (
     BatchSize,
+    Probability,
     Resamples,
     Section,
     Seed,
@@ -66,7 +67,7 @@ class Selection(Section):
     """One step of the selection, by one score."""
 
     score: str
-    """A name in ``scores``."""
+    """A name in ``scores``, or ``random``."""
     top: Annotated[float, Field(gt=0, le=10**12)] | None = None
     """Keep this number of captions (below 1: this fraction) with the highest scores. Of equal
     scores, the earlier rows are kept.
@@ -137,7 +138,9 @@ class CurateConfig(PartsConfig):
     measures).
     """
     scores: dict[str, JudgeConfig] = {}
-    """Rewards that need no references, by name."""
+    """Rewards that need no references, by name. ``icc`` is not clipped unless told so."""
+    seed: Seed = 0
+    """Of the score ``random``."""
     select: list[Selection] = []
     """Steps that select among the captions that follow the rules, in their order."""
     duplicates: Literal["caption", "pair"] | None = None
@@ -269,6 +272,27 @@ class CompareRetrievalConfig(PairsConfig):
     """Of the bootstrap."""
     out: str = "retrieval"
     """Folder for ``retrieval.md`` and ``retrieval.json``."""
+
+
+class SpecificityRatesConfig(PairsConfig):
+    """``specificity``: how often judges pay for one more true detail, and for a false one less
+    (docs/judging.md).
+    """
+
+    judges: dict[str, JudgeConfig] = {}
+    """Rewards that need no references, by name."""
+    data: DataConfig = Field(default_factory=DataConfig)
+    """Images; the first caption of each grows (``data.long_captions``: the long one)."""
+    split: str = "test"
+    """Split of ``data``."""
+    max_images: Steps | None = None
+    """Use only the first images, at most this number; null uses all."""
+    shuffle_rate: Probability = 0.0
+    """Fraction of false details whose words are shuffled."""
+    seed: Seed = 0
+    """Of the choice of false details."""
+    out: str = "specificity"
+    """Folder for ``specificity.md``."""
 
 
 class WebConfig(TrustConfig):

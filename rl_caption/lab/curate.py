@@ -114,7 +114,7 @@ def curate(config: CurateConfig) -> str:
             expected = f"expected [least, most] of one of {', '.join(MEASURES)}"
             raise ConfigError(f"rules.{name} is {limits}: {expected}")
     for step in config.select:
-        if step.score not in config.scores or (
+        if step.score not in {"random", *config.scores} or (
             step.top is not None and step.bottom is not None
         ):
             expected = (
@@ -124,7 +124,9 @@ def curate(config: CurateConfig) -> str:
     rewards, builder = {}, RewardBuilder()
     for name, score in config.scores.items():
         with config_errors(f"scores.{name}"):
-            rewards[name] = builder.build(score.target or name, score.kwargs)
+            reward = score.target or name
+            unclipped = {"clip": False} if reward == "icc" else {}
+            rewards[name] = builder.build(reward, unclipped | score.kwargs)
     data, rows = selected_rows(config, ids_differ=False)
     signatures = {name: reward.signature for name, reward in rewards.items()}
     made_by = {
@@ -148,7 +150,9 @@ def curate(config: CurateConfig) -> str:
         for name in rewards:
             values = [value for *_, new in made for value in new["scores"][name]]
             scores[name] = np.array(values, np.float32)
-        steps = select(config, reasons, keys, scores)
+        any_order = np.random.default_rng(config.seed).random(len(reasons))
+        random = {"random": any_order.astype(np.float32)}
+        steps = select(config, reasons, keys, random | scores)
         left = iter(steps[next(reversed(steps))].tolist())
         kept = []
         for split, row, _ in made:

@@ -5,9 +5,11 @@ captions and a prompt, to a new caption of each, or to a list of them.
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from rewards.language.local import without_thinking
 from rewards.model_files import load_complete, transformers_options
@@ -19,12 +21,8 @@ from rl_caption.data.scenes.world import Draws
 from rl_caption.runtime.errors import config_errors, errors_of_user_code
 from rl_caption.runtime.options import check_type
 
-PROMPT = (
-    "Describe this image in detail: objects, their attributes, numbers and positions, and readable "
-    "text. "
-    "Write only what can be seen, and do not guess. A caption that came with it, which may be "
-    "wrong: {caption}"
-)
+PROMPTS = Path(__file__).with_name("prompts.yaml")
+"""Named prompts of ``vision_language``."""
 
 
 def answers_of(target: Any, items: Sequence[Any], kind: Any) -> list[Any]:
@@ -115,9 +113,9 @@ class VisionLanguageRecaptioner:
 
     Args:
         name: folder of the model, or its name on the hub.
-        prompt: the question. ``{caption}`` stands for the image's first caption (alt text, for
-            example), ``{prompt}`` for the row's own prompt (a page title, for example),
-            ``{image_id}`` for the image's id.
+        prompt: the question, or the name of one in ``prompts.yaml``. ``{caption}`` stands for the
+            image's first caption (alt text, for example), ``{prompt}`` for the row's own prompt (a
+            page title, for example), ``{image_id}`` for the image's id.
         max_new_tokens: most tokens of an answer.
         batch_size: images that are described at a time.
         dtype: of the weights, such as ``bfloat16``; ``auto`` takes that of the file.
@@ -132,7 +130,7 @@ class VisionLanguageRecaptioner:
     def __init__(
         self,
         name: str,
-        prompt: str = PROMPT,
+        prompt: str = "detail",
         max_new_tokens: int = 256,
         batch_size: int = 8,
         dtype: str = "auto",
@@ -151,7 +149,9 @@ class VisionLanguageRecaptioner:
                 AutoModelForImageTextToText, name, dtype=dtype, **options
             )
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.model, self.prompt = model.to(self.device).eval(), prompt
+        self.model = model.to(self.device).eval()
+        named = yaml.safe_load(PROMPTS.read_text(encoding="utf-8"))
+        self.prompt = prompt = named.get(prompt, prompt)
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.beams = {
             "num_beams": num_beams,

@@ -41,7 +41,12 @@ from rl_caption.reward_models.embedding import (
     train_embeddings,
 )
 from rl_caption.reward_models.encoders import check_batch_norm, trained_towers
-from rl_caption.reward_models.losses import Embeddings, Objective, cosine_matrix
+from rl_caption.reward_models.losses import (
+    Embeddings,
+    Objective,
+    cosine_matrix,
+    info_nce,
+)
 from rl_caption.reward_models.teacher import Teacher, Tower, check_teacher, load_teacher
 from rl_caption.reward_models.validation import EmbeddingValidator
 from rl_caption.runtime.engines import print_main
@@ -61,9 +66,10 @@ def distillation(
     cosine: float,
     regulator: float = 0.0,
     reduction: Reduction = "mean",
+    contrastive: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """L-CLIPScore: ``l1`` |f - f_T| + ``cosine`` (1 - cos(f, f_T)) of each tower, + ``regulator``
-    Similarity Regulator.
+    Similarity Regulator, + ``contrastive`` InfoNCE at CLIP's temperature of 1/100.
 
     f and f_T are raw embeddings of student and teacher; |.| is the mean over batch and dimensions.
     Stage 1 has one tower, stage 2 both and the regulator, whose weight of 0 leaves it out. Terms
@@ -88,6 +94,10 @@ def distillation(
         )
         loss = loss + regulator * term
         metrics["distill/regulator"] = term
+    if contrastive:
+        term = info_nce(student["image"], student["text"], 100.0)
+        loss = loss + contrastive * term
+        metrics["distill/contrastive"] = term
     return loss, metrics
 
 
@@ -149,6 +159,10 @@ class DistanceConfig(Section):
     """With both towers: the Similarity Regulator; 0 leaves it out. Null: 1/30."""
     regulator_reduction: Reduction = "mean"
     """``mean``, over diagonal and other pairs separately (released code), or ``sum`` (paper)."""
+    contrastive: Weight = 0.0
+    """With both towers: CLIP's loss at its temperature of 1/100, which the paper tried in place of
+    the regulator.
+    """
 
 
 class DistillTrainConfig(CaptionTrainConfig):
@@ -221,6 +235,7 @@ class DistillConfig(RewardModelConfig):
             cosine=weight if loss.cosine is None else loss.cosine,
             regulator=regulator,
             reduction=loss.regulator_reduction,
+            contrastive=loss.contrastive if self.towers == "dual" else 0.0,
         )
 
     def fit(self, run: Run) -> TrainState:

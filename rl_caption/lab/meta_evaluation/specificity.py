@@ -20,14 +20,21 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from rewards.base import Reward, score_captions
+from rewards.build import RewardBuilder
 from rewards.text.detail_units import detail_units_of
+from rl_caption.config.build import build_data, usable_split
+from rl_caption.data.files import write_text
 from rl_caption.data.scenes.world import Draws
+from rl_caption.evaluation import check_writable
+from rl_caption.evaluation.results import markdown
+from rl_caption.lab.config import SpecificityRatesConfig
 from rl_caption.reward_models.triplets import (
     Donor,
     append_unit,
     negative_unit,
     shuffled_words,
 )
+from rl_caption.runtime.errors import config_errors
 
 
 class Chain(NamedTuple):
@@ -55,6 +62,39 @@ class SpecificityRates(NamedTuple):
     negative: float
     captions: int
     steps: int
+
+
+def measure_rates(config: SpecificityRatesConfig) -> str:
+    """Write ``specificity.md``, the rates of each judge on the first caption of each image, and
+    return it.
+
+    Raises:
+        ConfigError: a judge cannot be made.
+        DataError: the data cannot be read.
+        RewardError: a judge failed.
+    """
+    folder, builder = check_writable(config.out), RewardBuilder()
+    judges = {}
+    for name, options in config.judges.items():
+        with config_errors(f"judges.{name}"):
+            judges[name] = builder.build(options.target or name, options.kwargs)
+    data = build_data(config.data)
+    rows = list(data.split(usable_split(data, config.split))[: config.max_images])
+    captions = [row["references"][0] for row in rows]
+    ids = [row["image_id"] for row in rows]
+    grown = make_chains(captions, config.seed, config.shuffle_rate, ids)
+    places = [place for place, one in enumerate(grown) if one is not None]
+    chains = [one for one in grown if one is not None]
+    images = {"image": [rows[place]["image"] for place in places]}
+    lines = []
+    for name, judge in judges.items():
+        rates = specificity_rates(score_chains(judge, chains, images))
+        percent = [f"{100 * rate:.2f}" for rate in rates[:2]]
+        lines.append([name, *percent, *map(str, rates[2:]), judge.signature])
+    headings = ["judge", "SR_pos, %", "SR_neg, %", "captions", "steps", "signature"]
+    table = markdown(headings, lines)
+    write_text(folder / "specificity.md", table + "\n")
+    return table
 
 
 def specificity_rates(scores: Sequence[ChainScores]) -> SpecificityRates:

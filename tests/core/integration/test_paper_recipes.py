@@ -98,8 +98,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+STAGES = {
+    "long_captions": ("student_image", "student_text", "student"),
+    "guided": ("recaptions", "negatives", "scratch", "clip", "clip_negatives"),
+    "icc": ("captioner", "dual_encoder"),
+    "lclip_coco": ("lclip",),
+}
+"""Pipeline -> those of its stages that are made small."""
+
+
 def guided(world: Path, folder: Path) -> dict[str, Any]:
-    """What makes the recipe guided_recaptions small, with a language model in ``folder``."""
+    """What makes the stage recaptions small, with a language model in ``folder``."""
     gpt2 = tiny_gpt2(folder / "gpt2", positions=160)
     return {
         "data.path": str(world / "pages.jsonl"),
@@ -130,12 +139,11 @@ def shrunken(folder: Path, **changes_of: dict[str, Any]) -> Callable[[str], Path
 
     def write(name: str) -> Path:
         file = folder / f"{name}.yaml"
-        if name.startswith("student"):
-            text = write_stage("long_captions", name, file).read_text()
+        pipelines = [one for one, stages in STAGES.items() if name in stages]
+        if pipelines:
+            text = write_stage(pipelines[0], name, file).read_text()
         else:
-            text = (shipped.get(f"reward_models/{name}") or shipped[name]).read_text(
-                "utf-8"
-            )
+            text = shipped[f"reward_models/{name}"].read_text("utf-8")
         for place in ("configs/reward_models/", "configs/"):
             text = text.replace(place, f"{folder}/")
         config = changed(
@@ -227,8 +235,8 @@ def test_a_student_of_another_teacher(
         positions = 24
     else:
         config = yaml.safe_load(
-            shrunken(tmp_path, guided_recaptions=guided(world, tmp_path))(
-                "guided_recaptions"
+            shrunken(tmp_path, recaptions=guided(world, tmp_path))(
+                "recaptions"
             ).read_text()
         )
         positions = 128
@@ -268,21 +276,57 @@ def test_a_recipe_whose_data_are_missing_says_what_they_take_before_any_run(
     assert not [*tmp_path.glob("runs/**/metrics.jsonl")]
 
 
+@pytest.mark.parametrize("which", ["recaptions", "scratch", "clip"])
 def test_semantic_guidance_on_recaptions_and_then_on_written_negatives(
+    which: str, world: Path, tmp_path: Path
+) -> None:
+    first = guided(world, tmp_path)
+    second = {"data.path": str(world / "negatives.jsonl")}
+    last = "clip_negatives" if which == "clip" else "negatives"
+    if which == "recaptions":
+        second["model.text.train_blocks"] = 1
+    elif which == "scratch":
+        first["model.text.encoder"] = save_text_encoder(tmp_path / "bert")
+        del first["model.text"]
+        second["model.text.train_blocks"] = None
+        second["model.init"] = str(tmp_path / "runs/guided/scratch/export/best")
+    else:
+        start = {"init": str(world / "clip/export/best"), "context_length": 124}
+        model = start | {"keep_positions": 4}
+        first = {"data.path": str(world / "pages.jsonl"), "model": model}
+    write = shrunken(tmp_path, **{which: first, last: second})
+    run_stages(tmp_path, {name: write(name) for name in (which, last)})
+    metrics = (tmp_path / f"runs/guided/{last}/metrics.jsonl").read_text()
+    assert "val/hard_negatives" in metrics
+
+
+def test_both_towers_are_distilled_at_once_from_photos_and_captions(
     world: Path, tmp_path: Path
 ) -> None:
-    write = shrunken(
-        tmp_path,
-        guided_recaptions=guided(world, tmp_path),
-        guided_negatives={
-            "data.path": str(world / "negatives.jsonl"),
-            "model.text.train_blocks": 1,
-        },
-    )
-    names = ("guided_recaptions", "guided_negatives")
-    run_stages(tmp_path, {name: write(name) for name in names})
-    metrics = (tmp_path / "runs/guided/negatives/metrics.jsonl").read_text()
-    assert "val/hard_negatives" in metrics
+    images = [
+        {
+            "imgid": number,
+            "filename": f"{number}.png",
+            "split": "val" if number < 6 else "train",
+            "sentences": [{"raw": f"drawing {number}"}],
+        }
+        for number in range(14)
+    ]
+    (world / "dataset.json").write_text(json.dumps({"images": images}))
+    changes = {
+        "data.path": str(world / "dataset.json"),
+        "data.image_root": "coco",
+        "model.kwargs": STUDENT,
+        "teacher.name": str(world / "clip/export/best"),
+        "teacher.pretrained": None,
+        "teacher.precision": "fp32",
+    }
+    file = shrunken(tmp_path, lclip=changes)("lclip")
+    run_stages(tmp_path, {"lclip": file})
+    student = tmp_path / "runs/lclip_coco/lclip/export/best"
+    photo = str(world / "coco/0.png")
+    (score,) = LClipScore(backbone=str(student))([""], ["drawing 0"], image=[photo])
+    assert 0 <= score <= 2.5
 
 
 def in_parquet(folder: Path, world: Path) -> dict[str, Any]:
@@ -320,7 +364,7 @@ def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(
         "model.kwargs.context_length": 40,
     }
     config = yaml.safe_load(
-        shrunken(tmp_path, icc_dual_encoder=changes)("icc_dual_encoder").read_text()
+        shrunken(tmp_path, dual_encoder=changes)("dual_encoder").read_text()
     )
     folder = Path(config["run"]["dir"])
     checked_run(config, folder, "reward_model")
@@ -369,7 +413,7 @@ def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
         "model.init": str(tmp_path / "models/swin_gpt2")
     }
     config = yaml.safe_load(
-        shrunken(tmp_path, icc_captioner=changes)("icc_captioner").read_text()
+        shrunken(tmp_path, captioner=changes)("captioner").read_text()
     )
     folder = Path(config["run"]["dir"])
     ended = run(config, folder, "xe")

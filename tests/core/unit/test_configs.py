@@ -129,7 +129,7 @@ def test_every_pipeline_can_be_made_and_be_sent_elsewhere(
 
 
 def test_the_visual_bottleneck_of_icc_is_the_papers() -> None:
-    kwargs = parsed("configs/concreteness.yaml").scorers["vba"].kwargs
+    kwargs = stage_config("icc", "targets").scorers["vba"].kwargs
     assert kwargs["captioner"] == "Salesforce/blip2-opt-2.7b"
     assert (kwargs["prompt"], kwargs["num_return_sequences"]) == ("a photo of ", 5)
     assert kwargs["text_to_image_kwargs"] == {"noise": "run"}

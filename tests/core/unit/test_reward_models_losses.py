@@ -196,6 +196,7 @@ def test_the_contrastive_objective_logs_its_scale_and_accuracy() -> None:
         ("text", {}, 1 / 2, 1 / 2, 0.0),
         ("dual", {}, 1 / 6, 1 / 6, 1 / 30),
         ("dual", {"l1": 0.0, "cosine": 2.0, "regulator": 0.0}, 0.0, 2.0, 0.0),
+        ("dual", {"regulator": 0.0, "contrastive": 0.7}, 1 / 6, 1 / 6, 0.0),
     ],
 )
 def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
@@ -224,6 +225,9 @@ def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
         ).item()
         assert terms["distill/regulator"] > 0
         expected += regulator * terms["distill/regulator"]
+    if "contrastive" in weights:
+        terms["distill/contrastive"] = info_nce(*student.values(), 100.0).item()
+        expected += 0.7 * terms["distill/contrastive"]
     assert {name: value.item() for name, value in metrics.items()} == pytest.approx(
         terms, rel=1e-5
     )

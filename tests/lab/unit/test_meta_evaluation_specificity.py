@@ -4,10 +4,12 @@ import pytest
 
 from rewards.text.detail_units import detail_units, prefixes
 from rl_caption.data.scenes import ScenesData
+from rl_caption.lab.config import SpecificityRatesConfig
 from rl_caption.lab.meta_evaluation.specificity import (
     Chain,
     ChainScores,
     make_chains,
+    measure_rates,
     released_specificity_rates,
     score_chains,
     specificity_rates,
@@ -101,3 +103,17 @@ def test_chains_end_where_no_other_image_has_a_unit():
     assert list(chain.negatives) == [f"{base} A bus" for base in chain.captions[:-1]]
     chain, _ = make_chains([long, "A man waits and a cat sits."])
     assert chain is None, "the other image's second unit is the true one"
+
+
+def test_the_program_prints_the_rates_of_a_judge(tmp_path):
+    world = {"num_train": 0, "num_val": 0, "num_test": 4, "num_unseen": 0}
+    config = SpecificityRatesConfig(
+        judges={"length": {"target": "rewards.text.concreteness:CaptionLength"}},
+        data={"format": "scenes", "kwargs": world, "long_captions": True},
+        max_images=3,
+        out=str(tmp_path),
+    )
+    table = measure_rates(config)
+    assert (tmp_path / "specificity.md").read_text() == table + "\n"
+    cells = [cell.strip() for cell in table.splitlines()[-1].split("|")]
+    assert cells[1:5] == ["length", "100.00", "0.00", "3"]

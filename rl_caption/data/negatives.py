@@ -85,6 +85,7 @@ _NOT_SWAPPED = frozenset(
     ]
 )
 """Nouns that are parts of relations, such as "in front of"."""
+_LEFT_OUT = {"N": _NOT_SWAPPED, "J": _NO_ATTRIBUTES}
 
 
 class NegativeSource(Protocol):
@@ -116,23 +117,17 @@ class Tagged:
 
     def of(self, letter: str) -> list[int]:
         """Positions of the words of one class."""
-        return [
-            at for at, word_class in enumerate(self.classes) if word_class == letter
-        ]
+        return [at for at, kind in enumerate(self.classes) if kind == letter]
 
     def replace_words(self, edits: Mapping[int, str]) -> str:
         """The caption with the words at some positions replaced; articles are made to agree."""
         words = [edits.get(at, word) for at, word in enumerate(self.words)]
         # "a" and "an" agree with the word after them, so that grammar does not give the negative
         # away.
-        for at in range(len(words) - 1):
-            if (
-                edits.keys() & {at, at + 1}
-                and words[at].lower() in ("a", "an")
-                and words[at + 1]
-            ):
-                article = "an" if words[at + 1][0].lower() in "aeiou" else "a"
-                words[at] = article.capitalize() if words[at][0].isupper() else article
+        for at, following in enumerate(words[1:]):
+            is_near = at in edits or at + 1 in edits
+            if is_near and following and words[at].lower() in ("a", "an"):
+                words[at] = _like(_article(following), words[at])
         return _join_words(words)
 
 
@@ -151,11 +146,15 @@ Pool = Mapping[str, tuple[Sequence[str], np.ndarray]]
 """Word class -> words of a dataset, and their cumulative relative frequencies."""
 
 
+def _article(word: str) -> str:
+    return "an" if word[0].lower() in "aeiou" else "a"
+
+
 def tag_words(caption: str) -> Tagged:
     """Tag a caption by ``default_tagger``; verbs after an article count as nouns."""
     words = tuple(_WORD.findall(caption))
     tags = default_tagger()([words])[0] if words else []
-    return Tagged(words, tuple(word_class(tag) for tag in tags))
+    return Tagged(words, tuple(map(word_class, tags)))
 
 
 def word_pool(captions: Sequence[str]) -> dict[str, tuple[list[str], np.ndarray]]:
@@ -168,19 +167,14 @@ def word_pool(captions: Sequence[str]) -> dict[str, tuple[list[str], np.ndarray]
     counts: dict[str, Counter[str]] = {"N": Counter(), "J": Counter()}
     for caption in progress(chosen, "words of captions", "caption"):
         tagged = tag_words(caption)
-        for letter, counter in counts.items():
-            words = [tagged.lower[at] for at in tagged.of(letter)]
-            counter.update(word for word in words if word.isalpha())
-    for letter, left_out in (("J", _NO_ATTRIBUTES), ("N", _NOT_SWAPPED)):
-        for word in left_out:
-            del counts[letter][word]
-    return {
-        letter: (
-            [*counter],
-            np.cumsum(np.array([*counter.values()]) / max(1, counter.total())),
-        )
-        for letter, counter in counts.items()
-    }
+        for word, letter in zip(tagged.lower, tagged.classes, strict=True):
+            if letter in counts and word.isalpha() and word not in _LEFT_OUT[letter]:
+                counts[letter][word] += 1
+    pool = {}
+    for letter, words in counts.items():
+        shares = np.array([*words.values()]) / max(1, words.total())
+        pool[letter] = ([*words], np.cumsum(shares))
+    return pool
 
 
 def _is_plural(noun: str) -> bool:
@@ -227,11 +221,9 @@ def _replace_word(
     at = int(generator.choice(positions))
     plural = _is_plural(caption.lower[at]) if letter == "N" else None
     word = _drawn(pool, letter, caption, generator, plural)
-    return (
-        None
-        if word is None
-        else caption.replace_words({at: _like(word, caption.words[at])})
-    )
+    if word is None:
+        return None
+    return caption.replace_words({at: _like(word, caption.words[at])})
 
 
 def _replace_relation(
@@ -291,7 +283,7 @@ def _add_object(
     if not ends or word is None:
         return None
     at = int(generator.choice(ends))
-    article = "" if _is_plural(word) else "an " if word[0] in "aeiou" else "a "
+    article = "" if _is_plural(word) else f"{_article(word)} "
     return caption.replace_words({at: f"{caption.words[at]} and {article}{word}"})
 
 
@@ -305,9 +297,8 @@ def _add_attribute(
     if not bare or word is None:
         return None
     at = int(generator.choice(bare))
-    return caption.replace_words(
-        {at: f"{_like(word, caption.words[at])} {caption.words[at]}"}
-    )
+    described = f"{_like(word, caption.words[at])} {caption.words[at]}"
+    return caption.replace_words({at: described})
 
 
 def _shuffle(

@@ -150,12 +150,6 @@ def test_a_wrong_row_is_named(row: dict[str, Any], part: str) -> None:
         rows_of([{"image": "b.png", "references": ["b"]}, row])
 
 
-def test_long_captions_are_those_of_any_format(data: dict[str, Any]) -> None:
-    rows = build_data(DataConfig(**data, long_captions=True)).split("val")
-    with pytest.raises(DataError, match=r"'3\.png'.*long_reference"):
-        rows[0]
-
-
 @pytest.mark.parametrize(
     ("changes", "part"),
     [

@@ -2,7 +2,6 @@
 back by the data.
 """
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -163,10 +162,6 @@ def test_a_killed_run_goes_on_and_images_are_added(
     assert sorted(names) == ["new", *(f"photo{number}" for number in range(COUNT))]
 
 
-def stored_grid(out: Path, name: str) -> np.ndarray:
-    return np.asarray(np.load(out / f"{name}.npz")["features"])
-
-
 def test_features_of_an_image_that_was_replaced_are_made_again(
     tmp_path: Path, dataset: Path
 ) -> None:
@@ -183,22 +178,6 @@ def test_features_of_an_image_that_was_replaced_are_made_again(
         if (grid != before[name]).any()
     ]
     assert changed == ["11"]
-
-
-def full_disk(*_: Any, **__: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_leaves_nothing_half(tmp_path, dataset, monkeypatch) -> None:
-    out = tmp_path / "features"
-    with monkeypatch.context() as patch:
-        patch.setattr("numpy.savez", full_disk)
-        with pytest.raises(OSError, match=r"MB.*features") as raised:
-            encode_features(OWN, out=out, **options(dataset))
-    assert raised.value.errno == errno.ENOSPC
-    assert [path.name for path in out.iterdir()] == ["encoder.json"]
-    encode_features(OWN, out=out, **options(dataset))
-    assert len(read(dataset, out)) == COUNT
 
 
 def test_features_of_another_or_an_unknown_encoder_are_refused(
@@ -219,26 +198,6 @@ def test_features_of_another_or_an_unknown_encoder_are_refused(
     (out / "encoder.json").unlink()
     with pytest.raises(ConfigError, match="/features "):
         encode_features(first, out=out, **options(dataset))
-
-
-def test_values_beyond_float16_are_named_and_written_as_float32(
-    tmp_path: Path, dataset: Path
-) -> None:
-    with pytest.raises(DataError, match=r"image '1\d' \(.*photo\d\.png\).*float16"):
-        encode_features(
-            OWN, out=tmp_path / "half", kwargs={"gain": 1e6}, **options(dataset)
-        )
-    encode_features(
-        OWN,
-        out=tmp_path / "single",
-        kwargs={"gain": 1e6},
-        dtype="float32",
-        **options(dataset),
-    )
-    with pytest.raises(DataError, match=r"photo\d\.png"):
-        encode_features(
-            OWN, out=tmp_path / "infinite", kwargs={"gain": 1e39}, **options(dataset)
-        )
 
 
 def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path) -> None:

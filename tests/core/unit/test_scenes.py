@@ -10,13 +10,11 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import ImageColor
 
-from rl_caption.data.base import DataError, load_image
+from rl_caption.data.base import load_image
 from rl_caption.data.scenes import (
     NEGATIVE_KINDS,
     ScenesData,
-    claims,
     hard_negatives,
     oracle,
 )
@@ -32,13 +30,10 @@ from rl_caption.data.scenes.world import (
     SIZES,
     TEXTURES,
     UNSEEN_PAIRS,
-    Fact,
     Scene,
     Thing,
-    facts,
     make_scene,
     moves,
-    relations_between,
 )
 
 SCENES = [make_scene(seed) for seed in range(400)]
@@ -67,32 +62,6 @@ def test_scenes_and_captions_stay_what_they_were() -> None:
         for caption in references(scene, seed)
     ]
     assert digest(others) == "c0f778bd8a1e0fc4"
-
-
-def test_facts_of_a_scene_by_hand() -> None:
-    stars = [Thing("star", "blue", "small", "plain", x, 800) for x in (200, 800)]
-    scene = Scene("grey", (Thing("ring", "red", "large", "striped", 500, 250), *stars))
-    attributes = {
-        "shape": "ring",
-        "colour": "red",
-        "size": "large",
-        "texture": "striped",
-    }
-    stars_have = {
-        "shape": "star",
-        "colour": "blue",
-        "size": "small",
-        "texture": "plain",
-        "count": "2",
-    }
-    assert facts(scene) == {
-        Fact("background", "background", "grey"),
-        *(Fact(kind, "red ring", value) for kind, value in attributes.items()),
-        *(Fact(kind, "blue star", value) for kind, value in stars_have.items()),
-        Fact("relation", "blue star / red ring", ""),
-    }
-    # One star is to the left of the ring and one to the right: only "above" is true of the kinds.
-    assert relations_between(*scene.kinds) == ["above"]
 
 
 def test_moved_things_keep_off_the_edges_and_their_offsets() -> None:
@@ -140,31 +109,17 @@ def test_things_are_drawn_where_the_scene_says(size: int) -> None:
         assert away <= RADIUS[name] * size / 1000 + 1
 
 
-def test_looks_can_be_told_from_each_other_at_64_pixels() -> None:
-    """Images of any two different looks at the same point differ clearly in a twelfth of the
-    thing's square or more.
-    """
+def test_looks_can_be_told_from_each_other_and_light_colours_have_dark_ink() -> None:
     looks = [
         Thing(shape, colour, size, texture, 500, 500)
         for shape, size, texture in itertools.product(SHAPES, SIZES, TEXTURES)
         for colour in ("red", "yellow")
     ]
-    images = [_pixels(Scene("grey", (thing,))) for thing in looks]
-    for (one, first), (other, second) in itertools.combinations(
-        zip(looks, images, strict=True), 2
-    ):
-        area = (2 * min(RADIUS[one.size], RADIUS[other.size]) * 64 / 1000) ** 2
-        assert (np.abs(first - second).max(axis=2) > 50).sum() > area / 12, (one, other)
-    yellow = _pixels(
-        Scene("grey", (Thing("square", "yellow", "large", "striped", 500, 500),))
-    )
-    assert (yellow.max(axis=2) < 40).any(), "ink of a light colour is dark"
-    rgb = [
-        ImageColor.getrgb(value)
-        for value in (*COLOUR_RGB.values(), *BACKGROUND_RGB.values())
-    ]
-    for a, b in itertools.combinations(rgb, 2):
-        assert np.linalg.norm(np.subtract(a, b)) > 60
+    images = {_pixels(Scene("grey", (thing,))).tobytes() for thing in looks}
+    assert len(images) == len(looks)
+    striped = Thing("square", "yellow", "large", "striped", 500, 500)
+    assert (_pixels(Scene("grey", (striped,))).max(axis=2) < 40).any()
+    assert len({*COLOUR_RGB.values(), *BACKGROUND_RGB.values()}) == 14
 
 
 # splits
@@ -182,13 +137,6 @@ def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
     row = DATA.split("train")[123]
     assert row["image_id"] == "train-000123"
     assert (load_image(row["image"]).size, len(row["references"])) == ((64, 64), 5)
-    assert [len(DATA.split(split)) for split in DATA.splits] == [200, 60, 60, 60]
-    assert (
-        len({row["image_id"] for split in DATA.splits for row in DATA.split(split)})
-        == 380
-    )
-    with pytest.raises(DataError, match="test2"):
-        DATA.split("test2")
     again = ScenesData(num_train=10, num_val=5, num_test=5, num_unseen=5)
     again.split("train")[0]["references"].clear()
     for split in DATA.splits:
@@ -197,12 +145,8 @@ def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
     assert ScenesData(seed=1).split("train")[0] != DATA.split("train")[0]
     copy = pickle.loads(pickle.dumps(DATA))
     assert copy.split("val")[7] == DATA.split("val")[7]
-    assert len(pickle.dumps(DATA.split("val")[7]["image"])) < 2000
     rows = ScenesData(num_train=10**9).split("train")  # made when looked at
     assert (len(rows), rows[-1]["image_id"]) == (10**9, f"train-{10**9 - 1}")
-    assert [row["image_id"] for row in rows[2:4]] == ["train-000002", "train-000003"]
-    with pytest.raises(IndexError):
-        rows[10**9]
 
 
 def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_split() -> (
@@ -325,13 +269,3 @@ def test_kinds_change_what_they_name(seed: int) -> None:
         "A large blue circle is above two small red stars on a grey background.",
         "A small red circle is above two large blue stars on a grey background.",
     )
-    false = {
-        kind: {claim.kind for claim in claims(text, SCENE) if not claim.true}
-        for kind, text in found.items()
-    }
-    for kind in ("background", "relation", "count"):
-        assert false[f"replace_{kind}"] == {kind}
-    assert "shape" in false["replace_object"] or not {"star", "circle"} <= set(
-        tokens(found["replace_object"])
-    )
-    assert false["replace_attribute"] <= {"colour", "size", "texture"}

@@ -108,10 +108,7 @@ def test_unusable_videos_are_named(
         open_image(video_frames(tmp_path / "text.mp4", 2)[0])
 
 
-@pytest.mark.parametrize("format", ["jsonl", "karpathy"])
-def test_every_format_gives_videos_and_the_checks_read_them(
-    tmp_path: Path, format: str
-) -> None:
+def test_rows_have_videos_and_the_checks_read_them(tmp_path: Path) -> None:
     kinds = {"folder": "a", "gif": "b.gif", "webp": "c.webp"}
     for kind, name in kinds.items():
         make_video(tmp_path / name.split(".")[0], kind, range(10, 250, 20 + len(name)))
@@ -120,19 +117,7 @@ def test_every_format_gives_videos_and_the_checks_read_them(
     lines = [{"image": name, "references": ["a dog runs"]} for name in names]
     path = tmp_path / "data.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    if format == "karpathy":
-        path = tmp_path / "dataset.json"
-        images = [
-            {
-                "filename": name,
-                "imgid": number,
-                "split": "train",
-                "sentences": [{"raw": "a dog runs"}],
-            }
-            for number, name in enumerate(names)
-        ]
-        path.write_text(json.dumps({"images": images}))
-    data = build_data(DataConfig(format=format, path=str(path), num_frames=3))  # type: ignore[arg-type]
+    data = build_data(DataConfig(format="jsonl", path=str(path), num_frames=3))
     assert [len(row["image"]) for row in data.split("train")] == [3] * 5  # type: ignore[arg-type]
     cache = tmp_path / "cache.json"
     with pytest.raises(DataError, match=r"1.*/e'(.|\n)*1.*d\.gif"):

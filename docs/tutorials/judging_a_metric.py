@@ -57,7 +57,7 @@ from my_metrics import SharedWords
 
 # %%
 rl_caption(
-    f"judge --set scenes --scenes.data.kwargs.num_test {IMAGES} --metrics bleu4,rouge,cider,length"
+    f"judge --set scenes --set_kwargs.num_images {IMAGES} --metrics bleu4,rouge,cider,length"
     f" --judges.SharedWords.target my_metrics:SharedWords --bootstrap {RESAMPLES} --out truth"
 )
 

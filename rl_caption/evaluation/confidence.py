@@ -9,28 +9,43 @@ Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine 
 Evaluation") for the bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for the permutation test.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+import math
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import BeforeValidator
-from tqdm.auto import tqdm
 from typing_extensions import TypedDict
 
 from rl_caption.evaluation.hallucination import CHAIR_KEYS, chair_of_sums
 from rl_caption.evaluation.metrics import METRIC_KEYS, Evaluation, EvaluationError
 
 Floats = NDArray[np.float64]
+Weights = NDArray[np.int64]
 Interval = Annotated[tuple[float, float], BeforeValidator(lambda ends: tuple(ends))]
 """Both ends; a list in JSON."""
 
 RESAMPLES = 1000
-ENDS = ((1 - 0.95) / 2, (1 + 0.95) / 2)
-"""Quantiles of the ends of a 95 % interval."""
 _CHUNK = 200
 """Resamples that are computed at a time."""
+
+
+class Estimate(NamedTuple):
+    """A value and the ends of its interval; None without one, or where it is not defined."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Both ends; NaN in place of None."""
+        if self.low is None or self.high is None:
+            return math.nan, math.nan
+        return self.low, self.high
 
 
 class Statistic(NamedTuple):
@@ -42,9 +57,9 @@ class Statistic(NamedTuple):
     of_sums: Callable[[Floats, int], Floats]
     """([S, C] sums, N) -> [S, K] metrics."""
 
-    def of_drawn(self, drawn: Floats) -> Floats:
-        """[S, K] metrics of S resamples; ``drawn`` [S, N] is how often each image is in one."""
-        return self.of_sums(drawn @ self.per_image, drawn.shape[1])
+    def of_drawn(self, drawn: Weights) -> Floats:
+        """[K] metrics of a resample; ``drawn`` [N] is how often each image is in it."""
+        return self.of_sums(drawn[None] @ self.per_image, len(drawn))[0]
 
 
 class Difference(TypedDict):
@@ -62,33 +77,45 @@ class Difference(TypedDict):
     p: float
 
 
-def drawn_weights(
-    groups: Sequence[Hashable], resamples: int, seed: int
-) -> Iterator[NDArray[np.int64]]:
-    """Yield, for each resample, [N] how often each item is in it when groups (images) are drawn
-    with replacement.
+def estimates(
+    statistic: Callable[[Weights], Sequence[float] | Floats],
+    groups: ArrayLike,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> list[Estimate]:
+    """K statistics with 95 % percentile intervals; without any of 0 resamples or of one group.
 
-    Groups are drawn in the order of their names where these are texts, else in that of the items:
-    draws do not depend on the order of rows that name their images.
+    ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where one is ever
+    NaN (not defined), it has no interval. ``groups`` is [N], the image (or another group) of each
+    item, by which items are drawn. Groups are drawn in the order of their names: draws depend on
+    their number and ``seed`` alone.
     """
-    names = list(dict.fromkeys(groups))
-    if all(isinstance(name, str) for name in names):
-        names.sort(key=str)
-    numbers = {name: number for number, name in enumerate(names)}
-    owners = np.array([numbers[group] for group in groups])
-    generator = np.random.default_rng(seed)
-    count = len(numbers)
-    for _ in tqdm(
-        range(resamples),
-        "bootstrap",
-        unit="resample",
-        leave=False,
-        delay=2,
-        disable=None,
-    ):
-        yield np.bincount(generator.integers(count, size=count), minlength=count)[
-            owners
-        ]
+    from scipy import stats  # not before: it takes a while to import
+
+    names, owners = np.unique(groups, return_inverse=True)
+
+    def of_images(images: NDArray[np.int64]) -> Sequence[float] | Floats:
+        return statistic(np.bincount(images, minlength=len(names))[owners])
+
+    with warnings.catch_warnings():  # of resamples in which a statistic is not defined
+        warnings.simplefilter("ignore")
+        values = list(map(float, of_images(np.arange(len(names)))))
+        if not resamples or len(names) < 2:
+            return list(map(Estimate, values))
+        found = stats.bootstrap(
+            (np.arange(len(names)),),
+            of_images,
+            n_resamples=resamples,
+            batch=_CHUNK,
+            vectorized=False,
+            method="percentile",
+            rng=seed,
+        ).confidence_interval
+    ends = zip(values, found.low.tolist(), found.high.tolist(), strict=True)
+    return [
+        Estimate(value, low, high) if math.isfinite(low) else Estimate(value)
+        for value, low, high in ends
+    ]
 
 
 def statistics_of(evaluation: Evaluation, keys: Collection[str]) -> list[Statistic]:
@@ -96,24 +123,19 @@ def statistics_of(evaluation: Evaluation, keys: Collection[str]) -> list[Statist
     means of scores that every image has. Images are sorted by id: draws do not depend on the rows
     of files.
     """
-    order = sorted(evaluation.per_image)
-    position = {
-        image_id: number for number, image_id in enumerate(evaluation.per_image)
-    }
-    means = [
-        key for key in keys if all(key in row for row in evaluation.per_image.values())
-    ]
+    scores = evaluation.per_image
+    order = sorted(scores)
+    means = [key for key in keys if all(key in row for row in scores.values())]
     statistics = []
     for name, counts in evaluation.counts.items():
         counted, of_sums = OF_SUMS[name]
-        if all(key in keys for key in counted):
-            of_images = counts[[position[image_id] for image_id in order]]
+        if set(counted) <= set(keys):
+            by_image = dict(zip(scores, counts, strict=True))
+            of_images = np.array([by_image[image_id] for image_id in order])
             statistics.append(Statistic(counted, of_images, of_sums))
             means = [key for key in means if key not in counted]
     if means and order:
-        rows = [
-            [evaluation.per_image[image_id][key] for key in means] for image_id in order
-        ]
+        rows = [[scores[image_id][key] for key in means] for image_id in order]
         statistics.append(Statistic(tuple(means), np.array(rows), means_of_sums))
     return statistics
 
@@ -129,8 +151,10 @@ def with_intervals(
         return evaluation
     intervals: dict[str, tuple[float, float]] = {}
     for statistic in statistics_of(evaluation, evaluation.metrics):
-        found = _intervals(statistic.of_drawn, evaluation.n, resamples, seed)
-        intervals |= zip(statistic.keys, found, strict=True)
+        images = np.arange(evaluation.n)
+        found = estimates(statistic.of_drawn, images, resamples, seed)
+        for key, estimate in zip(statistic.keys, found, strict=True):
+            intervals[key] = estimate.interval
     how = f"95 % percentile bootstrap over images, {resamples} resamples, seed {seed}"
     return replace(evaluation, intervals=intervals, interval=how)
 
@@ -149,30 +173,29 @@ def compare(
         EvaluationError: the systems have other images.
     """
     check_same_images(first.per_image, second.per_image, ("the first", "the second"))
-    resampled = [
-        {
-            key
-            for statistic in statistics_of(system, system.metrics)
-            for key in statistic.keys
-        }
-        for system in (first, second)
-    ]
-    shared = [key for key in first.metrics if key in resampled[0] & resampled[1]]
+    resampled: list[str] = []
+    for system in (first, second):
+        for statistic in statistics_of(system, system.metrics):
+            resampled += statistic.keys
+    shared = [key for key in first.metrics if resampled.count(key) == 2]
     pairs = zip(
         statistics_of(first, shared), statistics_of(second, shared), strict=True
     )
     differences: dict[str, Difference] = {}
     for a, b in pairs:
 
-        def difference(drawn: Floats, a: Statistic = a, b: Statistic = b) -> Floats:
+        def difference(drawn: Weights, a: Statistic = a, b: Statistic = b) -> Floats:
             return b.of_drawn(drawn) - a.of_drawn(drawn)
 
-        intervals = _intervals(difference, first.n, resamples, seed)
+        found = estimates(difference, np.arange(first.n), resamples, seed)
         p_values = _p_values(a, b, first.n, resamples, seed)
-        for key, interval, p in zip(a.keys, intervals, p_values, strict=True):
-            one, two = first.metrics[key], second.metrics[key]
+        for key, estimate, p in zip(a.keys, found, p_values, strict=True):
             differences[key] = Difference(
-                first=one, second=two, difference=two - one, interval=interval, p=p
+                first=first.metrics[key],
+                second=second.metrics[key],
+                difference=second.metrics[key] - first.metrics[key],
+                interval=estimate.interval,
+                p=p,
             )
     return {key: differences[key] for key in shared}
 
@@ -193,36 +216,6 @@ def check_same_images(
                 f"{len(lost)} of {len(captions)} images of {name}, such as {lost[:3]}: systems are "
                 "compared on the same images"
             )
-
-
-def _intervals(
-    statistic: Callable[[Floats], Floats], count: int, resamples: int, seed: int
-) -> list[tuple[float, float]]:
-    """Intervals of K metrics; ``statistic`` maps how often images were drawn to metrics.
-
-    The draws depend on ``count`` and ``seed`` alone: they are the same for all statistics.
-    """
-
-    def of_images(images: NDArray[np.int64], axis: int) -> Floats:
-        rows = images.reshape(-1, count)
-        drawn = np.array(
-            [np.bincount(row, minlength=count) for row in rows], np.float64
-        )
-        metrics = statistic(drawn)
-        return metrics.T if images.ndim > 1 else metrics[0]
-
-    from scipy import stats  # not before: it takes a while to import
-
-    found = stats.bootstrap(
-        (np.arange(count),),
-        of_images,
-        n_resamples=resamples,
-        batch=_CHUNK,
-        vectorized=True,
-        method="percentile",
-        rng=seed,
-    ).confidence_interval
-    return list(zip(found.low.tolist(), found.high.tolist(), strict=True))
 
 
 def _p_values(

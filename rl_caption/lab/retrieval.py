@@ -13,11 +13,11 @@ from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.evaluation import check_writable
+from rl_caption.evaluation.confidence import estimates
 from rl_caption.evaluation.metrics import check_has_images
 from rl_caption.evaluation.results import markdown
 from rl_caption.evaluation.retrieval import KS, both_ways
 from rl_caption.lab.config import CompareRetrievalConfig
-from rl_caption.lab.meta_evaluation.figures import estimates
 from rl_caption.programs.evaluate import load_dual_encoder
 
 Texts = tuple[list[str], list[int]]

@@ -2,7 +2,7 @@
 short training.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,13 +29,12 @@ from rl_caption.data.negatives import RuleNegatives
 from rl_caption.data.scenes import NEGATIVE_KINDS, oracle
 from rl_caption.data.scenes.negatives import SceneNegatives
 from rl_caption.evaluation import check_writable
-from rl_caption.evaluation.confidence import Floats, drawn_weights
+from rl_caption.evaluation.confidence import Estimate, Floats, Weights, estimates
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import StressConfig
 from rl_caption.monitoring.best_of_n import (
     Interval,
     best_of_n,
-    interval,
     kl_of_best_of_n,
 )
 from rl_caption.monitoring.config import JudgeConfig
@@ -103,11 +102,14 @@ class Bench(NamedTuple):
     scorer: Scorer
     gold: Mapping[str, Score]
 
-    def draws(self, rows: Sequence[Row]) -> Floats:
-        """[S, N] how often each image is in a bootstrap resample."""
+    def estimates(
+        self,
+        rows: Sequence[Row],
+        statistic: Callable[[Weights], Sequence[float] | Floats],
+    ) -> list[Estimate]:
+        """Of how often each of N rows is drawn, with 95 % intervals over images."""
         images = [row["image_id"] for row in rows]
-        weights = drawn_weights(images, self.config.bootstrap, self.config.seed)
-        return np.array(list(weights), np.float64)
+        return estimates(statistic, images, self.config.bootstrap, self.config.seed)
 
 
 def stress(config: StressConfig, parse: Parse) -> str | int:
@@ -259,10 +261,15 @@ def _probes(bench: Bench) -> tuple[dict[str, Any], Table, Verdict]:
 
     rows = [pair.row for own in pairs.values() for pair in own]
     order = orders(np.concatenate([scores[name] for name in pairs]))
-    size, draws = len(bench.rows), bench.draws(bench.rows)
-    count = draws @ np.bincount(rows, minlength=size)
-    right_ends = interval(draws @ np.bincount(rows, order > 0, size) / count)
-    wrong_ends = interval(draws @ np.bincount(rows, order < 0, size) / count)
+    size = len(bench.rows)
+    count = np.bincount(rows, minlength=size)
+    won, lost = (np.bincount(rows, which, size) for which in (order > 0, order < 0))
+    right_ends, wrong_ends = (
+        estimate.interval
+        for estimate in bench.estimates(
+            bench.rows, lambda drawn: np.array([won, lost]) @ drawn / (drawn @ count)
+        )
+    )
     outcome = (
         "better" if right_ends[0] > 0.5 else "worse" if wrong_ends[0] > 0.5 else "open"
     )
@@ -361,7 +368,9 @@ def _judged_run(bench: Bench, run: RunFolder) -> tuple[Table, Verdict]:
         alarm = "alarm" if step in run.alarms else ""
         lines.append([str(step), f"{reward:.4g}", f"{gold[-1].mean():.4g}", alarm])
     changes = gold[-1] - gold[0]
-    ends = interval(bench.draws(rows) @ changes / len(rows))
+    (change,) = bench.estimates(
+        rows, lambda drawn: np.array([drawn @ changes]) / len(drawn)
+    )
     measure = f"{max(rewards)} steps of training on the reward change {name} by"
     table = ["step", "reward", name, "monitor"], lines
-    return table, _verdict(measure, float(changes.mean()), ends)
+    return table, _verdict(measure, change.value, change.interval)

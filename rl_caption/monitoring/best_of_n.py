@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_caption.evaluation.confidence import ENDS, RESAMPLES, Floats, drawn_weights
+from rl_caption.evaluation.confidence import RESAMPLES, Floats, Weights, estimates
 
 Interval = tuple[float, float]
 
@@ -104,34 +104,35 @@ def best_of_n(
             )
     sizes = sample_sizes(rewards.shape[1])
     weights = [best_of_n_weights(rewards, n) for n in sizes]
-    draws = np.array(list(drawn_weights(images, resamples, seed)), np.float64) / len(
-        images
-    )
     curves = {}
     for name, values in scores.items():
         per_image = np.stack([(own * values).sum(1) for own in weights], axis=1)
-        curves[name] = _curve(sizes, per_image, draws)
+        curves[name] = _curve(sizes, per_image, images, resamples, seed)
     return curves
 
 
-def _curve(sizes: list[int], per_image: Floats, draws: Floats) -> Curve:
-    means, drawn = per_image.mean(0), draws @ per_image
-    peak = int(means.argmax())
-    low, high = np.quantile(drawn, ENDS, axis=0).tolist()
+def _curve(
+    sizes: list[int],
+    per_image: Floats,
+    images: Sequence[str],
+    resamples: int,
+    seed: int,
+) -> Curve:
+    peak = int(per_image.mean(0).argmax())
+
+    def statistic(drawn: Weights) -> list[float]:
+        means = (drawn @ per_image / len(drawn)).tolist()
+        return [*means, means[-1] - means[0], means[peak] - means[-1]]
+
+    *points, change, fall = estimates(statistic, images, resamples, seed)
     return Curve(
         n=sizes,
-        mean=means.tolist(),
-        low=low,
-        high=high,
+        mean=[point.value for point in points],
+        low=[point.interval[0] for point in points],
+        high=[point.interval[1] for point in points],
         peak=sizes[peak],
-        change=float(means[-1] - means[0]),
-        change_interval=interval(drawn[:, -1] - drawn[:, 0]),
-        fall=float(means[peak] - means[-1]),
-        fall_interval=interval(drawn[:, peak] - drawn[:, -1]),
+        change=change.value,
+        change_interval=change.interval,
+        fall=fall.value,
+        fall_interval=fall.interval,
     )
-
-
-def interval(drawn: Floats) -> Interval:
-    """The 95 % interval of a statistic from its values in the resamples."""
-    low, high = np.quantile(drawn, ENDS).tolist()
-    return low, high

@@ -1,21 +1,8 @@
 """Configuration of ``judge``."""
 
-from pydantic import Field
-
-from rl_caption.config.schema import TrustConfig, WorldConfig
+from rl_caption.config.schema import TrustConfig
 from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.runtime.options import Resamples, Section, Seed, Steps
-
-
-class ScenesConfig(Section):
-    """Captions of generated scenes."""
-
-    data: WorldConfig = Field(default_factory=WorldConfig)
-    """Data with ``format: scenes``."""
-    split: str = "test"
-    """Split of ``data``."""
-    max_images: Steps | None = None
-    """Use only the first scenes, at most this number; null uses all."""
+from rl_caption.runtime.options import Resamples, Seed
 
 
 class JudgeSetConfig(TrustConfig):
@@ -26,7 +13,7 @@ class JudgeSetConfig(TrustConfig):
     scenes.
     """
     data: str | None = None
-    """Folder of the set's files; not for ``scenes``."""
+    """Folder of the set's files; null is the current one. ``scenes`` has none."""
     images: str | None = None
     """Folder of the set's images; null looks for it in ``data``."""
     metrics: str | list[str] = "bleu,rouge,cider,meteor"
@@ -48,8 +35,6 @@ class JudgeSetConfig(TrustConfig):
     bootstrap: Resamples = 1000
     """Number of bootstrap resamples of images for the 95 % intervals; 0 computes none."""
     seed: Seed = 0
-    """Of the bootstrap and, for ``scenes``, of hard negatives."""
-    scenes: ScenesConfig = Field(default_factory=ScenesConfig)
-    """The captions to judge if ``set`` is ``scenes``."""
+    """Of the bootstrap."""
     out: str = "agreement"
     """Folder for ``agreement.md`` and ``agreement.json``."""

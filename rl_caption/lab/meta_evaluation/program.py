@@ -6,8 +6,8 @@ import hashlib
 import logging
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +24,24 @@ from rewards.base import (
 from rewards.build import RewardBuilder
 from rewards.clip.clipscore import ClipScore
 from rewards.text.cider import CiderD
-from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import TOKENIZER, tokenize, tokenizer_of, untested_texts
+from rewards.text.tokenize import TOKENIZER, tokenize, untested_texts
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import missing_files
+from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import json_lines, single_spaced
 from rl_caption.evaluation import JavaError, check_writable
+from rl_caption.evaluation.confidence import Floats
 from rl_caption.evaluation.metrics import SCORERS
+from rl_caption.evaluation.results import LEFT_OUT, markdown
 from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.figures import (
-    NO_REFERENCES,
     Figure,
-    Floats,
-    SetResult,
     blind_figures,
     order_figures,
     rated_figures,
-    write_results,
 )
-from rl_caption.lab.meta_evaluation.scenes import scenes_sets
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.lab.meta_evaluation.sets.base import READING
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
@@ -63,6 +60,9 @@ NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Name on the command line -> heading, name of the reward, its arguments."""
 FILE_SCORES = f"{__name__}:FileScores"
+CORRELATED = ("tau", "pearson", "spearman")
+PLAIN = ("1 / r^2", "1 - R^2")
+"""Beginnings of the names of figures that are printed as they are, all others times 100."""
 
 
 class ToolkitMetric:
@@ -96,13 +96,11 @@ class ToolkitMetric:
         candidates, references = {}, {}
         lists = reference_lists(columns, self.__name__, len(texts))
         for number, (text, own) in enumerate(zip(texts, lists, strict=True)):
-            candidates[str(number)] = " ".join(tokenize(text))
-            references[str(number)] = [
-                " ".join(tokenize(reference)) for reference in own
-            ]
-        with naming(
-            f"metric {self.__name__!r}", (ValueError,), RewardError, (JavaError,)
-        ):
+            name = str(number)
+            candidates[name] = " ".join(tokenize(text))
+            references[name] = [" ".join(tokenize(reference)) for reference in own]
+        where = f"metric {self.__name__!r}"
+        with naming(where, (ValueError,), RewardError, (JavaError,)):
             scored = SCORERS[self.__name__](candidates, references)
         _, scores = scored.values[self.__name__.upper()]
         return checked_scores(self, scores, len(texts))
@@ -148,12 +146,8 @@ class FileScores:
         """Look up the scores of N captions of the images ``image_id``. ``RewardError`` for one that
         is not there.
         """
-        keys = [
-            (str(image), single_spaced(text))
-            for image, text in zip(
-                columns["image_id"], as_texts(completions), strict=True
-            )
-        ]
+        texts = map(single_spaced, as_texts(completions))
+        keys = list(zip(map(str, columns["image_id"]), texts, strict=True))
         absent = [key for key in keys if key not in self._scores]
         if absent:
             raise RewardError(
@@ -189,9 +183,8 @@ def build_metrics(
         for one in [f"bleu{n}" for n in (1, 2, 3, 4)] if name == "bleu" else [name]:
             asked.append(("metrics", *NAMES.get(one, (one, one, {}))))
     for heading, judge in judges.items():
-        asked.append(
-            (f"judges.{heading}", heading, judge.target or heading, dict(judge.kwargs))
-        )
+        target = judge.target or heading
+        asked.append((f"judges.{heading}", heading, target, dict(judge.kwargs)))
     for heading, file in (scores or {}).items():
         options = {"file": file, "heading": heading}
         asked.append((f"scores.{heading}", heading, FILE_SCORES, options))
@@ -205,8 +198,8 @@ def build_metrics(
         with config_errors(key):
             if heading in metrics:
                 raise ConfigError(f"{heading} is listed twice: give it another heading")
-            metric = metrics[heading] = builder.build(reward, arguments)
-            check_columns(heading, metric.columns, judgement_sets)
+            metrics[heading] = builder.build(reward, arguments)
+            check_columns(heading, metrics[heading].columns, judgement_sets)
     return metrics
 
 
@@ -218,23 +211,43 @@ def check_columns(
         f"the column {name!r}" for name in columns - {"references", "image", "image_id"}
     ]
     for judged in judgement_sets:
-        if "references" in columns and not judged.has_references:
+        if "references" in columns and not judged.references:
             lacking.append(f"references, which {judged.name} has none of")
-        if "image" in columns and judged.images is None:
+        if "image" not in columns:
+            continue
+        if not judged.images:
             lacking.append(f"images, which {judged.name} was found without (--images)")
-        elif "image" in columns:
-            images = judged.images or ()
-            files = {
-                image.path if isinstance(image, Region) else image for image in images
-            }
-            lost = sorted(missing_files(files))
-            if lost:
-                count = (
-                    f"{len(lost)} of {len(files)} are not there, such as {lost[0]!r}"
-                )
-                lacking.append(f"images of {judged.name}: {count} (--images)")
+        files = {
+            image.path if isinstance(image, Region) else image
+            for image in judged.images
+        }
+        lost = sorted(missing_files(files))
+        if lost:
+            count = f"{len(lost)} of {len(files)} are not there, such as {lost[0]!r}"
+            lacking.append(f"images of {judged.name}: {count} (--images)")
     if lacking:
         raise ConfigError(f"{heading} needs {lacking[0]}; see docs/judging.md")
+
+
+@dataclass
+class SetResult:
+    """All metrics on one set, or on one part of it, by the heading of the metric."""
+
+    name: str
+    description: str
+    convention: str
+    count: int
+    excluded: Mapping[str, int]
+    """Why judgements of the files are not among them -> how many."""
+    figures: dict[str, list[Figure]] = field(default_factory=dict)
+    """None for a metric that could not be computed."""
+    signatures: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Why a metric could not be computed."""
+    drawn: str = "images"
+    """What is drawn with replacement for the intervals."""
+    blind: list[str] = field(default_factory=list)
+    """Headings of metrics and baselines that see neither image nor references."""
 
 
 def compare_with_people(config: JudgeSetConfig) -> str:
@@ -251,25 +264,14 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     """
     quiet_libraries()
     folder = check_writable(config.out)
-    if config.set == "scenes":
-        judgement_sets: Sequence[JudgementSet] = scenes_sets(config.scenes, config.seed)
-    elif config.data is None:
-        raise ConfigError(
-            f"data is not set: name the folder of the files of {config.set!r}"
-        )
-    else:
-        files = config.data, config.images
-        judgement_sets = sets.load(
-            config.set, *files, config.partial, config.set_kwargs
-        )
-    metrics = build_metrics(
-        config.metrics, config.judges, judgement_sets, config.scores
-    )
+    files = config.data, config.images
+    parts = sets.load(config.set, *files, config.partial, config.set_kwargs)
+    metrics = build_metrics(config.metrics, config.judges, parts, config.scores)
     draws = config.bootstrap, config.seed
     results: list[SetResult] = []
-    for judged in judgement_sets:
-        counts = len(judged.rows), dict(judged.excluded)
-        result = SetResult(judged.name, _describe(judged), judged.convention, *counts)
+    for judged in parts:
+        about = _describe(judged), judged.convention, len(judged.rows), judged.excluded
+        result = SetResult(judged.name, *about)
         results.append(result)
         if judged.text_alone:
             result.drawn = "captions"
@@ -281,9 +283,8 @@ def compare_with_people(config: JudgeSetConfig) -> str:
             write_results(folder, config, results)
         for heading, figures in blind_figures(judged, *draws).items():
             result.figures[heading] = figures
-            result.signatures[heading] = (
-                "number of characters; equal ones in random order"
-            )
+            how = "number of characters; equal ones in random order"
+            result.signatures[heading] = how
             result.blind.append(heading)
     paths = write_results(folder, config, results)
     print(f"wrote {', '.join(str(path) for path in paths)}", file=sys.stderr)
@@ -299,6 +300,7 @@ def _add_metric(
 ) -> None:
     """Add the figures of a metric to a result, or why it is left out (no Java)."""
     logger.info("%s: scoring by %s", judged.name, heading)
+    result.figures[heading] = []
     try:
         with naming(f"{heading} on {judged.name}", (RewardError,), RewardError):
             figures = score_set(judged, metric, config.bootstrap, config.seed)
@@ -310,8 +312,9 @@ def _add_metric(
     if isinstance(metric, CiderD) and metric.df is None:
         signature += "+df[one document for each judgement]"
     texts = [*judged.captions]
-    for references in chain.from_iterable(row.references for row in judged.rows):
-        texts += references
+    for row in judged.rows:
+        for references in row.references:
+            texts += references
     result.signatures[heading] = signature + untested_texts(metric, texts)
     if not metric.columns:
         result.blind.append(heading)
@@ -319,16 +322,15 @@ def _add_metric(
 
 def _describe(judged: JudgementSet) -> str:
     count, images = len(judged.rows), f" of {len(set(judged.image_ids))} images"
-    if judged.is_rated:
+    if judged.ratings:
         images = "" if judged.text_alone else images
         different = f"{len(set(judged.ratings))} different ratings"
         return f"{count} judgements of captions{images}, {different}"
     size = len(judged.rows[0].captions)
     groups = "pairs of" if size == 2 else f"groups of {size}"
     kinds = len({row.kind for row in judged.rows})
-    return f"{count} {groups} captions{images}" + (
-        f", {kinds} kinds" if kinds > 1 else ""
-    )
+    shown = f", {kinds} kinds" if kinds > 1 else ""
+    return f"{count} {groups} captions{images}{shown}"
 
 
 def score_set(
@@ -336,76 +338,113 @@ def score_set(
 ) -> list[Figure]:
     """Score a set with one metric and compute its figures of agreement, with intervals of
     ``resamples`` draws.
-
-    CIDEr-D without document frequencies of its own counts one document for each judgement, not one
-    for each image, as the published figures do (pycocoevalcap on all judgements in one call).
     """
-    scores: dict[str, Floats] = {}
-    if "references" not in metric.columns:
-        scores[NO_REFERENCES] = _score(judged, metric, [None])[0]
-    elif isinstance(metric, CiderD) and metric.df is None:
-        for number, name in enumerate(judged.conditions):
-            references = [row.references[number] for row in judged.rows]
-            scores[name] = _score(judged, _with_df(metric, references), [number])[0]
-    else:
-        found = _score(judged, metric, range(len(judged.conditions)))
-        scores = dict(zip(judged.conditions, found, strict=True))
-    if judged.is_rated:
+    conditions = judged.conditions if "references" in metric.columns else [""]
+    scores = {
+        name: _score(judged, metric, number) for number, name in enumerate(conditions)
+    }
+    if judged.ratings:
         (values,) = scores.values()
         return rated_figures(judged, values[:, 0].tolist(), resamples, seed)
     cosines = None
     if judged.texts_above and isinstance(metric, ClipScore):
         embeddings = metric.embed_texts(judged.captions).astype(np.float64)
         rows = embeddings.reshape(len(judged.rows), -1, embeddings.shape[1])
-        cosines = rows @ rows.transpose(0, 2, 1)  # [N, K, K]
+        first, second = np.triu_indices(rows.shape[1], k=1)
+        cosines = (rows @ rows.transpose(0, 2, 1))[:, first, second]
     return order_figures(judged, scores, cosines, resamples, seed)
 
 
-def _with_df(metric: CiderD, references: Sequence[Sequence[str]]) -> Any:
-    """CIDEr-D with the document frequencies of a set, one document for each judgement."""
-    split = tokenizer_of(metric.tokenizer)
-    tokens = {row: [split(text) for text in row] for row in set(map(tuple, references))}
-    how: dict[str, Any] = {
-        "eos": metric.eos,
-        "n": metric.n,
-        "tokenizer": metric.tokenizer,
-    }
-    df = DocumentFrequencies.from_references(
-        (tokens[tuple(row)] for row in references), **how
-    )
-    return CiderD(df, sigma=metric.sigma, **how)
+def _score(judged: JudgementSet, metric: Reward, condition: int) -> Floats:
+    """Score all captions in one call, equal ones once: [N, K].
 
-
-def _score(
-    judged: JudgementSet, metric: Reward, conditions: Sequence[int | None]
-) -> list[Floats]:
-    """Score all captions in one call, equal ones once: [N, K] scores for each of some conditions.
-
-    A condition is the number of the list of references that the metric sees; None shows none.
+    ``condition`` is the number of the list of references that the metric sees. CIDEr-D without
+    document frequencies of its own counts one document for each judgement, not one for each image,
+    as the published figures do (pycocoevalcap on all judgements in one call).
     """
-    sees = "image" in metric.columns
-    keys = []
-    columns: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for condition in conditions:
-        for row in judged.rows:
-            references = () if condition is None else tuple(row.references[condition])
-            image = row.image if sees else None
-            values = {
-                "image_id": row.image_id,
-                "image": image,
-                "references": list(references),
-            }
-            for caption in row.captions:
-                # Two regions of one file are two images.
-                keys.append((row.image_id, str(image), caption, references))
-                columns.setdefault(keys[-1], values)
-    names = (
-        ["image_id"] + ["image"] * sees + ["references"] * (conditions[0] is not None)
-    )
-    seen = {name: [values[name] for values in columns.values()] for name in names}
-    found = metric(None, [caption for _, _, caption, _ in columns], **seen)
-    by_key = dict(
-        zip(columns, checked_scores(metric, found, len(columns)), strict=True)
-    )
-    found_by_row = np.array([by_key[key] for key in keys], np.float64)
-    return list(found_by_row.reshape(len(conditions), len(judged.rows), -1))
+    counting = isinstance(metric, CiderD) and metric.df is None
+    keys, images = [], {}
+    for number, row in enumerate(judged.rows):
+        name = str(number) if counting else row.image_id
+        # Two regions of one file are two images.
+        image = row.image if "image" in metric.columns else None
+        shown = row.references[condition] if "references" in metric.columns else ()
+        for caption in row.captions:
+            keys.append((name, str(image), tuple(shown), caption))
+            images[keys[-1]] = image
+    names, _, references, texts = zip(*images, strict=True)
+    columns = {
+        "image_id": names,
+        "image": list(images.values()),
+        "references": list(map(list, references)),
+    }
+    wanted = {"image_id", *metric.columns}
+    given = {name: columns[name] for name in columns if name in wanted}
+    found = checked_scores(metric, metric(None, list(texts), **given), len(texts))
+    scores = dict(zip(images, found, strict=True))
+    return np.array([scores[key] for key in keys]).reshape(len(judged.rows), -1)
+
+
+def write_results(
+    folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]
+) -> list[Path]:
+    """Write ``agreement.md`` and ``agreement.json``; return their paths in this order."""
+    paths = [folder / "agreement.md", folder / "agreement.json"]
+    text = "\n".join("\n\n".join(as_markdown(result, config)) for result in results)
+    write_text(paths[0], text)
+    found = [asdict(result) for result in results]
+    write_json(paths[1], {"config": config.model_dump(mode="json"), "sets": found})
+    return paths
+
+
+def as_markdown(result: SetResult, config: JudgeSetConfig) -> Iterator[str]:
+    """Yield a heading; a line for each metric, a column for each figure, times 100 as papers print
+    them; further tables; notes.
+    """
+    yield f"## {result.name}: {result.description}"
+    figures = [figure for column in result.figures.values() for figure in column]
+    main = {
+        figure.name: figure.published for figure in figures if figure.table == "main"
+    }
+    bold = [name for name in main if main[name] and not all(main.values())]
+    for table in dict.fromkeys(["main", *(figure.table for figure in figures)]):
+        names = list(dict.fromkeys(one.name for one in figures if one.table == table))
+        head = ["metric"]
+        for name in names:
+            unit = ", x100" if name.startswith(CORRELATED) else ", % right"
+            title = name if name.startswith(PLAIN) else name + unit
+            head.append(f"**{title}**" if name in bold else title)
+        lines = []
+        for metric, own in result.figures.items():
+            cells = {one.name: _cell(one) for one in own if one.table == table}
+            lines.append([metric, *(cells.get(name, LEFT_OUT) for name in names)])
+        yield markdown(head, lines)
+    notes = [f"Convention: {result.convention}"]
+    for reason, count in result.excluded.items():
+        notes += [f"Excluded: {count}, {reason}"] if count else []
+    if config.bootstrap:
+        notes.append(
+            f"In brackets: 95 % bootstrap interval, {config.bootstrap} resamples of {result.drawn}"
+        )
+    if bold:
+        notes.append(f"Bold: what papers print for {result.name}")
+    if result.blind:
+        notes.append(f"See neither image nor references: {', '.join(result.blind)}")
+    for metric, own in result.figures.items():
+        notes += dict.fromkeys(f"{metric}: {one.note}" for one in own if one.note)
+    for metric, reason in result.left_out.items():
+        notes.append(f"{LEFT_OUT} {metric}: {reason}")
+    for metric, signature in result.signatures.items():
+        notes.append(f"{metric}: `{signature}`")
+    yield "\n".join(f"- {note}" for note in notes) + "\n"
+
+
+def _cell(figure: Figure) -> str:
+    if figure.value is None:
+        return LEFT_OUT
+    if figure.name.startswith(PLAIN):
+        return f"{figure.value:.4g}"
+    text = f"{100 * figure.value:z.1f}"
+    if figure.low is None or figure.high is None:
+        return text
+    return f"{text} [{100 * figure.low:z.1f}, {100 * figure.high:z.1f}]"

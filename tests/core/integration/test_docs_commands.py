@@ -106,7 +106,7 @@ SMALL_PROGRAMS = {
     "retrieval.py": '--data.kwargs {"num_train":0,"num_val":0,"num_test":8,"num_unseen":0}',
     "rl-caption stress": "--num_samples 4 --bootstrap 20 --data.kwargs "
     '{"num_train":40,"num_val":8,"num_test":8,"num_unseen":0}',
-    "judge.py --set scenes": '--scenes.data.kwargs {"num_train":0,"num_val":0,"num_test":8,"num_unseen":0}',
+    "judge.py --set scenes": '--set_kwargs {"num_images":8}',
 }
 """Options that a program gets where the command does not have them."""
 RESAMPLING = ("evaluate", "judge", "retrieval")

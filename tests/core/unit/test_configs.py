@@ -26,7 +26,6 @@ from rl_caption.config.build import build_data
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
-from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.programs.ablation.grid import make_runs
 from rl_caption.runtime.errors import ConfigError
@@ -312,11 +311,6 @@ def test_launcher_configurations_load() -> None:
             ScstConfig,
             "{rollout: {num_samples: 1}, train: {advantage: mean}}",
             ("rollout.num_samples is 1", "mean"),
-        ),
-        (
-            JudgeSetConfig,
-            "{set: scenes, scenes: {data: {path: x}}}",
-            ("scenes.data.path",),
         ),
     ],
 )

@@ -383,7 +383,7 @@ def test_rewards_are_built_by_their_builder_alone() -> None:
                 and node.func.id in classes
             ):
                 builds.append(f"{name}:{node.func.id}")
-    assert builds == ["rl_caption.lab.meta_evaluation.program:CiderD"]
+    assert not builds
 
 
 def test_the_core_does_not_name_the_lab() -> None:

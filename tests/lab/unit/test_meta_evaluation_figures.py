@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 from scipy.stats import kendalltau
 
+from rl_caption.evaluation.confidence import estimates
 from rl_caption.lab.meta_evaluation.figures import (
     CORRELATIONS,
     Figure,
     blind_figures,
-    estimates,
     order_figures,
     rated_figures,
     unexplained_variance,
@@ -104,14 +104,15 @@ def test_figures_of_rated_captions() -> None:
 
 
 def test_what_a_row_counts() -> None:
-    first, second = np.array([2.0, 1, 1, 1, 5]), np.array([1.0, 2, 1, 2, 1])
-    better = [1, 1, 1, 0, 0.5]
-    assert wins([(first, second)], better).tolist() == [1, 0, 0, 1, 0.5]
-    assert wins([(first, second)], better, "half").tolist() == [1, 0, 0.5, 1, 0.5]
-    assert wins([(first, second)], better, "right").tolist() == [1, 0, 1, 1, 0.5]
-    top = np.array([1.0, 2, 2, 1, 1])  # against two others: 1 of 3 orders, 1 of 2, ...
-    others = np.array([1.0, 2, 1, 2, 1]), np.array([1.0, 1, 1, 0, 2])
-    chance = wins([(top, other) for other in others], [1] * 5, "half")
+    margins, better = (
+        np.array([[1.0], [-1], [0], [-1], [4]]),
+        np.array([1, 1, 1, 0, 0.5]),
+    )
+    assert wins(margins, better).tolist() == [1, 0, 0, 1, 0.5]
+    assert wins(margins, better, "half").tolist() == [1, 0, 0.5, 1, 0.5]
+    assert wins(margins, better, "right").tolist() == [1, 0, 1, 1, 0.5]
+    against_two = np.array([[0.0, 0], [0, 1], [1, 1], [-1, 1], [0, -1]])
+    chance = wins(against_two, np.ones(5), "half")
     assert chance == pytest.approx([1 / 3, 1 / 2, 1, 0, 0])
 
 

@@ -13,10 +13,9 @@ from rewards.images import frames_of
 from rewards.text.cider import CiderD
 from rewards.videos import VideoFrame
 from rl_caption.cli.main import main
-from rl_caption.data.base import DataError
 from rl_caption.evaluation import metrics as metrics_module
 from rl_caption.evaluation.toolkit import Scores
-from rl_caption.lab.meta_evaluation.config import JudgeSetConfig, ScenesConfig
+from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.program import (
     ToolkitMetric,
     build_metrics,
@@ -147,7 +146,6 @@ def test_equal_rows_are_scored_once(tmp_path: Path) -> None:
     draws.columns = frozenset({"references"})
     score_set(pairs, draws)
     assert len(draws.scored) == 5 * 2 * 4, "a draw shows other references"
-    assert draws.calls == 1, "a Java program starts once"
 
 
 def test_cider_of_a_set_splits_captions_as_it_was_asked_to() -> None:
@@ -241,10 +239,7 @@ def test_scores_of_images_on_every_set_with_images(
     )  # ratings have images where the first one is there
     parts = load(name, tmp_path, photos, partial=True)
     frames = [
-        frame
-        for part in parts
-        for image in part.images or ()
-        for frame in frames_of(image)
+        frame for part in parts for image in part.images for frame in frames_of(image)
     ]
     for number, image in enumerate(frames):
         file = Path(image.path if isinstance(image, Region) else str(image))
@@ -259,7 +254,7 @@ def test_scores_of_images_on_every_set_with_images(
         for reward in ("l_clipscore", "ref_l_clipscore")
     }
     settings = config(tmp_path, name, metrics="", judges=judges, images=str(photos))
-    if not all(part.has_references for part in parts):
+    if not all(part.references for part in parts):
         with pytest.raises(ConfigError, match="ref_l_clipscore"):
             compare_with_people(settings)
         del judges["ref_l_clipscore"]
@@ -317,9 +312,9 @@ def test_the_generated_world(tmp_path: Path) -> None:
         metrics="rouge",
         judges=judges,
         bootstrap=0,
+        set_kwargs={"num_images": 12},
         out=str(tmp_path / "out"),
     )
-    settings.scenes = ScenesConfig(max_images=12)
     with pytest.raises(RewardError, match=r"^late.* hard negatives"):
         compare_with_people(settings)
     rated, pairs = content(tmp_path)["sets"]
@@ -334,9 +329,6 @@ def test_the_generated_world(tmp_path: Path) -> None:
     assert (list(pairs["figures"]), rated["left_out"]) == (["ROUGE-L"], {})
     shown = (tmp_path / "out" / "agreement.md").read_text()
     assert "Bold" not in shown, "nobody prints a figure of this set"
-    settings.scenes = ScenesConfig(split="none", max_images=1)
-    with pytest.raises((ConfigError, DataError), match="split 'none'"):
-        compare_with_people(settings)
 
 
 @pytest.mark.slow

@@ -1,12 +1,8 @@
 """Captions of generated scenes, rated by the oracle."""
 
-import pytest
-
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import DataError
 from rl_caption.data.scenes import ScenesData, hard_negatives, oracle
-from rl_caption.lab.meta_evaluation.scenes import rate_captions
-from tests.clip_for_tests import noise_image
+from rl_caption.lab.meta_evaluation.sets.scenes import rate_captions
 
 SCENES = {
     "num_train": 0,
@@ -67,13 +63,3 @@ def test_pairs_are_hard_negatives_of_the_judged_reference():
         for kind, negative in hard_negatives(row["scene"], row["references"][0], 3)
     ]
     assert [(row.image_id, *row.captions, row.kind) for row in judged.rows] == expected
-
-
-def test_unusable_rows_are_named():
-    rows = scenes(num_test=2)
-    with pytest.raises(DataError, match="image 'test-000001'"):
-        rate_captions([rows[0], {**rows[1], "references": rows[1]["references"][:1]}])
-    with pytest.raises(DataError, match="image 'x'"):
-        rate_captions(
-            [{"image_id": "x", "image": noise_image(0), "references": ["a", "b"]}]
-        )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError
-from rl_caption.lab.meta_evaluation.sets import pairs, rated, videos
+from rl_caption.lab.meta_evaluation.sets import pairs, rated, scenes, videos
 from rl_caption.lab.meta_evaluation.sets.base import (
     READING,
     Files,
@@ -36,13 +36,14 @@ SETS: dict[str, Callable[..., Sequence[JudgementSet]]] = {
     "icc_captions": rated.icc_captions,
     "icc_words": rated.icc_words,
     "ratings": rated.ratings,
+    "scenes": scenes.scenes,
 }
 """Name of a set -> its function."""
 
 
 def load(
     name: str,
-    folder: str | Path,
+    folder: str | Path | None = None,
     images: str | Path | None = None,
     partial: bool = False,
     kwargs: Mapping[str, Any] | None = None,
@@ -50,8 +51,8 @@ def load(
     """Read the set ``name`` of ``SETS``, in one part or several; ``kwargs`` is what else it takes,
     such as ``aspect``.
 
-    ``folder`` has its files, ``images`` its photos (None looks below ``folder``), and ``partial``
-    accepts other numbers of judgements than the published ones.
+    ``folder`` has its files (None: the current one), ``images`` its photos (None looks below
+    ``folder``), and ``partial`` accepts other numbers of judgements than the published ones.
 
     Raises:
         ConfigError: an argument that the set does not take.
@@ -63,12 +64,11 @@ def load(
         )
     options = kwargs or {}
     check_options(SETS[name], 1, name, options, "set_kwargs")
-    files = Files(name, Path(folder), None if images is None else Path(images), partial)
+    opened = [Path(folder or ".")]
+    files = Files(name, opened[0], Path(images) if images else None, partial, opened)
     try:
         return SETS[name](files, **options)
     except DataError:
         raise
     except READING as error:
-        raise DataError(
-            f"{(files.opened or [files.folder])[-1]}: {type(error).__name__}: {error}"
-        ) from error
+        raise DataError(f"{opened[-1]}: {type(error).__name__}: {error}") from error

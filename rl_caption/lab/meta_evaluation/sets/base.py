@@ -1,9 +1,10 @@
 """What a set of judgements is, and what the readers of its files share."""
 
+import csv
+import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,9 +15,10 @@ from rl_caption.data.plain_files import parse_json, single_spaced
 READING = (LookupError, TypeError, ValueError, AttributeError)
 """What Python raises for a row that is not as expected."""
 Image = ImageSource | Frames
-Order = Sequence[tuple[int, int]]
-"""Pairs (i, j) of captions of a row: the i-th must score above the j-th."""
-PAIR: Mapping[str, Order] = {"": [(0, 1)]}
+Order = Mapping[str, Sequence[tuple[int, int]]]
+"""Figure -> pairs (i, j): the i-th score must be above the j-th, in all pairs of a row that is
+right.
+"""
 
 
 class Judged(NamedTuple):
@@ -41,15 +43,14 @@ class Judged(NamedTuple):
     """Not opened; None where the set was found without its images."""
 
 
-@dataclass(frozen=True)
-class JudgementSet:
+class JudgementSet(NamedTuple):
     """N rows with as many captions each, and how scores are compared with them."""
 
     name: str
     rows: Sequence[Judged]
     convention: str
     """What is compared with what, in a line."""
-    excluded: Mapping[str, int] = field(default_factory=dict)
+    excluded: Mapping[str, int] = {}
     """Why judgements of the files are not among the N -> how many."""
     conditions: Sequence[str] = ("",)
     """Names of the lists of references of a row, such as ``4 references`` or ``draw 1``."""
@@ -58,16 +59,14 @@ class JudgementSet:
     within_images: bool = False
     """Whether the rated captions of one image are compared with each other, too."""
     text_alone: bool = False
-    """Whether captions are rated without an image: papers print Pearson, Spearman and tau_b."""
-    released: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Whether captions are rated without an image."""
+    released: Mapping[str, Sequence[float]] = {}
     """Heading -> [N] scores that the files have, which are compared with people, too."""
-    above: Mapping[str, Order] = field(default_factory=lambda: PAIR)
-    """Figure -> pairs of captions, all of which must be in order in a row that is right."""
-    texts_above: Mapping[str, Sequence[tuple[tuple[int, int], tuple[int, int]]]] = (
-        field(default_factory=dict)
-    )
-    """Figure -> ((i, j), (k, l)): the cosine of captions i and j must be above that of k and l, for
-    metrics with a text encoder.
+    above: Order = {"": [(0, 1)]}
+    """Of the scores of the K captions of a row."""
+    texts_above: Order = {}
+    """Of the cosines of the pairs of captions (0, 1), (0, 2), ..., for metrics with a text
+    encoder.
     """
     ties: Literal["wrong", "half", "right"] = "wrong"
     """What equal scores count as; ``half`` is the expectation in a random order."""
@@ -81,22 +80,13 @@ class JudgementSet:
     """What the summary averages over: all rows alike, or the accuracies of the kinds."""
 
     @property
-    def is_rated(self) -> bool:
-        return self.rows[0].rating is not None
-
-    @property
-    def has_references(self) -> bool:
-        return bool(self.rows[0].references)
-
-    @property
     def image_ids(self) -> list[str]:
         return [row.image_id for row in self.rows]
 
     @property
-    def images(self) -> list[Image] | None:
-        """[N], or None where one is not there."""
-        images = [row.image for row in self.rows if row.image is not None]
-        return images if len(images) == len(self.rows) else None
+    def images(self) -> list[Image]:
+        """[N]; empty where the set was found without its images."""
+        return [row.image for row in self.rows if row.image is not None]
 
     @property
     def captions(self) -> list[str]:
@@ -105,11 +95,12 @@ class JudgementSet:
 
     @property
     def references(self) -> list[Sequence[str]]:
-        """[N] lists of the first condition."""
+        """[N] lists of the first condition; empty where the set has no references."""
         return [row.references[0] for row in self.rows if row.references]
 
     @property
     def ratings(self) -> list[float]:
+        """[N]; empty where captions are compared with each other."""
         return [row.rating for row in self.rows if row.rating is not None]
 
 
@@ -136,25 +127,23 @@ def captions_of(texts: Sequence[str]) -> list[str]:
     return captions
 
 
-@dataclass(frozen=True)
-class Files:
+class Files(NamedTuple):
     """Where the files of a set are: its ``folder``, and the user's folder of ``images`` if any."""
 
     name: str
     folder: Path
-    images: Path | None = None
-    partial: bool = False
+    images: Path | None
+    partial: bool
     """Whether other numbers of judgements than the published ones are accepted."""
-    opened: list[Path] = field(default_factory=list)
+    opened: list[Path]
     """The files that were asked for, for messages."""
 
     def require(self, *names: str) -> Path:
         """The first file of ``names`` that is there; ``DataError`` where none is."""
         for file in names:
-            path = self.folder / file
-            if path.is_file():
-                self.opened.append(path)
-                return path
+            if (self.folder / file).is_file():
+                self.opened.append(self.folder / file)
+                return self.opened[-1]
         needed = f"{self.name} needs {' or '.join(names)} in {str(self.folder)!r}"
         raise DataError(f"{needed}: docs/judging.md says where it is from")
 
@@ -165,37 +154,29 @@ class Files:
 
     def table(
         self, name: str, sep: str = ",", columns: Sequence[str] | None = None
-    ) -> list[Any]:
-        """The rows of a table as dictionaries of texts, "" where a row has too few fields.
+    ) -> list[dict[str, str]]:
+        """The rows of a table, "" where a row has too few fields.
 
         ``columns`` are those of a file whose first line does not name them. With tabs quotation
         marks are plain characters. A file that is not UTF-8 is Latin-1.
         """
-        import pandas
-
-        path = self.require(name)
-        options: dict[str, Any] = {
-            "sep": sep,
-            "names": columns,
-            "dtype": str,
-            "index_col": False,
-        }
-        if sep == "\t":
-            options["quoting"] = 3
+        content = self.require(name).read_bytes()
         try:
-            table = pandas.read_csv(path, keep_default_na=False, **options)
+            text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
-            table = pandas.read_csv(
-                path, keep_default_na=False, encoding="latin-1", **options
+            text = content.decode("latin-1")
+        lines = io.StringIO(text, newline="")
+        quoting = csv.QUOTE_NONE if sep == "\t" else csv.QUOTE_MINIMAL
+        return list(
+            csv.DictReader(
+                lines, columns, "", "", "excel", delimiter=sep, quoting=quoting
             )
-        return table.fillna("").to_dict("records")
+        )
 
     def image_folder(self, *names: str) -> Path | None:
         """The folder of images that the user named, else the first of ``names`` that is there."""
-        below = (self.folder / name for name in names)
-        return self.images or next(
-            (folder for folder in below if folder.is_dir()), None
-        )
+        below = [self.folder / name for name in names]
+        return self.images or next(filter(Path.is_dir, below), None)
 
     def with_images(self, rows: Sequence[Judged], *names: str) -> list[Judged]:
         """The rows with the file ``image_id`` of the folder of images as their image."""
@@ -204,7 +185,7 @@ class Files:
 
     def check_count(self, what: str, count: int, published: int | None = None) -> None:
         """Refuse 0 and, unless ``partial``, another number than the published one."""
-        if published is not None and count != published and not self.partial:
+        if published not in (None, count) and not self.partial:
             raise DataError(
                 f"{self.name} has {count} {what}, but {published} are published: figures would "
                 "not be comparable. Set partial to use them anyway"
@@ -227,28 +208,3 @@ def coco_references(files: Files, name: str) -> dict[str, list[str]]:
             caption = single_spaced(row["caption"])
             references.setdefault(str(row["image_id"]), []).append(caption)
     return references
-
-
-def with_other_captions(
-    files: Files, name: str, rows: Sequence[Judged]
-) -> list[Judged]:
-    """Add, where COCO's annotations are there, the image's other captions as references.
-
-    Case, punctuation and spaces differ between the copies of COCO. ``DataError`` for an image
-    without another caption than the row's first.
-    """
-
-    def words(text: str) -> str:
-        return single_spaced(re.sub(r"[^\w ]", " ", text.lower()))
-
-    if not (files.folder / name).is_file():
-        return list(rows)
-    references = coco_references(files, name)
-    found = []
-    for row in rows:
-        own = references.get(coco_id(row.image_id), [])
-        others = [text for text in own if words(text) != words(row.captions[0])]
-        if not others:
-            raise DataError(f"{name} has no other caption of {row.image_id!r:.80}")
-        found.append(row._replace(references=(others[:1], others)))
-    return found

@@ -5,6 +5,7 @@ One function for each set, named as in ``SETS``.
 
 import re
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,19 @@ from rewards.base import naming
 from rewards.images import open_image
 from rl_caption.data.base import DataError
 from rl_caption.data.negatives import EDITS, tag_words
+from rl_caption.data.plain_files import single_spaced
 from rl_caption.data.rows import karpathy_records
 from rl_caption.lab.meta_evaluation.sets.base import (
     Files,
     Judged,
     JudgementSet,
     captions_of,
-    with_other_captions,
+    coco_id,
+    coco_references,
 )
 
 VOTES, REFERENCES, DRAWS = 48, 5, 5
 KINDS = {1: "HC", 2: "HI", 3: "HM", 4: "MM"}
-PASCAL_IMAGES = ["JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "images"]
 SUGARCREPE = {
     "add_att": 692,
     "add_obj": 2062,
@@ -40,8 +42,11 @@ SUGARCREPE = {
 """File -> published number of pairs."""
 SUGARCREPE_PP = ("swap_obj", "swap_att", "replace_obj", "replace_att", "replace_rel")
 """Files of SugarCrepe++, with as many triplets as SugarCrepe has pairs."""
-ARO = {"relation": 23_937, "attribution": 28_748}
-MIN_ATTRIBUTE_PAIRS = 25
+ARO = {
+    "relation": (23_937, 1, "relations that the released evaluation leaves out"),
+    "attribution": (28_748, 25, "pairs of attributes that occur less than 25 times"),
+}
+"""Part -> published number of pairs; pairs that a kind needs; why others are left out."""
 ORDER = {"coco_karpathy_test.json": 25_010, "flickr30k_test.json": 5_000}
 """File -> published number of captions."""
 ORDER_EDITS = (
@@ -63,96 +68,96 @@ def pascal50s(files: Files, seed: int = 0) -> list[JudgementSet]:
     draws. Where people are divided evenly, released code draws the better one at random; here the
     pair counts one half, which is its expectation, and so does a pair with equal scores.
     """
-    rows = _voted_pairs(files, "consensus_pascal.mat", seed)
-    files.check_count("pairs", len(rows), 4000)
+    rows = _voted_pairs(files, "consensus_pascal.mat", 4000, seed)
     content = _mat(files, "pair_pascal.mat")
-    kinds = [KINDS[int(category)] for category in content["category"]]
-    named = []
-    for row, pair, kind in zip(rows, content["new_input"], kinds, strict=True):
-        name, *captions = (text.strip() for text in list(pair.values())[:3])
-        if set(captions) != set(row.captions):  # in either order
-            raise ValueError(
-                f"{captions} are not the captions {row.captions} of the votes"
-            )
-        named.append(row._replace(image_id=name, kind=kind))
-    return [_consensus(files, named, *PASCAL_IMAGES)]
+    written = []
+    for pair, kind in zip(content["new_input"], content["category"], strict=True):
+        name, *captions = list(pair.values())[:3]
+        written.append((name.strip(), KINDS[int(kind)], captions))
+    folders = "JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "images"
+    return _consensus(files, rows, written, *folders)
 
 
 def abstract50s(files: Files, seed: int = 0) -> list[JudgementSet]:
-    """Read ``consensus_abstract.mat``, and ``abstract_candsB.json`` for the names of the images.
+    """Read ``consensus_abstract.mat`` with ``abstract_candsB.json`` (images).
 
     Protocol as for ``pascal50s``, but the public files do not say which pairs are HC and which are
-    HI. Without the second file there are no images.
+    HI.
     """
-    rows = _voted_pairs(files, "consensus_abstract.mat", seed)
-    files.check_count("pairs", len(rows), 400)
-    if not files.opened[-1].with_name("abstract_candsB.json").is_file():
-        numbered = [row._replace(image_id=f"pair {n}") for n, row in enumerate(rows)]
-        return [_consensus(files, numbered)]
-    named = []
-    candidates = files.json(
-        "abstract_candsB.json", "pyCIDErConsensus/abstract_candsB.json"
-    )
-    for row, candidate in zip(rows, candidates, strict=True):
-        if candidate["caption"].strip() not in row.captions:
+    rows = _voted_pairs(files, "consensus_abstract.mat", 400, seed)
+    written = []
+    for candidate in files.json("abstract_candsB.json"):
+        written.append((candidate["image_id"], "", [candidate["caption"]]))
+    folders = "images", "AbstractScenes", "RenderedScenes"
+    return _consensus(files, rows, written, *folders)
+
+
+def _consensus(
+    files: Files,
+    voted: Sequence[Judged],
+    written: Sequence[tuple[str, str, Sequence[str]]],
+    *folders: str,
+) -> list[JudgementSet]:
+    """A set of pairs without images; the other file has image, kind and captions of each."""
+    rows = []
+    for row, (image, kind, captions) in zip(voted, written, strict=True):
+        if not {caption.strip() for caption in captions} <= set(row.captions):
             raise ValueError(
-                f"{candidate} has none of the captions {row.captions} of the votes"
+                f"{captions} are not among the captions {row.captions} of the votes"
             )
-        named.append(row._replace(image_id=candidate["image_id"]))
-    return [_consensus(files, named, "images", "AbstractScenes", "RenderedScenes")]
-
-
-def _consensus(files: Files, rows: list[Judged], *folders: str) -> JudgementSet:
+        rows.append(row._replace(image_id=image, kind=kind))
     convention = (
         f"the caption with most of {VOTES} votes scores higher; metrics with references see "
         f"{REFERENCES} of {VOTES}, mean of {DRAWS} draws; pairs with as many votes for both, and "
         "equal scores, count one half"
     )
-    return JudgementSet(
-        files.name,
-        files.with_images(rows, *folders) if folders else rows,
-        convention,
-        conditions=[f"draw {draw + 1}" for draw in range(DRAWS)],
-        averaged=True,
-        ties="half",
-        summary="kinds",
-    )
+    return [
+        JudgementSet(
+            files.name,
+            files.with_images(rows, *folders),
+            convention,
+            conditions=[f"draw {draw + 1}" for draw in range(DRAWS)],
+            averaged=True,
+            ties="half",
+            summary="kinds",
+        )
+    ]
 
 
-def _mat(files: Files, name: str) -> dict[str, Any]:
+def _mat(files: Files, name: str) -> Mapping[str, Any]:
     """Variables of a MATLAB file: structures as dictionaries, cells as lists."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
-    # In the folder, or in the subfolder that the release has.
-    path = files.require(name, f"pyCIDErConsensus/{name}")
+    path = files.require(name)
     with naming(str(path), (MatReadError,), DataError):
         content: dict[str, Any] = loadmat(path, simplify_cells=True)
     return content
 
 
-def _voted_pairs(files: Files, name: str, seed: int) -> list[Judged]:
+def _voted_pairs(files: Files, name: str, published: int, seed: int) -> list[Judged]:
     """Read triplets (reference A, captions B and C, vote 1 or -1), 48 of each pair.
 
     The rows have no images; their references are ``DRAWS`` draws of 5 of the 48.
     """
     triplets = _mat(files, name)["triplets"]
-    rows = []
-    for number, start in enumerate(range(0, len(triplets), VOTES)):
+    rows: list[Judged] = []
+    for start in range(0, len(triplets), VOTES):
         own = triplets[start : start + VOTES]
-        compared = [row["A"].strip() for row in own]
         pairs = {(row["B"].strip(), row["C"].strip()) for row in own}
-        votes = [value for row in own for key, value in row.items() if key not in "ABC"]
-        if len(own) < VOTES or len(pairs) > 1 or not set(votes) <= {1, -1}:
+        votes = [row[key] for row in own for key in row if key not in "ABC"]
+        if len(own) < VOTES or len(pairs) > 1 or not {*votes} <= {1, -1}:
             raise ValueError(
                 f"the {VOTES} triplets from {start} are not of one pair of captions"
             )
         drawn = []
         for draw in range(DRAWS):
-            order = np.random.default_rng((seed, draw, number)).permutation(VOTES)
-            drawn.append([compared[index] for index in order[:REFERENCES]])
+            generator = np.random.default_rng((seed, draw, len(rows)))
+            order = generator.permutation(VOTES)[:REFERENCES]
+            drawn.append([own[index]["A"].strip() for index in order])
         better = float(1 + np.sign(sum(votes))) / 2
         rows.append(Judged("", pairs.pop(), better=better, references=drawn))
+    files.check_count("pairs", len(rows), published)
     return rows
 
 
@@ -185,20 +190,16 @@ def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
         files.check_count("pairs", len(rows), 99_480)
     if held_out:
         records = karpathy_records(files.require("dataset_coco.json"))
-        seen = {
-            record.filename
-            for record in records
-            if record.split in ("train", "restval")
-        }
-        unseen = [row for row in rows if row.image_id not in seen]
+        splits = {record.filename: record.split for record in records}
+        trained = "train", "restval"
+        unseen = [row for row in rows if splits.get(row.image_id) not in trained]
         excluded["the image is in Karpathy's training split"] = len(rows) - len(unseen)
         rows = unseen
     files.check_count("judged pairs", len(rows))
-    rows = with_other_captions(files, "captions_val2014.json", rows)
     return [
         JudgementSet(
             "foil",
-            files.with_images(rows, "val2014", "images"),
+            files.with_images(_with_other_captions(files, rows), "val2014", "images"),
             "the caption scores higher than its foil; equal scores are wrong",
             excluded,
             conditions=["1 reference", "4 references"],
@@ -208,45 +209,90 @@ def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
 
 def _released_foil(content: Any) -> list[Judged]:
     names = {row["id"]: row["file_name"] for row in content["images"]}
-    true, wrong = {}, []
+    by_kind: dict[bool, list[Any]] = {True: [], False: []}
     for row in content["annotations"]:
-        if not isinstance(row["foil"], bool):
-            raise ValueError(f"foil is {row['foil']!r}: expected true or false")
-        if row["foil"]:
-            wrong.append(row)
-        else:
-            true[row["id"]] = row["caption"]
+        by_kind[row["foil"]].append(row)
+    true = {row["id"]: row["caption"] for row in by_kind[False]}
     return [
         Judged(names[row["image_id"]], (true[row["id"]], row["caption"]))
-        for row in wrong
+        for row in by_kind[True]
     ]
+
+
+def _with_other_captions(files: Files, rows: list[Judged]) -> list[Judged]:
+    """Add, where COCO's annotations are there, the image's other captions as references.
+
+    Case, punctuation and spaces differ between the copies of COCO. ``DataError`` for an image
+    without another caption than the row's first.
+    """
+
+    def words(text: str) -> str:
+        return single_spaced(re.sub(r"[^\w ]", " ", text.lower()))
+
+    name = "captions_val2014.json"
+    references = coco_references(files, name)
+    if not references:
+        return rows
+    found = []
+    for row in rows:
+        own = references.get(coco_id(row.image_id), [])
+        others = [text for text in own if words(text) != words(row.captions[0])]
+        if not others:
+            raise DataError(f"{name} has no other caption of {row.image_id!r:.80}")
+        found.append(row._replace(references=(others[:1], others)))
+    return found
 
 
 def sugarcrepe(files: Files) -> list[JudgementSet]:
     """Read SugarCrepe's seven files (Hsieh et al., NeurIPS 2023).
 
-    The summary is the mean of their accuracies. The set has no references. Where
-    ``captions_val2017.json`` of COCO lies beside it, they are the image's other captions, so that
-    metrics of text alone can be judged, too.
+    The summary is the mean of their accuracies. The set has no references.
     """
-    rows = []
-    for kind, published in SUGARCREPE.items():
-        pairs = files.json(f"{kind}.json")
-        files.check_count(f"pairs in {kind}.json", len(pairs), published)
-        for row in pairs.values():
-            captions = row["caption"], row["negative_caption"]
-            rows.append(Judged(row["filename"], captions, kind=kind))
-    rows = with_other_captions(files, "captions_val2017.json", rows)
-    rows = [row._replace(references=row.references[1:]) for row in rows]
     return [
         JudgementSet(
             "sugarcrepe",
-            files.with_images(rows, "val2017", "images"),
+            _by_file(files, SUGARCREPE, "caption", "negative_caption"),
             "the caption scores higher than its hard negative; equal scores are wrong",
-            conditions=["other captions"],
             summary="kinds",
         )
     ]
+
+
+def sugarcrepe_pp(files: Files) -> list[JudgementSet]:
+    """Read SugarCrepe++'s five files: two captions that are right and a hard negative.
+
+    Dumpala et al., NeurIPS 2024. ITT: both captions score higher than the negative. TOT, for
+    metrics with a text encoder: the cosine between the two captions is higher than that of either
+    with the negative. The summaries are means over the files.
+    """
+    keys = "caption", "caption2", "negative_caption"
+    convention = (
+        "ITT: both captions score higher than the hard negative; TOT: the cosine of the two "
+        "captions is above those of each with the negative, by the text encoder alone; equal "
+        "scores are wrong"
+    )
+    return [
+        JudgementSet(
+            "sugarcrepe_pp",
+            _by_file(files, SUGARCREPE_PP, *keys),
+            convention,
+            above={"ITT": [(0, 2), (1, 2)]},
+            texts_above={"TOT": [(0, 1), (0, 2)]},
+            summary="kinds",
+        )
+    ]
+
+
+def _by_file(files: Files, kinds: Collection[str], *captions: str) -> list[Judged]:
+    """Groups of captions of COCO's images, a file for each kind."""
+    rows = []
+    for kind in kinds:
+        groups = files.json(f"{kind}.json")
+        files.check_count(f"groups in {kind}.json", len(groups), SUGARCREPE[kind])
+        for row in groups.values() if isinstance(groups, dict) else groups:
+            own = [row[key] for key in captions]
+            rows.append(Judged(row["filename"], own, kind=kind))
+    return files.with_images(rows, "val2017", "images")
 
 
 @dataclass(frozen=True)
@@ -271,34 +317,19 @@ def aro(files: Files, by_relation: bool = False) -> list[JudgementSet]:
     """
     photos = files.image_folder("images", "VG_100K")
     parts = []
-    for title, published in ARO.items():
+    for title, (published, fewest, reason) in ARO.items():
         pairs = []
         for row in files.json(f"visual_genome_{title}.json"):
             name, left, top = row["image_path"], row["bbox_x"], row["bbox_y"]
             box = left, top, left + row["bbox_w"], top + row["bbox_h"]
-            kind = (
-                row["relation_name"]
-                if title == "relation"
-                else "_".join(row["attributes"])
-            )
+            kind = row.get("relation_name") or "_".join(row["attributes"])
             captions = row["true_caption"], row["false_caption"]
             image = photos and Region(photos / name, box)
             pairs.append(Judged(name, captions, kind=kind, image=image))
         files.check_count(f"pairs of {title}s", len(pairs), published)
-        if title == "relation":
-            left_out, reason = (
-                ARO_LEFT_OUT,
-                "relations that the released evaluation leaves out",
-            )
-        else:
-            counts = Counter(pair.kind for pair in pairs)
-            left_out = frozenset(
-                kind for kind in counts if counts[kind] < MIN_ATTRIBUTE_PAIRS
-            )
-            reason = (
-                f"pairs of attributes that occur less than {MIN_ATTRIBUTE_PAIRS} times"
-            )
-        rows = [pair for pair in pairs if pair.kind not in left_out]
+        counts = Counter(pair.kind for pair in pairs)
+        kinds = {kind for kind in counts if counts[kind] >= fewest} - ARO_LEFT_OUT
+        rows = [pair for pair in pairs if pair.kind in kinds]
         files.check_count(f"pairs of {title}s besides {reason}", len(rows))
         convention = (
             "the true caption scores higher than the false one; equal scores are wrong; mean over "
@@ -314,37 +345,6 @@ def aro(files: Files, by_relation: bool = False) -> list[JudgementSet]:
         )
         parts.append(part)
     return parts
-
-
-def sugarcrepe_pp(files: Files) -> list[JudgementSet]:
-    """Read SugarCrepe++'s five files: two captions that are right and a hard negative.
-
-    Dumpala et al., NeurIPS 2024. ITT: both captions score higher than the negative. TOT, for
-    metrics with a text encoder: the cosine between the two captions is higher than that of either
-    with the negative. The summaries are means over the files.
-    """
-    rows = []
-    for kind in SUGARCREPE_PP:
-        triplets = files.json(f"{kind}.json")
-        files.check_count(f"triplets in {kind}.json", len(triplets), SUGARCREPE[kind])
-        for row in triplets:
-            captions = row["caption"], row["caption2"], row["negative_caption"]
-            rows.append(Judged(row["filename"], captions, kind=kind))
-    convention = (
-        "ITT: both captions score higher than the hard negative; TOT: the cosine of the two "
-        "captions is above those of each with the negative, by the text encoder alone; equal "
-        "scores are wrong"
-    )
-    return [
-        JudgementSet(
-            "sugarcrepe_pp",
-            files.with_images(rows, "val2017", "images"),
-            convention,
-            above={"ITT": [(0, 2), (1, 2)]},
-            texts_above={"TOT": [((0, 1), (0, 2)), ((0, 1), (1, 2))]},
-            summary="kinds",
-        )
-    ]
 
 
 def aro_order(files: Files, seed: int = 0) -> list[JudgementSet]:
@@ -365,21 +365,19 @@ def aro_order(files: Files, seed: int = 0) -> list[JudgementSet]:
     for name, published in ORDER.items():
         if not (files.folder / name).is_file():
             continue
-        written = [
-            (row["image"], text)
-            for row in files.json(name)
-            for text in captions_of(row["caption"])
-        ]
+        written = []
+        for row in files.json(name):
+            written += [(row["image"], text) for text in captions_of(row["caption"])]
         files.check_count(f"captions in {name}", len(written), published)
-        below = files.folder if (files.folder / written[0][0]).parent.is_dir() else None
-        folder = files.images or below
+        folder = files.images
+        if folder is None and (files.folder / written[0][0]).parent.is_dir():
+            folder = files.folder
         rows = []
         for number, (image, text) in enumerate(written):
             words, generator = tag_words(text), np.random.default_rng((seed, number))
-            shuffled = [
-                EDITS[edit](words, {}, generator) or text for edit in ORDER_EDITS
-            ]
-            captions = [_as_released(caption) for caption in (text, *shuffled)]
+            captions = [_as_released(text)]
+            for edit in ORDER_EDITS:
+                captions.append(_as_released(EDITS[edit](words, {}, generator) or text))
             rows.append(Judged(image, captions, image=folder and folder / image))
         convention = (
             f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores "

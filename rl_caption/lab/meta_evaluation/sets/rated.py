@@ -1,9 +1,8 @@
 """Sets of captions that people rated; one function for each, named as in ``SETS``."""
 
-import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,16 +26,16 @@ FLICKR8K_TOKENS = "Flickr8k.token.txt"
 FLICKR8K_IMAGES = ("images", "Flickr8k_Dataset", "Flicker8k_Dataset")
 OWN_REFERENCE = "the caption is one of the image's references"
 COMPOSITE = {
-    "8k": (997, FLICKR8K_TOKENS),
-    "30k": (991, "results_20130124.token"),
-    "coco": (2007, "captions_val2014.json"),
+    "8k": (997, FLICKR8K_TOKENS, FLICKR8K_IMAGES[1:]),
+    "30k": (
+        991,
+        "results_20130124.token",
+        ("flickr30k-images", "flickr30k_images"),
+    ),
+    "coco": (2007, "captions_val2014.json", ()),
 }
-"""Part -> published number of images, file of references."""
-COMPOSITE_IMAGES = {
-    "8k": FLICKR8K_IMAGES[1:],
-    "30k": ("flickr30k-images", "flickr30k_images"),
-}
-IN_TEXT_ALONE = ("pearson", "spearman", "tau_b")
+"""Part -> published number of images, file of references, folders of images."""
+IN_TEXT_ALONE = ("tau_b", "pearson", "spearman")
 
 
 def flickr8k_expert(files: Files) -> list[JudgementSet]:
@@ -79,16 +78,14 @@ def _flickr8k(files: Files, text: str, made: str, raters: int) -> list[Judged]:
     """Judgements with all captions of their image."""
     path = files.require(text, made)
     if path.name == made:
-        named = [
-            row._replace(image_id=Path(str(row.image)).name)
-            for row in _flickr8k_json(path)
-        ]
-        return files.with_images(named, *FLICKR8K_IMAGES)
-    captions, references = _read_tokens(files, FLICKR8K_TOKENS)
+        rows = _flickr8k_json(path)
+        rows = [row._replace(image_id=Path(str(row.image)).name) for row in rows]
+        return files.with_images(rows, *FLICKR8K_IMAGES)
+    captions = _read_tokens(files, FLICKR8K_TOKENS)
     files.check_count("captions", len(captions), 40_460)
-    columns = ["image", "caption", "0", "1", "2"]
+    references = _by_image(captions)
     rows = []
-    for row in files.table(text, "\t", columns):
+    for row in files.table(text, "\t", ["image", "caption", "0", "1", "2"]):
         name, caption = row["image"], captions[row["caption"]]
         for rater in range(raters):
             rows.append(rated(name, caption, row[str(rater)], references[name]))
@@ -109,17 +106,17 @@ def _flickr8k_json(path: Path) -> list[Judged]:
     return rows
 
 
-def _read_tokens(
-    files: Files, name: str
-) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Read ``IMAGE#NUMBER<tab>CAPTION`` lines: caption id -> caption, image -> its captions."""
-    captions: dict[str, str] = {}
+def _read_tokens(files: Files, name: str) -> dict[str, str]:
+    """Read ``IMAGE#NUMBER<tab>CAPTION`` lines: id of a caption -> caption."""
+    rows = files.table(name, "\t", ["id", "caption"])
+    return {row["id"]: single_spaced(row["caption"]) for row in rows}
+
+
+def _by_image(captions: dict[str, str]) -> dict[str, list[str]]:
     references: dict[str, list[str]] = {}
-    for row in files.table(name, "\t", ["id", "caption"]):
-        caption = single_spaced(row["caption"])
-        captions[row["id"]] = caption
-        references.setdefault(row["id"].partition("#")[0], []).append(caption)
-    return captions, references
+    for name, caption in captions.items():
+        references.setdefault(name.partition("#")[0], []).append(caption)
+    return references
 
 
 def _without_judged(rows: Sequence[Judged], complete: int = 1) -> list[Judged]:
@@ -157,51 +154,38 @@ def composite(
     skipped: Counter[str] = Counter()
     rows: list[Judged] = []
     for part in COMPOSITE if photos == "all" else [photos]:
-        published, file = COMPOSITE[part]
-        judgements = list(_turk_judgements(files, f"{part}_{aspect}.csv", skipped))
-        files.check_count(
-            f"images of {part}", len({name for name, *_ in judgements}), published
-        )
-        files.require(file)
+        published, file, folders = COMPOSITE[part]
         if part == "coco":
+            files.require(file)
             references = coco_references(files, file)
             references |= coco_references(files, "captions_train2014.json")
         else:
-            references = _read_tokens(files, file)[1]
-        for name, caption, rating in judgements:
-            coco_folder = re.search(r"COCO_(\w+)_\d+\.\w+$", name)  # COCO_val2014_...
-            names = COMPOSITE_IMAGES.get(
-                part, coco_folder.groups() if coco_folder else ()
-            )
-            folder = files.image_folder(*names)
+            references = _by_image(_read_tokens(files, file))
+        names = set()
+        for row in files.table(f"{part}_{aspect}.csv", ";"):
+            name = row["Input.image_url"].strip().rsplit("/", 1)[-1]
+            if not name:
+                skipped["rows without an image"] += 1
+                continue
+            names.add(name)
+            in_coco = re.search(r"COCO_(\w+)_\d+\.\w+$", name)  # COCO_val2014_...
+            folder = files.image_folder(*(in_coco.groups() if in_coco else folders))
             own = references[coco_id(name) if part == "coco" else name]
-            rows.append(rated(name, caption, rating, own, folder and folder / name))
+            for column, caption in row.items():
+                answer = re.sub(r"^Input\.text(\d+)$", r"Answer.Q\1Answer", column)
+                if answer == column or not caption.strip():
+                    continue
+                rating = row.get(answer, "").strip()
+                if rating.isdigit():
+                    photo = folder and folder / name
+                    rows.append(rated(name, caption, rating, own, photo))
+                else:
+                    skipped["captions without a rating"] += 1
+        files.check_count(f"images of {part}", len(names), published)
     convention = "each rated caption is a judgement; judged captions are not among the references"
     name = "composite" if photos == "all" else f"composite {photos}"
     rows = _without_judged(rows)
     return [JudgementSet(name, rows, convention, dict(skipped), published=["tau_c"])]
-
-
-def _turk_judgements(
-    files: Files, name: str, skipped: Counter[str]
-) -> Iterator[tuple[str, str, str]]:
-    """Image, caption and rating from a file of Mechanical Turk: a row an image."""
-    for row in files.table(name, ";"):
-        url = row["Input.image_url"].strip()
-        if not url:
-            skipped["rows without an image"] += 1
-            continue
-        for column in row:
-            if not re.fullmatch(r"Input\.text\d+", column):
-                continue
-            answer = row.get(
-                column.replace("Input.text", "Answer.Q") + "Answer", ""
-            ).strip()
-            caption = single_spaced(row[column])
-            if caption and answer.isdigit():
-                yield url.rsplit("/", 1)[-1], caption, answer
-            else:
-                skipped["captions without a rating"] += 1
 
 
 def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
@@ -233,7 +217,7 @@ def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
     if len({bool(row.references) for row in rows}) > 1:
         raise DataError(f"{path}: some rows have no references: expected all or none")
     folder = files.images or path.parent
-    there = os.path.isfile(folder / str(rows[0].image))
+    there = (folder / str(rows[0].image)).is_file()
     rows = [
         row._replace(image=folder / str(row.image) if there else None) for row in rows
     ]
@@ -249,10 +233,8 @@ def _rating_lines(path: Path) -> list[Judged]:
     for _, where, row in json_lines(path):
         with naming(where, READING, DataError):
             references = captions_of(row["references"]) if "references" in row else ()
-            image_id = str(row.get("group", row["image"]))
-            judged = rated(
-                image_id, row["caption"], row["rating"], references, row["image"]
-            )
+            name, image = str(row.get("group", row["image"])), row["image"]
+            judged = rated(name, row["caption"], row["rating"], references, image)
             rows.append(judged._replace(captions=[row["caption"]]))
     return rows
 
@@ -270,14 +252,10 @@ def icc_captions(
     files.check_count("captions", len(table), 500)
     table = table[:first]
     scores = [float(row["icc_score"]) for row in table]
-    rows = [
-        rated(str(number), row["caption"], row["concreteness_annotation"])
-        for number, row in enumerate(table)
-    ]
     return [
         JudgementSet(
             "icc_captions" + (f", first {first}" if first else ""),
-            rows,
+            _without_images(table, "caption", "concreteness_annotation"),
             "each caption is a judgement; there is no image",
             published=IN_TEXT_ALONE,
             text_alone=True,
@@ -297,17 +275,22 @@ def icc_words(files: Files) -> list[JudgementSet]:
     table = files.table("Concreteness_ratings_Brysbaert_et_al_BRM.txt", "\t")
     files.check_count("words", len(table), 39_954)
     nouns = [row for row in table if row["Dom_Pos"] == "Noun"]
-    rows = [
-        rated(str(number), row["Word"], row["Conc.M"])
-        for number, row in enumerate(nouns)
-    ]
     return [
         JudgementSet(
             "icc_words, Noun",
-            rows,
+            _without_images(nouns, "Word", "Conc.M"),
             "each word is a judgement, its mean rating; there is no image",
             {"Dom_Pos is not Noun": len(table) - len(nouns)},
             published=IN_TEXT_ALONE,
             text_alone=True,
         )
+    ]
+
+
+def _without_images(
+    table: Sequence[dict[str, str]], text: str, rating: str
+) -> list[Judged]:
+    """A row for each of the table, by its columns of texts and ratings; its id is its number."""
+    return [
+        rated(str(number), row[text], row[rating]) for number, row in enumerate(table)
     ]

@@ -21,20 +21,12 @@ from rl_caption.lab.meta_evaluation.sets.base import (
     rated,
 )
 
-VATEX_FILES = (
-    "candidates_list.pkl",
-    "gts_list.pkl",
-    "human_scores.pkl",
-    "video_ids.pkl",
-)
 RATERS = 3
-RIGHT, FOILED = "final_right_video_sentences.json", "final_foil_video_sentences.json"
-SEGMENTS, REFERENCES = "anet_entities_test_1.json", "anet_entities_test_2.json"
 OVERLAP = 0.4
 """A reference counts if more than this fraction of its seconds are its sentence's, too. From the
 released code, whose comment says one half.
 """
-_VIDEOS = (".mp4", ".webm", ".mkv", ".avi", ".gif")
+_VIDEOS = ("", ".mp4", ".webm", ".mkv", ".avi", ".gif")
 _ARRAYS = {
     "numpy.ndarray",
     "numpy.dtype",
@@ -62,7 +54,8 @@ class _Arrays(pickle.Unpickler):
 def vatex_eval(
     files: Files, references: int | None = None, num_frames: int = 10
 ) -> list[JudgementSet]:
-    """Read the four files of EMScore's release in ``VATEX_FILES``.
+    """Read ``candidates_list.pkl``, ``gts_list.pkl``, ``human_scores.pkl`` and ``video_ids.pkl`` of
+    EMScore's release.
 
     Shi et al., CVPR 2022: 6 captions of each of 3,000 videos of VATEX, which 3 people rated from 1
     to 5. Papers print the mean over the people of tau_b and of Spearman's correlation, so each
@@ -71,37 +64,32 @@ def vatex_eval(
     (``data.num_frames``); it is a file ``images/ID.mp4`` or a folder ``images/ID`` of frames. The
     released code rounds scores to 4 digits first; this does not.
     """
-    captions, written, scores, ids = (
-        np.asarray(_load_pickle(files.require(file)), object) for file in VATEX_FILES
-    )
+    lists = "candidates_list", "gts_list", "human_scores", "video_ids"
+    captions, written, scores, ids = (_load_pickle(files, name) for name in lists)
     count = len(captions)
     files.check_count("captions", count, 18_000)
     texts = [captions_of(list(row)) for row in written]
     most = min(map(len, texts))
-    references = most if references is None else references
-    if not 1 <= references <= most:
+    shown = most if references is None else references
+    if not 1 <= shown <= most:
         raise DataError(
-            f"references is {references}: expected 1 to {most}, the number of those in the files"
+            f"references is {shown}: expected 1 to {most}, the number of those in the files"
         )
     folder = files.image_folder("videos", "images")
-    names = [str(name) for name in ids]
+    names = list(map(str, ids))
     videos = {name: _frames(folder, name, num_frames) for name in names}
-    convention = (
-        f"ratings of one of {RATERS} people, over whom papers print the mean; {references} "
-        "references"
-    )
+    convention = f"ratings of one of {RATERS} people, over whom papers print the mean; {shown} references"
     parts = []
     for number, person in enumerate(scores.reshape(RATERS, count), start=1):
-        rows = [
-            rated(name, caption, rating, own[:references], videos[name])
-            for name, caption, rating, own in zip(
-                names, captions, person, texts, strict=True
-            )
-        ]
-        name = f"{files.name}, person {number}"
+        rows = []
+        for name, caption, rating, own in zip(
+            names, captions, person, texts, strict=True
+        ):
+            rows.append(rated(name, caption, rating, own[:shown], videos[name]))
+        title = f"{files.name}, person {number}"
         parts.append(
             JudgementSet(
-                name, rows, convention, published=["tau_b"], within_images=True
+                title, rows, convention, published=["tau_b"], within_images=True
             )
         )
     return parts
@@ -117,38 +105,35 @@ def activitynet_foil(files: Files, num_frames: int = 10) -> list[JudgementSet]:
     matter to that, so the pairs here are those that differ; the sums over the pairs of a paragraph
     are compared.
     """
-    names = (RIGHT, FOILED, SEGMENTS, REFERENCES)
-    right, foiled, first, second = (files.json(name) for name in names)
+    right, foiled = (
+        files.json(f"final_{name}_video_sentences.json")["results"]
+        for name in ("right", "foil")
+    )
+    segments, written = (files.json(f"anet_entities_test_{n}.json") for n in (1, 2))
     folder = files.image_folder("videos", "images")
+    files.check_count("videos", len(right), 1900)
     rows: list[Judged] = []
-    equal = "the sentence is the same in both paragraphs"
-    excluded = {equal: 0}
-    files.check_count("videos", len(right["results"]), 1900)
-    for video in map(str, right["results"]):
-        true, false = (
-            [single_spaced(row["sentence"]) for row in content["results"][video]]
-            for content in (right, foiled)
-        )
-        times, length = _times(first[video]), float(first[video]["duration"])
-        for *captions, (start, end) in zip(
-            true, false, times[: len(true)], strict=True
+    equal = 0
+    for video, sentences in right.items():
+        length, times = segments[video]["duration"], segments[video]["timestamps"]
+        for true, false, (start, end) in zip(
+            sentences, foiled[video], times[: len(sentences)], strict=True
         ):
+            captions = [single_spaced(row["sentence"]) for row in (true, false)]
             if captions[0] == captions[1]:
-                excluded[equal] += 1
+                equal += 1
                 continue
             span = min(start / length, 1.0), min(end / length, 1.0)
-            references = (_overlapping(second[video], (start, end)),)
+            references = (_overlapping(written[video], start, end),)
             image = _frames(folder, video, num_frames, span)
             rows.append(Judged(video, captions, references=references, image=image))
-
     files.check_count("pairs", len(rows))
-    convention = "the paragraph has a higher mean over its sentences than its foil; equal ones are wrong"
     return [
         JudgementSet(
             files.name,
             rows,
-            convention,
-            excluded,
+            "the paragraph has a higher mean over its sentences than its foil; equal ones are wrong",
+            {"the sentence is the same in both paragraphs": equal},
             conditions=["overlapping references"],
             shown_kinds=False,
             by_image=True,
@@ -156,9 +141,10 @@ def activitynet_foil(files: Files, num_frames: int = 10) -> list[JudgementSet]:
     ]
 
 
-def _load_pickle(path: Path) -> Any:
+def _load_pickle(files: Files, name: str) -> Any:
+    path = files.require(f"{name}.pkl")
     with naming(str(path), (pickle.UnpicklingError, EOFError, ImportError), DataError):
-        return _Arrays(io.BytesIO(path.read_bytes())).load()
+        return np.asarray(_Arrays(io.BytesIO(path.read_bytes())).load(), object)
 
 
 def _frames(
@@ -170,26 +156,17 @@ def _frames(
     """Frames of a part of a video, which is a folder of frames or a file."""
     if folder is None:
         return None
-    files = [folder / name, *(folder / f"{name}{suffix}" for suffix in _VIDEOS)]
+    files = [folder / f"{name}{suffix}" for suffix in _VIDEOS]
     file = next((file for file in files if file.exists()), files[1])
     return video_frames(file, num_frames, span)
 
 
-def _times(row: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Start and end of each sentence of a video, in seconds."""
-    spans = [(float(start), float(end)) for start, end in row["timestamps"]]
-    if not all(0 <= start <= end for start, end in spans):
-        raise ValueError("timestamps: expected pairs of seconds, in order")
-    return spans
-
-
-def _overlapping(row: Mapping[str, Any], time: tuple[float, float]) -> list[str]:
-    """The sentences with more than ``OVERLAP`` of their whole seconds in ``time``, or all."""
+def _overlapping(row: Mapping[str, Any], start: float, end: float) -> list[str]:
+    """The sentences with more than ``OVERLAP`` of their whole seconds in the time, or all."""
     sentences, near = captions_of(row["sentences"]), []
-    first, last = map(int, time)
-    for text, interval in zip(sentences, _times(row), strict=True):
-        start, end = map(int, interval)
-        common = max(min(end, last) - max(start, first) + 1, 0)
-        if common / (end - start + 1) > OVERLAP:
+    for text, time in zip(sentences, row["timestamps"], strict=True):
+        first, last = map(int, time)
+        common = min(last, int(end)) - max(first, int(start)) + 1
+        if common / (last - first + 1) > OVERLAP:
             near.append(text)
     return near or sentences

@@ -262,13 +262,9 @@ def exists(path: str) -> bool:
 
 
 def takes_minutes(words: list[str]) -> bool:
-    """Benchmarks repeat what they time, a push of stress trains; both are tested at small sizes."""
+    """Benchmarks repeat what they time; they are tested at small sizes."""
     module = words[2] if words[:2] == ["python", "-m"] else ""
-    return (
-        words[:2] == ["make", "bench"]
-        or module.startswith("benchmarks")
-        or "--push" in words
-    )
+    return words[:2] == ["make", "bench"] or module.startswith("benchmarks")
 
 
 def uses_gpus(words: list[str]) -> bool:

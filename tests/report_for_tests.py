@@ -118,7 +118,7 @@ def write_lines(folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_validation(folder: Path, step: int, captions: list[str]) -> None:
-    """Captions of a validation, and scores of a judge."""
+    """Captions of a validation."""
     place = folder / "eval" / f"step-{step:08d}"
     place.mkdir(parents=True)
     ids = image_ids(len(captions))
@@ -127,8 +127,6 @@ def write_validation(folder: Path, step: int, captions: list[str]) -> None:
         for image_id, caption in zip(ids, captions, strict=True)
     ]
     (place / "predictions.json").write_text(json.dumps(rows))
-    scores = {"own": [index / 32 + step / 64 for index in range(len(ids))]}
-    (place / "judges.json").write_text(json.dumps({"image_id": ids, "judges": scores}))
 
 
 def write_evaluation(

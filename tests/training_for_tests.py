@@ -30,7 +30,6 @@ from benchmarks import engine_memory
 from rewards.clip.preprocessing import clip_tokenizer
 from rl_caption.cli.stages import make_stages
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.programs.report.charts import templates
 
 ENGINES = {name: engine_memory.environment(name) for name in engine_memory.ENGINES}
 """What ``accelerate launch --config_file configs/accelerate/deepspeed_NAME.yaml`` puts into the
@@ -45,7 +44,7 @@ PRELOAD = [
     "rl_caption.reward_models.program",
     "open_clip",
     "rl_caption.cli.main",
-    "rl_caption.programs.report.program",
+    "rl_caption.programs.report.page",
     "transformers.generation",
     "transformers.models.auto.modeling_auto",
     "torch._dynamo",
@@ -58,8 +57,6 @@ PRELOAD = [
 ]
 # Kept, so that no fork makes its own:
 RewardModelConfig.choose({})
-for template in ("page.html", "macros.html"):
-    templates().get_template(template)
 clip_tokenizer()
 Image.init()
 MODEL = {

@@ -75,7 +75,7 @@ CORE = {
     ),
     "report": Program(
         "a page of a run, or of one or several evaluations",
-        "rl_caption.programs.report.program:main",
+        "rl_caption.programs.report.page:main",
         "rl_caption.config.commands:ReportConfig",
     ),
     "grpo_vlm": Program(
@@ -174,7 +174,6 @@ LAB = {
         "what a reward pays for, tried before training on it",
         "rl_caption.lab.stress:stress",
         "rl_caption.lab.config:StressConfig",
-        parses=True,
     ),
     "web": Program(
         "caption photos in a page in the browser, by several captioners side by side",

@@ -396,16 +396,12 @@ class StressConfig(PairsConfig):
     """Length limit of the samples in tokens, EOS included."""
     judges: dict[str, JudgeConfig] = {}
     """Rewards that the tested one does not see, by name: further gold scores."""
-    push: str | None = None
-    """A configuration of ``scst``, file or recipe, by which ``model`` is trained on the reward;
-    null trains nothing. Reward, data, ``model.init`` and ``run.dir`` are those of this test.
-    """
     bootstrap: Annotated[int, Field(ge=2, le=10**6)] = 1000
     """Number of bootstrap resamples of images for the 95 % intervals."""
     seed: Seed = 0
     """Of all choices."""
     out: str = "stress"
-    """Folder for ``stress.json``, ``report.html`` and the run ``push``."""
+    """Folder for ``stress.json``."""
 
 
 class ShareConfig(Section):

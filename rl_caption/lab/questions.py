@@ -174,9 +174,11 @@ def read_questions(count: int, answer: str) -> Written:
         except RewardError as error:
             problem = str(error)
         else:
-            fields: ImageQuestion = {
-                key: question[key] for key in ImageQuestion.__annotations__
-            }  # type: ignore
+            fields = ImageQuestion(
+                question=question["question"],
+                choices=question["choices"],
+                answer=question["answer"],
+            )
             questions.setdefault(single_spaced(question["question"]).casefold(), fields)
     if not questions:
         raise ValueError(problem)

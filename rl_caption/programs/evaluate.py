@@ -209,7 +209,7 @@ def _evaluated_run(config: CompareConfig, run: Path, name: str) -> str:
 
     A warning says where the split is the one by which the run chose its best model.
     """
-    from rl_caption.programs.report.gallery import received_data
+    from rl_caption.programs.report.read import received_data
 
     trained = read_yaml(run / "config.yaml", ConfigError)
     data = config.data
@@ -241,7 +241,7 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
 
     It stays as it is where one names none. Raises ``ConfigError`` where they differ.
     """
-    from rl_caption.programs.report.gallery import received_data
+    from rl_caption.programs.report.read import received_data
 
     notes = [Path(path) / SETTINGS for path in config.compare]
     named = [read_json(note, EvaluationError) for note in notes if note.is_file()]
@@ -521,7 +521,7 @@ def load_dual_encoder(config: RetrievalConfig, key: str) -> CachedEncoder:
 def _report(config: EvaluateConfig, rows: Sequence[Any]) -> None:
     if not config.report:
         return
-    from rl_caption.programs.report.program import write_report
+    from rl_caption.programs.report.page import write_report
 
     page = write_report(Path(config.out), rows)
     if page is not None:

@@ -122,7 +122,7 @@ def train_scst(config: ScstConfig) -> TrainState:
             and run.accelerator.is_main_process
             and is_complete(run.folder)
         ):
-            from rl_caption.programs.report.program import write_report
+            from rl_caption.programs.report.page import write_report
 
             page = write_report(run.folder, run.val_rows)
             print_main(run.accelerator, f"report: {page}" if page else "no report")

@@ -59,5 +59,3 @@ class AblateConfig(GridConfig):
     """As in ``evaluate``."""
     judges: dict[str, JudgeConfig] = {}
     """Rewards that are further columns, by their headings; they may be trained on."""
-    report: bool = True
-    """Also write ``report.html`` there (docs/report.md)."""

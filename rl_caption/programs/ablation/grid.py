@@ -1,4 +1,4 @@
-"""Runs of a grid: one configuration for each cell and seed, and trainings that run at the same time.
+"""Grids: one run for each cell and seed, trainings at the same time, and a table over seeds.
 
 A grid that was stopped goes on: finished runs are kept, and an interrupted one continues.
 """
@@ -6,14 +6,14 @@ A grid that was stopped goes on: finished runs are kept, and an interrupted one 
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,14 @@ import yaml
 
 from rl_caption.data.files import write_text
 from rl_caption.evaluation import check_writable
-from rl_caption.programs.ablation.config import CellConfig, GridConfig
+from rl_caption.evaluation.results import (
+    LEFT_OUT,
+    Column,
+    csv_text,
+    format_value,
+    markdown,
+)
+from rl_caption.programs.ablation.config import GridConfig
 from rl_caption.runtime.errors import EXPECTED, ConfigError, config_errors
 from rl_caption.runtime.launch import run_lock, stop_requests
 from rl_caption.runtime.threads import cpu_threads
@@ -55,6 +62,14 @@ class Run(NamedTuple):
         return self.parent / "run"
 
 
+class Result(NamedTuple):
+    """What was measured of a run; a starting policy has no seed."""
+
+    label: str
+    seed: int | None
+    figures: Mapping[str, float | None]
+
+
 def as_words(values: Mapping[str, Any]) -> list[str]:
     """Values by dotted key, as words of a command line."""
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
@@ -62,10 +77,7 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def make_runs(
-    grid: GridConfig,
-    kind: type[Any],
-    words: Sequence[str],
-    parse: Parse,
+    grid: GridConfig, kind: type[Any], words: Sequence[str], parse: Parse
 ) -> list[Run]:
     """All runs of a grid, seed by seed, so that a grid that is cut short has whole tables.
 
@@ -85,15 +97,13 @@ def make_runs(
             if label == START or not LABEL.fullmatch(label):
                 expected = "letters, digits and . _ = + -, and not start"
                 raise ConfigError(f"cells has the name {label!r}: expected {expected}")
-            parent, key = (
-                Path(grid.out) / "cells" / label / f"seed{seed}",
-                f"cell {label!r}",
-            )
-            own = as_words(
-                cell_values(cell) | {"run.dir": f"{parent}/run", "train.seed": seed}
-            )
+            parent = Path(grid.out) / "cells" / label / f"seed{seed}"
+            values = cell.overrides | {"run.dir": f"{parent}/run", "train.seed": seed}
+            if cell.terms:
+                values["reward.terms"] = cell.model_dump(mode="json")["terms"]
+            key = f"cell {label!r}"
             with config_errors(key):
-                config = parse(kind, [*words, *own], key)
+                config = parse(kind, [*words, *as_words(values)], key)
             run = Run(label, seed, parent, config)
             saved = run.folder / "config.yaml"
             changed = changed_keys(saved, config) if saved.is_file() else []
@@ -108,12 +118,6 @@ def make_runs(
     return runs
 
 
-def cell_values(cell: CellConfig) -> dict[str, Any]:
-    """The values of a cell by dotted key."""
-    terms = {name: term.model_dump(mode="json") for name, term in cell.terms.items()}
-    return ({"reward.terms": terms} if terms else {}) | cell.overrides
-
-
 @contextmanager
 def owned(out: str) -> Iterator[Path]:
     """Inside, no other process works on the grid in the folder ``out``, and a signal ends it."""
@@ -123,89 +127,78 @@ def owned(out: str) -> Iterator[Path]:
 
 
 def train_runs(
-    program: str, runs: Sequence[Run], num_parallel: int, measure: Callable[[Run], None]
-) -> list[str]:
-    """Train the runs that are not complete and ``measure`` each when it is; return why runs failed.
+    program: str,
+    runs: Sequence[Run],
+    num_parallel: int,
+    measure: Callable[[Run], Mapping[str, float | None]],
+) -> tuple[list[Result], list[str]]:
+    """Train the runs that are not complete and ``measure`` each when it is; return what was
+    measured, and why runs failed.
 
     What users can mend in ``measure`` is a failure, too.
     """
-    waiting = [run for run in runs if not is_complete(run.folder)]
-    complete = len(runs) - len(waiting)
-    say(
-        f"{len(runs)} runs: {complete} complete, {len(waiting)} to train, {num_parallel} at a time"
-    )
+    complete = sum(is_complete(run.folder) for run in runs)
+    say(f"{len(runs)} runs: {complete} complete, {len(runs) - complete} to train")
     # What is measured here shares the cores with the trainings.
     torch.set_num_threads(cpu_threads(num_parallel + 1))
+    found: dict[str, Result] = {}
     failures = []
-
-    def finish(run: Run, code: int) -> None:
-        if is_complete(run.folder):
-            try:
-                measure(run)
-            except EXPECTED as error:
-                failures.append(
-                    f"{run.name} is trained but could not be judged: {error}"
-                )
-        else:
+    for run, code in trained(program, runs, num_parallel):
+        if not is_complete(run.folder):
             log = run.parent / "log.txt"
             failures.append(
                 f"{run.name} failed (exit code {code}); its output is in {log}"
             )
-
-    for run in runs:
-        if run not in waiting:
-            finish(run, 0)
-    for run, code in trained(program, waiting, num_parallel):
-        finish(run, code)
-    return failures
+            continue
+        try:
+            found[run.name] = Result(run.label, run.seed, measure(run))
+            say(f"[{len(found)}/{len(runs)}] {run.name}")
+        except EXPECTED as error:
+            failures.append(f"{run.name} is trained but could not be judged: {error}")
+    return [found[run.name] for run in runs if run.name in found], failures
 
 
 def trained(
     program: str, runs: Sequence[Run], num_parallel: int
 ) -> Iterator[tuple[Run, int]]:
-    """Train runs, ``num_parallel`` at a time, and yield each when it has ended, with its exit code.
+    """Yield the complete runs, with 0, then train the others, ``num_parallel`` at a time, and yield
+    each when it has ended, with its exit code.
 
     Each of them has one GPU where there are several. What ends this generator early asks the
     running trainings to stop, and waits for their checkpoints.
     """
-    free: SimpleQueue[str | None] = SimpleQueue()
-    for device in share_devices(num_parallel, torch.cuda.device_count()):
-        free.put(device)
-    running: set[subprocess.Popen[bytes]] = set()
-    lock, stopped = threading.Lock(), threading.Event()
+    devices = share_devices(num_parallel, torch.cuda.device_count())
+    waiting = [run for run in runs if not is_complete(run.folder)]
+    yield from ((run, 0) for run in runs if run not in waiting)
+    running: list[tuple[Run, subprocess.Popen[bytes], str | None]] = []
 
-    def train(run: Run) -> tuple[Run, int]:
-        device = free.get()
-        try:
-            with lock:  # nothing is started after the others were asked to stop
-                if stopped.is_set():
-                    return run, 1
-                process = _start(program, run, device)
-                running.add(process)
-            return run, process.wait()
-        finally:
-            free.put(device)
+    def start() -> None:
+        run, device = waiting.pop(0), devices.pop(0)
+        running.append((run, _start(program, run, device), device))
 
-    with ThreadPoolExecutor(num_parallel) as pool:
+    # Signals reach the main thread alone, so that every training that was started is in the list.
+    with ThreadPoolExecutor(1) as starter:
         try:
-            waiting = {pool.submit(train, run) for run in runs}
-            while waiting:
-                # Not for ever: a signal that comes just before the wait is handled after it.
-                ended, waiting = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    yield future.result()
+            while waiting or running:
+                ended = [job for job in running if job[1].poll() is not None]
+                for job in ended:
+                    running.remove(job)
+                    devices.append(job[2])
+                while waiting and devices:
+                    starter.submit(start).result()
+                for run, process, _ in ended:
+                    yield run, process.returncode
+                if not ended:
+                    time.sleep(0.1)
         finally:
-            with lock:
-                stopped.set()
-            _stop([process for process in running if process.poll() is None])
+            starter.shutdown()
+            _stop([process for _, process, _ in running if process.poll() is None])
 
 
 def _start(program: str, run: Run, device: str | None) -> subprocess.Popen[bytes]:
     file = run.parent / "config.yaml"
     write_text(file, yaml.safe_dump(plain(run.config), sort_keys=False))
-    environment = os.environ | (
-        {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
-    )
+    chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
     # A session of its own: Ctrl-C reaches this process only, which asks the training to stop.
     with (run.parent / "log.txt").open("ab") as log:
         return subprocess.Popen(
@@ -213,7 +206,7 @@ def _start(program: str, run: Run, device: str | None) -> subprocess.Popen[bytes
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=environment,
+            env=os.environ | chosen,
             start_new_session=True,
         )
 
@@ -241,6 +234,47 @@ def share_devices(num_parallel: int, count: int) -> list[str | None]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     names = visible.split(",")[:count]
     return [names[slot % count].strip() for slot in range(num_parallel)]
+
+
+def write_tables(
+    out: Path,
+    results: Sequence[Result],
+    column_of: Callable[[str], Column],
+    notes: Sequence[str],
+    failures: Sequence[str],
+) -> int:
+    """Print and write ``table.md`` (means over seeds ± standard deviation, n - 1) and ``runs.csv``
+    (a line for each run). Returns 0, or 1 where runs failed.
+    """
+    keys = list(dict.fromkeys(key for result in results for key in result.figures))
+    lines = []
+    for label in dict.fromkeys(result.label for result in results):
+        seeds = [result for result in results if result.label == label]
+        line = [label, str(len(seeds))]
+        for key in keys:
+            found = [seed.figures.get(key) for seed in seeds]
+            values = [value for value in found if value is not None]
+            column, text = column_of(key), LEFT_OUT
+            if values:
+                text = format_value(statistics.fmean(values), column)
+            if len(values) > 1:
+                text += f" ± {format_value(statistics.stdev(values), column)}"
+            line.append(text)
+        lines.append(line)
+    head = ["system", "seeds", *(column_of(key).heading for key in keys)]
+    table = markdown(head, lines)
+    print(table)
+    listed = [*notes, *(f"missing: {failure}" for failure in failures)]
+    remarks = "\n".join(f"- {line}" for line in listed)
+    write_text(out / "table.md", f"# {out.name}\n\n{table}\n\n{remarks}\n")
+    rows = [
+        [result.label, result.seed, *map(result.figures.get, keys)]
+        for result in results
+    ]
+    write_text(out / "runs.csv", csv_text([["system", "seed", *keys], *rows]))
+    for failure in failures:
+        say(f"error: {failure}")
+    return int(bool(failures))
 
 
 def say(text: str) -> None:

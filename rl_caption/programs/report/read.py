@@ -4,17 +4,22 @@ A file that is missing or damaged raises ``ReportError``, damaged captions raise
 name the file.
 """
 
-import statistics
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rewards.trust import check_trusted
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.files import PREDICTIONS, read_captions
 from rl_caption.data.plain_files import read_json, read_log, read_yaml
-from rl_caption.evaluation.results import SETTINGS, ScoresFile
-from rl_caption.runtime.errors import UserError
+from rl_caption.evaluation import Evaluation
+from rl_caption.evaluation.results import LEFT_OUT, SETTINGS, ScoresFile, factor_of
+from rl_caption.runtime.errors import UserError, naming
+from rl_caption.runtime.options import class_names
 from rl_caption.training.checkpoint import newest_checkpoint, read_state
 
 
@@ -27,7 +32,7 @@ class ReportError(UserError, ValueError):
 class EvaluationFolder(NamedTuple):
     """What ``evaluate`` wrote: ``scores.json``, image id -> caption, and ``settings.json``."""
 
-    scores: ScoresFile
+    scores: Evaluation
     captions: Mapping[str, str]
     settings: Mapping[str, Any]
 
@@ -49,22 +54,9 @@ class RunFolder:
     complete: bool
 
     @property
-    def name(self) -> str:
-        """The folder's name; ``A/B`` of a run in ``A/B/run``."""
-        names = self.path.resolve().parts
-        return "/".join(names[-3:-1]) if names[-1] == "run" else names[-1]
-
-    @property
     def terms(self) -> Mapping[str, Mapping[str, Any]]:
         """Name -> reward term; empty for a run without rewards."""
         return self.config.get("reward", {}).get("terms", {})
-
-    @property
-    def reward(self) -> str:
-        """Weights and terms, such as ``1 cider + 0.5 l_clipscore``."""
-        return " + ".join(
-            f"{term.get('weight', 1):g} {name}" for name, term in self.terms.items()
-        )
 
     @property
     def best_step(self) -> int | None:
@@ -86,25 +78,11 @@ class RunFolder:
         return [key for key in keys if key != "step"]
 
     @property
-    def validations(self) -> list[Mapping[str, Any]]:
-        """The lines of the log that a validation wrote."""
-        return [
-            line for line in self.lines if any(key.startswith("val/") for key in line)
-        ]
-
-    @property
     def last_step(self) -> int:
         """The last step that was logged or, for ``grpo_vlm``, noted in ``result.json``; 0 where
         there is none.
         """
-        return max(
-            (line.get("step", 0) for line in [self.state, *self.lines]), default=0
-        )
-
-    @property
-    def has_monitor(self) -> bool:
-        """Whether the monitor looked for signs of reward hacking."""
-        return "hacking/alarm" in self.keys
+        return max(line.get("step", 0) for line in (self.state, *self.lines))
 
     @property
     def alarms(self) -> list[int]:
@@ -119,19 +97,12 @@ class RunFolder:
         """Image id -> greedy caption at the validation of ``step``; empty where captions were not
         kept.
         """
-        return _captions(self._validation(step))
-
-    def judges(self, step: int) -> dict[str, dict[str, float]]:
-        """Judge -> image id -> score at the validation of ``step``; empty where there are none."""
-        content = _read(self._validation(step) / "judges.json")
-        return {
-            name: dict(zip(content["image_id"], scores, strict=True))
-            for name, scores in content.get("judges", {}).items()
-        }
+        return _captions(self.path / "eval" / f"step-{step:08d}")
 
     def shown_steps(self) -> dict[str, int]:
         """The validations that are shown: ``step 0 (first)``, also ``best`` and ``last`` -> step."""
-        steps = [line["step"] for line in self.validations]
+        keys = [key for key in self.keys if key.startswith("val/")]
+        steps = sorted({step for key in keys for step, _ in self.series(key)})
         words = {}
         if steps:
             words = {steps[0]: "first", steps[-1]: "last"}
@@ -139,8 +110,26 @@ class RunFolder:
             words[self.best_step] = "best"
         return {f"step {step} ({words[step]})": step for step in sorted(words)}
 
-    def _validation(self, step: int) -> Path:
-        return self.path / "eval" / f"step-{step:08d}"
+    def validations(self) -> list[list[str]]:
+        """A table, its head first: metrics as rows; the first, best and last validation as columns;
+        empty before the first validation.
+        """
+        steps = self.shown_steps()
+        table = [["key", *steps]] if steps else []
+        for key in self.keys:
+            if key.startswith("val/"):
+                values = dict(self.series(key))
+                row = [shown_key(key)]
+                for step in steps.values():
+                    value = factor_of(key) * values.get(step, math.nan)
+                    row.append(LEFT_OUT if math.isnan(value) else f"{value:.4g}")
+                table.append(row)
+        return table
+
+
+def shown_key(key: str) -> str:
+    """A logged key as it is shown: CIDEr-D is multiplied by 100."""
+    return key if factor_of(key) == 1 else f"{key} (x100)"
 
 
 def read_run(path: Path) -> RunFolder:
@@ -157,27 +146,20 @@ def read_run(path: Path) -> RunFolder:
 
 def read_evaluation(path: Path) -> EvaluationFolder:
     """Read what ``evaluate`` wrote."""
-    scores = read_json(path / "scores.json", ReportError, ScoresFile)
+    scores = Evaluation(**read_json(path / "scores.json", ReportError, ScoresFile))
     return EvaluationFolder(scores, _captions(path), _read(path / SETTINGS))
 
 
-def over_seeds(
-    evaluations: Sequence[EvaluationFolder],
-) -> dict[str, tuple[float, float | None]]:
-    """Metric key -> its mean over seeds, and the sample standard deviation (n - 1) where there are
-    several values.
+def received_data(data: Mapping[str, Any]) -> DataConfig:
+    """The section ``data`` of the configuration of a run, perhaps from elsewhere: a class in it has
+    to be trusted.
+
+    Raises ``ConfigError``, also for unknown keys and wrong types.
     """
-    values_by_key: dict[str, list[float]] = {}
-    for evaluation in evaluations:
-        for key, value in evaluation.scores["metrics"].items():
-            values_by_key.setdefault(key, []).append(value)
-    return {
-        key: (
-            statistics.fmean(values),
-            statistics.stdev(values) if len(values) > 1 else None,
-        )
-        for key, values in values_by_key.items()
-    }
+    with naming("data"):
+        for name in class_names(data):
+            check_trusted(name, "its class")
+        return DataConfig.model_validate_json(json.dumps(data))
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def test_an_interrupted_grid_goes_on(story: Story) -> None:
 
 def test_the_report_is_complete(story: Story) -> None:
     report = {path.name for path in (story.folder / "grid").iterdir() if path.is_file()}
-    files = {"table.md", "runs.csv", "report.html", "start.json"}
+    files = {"table.md", "runs.csv", "start.json"}
     assert report == {".lock", *files}
     table = (story.folder / "grid/table.md").read_text()
     assert all(

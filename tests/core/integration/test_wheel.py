@@ -124,7 +124,7 @@ def test_what_is_imported_is_the_wheel(run: Run) -> None:
         "    assert Path(package.__file__).is_relative_to(sysconfig.get_path('purelib')), "
         "package.__file__\n"
         "    assert (Path(package.__file__).parent / 'py.typed').is_file()\n"
-        "assert (Path(report.__file__).parent / 'style.css').is_file()\n"
+        "assert (Path(report.__file__).parent / 'templates' / 'style.css').is_file()\n"
         "assert (Path(rl_caption.__file__).parent / 'lab' / 'papers.yaml').is_file()\n"
         "print(rl_caption.__version__, importlib.metadata.version('rl-caption'))\n"
     )

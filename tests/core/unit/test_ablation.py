@@ -17,19 +17,16 @@ import yaml
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.configuration import parse
 from rl_caption.config.schema import RewardTerm
-from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.evaluation.results import column_of
 from rl_caption.programs.ablation.config import AblateConfig, CellConfig
-from rl_caption.programs.ablation.grid import Run, share_devices, trained
-from rl_caption.programs.ablation.runner import (
-    Judged,
-    Plan,
-    ablation_page,
-    check_start,
-    make_plan,
+from rl_caption.programs.ablation.grid import (
+    Result,
+    Run,
+    share_devices,
+    trained,
     write_tables,
 )
-from rl_caption.programs.report.pages import render, score_notes
-from rl_caption.programs.report.read import EvaluationFolder, RunFolder
+from rl_caption.programs.ablation.runner import check_start, make_plan
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.launch import stop_requests
 from rl_caption.training.run_folder import plain, write_run_files
@@ -49,7 +46,7 @@ def cell(**overrides: Any) -> dict[str, CellConfig]:
     return {"L": CellConfig(terms={"cider": RewardTerm()}, overrides=overrides)}
 
 
-def planned(config: AblateConfig, tmp_path: Path, text: str | None = None) -> Plan:
+def planned(config: AblateConfig, tmp_path: Path, text: str | None = None) -> Any:
     base = tmp_path / "base.yaml"
     if text is not None:
         base.write_text(text)
@@ -65,7 +62,7 @@ def captioner(folder: Path) -> str:
 
 def test_cells_go_seed_by_seed(tmp_path: Path) -> None:
     config = grid(cells=grid().cells | cell(), seeds=[3, 1, 3])
-    runs = planned(config, tmp_path, captioner(tmp_path / "start")).runs
+    _, _, runs = planned(config, tmp_path, captioner(tmp_path / "start"))
     assert [run.seed for run in runs] == [3, 3, 1, 1]
     assert runs[0].folder == tmp_path / "out/cells/S_Mix/seed3/run"
 
@@ -103,39 +100,36 @@ def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs(
     }
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(values))
     words = ["--config", f"{tmp_path}/grid.yaml", "--all.data.kwargs.num_test", "3"]
-    plan = make_plan(parse(AblateConfig, words, "ablate"), parse)
-    (run,) = plan.runs
+    _, rows, (run,) = make_plan(parse(AblateConfig, words, "ablate"), parse)
     assert run.config.reward.terms == {"cider": RewardTerm(weight=0.5, kwargs={"n": 3})}
     assert (run.config.train.lr, run.config.train.seed) == (1e-5, 2)
     assert run.config.data.kwargs["num_train"] == 4, "what is not named stays"
-    assert len(plan.rows) == 3
+    assert len(rows) == 3
 
 
 def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(
     tmp_path: Path,
 ) -> None:
-    plan = planned(grid(), tmp_path, captioner(tmp_path / "start"))
-    (tmp_path / "out").mkdir()
-    (run,) = plan.runs
+    _, _, (run,) = planned(grid(), tmp_path, captioner(tmp_path / "start"))
+    out, start = tmp_path / "out", str(tmp_path / "start")
+    out.mkdir()
 
-    def with_reward(**terms: RewardTerm) -> Plan:
+    def with_reward(**terms: RewardTerm) -> list[Run]:
         reward = run.config.reward.replace(terms=terms)
-        return plan._replace(
-            runs=[run._replace(config=run.config.replace(reward=reward))]
-        )
+        return [run._replace(config=run.config.replace(reward=reward))]
 
     other = with_reward(bleu=RewardTerm())
-    check_start(tmp_path / "out", other)
-    check_start(tmp_path / "out", plan)
+    check_start(out, start, other)
+    check_start(out, start, [run])
     write_run_files(Path(run.config.run.dir), plain(run.config), {})
-    check_start(tmp_path / "out", plan)
+    check_start(out, start, [run])
     with pytest.raises(ConfigError, match="S_Mix"):
-        check_start(tmp_path / "out", other)
+        check_start(out, start, other)
     with pytest.raises(ConfigError, match=r"cell 'S_Mix'.*blue"):
-        check_start(tmp_path / "out", with_reward(blue=RewardTerm()))
+        check_start(out, start, with_reward(blue=RewardTerm()))
     (tmp_path / "start/model.safetensors").write_bytes(b"1")
     with pytest.raises(ConfigError, match="start"):
-        check_start(tmp_path / "out", plan)
+        check_start(out, start, [run])
     (tmp_path / "base.yaml").write_text(
         (tmp_path / "base.yaml").read_text() + "train: {lr: 0.5}\n"
     )
@@ -149,11 +143,9 @@ def test_the_start_may_be_on_the_hub_and_cells_share_the_cores(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     text = SMALL_WORLD + "model: {name: huggingface, init: Owner/model}\n"
     for jobs, threads in ((10**4, 1), (1, os.cpu_count() or 1)):
-        plan = planned(grid(jobs=jobs), tmp_path, text)
-        assert (plan.start, plan.runs[0].config.train.threads) == (
-            "Owner/model",
-            threads,
-        )
+        base, _, runs = planned(grid(jobs=jobs), tmp_path, text)
+        assert base.model.init == "Owner/model"
+        assert runs[0].config.train.threads == threads
 
 
 @pytest.fixture
@@ -248,67 +240,39 @@ def test_a_training_that_starts_when_a_signal_arrives_is_stopped_too(
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def judged(seed: int | None, cider: float, alarm: int | None = None) -> Judged:
-    metrics = {"CIDEr": cider, "judge/L-CLIPS": 0.75, "captions/bad_endings": 0.25}
-    scores: Any = {
-        "metrics": metrics,
-        "signature": "S1",
-        "n": 2,
-        "left_out": {"METEOR": "no Java"},
-        "decoding": "greedy",
-    }
-    lines = [
-        {"step": step, "hacking/alarm": float(step == alarm)} for step in (0, 40, 60)
+def test_the_table_has_means_deviations_and_seeds(tmp_path: Path, capsys: Any) -> None:
+    def result(label: str, seed: int | None, cider: float) -> Result:
+        figures = {"CIDEr": cider, "judge/L-CLIPS": 0.75, "captions/bad_endings": 0.25}
+        return Result(label, seed, figures)
+
+    results = [
+        result("start", None, 1.0),
+        result("a", 0, 1.2),
+        result("a", 1, 1.4),
+        Result("bare", 0, {"ROUGE-L": 0.5, "CIDEr": None}),
     ]
-    run = None if seed is None else RunFolder(Path(), lines, {}, {}, {}, True)
-    return Judged(EvaluationFolder(scores, {}, {}), run, seed)
-
-
-RESULTS = {
-    "start": [judged(None, 1.0)],
-    "a": [judged(0, 1.2), judged(1, 1.4)],
-    "b": [judged(0, 0.5, alarm=60), judged(1, 0.5, alarm=40)],
-}
-
-
-def test_the_tables_have_means_deviations_and_seeds(tmp_path: Path) -> None:
-    write_tables(
-        tmp_path, RESULTS, grid(judges={"L-CLIPS": JudgeConfig()}), ["c seed 0 failed"]
-    )
+    notes, failures = ["decoding: greedy"], ["c seed 0 failed"]
+    assert write_tables(tmp_path, results, column_of, notes, failures) == 1
+    assert write_tables(tmp_path, results, column_of, notes, []) == 0
+    assert "error: c seed 0 failed" in capsys.readouterr().err
+    write_tables(tmp_path, results, column_of, notes, failures)
     table = (tmp_path / "table.md").read_text().splitlines()
-    assert table[2] == "| system | of | CIDEr (x100) | L-CLIPS |"
     # Standard deviation of (120, 140) with n - 1: 10 * sqrt(2) = 14.14.
     for line in (
-        "| start | 2 captions | 100.00 | 0.7500 |",
-        "| a | 2 seeds | 130.00 ± 14.14 | 0.7500 ± 0.0000 |",
-        "| b | 2 seeds | 50.00 ± 0.00 | 0.7500 ± 0.0000 |",
-        "| a | 2 seeds | 25.0 ± 0.0 |",
-        "| start | not watched | none |",
-        "| a | 0 of 2 | none |",
-        "| b | 2 of 2 | step 40 |",
-        "- METEOR is left out: no Java",
-        "- Decoding: greedy",
+        "| system | seeds | CIDEr (x100) | L-CLIPS | bad endings, % | ROUGE-L (x100) |",
+        "| start | 1 | 100.00 | 0.7500 | 25.0 | – |",
+        "| a | 2 | 130.00 ± 14.14 | 0.7500 ± 0.0000 | 25.0 ± 0.0 | – |",
+        "| bare | 1 | – | – | – | 50.00 |",
+        "- decoding: greedy",
         "- missing: c seed 0 failed",
     ):
         assert line in table, line
     lines = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
-    assert [(line["system"], line["seed"], line["CIDEr"]) for line in lines][1:3] == [
+    assert [(line["system"], line["seed"], line["CIDEr"]) for line in lines][1:] == [
         ("a", "0", "1.2"),
         ("a", "1", "1.4"),
+        ("bare", "0", ""),
     ]
-    scores: Any = {"metrics": {"ROUGE-L": 0.5}, "signature": "S2", "n": 2}
-    bare = Judged(EvaluationFolder(scores, {}, {}))
-    write_tables(tmp_path, RESULTS | {"start": [bare]}, grid(), [])
-    table = (tmp_path / "table.md").read_text().splitlines()
-    assert "| start | 2 captions | 50.00 | – | – |" in table, "never a zero"
-    notes = score_notes({"x": [bare.evaluation], "y": [RESULTS["a"][0].evaluation]})
-    assert any(note.startswith("The signatures differ") for note in notes)
-
-
-def test_the_page_has_the_tables_and_what_is_missing() -> None:
-    text = render(ablation_page("grid", RESULTS, ["c seed 0 <failed>"], []))
-    assert "130.00 ± 14.14" in text
-    assert "Missing: c seed 0 &lt;failed&gt;" in text
 
 
 def test_weights_are_known_by_a_hash_in_one_file_or_in_several(tmp_path: Path) -> None:

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from rl_caption.cli.main import run_program
+from rl_caption.config.build import build_data
 from rl_caption.evaluation import validation_cider
-from rl_caption.programs.report.charts import WINDOW, draw
-from rl_caption.programs.report.gallery import rows_of_config, select_images
-from rl_caption.programs.report.pages import render
-from rl_caption.programs.report.program import make_page, write_report
-from rl_caption.programs.report.read import ReportError, read_run
+from rl_caption.programs.report.page import make_page, select_images, write_report
+from rl_caption.programs.report.read import ReportError, read_run, received_data
 from tests.report_for_tests import (
     DATA,
     EVIDENCE,
@@ -79,7 +76,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run_html(run_folder: Path) -> str:
-    return render(make_page([run_folder]))
+    return make_page([run_folder])
 
 
 def test_every_logged_key_has_a_chart_and_every_validation_a_row(run_html: str) -> None:
@@ -90,46 +87,28 @@ def test_every_logged_key_has_a_chart_and_every_validation_a_row(run_html: str) 
     assert "val/cider (x100)</th><td>125</td><td>175</td><td>75</td>" in text
 
 
-def test_lines_are_drawn_through_their_points_and_long_ones_have_their_running_mean() -> (
-    None
-):
-    axes = Figure().subplots()
-    short = [(0, 1.0), (10, 2.0), (20, math.nan)]
-    long = [(step, float(step % WINDOW)) for step in range(10 * WINDOW)]
-    draw(axes, {"val/a": short, "b": long}, alarms=[10], errors=[0.0, 0.5, 0.0])
-    (drawn, thin, thick), marks = axes.lines[:3], axes.lines[3:]
-    assert drawn.get_xydata()[:2].tolist() == [[0, 1.0], [10, 2.0]]
-    assert axes.collections[0].get_segments()[1].tolist() == [[10, 1.5], [10, 2.5]]
-    assert thin.get_xydata().tolist() == [[*point] for point in long]
-    assert [*thick.get_ydata()] == pytest.approx([(WINDOW - 1) / 2] * (9 * WINDOW + 1))
-    assert thick.get_xdata()[0] == WINDOW // 2
-    assert [line.get_xdata()[0] for line in marks] == [10]
-
-
 def test_the_gallery_has_pictures_references_and_the_scores_of_validation(
     run_folder: Path, run_html: str
 ) -> None:
-    cards, rows = Seen(run_html).cards, rows_of_config(DATA, "val").rows
+    cards = Seen(run_html).cards
+    rows = {
+        row["image_id"]: row for row in build_data(received_data(DATA)).split("val")
+    }
     assert len(cards) == 30
     for image_id, card in cards.items():
         assert card["image"].startswith("data:image/")
         assert card["references"] == rows[image_id]["references"]
     references = {image_id: row["references"] for image_id, row in rows.items()}
-    for system, step in enumerate((0, 10, 20)):  # each with CIDEr-D and the judge
-        mean = math.fsum(card["scores"][2 * system] for card in cards.values()) / 30
+    for system, step in enumerate((0, 10, 20)):
+        mean = math.fsum(card["scores"][system] for card in cards.values()) / 30
         cider = validation_cider(read_run(run_folder).predictions(step), references)
         assert mean == pytest.approx(100 * cider, abs=1e-3)
-        assert cards["val-000007"]["scores"][2 * system + 1] == round(
-            7 / 32 + step / 64, 3
-        )
-    changes = [
-        max(card["scores"][::2]) - min(card["scores"][::2]) for card in cards.values()
-    ]
+    changes = [max(card["scores"]) - min(card["scores"]) for card in cards.values()]
     assert changes == sorted(changes, reverse=True)
 
 
 def test_the_same_files_give_the_same_bytes(run_folder: Path, run_html: str) -> None:
-    assert render(make_page([run_folder])) == run_html
+    assert make_page([run_folder]) == run_html
 
 
 def test_alarms_are_told_with_their_evidence(tmp_path: Path, run_html: str) -> None:
@@ -141,21 +120,21 @@ def test_alarms_are_told_with_their_evidence(tmp_path: Path, run_html: str) -> N
         for line in LINES
     ]
     write_lines(folder, calm)
-    text = render(make_page([folder]))
+    text = make_page([folder])
     assert "No alarm." in text
     assert "Signs of reward hacking" not in text
     unwatched = [
         {key: line[key] for key in line if key != "hacking/alarm"} for line in LINES
     ]
     write_lines(folder, unwatched)
-    assert 'id="monitor"' not in render(make_page([folder]))
+    assert "<h2>Monitor" not in make_page([folder])
 
 
 def test_what_a_user_wrote_is_text_and_nothing_is_loaded(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a<b>&'c", note="<script>x</script>")
     nasty_keys = {'judge/"><script>y</script>': 1.0, "val/judge/<i>z": 2.0}
     write_lines(folder, [*LINES, {"step": 20, **nasty_keys}])
-    text = render(make_page([folder]))
+    text = make_page([folder])
     seen = Seen(text)
     assert seen.tags("script") == 0
     assert seen.tags("img") == 30
@@ -177,7 +156,7 @@ def test_a_run_that_is_still_being_written_is_readable(tmp_path: Path) -> None:
     (folder / "result.json").unlink()
     with (folder / "metrics.jsonl").open("a") as log:
         log.write('{"step": 30, "val/cid')
-    text = render(make_page([folder]))
+    text = make_page([folder])
     assert "not complete" in text
     shown = [*Seen(text).cards["val-000001"]["captions"]]
     assert shown == ["step 0 (first)", "step 20 (last)"], "the best step is not known"
@@ -201,13 +180,13 @@ def test_missing_pieces_are_said(tmp_path: Path) -> None:
     folder = write_run(
         tmp_path / "run", data={"format": "karpathy", "path": "nowhere.json"}
     )
-    text = render(make_page([folder]))
+    text = make_page([folder])
     assert "nowhere.json" in text[text.index("No references and images are shown") :]
     card = Seen(text).cards["val-000001"]
     assert (card["image"], card["references"]) == (None, [])
     (tmp_path / "new").mkdir()
     (tmp_path / "new/config.yaml").write_text("{}")
-    assert "Nothing has been logged yet." in render(make_page([tmp_path / "new"]))
+    assert "Nothing has been logged yet." in make_page([tmp_path / "new"])
 
 
 def test_folders_without_anything_and_mixed_folders_are_refused(
@@ -232,15 +211,15 @@ def test_images_that_changed_most_come_first() -> None:
 def test_evaluations_side_by_side(tmp_path: Path) -> None:
     one = write_evaluation(tmp_path / "one", 1.0, intervals={"CIDEr": [0.9, 1.125]})
     two = write_evaluation(tmp_path / "two", 1.25, "blue", signature="OTHER")
-    text = render(make_page([one, two]))
-    assert "<td>100.00 (90.00 to 112.50)</td><td>" in text
-    assert "The signatures differ" in text
+    text = make_page([one, two])
+    assert "90.00 to 112.50" in text
+    assert "signatures differ" in text
     assert "no &lt;b&gt;jar&lt;/b&gt;" in text
     assert [*Seen(text).cards["test-000000"]["captions"]] == ["one", "two"]
 
 
 def test_a_comparison_shows_its_test(tmp_path: Path) -> None:
-    seen = Seen(render(make_page([write_comparison(tmp_path / "pair")])))
+    seen = Seen(make_page([write_comparison(tmp_path / "pair")]))
     assert "CIDEr (x100)100.00125.00+25.00+12.50 to +37.500.0010" in seen.text
     assert [*seen.cards["test-000000"]["captions"]] == ["xe", "rl"]
 

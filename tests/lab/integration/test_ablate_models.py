@@ -2,7 +2,7 @@
 refuses.
 """
 
-import json
+import csv
 from pathlib import Path
 
 import pytest
@@ -64,22 +64,22 @@ def test_a_grid_of_reward_models(
 ) -> None:
     command = ["ablate_models", "--config", str(grid / "grid.yaml")]
     assert main(command) == 0
-    table = json.loads((grid / "grid" / "table.json").read_text())
-    assert list(table) == ["recipe", "fast"]
-    for rows in table.values():
-        (figures,) = rows
-        assert list(figures) == [
+    with (grid / "grid" / "runs.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [line["system"] for line in table] == ["recipe", "fast"]
+    for line in table:
+        assert list(line)[2:] == [
             "R@1, image to text",
             "R@1, text to image",
             "people: tau_c",
         ]
-        assert 0 <= figures["R@1, image to text"] <= 100
+        assert 0 <= float(line["R@1, image to text"]) <= 1
     assert not (grid / "unused").exists()
     log = grid / "grid" / "cells" / "fast" / "seed0" / "log.txt"
     before = log.read_bytes()
     assert main(command) == 0, "nothing is trained again"
     assert log.read_bytes() == before
-    assert "| cell | seeds |" in capsys.readouterr().out
+    assert "| system | seeds |" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main([*command, "--cells.fast.overrides", "{train.lr: 0.02}"])
     assert "train.lr" in capsys.readouterr().err

@@ -1,6 +1,4 @@
-"""stress: probes of a reward, from the pairs to the command line; best of n; a push, which is a run
-of scst.
-"""
+"""stress: probes of a reward, from the pairs to the command line, and best of n."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -9,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 
 from rewards.base import RewardError
@@ -31,7 +28,6 @@ from rl_caption.monitoring.probes import (
     score_pairs,
 )
 from rl_caption.monitoring.scoring import RowCaption, Scorer
-from rl_caption.programs.report.read import read_run
 from rl_caption.runtime.errors import ConfigError
 
 SCENES = {
@@ -55,13 +51,6 @@ class Length:
         self, prompts: Any, completions: Sequence[str], **columns: Any
     ) -> list[float]:
         return [float(len(text.split())) for text in completions]
-
-
-class Constant(Length):
-    def __call__(
-        self, prompts: Any, completions: Sequence[str], **columns: Any
-    ) -> list[float]:
-        return [0.5] * len(completions)
 
 
 class FailsOnShouting(Length):
@@ -91,10 +80,6 @@ class OracleReward(Length):
             self.sign * oracle(text, self.scenes[image_id]).f1
             for text, image_id in pairs
         ]
-
-
-class Liar(OracleReward):
-    sign = -1
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +203,7 @@ def test_the_report_and_its_json_agree(
     words += ["--model", captioner, "--num_samples", "4", "--bootstrap", "20"]
     assert main(["stress", *words, "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "stress.json").read_text())
-    report, page = capsys.readouterr().out, (tmp_path / "report.html").read_text()
+    report = capsys.readouterr().out
     assert found["images"] == 30
     assert "Cider-D" in found["signature"]
     for name, result in found["probes"].items():
@@ -233,65 +218,8 @@ def test_the_report_and_its_json_agree(
     assert found["best_of_n"]["reward"]["mean"] == sorted(
         found["best_of_n"]["reward"]["mean"]
     )
-    verdict, curve = found["verdict"], found["best_of_n"]["oracle"]
-    expected = curve["change"] if curve["fall_interval"][0] <= 0 else -curve["fall"]
-    assert verdict["value"] == pytest.approx(expected)
-    told = report.splitlines()[2]
-    assert told.startswith(f"{verdict['outcome']}: ")
-    assert told in page
-    for heading in ("Verdict", "Probes", "Best of n"):
-        assert f">{heading}</h2>" in page
-
-
-@pytest.mark.parametrize(
-    ("target", "outcome"),
-    [
-        ("OracleReward", "better"),
-        ("Liar", "worse"),
-        ("Length", "open"),
-        ("Constant", "constant"),
-    ],
-)
-def test_the_verdict_of_pairs(tmp_path: Path, target: str, outcome: str) -> None:
-    verdict = run(tmp_path, f"{__name__}:{target}")["verdict"]
-    assert verdict["outcome"] == outcome
-    low, high = verdict["interval"]
-    assert low <= verdict["value"] <= high
-    page = (tmp_path / "report.html").read_text()
-    assert ('class="verdict"' in page) == (outcome == "better")
-    if target == "Length":
-        assert verdict["value"] < 0.5, (
-            "not half of the pairs in the right order is not good"
-        )
-
-
-def test_the_verdict_of_a_push_is_the_change_of_gold_on_validation_images(
-    tmp_path: Path, captioner: str
-) -> None:
-    recipe = {
-        "model": {"init": "nowhere"},
-        "rollout": {"num_samples": 2, "max_new_tokens": 8},
-        "reward": {"terms": {"rouge_l": {}}},
-        "train": {"max_steps": 2, "batch_size": 4, "lr": 0.001},
-        "eval": {"every": 1, "max_images": 5},
-    }
-    (tmp_path / "push.yaml").write_text(yaml.safe_dump(recipe))
-    out = tmp_path / "out"
-    words = ["--model", captioner, "--push", str(tmp_path / "push.yaml")]
-    found = run(out, f"{__name__}:Length", *words)
-    table, verdict = found["tables"]["Push"], found["verdict"]
-    assert table[0] == ["step", "reward", "oracle", "monitor"]
-    assert [line[0] for line in table[1]] == ["0", "1", "2"]
-    rows = ScenesData(**SCENES).split("val")[:5]
-    means = []
-    for step in (0, 2):
-        texts = read_run(out / "push").predictions(step)
-        scores = [oracle(texts[row["image_id"]], row["scene"]) for row in rows]
-        means.append(np.mean([score.f1 * (1 - score.unparsed) for score in scores]))
-    assert verdict["value"] == pytest.approx(means[1] - means[0])
-    assert run(out, f"{__name__}:Length", *words) == found, (
-        "a finished training is kept"
-    )
+    curve = found["best_of_n"]["oracle"]
+    assert f"({curve['low'][-1]:.4g} to {curve['high'][-1]:.4g})" in report
 
 
 MINE = [

@@ -8,6 +8,7 @@ that the caption does not say. The prompt is our own.
 import hashlib
 import math
 from collections.abc import Sequence
+from itertools import islice
 from string import ascii_uppercase
 from typing import Annotated, Any, Literal
 
@@ -21,8 +22,7 @@ from rewards.base import (
     passes_on,
     required_column,
 )
-from rewards.language.build import build_model
-from rewards.language.models import Question
+from rewards.language.models import Question, build_model
 from rewards.options import check_type, check_values
 
 Score = Literal["expected", "accuracy"]
@@ -113,20 +113,16 @@ class CaptionQA:
                 )
                 questions.append(question)
                 right.append(place)
-        answers = iter(zip(self.language_model.choose(questions), right, strict=True))
+        answers = zip(self.language_model.choose(questions), right, strict=True)
         scores = []
         for caption, items in zip(captions, rows, strict=True):
-            own = [next(answers) for _ in items]
-            if self.score == "expected":
-                marks = [probabilities[place] for probabilities, place in own]
-            else:
-                marks = [
-                    float(is_found(probabilities, place))
-                    for probabilities, place in own
-                ]
-            scores.append(
-                math.fsum(marks) / len(marks) * length_factor(caption, self.words)
-            )
+            marks = []
+            for probabilities, place in islice(answers, len(items)):
+                is_right = float(is_found(probabilities, place))
+                expected = self.score == "expected"
+                marks.append(probabilities[place] if expected else is_right)
+            mean = math.fsum(marks) / len(marks)
+            scores.append(mean * length_factor(caption, self.words))
         return checked_scores(self, scores, len(captions))
 
 

@@ -9,6 +9,7 @@ recall of the references', their F. Claims are the detail units of SPECS
 import math
 import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Literal
 
 from rewards.base import (
@@ -18,8 +19,7 @@ from rewards.base import (
     reference_lists,
     required_column,
 )
-from rewards.language.build import build_model
-from rewards.language.models import Question
+from rewards.language.models import Question, build_model
 from rewards.options import check_values
 from rewards.text.detail_units import default_tagger, detail_units_of
 
@@ -117,17 +117,17 @@ class Claims:
         sizes: list[tuple[int, int]] = []
         for row, caption in enumerate(captions):
             where = f"reward {self.__name__!r}: row {row}"
-            said = claims[row]
-            expected = claims[count + row] if said and self.score != "precision" else []
-            if self.score == "recall":
-                said = []
+            said = [] if self.score == "recall" else claims[row]
+            expected = []
+            if claims[row] and self.score != "precision":
+                expected = claims[count + row]
             for claim in said:
                 place = f"{where}, claim {claim!r}"
-                if self.source == "references":
-                    questions.append(_in_text(claim, references[row], place))
-                else:
+                question = _in_text(claim, references[row], place)
+                if self.source == "image":
                     text = IMAGE_PROMPT.format(caption=caption, claim=claim)
-                    questions.append(Question(text, LABELS, place, images[row]))
+                    question = Question(text, LABELS, place, images[row])
+                questions.append(question)
             for claim in expected:
                 place = f"{where}, claim of a reference {claim!r}"
                 questions.append(_in_text(claim, [caption], place))
@@ -136,14 +136,13 @@ class Claims:
         truth = iter([answer[0] for answer in self.language_model.choose(questions)])
         scores = []
         for said_count, expected_count in sizes:
-            precision = _mean([next(truth) for _ in range(said_count)])
-            recall = _mean([next(truth) for _ in range(expected_count)])
-            both = {
-                "precision": precision,
-                "recall": recall,
-                "f": harmonic_mean(precision, recall),
-            }
-            scores.append(both[self.score])
+            precision = _mean(list(islice(truth, said_count)))
+            recall = _mean(list(islice(truth, expected_count)))
+            # The harmonic mean of both.
+            f = 2 * precision * recall / (precision + recall or 1)
+            scores.append(
+                {"precision": precision, "recall": recall, "f": f}[self.score]
+            )
         return checked_scores(self, scores, count)
 
 
@@ -166,8 +165,3 @@ def _in_text(claim: str, texts: Sequence[str], where: str) -> Question:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
-
-
-def harmonic_mean(first: float, second: float) -> float:
-    """2 a b / (a + b); 0 where both are 0."""
-    return 2 * first * second / (first + second) if first + second else 0.0

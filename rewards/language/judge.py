@@ -18,8 +18,7 @@ from rewards.base import (
     reference_lists,
     required_column,
 )
-from rewards.language.build import build_model
-from rewards.language.models import Question
+from rewards.language.models import Question, build_model
 
 DIGITS = tuple("0123456789")
 PROMPT = (

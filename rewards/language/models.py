@@ -1,19 +1,38 @@
-"""Language models behind rewards: questions, and what answers them.
+"""Language models behind rewards: a local one of Transformers, or one behind an OpenAI-compatible
+endpoint.
 
 A question with labels is answered by a distribution over them, from the probabilities of the next
 token: nothing is sampled and nothing is parsed from a long answer. A question without labels is
 answered by a text.
 """
 
-from collections.abc import Sequence
+import base64
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Protocol, TypeVar
 
-from rewards.base import RewardError, naming
-from rewards.images import ImageSource
+from pydantic import Field
 
+from rewards.base import RewardError, naming, optional
+from rewards.devices import Precision, chunks
+from rewards.frozen_model import load_frozen
+from rewards.images import ImageSource, open_image
+from rewards.options import check_values
+
+Answer = TypeVar("Answer")
 LEAST_PROBABILITY = 0.5
 """Smallest probability that the labels of a question have to have together."""
+MOST_UNLISTED = 0.05
+"""Largest share of the labels' probability that labels may have which are not listed."""
+MALFORMED = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
+"""Errors of reading an answer that lacks something."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +52,6 @@ class Question:
     where: str
     image: ImageSource | None = None
 
-    def __post_init__(self) -> None:
-        with naming(
-            f"{self.where}: the prompt is no text", (UnicodeEncodeError,), RewardError
-        ):
-            self.text.encode()
-
 
 class LanguageModel(Protocol):
     """A model that answers questions; one of a user's own needs only the method that is used."""
@@ -55,6 +68,45 @@ class LanguageModel(Protocol):
         ...
 
 
+def build_model(
+    reward: str,
+    model: str | LanguageModel | None = None,
+    endpoint: dict[str, Any] | None = None,
+    device: str | None = None,
+    precision: Precision = "fp32",
+    chat_template_kwargs: dict[str, Any] | None = None,
+    vision: bool = False,
+) -> LanguageModel:
+    """Make the language model of a reward, whose options these are.
+
+    Args:
+        reward: its name, for messages.
+        model: a local model of Transformers (a folder with safetensors weights, or a name on the
+            hub), or a ``LanguageModel`` of a user's own.
+        endpoint: ``{url, model, concurrency, timeout}`` of ``EndpointModel``, in place of ``model``.
+        device, precision: of the local model, as for ``Icc``.
+        chat_template_kwargs: variables of the chat template, local or behind the endpoint. By
+            default thinking is turned off; ``{}`` sends none to the endpoint.
+        vision: whether the questions have images.
+
+    Raises:
+        ValueError: not exactly one of ``model`` and ``endpoint`` is set, an argument is wrong, or
+            the model cannot be loaded.
+    """
+    if (model is None) == (endpoint is None):
+        raise ValueError(
+            f"{reward}: set either model or endpoint: {{url: ..., model: ...}}"
+        )
+    if endpoint is not None:
+        with naming(f"{reward}: endpoint", (TypeError, ValueError)):
+            return EndpointModel(reward, chat_template_kwargs, **endpoint)
+    if isinstance(model, str | Path):
+        options = (vision, device, precision, chat_template_kwargs)
+        return LocalModel(str(model), reward, *options)
+    assert model is not None
+    return model
+
+
 def check_probability(question: Question, probability: float, likely: str) -> None:
     """Refuse an answer whose labels are improbable: the model was about to say something else.
 
@@ -69,3 +121,283 @@ def check_probability(question: Question, probability: float, likely: str) -> No
             f"{probability:.3g}: expected at least {LEAST_PROBABILITY}. The most probable token is "
             f"{likely!r}. A model that thinks first needs chat_template_kwargs that turn it off"
         )
+
+
+class LocalModel:
+    """A language model or vision-language model of Transformers. It answers one prompt after the
+    other, so that no answer depends on others.
+
+    Prompts go through the chat template. Models that can think before they answer are told not to
+    (``enable_thinking``).
+
+    Args:
+        model: folder with safetensors weights, or a name on the hub.
+        reward: its name, for messages.
+        vision: whether it is a vision-language model.
+        device: None is the process's current CUDA device if there is one, else the CPU.
+        precision: of weights and activations.
+        chat_template_kwargs: variables of the chat template.
+
+    Raises:
+        ValueError: the model cannot be loaded, or has no chat template.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        reward: str,
+        vision: bool,
+        device: str | None,
+        precision: Precision,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        head = "AutoModelForImageTextToText" if vision else "AutoModelForCausalLM"
+        self.frozen = load_frozen(head, model, reward, device, precision)
+        self.reader = self.frozen.tokenizer
+        self.tokenizer = getattr(self.reader, "tokenizer", self.reader)
+        self.reward = reward
+        self.vision = vision
+        if not getattr(self.reader, "chat_template", None):
+            raise ValueError(f"{reward}: the model {model!r} has no chat template")
+        kwargs = chat_template_kwargs or {}
+        self.template_kwargs = without_thinking(self.reader) | kwargs
+        self.signature = f"{Path(model).name},{self.frozen.weights},{precision}"
+        if kwargs:
+            self.signature += f",{json.dumps(kwargs, sort_keys=True)}"
+
+    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
+        """Probabilities of the labels, by one forward pass each.
+
+        Raises ``RewardError`` for a prompt that is longer than the model reads, and for an image
+        that cannot be opened or is refused by the processor; the message names the row.
+        """
+        answers = []
+        for (question,) in chunks(questions, 1, f"{self.reward}: answers"):
+            (logits,) = self._generate(question, 1).logits
+            answers.append(self._read(question, logits[0].double()))
+        return answers
+
+    def write(self, questions: Sequence[Question], max_new_tokens: int) -> list[str]:
+        """Texts by greedy decoding.
+
+        Raises ``RewardError`` as ``choose``, also where a prompt leaves no room for the text.
+        """
+        answers = []
+        for (question,) in chunks(questions, 1, f"{self.reward}: texts"):
+            output = self._generate(question, max_new_tokens)
+            new_ids = output.sequences[0, -len(output.logits) :]
+            text = self.tokenizer.decode(new_ids, skip_special_tokens=True)
+            answers.append(str(text))
+        return answers
+
+    def _generate(self, question: Question, max_new_tokens: int) -> Any:
+        """Transformers' output: the tokens, and logits [1, V] of each new one."""
+        with naming(question.where, (ValueError, TypeError, RewardError), RewardError):
+            inputs = self._encode(question)
+            length = inputs["input_ids"].shape[1]
+            most = self.frozen.longest - max_new_tokens + 1
+            if length > most:
+                raise ValueError(
+                    f"the prompt has {length} tokens, the model reads {most}"
+                )
+            return self.frozen.network.generate(
+                **inputs,
+                do_sample=False,
+                num_beams=1,
+                max_new_tokens=max_new_tokens,
+                pad_token_id=self.tokenizer.eos_token_id,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+
+    def _encode(self, question: Question) -> Any:
+        content: Any = question.text
+        dtype = None
+        if self.vision:
+            dtype = self.frozen.network.dtype
+            content = [{"type": "text", "text": question.text}]
+            if question.image is not None:
+                image = open_image(question.image)
+                content.insert(0, {"type": "image", "image": image})
+        encoded = self.reader.apply_chat_template(
+            [{"role": "user", "content": content}],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            **self.template_kwargs,
+        )
+        moved = encoded.to(self.frozen.device)
+        return moved.to(dtype=dtype) if dtype else moved
+
+    def _read(self, question: Question, logits: Any) -> list[float]:
+        """Probabilities of the labels among themselves, from the logits [V] of the next token."""
+        import torch
+
+        with naming(question.where, (ValueError,), RewardError):
+            ids = label_ids(self.tokenizer, question.labels)
+        scores = torch.stack([torch.logsumexp(logits[pieces], dim=0) for pieces in ids])
+        together = (scores.logsumexp(0) - logits.logsumexp(0)).exp().item()
+        likely = self.tokenizer.decode([int(logits.argmax())])
+        check_probability(question, together, likely)
+        return scores.softmax(dim=0).tolist()
+
+
+def without_thinking(reader: Any) -> dict[str, Any]:
+    """Variables of the chat template by which a model answers at once, if it can think before."""
+    thinks = "enable_thinking" in str(reader.chat_template)
+    return {"enable_thinking": False} if thinks else {}
+
+
+def label_ids(tokenizer: Any, labels: Sequence[str]) -> list[list[int]]:
+    """First tokens of each label, with and without a space before it.
+
+    Raises ``ValueError`` where two labels share one.
+    """
+    ids = []
+    for label in labels:
+        both = tokenizer([label, f" {label}"], add_special_tokens=False)["input_ids"]
+        first = {token for tokens in both for token in tokens[:1]}
+        ids.append(sorted(one for one in first if tokenizer.decode([one]).strip()))
+    if not all(ids) or len(set().union(*ids)) < sum(map(len, ids)):
+        raise ValueError(
+            f"the first tokens of the labels {list(labels)} are not different"
+        )
+    return ids
+
+
+class EndpointModel:
+    """Asks an OpenAI-compatible endpoint that lists ``top_logprobs``, such as vLLM's, at
+    temperature 0, several questions at a time; its key is ``OPENAI_API_KEY``.
+
+    Args:
+        reward: name of the reward, for messages.
+        chat_template_kwargs: variables of the chat template, sent with each request; None turns
+            thinking off, and ``{}`` sends nothing, for servers that refuse unknown fields.
+        url: up to ``/v1``.
+        model: its name there.
+        concurrency: requests at a time.
+        attempts: attempts for one question, with growing pauses.
+        timeout: seconds of one attempt.
+
+    Raises:
+        ValueError: an argument is wrong, or the package openai is not installed.
+    """
+
+    def __init__(
+        self,
+        reward: str,
+        chat_template_kwargs: dict[str, Any] | None,
+        *,
+        url: str,
+        model: str,
+        concurrency: int = 8,
+        attempts: int = 6,
+        timeout: float = 60.0,
+    ) -> None:
+        counts = {"concurrency": concurrency, "attempts": attempts}
+        check_values(Annotated[int, Field(ge=1, le=1024)], **counts)
+        check_values(Annotated[float, Field(gt=0, le=86400)], timeout=timeout)
+        openai = optional(
+            "openai", f"{reward}: endpoint needs", "'rl-caption[language]'"
+        )
+        kwargs = chat_template_kwargs
+        self.template_kwargs = {"enable_thinking": False} if kwargs is None else kwargs
+        self.reward = reward
+        self.url = url
+        self.model = model
+        self.concurrency = concurrency
+        self.client = partial(
+            openai.OpenAI, base_url=url, timeout=timeout, max_retries=attempts - 1
+        )
+        self.signature = f"{model}@{url}"
+        if kwargs:
+            self.signature += f",{json.dumps(kwargs, sort_keys=True)}"
+
+    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
+        """Probabilities of the labels, among the 20 most probable next tokens.
+
+        Raises ``RewardError`` where the endpoint fails, or does not answer with a label.
+        """
+        options = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+        return self._ask(questions, _listed, options)
+
+    def write(self, questions: Sequence[Question], max_new_tokens: int) -> list[str]:
+        """Texts. Raises ``RewardError`` where the endpoint fails, or an answer has no text."""
+        return self._ask(questions, _text, {"max_tokens": max_new_tokens})
+
+    def _ask(
+        self,
+        questions: Sequence[Question],
+        read: Callable[[Question, Any], Answer],
+        options: dict[str, Any],
+    ) -> list[Answer]:
+        """What ``read`` makes of the first choice of each answer."""
+        from openai import OpenAIError
+
+        if self.template_kwargs:
+            options["extra_body"] = {"chat_template_kwargs": self.template_kwargs}
+        client = self.client(api_key=os.environ.get("OPENAI_API_KEY") or "none")
+
+        def ask(question: Question) -> Answer:
+            where = f"{question.where}: {self.url}"
+            kinds = (OpenAIError, ValueError, RewardError)
+            with naming(where, kinds, RewardError):
+                completion = client.chat.completions.create(
+                    model=self.model,
+                    messages=[{"role": "user", "content": _content(question)}],
+                    temperature=0,
+                    **options,
+                )
+            with naming(f"{where}: the answer", MALFORMED, RewardError):
+                return read(question, completion.choices[0])
+
+        answers: list[Answer] = []
+        with client, ThreadPoolExecutor(self.concurrency) as pool:
+            title, size = f"{self.reward}: answers", 4 * self.concurrency
+            for batch in chunks(questions, size, title):
+                answers += pool.map(ask, batch)
+        return answers
+
+
+def _content(question: Question) -> Any:
+    """The text of a message, or its parts; an image is an address that has its content, as PNG."""
+    if question.image is None:
+        return question.text
+    buffer = io.BytesIO()
+    open_image(question.image).save(buffer, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    image = {"type": "image_url", "image_url": {"url": url}}
+    return [image, {"type": "text", "text": question.text}]
+
+
+def _text(question: Question, choice: Any) -> str:
+    if not isinstance(choice.message.content, str):
+        raise TypeError(f"the content is {choice.message.content!r:.80}: expected text")
+    return choice.message.content
+
+
+def _listed(question: Question, choice: Any) -> list[float]:
+    """Probabilities of the labels among themselves; a label that is not listed has 0.
+
+    A token that is not listed is at most as probable as any listed one, and all of them together
+    have what the listed ones leave.
+    """
+    # Some servers list the token that they chose once more.
+    tokens = choice.logprobs.content[0].top_logprobs
+    listed = {(one.token, one.logprob): math.exp(one.logprob) for one in tokens}
+    masses = []
+    for label in question.labels:
+        own = [p for (token, _), p in listed.items() if token.strip() == label]
+        masses.append(math.fsum(own))
+    total = math.fsum(masses)
+    likely, _ = max(listed, key=listed.__getitem__)
+    check_probability(question, total, likely)
+    least = min(listed.values())
+    unlisted = min(masses.count(0.0) * least, 1 - math.fsum(listed.values()))
+    if unlisted > MOST_UNLISTED * total:
+        raise RewardError(
+            f"{question.where}: labels that are not among the {len(listed)} listed tokens may have "
+            f"the probability {unlisted:.2g}: expected more tokens"
+        )
+    return [mass / total for mass in masses]

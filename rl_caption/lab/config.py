@@ -245,8 +245,6 @@ class QuestionsConfig(PartsConfig):
     """Most questions of an image that the writer is asked for."""
     max_new_tokens: Tokens = 1024
     """Most tokens of its answer, which has all questions of an image."""
-    cache_dir: str | None = None
-    """Folder where answers of both models are kept."""
     seed: Seed = 0
     """Of the order of choices."""
     out: str = "questions"

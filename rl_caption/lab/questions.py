@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewards.base import RewardError
-from rewards.language.build import build_model
 from rewards.language.caption_qa import (
     NOT_SAID,
     ImageQuestion,
@@ -19,7 +18,7 @@ from rewards.language.caption_qa import (
     is_found,
     pose,
 )
-from rewards.language.models import LanguageModel, Question
+from rewards.language.models import LanguageModel, Question, build_model
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import markdown
@@ -119,9 +118,7 @@ def _model(config: QuestionsConfig, name: str) -> LanguageModel | None:
     if not options.is_set:
         return None
     with config_errors(name):
-        return build_model(
-            "questions", cache_dir=config.cache_dir, **options.model_dump()
-        )
+        return build_model("questions", **options.model_dump())
 
 
 def _descriptions(row: Row) -> list[str]:

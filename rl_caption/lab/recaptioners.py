@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 
-from rewards.language.local import without_thinking
+from rewards.language.models import without_thinking
 from rewards.model_files import load_complete, transformers_options
 from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import DataError, Row, load_image

@@ -49,7 +49,7 @@ from rewards.language.caption_qa import CaptionQA
 from rewards.language.claims import TEXT_PROMPT, Claims
 from rewards.language.judge import PROMPT as JUDGE_PROMPT
 from rewards.language.judge import VlmJudge
-from rewards.language.local import label_ids
+from rewards.language.models import label_ids
 from tests.engines import report
 
 TOLERANCE = 1e-5

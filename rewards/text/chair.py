@@ -64,17 +64,16 @@ class ObjectVocabulary:
                 word.
         """
         synonyms: dict[tuple[str, ...], str] = {}
-        lines: Sequence[str] = ()
+        lines: Any = path
         if isinstance(path, str | Path):
             with naming(f"synonyms {str(path)!r} cannot be read"):
                 lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-        else:
-            lines = path
         for number, line in enumerate(lines, start=1):
             phrases = [tuple(tokenize(phrase)) for phrase in line.split(",")]
             for phrase in filter(None, phrases):
-                other = synonyms.setdefault(phrase, " ".join(phrases[0]))
-                if other != " ".join(phrases[0]):
+                name = " ".join(phrases[0])
+                other = synonyms.setdefault(phrase, name)
+                if other != name:
                     raise ValueError(
                         f"{path}, line {number}: a word for {other!r} already"
                     )
@@ -109,24 +108,14 @@ class ObjectVocabulary:
                 at += 1
         return objects
 
-    def names_of(
-        self, lists: Iterable[Collection[str]], source: str
-    ) -> list[frozenset[str]]:
-        """For each list of words, the set of objects that they stand for.
-
-        Raises ``ValueError``, with a message that begins with ``source``, for a word that is not in
-        the vocabulary.
+    def name_of(self, word: str) -> str:
+        """The object that a word or a phrase stands for. Raises ``ValueError`` for a word that is
+        not in the vocabulary.
         """
-        found = []
-        for words in lists:
-            names = set()
-            for word in words:
-                name = self._name(tokenize(word) or [""])
-                if name is None:
-                    raise ValueError(f"{source} {word!r}, which is not in synonyms")
-                names.add(name)
-            found.append(frozenset(names))
-        return found
+        name = self._name(tokenize(word) or [""])
+        if name is None:
+            raise ValueError(f"{word!r} is not in synonyms")
+        return name
 
     def _name(self, words: Sequence[str]) -> str | None:
         for last in _singulars(words[-1]):
@@ -161,26 +150,23 @@ def read_objects(
         ValueError: the file cannot be read, has neither format, or names an object that is not in
             the vocabulary.
     """
-    with naming(f"objects {str(path)!r} cannot be read"):
-        content = load_json(path)
     objects: dict[str, set[str]] = {}
-    where = f"objects {str(path)!r} is neither {{image_id: [object, ...]}} nor COCO's instances"
-    with naming(where, (AttributeError, KeyError, TypeError)):
+    expected = "expected {image_id: [object, ...]} or COCO's instances"
+    kinds = (OSError, ValueError, AttributeError, KeyError, TypeError)
+    with naming(f"objects {str(path)!r} cannot be read, {expected}", kinds):
+        content = load_json(path)
         if "annotations" in content and "categories" in content:
-            categories = {
-                record["id"]: record["name"] for record in content["categories"]
-            }
-            objects = {str(record["id"]): set() for record in content.get("images", ())}
+            categories = {one["id"]: one["name"] for one in content["categories"]}
+            objects = {str(one["id"]): set() for one in content.get("images", ())}
             for record in content["annotations"]:
-                objects.setdefault(str(record["image_id"]), set()).add(
-                    categories[record["category_id"]]
-                )
+                own = objects.setdefault(str(record["image_id"]), set())
+                own.add(categories[record["category_id"]])
         else:
-            objects = {
-                str(image_id): {*map(str, names)} for image_id, names in content.items()
-            }
-    named = vocabulary.names_of(objects.values(), f"objects {str(path)!r} has")
-    return dict(zip(objects, named, strict=True))
+            objects = {str(key): set(map(str, own)) for key, own in content.items()}
+        return {
+            image_id: frozenset(map(vocabulary.name_of, words))
+            for image_id, words in objects.items()
+        }
 
 
 class ChairCounts(NamedTuple):
@@ -250,9 +236,7 @@ class Chair:
         self.measure = measure
         sources = {}  # column -> where objects come from
         if self.objects is not None:
-            pairs = [
-                (image_id, sorted(names)) for image_id, names in self.objects.items()
-            ]
+            pairs = ((key, sorted(names)) for key, names in self.objects.items())
             sources["image_id"] = f"file[{_digest(pairs)}]"
         if references:
             sources["references"] = "references"
@@ -271,21 +255,16 @@ class Chair:
         """
         objects = [frozenset[str]()] * count
         if self.objects is not None:
-            ids = list(
-                map(str, required_column(columns, "image_id", self.__name__, count))
-            )
-            missing = [image_id for image_id in ids if image_id not in self.objects]
-            if missing:
-                raise RewardError(
-                    f"reward 'chair': objects has no image {missing[0]!r}"
-                )
-            objects = [self.objects[image_id] for image_id in ids]
+            ids = required_column(columns, "image_id", self.__name__, count)
+            for row, image_id in enumerate(map(str, ids)):
+                if image_id not in self.objects:
+                    raise RewardError(
+                        f"reward 'chair': objects has no image {image_id!r}"
+                    )
+                objects[row] = self.objects[image_id]
         if self.references:
-            lists = reference_lists(columns, self.__name__, count)
-            mentioned = map(self._mentions, lists)
-            objects = [
-                before | names for before, names in zip(objects, mentioned, strict=True)
-            ]
+            for row, texts in enumerate(reference_lists(columns, self.__name__, count)):
+                objects[row] |= self._mentions(texts)
         return objects
 
     def _mentions(self, captions: tuple[str, ...]) -> frozenset[str]:
@@ -314,11 +293,7 @@ class Chair:
             return counts.mentioned_objects / counts.objects if counts.objects else 1.0
         if self.measure == "caption":
             return float(not counts.hallucinated_captions)
-        return (
-            1 - counts.hallucinated_mentions / counts.mentions
-            if counts.mentions
-            else 1.0
-        )
+        return 1 - counts.hallucinated_mentions / (counts.mentions or 1)
 
 
 def _digest(content: Iterable[tuple[Any, Any]]) -> str:

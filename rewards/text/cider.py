@@ -18,8 +18,9 @@ print them times 100: a corpus score of 1.30 here is the "CIDEr 130.0" of a tabl
 import logging
 import math
 import sys
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,13 +43,16 @@ logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 1 << 18
 """Tokens of candidates and references in one batch of the computation."""
+CACHED_IMAGES = 200_000
+"""Images whose tokenised references a process keeps, about 1 kB each: more than a training split,
+as an epoch visits each image one time.
+"""
 SIGNATURE_PARTS = (
     "NO<EOS>: EOS is no token (STANDARD: it is one); w/oInit: document frequencies of the scored "
     "references (wInit: "
     "given ones); n and s: longest n-gram, sigma"
 )
 """What the parts of the signature of CIDEr-D say."""
-CIDER_SCALE = "CIDEr-D is shown times 100, as papers print it; in log files, and as a part of a weighted reward, it is 0 to 10."
 CIDER_DIFFERENCES = (
     "As a reward, CIDEr-D counts the end of a caption (EOS) as a token and takes document "
     "frequencies from the "
@@ -276,9 +280,6 @@ class CiderD:
         eos: EOS is a token.
         n: longest n-grams, at least 1.
         sigma: width of the length penalty in tokens, above 0.
-        cache_images: size, at least 1, of the least-recently-used cache of tokenised references
-            (about 1 kB an image). With less than the training split it has no hits, because an
-            epoch visits each image one time.
         tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:
@@ -296,16 +297,14 @@ class CiderD:
         eos: bool = True,
         n: int = 4,
         sigma: float = 6.0,
-        cache_images: int = 200_000,
         tokenizer: str = TOKENIZER,
     ) -> None:
-        check_values(Count, n=n, cache_images=cache_images)
+        check_values(Count, n=n)
         if not sigma > 0:
             raise ValueError(f"sigma is {sigma}: expected a number above 0")
         self.tokenizer = tokenizer
         self._tokenize = tokenizer_of(tokenizer)
         self._warned = False
-        self._cache: OrderedDict[tuple[str, ...], list[list[str]]] = OrderedDict()
         if isinstance(df, str | Path):
             is_pickle = Path(df).suffix in (".p", ".pkl", ".pickle")
             df = load_legacy_pickle(df) if is_pickle else DocumentFrequencies.load(df)
@@ -313,9 +312,15 @@ class CiderD:
         self.eos = eos
         self.n = n
         self.sigma = sigma
-        self.cache_images = cache_images
-        if self.df is not None:
-            self._check_df(self.df)
+        counted = {"eos": eos, "tokenizer": tokenizer}
+        for name, value in counted.items() if df is not None else ():
+            if getattr(df, name) != value:
+                raise ValueError(
+                    f"the document frequencies were counted with {name}={getattr(df, name)!r}, the "
+                    f"reward has {value!r}: count them again"
+                )
+        if df is not None and df.n < n:
+            raise ValueError(f"the document frequencies have n-grams up to {df.n}")
 
     @property
     def signature(self) -> str:
@@ -335,10 +340,6 @@ class CiderD:
     def fingerprint(self) -> str | None:
         """Fingerprint of the document frequencies; None if every call counts its own."""
         return None if self.df is None else self.df.fingerprint
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the cache."""
-        return {**self.__dict__, "_cache": OrderedDict()}
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -360,7 +361,10 @@ class CiderD:
             ended = finished_captions(columns, self.__name__, len(texts))
         if not texts:
             return []
-        references = self._reference_tokens(keys)
+        references = {
+            key: _reference_tokens(key, self.tokenizer, self.eos)
+            for key in dict.fromkeys(keys)
+        }
         df = self.df
         if df is None:
             identities: Sequence[Any] = keys
@@ -376,9 +380,8 @@ class CiderD:
         for tokens, finished in zip(candidates, ended, strict=True):
             if finished:
                 tokens.append(EOS)
-        scores = cider_d(
-            candidates, [references[key] for key in keys], df, self.n, self.sigma
-        )
+        rows = [references[key] for key in keys]
+        scores = cider_d(candidates, rows, df, self.n, self.sigma)
         if not any(scores) and not self._warned and df.all_zero:
             self._warned = True
             logger.warning(
@@ -393,36 +396,12 @@ class CiderD:
             self, [min(score, self.bounds[1]) for score in scores], len(texts)
         )
 
-    def _reference_tokens(
-        self, keys: Sequence[tuple[str, ...]]
-    ) -> dict[tuple[str, ...], list[list[str]]]:
-        """Tokens of the references of images, from the cache where it has them."""
-        end = [EOS] if self.eos else []
-        tokens_of: dict[tuple[str, ...], list[list[str]]] = {}
-        for key in dict.fromkeys(keys):
-            tokens = self._cache.pop(key, None)
-            if tokens is None:  # interned: equal words are one object in memory
-                tokens = [
-                    [*map(sys.intern, self._tokenize(caption)), *end] for caption in key
-                ]
-            self._cache[key] = tokens_of[key] = tokens
-        while len(self._cache) > self.cache_images:
-            self._cache.popitem(last=False)
-        return tokens_of
 
-    def _check_df(self, df: DocumentFrequencies) -> None:
-        if df.eos != self.eos:
-            counted = "with" if df.eos else "without"
-            raise ValueError(
-                f"the document frequencies were counted {counted} <eos>: pass eos={df.eos}, or "
-                f"count them again"
-            )
-        if df.tokenizer != self.tokenizer:
-            raise ValueError(
-                f"the document frequencies were counted with the tokenizer {df.tokenizer!r}, the "
-                f"reward has {self.tokenizer!r}"
-            )
-        if df.n < self.n:
-            raise ValueError(
-                f"the document frequencies count n-grams up to {df.n}, not {self.n}"
-            )
+@lru_cache(maxsize=CACHED_IMAGES)
+def _reference_tokens(
+    captions: tuple[str, ...], tokenizer: str, eos: bool
+) -> list[list[str]]:
+    """Tokens of the references of an image. They are interned: equal words are one object."""
+    split = tokenizer_of(tokenizer)
+    end = [EOS] if eos else []
+    return [[*map(sys.intern, split(caption)), *end] for caption in captions]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import as_texts, checked_scores, naming, optional
+from rewards.base import as_texts, checked_scores, naming
 from rewards.text.tokenize import TOKENIZER, tokenize
 
 
@@ -25,12 +25,9 @@ class WordConcreteness:
     Args:
         ratings: the published table, ``Concreteness_ratings_Brysbaert_et_al_BRM.txt``: tabs between
             the columns, of which ``Word``, ``Bigram`` (0 for single words) and ``Conc.M`` are read.
-        singular: look a word that is not in the list up in the singular, by the package
-            ``textblob``.
 
     Raises:
-        ValueError: the file is missing or is not such a table (with the line), or ``textblob`` is
-            not installed.
+        ValueError: the file is missing or is not such a table (with the line).
     """
 
     __name__ = "word_concreteness"
@@ -38,21 +35,12 @@ class WordConcreteness:
     bounds = (1.0, 5.0)
     tokenizer = TOKENIZER
 
-    def __init__(self, ratings: str | Path, singular: bool = False) -> None:
+    def __init__(self, ratings: str | Path) -> None:
         self._means = read_concreteness(ratings)
-        self.singular = singular
-        if singular:
-            textblob = optional(
-                "textblob.inflect",
-                "word_concreteness: singular needs",
-                "'rl-caption[specs]'",
-            )
-            self._singular = textblob.singularize
-        words = "".join(
-            f"{word}\t{mean}\n" for word, mean in sorted(self._means.items())
-        )
-        table = f"{len(self._means)} words,{hashlib.sha256(words.encode()).hexdigest()[:12]}"
-        self.signature = f"{self.__name__}[{table}{',singular' if singular else ''}]+{self.tokenizer}"
+        lines = [f"{word}\t{mean}\n" for word, mean in sorted(self._means.items())]
+        digest = hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
+        table = f"{len(lines)} words,{digest}"
+        self.signature = f"{self.__name__}[{table}]+{self.tokenizer}"
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -62,13 +50,8 @@ class WordConcreteness:
         return checked_scores(self, [self._score(text) for text in texts], len(texts))
 
     def _score(self, text: str) -> float:
-        means = []
-        for word in tokenize(text):
-            if word not in self._means and self.singular:
-                word = self._singular(word)
-            if word in self._means:
-                means.append(self._means[word])
-        return math.fsum(means) / len(means) if means else self.bounds[0]
+        rated = [self._means[word] for word in tokenize(text) if word in self._means]
+        return math.fsum(rated) / len(rated) if rated else self.bounds[0]
 
 
 def read_concreteness(path: str | Path) -> dict[str, float]:
@@ -78,33 +61,21 @@ def read_concreteness(path: str | Path) -> dict[str, float]:
         ValueError: the file cannot be read, lacks a column, or a rating is no number in [1, 5].
     """
     means: dict[str, float] = {}
-    unreadable = (OSError, UnicodeDecodeError, csv.Error)
+    unreadable = (OSError, ValueError, csv.Error)
     with (
         naming(f"word_concreteness: {path} cannot be read", unreadable),
         open(path, "rb") as file,
     ):
-        rows = csv.DictReader(
-            io.TextIOWrapper(file, encoding="utf-8-sig", newline=""),
-            delimiter="\t",
-            quoting=csv.QUOTE_NONE,
-        )
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        rows = csv.DictReader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
         lacking = {"Word", "Bigram", "Conc.M"} - set(rows.fieldnames or ())
         if lacking:
-            raise ValueError(
-                f"{path} lacks the columns {sorted(lacking)}: expected the table of Brysbaert et "
-                f"al."
-            )
+            raise ValueError(f"it lacks the columns {sorted(lacking)}")
         for row in rows:
-            try:
+            with naming(f"line {rows.line_num}", (TypeError, ValueError)):
                 mean = float(row["Conc.M"])
-            except (TypeError, ValueError):
-                mean = math.nan
-            if not row["Word"] or not 1 <= mean <= 5:
-                found_row = f"{row['Word']!r:.80} and {row['Conc.M']!r:.80}"
-                raise ValueError(
-                    f"{path}, line {rows.line_num}: {found_row}: expected a word and a rating in "
-                    f"[1, 5]"
-                )
+                if not row["Word"] or not 1 <= mean <= 5:
+                    raise ValueError(f"{row['Word']!r:.80} has the rating {mean}")
             if row["Bigram"] == "0":
                 means[row["Word"].lower()] = mean
     if not means:

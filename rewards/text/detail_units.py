@@ -7,10 +7,10 @@ paper and its released code.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from tqdm.auto import tqdm
 
@@ -61,53 +61,41 @@ _BEFORE_NOUNS = names("a an the its his her their")
 _NEVER_NOUNS = names("is are was were has have had be been being")
 
 
-class Tagger(Protocol):
-    """A part-of-speech tagger."""
-
-    def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """Return a Penn Treebank tag (``NN``, ``VBZ``, ``IN``, ...) for each token of each
-        sentence.
-
-        Tokens are words, clitics such as ``'s``, and punctuation marks; none is empty or has white
-        space.
-        """
-        ...
+Tagger: TypeAlias = Callable[[Sequence[Sequence[str]]], list[list[str]]]
+"""Returns a Penn Treebank tag (``NN``, ``VBZ``, ``IN``, ...) for each token of each sentence. Tokens
+are words, clitics such as ``'s``, and punctuation marks; none is empty or has white space.
+"""
 
 
-class BrillTagger:
+@cache
+def default_tagger() -> Tagger:
     """TextBlob's lexicon, with Brill's rules for unknown words and for context (Brill, ANLP 1992).
 
     The lexicon comes from newspapers, so in captions ``left``, ``leaves`` and ``light`` are tagged
     as verbs. A verb directly after an article or a possessive is therefore retagged: as an
-    adjective if a noun follows, else as a noun. The constructor raises ``RewardError`` if the
-    package ``textblob`` is not installed.
+    adjective if a noun follows, else as a noun. Raises ``RewardError`` if the package ``textblob``
+    is not installed.
     """
-
-    def __init__(self) -> None:
-        _pattern_tagger()
-
-    def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """Return a tag for each token of each sentence."""
-        return [_after_articles(words, _brill_tags(words)) for words in sentences]
-
-
-def _brill_tags(words: Sequence[str]) -> list[str]:
-    if not words:
-        return []
-    # A slash separates word and tag in the library's text format.
-    text = " ".join(words).replace("/", "-")
-    pairs = _pattern_tagger().tag(text, tokenize=False)
-    if len(pairs) != len(words):
-        raise ValueError(f"{len(pairs)} tags of the {len(words)} tokens {text!r:.200}")
-    return [tag for _, tag in pairs]
-
-
-@cache
-def _pattern_tagger() -> Any:
     module = optional(
         "textblob.taggers", "detail units need", "'rl-caption[specs]'", RewardError
     )
-    return module.PatternTagger()
+    pattern = module.PatternTagger()
+
+    def tag(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        tagged = []
+        for words in sentences:
+            # A slash separates word and tag in the library's text format.
+            text = " ".join(words).replace("/", "-")
+            pairs = pattern.tag(text, tokenize=False) if words else []
+            tags = [tag for _, tag in pairs]
+            if len(tags) != len(words):
+                raise ValueError(
+                    f"{len(tags)} tags of the {len(words)} tokens {text!r:.200}"
+                )
+            tagged.append(_after_articles(words, tags))
+        return tagged
+
+    return tag
 
 
 def _after_articles(words: Sequence[str], tags: list[str]) -> list[str]:
@@ -120,14 +108,6 @@ def _after_articles(words: Sequence[str], tags: list[str]) -> list[str]:
                 "JJ" if before_noun else "NNS" if tags[index] == "VBZ" else "NN"
             )
     return tags
-
-
-@cache
-def default_tagger() -> Tagger:
-    """The ``BrillTagger`` used if no tagger is given. Raises ``RewardError`` if ``textblob`` is not
-    installed.
-    """
-    return BrillTagger()
 
 
 class _Token(NamedTuple):

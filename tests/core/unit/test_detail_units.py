@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rewards.base import RewardError
-from rewards.text import detail_units as detail_units_module
-from rewards.text.detail_units import BrillTagger, detail_units, prefixes
+from rewards.text.detail_units import default_tagger, detail_units, prefixes
 
 WORDS = [
     *[
@@ -197,14 +196,14 @@ def test_a_missing_textblob_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "textblob.taggers", None)
-    detail_units_module._pattern_tagger.cache_clear()
+    default_tagger.cache_clear()
     with pytest.raises(RewardError, match=r"pip install 'rl-caption\[specs\]'"):
-        BrillTagger()
+        default_tagger()
     assert detail_units("a dog", GivenTags(a="DT", dog="NN")) == ["a dog"]
 
 
 def test_a_verb_after_an_article_is_a_noun_or_an_adjective() -> None:
-    tags = BrillTagger()(
+    tags = default_tagger()(
         [
             ["the", "left", "side"],
             ["its", "leaves"],

@@ -89,22 +89,23 @@ def evaluations_page(
     evaluations: Mapping[str, EvaluationFolder],
     rows: Sequence[Row] | None = None,
     images: int = MAX_IMAGES,
-    **shown: Any,
+    differences: Sequence[Sequence[str]] = (),
 ) -> str:
     """One or several evaluations by name: a table, and captions of the same images.
 
-    ``shown`` are further values of the template, such as ``differences`` of two systems.
+    ``differences`` are the lines of a comparison of two.
     """
     values = {
         "title": " / ".join(evaluations),
         "subtitle": "Evaluation of captions",
+        "differences": differences,
         "table_text": format_table(
             {name: one.scores for name, one in evaluations.items()}
         ),
     }
     captions = {name: one.captions for name, one in evaluations.items()}
     settings = next(iter(evaluations.values())).settings
-    return _render(**values | gallery(captions, settings, rows, images) | shown)
+    return _render(**values | gallery(captions, settings, rows, images))
 
 
 def run_page(run: RunFolder, rows: Sequence[Row] | None, images: int) -> str:

@@ -32,7 +32,7 @@ def test_captions_and_their_released_scores(tmp_path: Path) -> None:
     BUILDERS["icc_captions"](tmp_path)
     (found,) = load("icc_captions", tmp_path, partial=True)
     assert found.captions[0] == "A dog, on a couch"
-    assert (found.ratings, found.images, found.references) == ([3, 0, 2, 1], None, [])
+    assert (found.ratings, found.images, found.references) == ([3, 0, 2, 1], [], [])
     assert list(found.released.values()) == [[0.9, 0.1, 1.02, 0.05]]
     (part,) = load("icc_captions", tmp_path, partial=True, kwargs={"first": 2})
     assert (part.ratings, list(part.released.values())) == ([3, 0], [[0.9, 0.1]])

@@ -184,7 +184,7 @@ class _Entry:
     image_id: str
     file: ImageFile | LazyImage | None = None
     content: str | None = None
-    features: tuple[ImageFeatures, ...] = ()
+    features: Sequence[ImageFeatures] = ()
     references: list[str] | None = None
     """The non-empty references, where some are empty."""
     bad: bool = False
@@ -249,21 +249,33 @@ def check_data(
             for index, row in rows
         ]
     others = list(_other_splits(data, splits))
-    if check_images:
-        checked = [*entries]
-        if check_pixels:
-            sizes = {entry.size for entry in entries} - {None}
-            checked += [entry for entry in others if entry.size in sizes]
-        owners = [(entry, entry.file) for entry in checked if entry.file is not None]
-        files = (file for _, file in owners)
-        verdicts = verify(files, num_workers, check_pixels, cache)
-        for entry, file in owners:
-            entry.content, error, missing = verdicts[file]
-            if error is not None and entry.split in splits:
-                kind = MISSING if missing else UNREADABLE
-                found[kind].append(f"{entry.split} {error}")
-                entry.bad = True
-    _check_features(entries, num_workers, cache, found)
+    checked = [*entries]
+    if check_images and check_pixels:
+        sizes = {entry.size for entry in entries} - {None}
+        checked += [entry for entry in others if entry.size in sizes]
+    owners: list[tuple[_Entry, ImageFile | LazyImage | ImageFeatures]] = []
+    for entry in checked:
+        if check_images and entry.file is not None:
+            owners.append((entry, entry.file))
+        owners += [(entry, item) for item in entry.features]
+    verdicts = verify((item for _, item in owners), num_workers, check_pixels, cache)
+    dims = Counter(
+        verdicts[item].content for item in verdicts if isinstance(item, ImageFeatures)
+    )
+    del dims[None]
+    usual = max(dims, key=dims.__getitem__, default=None)
+    for entry, item in owners:
+        content, error, missing = verdicts[item]
+        kind = MISSING if missing else UNREADABLE
+        if isinstance(item, ImageFeatures):
+            kind = BAD_FEATURES
+            if error is None and content != usual:
+                error = f"{item.where}: D is {content}, others have {usual}"
+        else:
+            entry.content = content
+        if error is not None and entry.split in splits:
+            found[kind].append(f"{entry.split} {error}")
+            entry.bad = True
     for group in _repeated(entries, attrgetter("split", "image_id")):
         for entry in group[1:]:
             found[DUPLICATE_IDS].append(f"{entry.split} image {entry.image_id!r} again")
@@ -351,9 +363,8 @@ def verify(
     num_workers: int = 4,
     read: bool = True,
     cache: str | Path | None = None,
-    title: str = "checking images",
 ) -> dict[C, Verdict]:
-    """Read each item once, by threads; without ``read`` only look whether they exist.
+    """Read each item once, by threads; without ``read`` only look whether images exist.
 
     ``cache`` is a JSON file of good results by name, each with the stamp that it counts for.
     """
@@ -370,10 +381,11 @@ def verify(
             verdicts[item] = Verdict(error=reason, missing=True)
             continue
         known, content = stored.get(item.where, (None, None))
-        if read and (stamp is None or known != stamp):
+        is_read = read or isinstance(item, ImageFeatures)
+        if is_read and (stamp is None or known != stamp):
             unseen[item] = stamp
         else:
-            verdicts[item] = Verdict(content if read else None)
+            verdicts[item] = Verdict(content if is_read else None)
 
     def result(item: C) -> Verdict:
         try:
@@ -381,7 +393,7 @@ def verify(
         except (RewardError, DataError) as error:
             return Verdict(error=str(error))
 
-    results = in_parallel(result, list(unseen), num_workers, title)
+    results = in_parallel(result, list(unseen), num_workers, "checking files")
     for (item, stamp), verdict in zip(unseen.items(), results, strict=True):
         verdicts[item] = verdict
         if verdict.error is None and stamp is not None:
@@ -459,28 +471,6 @@ def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
                 if file is None:
                     break
                 yield _Entry(name, index, row["image_id"], file)
-
-
-def _check_features(
-    entries: Sequence[_Entry],
-    num_workers: int,
-    cache: str | Path | None,
-    found: dict[str, list[str]],
-) -> None:
-    """Check the headers of region features, which must have the size D of the majority."""
-    items = [item for entry in entries for item in entry.features]
-    verdicts = verify(items, num_workers, cache=cache, title="checking features")
-    sizes = Counter(verdicts[item].content for item in items)
-    del sizes[None]
-    usual = max(sizes, key=sizes.__getitem__, default=None)
-    for entry in entries:
-        for item in entry.features:
-            size, error, _ = verdicts[item]
-            if error is None and size != usual:
-                error = f"{item.where}: D is {size}, others have {usual}"
-            if error is not None:
-                found[BAD_FEATURES].append(f"{entry.split}: {error}")
-                entry.bad = True
 
 
 def _check_leaks(

@@ -257,17 +257,16 @@ def check_width(shape: Sequence[int], dim: int | None, where: str) -> None:
         )
 
 
-def finite(array: NDArray, where: str) -> NDArray[np.float32]:
-    """Convert ``array`` [R, D] to float32. Raises ``DataError`` for NaN, infinity, and values
-    beyond float32.
-    """
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf
-        values = array.astype(np.float32)
+def finite(array: NDArray, where: str, dtype: str = "float32") -> NDArray[Any]:
+    """Convert ``array`` [R, D]. Raises ``DataError`` for NaN, infinity, and values beyond ``dtype``."""
+    with np.errstate(over="ignore"):  # what is beyond the type becomes inf
+        values = array.astype(dtype)
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         row, column = wrong[0].tolist()
+        value = array[row, column]
         raise DataError(
-            f"{where}: features[{row}, {column}] is {array[row, column]}: not finite"
+            f"{where}: features[{row}, {column}] is {value}: not finite in {dtype}"
         )
     return values
 
@@ -278,13 +277,9 @@ def write_features(path: Path, values: NDArray[Any], dtype: str, where: str) -> 
     Raises ``DataError`` where a value is not finite, or beyond ``dtype`` (``float32``,
     ``float16``).
     """
-    single = finite(values.reshape(-1, values.shape[-1]), where)
-    with np.errstate(over="ignore"):  # what is beyond the type becomes inf
-        stored = single.astype(dtype).reshape(values.shape)
-    if not np.isfinite(stored).all():
-        raise DataError(f"{where}: a value is beyond {dtype}: convert to float32")
+    stored = finite(values.reshape(-1, values.shape[-1]), where, dtype)
     with atomic_write(path) as file:
-        np.savez(file, features=stored)
+        np.savez(file, features=stored.reshape(values.shape))
 
 
 def pad_features(

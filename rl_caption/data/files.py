@@ -119,7 +119,7 @@ def read_references(
     named = dict.fromkeys(image.split for image in annotated if image.split)
     if not named and not has_splits:
         split = None
-    wanted = ("train", "restval", "") if named and split == "train" else (split,)
+    wanted = ("train", "") if named and split == "train" else (split,)
     chosen = [image for image in annotated if split is None or image.split in wanted]
     if not chosen:
         raise DataError(f"{path} has no split {split!r}: it has {[*named]}")

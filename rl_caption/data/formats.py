@@ -275,6 +275,8 @@ def _rows_of_tables(
                 values = renamed_columns(table[index], {"split": split}, place)
                 name = split_name(values["split"], place)
             groups.setdefault(name, []).append((rows, index))
+    if not groups:  # a table of images alone has no rows without them
+        raise DataError(f"{source} has no rows, or no column beside the images")
     views = {split: RowView(places, _row_at) for split, places in groups.items()}
     return Splits(views, source)
 

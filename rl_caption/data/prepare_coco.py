@@ -52,9 +52,8 @@ def prepare(
         )
     counts: dict[str, dict[str, int]] = {"images": Counter(), "captions": Counter()}
     for record in karpathy_records(file):
-        split = "train" if record.split == "restval" else record.split
-        counts["images"][split] += 1
-        counts["captions"][split] += len(record.references)
+        counts["images"][record.split] += 1
+        counts["captions"][record.split] += len(record.references)
     expected = {"images": IMAGES, "captions": CAPTIONS}
     if counts != expected and not subset:
         raise DataError(

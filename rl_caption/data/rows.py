@@ -179,8 +179,8 @@ def standard_split(name: str) -> str:
     return split if split in STANDARD_SPLITS else name
 
 
-def split_name(name: object, where: str, restval: str = "train") -> str:
-    """The split of a row; ``restval`` is ``train`` unless told otherwise.
+def split_name(name: object, where: str) -> str:
+    """The split of a row; ``restval`` (the rest of COCO's validation images) is ``train``.
 
     ``validation`` (``valid``, ``dev``) is ``val``. Any other name that is no misspelling, such as
     ``test_unseen``, is a split of its own.
@@ -191,7 +191,7 @@ def split_name(name: object, where: str, restval: str = "train") -> str:
     """
     split = standard_split(name) if isinstance(name, str) else ""
     if split in STANDARD_SPLITS:
-        return restval if split == "restval" else split
+        return "train" if split == "restval" else split
     plain = split.strip().casefold()
     usual = [*STANDARD_SPLITS, *OTHER_NAMES]
     near = difflib.get_close_matches(plain, usual, 1, cutoff=0.8)
@@ -318,7 +318,7 @@ def karpathy_records(path: str | Path, content: Any = None) -> Iterator[Record]:
             raw = sentence.get("raw")
             text = " ".join(sentence.get("tokens", [])) if raw is None else raw
             references.append(text)
-        split = split_name(item["split"], where, restval="restval")
+        split = split_name(item["split"], where)
         filepath = item.get("filepath", "")
         yield Record(split, str(image_id), filepath, item["filename"], references)
 
@@ -328,7 +328,6 @@ def karpathy(
     image_root: str | Path | None = None,
     image_extension: str | None = None,
     flatten: bool = False,
-    restval_as_train: bool = True,
     features_root: str | Path | None = None,
     max_images: dict[str, int] | None = None,
     features_kwargs: dict[str, Any] | None = None,
@@ -346,8 +345,6 @@ def karpathy(
         image_extension: replaces the extension of every ``filename``, such as ``.jpg`` where the
             JSON says ``.tif``.
         flatten: leave out ``filepath``: all images lie in ``image_root``.
-        restval_as_train: add the split ``restval`` (the rest of COCO's validation images) to
-            ``train``.
         features_root: the folder, or the HDF5 file, of region features; rows then carry
             ``features``.
         max_images: keep only the first rows of a split, such as ``{"train": 1000}``.
@@ -374,6 +371,5 @@ def karpathy(
             "image": os.path.join(root, "" if flatten else record.filepath, name),
             "references": record.references,
         }
-        joins_train = record.split == "restval" and restval_as_train
-        rows.append(("train" if joins_train else record.split, row))
+        rows.append((record.split, row))
     return by_split(rows, file, max_images, features_root, features_kwargs)

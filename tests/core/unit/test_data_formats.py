@@ -97,7 +97,7 @@ def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path: Path) -> No
         assert image_paths(karpathy(tmp_path, **options)) == [tmp_path / place]
 
 
-def test_restval_counts_as_train_unless_told_otherwise_and_max_images_keeps_the_first_rows(
+def test_restval_counts_as_train_and_max_images_keeps_the_first_rows(
     tmp_path: Path,
 ) -> None:
     write(
@@ -108,9 +108,6 @@ def test_restval_counts_as_train_unless_told_otherwise_and_max_images_keeps_the_
         record(4, "val"),
     )
     assert ids(karpathy(tmp_path)) == ["1", "3"]
-    kept = karpathy(tmp_path, restval_as_train=False)
-    assert kept.splits == ("train", "restval", "val")
-    assert ids(kept, "restval") == ["1"]
     data = karpathy(tmp_path, max_images={"train": 1})
     assert (ids(data), ids(data, "val")) == (["1"], ["2", "4"])
 

@@ -16,8 +16,8 @@ from rewards.clip.pretrained import load_image_encoder
 from rl_caption.cli.main import run_program
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
-from rl_caption.data.encode_features import encode_features
 from rl_caption.data.loader import draw_view
+from rl_caption.data.prepare_features import encode_features
 from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image

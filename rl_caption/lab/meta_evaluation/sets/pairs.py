@@ -190,9 +190,8 @@ def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
         files.check_count("pairs", len(rows), 99_480)
     if held_out:
         records = karpathy_records(files.require("dataset_coco.json"))
-        splits = {record.filename: record.split for record in records}
-        trained = "train", "restval"
-        unseen = [row for row in rows if splits.get(row.image_id) not in trained]
+        seen = {record.filename for record in records if record.split == "train"}
+        unseen = [row for row in rows if row.image_id not in seen]
         excluded["the image is in Karpathy's training split"] = len(rows) - len(unseen)
         rows = unseen
     files.check_count("judged pairs", len(rows))

@@ -251,19 +251,6 @@ def ratings(folder: Path) -> None:
     (folder / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-def flickr8k_json(folder: Path) -> None:
-    judgements = [
-        {"caption": "a  cat", "rating": 2.0},
-        {"caption": "a dog", "rating": 4.0},
-    ]
-    item = {
-        "image_path": "d/1_a.jpg",
-        "ground_truth": ["a dog", "dogs"],
-        "human_judgement": judgements,
-    }
-    write_json(folder / "flickr8k.json", {"1_a": item})
-
-
 def icc_captions(folder: Path) -> None:
     rows = [
         "sample_id,caption,concreteness_annotation,icc_score",

@@ -173,11 +173,7 @@ def compare(
         EvaluationError: the systems have other images.
     """
     check_same_images(first.per_image, second.per_image, ("the first", "the second"))
-    resampled: list[str] = []
-    for system in (first, second):
-        for statistic in statistics_of(system, system.metrics):
-            resampled += statistic.keys
-    shared = [key for key in first.metrics if resampled.count(key) == 2]
+    shared = [key for key in first.metrics if key in second.metrics]
     pairs = zip(
         statistics_of(first, shared), statistics_of(second, shared), strict=True
     )
@@ -197,7 +193,7 @@ def compare(
                 interval=estimate.interval,
                 p=p,
             )
-    return {key: differences[key] for key in shared}
+    return {key: differences[key] for key in shared if key in differences}
 
 
 def check_same_images(

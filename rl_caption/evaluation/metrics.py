@@ -123,14 +123,11 @@ class Evaluation:
         """Return a copy with further metrics of the set and of single images, a new signature, and
         other new fields.
         """
-        merged = {
-            image_id: self.per_image.get(image_id, {}) | values
-            for image_id, values in per_image.items()
-        }
-        metrics, per_image = self.metrics | metrics, self.per_image | merged
-        return replace(
-            self, metrics=metrics, per_image=per_image, signature=signature, **others
-        )
+        merged = dict(self.per_image)
+        for image_id, values in per_image.items():
+            merged[image_id] = merged.get(image_id, {}) | values
+        changes = {"metrics": self.metrics | metrics, "per_image": merged, **others}
+        return replace(self, signature=signature, **changes)
 
 
 def evaluate_captions(
@@ -271,12 +268,8 @@ def validation_cider(
     """
     _check_ids(captions, references)
     tokens, df = tokenize_references(references, tokenizer)
-    split = tokenizer_of(tokenizer)
-    scores = cider_d(
-        [split(text) for text in captions.values()],
-        [tokens[image_id] for image_id in captions],
-        df,
-    )
+    candidates = list(map(tokenizer_of(tokenizer), captions.values()))
+    scores = cider_d(candidates, [tokens[image_id] for image_id in captions], df)
     return math.fsum(scores) / len(scores)
 
 
@@ -411,11 +404,10 @@ def bleu(
 
     The counts are [N, 10], ``rewards.text.bleu.bleu_counts`` of each image.
     """
-    pairs = zip(*_split(candidates, references), strict=True)
-    counts = np.array([bleu_counts(*tokens) for tokens in pairs])
+    counts = np.array(list(map(bleu_counts, *_split(candidates, references))))
     total = bleu_of_counts(counts.sum(axis=0).tolist())
-    columns = zip(*map(bleu_of_counts, counts.tolist()), strict=True)
-    scores = zip(total, map(list, columns), strict=True)
+    columns = map(list, zip(*map(bleu_of_counts, counts.tolist()), strict=True))
+    scores = zip(total, columns, strict=True)
     values = dict(zip(METRIC_KEYS["bleu"], scores, strict=True))
     return Scores(values, counts.astype(np.float64))
 
@@ -425,11 +417,8 @@ def rouge(
 ) -> Scores:
     """ROUGE-L F with beta 1.2, mean over images (Lin 2004). Range [0, 1]."""
     # Split at spaces alone, as the toolkit does here: a no-break space within a token stays.
-    scores = [
-        rouge_l(caption.split(" "), [text.split(" ") for text in references[image_id]])
-        for image_id, caption in candidates.items()
-    ]
-    return Scores({"ROUGE-L": (float(np.mean(np.array(scores))), scores)})
+    scores = list(map(rouge_l, *_split(candidates, references, " ")))
+    return Scores({"ROUGE-L": (float(np.mean(scores)), scores)})
 
 
 def cider(
@@ -454,13 +443,15 @@ def cider(
 
 
 def _split(
-    candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
+    candidates: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    separator: str | None = None,
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
     """Tokens of N candidates and of the references of each."""
-    tokens = [
-        [text.split() for text in references[image_id]] for image_id in candidates
-    ]
-    return [caption.split() for caption in candidates.values()], tokens
+    tokens = []
+    for image_id in candidates:
+        tokens.append([text.split(separator) for text in references[image_id]])
+    return [caption.split(separator) for caption in candidates.values()], tokens
 
 
 SCORERS: dict[
@@ -480,18 +471,13 @@ def _degeneration(
 ) -> dict[str, float]:
     """Signs of bad captions, always on Python tokens, so that machines with and without Java agree."""
     split = tokenizer_of(tokenizer)
-    seen = (
-        None
-        if training_captions is None
-        else {tuple(split(text)) for text in training_captions}
-    )
-    statistics = degeneration_statistics(
-        [split(text) for text in captions.values()], seen, tokenizer
-    )
+    seen = None
+    if training_captions is not None:
+        seen = {tuple(split(text)) for text in training_captions}
+    tokens = list(map(split, captions.values()))
+    found = degeneration_statistics(tokens, seen, tokenizer)
     return {
-        key: statistics[name]
-        for key, name in DEGENERATION_KEYS.items()
-        if name in statistics
+        key: found[name] for key, name in DEGENERATION_KEYS.items() if name in found
     }
 
 
@@ -501,22 +487,14 @@ def _oracle_scores(
     per_image: dict[str, dict[str, float]],
 ) -> dict[str, float]:
     """Mean oracle scores; those of each image are added to ``per_image``."""
-    from rl_caption.data.scenes.oracle import OracleScore, oracle
+    from rl_caption.data.scenes.oracle import oracle
 
-    for image_id, caption in tqdm(
-        captions.items(), desc="oracle", unit="caption", disable=None
-    ):
-        score = oracle(caption, scenes[image_id])._asdict()
-        per_image[image_id] |= {
-            f"oracle/{field}": float(value) for field, value in score.items()
-        }
-    means = {}
-    for name in OracleScore._fields:
-        key = f"oracle/{name}"
-        means[key] = math.fsum(per_image[image_id][key] for image_id in captions) / len(
-            captions
-        )
-    return means
+    found: dict[str, list[float]] = {}
+    for image_id, caption in captions.items():
+        for name, value in oracle(caption, scenes[image_id])._asdict().items():
+            per_image[image_id][f"oracle/{name}"] = float(value)
+            found.setdefault(f"oracle/{name}", []).append(float(value))
+    return {key: math.fsum(values) / len(values) for key, values in found.items()}
 
 
 def _signature(
@@ -594,20 +572,17 @@ def add_judges(
     """
     prompts, columns = reward_inputs(rows)
     texts = [captions[row["image_id"]] for row in rows]
-    means: dict[str, float] = {}
-    per_image: dict[str, dict[str, float]] = {row["image_id"]: {} for row in rows}
-    for name, reward in tqdm(
-        judges.items(), desc="judges", unit="judge", disable=None if judges else True
-    ):
+    for name, reward in judges.items():
         logger.info("scoring %d captions by %s", len(texts), name)
         scores = score_captions(reward, f"judges.{name}", prompts, texts, columns)
-        means[JUDGE + name] = math.fsum(scores) / len(scores)
-        for row, score in zip(rows, scores, strict=True):
-            per_image[row["image_id"]][JUDGE + name] = score
-    signature = evaluation.signature + "".join(
-        f"+{JUDGE}{name}[{reward.signature}]" for name, reward in judges.items()
-    )
-    bounds = evaluation.bounds | {
-        JUDGE + name: reward.bounds for name, reward in judges.items()
-    }
-    return evaluation.with_metrics(means, per_image, signature, bounds=bounds)
+        per_image = {
+            row["image_id"]: {JUDGE + name: score}
+            for row, score in zip(rows, scores, strict=True)
+        }
+        evaluation = evaluation.with_metrics(
+            {JUDGE + name: math.fsum(scores) / len(scores)},
+            per_image,
+            f"{evaluation.signature}+{JUDGE}{name}[{reward.signature}]",
+            bounds=evaluation.bounds | {JUDGE + name: reward.bounds},
+        )
+    return evaluation

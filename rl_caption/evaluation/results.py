@@ -5,10 +5,10 @@ import hashlib
 import io
 import re
 import tempfile
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any, NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -31,8 +31,7 @@ SETTINGS = "settings.json"
 LEFT_OUT = "–"
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """How a metric is printed: heading, factor, decimals."""
 
     heading: str
@@ -83,10 +82,13 @@ GROUPS = (
     RETRIEVAL_COLUMNS,
 )
 """Columns of the tables of an evaluation, before those of judges."""
-COLUMNS = _shares({"captions/duplicates": "duplicates", "captions/empty": "empty"})
+COLUMNS = dict(
+    ChainMap(
+        _shares({"captions/duplicates": "duplicates", "captions/empty": "empty"}),
+        *GROUPS,
+    )
+)
 """Every metric key but those of judges; the tables show all but duplicate and empty captions."""
-for _group in GROUPS:
-    COLUMNS |= _group
 
 
 def factor_of(key: str) -> float:
@@ -103,7 +105,7 @@ def column_of(key: str) -> Column:
     name, factor = key.removeprefix(JUDGE), factor_of(key)
     column = COLUMNS.get(key, Column(name, factor, 4 if factor == 1 else 2))
     if column.factor == 100 and "%" not in column.heading:
-        return replace(column, heading=f"{column.heading} (x100)")
+        return column._replace(heading=f"{column.heading} (x100)")
     return column
 
 
@@ -118,13 +120,14 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
     """
     judges = _judge_columns(rows)
     present = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
-    groups = []
+    blocks: list[str] = []
+    shown: list[str] = []
     for columns in (*GROUPS, judges):
-        groups.append(
-            {key: column for key, column in columns.items() if key in present}
-        )
-    blocks = ["\n".join(_block(rows, group)) for group in groups if group]
-    notes = _reasons(rows, [key for group in groups for key in group])
+        group = {key: columns[key] for key in columns if key in present}
+        shown += group
+        if group:
+            blocks.append("\n".join(_block(rows, group)))
+    notes = _reasons(rows, shown)
     for name, row in rows.items():
         empty = round(row.metrics.get("captions/empty", 0) * row.n)
         if empty:
@@ -134,37 +137,41 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
             f"{JUDGE}cider and CIDEr may differ in document frequencies and in EOS: see the "
             f"signature"
         )
-    intervals = dict.fromkeys(row.interval for row in rows.values() if row.intervals)
-    notes += [f"intervals: {interval}" for interval in intervals]
-    decodings = dict.fromkeys(row.decoding for row in rows.values() if row.decoding)
-    notes += [f"decoding: {decoding}" for decoding in decodings]
-    signatures = dict.fromkeys(row.signature for row in rows.values())
-    if len(signatures) == 1:
-        notes += [f"signature: {signature}" for signature in signatures]
+    intervals = (row.interval if row.intervals else "" for row in rows.values())
+    notes += _said("intervals", intervals)
+    notes += _said("decoding", (row.decoding for row in rows.values()))
+    signatures = [row.signature for row in rows.values()]
+    if len(set(signatures)) == 1:
+        notes += _said("signature", signatures)
     else:
         notes.append("signatures differ:")
         notes += [f"  {name}: {row.signature}" for name, row in rows.items()]
-    line = " ".join(groups[0])
-    heading = [f"x100: {line} (CIDEr of 1.0 is printed as 100.00)"] if line else []
-    return "\n\n".join([*heading, *blocks, "\n".join(notes)])
+    line = " ".join(key for key in CAPTION_COLUMNS if key in present)
+    if line:
+        blocks.insert(0, f"x100: {line} (CIDEr of 1.0 is printed as 100.00)")
+    return "\n\n".join([*blocks, "\n".join(notes)])
+
+
+def _said(what: str, texts: Iterable[str]) -> list[str]:
+    """A note for each different text that is not empty."""
+    return [f"{what}: {text}" for text in dict.fromkeys(texts) if text]
 
 
 def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
     """A column for each judge, with its range in the heading, as in ``L-CLIPS, 0 to 2.5``."""
+    ranges: dict[str, dict[str, None]] = {}
+    for row in rows.values():
+        for key in row.metrics:
+            if key.startswith(JUDGE):
+                own = ranges.setdefault(key, {})
+                factor = factor_of(key)
+                for low, high in [row.bounds[key]] if key in row.bounds else []:
+                    own[f"{factor * low:.4g} to {factor * high:.4g}"] = None
     columns = {}
-    for key in dict.fromkeys(key for row in rows.values() for key in row.metrics):
-        if not key.startswith(JUDGE):
-            continue
+    for key, own in ranges.items():
         column = column_of(key)
-        bounds = dict.fromkeys(
-            row.bounds[key] for row in rows.values() if key in row.bounds
-        )
-        ranges = [
-            f"{column.factor * low:.4g} to {column.factor * high:.4g}"
-            for low, high in bounds
-        ]
-        heading = ", ".join(filter(None, [column.heading, " or ".join(ranges)]))
-        columns[key] = replace(column, heading=heading)
+        heading = ", ".join(filter(None, [column.heading, " or ".join(own)]))
+        columns[key] = column._replace(heading=heading)
     return columns
 
 
@@ -287,14 +294,12 @@ def check_writable(out_dir: str | Path) -> Path:
     error.
     """
     folder = Path(out_dir)
-    try:
+    with naming(
+        f"results cannot be written to {str(folder)!r}", (OSError,), EvaluationError
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\n")
-    except OSError as error:
-        raise EvaluationError(
-            f"results cannot be written to {str(folder)!r}: {error}"
-        ) from error
     return folder
 
 
@@ -353,9 +358,8 @@ def write_predictions(captions: Mapping[str, str], out_dir: str | Path) -> Path:
 def result_ids(image_ids: Iterable[str]) -> dict[str, int | str]:
     """Image id -> its id in result files (see ``write_evaluation``)."""
     ids = list(image_ids)
-    if all(re.fullmatch("0|[1-9][0-9]{0,17}", image_id) for image_id in ids):
-        return {image_id: int(image_id) for image_id in ids}
-    return {image_id: image_id for image_id in ids}
+    plain = all(re.fullmatch("0|[1-9][0-9]{0,17}", image_id) for image_id in ids)
+    return {image_id: int(image_id) if plain else image_id for image_id in ids}
 
 
 class ScoresFile(TypedDict):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rewards.clip.encoder import CachedEncoder
+from rewards.clip.encoder import CachedEncoder, Embeddings
 from rl_caption.evaluation.metrics import Evaluation
 
 Floats = NDArray[np.float64]
@@ -62,22 +62,20 @@ def both_ways(
         ValueError: owners of another number or out of range, an image without a text, or an
             embedding that is not finite or of length 0.
     """
-    of_image, of_text = np.asarray(images, np.float32), np.asarray(texts, np.float32)
-    owner_of_text = np.asarray(owners)
-    rows = np.arange(len(of_image))
-    if len(owner_of_text) != len(of_text) or set(owner_of_text.tolist()) != set(
-        rows.tolist()
-    ):
+    owner_of_text, rows = np.asarray(owners), np.arange(len(np.asarray(images)))
+    has_owners = len(owner_of_text) == len(np.asarray(texts))
+    if not (has_owners and np.array_equal(np.unique(owner_of_text), rows)):
         raise ValueError(
             "owners: expected an image for each text, and a text for each image"
         )
-    with np.errstate(invalid="ignore"):
-        of_image, of_text = (
-            rows / np.linalg.norm(rows, axis=1, keepdims=True)
-            for rows in (of_image, of_text)
-        )
-    if not (np.isfinite(of_image).all() and np.isfinite(of_text).all()):
-        raise ValueError("an embedding is not finite or of length 0")
+    normalised = []
+    for embeddings in (images, texts):
+        vectors = np.asarray(embeddings, np.float32)
+        with np.errstate(invalid="ignore"):
+            normalised.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+        if not np.isfinite(normalised[-1]).all():
+            raise ValueError("an embedding is not finite or of length 0")
+    of_image, of_text = normalised
     return {
         "i2t": retrieval_ranks(of_image, of_text, rows, owner_of_text, ks),
         "t2i": retrieval_ranks(of_text, of_image, owner_of_text, rows, ks),
@@ -156,39 +154,40 @@ def add_retrieval(
         RewardError: an image cannot be read.
     """
     images = encoder.embed_images([row["image"] for row in rows])
-    positions = {
-        row["image_id"]: number
-        for number, row in enumerate(rows)
-        if row["image_id"] in captions
-    }
+    captioned = [n for n, row in enumerate(rows) if row["image_id"] in captions]
+    names = [rows[number]["image_id"] for number in captioned]
     texts = {
-        RETRIEVAL: {number: [captions[name]] for name, number in positions.items()},
-        REFERENCES: {
-            number: rows[number]["references"] for number in positions.values()
-        },
+        RETRIEVAL: [[captions[name]] for name in names],
+        REFERENCES: [rows[number]["references"] for number in captioned],
     }
     metrics: dict[str, float] = {}
-    per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in positions}
+    per_image: dict[str, dict[str, float]] = {name: {} for name in names}
     for prefix, of_images in texts.items():
-        queries = [text for own in of_images.values() for text in own]
-        owners = [number for number, own in of_images.items() for _ in own]
-        distinct = {text: row for row, text in enumerate(dict.fromkeys(queries))}
-        embedded = encoder.embed_texts(list(distinct))[
-            [distinct[text] for text in queries]
-        ]
+        queries, owners = [], []
+        for number, own in zip(captioned, of_images, strict=True):
+            queries += own
+            owners += [number] * len(own)
+        embedded = embed_distinct(encoder, queries)
         ranks = retrieval_ranks(embedded, images, owners, np.arange(len(images)))
-        counts = np.bincount(owners, minlength=len(rows))
-        for column, name in enumerate(["rank", *(f"R@{k}" for k in KS)]):
-            sums = np.bincount(owners, weights=ranks[:, column], minlength=len(rows))
-            values = [
-                float(sums[number] / counts[number]) for number in positions.values()
-            ]
+        counts = np.bincount(owners, minlength=len(rows))[captioned]
+        for column, name in zip(
+            ranks.T, ["rank", *(f"R@{k}" for k in KS)], strict=True
+        ):
+            values = (
+                np.bincount(owners, column, len(rows))[captioned] / counts
+            ).tolist()
             for row, value in zip(per_image.values(), values, strict=True):
                 row[prefix + name] = value
-            if column:
-                metrics[prefix + name] = math.fsum(values) / len(values)
+            metrics[prefix + name] = math.fsum(values) / len(values)
+        del metrics[f"{prefix}rank"]
         metrics[f"{prefix}median_rank"] = float(np.median(ranks[:, 0]))
     signature = (
         f"{evaluation.signature}+retrieval[{encoder.signature},{len(rows)} images]"
     )
     return evaluation.with_metrics(metrics, per_image, signature)
+
+
+def embed_distinct(encoder: CachedEncoder, texts: Sequence[str]) -> Embeddings:
+    """[N, D] embeddings of texts, equal ones embedded once."""
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    return encoder.embed_texts(list(places))[[places[text] for text in texts]]

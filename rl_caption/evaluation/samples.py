@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
 from rewards.text.bleu import bleu_counts, bleu_of_counts
 from rewards.text.cider import cider_d
@@ -68,40 +67,21 @@ def evaluate_samples(
     count = _captions_per_image(samples, references)
     written, df = tokenize_references(references, tokenizer)
     split = tokenizer_of(tokenizer)
-    captions = {
-        image_id: [split(text) for text in texts] for image_id, texts in samples.items()
-    }
-    scores = cider_d(
-        [tokens for of_image in captions.values() for tokens in of_image],
-        [
-            written[image_id]
-            for image_id, of_image in captions.items()
-            for _ in of_image
-        ],
-        df,
-    )
-    by_image = np.array(scores).reshape(len(captions), count)
-    diversity, matches, matrices = [], [], []
-    images = captions.values()
-    for of_image in tqdm(
-        images, "diversity", unit="image", leave=False, delay=2, disable=None
-    ):
-        matrix = similarities(of_image, df)
-        matrices.append(matrix)
-        distinct = distinct_ngrams(of_image, 1), distinct_ngrams(of_image, 2)
-        diversity.append((self_cider(matrix), *distinct))
-        others = [of_image[:i] + of_image[i + 1 :] for i in range(count)]
-        matches.append(list(map(bleu_counts, of_image, others)))
+    scores, diversity, matches, matrices = [], [], [], []
+    for image_id, texts in samples.items():
+        captions = list(map(split, texts))
+        scores.append(cider_d(captions, [written[image_id]] * count, df))
+        matrices.append(similarities(captions, df))
+        distinct = distinct_ngrams(captions, 1), distinct_ngrams(captions, 2)
+        diversity.append((self_cider(matrices[-1]), *distinct))
+        others = [captions[:i] + captions[i + 1 :] for i in range(count)]
+        matches.append(list(map(bleu_counts, captions, others)))
+    names = "self-CIDEr", "Div-1", "Div-2"
+    means = np.mean(diversity, axis=0).tolist()
+    metrics = dict(zip(names, means, strict=True))
     bleu = [bleu_of_counts(row)[-1] for row in np.array(matches).sum(axis=0).tolist()]
-    metrics = dict(
-        zip(
-            ("self-CIDEr", "Div-1", "Div-2"),
-            np.mean(diversity, axis=0).tolist(),
-            strict=True,
-        )
-    )
     metrics["mBLEU-4"] = math.fsum(bleu) / count
-    return SampleEvaluation(metrics, best_of(by_image, np.stack(matrices)))
+    return SampleEvaluation(metrics, best_of(np.array(scores), np.stack(matrices)))
 
 
 def best_of(

@@ -11,9 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from rewards.base import optional
+from rewards.base import naming, optional
 from rewards.clip.encoder import CachedEncoder, Embeddings
-from rewards.images import list_images
 from rl_caption.data.base import DataError
 
 Prompts = Literal["imagenet", "cifar", "plain"]
@@ -78,31 +77,25 @@ def embed_classes(
     return normalised
 
 
-def labelled_images(folder: Path) -> tuple[list[str], list[Path], list[int]]:
+def labelled_images(folder: Path) -> tuple[list[str], list[str], list[int]]:
     """Read a folder with a folder for each of C classes: their names [C], N images, and the class
     of each [N].
     """
-    folders = sorted(path for path in folder.iterdir() if path.is_dir())
-    if len(folders) < 2:
-        raise DataError(
-            f"{str(folder)!r} has {len(folders)} folders: expected one for each class"
-        )
-    names = [path.name.replace("_", " ") for path in folders]
-    if all(IMAGENET_CLASS.fullmatch(path.name) for path in folders):
+    from torchvision.datasets import ImageFolder  # imports torch
+
+    with naming(str(folder), (FileNotFoundError,), DataError):
+        found = ImageFolder(str(folder))
+    if len(found.classes) < 2:
+        raise DataError(f"{str(folder)!r} has one folder: expected one for each class")
+    names = [name.replace("_", " ") for name in found.classes]
+    if all(map(IMAGENET_CLASS.fullmatch, found.classes)):
         names = list(_metadata().IMAGENET_CLASSNAMES)
-        if len(names) != len(folders):
+        if len(names) != len(found.classes):
             raise DataError(
-                f"{str(folder)!r} has {len(folders)} of ImageNet's {len(names)} classes"
+                f"{str(folder)!r} has {len(found.classes)} of ImageNet's {len(names)} classes"
             )
-    images: list[Path] = []
-    classes: list[int] = []
-    for number, path in enumerate(folders):
-        files = sorted(list_images(path))
-        if not files:
-            raise DataError(f"{str(path)!r} has no images")
-        images += files
-        classes += [number] * len(files)
-    return names, images, classes
+    images, classes = zip(*found.samples, strict=True)
+    return names, list(images), list(classes)
 
 
 def _metadata():  # type: ignore[no-untyped-def]  # a module

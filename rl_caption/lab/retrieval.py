@@ -16,7 +16,7 @@ from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.confidence import estimates
 from rl_caption.evaluation.metrics import check_has_images
 from rl_caption.evaluation.results import markdown
-from rl_caption.evaluation.retrieval import KS, both_ways
+from rl_caption.evaluation.retrieval import KS, both_ways, embed_distinct
 from rl_caption.lab.config import CompareRetrievalConfig
 from rl_caption.programs.evaluate import load_dual_encoder
 
@@ -103,10 +103,7 @@ def _measure(
     images = encoder.embed_images([row["image"] for row in rows])
     results = {}
     for name, (captions, owners) in texts.items():
-        distinct = {text: row for row, text in enumerate(dict.fromkeys(captions))}
-        embedded = encoder.embed_texts(list(distinct))[
-            [distinct[text] for text in captions]
-        ]
+        embedded = embed_distinct(encoder, captions)
         ranks = both_ways(images, embedded, owners)
         figures = _figures("i2t", ranks["i2t"], range(len(rows)), config)
         figures |= _figures("t2i", ranks["t2i"], owners, config)

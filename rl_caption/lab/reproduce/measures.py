@@ -26,13 +26,14 @@ from rl_caption.data.files import (
     references_for,
     with_ids_of,
 )
-from rl_caption.evaluation.metrics import METRIC_KEYS, Evaluation, evaluate_captions
+from rl_caption.evaluation.metrics import Evaluation, evaluate_captions
+from rl_caption.evaluation.results import CAPTION_COLUMNS
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.evaluation.zero_shot import zero_shot_accuracy
 from rl_caption.lab.config import ReproduceConfig
 from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.costs import EncoderCost, encoder_cost
-from rl_caption.lab.meta_evaluation.figures import blind_figures, rated_figures
+from rl_caption.lab.meta_evaluation.figures import BLIND, blind_figures, rated_figures
 from rl_caption.lab.meta_evaluation.program import (
     FILE_SCORES,
     NAMES,
@@ -58,7 +59,7 @@ from rl_caption.lab.reproduce.tables import (
 )
 from rl_caption.lab.retrieval import texts_of
 from rl_caption.programs.evaluate import load_dual_encoder
-from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError, config_errors
 
 VIDEOS = ("vatex_eval", "activitynet_foil")
 
@@ -76,6 +77,7 @@ class Measures:
         for name, file in (*self.captions.items(), *self.scores.items()):
             if not Path(file).exists():
                 raise ConfigError(f"{name}: {file!r} is not there")
+        self.given = self.models.keys() | self.scores.keys()
         self._builder = RewardBuilder()
 
     def obstacle(self, row: Row, column: Column) -> str | None:
@@ -102,28 +104,26 @@ class Measures:
     def measure(self, row: Row, column: Column) -> float:
         """Measure a cell in the unit of the table. ``UserError`` where its value is not defined."""
         data, model = str(data_of(column)), str(row.model)
+        factor = float(column.get("factor", 100 if "set" in column else 1))
         if "set" in column:
-            return self._agreement(row, column) * float(column.get("factor", 100))
+            return factor * self._agreement(row, column)
         if "retrieval" in column:
-            value = self._recall(model, data)[column["retrieval"]]
-        elif "zero_shot" in column:
+            return factor * self._recall(model, data)[column["retrieval"]]
+        if "specificity" in column:
+            rates = self._specificity(model, data)
+            return factor * float(getattr(rates, column["specificity"]))
+        if "size" in column:
+            return factor * float(getattr(self._cost(model), column["size"]))
+        if "zero_shot" in column:
             prompts = data_sets()[data]["prompts"]
-            value = zero_shot_accuracy(self._encoder(model), self.data[data], prompts)
-        elif "specificity" in column:
-            value = getattr(self._specificity(model, data), column["specificity"])
-        elif "size" in column:
-            value = float(getattr(self._cost(model), column["size"]))
-        else:
-            value = self._captions(row, column)
-        return value * float(column.get("factor", 1))
+            encoder = self._encoder(model)
+            return factor * zero_shot_accuracy(encoder, self.data[data], prompts)
+        return factor * self._captions(row, column)
 
     def _agreement(self, row: Row, column: Column) -> float:
         """The mean of the figures of a column, over the parts of a set."""
-        which = (
-            str(data_of(column)),
-            column["set"],
-            json.dumps(column.get("kwargs", {})),
-        )
+        kwargs = json.dumps(column.get("kwargs", {}))
+        which = str(data_of(column)), column["set"], kwargs
         values = []
         for number, judged in enumerate(self._sets(*which)):
             if column.get("part", judged.name) != judged.name:
@@ -131,12 +131,12 @@ class Measures:
             found = self._figures(row.name, which, number)
             for name in column.get("figures") or [column["figure"]]:
                 alternatives = [name] if isinstance(name, str) else name
-                value = next((found[one] for one in alternatives if one in found), None)
-                if value is None:
+                defined = [one for one in alternatives if found.get(one) is not None]
+                if not defined:
                     raise ConfigError(
                         f"{judged.name}: {' or '.join(alternatives)} is not defined"
                     )
-                values.append(value)
+                values.append(found[defined[0]])
         return fmean(values)
 
     @cache
@@ -149,31 +149,26 @@ class Measures:
     @cache
     def _figures(
         self, name: str, which: tuple[str, str, str], number: int
-    ) -> Mapping[str, float | None]:
+    ) -> Mapping[str, Any]:
         row, judged = self.rows[name], self._sets(*which)[number]
-        metric_name, released = (
-            row.source.get("name", ""),
-            row.source.get("released", {}),
-        )
-        given = name in self.scores or row.model in self.models
-        if metric_name.startswith("blind"):
-            figures = blind_figures(judged)[metric_name]
-        elif which[1] in released and not given:
+        source = row.source
+        named, released = str(source.get("name", "")), source.get("released", {})
+        if named in BLIND:
+            figures = blind_figures(judged)[named]
+        elif which[1] in released and not {name, row.model} & self.given:
             figures = rated_figures(judged, judged.released[released[which[1]]])
         else:
-            metric = self._metric(row, is_video=which[1] in VIDEOS)
+            if name in self.scores:
+                options = {"file": self.scores[name], "heading": name}
+                metric = self._builder.build(FILE_SCORES, options)
+            elif named in NAMES:
+                metric = self._builder.build(*NAMES[named][1:])
+            else:
+                video = source.get("video") if which[1] in VIDEOS else None
+                metric = self._reward(video or source["reward"], row.model, source)
             check_columns(name, metric.columns, [judged])
             figures = score_set(judged, metric)
         return {figure.name: figure.value for figure in figures}
-
-    def _metric(self, row: Row, is_video: bool = False) -> Reward:
-        if row.name in self.scores:
-            options = {"file": self.scores[row.name], "heading": row.name}
-            return self._builder.build(FILE_SCORES, options)
-        if row.source.get("name") in NAMES:
-            return self._builder.build(*NAMES[row.source["name"]][1:])
-        name = row.source.get("video") if is_video else None
-        return self._reward(name or row.source["reward"], row.model, row.source)
 
     def _reward(
         self, name: str, model: str | None, source: Mapping[str, Any]
@@ -184,7 +179,8 @@ class Measures:
             backbone, _, pretrained = self.models[model].partition("@")
             options[source.get("argument", "backbone")] = backbone
             options |= {"pretrained": pretrained} if pretrained else {}
-        return self._builder.build(name, options | source.get("kwargs", {}))
+        with config_errors(f"--model {model}"):
+            return self._builder.build(name, options | source.get("kwargs", {}))
 
     @cache
     def _recall(self, model: str, data: str) -> Mapping[str, float]:
@@ -198,16 +194,16 @@ class Measures:
         """As the released code averages: ``released_specificity_rates``, of cosines."""
         examples = self._examples(data)
         captions = [example["references"][0] for example in examples]
-        chains = make_chains(
-            captions, image_ids=[example["image_id"] for example in examples]
-        )
-        grown = [
-            (one, e["image"]) for one, e in zip(chains, examples, strict=True) if one
-        ]
+        ids = [example["image_id"] for example in examples]
+        chains, images = [], []
+        grown = make_chains(captions, image_ids=ids)
+        for one, example in zip(grown, examples, strict=True):
+            if one is not None:
+                chains.append(one)
+                images.append(example["image"])
         metric = self._reward("specs", model, {"kwargs": {"scale": "shifted"}})
         cosines = []
-        columns = {"image": [image for _, image in grown]}
-        for scored in score_chains(metric, [one for one, _ in grown], columns):
+        for scored in score_chains(metric, chains, {"image": images}):
             grow, false = ([2 * score - 1 for score in scores] for scores in scored)
             cosines.append(ChainScores(grow, false))
         return released_specificity_rates(cosines)
@@ -215,11 +211,11 @@ class Measures:
     def _captions(self, row: Row, column: Column) -> float:
         """A metric of the COCO toolkit, or the mean of a reward, of captions in a file."""
         data, metric = str(data_of(column)), column["captions"]
-        if metric in chain.from_iterable(METRIC_KEYS.values()):
+        if metric in CAPTION_COLUMNS:
             evaluation = self._evaluation(row.name, data)
             if metric not in evaluation.metrics:
                 raise ConfigError(evaluation.left_out[metric])
-            return float(evaluation.metrics[metric])
+            return evaluation.metrics[metric]
         captions, references = self._read(row.name, data)
         reward = self._reward(metric, column.get("model"), column)
         columns: dict[str, Any] = {
@@ -227,17 +223,14 @@ class Measures:
         }
         if "image" in reward.columns:
             beside = (self.data[data] / below for below in data_sets()[data]["images"])
-            images = self.config.images or next(
-                (path for path in beside if path.is_dir()), None
-            )
+            images = self.config.images or next(filter(Path.is_dir, beside), None)
             if images is None:
                 raise ConfigError(
                     f"{metric} looks at images: name their folder by --images"
                 )
             columns["image"] = find_images(images, captions)
-        return fmean(
-            score_captions(reward, metric, None, list(captions.values()), columns)
-        )
+        texts = list(captions.values())
+        return fmean(score_captions(reward, metric, None, texts, columns))
 
     @cache
     def _evaluation(self, name: str, data: str) -> Evaluation:
@@ -247,12 +240,11 @@ class Measures:
         """The captions of a row's file, and the references of the data set."""
         file, entry = self.captions[name], data_sets()[data]
         paths = [self.data[data] / names[0] for names in entry["files"]]
-        path = next(path for path in paths if path.is_file())
+        path = next(filter(Path.is_file, paths))
         split = entry.get("split") if path.name.startswith("dataset") else None
         references = read_references(path, split)
-        return with_ids_of(
-            read_captions(file), references, references.images, file
-        ), references
+        captions = read_captions(file)
+        return with_ids_of(captions, references, references.images, file), references
 
     @cache
     def _cost(self, model: str) -> EncoderCost:
@@ -271,12 +263,9 @@ class Measures:
         entry = data_sets()[data]
         path = str(self.data[data] / entry.get("path", ""))
         read = build_data(DataConfig(path=path, **entry["reader"]))
-        splits = (
-            read.splits
-            if entry["split"] is None
-            else [usable_split(read, entry["split"])]
-        )
-        return [example for split in splits for example in read.split(split)]
+        if entry["split"] is not None:
+            return read.split(usable_split(read, entry["split"]))
+        return list(chain.from_iterable(map(read.split, read.splits)))
 
 
 def _named(option: str, pairs: Sequence[str], names: Collection[str]) -> dict[str, str]:

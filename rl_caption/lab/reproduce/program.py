@@ -48,9 +48,8 @@ class Cell:
         """
         if self.measured is None:
             return None
-        return Decimal(repr(self.measured)).quantize(
-            self.published or Decimal("0.0001")
-        )
+        decimals = self.published or Decimal("0.0001")
+        return Decimal(repr(self.measured)).quantize(decimals)
 
     @property
     def difference(self) -> Decimal | None:
@@ -84,21 +83,16 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
     folder = None if config.out is None else check_writable(config.out)
     measures = Measures(table, config)
     cells = make_cells(table, measures)
-    measurable = [
-        cell
-        for cell in cells
-        if cell.reason is None and "mean" not in table.columns[cell.column]
-    ]
-    if not measurable:
+    columns, rows = table.columns, {row.name: row for row in table.rows}
+    todo = [c for c in cells if c.reason is None and "mean" not in columns[c.column]]
+    if not todo:
         reasons = "\n".join(f"  {line}" for line in _reasons(cells))
         raise ConfigError(
             f"no row of {table.paper} {table.key} ({table.title}) can be made:\n{reasons}"
         )
-    for cell in tqdm(measurable, desc="cells", unit="cell", delay=2, disable=None):
+    for cell in tqdm(todo, desc="cells", unit="cell", delay=2, disable=None):
         try:
-            cell.measured = measures.measure(
-                measures.rows[cell.row], table.columns[cell.column]
-            )
+            cell.measured = measures.measure(rows[cell.row], columns[cell.column])
         except (UserError, RewardError, ModuleNotFoundError) as error:
             cell.reason = str(error)
     _fill_means(table, cells)
@@ -111,10 +105,7 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
                 row[key] = None if row[key] is None else float(row[key])
         values = {"paper": table.paper, "table": table.key, "cells": content}
         write_json(folder / "reproduce.json", values | {"notes": list(table.notes)})
-        print(
-            f"wrote {folder / 'reproduce.md'}, {folder / 'reproduce.json'}",
-            file=sys.stderr,
-        )
+        print(f"wrote reproduce.md and reproduce.json in {folder}", file=sys.stderr)
     return text
 
 
@@ -125,10 +116,9 @@ def make_cells(table: Table, measures: Measures) -> list[Cell]:
         for (name, column), published in zip(
             table.columns.items(), row.values, strict=True
         ):
-            if published is None and not row.extra:
-                continue
-            reason = None if "mean" in column else measures.obstacle(row, column)
-            cells.append(Cell(row.name, name, published, reason=reason))
+            if published is not None or row.extra:
+                reason = None if "mean" in column else measures.obstacle(row, column)
+                cells.append(Cell(row.name, name, published, reason=reason))
     return cells
 
 
@@ -136,33 +126,35 @@ def _fill_means(table: Table, cells: Sequence[Cell]) -> None:
     """Columns that are means of others, in the rows in which all of these are measured."""
     for cell in cells:
         names = table.columns[cell.column].get("mean", ())
-        of_row = [
-            other for other in cells if other.row == cell.row and other is not cell
+        others = [
+            other
+            for other in cells
+            if other.row == cell.row
+            and other is not cell
+            and (names == "all" or other.column in names)
         ]
-        others = [other for other in of_row if names == "all" or other.column in names]
         values = [other.measured for other in others if other.measured is not None]
         if values and len(values) == len(others):
             cell.measured = fmean(values)
         elif names:
             reasons = [other.reason for other in others if other.reason]
-            cell.reason = next(iter(reasons), "not all of its columns are")
+            cell.reason = (reasons or ["not all of its columns are"])[0]
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
     """Each reason once, with the rows and columns that it is of."""
-    rows: dict[str, dict[str, list[str]]] = {}
+    missing: dict[str, dict[str, list[str]]] = {}
     for cell in cells:
         if cell.reason is not None:
-            rows.setdefault(cell.reason, {}).setdefault(cell.row, []).append(
-                cell.column
-            )
+            rows = missing.setdefault(cell.reason, {})
+            rows.setdefault(cell.row, []).append(cell.column)
     whole = Counter(cell.row for cell in cells)
     lines = []
-    for reason, columns in rows.items():
-        names = [
-            name if len(missing) == whole[name] else f"{name} ({', '.join(missing)})"
-            for name, missing in columns.items()
-        ]
+    for reason, rows in missing.items():
+        names = []
+        for name, columns in rows.items():
+            shown = f" ({', '.join(columns)})" if len(columns) < whole[name] else ""
+            names.append(name + shown)
         lines.append(f"- {'; '.join(names)}: {reason}")
     return lines
 
@@ -171,26 +163,23 @@ def as_markdown(table: Table, cells: Sequence[Cell]) -> str:
     """A line for each cell that was measured; then the rows that were not, with the reasons, and
     notes.
     """
-    lines, differences = [], []
+    lines, equal = [], []
     for cell in cells:
         if cell.measured is None:
             continue
-        printed = [LEFT_OUT if cell.published is None else str(cell.published)]
-        printed += [str(cell.as_printed), LEFT_OUT]
+        printed = [LEFT_OUT, str(cell.as_printed), LEFT_OUT]
         if cell.difference is not None:
-            differences.append(cell.difference)
-            printed[-1] = (
-                f"{cell.difference:+}" if cell.difference else f"{cell.difference}"
-            )
+            sign = "+" if cell.difference > 0 else ""
+            printed = [str(cell.published), printed[1], f"{sign}{cell.difference}"]
+            equal.append(cell.difference == 0)
         lines.append([cell.row, cell.column, *printed])
     blocks = [
         f"## {load_paper(table.paper).title}, Table {table.key}: {table.title}",
         markdown(["row", "column", "published", "measured", "difference"], lines),
     ]
-    if differences:
-        equal = sum(difference == 0 for difference in differences)
+    if equal:
         blocks.append(
-            f"{equal} of {len(differences)} measured values are the published ones."
+            f"{sum(equal)} of {len(equal)} measured values are the published ones."
         )
     notes = [f"- {note}" for note in table.notes]
     for title, items in (("Not measured:", _reasons(cells)), ("Notes:", notes)):

@@ -92,7 +92,7 @@ def load_paper(name: str) -> Paper:
     return Paper(name, " ".join(title.split()), tables)
 
 
-def find_table(paper: str, key: str, rows: Sequence[str] | None = None) -> Table:
+def find_table(paper: str, key: str, names: Sequence[str] | None = None) -> Table:
     """A table by its paper and number, with all or some of its rows. ``ConfigError`` says what
     there is.
     """
@@ -100,15 +100,13 @@ def find_table(paper: str, key: str, rows: Sequence[str] | None = None) -> Table
     if key.upper() not in tables:
         raise ConfigError(f"table is {key!r}: {paper} has {', '.join(tables)}")
     table = tables[key.upper()]
-    if rows is None:
-        return table
-    names = [row.name for row in table.rows]
-    unknown = [name for name in rows if name not in names]
-    if unknown:
-        raise ConfigError(
-            f"--rows {unknown[0]!r}: {paper} {table.key} has {'; '.join(names)}"
-        )
-    return table._replace(rows=[table.rows[names.index(name)] for name in rows])
+    rows = {row.name: row for row in table.rows}
+    for name in names or ():
+        if name not in rows:
+            raise ConfigError(
+                f"--rows {name!r}: {paper} {table.key} has {'; '.join(rows)}"
+            )
+    return table._replace(rows=[rows[name] for name in names or rows])
 
 
 @cache
@@ -120,12 +118,10 @@ def data_sets() -> Mapping[str, Mapping[str, Any]]:
 
 def data_of(column: Column) -> str | None:
     """The data set that a column is measured on, if any."""
-    if "captions" in column:
-        return str(column.get("data", "coco_test"))
-    return next(
-        (str(column[key]) for key in ("data", "set", "zero_shot") if key in column),
-        None,
-    )
+    keys = [key for key in ("data", "set", "zero_shot") if key in column]
+    if keys:
+        return str(column[keys[0]])
+    return "coco_test" if "captions" in column else None
 
 
 def describe_data(name: str) -> str:
@@ -147,28 +143,17 @@ def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
     """Find the data sets of a table in folders and the folders below them: data set -> its folder.
 
     Raises:
-        ConfigError: a folder is not there, or has none of the files that the table needs.
+        ConfigError: a folder has none of the files that the table needs.
     """
     needed = data_of_table(table)
     places: dict[str, Path] = {}
     for text in folders:
         name, named, path = text.partition("=")
-        folder = Path(path if named else text)
-        if not folder.is_dir():
-            raise ConfigError(f"--data {text!r} is not a folder")
-        if named:
-            found = {name: folder} if name in needed else {}
-        else:
-            below = [
-                folder,
-                *sorted(path for path in folder.iterdir() if path.is_dir()),
-            ]
-            found = {
-                name: place
-                for name in needed
-                for place in below[::-1]
-                if _is_in(name, place)
-            }
+        found = {name: Path(path)} if named and name in needed else {}
+        if not named:
+            below = sorted(place for place in Path(text).iterdir() if place.is_dir())
+            for place in [*below[::-1], Path(text)]:
+                found |= {name: place for name in needed if _is_in(name, place)}
         if not found:
             described = "; ".join(map(describe_data, needed))
             raise ConfigError(
@@ -193,22 +178,20 @@ def _table(
     printed: Mapping[str, Sequence[str]],
 ) -> Table:
     values, shared = content["tables"][key], content["metrics"]
-    # A table's own sources come before those of the paper.
-    own = {"default": values.get("default")} | values.get("metrics", {})
-    rows = []
-    for name, texts in printed.items():
-        source = (
-            own.get(name) or own["default"] or shared.get(name) or content["default"]
-        )
-        numbers = [None if text == "null" else Decimal(text) for text in texts]
-        rows.append(Row(name, numbers, source))
-    for name in values.get("extra", ()):
-        rows.append(
-            Row(name, [None] * len(values["columns"]), shared[name], extra=True)
-        )
+    own = values.get("metrics", {})
+    nothing = ["null"] * len(values["columns"])
     models = dict(content["models"])
-    for row in rows:
-        if row.source.get("model") == ROW:
-            models[row.name] = row.source["how"]
+    rows = []
+    for name, texts in [
+        *printed.items(),
+        *((n, nothing) for n in values.get("extra", ())),
+    ]:
+        # A table's own sources come before those of the paper.
+        sources = own.get(name), values.get("default"), shared.get(name)
+        source = next(filter(None, sources), content.get("default", {}))
+        numbers = [None if text == "null" else Decimal(text) for text in texts]
+        rows.append(Row(name, numbers, source, extra=name not in printed))
+        if source.get("model") == ROW:
+            models[name] = source["how"]
     notes = values.get("notes", ())
     return Table(paper, key, values["title"], values["columns"], rows, models, notes)

@@ -1,8 +1,6 @@
 """Intervals and paired tests, against scipy and against the metrics of resampled captions."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from scipy import stats
 
 from rewards.text.bleu import bleu_of_counts
 from rewards.text.chair import Chair
-from rl_caption.cli.main import run_program
 from rl_caption.evaluation import Evaluation, EvaluationError, evaluate_captions
 from rl_caption.evaluation.confidence import (
     bleu_of_sums,
@@ -206,47 +203,3 @@ def test_the_table_names_direction_and_units() -> None:
         "SPICE (x100) 0.00 100.00 +100.00 +100.00 to +100.00 0."
     )
     assert lines[-1].startswith("difference: rl minus xe")
-
-
-def test_command_compares_two_files(tmp_path: Path) -> None:
-    names = ["test.xe", "test.rl"]
-    better = {key: texts[0] for key, texts in REFERENCES.items()}
-    for file, captions in zip(names, (CAPTIONS, better), strict=True):
-        rows = [
-            {"image_id": int(key), "caption": text} for key, text in captions.items()
-        ]
-        (tmp_path / file).write_text(json.dumps(rows))
-    (tmp_path / "references.json").write_text(json.dumps(REFERENCES))
-    out = tmp_path / "out"
-    words = [
-        "--compare",
-        *(str(tmp_path / name) for name in names),
-        "--metrics",
-        "bleu,cider",
-        "--report",
-    ]
-    words += [
-        "--references",
-        str(tmp_path / "references.json"),
-        "--out",
-        str(out),
-        "--bootstrap",
-        "200",
-    ]
-    assert "difference: test.rl minus test.xe" in run_program("evaluate", words)
-    content = json.loads((out / "comparison.json").read_text())
-    assert content["systems"] == names
-    found = content["differences"]["CIDEr"]
-    assert found["difference"] == found["second"] - found["first"] > 0
-    assert found["interval"][0] <= found["difference"] <= found["interval"][1]
-    assert {path.name for path in out.iterdir()} == {
-        *names,
-        "comparison.json",
-        "report.html",
-    }
-    scores = json.loads((out / names[0] / "scores.json").read_text())
-    assert scores["intervals"].keys() >= {"BLEU-4", "CIDEr"}
-    assert scores["interval"].startswith(
-        "95 % percentile bootstrap over images, 200 resamples"
-    )
-    assert "paired bootstrap" in (out / "report.html").read_text()

@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 from scipy.stats import kendalltau
 
-from rl_caption.evaluation.confidence import estimates
 from rl_caption.lab.meta_evaluation.figures import (
     CORRELATIONS,
     Figure,
@@ -64,45 +63,6 @@ def main_figures(
     ]
 
 
-def test_intervals_have_the_known_width() -> None:
-    values = np.random.default_rng(0).normal(size=400)
-
-    def mean(weights: Any) -> list[float]:
-        return [float((weights * values).sum() / weights.sum())]
-
-    ((value, low, high),) = estimates(mean, range(400), 2000, seed=0)
-    assert value == pytest.approx(values.mean())
-    assert low is not None
-    assert high is not None
-    assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.01)
-    assert high - low == pytest.approx(
-        2 * 1.96 * values.std() / math.sqrt(400), rel=0.05
-    )
-    assert estimates(mean, range(400), 0) == [(value, None, None)]
-
-
-def test_figures_of_rated_captions() -> None:
-    scores = [0.1, 0.4, 0.2, 0.3]
-    first, second = main_figures(rated_set(**RATED, published=["tau_b"]), scores)
-    assert (first.name, first.published, second.name, second.published) == (
-        "tau_b",
-        True,
-        "tau_c",
-        False,
-    )
-    for figure, variant in ((first, "b"), (second, "c")):
-        assert figure.value == pytest.approx(
-            kendalltau(scores, [1, 2, 2, 3], variant=variant).statistic
-        )
-        assert (figure.count, figure.low) == (4, None)
-    within = main_figures(rated_set(**RATED, within_images=True), scores)[2]
-    assert (within.name, within.value) == ("tau_b within images", 1.0)
-    flat = main_figures(rated_set(**RATED, published=["tau_c"]), [1.0] * 4)
-    assert [figure.value for figure in flat] == [None, None]
-    assert "all 4 scores are 1" in flat[0].note
-    assert flat[0].name == "tau_c"
-
-
 def test_what_a_row_counts() -> None:
     margins, better = (
         np.array([[1.0], [-1], [0], [-1], [4]]),
@@ -132,28 +92,6 @@ def test_accuracy_is_strict() -> None:
     assert "33.3 % of pairs have equal scores, which count as wrong" in found[0].note
     kinds = order_figures(pair_set(summary="kinds"), scores)
     assert (kinds[-1].name, kinds[-1].value) == ("mean of kinds", 0.75)
-
-
-def test_conditions_are_shown_or_averaged() -> None:
-    second = [1.0, 1.5, 0.0]
-    scores = {
-        "1 reference": pairs([2.0, 1.0, 1.0], second),
-        "4 references": pairs([2.0, 2.0, 1.0], second),
-    }
-    shown = order_figures(pair_set(shown_kinds=False), scores)
-    assert {figure.name: figure.value for figure in shown} == {
-        "1 reference, all pairs": pytest.approx(2 / 3),
-        "4 references, all pairs": 1.0,
-    }
-    (tied,) = order_figures(
-        pair_set(shown_kinds=False), {"4 references": pairs(second, second)}
-    )
-    assert (
-        tied.note
-        == "4 references, 100.0 % of pairs have equal scores, which count as wrong"
-    )
-    (averaged,) = order_figures(pair_set(shown_kinds=False, averaged=True), scores)
-    assert (averaged.name, averaged.value) == ("all pairs", pytest.approx(5 / 6))
 
 
 def test_what_is_right_without_a_look() -> None:
@@ -237,15 +175,3 @@ def test_further_figures_of_rated_captions() -> None:
         "main",
         "correlations",
     }
-
-
-def test_intervals_do_not_depend_on_the_order_of_rows() -> None:
-    scores, ratings = [0.1, 0.4, 0.3, 0.9, 0.7, 0.2], [1, 3, 2, 4, 5, 3]
-    images = ["x", "z", "y", "y", "w", "v"]
-    order = [3, 0, 5, 1, 4, 2]
-    first = rated_figures(rated_set(ratings, images), scores, 50)
-    again = rated_set([ratings[n] for n in order], [images[n] for n in order])
-    second = rated_figures(again, [scores[n] for n in order], 50)
-    assert [(one.low, one.high) for one in first] == [
-        (one.low, one.high) for one in second
-    ]

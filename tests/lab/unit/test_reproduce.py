@@ -53,8 +53,13 @@ def values_of(table: Table, column: str) -> list[Decimal | None]:
     return [row.values[index] for row in table.rows if not row.extra]
 
 
-def content(folder: Path) -> Mapping[tuple[str, str], Any]:
-    cells = json.loads((folder / "reproduce.json").read_text())["cells"]
+Cells = Mapping[tuple[str, str], Any]
+
+
+def made(out: Path, command: str, *more: str) -> Cells:
+    """Row and column -> cell of a table that the command line makes."""
+    assert main(["reproduce", *command.split(), *more, "--out", str(out)]) == 0
+    cells = json.loads((out / "reproduce.json").read_text())["cells"]
     return {(cell["row"], cell["column"]): cell for cell in cells}
 
 
@@ -108,41 +113,36 @@ def test_the_command_line(
     data = tmp_path / "sets" / "abstract"
     data.mkdir(parents=True)
     BUILDERS["abstract50s"](data)
-    rows = ["--rows", "CIDEr", "CLIP-S", "PAC-S"]
-    options = [
-        "--data",
-        str(data.parent),
-        *rows,
-        "--partial",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    command = f"pac_s 5 --data {data.parent} --rows CIDEr CLIP-S PAC-S --partial"
     scores = tmp_path / "scores.jsonl"
-    assert main(["reproduce", "pac_s", "5", *options]) == 0
+    cells = made(tmp_path / "out", command)
     shown = capsys.readouterr().out
     assert shown.strip() == (tmp_path / "out" / "reproduce.md").read_text().strip()
-    cells = content(tmp_path / "out")
     assert 0 <= cells["CIDEr", "Mean"]["measured"] <= 100
     assert cells["CIDEr", "Mean"]["published"] is None
     assert cells["PAC-S", "Mean"]["measured"] is None
     assert "--model 'pac=BACKBONE'" in cells["PAC-S", "Mean"]["reason"]
     assert "clip_ViT-B-32.pth" in shown
     # Images are not there: a model that is given does not help, and is not needed for the rest.
-    main(["reproduce", "pac_s", "5", *options, "--model", f"clip={student}"])
-    assert "images" in content(tmp_path / "out")["CLIP-S", "Mean"]["reason"]
+    cells = made(tmp_path / "out", f"{command} --model clip={student}")
+    assert "images" in cells["CLIP-S", "Mean"]["reason"]
+    # Nor does a model that cannot be loaded.
+    cells = made(tmp_path / "out", f"{command} --model clip={tmp_path / 'none'}")
+    assert "none" in cells["CLIP-S", "Mean"]["reason"]
+    assert cells["CIDEr", "Mean"]["measured"] is not None
     lines = [
         {"image": f"Scene{number}_0.png", "caption": text, "score": len(text)}
         for number, texts in enumerate((["one dog", "one cat"], ["men", "women"]))
         for text in texts
     ]
     scores.write_text("\n".join(map(json.dumps, lines)))
-    main(["reproduce", "pac_s", "5", *options, "--scores", f"PAC-S={scores}"])
+    cells = made(tmp_path / "out", f"{command} --scores PAC-S={scores}")
     # A tie counts one half; the other caption of the second pair is the longer one, and is right.
-    assert content(tmp_path / "out")["PAC-S", "Mean"]["measured"] == 75
+    assert cells["PAC-S", "Mean"]["measured"] == 75
     scores.write_text(json.dumps(lines[0]))
-    main(["reproduce", "pac_s", "5", *options, "--scores", f"PAC-S={scores}"])
-    assert str(scores) in content(tmp_path / "out")["PAC-S", "Mean"]["reason"]
-    assert content(tmp_path / "out")["CIDEr", "Mean"]["measured"] is not None
+    cells = made(tmp_path / "out", f"{command} --scores PAC-S={scores}")
+    assert str(scores) in cells["PAC-S", "Mean"]["reason"]
+    assert cells["CIDEr", "Mean"]["measured"] is not None
 
 
 @pytest.mark.parametrize(
@@ -191,20 +191,9 @@ def test_differences_are_of_the_printed_digits(tmp_path: Path) -> None:
 
 
 def test_released_scores_of_icc(shared_data: Path, tmp_path: Path) -> None:
-    words = [
-        "icc",
-        "5",
-        "--data",
-        str(shared_data / "concreteness"),
-        "--out",
-        str(tmp_path),
-    ]
-    assert main(["reproduce", *words]) == 0
-    cells = content(tmp_path)
-    assert [
-        cells["After Distillation", name]["difference"]
-        for name in ("Pearson", "Spearman", "tau")
-    ] == [0, 0, 0]
+    cells = made(tmp_path, f"icc 5 --data {shared_data / 'concreteness'}")
+    for name in ("Pearson", "Spearman", "tau"):
+        assert cells["After Distillation", name]["difference"] == 0
 
 
 def classes(folder: Path, names: list[str]) -> None:
@@ -237,16 +226,8 @@ def test_zero_shot_classification(tmp_path: Path, student: Path) -> None:
         expected
     )
     assert len(CIFAR_PROMPTS) == len(set(CIFAR_PROMPTS)) == 18
-    words = [
-        "specs",
-        "3",
-        "--data",
-        f"cifar10={tmp_path / 'photos'}",
-        "--model",
-        f"clip={student}",
-    ]
-    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 0
-    cells = content(tmp_path / "out")
+    command = f"specs 3 --data cifar10={tmp_path / 'photos'} --model clip={student}"
+    cells = made(tmp_path / "out", command)
     assert cells["CLIP", "CIFAR-10"]["measured"] == pytest.approx(100 * expected)
     assert "urban1k" in cells["CLIP", "Urban-1k T2I"]["reason"]
 
@@ -258,11 +239,10 @@ def test_retrieval_and_size_of_a_model(tmp_path: Path, student: Path) -> None:
     for number, text in enumerate(texts):
         noise_image(number).save(tmp_path / "urban" / "image" / f"{number}.jpg")
         (tmp_path / "urban" / "caption" / f"{number}.txt").write_text(text)
-    words = ["specs", "3", "--data", str(tmp_path), "--model", f"SPEC={student}"]
+    command = f"specs 3 --data {tmp_path} --model"
     with pytest.raises(SystemExit):
-        main(["reproduce", *words])
-    words[-1] = f"spec={student}"
-    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 0
+        main(["reproduce", *command.split(), f"SPEC={student}"])
+    cells = made(tmp_path / "out", f"{command} spec={student}")
     encoder = load_encoder(EncoderOptions(str(student), device="cpu"))
     files = [
         Image.open(tmp_path / "urban" / "image" / f"{number}.jpg")
@@ -271,23 +251,9 @@ def test_retrieval_and_size_of_a_model(tmp_path: Path, student: Path) -> None:
     recall = retrieval_recall(
         encoder.embed_images(files), encoder.embed_texts(texts), range(4)
     )
-    measured = content(tmp_path / "out")["SPEC", "Urban-1k I2T"]["measured"]
+    measured = cells["SPEC", "Urban-1k I2T"]["measured"]
     assert measured == pytest.approx(100 * recall["i2t_r1"])
-    assert (
-        main(
-            [
-                "reproduce",
-                "l_clipscore",
-                "I",
-                "--model",
-                f"l_clip={student}",
-                "--out",
-                str(tmp_path / "size"),
-            ]
-        )
-        == 0
-    )
-    cells = content(tmp_path / "size")
+    cells = made(tmp_path / "size", f"l_clipscore I --model l_clip={student}")
     parameters = sum(weight.numel() for weight in encoder.encoder.model.parameters())  # type: ignore[attr-defined]
     assert cells["WP+MD", "parameters"]["measured"] == parameters
     assert cells["WP+MD", "ms for a batch of 128"]["measured"] > 0
@@ -305,16 +271,9 @@ def test_captions_of_a_system(
         {"image_id": n, "caption": f"a dog runs on grass {n}"} for n in range(4)
     ]
     (tmp_path / "captions.json").write_text(json.dumps(captions))
-    words = [
-        "l_clipscore",
-        "V",
-        "--data",
-        str(tmp_path),
-        "--captions",
-        f"S_Mix (BU)={tmp_path / 'captions.json'}",
-    ]
-    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 0
-    cells = content(tmp_path / "out")
+    command = f"l_clipscore V --data {tmp_path}"
+    given = "--captions", f"S_Mix (BU)={tmp_path / 'captions.json'}"
+    cells = made(tmp_path / "out", command, *given)
     assert cells["S_Mix (BU)", "BLEU-4"]["measured"] == pytest.approx(100)
     assert "Java" in cells["S_Mix (BU)", "METEOR"]["reason"]
     assert "--model 'l_clip=BACKBONE'" in cells["S_Mix (BU)", "L-CLIPScore"]["reason"]
@@ -322,27 +281,14 @@ def test_captions_of_a_system(
     (tmp_path / "val2014").mkdir()
     for number in range(4):
         noise_image(number).save(tmp_path / "val2014" / f"{number}.jpg")
-    assert (
-        main(
-            [
-                "reproduce",
-                *words,
-                "--model",
-                f"l_clip={student}",
-                "--out",
-                str(tmp_path / "out"),
-            ]
-        )
-        == 0
-    )
+    cells = made(tmp_path / "out", f"{command} --model l_clip={student}", *given)
     reward = LClipScore(str(student), device="cpu")
     photos = [tmp_path / "val2014" / f"{number}.jpg" for number in range(4)]
     expected = np.mean(
         reward(None, [caption["caption"] for caption in captions], image=photos)
     )
-    assert content(tmp_path / "out")["S_Mix (BU)", "L-CLIPScore"][
-        "measured"
-    ] == pytest.approx(100 * expected)
+    measured = cells["S_Mix (BU)", "L-CLIPScore"]["measured"]
+    assert measured == pytest.approx(100 * expected)
 
 
 def test_specificity_rates_are_those_of_the_released_code(
@@ -364,18 +310,8 @@ def test_specificity_rates_are_those_of_the_released_code(
     (folder / "splits.json").write_text(
         json.dumps({"test": [f"{number}.json" for number in range(3)]})
     )
-    words = [
-        "specs",
-        "1",
-        "--data",
-        str(tmp_path),
-        "--model",
-        f"spec={student}",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert main(["reproduce", *words]) == 0
-    cells = content(tmp_path / "out")
+    command = f"specs 1 --data {tmp_path} --model spec={student}"
+    cells = made(tmp_path / "out", command)
     positive, negative = (
         cells["SPEC", name]["measured"] for name in ("Positive", "Negative")
     )

@@ -166,12 +166,15 @@ class Files(NamedTuple):
         except UnicodeDecodeError:
             text = content.decode("latin-1")
         lines = io.StringIO(text, newline="")
-        quoting = csv.QUOTE_NONE if sep == "\t" else csv.QUOTE_MINIMAL
-        return list(
-            csv.DictReader(
-                lines, columns, "", "", "excel", delimiter=sep, quoting=quoting
-            )
+        reader = csv.DictReader(
+            lines,
+            columns,
+            restkey="",
+            restval="",
+            delimiter=sep,
+            quoting=csv.QUOTE_NONE if sep == "\t" else csv.QUOTE_MINIMAL,
         )
+        return list(reader)
 
     def image_folder(self, *names: str) -> Path | None:
         """The folder of images that the user named, else the first of ``names`` that is there."""

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rewards.base import naming
 from rl_caption.data.base import DataError
-from rl_caption.data.plain_files import json_lines, parse_json, single_spaced
+from rl_caption.data.plain_files import json_lines, single_spaced
 from rl_caption.lab.meta_evaluation.sets.base import (
     READING,
     Files,
@@ -39,13 +39,13 @@ IN_TEXT_ALONE = ("tau_b", "pearson", "spearman")
 
 
 def flickr8k_expert(files: Files) -> list[JudgementSet]:
-    """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, or ``flickr8k.json``.
+    """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``.
 
     Hodosh, Young and Hockenmaier, JAIR 2013; protocol of CLIPScore (Hessel et al., EMNLP 2021):
     three experts rate a pair of image and caption from 1 to 4, each rating is a judgement, and
     captions among the image's references are left out.
     """
-    rows = _flickr8k(files, "ExpertAnnotations.txt", "flickr8k.json", raters=3)
+    rows = _flickr8k(files, "ExpertAnnotations.txt", raters=3)
     kept = [row for row in rows if row.captions[0] not in row.references[0]]
     files.check_count("judgements", len(kept), 16_992)
     convention = (
@@ -56,54 +56,32 @@ def flickr8k_expert(files: Files) -> list[JudgementSet]:
 
 
 def flickr8k_crowdflower(files: Files) -> list[JudgementSet]:
-    """Read ``CrowdFlowerAnnotations.txt`` or ``crowdflower_flickr8k.json``.
+    """Read ``CrowdFlowerAnnotations.txt`` with ``Flickr8k.token.txt``.
 
     Source as for ``flickr8k_expert``. The rating is the fraction of people who found that the
     caption fits, and judged captions are taken out of the references.
     """
-    rows = _flickr8k(
-        files, "CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json", raters=1
-    )
+    rows = _flickr8k(files, "CrowdFlowerAnnotations.txt", raters=1)
     files.check_count("judgements", len(rows), 47_830)
-    # In the JSON file judged captions are out already: such an image has fewer than five.
-    rows = _without_judged(rows, complete=5)
     convention = (
         "the rating is the share of people who said yes; judged captions are not among the "
         "references"
     )
+    rows = _without_judged(rows)
     return [JudgementSet(files.name, rows, convention, published=["tau_b"])]
 
 
-def _flickr8k(files: Files, text: str, made: str, raters: int) -> list[Judged]:
+def _flickr8k(files: Files, name: str, raters: int) -> list[Judged]:
     """Judgements with all captions of their image."""
-    path = files.require(text, made)
-    if path.name == made:
-        rows = _flickr8k_json(path)
-        rows = [row._replace(image_id=Path(str(row.image)).name) for row in rows]
-        return files.with_images(rows, *FLICKR8K_IMAGES)
     captions = _read_tokens(files, FLICKR8K_TOKENS)
     files.check_count("captions", len(captions), 40_460)
     references = _by_image(captions)
     rows = []
-    for row in files.table(text, "\t", ["image", "caption", "0", "1", "2"]):
-        name, caption = row["image"], captions[row["caption"]]
+    for row in files.table(name, "\t", ["image", "caption", "0", "1", "2"]):
+        image, caption = row["image"], captions[row["caption"]]
         for rater in range(raters):
-            rows.append(rated(name, caption, row[str(rater)], references[name]))
+            rows.append(rated(image, caption, row[str(rater)], references[image]))
     return files.with_images(rows, *FLICKR8K_IMAGES)
-
-
-def _flickr8k_json(path: Path) -> list[Judged]:
-    """Judgements, with the path that the file has for the image as ``image``."""
-    rows = []
-    for image_id, content in parse_json(path.read_bytes(), path).items():
-        references = captions_of(content["ground_truth"])
-        for judgement in content["human_judgement"]:
-            caption, rating = judgement["caption"], float(judgement["rating"])
-            if rating == rating:  # some are NaN
-                rows.append(
-                    rated(image_id, caption, rating, references, content["image_path"])
-                )
-    return rows
 
 
 def _read_tokens(files: Files, name: str) -> dict[str, str]:
@@ -119,16 +97,12 @@ def _by_image(captions: dict[str, str]) -> dict[str, list[str]]:
     return references
 
 
-def _without_judged(rows: Sequence[Judged], complete: int = 1) -> list[Judged]:
-    """Take judged captions out of the references of their image; each removes one equal reference.
-
-    Images with fewer than ``complete`` references keep all of them.
-    """
+def _without_judged(rows: Sequence[Judged]) -> list[Judged]:
+    """Take judged captions out of the references of their image; each removes one equal reference."""
     others = {row.image_id: list(row.references[0]) for row in rows}
-    full = {image for image, texts in others.items() if len(texts) >= complete}
     for row in rows:
         (caption,) = row.captions
-        if row.image_id in full and caption in others[row.image_id]:
+        if caption in others[row.image_id]:
             others[row.image_id].remove(caption)
     bare = [image for image, texts in others.items() if not texts]
     if bare:
@@ -191,14 +165,10 @@ def composite(
 def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
     """Read any file of ratings, given by its path or as the only ``.jsonl`` file of a folder.
 
-    - JSON lines, one rated caption each: ``image``, ``caption``, ``rating`` (a number), and
-      optionally ``references`` (a list of strings; in all lines or in none) and ``group`` (the
-      image, if absent). Several ratings of a caption are several lines. DeCapBench (five captions
-      of each image, one rating each) is written so.
-    - ``flickr8k.json`` and ``crowdflower_flickr8k.json``, or any other ``.json`` file of their
-      form: an object of image id -> ``{image_path, ground_truth, human_judgement: [{caption,
-      rating}]}``. White space is made single, and a judgement without a number (NaN) is left out,
-      as in the loader of PAC-S.
+    JSON lines, one rated caption each: ``image``, ``caption``, ``rating`` (a number), and
+    optionally ``references`` (a list of strings; in all lines or in none) and ``group`` (the
+    image, if absent). Several ratings of a caption are several lines. DeCapBench (five captions
+    of each image, one rating each) is written so.
 
     ``images`` is the folder that names of images are relative to, by default that of the file.
     ``partial`` is of no effect.
@@ -211,32 +181,24 @@ def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
                 f"{str(path)!r} has {len(found)} .jsonl files: expected one"
             )
         path = found[0]
-    files.opened.append(path)
-    rows = _flickr8k_json(path) if path.suffix == ".json" else _rating_lines(path)
+    folder = files.images or path.parent
+    rows = []
+    for _, where, row in json_lines(path):
+        with naming(where, READING, DataError):
+            references = captions_of(row["references"]) if "references" in row else ()
+            name, image = str(row.get("group", row["image"])), folder / row["image"]
+            judged = rated(name, row["caption"], row["rating"], references, image)
+            rows.append(judged._replace(captions=[row["caption"]]))
     files.check_count(f"ratings in {path}", len(rows))
     if len({bool(row.references) for row in rows}) > 1:
         raise DataError(f"{path}: some rows have no references: expected all or none")
-    folder = files.images or path.parent
-    there = (folder / str(rows[0].image)).is_file()
-    rows = [
-        row._replace(image=folder / str(row.image) if there else None) for row in rows
-    ]
+    if not Path(str(rows[0].image)).is_file():
+        rows = [row._replace(image=None) for row in rows]
     return [
         JudgementSet(
             path.stem, rows, "each line is a judgement", within_images=within_images
         )
     ]
-
-
-def _rating_lines(path: Path) -> list[Judged]:
-    rows = []
-    for _, where, row in json_lines(path):
-        with naming(where, READING, DataError):
-            references = captions_of(row["references"]) if "references" in row else ()
-            name, image = str(row.get("group", row["image"])), row["image"]
-            judged = rated(name, row["caption"], row["rating"], references, image)
-            rows.append(judged._replace(captions=[row["caption"]]))
-    return rows
 
 
 def icc_captions(

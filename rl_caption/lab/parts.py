@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from rewards.files import atomic_write
+from rewards.files import atomic_write, remove_leftovers
 from rl_caption.data.base import DataError, Row, Splits, load_image
-from rl_caption.data.files import write_json_lines, write_text
-from rl_caption.data.fingerprint import fingerprint
+from rl_caption.data.files import write_json, write_json_lines, write_text
+from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.formats import build_data
-from rl_caption.data.parts import missing_parts, own_parts
-from rl_caption.data.plain_files import json_lines, progress
+from rl_caption.data.plain_files import json_lines, progress, read_json
 from rl_caption.evaluation.metrics import check_one_row_each
 from rl_caption.lab.config import PartsConfig
 from rl_caption.runtime.errors import ConfigError
 
 TEXTS = ("prompt", "long_reference", "positive_captions", "negatives", "questions")
 """Columns that are copied where a row has them; so is ``positive_images``."""
+SETTINGS = "parts.json"
+"""File of the settings that made the parts in a folder."""
 Rows = Sequence[tuple[str, Row]]
 """Rows, each with the name of its split."""
 Columns = Mapping[str, Any]
@@ -53,7 +54,7 @@ def selected_rows(
         EvaluationError: an image id is in several rows of a split where files or captions go by it:
             where images are in memory, and with ``ids_differ``.
     """
-    own_parts(config.worker, 1)
+    _own_parts(config.worker, 1)
     data = build_data(config.data)
     for name, rows in data.items():
         if ids_differ or not all(isinstance(row["image"], str | Path) for row in rows):
@@ -109,7 +110,7 @@ def add_columns(
         "data": fingerprint(by_split),
         **made_by,
     }
-    missing, summary = missing_parts(out, files, config.worker, settings)
+    missing, summary = _missing_parts(out, files, config.worker, settings)
     for number in progress(missing, name, "part"):
         write_json_lines(files[number], columns(batches[number]))
     if config.worker is not None:
@@ -165,3 +166,54 @@ def file_name(text: str) -> str:
     if len(quoted) > 200:
         return f"{quoted[:160]}-{hashlib.blake2b(quoted.encode(), digest_size=16).hexdigest()}"
     return quoted
+
+
+def _own_parts(worker: str | None, total: int) -> range:
+    """Indices, below ``total``, of the parts of worker ``K/N`` (None: all). Raises ``ConfigError``
+    for other text.
+    """
+    if worker is None:
+        return range(total)
+    first, _, step = worker.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
+        raise ConfigError(
+            f"worker is {worker!r}: expected K/N, such as 0/4 to 3/4 of four workers"
+        )
+    return range(int(first), total, int(step))
+
+
+def _missing_parts(
+    out: Path,
+    files: Sequence[Path],
+    worker: str | None,
+    settings: Mapping[str, Any],
+) -> tuple[list[int], str]:
+    """Numbers of the parts that a worker has to make, of ``files`` for all parts; and a sentence
+    that counts them.
+
+    ``settings`` are recorded in ``out``; ``ConfigError`` where the parts in it were made by others.
+    Of ``data`` among them, a ``fingerprint``, times of files may differ.
+    """
+    worker_parts = _own_parts(worker, len(files))
+    record = out / SETTINGS
+    if record.exists() and any(
+        path.is_file() and path != record for path in out.rglob("*")
+    ):
+        stored = read_json(record, ConfigError)
+        changed, _ = changes(stored.pop("data", {}), settings.get("data", {}))
+        for name in settings.keys() - {"data"}:
+            if stored.get(name) != settings[name]:
+                changed.append(
+                    f"{name} was {stored.get(name)!r}, is now {settings[name]!r}"
+                )
+        if changed:
+            raise ConfigError(
+                f"{out} has parts that were written with other settings or from other data: "
+                f"{'; '.join(changed)}; name another out"
+            )
+    write_json(record, settings)
+    remove_leftovers(out / "parts")
+    missing = [number for number in worker_parts if not files[number].exists()]
+    there = len(worker_parts) - len(missing)
+    count = f"{len(missing)} parts made, {there} were there; {len(files)} in all"
+    return missing, count

@@ -144,6 +144,7 @@ LAB = {
         "rank and filter the captions of a data set by rules and scores",
         "rl_caption.lab.curate:curate",
         "rl_caption.lab.config:CurateConfig",
+        modules=("pandas",),
     ),
     "recaption": Program(
         "write a new, long caption of every image of a data set",
@@ -169,6 +170,7 @@ LAB = {
         "concreteness of captions: scores, their combination, targets for a student",
         "rl_caption.lab.concreteness:make_targets",
         "rl_caption.lab.config:ConcretenessConfig",
+        modules=("pandas",),
     ),
     "stress": Program(
         "what a reward pays for, tried before training on it",

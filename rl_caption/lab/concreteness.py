@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pandas import DataFrame, Index, Series
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
@@ -163,35 +164,27 @@ def make_targets(config: ConcretenessConfig) -> str:
         with naming(f"scorers.{name}"):
             scorers[name] = builder.build(judge.target or name, judge.kwargs)
     every = list(dict.fromkeys([*captions, *rated]))
-    columns = [_score(name, scorer, every, config) for name, scorer in scorers.items()]
-    table = np.stack(columns, axis=1)  # [N, F]
+    columns = {
+        name: _score(name, scorer, every, config) for name, scorer in scorers.items()
+    }
+    table = DataFrame(columns, index=Index(every, name="caption"))
     summary: dict[str, Any] = {
         "signatures": {name: scorer.signature for name, scorer in scorers.items()}
     }
-    targets = dict(
-        zip((f"targets_{name}.jsonl" for name in scorers), table.T, strict=True)
-    )
+    targets = {f"targets_{name}": table[name] for name in scorers}
     if rated:
-        places = {caption: row for row, caption in enumerate(every)}
-        features = table[[places[caption] for caption in rated]]
+        features = table.loc[list(rated)].to_numpy()
         with naming("ratings"):
             combination = fit_combination(features, labels, config.l2)
         right = (combination(features) > 0.5) == np.array(labels)
         summary["weights"] = dict(zip(scorers, combination.weights, strict=True))
         summary |= {"intercept": combination.intercept, "accuracy": float(right.mean())}
-        targets = {"targets.jsonl": combination(table)}
-    scores = [dict(zip(scorers, row, strict=True)) for row in table.tolist()]
-    lines = [
-        {"caption": caption} | own
-        for caption, own in zip(captions, scores, strict=False)
-    ]
-    write_json_lines(out / "scores.jsonl", lines)
-    for name, values in targets.items():
-        pairs = zip(
-            captions, values.tolist(), strict=False
-        )  # captions are the first of every
-        lines = [{"caption": caption, "target": target} for caption, target in pairs]
-        write_json_lines(out / name, lines)
+        targets = {"targets": Series(combination(table.to_numpy()), table.index)}
+    files = {"scores": table}
+    files |= {name: values.to_frame("target") for name, values in targets.items()}
+    for name, values in files.items():
+        lines = values.loc[captions].reset_index().to_dict("records")
+        write_json_lines(out / f"{name}.jsonl", lines)
     write_json(
         out / "combination.json", summary | {"config": config.model_dump(mode="json")}
     )

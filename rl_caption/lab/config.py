@@ -84,9 +84,9 @@ class RecaptionerConfig(Section):
     """The model that writes the captions."""
 
     target: str | None = "captioner"
-    """``captioner`` (trained by this package), ``vision_language`` (Transformers), ``scenes``
-    (exact descriptions of generated scenes), or ``package.module:Class`` of your own; in
-    ``positives``, null writes no captions.
+    """``captioner`` (trained by this package, or a model of Transformers), ``scenes`` (exact
+    descriptions of generated scenes), or ``package.module:Class`` of your own; in ``positives``,
+    null writes no captions.
     """
     kwargs: dict = {}
     """Options of the recaptioner (docs/recaptioning.md)."""

@@ -1,14 +1,15 @@
 """The curation program: measures and scores the captions of a data set, and keeps the best."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from pandas import DataFrame
 
 from rewards.base import Reward, score_captions
 from rewards.build import RewardBuilder
@@ -23,6 +24,8 @@ from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.lab.parts import Columns, Report, Rows, add_columns, selected_rows
 from rl_caption.runtime.errors import ConfigError, config_errors
 
+Steps = dict[str, DataFrame]
+"""Name of a step of the selection -> the captions that are left after it."""
 UNREADABLE = "image cannot be read"
 """Reason of captions whose image cannot be decoded."""
 STOP_WORDS = BAD_ENDINGS.union(
@@ -93,11 +96,6 @@ AUXILIARIES = frozenset(
         "does",
     ]
 )
-Mask = NDArray[np.bool_]
-Steps = dict[str, Mask]
-"""Name of a step of the selection -> which captions are left after it, [N]."""
-Scores = Mapping[str, NDArray[np.float32]]
-"""Name -> scores of captions, NaN where one was not scored, [N]."""
 
 
 def curate(config: CurateConfig) -> str:
@@ -127,13 +125,9 @@ def curate(config: CurateConfig) -> str:
             reward = score.target or name
             unclipped = {"clip": False} if reward == "icc" else {}
             rewards[name] = builder.build(reward, unclipped | score.kwargs)
-    data, rows = selected_rows(config, ids_differ=False)
-    signatures = {name: reward.signature for name, reward in rewards.items()}
     made_by = {
-        "rules": [
-            list(rule) for rule in config.rules.items()
-        ],  # a list: their order matters
-        "scores": signatures,
+        "rules": [list(rule) for rule in config.rules.items()],  # their order matters
+        "scores": {name: reward.signature for name, reward in rewards.items()},
         "duplicates": config.duplicates,
         "on_bad": config.data.on_bad,
     }
@@ -142,35 +136,30 @@ def curate(config: CurateConfig) -> str:
         return measure_rows(config, [row for _, row in batch], rewards)
 
     def report(made: list[Any]) -> Report:
-        reasons = np.array(
-            [reason for *_, new in made for reason in new["reasons"]], object
-        )
-        keys = [key for *_, new in made for key in new["keys"]]
-        scores = {}
-        for name in rewards:
-            values = [value for *_, new in made for value in new["scores"][name]]
-            scores[name] = np.array(values, np.float32)
-        any_order = np.random.default_rng(config.seed).random(len(reasons))
-        random = {"random": any_order.astype(np.float32)}
-        steps = select(config, reasons, keys, random | scores)
-        left = iter(steps[next(reversed(steps))].tolist())
+        steps = select(config, [one for *_, new in made for one in new["captions"]])
+        left = set(steps[next(reversed(steps))].index)
+        places = itertools.count()
         kept = []
         for split, row, _ in made:
-            indices = [index for index, _ in enumerate(row["references"]) if next(left)]
+            indices = [
+                index
+                for index, _ in enumerate(row["references"])
+                if next(places) in left
+            ]
             if indices:
                 kept.append((split, with_references(row, indices), dict[str, Any]()))
-        notes = [f"{name}: {signature}" for name, signature in signatures.items()]
-        return Report(_table(steps, scores), notes, kept)
+        return Report(_table(steps, rewards), [], kept)
 
-    return add_columns(config, data, rows, "kept", made_by, columns, report)
+    selected = selected_rows(config, ids_differ=False)
+    return add_columns(config, selected, "kept", made_by, columns, report)
 
 
 def measure_rows(
     config: CurateConfig, rows: Sequence[Row], rewards: Mapping[str, Reward]
 ) -> list[Columns]:
-    """The columns of each row, of its captions: ``reasons``, the first rule that each breaks,
-    ``UNREADABLE`` or None; ``keys``, which are equal for duplicates; ``scores``, None where a
-    caption was not scored.
+    """The column ``captions`` of each row: of each caption the ``reason``, the first rule that it
+    breaks, ``UNREADABLE`` or None; the ``key``, which is equal for duplicates; and its scores by
+    name, where it has no reason.
     """
     errors: list[str | None] = [None] * len(rows)
     if any("image" in reward.columns for reward in rewards.values()):
@@ -184,26 +173,21 @@ def measure_rows(
             f"{count}: {unreadable[0]} (data.on_bad: skip drops their captions)"
         )
     columns: list[Columns] = []
-    scored: list[tuple[Row, str, dict[str, list[float | None]], int]] = []
+    scored: list[tuple[Row, str, dict[str, Any]]] = []
     for row, error in zip(rows, errors, strict=True):
-        captions = row["references"]
-        scores: dict[str, list[float | None]] = {
-            name: [None] * len(captions) for name in rewards
-        }
-        reasons = [
-            UNREADABLE if error else _broken_rule(config, text) for text in captions
-        ]
-        keys = [_key(config, row, caption) for caption in captions]
-        columns.append({"reasons": reasons, "keys": keys, "scores": scores})
-        for index, (caption, reason) in enumerate(zip(captions, reasons, strict=True)):
+        columns.append({"captions": []})
+        for caption in row["references"]:
+            reason = UNREADABLE if error else _broken_rule(config, caption)
+            one = {"reason": reason, "key": _key(config, row, caption)}
+            columns[-1]["captions"].append(one)
             if reason is None:
-                scored.append((row, caption, scores, index))
-    texts = [caption for _, caption, _, _ in scored]
+                scored.append((row, caption, one))
+    texts = [caption for _, caption, _ in scored]
     inputs = {key: [row[key] for row, *_ in scored] for key in ("image", "image_id")}  # type: ignore[literal-required]
     for name, reward in rewards.items() if scored else ():
         values = score_captions(reward, f"scores.{name}", None, texts, inputs)
-        for (_, _, scores, index), value in zip(scored, values, strict=True):
-            scores[name][index] = value
+        for (*_, one), value in zip(scored, values, strict=True):
+            one[name] = value
     return columns
 
 
@@ -234,68 +218,51 @@ def _key(config: CurateConfig, row: Row, caption: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def select(
-    config: CurateConfig, reasons: NDArray[Any], keys: Sequence[str], scores: Scores
-) -> Steps:
-    """The steps of the selection among N captions, in their order."""
-    left = reasons != UNREADABLE
-    steps = {"captions": np.ones(len(reasons), dtype=bool), "readable": left}
+def select(config: CurateConfig, captions: list[dict[str, Any]]) -> Steps:
+    """The steps of the selection among N measured captions, in their order."""
+    table = DataFrame(captions, columns=["reason", "key", *config.scores])
+    table = table.astype(dict.fromkeys(config.scores, "float32"))
+    if "random" not in config.scores:
+        table["random"] = np.random.default_rng(config.seed).random(len(table))
+    left = table[table["reason"] != UNREADABLE]
+    steps = {"captions": table, "readable": left}
     for name, limits in config.rules.items():
-        left = steps[f"{name} in {limits}"] = left & (reasons != name)
+        left = steps[f"{name} in {limits}"] = left[left["reason"] != name]
     if config.duplicates is not None:
-        index = np.flatnonzero(left)
-        first = np.unique(np.array(keys, dtype=str)[index], return_index=True)[1]
-        left = steps[f"duplicate {config.duplicates}"] = _mask(len(left), index[first])
+        title = f"duplicate {config.duplicates}"
+        left = steps[title] = left.drop_duplicates("key")
     for step in config.select:
-        index = np.flatnonzero(left)
-        chosen = _selected(step, scores[step.score][index])
         title = str(step.model_dump(exclude_none=True))
-        left = steps[title] = _mask(len(left), index[chosen])
+        left = steps[title] = selected(step, left)
     return steps
 
 
-def _mask(size: int, index: NDArray[np.int64]) -> Mask:
-    mask = np.zeros(size, dtype=bool)
-    mask[index] = True
-    return mask
-
-
-def _selected(step: Selection, scores: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Places of the scores that a step keeps."""
+def selected(step: Selection, table: DataFrame) -> DataFrame:
+    """What a step of the selection keeps. Of equal scores, the first."""
     low = -np.inf if step.min is None else step.min
     high = np.inf if step.max is None else step.max
-    kept = np.flatnonzero((scores >= low) & (scores <= high))
-    if step.top is not None:
-        return kept[best(scores[kept], step.top)]
-    if step.bottom is not None:
-        return kept[best(-scores[kept], step.bottom)]
-    return kept
-
-
-def best(scores: NDArray[np.float32], count: float) -> NDArray[np.int64]:
-    """Places of the highest scores: ``count`` of them, or below 1 that fraction, rounded down.
-    Ties: the first.
-    """
+    kept = table[table[step.score].between(low, high)]
+    count = step.bottom if step.top is None else step.top
+    if count is None:
+        return kept
     # The decimal fraction as written: in binary, 0.29 * 100 is 28.999...
-    number = int(Fraction(str(count)) * len(scores) if count < 1 else count)
-    return np.argsort(-scores, kind="stable")[:number]
+    number = int(Fraction(str(count)) * len(kept) if count < 1 else count)
+    rising = step.top is None
+    ranked = kept.sort_values(step.score, ascending=rising, kind="stable")
+    return ranked.head(number).sort_index()
 
 
-def _table(steps: Steps, scores: Scores) -> str:
+def _table(steps: Steps, scores: Iterable[str]) -> str:
     """A Markdown table: the number of captions after each step, and their mean scores."""
     lines = []
     before = len(steps["captions"])
     for name, left in steps.items():
-        count = int(left.sum())
-        means = []
-        for values in scores.values():
-            scored = values[left & ~np.isnan(values)]
-            means.append(f"{scored.mean(dtype=np.float64):.4f}" if len(scored) else "–")
-        lines.append([name, f"{before - count:,}", f"{count:,}", *means])
-        before = count
-    return markdown(
-        ["step", "dropped", "left", *(f"mean {name}" for name in scores)], lines
-    )
+        means = [left[score].astype(float).mean() for score in scores]
+        cells = ["–" if np.isnan(mean) else f"{mean:.4f}" for mean in means]
+        lines.append([name, f"{before - len(left):,}", f"{len(left):,}", *cells])
+        before = len(left)
+    headings = [f"mean {score}" for score in scores]
+    return markdown(["step", "dropped", "left", *headings], lines)
 
 
 def _capitalised(caption: str) -> float:

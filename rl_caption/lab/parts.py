@@ -70,8 +70,7 @@ def selected_rows(
 
 def add_columns(
     config: PartsConfig,
-    data: Splits,
-    rows: Rows,
+    selected: tuple[Splits, Rows],
     name: str,
     made_by: Mapping[str, Any],
     columns: Callable[[Rows], Sequence[Columns]],
@@ -86,10 +85,9 @@ def add_columns(
 
     Args:
         config: the program's configuration.
-        data: all data.
-        rows: those that are worked on.
+        selected: all data, and the rows that are worked on (``selected_rows``).
         name: of the file.
-        made_by: what the new columns depend on, beside the data.
+        made_by: what the new columns depend on, beside the data; told in ``report.md``.
         columns: makes the new columns of each of some rows.
         report: what is written, of all rows with their split and their new columns.
 
@@ -97,6 +95,7 @@ def add_columns(
         ConfigError: ``out`` has parts that were made by others, or of other settings or data.
         DataError: a part is damaged; the message names it.
     """
+    data, rows = selected
     out, size = Path(config.out), config.part_rows
     batches = [rows[start : start + size] for start in range(0, len(rows), size)]
     files = [out / "parts" / f"{number:06d}.jsonl" for number in range(len(batches))]
@@ -131,7 +130,8 @@ def add_columns(
             written += [_line(split, row, out) for row in data.split(split)]
     write_json_lines(out / f"{name}.jsonl", written)
     count = f"{name}.jsonl: {len(written):,} rows"
-    notes = [f"- {note}" for note in (*found.notes, count)]
+    made_of = [f"{key}: {value}" for key, value in made_by.items() if value]
+    notes = [f"- {note}" for note in (*made_of, *found.notes, count)]
     lines = [f"# {name.capitalize()}", "", found.table, "", *notes, ""]
     write_text(out / "report.md", "\n".join(lines))
     return f"{found.table}\n\nwrote {out}/{count}, and report.md"

@@ -95,9 +95,6 @@ def write_questions(config: QuestionsConfig) -> str:
             )
         bare = len(made) - len(kept)
         notes = [f"{bare:,} of {len(made):,} images have no question and are left out"]
-        notes += [
-            f"{name}: {signature}" for name, signature in made_by.items() if signature
-        ]
         lines = [[name, f"{number:,}"] for name, number in counts.items()]
         return Report(markdown(["questions", "number"], lines), notes, kept)
 
@@ -109,7 +106,7 @@ def write_questions(config: QuestionsConfig) -> str:
         "asked": f"{config.count} an image, {config.max_new_tokens} tokens, seed {config.seed}",
         "texts": hashlib.blake2b(json.dumps(texts).encode(), digest_size=4).hexdigest(),
     }
-    return add_columns(config, data, rows, "questions", made_by, columns, report)
+    return add_columns(config, (data, rows), "questions", made_by, columns, report)
 
 
 def _model(config: QuestionsConfig, name: str) -> LanguageModel | None:

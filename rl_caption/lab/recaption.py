@@ -7,6 +7,7 @@ false captions of the references.
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -51,7 +52,6 @@ def recaption(config: RecaptionConfig) -> str:
         DataError: the data cannot be read, or a new caption is empty, or there are several of an
             image.
     """
-    data, rows = selected_rows(config)
     language_model: Any = None
     if config.language_model is not None:
         with config_errors("language_model"):
@@ -67,20 +67,12 @@ def recaption(config: RecaptionConfig) -> str:
             )
         return [{"long_reference": caption} for (caption,) in written]
 
-    def report(made: list[Any]) -> Report:
-        captions = {
-            "before": [caption for _, row, _ in made for caption in row["references"]],
-            "after": [new["long_reference"] for _, _, new in made],
-        }
-        notes = [f"by {recaptioner.signature}"]
-        if language_model is not None:
-            notes.append(
-                f"log-probability in nats, EOS included: {language_model.signature}"
-            )
-        return Report(statistics_table(captions, language_model), notes, made)
-
+    texts = {"before": "references", "after": "long_reference"}
+    report = partial(_report, texts, language_model=language_model)
     made_by = {"recaptioner": recaptioner.signature}
-    return add_columns(config, data, rows, "captions", made_by, columns, report)
+    return add_columns(
+        config, selected_rows(config), "captions", made_by, columns, report
+    )
 
 
 def make_positives(config: PositivesConfig) -> str:
@@ -92,7 +84,6 @@ def make_positives(config: PositivesConfig) -> str:
         ConfigError: what makes them cannot be loaded, or ``out`` has parts of other settings.
         DataError: the data cannot be read, or too few captions or images were made.
     """
-    data, rows = selected_rows(config)
     captioner = painter = None
     made_by: dict[str, str | None] = {"captions": None, "images": None}
     if config.captions.target is not None:
@@ -115,22 +106,13 @@ def make_positives(config: PositivesConfig) -> str:
                 line["positive_images"] = files
         return new
 
-    def report(made: list[Any]) -> Report:
-        captions = {
-            "references": [text for _, row, _ in made for text in row["references"]],
-            "positive_captions": [
-                text for *_, new in made for text in new.get("positive_captions", [])
-            ],
-        }
-        notes = [
-            f"{name} by {signature}" for name, signature in made_by.items() if signature
-        ]
-        notes.append(
-            f"{sum(len(new.get('positive_images', [])) for *_, new in made):,} images"
-        )
-        return Report(statistics_table(captions), notes, made)
-
-    return add_columns(config, data, rows, "positives", made_by, columns, report)
+    texts = {
+        name: name for name in ("references", "positive_captions", "positive_images")
+    }
+    report = partial(_report, texts)
+    return add_columns(
+        config, selected_rows(config), "positives", made_by, columns, report
+    )
 
 
 def write_negatives(config: WriteNegativesConfig) -> str:
@@ -145,7 +127,6 @@ def write_negatives(config: WriteNegativesConfig) -> str:
         DataError: the data cannot be read, or the writer returned something else than a list of
             texts for each caption.
     """
-    data, rows = selected_rows(config)
     writer = load_writer(config.writer, "writer")
 
     def columns(batch: Rows) -> list[Columns]:
@@ -163,20 +144,32 @@ def write_negatives(config: WriteNegativesConfig) -> str:
             new.append({"negatives": negatives})
         return new
 
-    def report(made: list[Any]) -> Report:
-        negatives = [texts for *_, new in made for texts in new["negatives"]]
-        captions = {
-            "references": [
-                caption for _, row, _ in made for caption in row["references"]
-            ],
-            "negatives": [text for texts in negatives for text in texts],
-        }
-        bare = sum(not texts for texts in negatives)
-        notes = [f"by {writer.signature}", f"{bare:,} references have no negative"]
-        return Report(statistics_table(captions), notes, made)
-
+    report = partial(_report, {name: name for name in ("references", "negatives")})
     made_by = {"writer": writer.signature}
-    return add_columns(config, data, rows, "negatives", made_by, columns, report)
+    return add_columns(
+        config, selected_rows(config), "negatives", made_by, columns, report
+    )
+
+
+def _report(
+    columns: Mapping[str, str], made: list[Any], language_model: Any = None
+) -> Report:
+    """All rows, and a table of the texts in some columns, by their headings."""
+    texts = {
+        heading: [text for _, row, new in made for text in _texts((row | new).get(key))]
+        for heading, key in columns.items()
+    }
+    notes = []
+    if language_model is not None:
+        notes = [f"log-probability in nats, EOS included: {language_model.signature}"]
+    return Report(statistics_table(texts, language_model), notes, made)
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts in a column of a row: one, a list, or a list of lists."""
+    if isinstance(value, str):
+        return [value]
+    return [text for part in value or () for text in _texts(part)]
 
 
 def _images(

@@ -1,28 +1,36 @@
-"""Recaptioners, which write new captions of images: a captioner of ours, a vision-language model.
+"""What writes new captions of images, or false ones of captions: a captioner, a language model.
 
 A recaptioner has a ``signature``, the model and its options, and a call: rows, which may have
-captions and a prompt, to a new caption of each, or to a list of them.
+captions and a prompt, to a new caption of each, or to a list of them. A writer of false captions
+has a signature and a call from captions to false captions of each, possibly none.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
-from rewards.language.models import without_thinking
-from rewards.model_files import load_complete, transformers_options
+from rewards.language.models import Question, build_model
 from rl_caption.captioners.config import Decoding
-from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.plain_files import single_spaced
 from rl_caption.data.scenes.language import long_reference
 from rl_caption.data.scenes.negatives import hard_negatives
 from rl_caption.data.scenes.world import Draws
 from rl_caption.runtime.errors import config_errors, errors_of_user_code
 from rl_caption.runtime.options import check_type
 
-PROMPTS = Path(__file__).with_name("prompts.yaml")
-"""Named prompts of ``vision_language``."""
+PROMPTS = yaml.safe_load(
+    Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8")
+)
+"""``captions``: prompts by name; ``negatives``: kind of false caption -> pairs of a caption and a
+false one.
+"""
+FALSE_PROMPT = (
+    "Each caption is followed by a false one, which changes it as little as the examples do. "
+    "Write only the last false caption, in one line.\n\n"
+)
 
 
 def answers_of(target: Any, items: Sequence[Any], kind: Any) -> list[Any]:
@@ -53,10 +61,15 @@ def model_label(model: str) -> str:
 
 
 class CaptionerRecaptioner:
-    """Writes captions with a captioner.
+    """Writes captions with a captioner, which may be a vision-language model that is asked for them.
 
     Args:
         model: folder of a saved captioner, or its name on the hub.
+        prompt: a vision-language model's question, or the name of one in ``prompts.yaml``.
+            ``{caption}`` stands for the image's first caption (alt text, for example), ``{prompt}``
+            for the row's own prompt (a page title, for example), ``{image_id}`` for the image's id.
+            None leaves the rows as they are.
+        dtype: of the weights of a model of Transformers, such as ``bfloat16``.
         num_beams: width of beam search; 1 decodes greedily.
         max_new_tokens: most tokens of a caption.
         batch_size: images that are captioned at a time.
@@ -72,6 +85,8 @@ class CaptionerRecaptioner:
     def __init__(
         self,
         model: str,
+        prompt: str | None = None,
+        dtype: str = "float32",
         num_beams: int = 1,
         max_new_tokens: int = 64,
         batch_size: int = 32,
@@ -88,10 +103,12 @@ class CaptionerRecaptioner:
             batch_size=batch_size,
             **decode,
         )
-        self.captioner, self.seed = load_captioner(model), seed
+        self.prompt = PROMPTS["captions"].get(prompt, prompt)
+        self.captioner, self.seed = load_captioner(model, dtype=dtype), seed
         self.accelerator = Accelerator()
         self.policy = self.captioner.policy.to(self.accelerator.device)
         told = {"beams": num_beams, "tokens": max_new_tokens, "seed": seed} | decode
+        told |= {"dtype": dtype, "prompt": self.prompt}
         self.signature = f"captioner[{model_label(model)},{told}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
@@ -100,108 +117,19 @@ class CaptionerRecaptioner:
         """
         from rl_caption.training.validation import decode_candidates
 
-        decode = self.captioner, self.policy, rows, self.decoding, self.accelerator
+        asked: Any = rows
+        if self.prompt is not None:
+            asked = []
+            for row in rows:
+                known = {"image_id": row["image_id"], "prompt": row.get("prompt", "")}
+                caption = next(iter(row["references"]), "")
+                text = self.prompt.format(caption=caption, **known)
+                asked.append({**row, "prompt": text})
+        decode = self.captioner, self.policy, asked, self.decoding, self.accelerator
         candidates = decode_candidates(*decode, seed=self.seed)
         return [
-            [candidate.caption for candidate in candidates[row["image_id"]]]
+            [single_spaced(one.caption) for one in candidates[row["image_id"]]]
             for row in rows
-        ]
-
-
-class VisionLanguageRecaptioner:
-    """Asks a vision-language model of Transformers for a description.
-
-    Args:
-        name: folder of the model, or its name on the hub.
-        prompt: the question, or the name of one in ``prompts.yaml``. ``{caption}`` stands for the
-            image's first caption (alt text, for example), ``{prompt}`` for the row's own prompt (a
-            page title, for example), ``{image_id}`` for the image's id.
-        max_new_tokens: most tokens of an answer.
-        batch_size: images that are described at a time.
-        dtype: of the weights, such as ``bfloat16``; ``auto`` takes that of the file.
-        device: such as ``cuda:0``; None takes a GPU if there is one.
-        num_beams: width of beam search; 1 decodes greedily.
-        num_return_sequences: how many of the best beams are kept, at most ``num_beams``.
-
-    Raises:
-        ConfigError: the model cannot be loaded.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        prompt: str = "detail",
-        max_new_tokens: int = 256,
-        batch_size: int = 8,
-        dtype: str = "auto",
-        device: str | None = None,
-        num_beams: int = 1,
-        num_return_sequences: int = 1,
-    ) -> None:
-        from transformers import AutoModelForImageTextToText, AutoProcessor
-
-        with config_errors(f"vision_language: the model {name!r} cannot be loaded"):
-            options = transformers_options(name)
-            self.processor: Any = AutoProcessor.from_pretrained(
-                name, padding_side="left", **options
-            )
-            model: Any = load_complete(
-                AutoModelForImageTextToText, name, dtype=dtype, **options
-            )
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.model = model.to(self.device).eval()
-        named = yaml.safe_load(PROMPTS.read_text(encoding="utf-8"))
-        self.prompt = prompt = named.get(prompt, prompt)
-        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
-        self.beams = {
-            "num_beams": num_beams,
-            "num_return_sequences": num_return_sequences,
-        }
-        told = {"tokens": max_new_tokens, **self.beams, "prompt": prompt}
-        self.signature = f"vision_language[{model_label(name)},{told}]"
-
-    def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
-        """Describe the images, by greedy or beam search."""
-        answers: list[list[str]] = []
-        for start in range(0, len(rows), self.batch_size):
-            answers += self._answers(rows[start : start + self.batch_size])
-        return answers
-
-    @torch.inference_mode()
-    def _answers(self, rows: Sequence[Row]) -> list[list[str]]:
-        asked = []
-        for row in rows:
-            values = {
-                "caption": next(iter(row["references"]), ""),
-                "prompt": row.get("prompt", ""),
-            }
-            text = self.prompt.format(**values, image_id=row["image_id"])
-            asked.append(
-                [
-                    {
-                        "role": "user",
-                        "content": [{"type": "image"}, {"type": "text", "text": text}],
-                    }
-                ]
-            )
-        template = {"add_generation_prompt": True, **without_thinking(self.processor)}
-        texts = [self.processor.apply_chat_template(one, **template) for one in asked]
-        images = [[load_image(row["image"])] for row in rows]
-        inputs = self.processor(
-            text=texts, images=images, padding=True, return_tensors="pt"
-        ).to(self.device)
-        token_ids = self.model.generate(
-            **inputs, do_sample=False, max_new_tokens=self.max_new_tokens, **self.beams
-        )
-        answers = token_ids[:, inputs["input_ids"].shape[1] :]
-        captions = [
-            " ".join(text.split())
-            for text in self.processor.batch_decode(answers, skip_special_tokens=True)
-        ]
-        per_image = self.beams["num_return_sequences"]
-        return [
-            captions[start : start + per_image]
-            for start in range(0, len(captions), per_image)
         ]
 
 
@@ -244,10 +172,52 @@ class SceneRecaptioner:
         return captions
 
 
+class LanguageModelWriter:
+    """Asks a language model, greedily, for one false caption of each kind.
+
+    Args:
+        examples: kind -> pairs of a caption and a false one, which the model is shown; None takes
+            those of ``prompts.yaml``, in the manner of ARO's relations and attributes.
+        max_new_tokens: most tokens of a false caption.
+        **options: ``model`` or ``endpoint`` and others of ``rewards.language.models.build_model``.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        examples: Mapping[str, Sequence[Sequence[str]]] | None = None,
+        max_new_tokens: int = 128,
+        **options: Any,
+    ) -> None:
+        with config_errors("language_model"):
+            self.model = build_model("negatives", **options)
+        self.examples = PROMPTS["negatives"] if examples is None else examples
+        self.max_new_tokens = max_new_tokens
+        told = f"{self.model.signature},tokens{max_new_tokens}"
+        self.signature = f"language_model[{told}] {dict(self.examples)!r}"
+
+    def __call__(self, captions: Sequence[str]) -> list[list[str]]:
+        """One false caption of each kind, in the order of ``examples``."""
+        questions = []
+        for caption in captions:
+            for pairs in self.examples.values():
+                shown = [f"Caption: {true}\nFalse: {false}\n" for true, false in pairs]
+                asked = f"Caption: {single_spaced(caption)}\nFalse:"
+                text = FALSE_PROMPT + "\n".join([*shown, asked])
+                questions.append(Question(text, (), f"caption {caption!r:.80}"))
+        lines = []
+        for answer in self.model.write(questions, self.max_new_tokens):
+            line = answer.strip().partition("\n")[0]
+            lines.append(line.removeprefix("False:").strip())
+        count = len(self.examples)
+        return [lines[place * count :][:count] for place in range(len(captions))]
+
+
 TARGETS = {
     "captioner": "rl_caption.lab.recaptioners:CaptionerRecaptioner",
-    "vision_language": "rl_caption.lab.recaptioners:VisionLanguageRecaptioner",
     "scenes": "rl_caption.lab.recaptioners:SceneRecaptioner",
-    "language_model": "rl_caption.lab.negative_writers:LanguageModelWriter",
+    "language_model": "rl_caption.lab.recaptioners:LanguageModelWriter",
 }
 """Name of a recaptioner or of a writer of false captions -> ``module:Name``."""

@@ -2,11 +2,14 @@
 exports is of use.
 """
 
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import pytest
 import torch
 import yaml
@@ -21,12 +24,14 @@ from transformers import (
 from rewards.clip.dual import MODEL_TYPE
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.specs import Specs
+from rl_caption.cli.main import main
 from rl_caption.config.shipped import shipped_configs
 from rl_caption.data.base import load_image
 from rl_caption.data.scenes import ScenesData
-from tests.docs_for_tests import ROOT
+from tests.clip_for_tests import TINY, noise_image, weights
+from tests.docs_for_tests import ROOT, commands
 from tests.encoders_for_tests import save_text_encoder, save_vit
-from tests.hf_models_for_tests import byte_tokenizer, tiny_gpt2
+from tests.hf_models_for_tests import byte_tokenizer, tiny_gpt2, tiny_regressor
 from tests.reward_models_for_tests import CLIP, STUDENT, reward_model_config
 from tests.training_for_tests import (
     DATA,
@@ -438,6 +443,132 @@ def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
     assert [row["image_id"] for row in captions] == [
         f"val/{number}" for number in range(6)
     ]
+
+
+def write_shards(folder: Path, count: int) -> None:
+    """Photos and captions in tar shards, as img2dataset writes them."""
+    folder.mkdir()
+    for shard in range(2):
+        with tarfile.open(folder / f"train-{shard:05d}.tar", "w") as archive:
+            for number in range(shard, count, 2):
+                pixels = io.BytesIO()
+                noise_image(number, (16, 16)).save(pixels, "JPEG")
+                text = f"caption {number} of a drawing".encode()
+                for suffix, data in (("jpg", pixels.getvalue()), ("txt", text)):
+                    entry = tarfile.TarInfo(f"{number:09d}.{suffix}")
+                    entry.size = len(data)
+                    archive.addfile(entry, io.BytesIO(data))
+
+
+def test_shards_are_filtered_by_clipscore_then_icc_and_trained_on_by_one_command(
+    world: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("datasets")
+    write_shards(tmp_path / "laion", 2000)
+    clip = {"backbone": str(world / "clip/export/best")}
+    icc = {"model": str(tiny_regressor(tmp_path / "regressor"))}
+    changes = {
+        "clip_icc.data.path": str(tmp_path / "laion"),
+        "clip_icc.data.kwargs": {
+            "splits": {"train": "train[100:]", "val": "train[:100]"}
+        },
+        "clip_icc.data.num_workers": 0,
+        "clip_icc.scores": {
+            "clip": {"target": "clipscore", "kwargs": clip},
+            "icc": {"target": "icc", "kwargs": icc},
+        },
+        "clip_icc.select": [
+            {"score": "clip", "top": 0.5},
+            {"score": "icc", "top": 300},
+        ],
+        "dual_encoder.model.image.encoder": save_vit(tmp_path / "vit"),
+        "dual_encoder.model.text.encoder": save_text_encoder(tmp_path / "bert"),
+        "dual_encoder.model.kwargs.context_length": 40,
+    }
+    changes |= {f"dual_encoder.{key}": value for key, value in SMALL.items()}
+    words = [
+        "run",
+        "icc",
+        "--only",
+        "dual_encoder",
+        "--run.root",
+        str(tmp_path / "out"),
+    ]
+    for key, value in changes.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        words.append(f"--{key}={text}")
+    ended = run_arguments(words, tmp_path / "log")
+    assert ended.code == 0, ended.output
+    kept = [
+        json.loads(line)
+        for line in (tmp_path / "out/clip_icc/kept.jsonl").read_text().splitlines()
+    ]
+    assert sum(row["split"] == "train" for row in kept) == 300
+    report = (tmp_path / "out/clip_icc/report.md").read_text()
+    assert "950 | 950" in report
+    assert ",logit]" in report, "ICC ranks unclipped"
+    assert (tmp_path / "out/dual_encoder/export/best/config.json").is_file()
+
+
+def test_captions_of_cc3m_are_divided_as_the_paper_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data/cc3m_595k"
+    folder.mkdir(parents=True)
+    rows = [{"caption": f"caption {number}"} for number in range(594_100)]
+    (folder / "metadata.json").write_text(json.dumps(rows))
+    monkeypatch.chdir(tmp_path)
+    exec(python_of("papers.md", "cc3m_595k"), {})
+    trained, held = (
+        (folder / f"{split}.txt").read_text().splitlines() for split in ("train", "val")
+    )
+    assert (len(trained), len(held)) == (476_000, 118_000)
+    assert not {*trained} & {*held}
+
+
+def test_released_weights_score_captions_by_the_commands_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "ViT-B-32", TINY)
+    Path("photos").mkdir()
+    texts = {"a": "a dog", "b": "two cats"}
+    for number, name in enumerate(texts):
+        noise_image(number).save(f"photos/{name}.png")
+    references = {name: [f"{text} outside"] for name, text in texts.items()}
+    Path("captions.json").write_text(json.dumps(texts))
+    Path("references.json").write_text(json.dumps(references))
+    page = commands(ROOT / "docs/papers.md")
+    scores = [
+        one.words
+        for one in page
+        if "--captions captions.json" in one.text and "checkpoints/" in one.text
+    ]
+    assert len(scores) == 3
+    for words in scores:
+        with pytest.raises(SystemExit):
+            main(words[1:])
+        assert "https://" in capsys.readouterr().err
+
+    Path("checkpoints").mkdir()
+    state = weights()
+    torch.save({"state_dict": state}, "checkpoints/clip_ViT-B-32.pth")
+    table = torch.randn(248, 16, generator=torch.Generator().manual_seed(1))
+    tables = {"positional_embedding": table, "positional_embedding_res": table}
+    torch.save(state | tables, "checkpoints/spec.pt")
+    for words in scores:
+        assert main(words[1:]) == 0, capsys.readouterr().err
+    result = json.loads(Path("specs.json").read_text())
+    assert result["scores"].keys() == texts.keys()
+    lines = [
+        json.dumps({"image": f"photos/{name}.png", "caption": text})
+        for name, text in texts.items()
+    ]
+    Path("captions.jsonl").write_text("\n".join(lines))
+    (words,) = [words for words in scores if "specs" in words]
+    assert main([word.replace(".json", ".jsonl") for word in words[1:]]) == 0
+    again = json.loads(Path("specs.jsonl").read_text())
+    assert list(again["scores"].values()) == list(result["scores"].values())
 
 
 def test_people_are_a_row_as_the_page_says(

@@ -36,7 +36,6 @@ from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
 from rl_caption.integrations.trl.model import load_vlm
 from rl_caption.lab.config import ShareConfig
-from rl_caption.lab.recaptioners import VisionLanguageRecaptioner
 from rl_caption.lab.share import share
 from rl_caption.programs.evaluate import score_captions
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
@@ -129,8 +128,6 @@ def test_models_with_weights_of_another_head_are_refused(tmp_path):
               metadata={"format": "pt"})  # fmt: skip
     with pytest.raises(CaptionerError, match=r"gate_proj\.weight"):
         load_vlm(SavedModelConfig(init=str(vlm)))
-    with pytest.raises(ConfigError, match=r"gate_proj\.weight"):
-        VisionLanguageRecaptioner(str(vlm))
 
 
 def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):

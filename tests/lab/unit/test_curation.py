@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from pandas import DataFrame
 from PIL import Image
 
 from rl_caption.config.schema import DataConfig
@@ -16,7 +16,7 @@ from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.rows import jsonl
 from rl_caption.lab.config import CurateConfig, Selection
-from rl_caption.lab.curate import MEASURES, best, curate
+from rl_caption.lab.curate import MEASURES, curate, selected
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
 from tests.interruptions_for_tests import interrupted
@@ -131,7 +131,7 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
         ["1", "1"],
     ]
     report = (tmp_path / "out/report.md").read_text()
-    assert "length: length" in report
+    assert "'length': 'length" in report
     with pytest.raises(
         ConfigError, match="rules was"
     ):  # another order counts captions for other rules
@@ -244,12 +244,18 @@ def test_measures_by_hand() -> None:
 
 
 def test_selection_by_hand() -> None:
-    scores = np.array([1, 3, 3, 2], dtype=np.float32)
-    assert best(scores, 1).tolist() == [1]
-    assert best(scores, 0.5).tolist() == [1, 2]
-    assert sorted(best(scores, 9)) == [0, 1, 2, 3]
-    assert len(best(np.ones(100, dtype=np.float32), 0.29)) == 29
-    assert len(best(np.ones(3, dtype=np.float32), 0.9)) == 2, "rounded down"
+    def best(scores: list[float], count: float) -> list[int]:
+        table = DataFrame({"x": scores})
+        return list(selected(Selection(score="x", top=count), table).index)
+
+    scores = [1.0, 3, 3, 2]
+    assert best(scores, 1) == [1]
+    assert best(scores, 0.5) == [1, 2]
+    assert best(scores, 9) == [0, 1, 2, 3]
+    assert len(best([1.0] * 100, 0.29)) == 29
+    assert len(best([1.0] * 3, 0.9)) == 2, "rounded down"
+    low = selected(Selection(score="x", bottom=2), DataFrame({"x": scores}))
+    assert list(low.index) == [0, 3]
 
 
 def test_images_stored_as_bytes_are_scored_and_written(tmp_path: Path) -> None:

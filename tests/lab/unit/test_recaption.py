@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rl_caption.captioners.base import CaptionerError
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row, Splits, load_image
 from rl_caption.data.formats import build_data
@@ -28,13 +29,16 @@ from rl_caption.lab.config import (
     WriteNegativesConfig,
     WriterConfig,
 )
-from rl_caption.lab.negative_writers import EXAMPLES, LanguageModelWriter
 from rl_caption.lab.recaption import make_positives, recaption, write_negatives
-from rl_caption.lab.recaptioners import SceneRecaptioner, VisionLanguageRecaptioner
+from rl_caption.lab.recaptioners import (
+    PROMPTS,
+    CaptionerRecaptioner,
+    LanguageModelWriter,
+    SceneRecaptioner,
+)
 from rl_caption.reward_models.pac import check_positives
 from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
-from tests.hf_models_for_tests import tiny_gpt2
 from tests.interruptions_for_tests import interrupted
 from tests.training_for_tests import DATA
 from tests.vlm_for_tests import tiny_qwen2_vl
@@ -174,24 +178,29 @@ def test_descriptions_of_scenes_are_true_thinned_or_wrong() -> None:
     assert sum(precision) / len(precision) < 0.7
 
 
-def test_a_vision_language_model_answers_in_batches(tmp_path: Path) -> None:
-    folder = tiny_qwen2_vl(tmp_path / "vlm")
+def test_a_vision_language_model_answers_prompts_in_batches(tmp_path: Path) -> None:
+    folder = str(tiny_qwen2_vl(tmp_path / "vlm"))
     rows = build_data(SCENES).split("train")[:3]
-    options: dict[str, Any] = {"max_new_tokens": 5, "dtype": "float32"}
-    greedy = VisionLanguageRecaptioner(
-        str(folder), "describe this image {caption}", batch_size=3, **options
-    )
-    together = greedy(rows)
-    greedy.batch_size = 1
-    assert greedy(rows) == together
+    asked = CaptionerRecaptioner(folder, "A page: {prompt}, {caption}", batch_size=3)
+    together = asked(rows)
     assert [len(own) for own in together] == [1, 1, 1]
-    beams = VisionLanguageRecaptioner(
-        str(folder), num_beams=3, num_return_sequences=2, **options
-    )
+    alone = CaptionerRecaptioner(folder, "A page: {prompt}, {caption}", batch_size=1)
+    assert alone(rows) == together
+    told: list[str] = []
+    messages = asked.captioner.messages
+
+    def seen(row: Any) -> Any:
+        told.append(row["prompt"])
+        return messages(row)
+
+    asked.captioner.messages = seen
+    asked(rows)
+    assert told == [f"A page: , {row['references'][0]}" for row in rows]
+    beams = CaptionerRecaptioner(folder, "guided", num_beams=3, num_return_sequences=2)
     assert [len(own) for own in beams(rows)] == [2, 2, 2]
-    assert beams.signature != greedy.signature
-    with pytest.raises(ConfigError, match="absent'"):
-        VisionLanguageRecaptioner(str(tmp_path / "absent"))
+    assert "DO NOT make things up" in beams.signature
+    with pytest.raises(CaptionerError, match="absent'"):
+        CaptionerRecaptioner(str(tmp_path / "absent"))
 
 
 class Two(Counting):
@@ -338,38 +347,31 @@ def test_false_captions_are_a_column_beside_their_references(tmp_path: Path) -> 
         write_negatives(negatives_config(tmp_path, f"{__name__}:Silent"))
 
 
-def test_a_language_model_is_shown_examples_and_answers_with_a_line(
-    tmp_path: Path,
-) -> None:
-    writer = LanguageModelWriter(
-        str(tiny_gpt2(tmp_path / "gpt2", positions=1024)), max_new_tokens=4
-    )
-    prompts: list[str] = []
+class Answering:
+    """A language model that answers with the last caption of the prompt, and more lines."""
 
-    def answer(given: Sequence[str]) -> list[str]:
-        prompts.extend(given)
-        return [
-            f"false {len(prompts)}" if "cat" in prompt.rpartition("Caption:")[2] else ""
-            for prompt in given
-        ]
+    signature = "answering"
 
-    captions = ["a cat on\na mat", "a dog"]
-    alone = [writer([caption]) for caption in captions]
-    assert writer(captions) == [text for (text,) in alone], (
-        "padding must not change an answer"
-    )
-    writer._continue = answer  # type: ignore[method-assign]
-    assert writer(captions) == [["false 2", "false 4"], []]
-    assert all(
-        prompt.endswith("Caption: a cat on a mat\nFalse:") for prompt in prompts[::2]
-    )
-    for kind, prompt in zip(EXAMPLES, prompts[::2], strict=True):
+    def write(self, questions: Sequence[Any], max_new_tokens: int) -> list[str]:
+        self.prompts = [question.text for question in questions]
+        last = [text.rpartition("Caption: ")[2] for text in self.prompts]
+        return [f" False: no {text.partition(chr(10))[0]}\nmore" for text in last]
+
+
+def test_a_language_model_is_shown_examples_and_answers_with_a_line() -> None:
+    model = Answering()
+    writer = LanguageModelWriter(model=model, max_new_tokens=4)
+    written = writer(["a cat on\na mat", "a dog"])
+    assert written == [["no a cat on a mat"] * 2, ["no a dog"] * 2]
+    for pairs, prompt in zip(
+        PROMPTS["negatives"].values(), model.prompts, strict=False
+    ):
         assert all(
-            f"Caption: {true}\nFalse: {false}\n" in prompt
-            for true, false in EXAMPLES[kind]
+            f"Caption: {true}\nFalse: {false}\n" in prompt for true, false in pairs
         )
+        assert prompt.endswith("Caption: a cat on a mat\nFalse:")
     with pytest.raises(ConfigError, match="nowhere"):
-        LanguageModelWriter("nowhere")
+        LanguageModelWriter(model="nowhere")
 
 
 def test_a_part_without_all_its_rows_is_named_and_loses_none(tmp_path: Path) -> None:

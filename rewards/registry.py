@@ -40,6 +40,19 @@ REWARDS: dict[str, str] = {
 """Name -> ``module:Class``."""
 COLUMNS = ("references", "image_id", "image", "finished")
 """Columns that every reward gets from this package's trainer, and has to take."""
+_PAC = "https://drive.google.com/drive/folders/15Da_nh7CYv8xfryIdETG6dPFSqcBiqpd"
+_PAC_PLUS = "https://ailb-web.ing.unimore.it/publicfiles/pac++"
+ADDRESSES = {
+    "clip_ViT-B-32.pth": _PAC,
+    "openClip_ViT-L-14.pth": _PAC,
+    "PAC++_clip_ViT-B-32.pth": f"{_PAC_PLUS}/PAC++_clip_ViT-B-32.pth",
+    "PAC++_clip_ViT-L-14.pth": f"{_PAC_PLUS}/PAC++_clip_ViT-L-14.pth",
+    "spec.pt": "https://huggingface.co/Xiaohud/SPECS",
+    "openai_b32_longclip.pt": "https://huggingface.co/Xiaohud/SPECS",
+}
+"""Released checkpoint file -> where its authors put it."""
+CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
+"""Endings of checkpoint files; a tag of open_clip has none."""
 
 
 def available() -> list[str]:

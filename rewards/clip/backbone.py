@@ -24,8 +24,6 @@ from rewards.base import RewardError
 from rewards.clip.checkpoints import load_file, load_tuned
 from rewards.clip.dual import MODEL_TYPE, PretrainedDual
 from rewards.clip.encoder import (
-    ADDRESSES,
-    CHECKPOINTS,
     RELEASED,
     CachedEncoder,
     EncoderOptions,
@@ -51,6 +49,7 @@ from rewards.model_files import (
     fingerprint,
     has_model_type,
 )
+from rewards.registry import ADDRESSES, CHECKPOINTS
 from rewards.trust import trust, trusted_names
 
 logger = logging.getLogger(__name__)

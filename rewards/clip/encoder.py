@@ -39,19 +39,6 @@ RELEASED = {
 """Checkpoint files of the repository aimagelab/pacscore -> architecture of open_clip, tag that was
 fine-tuned.
 """
-_PAC = "https://drive.google.com/drive/folders/15Da_nh7CYv8xfryIdETG6dPFSqcBiqpd"
-_PAC_PLUS = "https://ailb-web.ing.unimore.it/publicfiles/pac++"
-ADDRESSES = {
-    "clip_ViT-B-32.pth": _PAC,
-    "openClip_ViT-L-14.pth": _PAC,
-    "PAC++_clip_ViT-B-32.pth": f"{_PAC_PLUS}/PAC++_clip_ViT-B-32.pth",
-    "PAC++_clip_ViT-L-14.pth": f"{_PAC_PLUS}/PAC++_clip_ViT-L-14.pth",
-    "spec.pt": "https://huggingface.co/Xiaohud/SPECS",
-    "openai_b32_longclip.pt": "https://huggingface.co/Xiaohud/SPECS",
-}
-"""Released checkpoint file -> where its authors put it."""
-CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
-"""Endings of checkpoint files; a tag of open_clip has none."""
 _CHUNK = 1024
 Embeddings: TypeAlias = NDArray[np.float32]
 EncoderSource: TypeAlias = "str | Path | DualEncoder | CachedEncoder"

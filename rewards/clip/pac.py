@@ -15,7 +15,8 @@ from typing import Any
 from rewards.base import passes_on
 from rewards.clip.clipscore import ClipScore, RefClipScore
 from rewards.clip.emscore import EmScore, RefEmScore
-from rewards.clip.encoder import ADDRESSES, RELEASED, EncoderSource
+from rewards.clip.encoder import RELEASED, EncoderSource
+from rewards.registry import ADDRESSES
 
 
 class PacScore(ClipScore):

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rewards.base import RewardError
-from rewards.clip.encoder import ADDRESSES, CHECKPOINTS
-from rewards.registry import COLUMNS, REWARDS
+from rewards.registry import ADDRESSES, CHECKPOINTS, COLUMNS, REWARDS
 from rewards.registry import load as load_reward
 from rl_caption.captioners.config import HUB_NAME
 from rl_caption.cli.programs import PROGRAMS

@@ -178,7 +178,7 @@ def measure_rows(
         columns.append({"captions": []})
         for caption in row["references"]:
             reason = UNREADABLE if error else _broken_rule(config, caption)
-            one = {"reason": reason, "key": _key(config, row, caption)}
+            one: dict[str, Any] = {"reason": reason, "key": _key(config, row, caption)}
             columns[-1]["captions"].append(one)
             if reason is None:
                 scored.append((row, caption, one))

@@ -226,14 +226,13 @@ def captions(
     """
     files = {"train": Path(path)}
     if Path(path).is_dir():
-        found = [
-            (standard_split(file.stem), file) for file in sorted(Path(path).iterdir())
-        ]
-        found = [(split, file) for split, file in found if split in STANDARD_SPLITS]
-        files = {split: file for split, file in found if file.is_file()}
-        if len(files) < sum(file.is_file() for _, file in found):
-            names = ", ".join(file.name for _, file in found)
-            raise DataError(f"{path} has {names}: expected one file a split")
+        files = {}
+        for file in sorted(filter(Path.is_file, Path(path).iterdir())):
+            split = standard_split(file.stem)
+            if split in files:
+                raise DataError(f"{file}: the split has {files[split].name} already")
+            if split in STANDARD_SPLITS:
+                files[split] = file
     fraction = 0 if "val" in files else val_fraction
     for split, file in files.items():
         if file.suffix.lower() == ".csv":

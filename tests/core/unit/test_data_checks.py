@@ -208,12 +208,8 @@ def test_images_of_training_in_a_split_that_is_not_used_are_named(
     (tmp_path / "linked.jpg").symlink_to(tmp_path / "5.jpg")
     test.append(row("link to val", tmp_path / "linked.jpg"))
     test.append(row("3", photo(tmp_path / "other.jpg", 50)))
-    (tmp_path / "damaged.jpg").write_bytes(b"test is not checked")
-    test += [
-        row("damaged", tmp_path / "damaged.jpg"),
-        row("lost", tmp_path / "lost.jpg"),
-    ]
-    data = dataset(train=train, val=val, test=test, more=test)
+    test.append(row("lost", tmp_path / "lost.jpg"))  # test is not checked
+    data = dataset(train=train, val=val, test=test)
     report = check_data(data, ["train", "val"], on_bad="skip")
     assert found(report) == dict(
         zip(
@@ -223,11 +219,7 @@ def test_images_of_training_in_a_split_that_is_not_used_are_named(
         )
     )
     assert "'3' in train and test" in str(report)
-    for names in (
-        ("1.jpg' in train and test",),
-        ("train", "2.jpg", "test", "copy.jpg"),
-        ("val", "5.jpg", "test", "linked.jpg"),
-    ):
+    for names in (("1.jpg' in train and test",), ("val", "linked.jpg")):
         assert all(name in str(report) for name in names)
     assert [[*report.kept[split]] for split in ("train", "val")] == [[0, 4], [1]]
     with pytest.raises(DataError, match=r"1\.jpg'"):
@@ -236,8 +228,6 @@ def test_images_of_training_in_a_split_that_is_not_used_are_named(
         checks.LEAKED_IDS: 1,
         checks.LEAKED_FILES: 1,
     }
-    same = dataset(train=train, val=val, test=test[:3], more=test[:3])
-    check_data(same, ["train", "val"])
 
 
 def test_rows_of_other_splits_that_this_training_could_not_use_are_passed_over(

@@ -8,13 +8,13 @@ table, or as ``package.module:Name``; it is imported when it is asked for.
 import difflib
 import inspect
 import json
+import re
 import reprlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, TypeAlias, get_type_hints
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     PydanticUserError,
@@ -35,6 +35,8 @@ _WORDS = {
 }
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
+_UNION = re.compile(r"str|bool|int|float|dict|.*\[.*\]")
+
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 """A number of things of which there has to be one."""
 Size: TypeAlias = Annotated[int, Field(ge=1, le=2**24)]
@@ -47,10 +49,13 @@ def short_repr(value: Any) -> str:
 
 
 def dotted(path: tuple[int | str, ...]) -> str:
-    """A path of keys and indices as text: ``select[0].min``."""
+    """A path of keys and indices, without types of a union, as text: ``select[0].min``."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if not _UNION.fullmatch(str(part)):
+            text += (
+                f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+            )
     return text
 
 
@@ -110,7 +115,11 @@ def check_fields(instance: Any) -> None:
 
 def options_of(target: Any, skip: int = 0) -> dict[str, inspect.Parameter]:
     """The parameters of a class, or of a function after its first ``skip``."""
-    parameters = list(inspect.signature(target).parameters.values())
+    try:
+        signature = inspect.signature(target, eval_str=True)
+    except NameError:  # a type that is imported for type checkers only
+        signature = inspect.signature(target)
+    parameters = list(signature.parameters.values())
     options = parameters if isinstance(target, type) else parameters[skip:]
     return {option.name: option for option in options}
 
@@ -135,57 +144,41 @@ def wrong_arguments(
     """
     options = options_of(target, skip)
     takes = [name for name, option in options.items() if option.kind not in VARIADIC]
-    model = _model_of(target, options, required)
+    fields: dict[str, Any] = {}
+    for option in takes:
+        annotation = options[option].annotation
+        try:
+            known = not isinstance(annotation, str) and _adapter(annotation)
+        except (PydanticUserError, TypeError):
+            known = None
+        is_required = required and options[option].default is inspect.Parameter.empty
+        fields[option] = (annotation if known else Any, ... if is_required else None)
+    takes_any = any(option.kind is option.VAR_KEYWORD for option in options.values())
+    rules = ConfigDict(
+        extra="allow" if takes_any else "forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+    model = create_model("Options", __config__=rules, **fields)
     try:
         model.model_validate_json(json.dumps(arguments), strict=True)
     except ValidationError as error:
         sentences = []
         for item in error.errors(include_url=False):
-            option, *rest = item["loc"]
-            where = dotted((key(str(option)), *rest))
+            option, *rest = map(str, item["loc"])
+            where = dotted((key(option), *item["loc"][1:]))
             if item["type"] == "extra_forbidden":
-                close = difflib.get_close_matches(str(option), takes, 1)
+                close = difflib.get_close_matches(option, takes, 1)
                 hint = f"did you mean {close[0]}? " if close else ""
                 text = f"{where} is not an option of {name} (it is {short_repr(item['input'])}): "
-                sentences.append(
-                    f"{text}{hint}it takes {', '.join(takes) or 'no options'}"
-                )
+                text += f"{hint}it takes {', '.join(takes) or 'no options'}"
+                sentences.append(text)
             elif item["type"] == "missing" and not rest:
                 sentences.append(f"{where} is not set: {name} needs it")
             else:
                 sentences.append(sentence(item, where))
-        return sentences
+        return list(dict.fromkeys(sentences))
     return []
-
-
-def _model_of(
-    target: Any, options: Mapping[str, inspect.Parameter], required: bool
-) -> type[BaseModel]:
-    """The model of a target's options; one whose annotation pydantic cannot read takes anything."""
-    constructor: Any = target.__init__
-    try:
-        hints = get_type_hints(
-            constructor if isinstance(target, type) else target, include_extras=True
-        )
-    except NameError:  # imported for type checkers only
-        hints = {}
-    fields: dict[str, Any] = {}
-    for index, (name, parameter) in enumerate(options.items()):
-        if parameter.kind in VARIADIC:
-            continue
-        annotation = hints.get(name, Any)
-        try:
-            _adapter(annotation)
-        except (PydanticUserError, TypeError):
-            annotation = Any
-        is_required = required and parameter.default is parameter.empty
-        fields[f"option{index}"] = (
-            annotation,
-            Field(... if is_required else None, alias=name),
-        )
-    takes_any = any(option.kind is option.VAR_KEYWORD for option in options.values())
-    rules = ConfigDict(extra="allow" if takes_any else "forbid", allow_inf_nan=False)
-    return create_model("Options", __config__=rules, **fields)
 
 
 def load_target(

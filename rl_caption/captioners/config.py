@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import ConfigDict, Field, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    model_validator,
+)
 
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import (
@@ -21,7 +28,6 @@ from rl_caption.runtime.options import (
     Temperature,
     Tokens,
     Weight,
-    chosen_by,
 )
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -111,11 +117,13 @@ class SavedModelConfig(ModelConfig):
         return self
 
 
-AnyModel: TypeAlias = Annotated[
-    Annotated[NewModelConfig, Tag("NewModelConfig")]
-    | Annotated[SavedModelConfig, Tag("SavedModelConfig")],
-    chosen_by(ModelConfig),
-]
+def _chosen(values: Any) -> Any:
+    if not isinstance(values, dict):
+        return values
+    return ModelConfig.choose(values).model_validate_json(json.dumps(values))
+
+
+AnyModel: TypeAlias = Annotated[SerializeAsAny[ModelConfig], BeforeValidator(_chosen)]
 """A new captioner or, where ``init`` is set, a saved one."""
 
 

@@ -1,11 +1,10 @@
 """The recipes that the package brings: what there is, and one of them to read, copy and change."""
 
-import re
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import takewhile
 
-from rl_caption.cli.configuration import USAGES, program_of, read_file
+from rl_caption.cli.configuration import program_of, read_file, usage
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.runtime.errors import UsageError
 
@@ -21,24 +20,14 @@ def main(words: Sequence[str]) -> int:
         raise UsageError(
             "expected rl-caption configs list, or rl-caption configs show NAME"
         )
-    lines = []
+    described = []
     for name, file in shipped_configs().items():
-        program = program_of(read_file(file))
-        command = USAGES.get(str(program), f"rl-caption {program} --config")
-        lines.append(f"{command} {name}\n{describe(file)}")
-    print("\n".join(sorted(lines)))
+        lines = file.read_text(encoding="utf-8").splitlines()
+        comment = takewhile(lambda line: line.startswith("#"), lines)
+        first, *_ = "".join(line[1:] for line in comment).split(". ")
+        about = textwrap.indent(textwrap.fill(first.strip(), WIDTH - 6), " " * 6)
+        command = usage(str(program_of(read_file(file))))
+        described.append(f"{command} {name}\n{about}")
+    print("\n".join(sorted(described)))
     print("\nrl-caption configs show NAME > mine.yaml copies one, to be changed.")
     return 0
-
-
-def describe(file: Path) -> str:
-    """The first sentence of the comment that a recipe begins with, indented."""
-    comment = ""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        comment += line[1:]
-    first = re.split(r"(?<=\.) +|:? +accelerate launch ", comment.strip())[0]
-    return textwrap.fill(
-        first, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
-    )

@@ -8,10 +8,11 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -50,8 +51,12 @@ USAGES = {
     "accelerate launch": "accelerate launch --config_file",
 }
 """How files are used that are no configuration of one program."""
-TABLES: dict[Any, str] = {dict: ".NAME.", list: "[0]."}
-"""How keys of the sections in a table are written."""
+LIMITS = (
+    ("minimum", ">="),
+    ("exclusiveMinimum", ">"),
+    ("maximum", "<="),
+    ("exclusiveMaximum", "<"),
+)
 WIDTH = 100
 """Columns of ``--help``."""
 
@@ -77,9 +82,10 @@ def load(
     except ValidationError as error:
         program = None if file is None or fits(chosen, values) else program_of(values)
         if program is not None:
-            usage = USAGES.get(program, f"rl-caption {program} --config")
-            raise ConfigError(f"it is for another program: {usage} {file}") from error
-        raise ConfigError("; ".join(_sentences(chosen, values, error))) from error
+            message = f"it is for another program: {usage(program)} {file}"
+        else:
+            message = "; ".join(_sentences(chosen, error))
+        raise ConfigError(message) from error
 
 
 def merged_values(
@@ -90,17 +96,8 @@ def merged_values(
     """The plain values of a file, its base files and a command line, before they are checked."""
     values = {} if file is None else read_file(find_config(file), section_type)
     options = split_words(section_type, words)
-    guess = Entries()  # which decides alternatives
-    for path, texts in options:
-        _set(guess, path, _readings(texts)[0])
-    guess = merge(section_type, values, guess)
-    entries = Entries()
-    for path, texts in options:
-        _set(
-            entries, path, _value(annotation_at(section_type, path, guess), path, texts)
-        )
-    merged: dict[str, Any] = merge(section_type, values, entries)
-    return merged
+    guess = merge(section_type, values, _entries(Any, options, {}))
+    return merge(section_type, values, _entries(section_type, options, guess))
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -110,19 +107,6 @@ class _Loader(yaml.SafeLoader):
     """Scalars as in YAML 1.2: ``1e-5`` is a number; ``no``, dates and ``1:30`` are text."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """A mapping, whose keys are text and stand once."""
-        node = super().compose_mapping_node(anchor)
-        names = set()
-        for key, _ in node.value:
-            line = f"line {key.start_mark.line + 1}"
-            if not key.tag.endswith((":str", ":merge")):
-                raise ValueError(f"{line}: a key is not text: quote it")
-            if key.value in names:
-                raise ValueError(f"{line}: {key.value} is set twice: leave one out")
-            names.add(key.value)
-        return node
 
 
 for _tag, _pattern, _first in (
@@ -138,6 +122,35 @@ for _tag, _pattern, _first in (
     )
 
 
+def read_yaml(text: str) -> Any:
+    """The plain values of a text, whose keys are text and stand once. Raises ``ValueError``."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        _check_keys(node, "")
+        return None if node is None else loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def _check_keys(node: Any, path: str) -> None:
+    """Check the keys of a mapping and of those in it."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_keys(item, path)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    names = set()
+    for key, value in node.value:
+        line = f"line {key.start_mark.line + 1}"
+        if not key.tag.endswith((":str", ":merge")):
+            raise ValueError(f"{line}: a key is not text: quote it")
+        if key.value in names:
+            raise ValueError(f"{line}: {path}{key.value} is set twice: leave one out")
+        names.add(key.value)
+        _check_keys(value, f"{path}{key.value}.")
+
+
 def read_file(path: Path, section_type: type[Section] = Section) -> dict[str, Any]:
     """The values of a file over those of its ``base`` files, which are relative to it, or recipes."""
     own = read_mapping(path)
@@ -145,19 +158,16 @@ def read_file(path: Path, section_type: type[Section] = Section) -> dict[str, An
     values: dict[str, Any] = {}
     for name in [bases] if isinstance(bases, str) else bases:
         beside = path.parent / name
-        base = read_file(
-            beside if beside.is_file() else find_config(name), section_type
-        )
-        values = merge(section_type, values, base)
-    merged: dict[str, Any] = merge(section_type, values, own)
-    return merged
+        file = beside if beside.is_file() else find_config(name)
+        values = merge(section_type, values, read_file(file, section_type))
+    return merge(section_type, values, own)
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """Read a YAML file whose top level maps keys to plain values. Raises ``ConfigError``."""
     try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8-sig"), _Loader)
-    except (ValueError, yaml.YAMLError) as error:
+        values = read_yaml(Path(path).read_text(encoding="utf-8-sig"))
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(
@@ -169,48 +179,57 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
 # --- annotations ----------------------------------------------------------------------------------
 
 
-def members(annotation: Any) -> list[Any]:
-    """The types that a key may have, without the metadata of their annotations."""
-    if get_origin(annotation) is Annotated:
-        return members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return [member for inner in get_args(annotation) for member in members(inner)]
-    return [annotation]
-
-
-def sections_of(annotation: Any) -> list[type[Section]]:
-    """The section classes that a key may have; several are alternatives."""
-    types = members(annotation)
-    return [one for one in types if isinstance(one, type) and issubclass(one, Section)]
-
-
-def section_of(annotation: Any, values: Any) -> type[Section] | None:
-    """The section class of a key with these values; None for what is no section."""
-    found = sections_of(annotation)
-    return (
-        found[0].choose(values if isinstance(values, Mapping) else {})
-        if found
-        else None
-    )
+def section_of(annotation: Any, values: Any = None) -> type[Section] | None:
+    """The section class of a key with these values; None for tables and plain values."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation.choose(values if isinstance(values, dict) else {})
+    if get_origin(annotation) in (dict, list):
+        return None
+    found = [section_of(one, values) for one in get_args(annotation)]
+    return next(filter(None, found), None)
 
 
 def annotation_at(annotation: Any, path: Sequence[str], values: Any) -> Any:
-    """The annotation of a dotted key; Any where nothing is known of it."""
+    """The annotation of a dotted key, also of a table's entry; Any where nothing is known of it."""
     for key in path:
         section = section_of(annotation, values)
-        if section is None:
-            tables = [
-                get_args(one) for one in members(annotation) if get_origin(one) is dict
-            ]
-            annotation = tables[0][1] if tables else Any
+        if section is not None:
+            field = section.model_fields.get(key)
+            annotation = field.annotation if field else Any
         else:
-            annotation = (
-                section.model_fields[key].annotation
-                if key in section.model_fields
-                else Any
-            )
-        values = values.get(key) if isinstance(values, Mapping) else None
+            types = (annotation, *get_args(annotation))
+            tables = [get_args(one) for one in types if get_origin(one) in (dict, list)]
+            annotation = tables[0][-1] if tables else Any
+        values = values.get(key) if isinstance(values, dict) else None
     return annotation
+
+
+def keys_of(
+    section_type: type[Section], prefix: str = ""
+) -> Iterator[tuple[str, tuple[type[Section], str]]]:
+    """Yield the dotted name of each key, also of those in sections, tables and alternatives, and
+    the section that it is in, with its name there.
+    """
+    for name, field in section_type.model_fields.items():
+        key, annotation = f"{prefix}{name}", field.annotation
+        section = section_of(annotation)
+        if section is None:
+            annotation, key = annotation_at(annotation, [""], {}), f"{key}.NAME"
+            section = section_of(annotation)
+        if section is None:
+            yield f"{prefix}{name}", (section_type, name)
+        else:
+            for one in (section, *alternatives(section)):
+                yield from keys_of(one, f"{key}.")
+
+
+def alternatives(section_type: type[Section]) -> Iterator[type[Section]]:
+    """Yield the classes among which the values of a section choose."""
+    owner = next(one for one in section_type.__mro__ if "choose" in vars(one))
+    classes = [] if owner is Section else [owner]
+    for one in classes:
+        classes += one.__subclasses__()
+    yield from classes
 
 
 # --- merging --------------------------------------------------------------------------------------
@@ -225,40 +244,34 @@ def merge(annotation: Any, below: Any, above: Any) -> Any:
     """
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
-    changes = section_of(annotation, below) is not section_of(annotation, below | above)
-    is_table = annotation_at(annotation, [""], {}) is not Any
-    replaces = changes or (is_table and not isinstance(above, Entries))
-    result = {} if replaces else _without_options_of_others(below, above)
+    both = below | above
+    section = section_of(annotation, both)
+    is_table = section is None and annotation_at(annotation, [""], {}) is not Any
+    replaces = is_table and not isinstance(above, Entries)
+    result = {}
+    for key, value in below.items():
+        if not replaces and not _is_for_another(key, below, above):
+            result[key] = value
+    if section_of(annotation, below) is not section:
+        result = {}
     for key, value in above.items():
-        inner = annotation_at(annotation, [key], below | above)
-        if (
-            value is None
-            and key in result
-            and not {None, NoneType, Any} & {*members(inner)}
-        ):
+        inner = annotation_at(annotation, [key], both)
+        needs_value = inner is not Any and NoneType not in get_args(inner)
+        if value is None and key in result and needs_value:
             del result[key]
         else:
             result[key] = merge(inner, result.get(key), value)
     return result
 
 
-def _without_options_of_others(
-    below: dict[str, Any], above: Mapping[str, Any]
-) -> dict[str, Any]:
-    """``below`` without the options of classes that ``above`` changes."""
-    result = {}
-    for key, value in below.items():
-        names = (
-            ["target", "format", "encoder"]
-            if key == "kwargs"
-            else [key.removesuffix("_kwargs")]
-        )
-        changed = [
-            name for name in names if name in above and above[name] != below.get(name)
-        ]
-        if not (key.endswith("kwargs") and changed):
-            result[key] = value
-    return result
+def _is_for_another(
+    key: str, below: Mapping[str, Any], above: Mapping[str, Any]
+) -> bool:
+    """Whether a key has the options of a class, which ``above`` changes."""
+    if not key.endswith("kwargs"):
+        return False
+    names = ("target", "format", "encoder") if key == "kwargs" else (key[:-7],)
+    return any(above.get(name, below.get(name)) != below.get(name) for name in names)
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -269,7 +282,8 @@ def split_words(
 ) -> list[tuple[list[str], list[str]]]:
     """The dotted key and the texts of each ``--a.b.c text`` or ``--a.b.c=text``.
 
-    Words of no option are those of the positional key.
+    Words of no option are those of the positional key, where there is one; then an option takes
+    one word, a switch none.
     """
     positional = section_type.positional
     options: list[tuple[list[str], list[str]]] = []
@@ -279,62 +293,55 @@ def split_words(
         if word.startswith("--"):
             name, equals, text = word[2:].partition("=")
             options.append((name.split("."), [text] if equals else []))
-            annotation = annotation_at(section_type, [name], {})
-            if equals or (positional and annotation is bool):
-                room = 0
-            elif positional and not any(
-                get_origin(one) is list for one in members(annotation)
-            ):
-                room = 1
-            else:
-                room = len(words)
+            is_switch = annotation_at(section_type, [name], {}) is bool
+            room = 1 - is_switch if positional else len(words)
+            room = 0 if equals else room
         elif room:
             room -= 1
             options[-1][1].append(word)
-        elif positional:
-            free.append(word)
         else:
-            raise ConfigError(
-                f"{word!r} is not an option: expected --section.key value"
-            )
+            free.append(word)
+    if free and not positional:
+        raise ConfigError(f"{free[0]!r} is not an option: expected --section.key value")
     return [*options, ([positional], free)] if free else options
 
 
-def _set(entries: Entries, path: Sequence[str], value: Any) -> None:
-    *sections, last = path
-    for key in sections:
-        if not isinstance(entries.get(key), dict):
-            entries[key] = Entries()
-        entries = entries[key]
-    entries[last] = value
+def _entries(
+    annotation: Any, options: Sequence[tuple[list[str], list[str]]], values: Any
+) -> Entries:
+    """The values of options, by nested keys."""
+    result = Entries()
+    for path, texts in options:
+        entries: dict[str, Any] = result
+        for key in path[:-1]:
+            if not isinstance(entries.get(key), dict):
+                entries[key] = Entries()
+            entries = entries[key]
+        entries[path[-1]] = _value(annotation_at(annotation, path, values), texts)
+    return result
 
 
-def _readings(texts: Sequence[str]) -> list[Any]:
-    """What the texts of an option may mean: YAML or text, of one value or of a list."""
+def _value(annotation: Any, texts: Sequence[str]) -> Any:
+    """What the texts of an option mean: YAML or text, of one value or of a list; the first that its
+    key can have.
+    """
     plain = []
     for text in texts:
         try:
-            value = yaml.load(text, _Loader)
-        except (ValueError, yaml.YAMLError):
+            value = read_yaml(text)
+        except ValueError:
             value = text
         plain.append(text if isinstance(value, str) else value)
-    if len(texts) == 1:
-        return [plain[0], texts[0], plain, [*texts]]
-    return [plain, [*texts]] if texts else [True]
-
-
-def _value(annotation: Any, path: Sequence[str], texts: Sequence[str]) -> Any:
-    """The first reading of an option's texts that its key can have."""
-    if not texts and bool not in members(annotation):
-        raise ConfigError(f"--{'.'.join(path)} has no value")
-    readings = _readings(texts)
+    readings: list[Any] = [plain, [*texts]]
+    if len(texts) < 2:
+        readings = [plain[0], texts[0], *readings] if texts else [True]
     adapter = TypeAdapter(annotation)
-    for value in readings if readings[0] is not None else ():
+    for reading in readings if readings[0] is not None else ():
         try:
-            adapter.validate_json(json.dumps(value), strict=True)
+            adapter.validate_json(json.dumps(reading), strict=True)
         except ValidationError:
             continue
-        return value
+        return reading
     return readings[0]
 
 
@@ -360,33 +367,29 @@ def program_of(values: Mapping[str, Any]) -> str | None:
     return None
 
 
+def usage(program: str) -> str:
+    """The command that takes a file."""
+    return USAGES.get(program, f"rl-caption {program} --config")
+
+
 def fits(section_type: type[Section], values: Mapping[str, Any]) -> bool:
     """Whether a section has all keys of ``values``."""
     for name, value in values.items():
         if name not in section_type.model_fields:
             return False
         section = section_of(section_type.model_fields[name].annotation, value)
-        if (
-            section is not None
-            and isinstance(value, Mapping)
-            and not fits(section, value)
-        ):
+        if section and isinstance(value, dict) and not fits(section, value):
             return False
     return True
 
 
-def _sentences(
-    section_type: type[Section], values: Mapping[str, Any], error: ValidationError
-) -> list[str]:
+def _sentences(section_type: type[Section], error: ValidationError) -> list[str]:
     """What is wrong, one sentence a key."""
     found: dict[str, str] = {}
     for item in error.errors(include_url=False):
-        path = _path(item["loc"], values)
-        if item["type"] == "missing" and path[-1:] != [item["loc"][-1]]:
-            path.append(item["loc"][-1])
-        key = dotted(tuple(path))
+        key = dotted(item["loc"])
         if item["type"] == "extra_forbidden":
-            text = _no_key(section_type, path, values)
+            text = _no_key(section_type, key)
         else:
             text = sentence(item, key)
         if key in found and item["type"] != "value_error":  # another type of a union
@@ -395,63 +398,25 @@ def _sentences(
     return list(found.values())[:3]
 
 
-def _path(location: Sequence[int | str], values: Any) -> list[int | str]:
-    """The location of an error without the tags of alternatives and unions."""
-    path: list[int | str] = []
-    for part in location:
-        if isinstance(part, int):
-            path.append(part)
-            values = values[part] if part < len(values) else None
-        elif isinstance(values, Mapping) and part in values:
-            path.append(part)
-            values = values[part]
-    return path
-
-
-def keys_of(section_type: type[Section]) -> Iterator[str]:
-    """Yield the dotted names of all keys of a section and of the sections in it."""
-    for name, field in section_type.model_fields.items():
-        yield name
-        for section in sections_of(field.annotation):
-            yield from (f"{name}.{key}" for key in keys_of(section))
-
-
-def _no_key(
-    section_type: type[Section], path: Sequence[int | str], values: Mapping[str, Any]
-) -> str:
+def _no_key(section_type: type[Section], key: str) -> str:
     """That there is no such key, and which alternative has it, or the nearest one."""
-    key = dotted(tuple(path))
-    *parents, last = map(str, path)
-    inner: Any = values
-    for name in parents:
-        inner = inner.get(name) if isinstance(inner, Mapping) else None
-    owner = (
-        section_of(annotation_at(section_type, parents, values), inner) or section_type
-    )
-    for section, rest in ((owner, last), (section_type, key)):
-        base = next(one for one in section.__mro__ if "choose" in vars(one))
-        others = _subclasses(base) if base is not Section else ()
-        owners = [first_paragraph(other) for other in others if rest in keys_of(other)]
-        if owners:
-            return f"there is no key {key} here: it is for {' or '.join(owners)}"
-    known = list(keys_of(section_type))
-    siblings = [".".join([*parents, name]) for name in owner.model_fields]
-    same = [name for name in known if name.rpartition(".")[2] == last]
-    nearest = [SYNONYMS[last]] if SYNONYMS.get(last) in known else []
-    nearest += difflib.get_close_matches(key, same, 1, 0.0)
-    nearest += difflib.get_close_matches(key, [*siblings, *known], 1)
-    hint = (
-        f"did you mean {nearest[0]}?"
-        if nearest
-        else f"expected one of {', '.join(siblings)}"
-    )
-    return f"there is no key {key}: {hint}"
+    last = key.rpartition(".")[2]
+    owners = []
+    for one in (section_type, *alternatives(section_type)):
+        found = dict(keys_of(one)).get(key)
+        owners += [first_paragraph(found[0])] if found else []
+    if owners:
+        return f"there is no key {key} here: it is for {' or '.join(owners)}"
 
+    def likeness(name: str) -> list[float]:
+        pairs = ((last, name.rpartition(".")[2]), (key, name))
+        return [difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs]
 
-def _subclasses(base: type[Section]) -> Iterator[type[Section]]:
-    for inner in base.__subclasses__():
-        yield inner
-        yield from _subclasses(inner)
+    known = [*section_type.model_fields, *dict(keys_of(section_type))]
+    nearest = SYNONYMS.get(last)
+    if nearest not in known:
+        nearest = max(known, key=likeness)
+    return f"there is no key {key}: did you mean {nearest}?"
 
 
 # --- command line ---------------------------------------------------------------------------------
@@ -465,45 +430,32 @@ def parse(section_type: type[Config], arguments: Sequence[str], program: str) ->
     words = ["--help" if word == "-h" else word for word in arguments]
     prints = "--print_config" in words
     words = [word for word in words if word != "--print_config"]
-    where = program
+    file, section = _take(words, "--config"), _take(words, "--help")
     try:
-        file, words = file_of(words)
-        where = program if file is None else f"{program} --config {file}"
-        if "--help" in words:
-            place = words.index("--help")
-            values = merged_values(section_type, file, words[:place])
-            section = "".join(words[place + 1 : place + 2]).removeprefix("--")
+        if section is not None:
+            values = merged_values(section_type, file, words)
             print("\n".join(help_lines(section_type.choose(values), section)))
             sys.exit(0)
         config = load(section_type, file, words)
     except ConfigError as error:
+        where = program if file is None else f"{program} --config {file}"
         raise ConfigError(f"{where}: {error}") from error
     if prints:
-        print(
-            yaml.safe_dump(
-                config.model_dump(mode="json"), sort_keys=False, allow_unicode=True
-            )
-        )
+        values = config.model_dump(mode="json")
+        print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
         sys.exit(0)
     return config
 
 
-def file_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of ``--config``, None where there is none, and the other words."""
-    files: list[str] = []
-    others: list[str] = []
-    remaining = iter(words)
-    for word in remaining:
-        option, equals, value = word.partition("=")
-        if option == "--config":
-            files.append(value if equals else next(remaining, "--"))
-        else:
-            others.append(word)
-    if len(files) > 1 or any(file.startswith("--") for file in files):
-        raise ConfigError(
-            f"--config is {', '.join(files)}: expected one file, or a recipe's name"
-        )
-    return (files[0] if files else None), others
+def _take(words: list[str], option: str) -> str | None:
+    """Remove an option and its value from ``words``; the value, None where there is no option."""
+    for place, word in enumerate(words):
+        name, equals, text = word.partition("=")
+        if name == option:
+            following = words[place + 1 : place + 2]
+            del words[place : place + (1 if equals else 2)]
+            return text if equals else "".join(following)
+    return None
 
 
 def help_lines(section_type: type[Section], section: str = "") -> Iterator[str]:
@@ -511,8 +463,10 @@ def help_lines(section_type: type[Section], section: str = "") -> Iterator[str]:
     if not section:
         yield from textwrap.wrap(first_paragraph(section_type), WIDTH)
         yield "\n--config  FILE, or the name of a recipe (rl-caption configs list)"
-    for key, option in dict(_options(section_type)).items():
+    schema = cache(lambda owner: owner.model_json_schema()["properties"])
+    for key, (owner, name) in dict(keys_of(section_type)).items():
         if f"{key}.".startswith(f"{section}." if section else ""):
+            option = schema(owner)[name]
             default = (
                 f" = {json.dumps(option['default'])}" if "default" in option else ""
             )
@@ -523,38 +477,12 @@ def help_lines(section_type: type[Section], section: str = "") -> Iterator[str]:
             )
 
 
-def _options(
-    section_type: type[Section], prefix: str = ""
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield key and JSON schema of each option, also of those in sections and tables."""
-    properties = section_type.model_json_schema()["properties"]
-    for name, field in section_type.model_fields.items():
-        key = f"{prefix}{name}"
-        inner = [(section, f"{key}.") for section in sections_of(field.annotation)]
-        for member in members(field.annotation):
-            place = TABLES.get(get_origin(member), "")
-            items = sections_of(get_args(member)[-1]) if place else []
-            inner += [(section, f"{key}{place}") for section in items]
-        if not inner:
-            yield key, properties[name]
-        for section, inner_prefix in inner:
-            yield from _options(section, inner_prefix)
-
-
 def _type_name(schema: Mapping[str, Any]) -> str:
     """A JSON schema in words: ``integer >= 1 or null``."""
     if "anyOf" in schema:
         return " or ".join(_type_name(branch) for branch in schema["anyOf"])
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
-    signs = {
-        "minimum": ">=",
-        "exclusiveMinimum": ">",
-        "maximum": "<=",
-        "exclusiveMaximum": "<",
-    }
-    limits = [
-        f" {sign} {schema[name]:g}" for name, sign in signs.items() if name in schema
-    ]
+    limits = [f" {sign} {schema[name]:g}" for name, sign in LIMITS if name in schema]
     items = f" of {_type_name(schema['items'])}" if "items" in schema else ""
     return f"{schema.get('type', schema.get('const', 'any'))}{items}{','.join(limits)}"

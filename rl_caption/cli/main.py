@@ -18,7 +18,9 @@ from rl_caption.cli.programs import PROGRAMS, installed_programs
 from rl_caption.runtime.errors import UsageError, user_errors
 from rl_caption.runtime.threads import set_threads
 
-"""Programs that compute nothing, so that no variable of the environment changes what they say."""
+USAGE = """usage: rl-caption NAME ...    (or python -m rl_caption NAME ...)
+       rl-caption NAME --help, rl-caption --version
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,17 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not words or words[0] in ("-h", "--help"):
         with user_errors():  # for `| head`
-            print("usage: rl-caption NAME ...    (or python -m rl_caption NAME ...)\n")
-            print(
-                "\n".join(
-                    f"  {name:<16} {summary}"
-                    for name, (summary, *_) in PROGRAMS.items()
-                )
-            )
-            print(
-                "\nrl-caption NAME --help describes one program; rl-caption --version prints the "
-                "version."
-            )
+            print(USAGE)
+            for name, program in PROGRAMS.items():
+                print(f"  {name:<16} {program.summary}")
         return 0 if words else 2
     if words[0] not in PROGRAMS:
         close = difflib.get_close_matches(
@@ -71,10 +65,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
             result = INTERRUPTED
         if isinstance(result, str) and result:
             print(result)
-        if (
-            "rl_caption.training.run" in sys.modules
-        ):  # not every program trains, or needs torch
-            sys.modules["rl_caption.training.run"].leave_process_group()
+        training = sys.modules.get("rl_caption.training.run")
+        if training is not None:  # not every program trains, or needs torch
+            training.leave_process_group()
         return result if isinstance(result, int) else 0
 
 

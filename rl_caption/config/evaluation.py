@@ -86,10 +86,6 @@ class EvaluateConfig(PairsConfig):
             else EvaluateFileConfig
         )
 
-    def reference_file(self) -> str | None:
-        """A file of references, in place of ``data``."""
-        return None
-
 
 class EvaluateModelConfig(EvaluateConfig):
     """Captions of a captioner."""
@@ -131,10 +127,6 @@ class EvaluateFileConfig(EvaluateConfig):
     references: str | None = None
     """File of references that do not belong to a split of ``data``."""
 
-    def reference_file(self) -> str | None:
-        """``references``."""
-        return self.references
-
 
 class CompareConfig(EvaluateConfig):
     """Captions of two files, compared by a paired test."""
@@ -157,10 +149,6 @@ class CompareConfig(EvaluateConfig):
                 f"bootstrap is {self.bootstrap}: a comparison needs at least 1 resample"
             )
         return self
-
-    def reference_file(self) -> str | None:
-        """``references``."""
-        return self.references
 
 
 def check_choice(decode: Decoding, rerank: str | None, candidates: bool) -> None:

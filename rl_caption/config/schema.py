@@ -5,9 +5,11 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from rl_caption.captioners.config import AnyModel, NewModelConfig
 from rl_caption.captioners.config import LoraConfig as LoraConfig
@@ -36,10 +38,10 @@ from rl_caption.runtime.options import (
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
 NEED_TWO_SAMPLES = frozenset(
-    {"leave_one_out", "mean", "group_norm"}
+    {"leave_one_out", "mean", "group_norm", "per_group"}
     | (set(OBJECTIVES) - {"reinforce", "ppo_clip"})
 )
-"""Advantages and objectives that compare samples of an image."""
+"""Advantages, objectives and ``reward.normalize`` that compare samples of an image."""
 
 
 DataFormat: TypeAlias = Literal[
@@ -148,18 +150,21 @@ class WorldConfig(DataConfig):
 
 UNPAIRED = ("images", "captions", "caption_targets")
 """Formats of data without captions, or without images."""
-Schedule: TypeAlias = list[tuple[Annotated[int, Field(ge=0, le=10**9)], Weight]]
+
+
+def _ascending(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    if points != sorted(points, key=itemgetter(0)):
+        raise PydanticCustomError("order", "steps in ascending order")
+    return points
+
+
+Schedule: TypeAlias = Annotated[
+    list[tuple[Annotated[int, Field(ge=0, le=10**9)], Weight]],
+    AfterValidator(_ascending),
+]
 """Points (step, factor): linear in between, constant before the first and after the last; equal
 steps are a jump.
 """
-
-
-def _check_ascending(key: str, points: Schedule | None) -> None:
-    steps = [step for step, _ in points or ()]
-    if steps != sorted(steps):
-        raise ConfigError(
-            f"{key} has the steps {steps}: expected them in ascending order"
-        )
 
 
 class RewardTerm(Section):
@@ -178,11 +183,6 @@ class RewardTerm(Section):
     two points and constant before the first and after the last. Two points at one step are a jump
     (docs/scst.md). Null keeps the weight.
     """
-
-    @model_validator(mode="after")
-    def _check_reward_term(self) -> Self:
-        _check_ascending("schedule", self.schedule)
-        return self
 
 
 class TrustConfig(Section):
@@ -266,7 +266,6 @@ class RolloutConfig(Section):
             raise ConfigError(
                 f"num_samples is {self.num_samples}: beam search has a width of at least 2"
             )
-        _check_ascending("temperature_schedule", self.temperature_schedule)
         for step, factor in self.temperature_schedule or ():
             if not MIN_TEMPERATURE <= self.temperature * factor <= MAX_TEMPERATURE:
                 raise ConfigError(
@@ -503,20 +502,16 @@ class ScstConfig(PairsConfig):
     def _check_scst(self) -> Self:
         check_model_target(self.model)
         rollout, train = self.rollout, self.train
-        for key, name in (
-            ("advantage", train.advantage),
-            ("objective", train.objective),
-        ):
+        comparing = {
+            "train.advantage": train.advantage,
+            "train.objective": train.objective,
+            "reward.normalize": self.reward.normalize,
+        }
+        for key, name in comparing.items():
             if name in NEED_TWO_SAMPLES and rollout.num_samples < 2:
                 raise ConfigError(
-                    f"rollout.num_samples is {rollout.num_samples}: train.{key} {name} compares at "
-                    f"least 2"
+                    f"rollout.num_samples is {rollout.num_samples}: {key} {name} compares at least 2"
                 )
-        if self.reward.normalize == "per_group" and rollout.num_samples < 2:
-            raise ConfigError(
-                f"rollout.num_samples is {rollout.num_samples}: reward.normalize per_group "
-                f"compares at least 2"
-            )
         if rollout.beam_search and train.objective in ("reinforce", "ppo_clip"):
             raise ConfigError(
                 f"rollout.beam_search is on: train.objective {train.objective} needs samples of "

@@ -315,7 +315,7 @@ def score_captions(
 
 
 def _check_settings(config: EvaluateConfig) -> None:
-    if config.reference_file() is None and config.data == DataConfig():
+    if getattr(config, "references", None) is None and config.data == DataConfig():
         raise ConfigError(
             "references and data.path are not set: name a file of references, or the data of the "
             "images"
@@ -329,7 +329,7 @@ def settings_of(config: EvaluateConfig) -> dict[str, Any]:
     """
     plain = config.model_dump(mode="json")
     settings = {"tokenizer": plain["tokenizer"]}
-    if config.reference_file() is None:
+    if getattr(config, "references", None) is None:
         data = {key: value for key, value in plain["data"].items() if key != "source"}
         settings |= {"data": data, "split": config.split or SPLIT}
     if not isinstance(config, EvaluateModelConfig):
@@ -372,7 +372,7 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
     """The images of the split, from the data or a file of references; all images of a file without
     splits.
     """
-    file = config.reference_file()
+    file = getattr(config, "references", None)
     if file is not None:
         annotated = read_references(
             file, config.split or SPLIT, by=by, has_splits=config.split is not None

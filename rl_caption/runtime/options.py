@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial, update_wrapper
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 import rewards.options
 from rewards.options import check_type as check_type
@@ -55,17 +55,6 @@ class Section(BaseModel):
     def replace(self, **changes: Any) -> Self:
         """A copy with some of its values changed, and checked."""
         return type(self)(**dict(self) | changes)
-
-
-def chosen_by(section: type[Section]) -> Discriminator:
-    """Discriminator of a union of alternatives, whose tags are the names of their classes."""
-
-    def tag(values: Any) -> str:
-        if isinstance(values, Section):
-            return type(values).__name__
-        return section.choose(values if isinstance(values, Mapping) else {}).__name__
-
-    return Discriminator(tag)
 
 
 # Upper bounds are far beyond any use: they stop a slip of the keyboard before it becomes an

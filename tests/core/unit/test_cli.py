@@ -83,7 +83,7 @@ def test_no_in_yaml_is_a_precision(tmp_path: Path) -> None:
 def test_a_key_that_is_set_twice_is_refused(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "a.yaml").write_text("train:\n  lr: 1.0e-4\n  seed: 1\n  lr: 2.0e-4\n")
     message = refused(ScstConfig, ["--config", str(tmp_path / "a.yaml")])
-    assert "line 4: lr" in message
+    assert "line 4: train.lr" in message
 
 
 def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_words_that_belong_to_no_option_are_the_positional_key() -> None:
         (
             ["reward_model", "--task", "contrastive", "--loss.alpha", "2"],
             "loss.alpha",
-            "specificity",
+            "SPECS",
         ),
         (["evaluate", "--predictions", "p.json", "--model", "a"], "model", "captioner"),
     ],
@@ -195,7 +195,7 @@ MISTAKES = [
     (
         ["--reward.terms.cider.weigth", "3"],
         "reward.terms.cider.weigth",
-        "terms.cider.weight",
+        "terms.NAME.weight",
     ),
     (["--reward.terms={cider: {wieght: 1}}"], "reward.terms.cider.wieght", "weight"),
     (["--train.lr", "fast"], "train.lr", "'fast'"),
@@ -220,7 +220,7 @@ MISTAKES = [
         "train.advantage_kwargs.size",
         "leave_one_out",
     ),
-    (["--reward.terms.cider.kwargs.n"], "--reward.terms.cider.kwargs.n", ""),
+    (["--data.path"], "data.path", "True"),
     (["--config", "F", "--config", "F"], "--config", ""),
     (["--config", "/nowhere/a.yaml"], "/nowhere/a.yaml", ""),
     (["--warm_start", "null"], "warm_start", ""),
@@ -248,7 +248,7 @@ def test_a_mistake_is_answered_by_its_key_and_what_would_be_right(
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("train:\n  lr: 1\n  lr: 2\n", "line 3: lr"),
+        ("train:\n  lr: 1\n  lr: 2\n", "line 3: train.lr"),
         ("[1, 2]", "[1, 2]"),
         ("", "None"),
         ("train: !!python/tuple [1]", "line 1"),

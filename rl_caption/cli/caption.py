@@ -1,9 +1,8 @@
 """The captioning program: photos and folders of photos in, captions out."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from accelerate import Accelerator
 
@@ -11,7 +10,6 @@ from rewards.base import RewardError
 from rewards.devices import is_main_process
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import quiet_libraries
 from rl_caption.config.commands import CaptionConfig
@@ -68,46 +66,38 @@ def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
     return [path for path in paths if path not in bad]
 
 
-def caption_files(
-    model: str,
-    paths: Sequence[Path],
-    decode: Decoding,
-    prompt: str | None = None,
-    rerank: str | None = None,
-    rerank_kwargs: Mapping[str, Any] | None = None,
-    seed: int = 0,
-) -> Captions:
+def caption_files(config: CaptionConfig, paths: Sequence[Path]) -> Captions:
     """Captions of image files by path, of a captioner (saved, or from the hub).
 
     The main process alone chooses by ``rerank``; if that fails, it prints all captions.
 
     Raises:
         CaptionerError: ``model`` is not a captioner over pixels.
-        ConfigError: ``rerank`` is not a reward that can choose, or options of ``decode`` contradict
-            each other.
+        ConfigError: ``rerank`` is not a reward that can choose.
         DataError: an image cannot be read.
     """
-    reward = None if rerank is None else build_reranker(rerank, rerank_kwargs or {}, ())
+    reward = None
+    if config.rerank is not None:
+        reward = build_reranker(config.rerank, config.rerank_kwargs, ())
     quiet_libraries()
-    captioner = load_captioner(model, prompt=prompt)
+    captioner = load_captioner(config.model, prompt=config.prompt)
     if captioner.input_kind != "pixels":
         raise CaptionerError(
-            f"--model {model} reads region features, not photos: use evaluate"
+            f"--model {config.model} reads region features, not photos: use evaluate"
         )
     rows: list[Row] = [
         {"image_id": str(path), "image": path, "references": []} for path in paths
     ]
     accelerator = Accelerator(**accelerator_kwargs())
-    captions = caption_rows(captioner, rows, decode, accelerator, seed)
+    captions = caption_rows(captioner, rows, config, accelerator, config.seed)
     if reward is None or not accelerator.is_main_process:
         return captions
     try:
         return rerank_captions(captions, rows, reward)
     except RewardError:
         for name, candidates in captions.candidates.items():
-            print(
-                *(f"{name}\t{candidate.caption}" for candidate in candidates), sep="\n"
-            )
+            for candidate in candidates:
+                print(f"{name}\t{candidate.caption}")
         raise
 
 
@@ -116,27 +106,15 @@ def caption(config: CaptionConfig) -> int:
     for file in filter(None, (config.out, config.candidates)):
         check_writable_file(file)
     paths = readable_images(find_images(config.photos), config.on_bad)
-    captions = caption_files(
-        config.model,
-        paths,
-        config,
-        config.prompt,
-        config.rerank,
-        config.rerank_kwargs,
-        config.seed,
-    )
+    captions = caption_files(config, paths)
     if not is_main_process():
         return 0
+    texts = captions.texts()
     if config.out:  # before they are printed, which may fail
-        write_json(
-            config.out,
-            [
-                {"image_id": path, "caption": text}
-                for path, text in captions.texts().items()
-            ],
-        )
+        records = [{"image_id": path, "caption": texts[path]} for path in texts]
+        write_json(config.out, records)
     if config.candidates:
         captions.write(config.candidates)
-    for path, caption in captions.texts().items():
-        print(f"{path}\t{caption}")
+    for path, text in texts.items():
+        print(f"{path}\t{text}")
     return 0

@@ -213,8 +213,8 @@ def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
 
 def _row_findings(stage: Stage) -> Iterator[Finding]:
     """The rows that a training reads: their files are there, and what its rewards look at."""
-    from rl_caption.config.build import build_data
-    from rl_caption.data.checks import MISSING, check_data, check_row_images
+    from rl_caption.config.build import build_data, check_rows
+    from rl_caption.data.checks import check_row_images
 
     config, options = stage.config, stage.config.data
     columns = {}
@@ -226,22 +226,14 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
         data = build_data(options)
         evaluated = getattr(getattr(config, "eval", None), "split", None)
         splits = ["train", evaluated] if evaluated in data.splits else ["train"]
-        report = check_data(
-            data,
-            splits,
-            options.on_bad,
-            check_pixels=False,
-            check_images=options.features_root is None,
-            needs=getattr(config, "needs", ("image", "text")),
-            tokenizer=options.tokenizer,
-        )
+        needs = getattr(config, "needs", ("image", "text"))
+        report = check_rows(options, data, splits, check_pixels=False, needs=needs)
         train = report.good_rows_of(data).split("train")
         if options.features_root is not None and seen and options.on_bad == "fail":
             rows = [row for split in splits for row in data.split(split)]
             check_row_images(rows, " and ".join(seen), check_pixels=False)
     except (UserError, RewardError, OSError) as error:
-        takes = f". It takes {options.source}" if MISSING in str(error) else ""
-        yield Finding("data", f"{error}{takes}", fatal=True)
+        yield Finding("data", str(error), fatal=True)
         return
     yield Finding("data", f"{len(train)} training images")
     for warning in report.warnings:

@@ -1,9 +1,7 @@
 """Score captions in files with any reward."""
 
 import math
-from collections.abc import Mapping
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from rewards.base import score_captions
@@ -28,34 +26,8 @@ from rl_caption.runtime.errors import config_errors
 SCALE_OF_CIDER = "CIDEr-D is on the scale [0, 10] of the COCO toolkit, where 1.30 is what papers print as CIDEr 130.0 (times 100)."
 
 
-def score_files(
-    reward: str,
-    captions: str | Path,
-    references: str | Path | None = None,
-    images: str | Path | None = None,
-    df: str | Path | None = None,
-    out: str | Path | None = None,
-    eos: bool = False,
-    split: str | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    tokenizer: str | None = None,
-) -> dict[str, Any]:
+def score_files(config: ScoreConfig) -> dict[str, Any]:
     """Score every caption of a file.
-
-    Args:
-        reward: name of a reward, or ``package.module:Class``; ``kwargs`` are further arguments of
-            it.
-        captions: COCO result format, ``[{"image_id", "caption"}]``, or the folder of an evaluation.
-        references: ``{image_id: [str, …]}``, COCO annotations, Karpathy JSON or JSON lines
-            (``split``; None takes all), or a list of ``{"image_id", "captions"}``. Must have every
-            captioned image.
-        images: folder of the images, for rewards that look at them; None takes the images of JSON
-            lines.
-        df: document frequencies of CIDEr-D. None takes those of the references of the captioned
-            images.
-        out: where the result is written; None writes nothing.
-        eos: EOS is a token of CIDEr-D. Published scores are without.
-        tokenizer: of n-gram rewards, one of ``rewards.text.tokenize.TOKENIZERS``; None is ``ptb``.
 
     Returns:
         ``{"reward", "signature", "mean", "scores": {image_id: value}}``, on the reward's own scale
@@ -67,27 +39,28 @@ def score_files(
         EvaluationError: ``out`` cannot be written; found before anything is scored.
         RewardError: the reward failed.
     """
-    if out is not None:
-        check_writable_file(out)
+    reward, captions, references = config.reward, config.captions, config.references
+    if config.out is not None:
+        check_writable_file(config.out)
     with config_errors("reward"):
-        options = {"df": df, "eos": eos, "tokenizer": tokenizer}
         accepted = parameters(reward)
         given = {}
-        for name, value in options.items():
+        for name in ("df", "eos", "tokenizer"):
+            value = getattr(config, name)
             if value or (name in accepted and value is not None):
                 given[name] = value
-        scorer = RewardBuilder(counting=()).build(reward, given | dict(kwargs or {}))
+        scorer = RewardBuilder(counting=()).build(reward, given | config.kwargs)
     texts = read_captions(captions)
     columns: dict[str, Any] = {"image_id": (written := list(texts))}
     if references is not None:
-        annotated = read_references(references, split, by=texts.by)
+        annotated = read_references(references, config.split, by=texts.by)
         texts = with_ids_of(texts, annotated, annotated.images, captions)
         columns["image_id"] = list(texts)
         columns["references"] = references_for(texts, annotated, references)
         if annotated.images:
             columns["image"] = [annotated.images[image_id] for image_id in texts]
-    if images is not None:
-        columns["image"] = find_images(images, written)
+    if config.images is not None:
+        columns["image"] = find_images(config.images, written)
     for column in sorted(scorer.columns - columns.keys()):
         option = {"references": "--references", "image": "--images"}.get(column)
         raise DataError(
@@ -103,14 +76,14 @@ def score_files(
         "mean": math.fsum(values) / len(values),
         "scores": dict(zip(texts, values, strict=True)),
     }
-    if out is not None:
-        write_json(out, result)
+    if config.out is not None:
+        write_json(config.out, result)
     return result
 
 
 def main(config: ScoreConfig) -> int:
     """Score, and print the mean."""
-    result = score_files(**config.model_dump(exclude={"trust"}))
+    result = score_files(config)
     print(
         f"{result['reward']} {result['mean']:.6f} (mean of {len(result['scores'])} captions)"
     )

@@ -23,7 +23,7 @@ from rl_caption.config.schema import (
     RolloutConfig,
 )
 from rl_caption.data.base import DataError, Row, Splits
-from rl_caption.data.checks import MISSING, check_data
+from rl_caption.data.checks import MISSING, CheckReport, check_data
 from rl_caption.data.formats import build_data as build_data
 from rl_caption.data.formats import where_from
 from rl_caption.runtime.engines import print_main
@@ -45,6 +45,26 @@ def quiet_libraries() -> None:
     )
 
 
+def check_rows(
+    config: DataConfig, data: Splits, splits: Sequence[str], **options: Any
+) -> CheckReport:
+    """Check splits as ``data.on_bad`` says (``check_data``); what is missing is told with
+    ``data.source``.
+    """
+    try:
+        return check_data(
+            data,
+            splits,
+            on_bad=config.on_bad,
+            check_images=config.features_root is None,
+            **{"tokenizer": config.tokenizer} | options,
+        )
+    except DataError as error:
+        if MISSING in str(error):
+            raise DataError(f"{error}{where_from(config.source)}") from error
+        raise
+
+
 def checked_splits(
     config: DataConfig,
     data: Splits,
@@ -62,21 +82,15 @@ def checked_splits(
     with (
         accelerator.main_process_first()
     ):  # the others then find the verdicts in the cache
-        try:
-            report = check_data(
-                data,
-                splits,
-                on_bad=config.on_bad,
-                check_pixels=config.check_images,
-                check_images=config.features_root is None,
-                cache=cache,
-                needs=needs,
-                tokenizer=config.tokenizer if scored else None,
-            )
-        except DataError as error:
-            if MISSING in str(error):
-                raise DataError(f"{error}{where_from(config.source)}") from error
-            raise
+        report = check_rows(
+            config,
+            data,
+            splits,
+            check_pixels=config.check_images,
+            cache=cache,
+            needs=needs,
+            tokenizer=config.tokenizer if scored else None,
+        )
     print_main(accelerator, str(report))
     filtered = report.good_rows_of(data)
     return {split: filtered.split(split) for split in splits}

@@ -43,21 +43,6 @@ NEED_TWO_SAMPLES = frozenset(
 )
 """Advantages, objectives and ``reward.normalize`` that compare samples of an image."""
 
-
-DataFormat: TypeAlias = Literal[
-    "karpathy",
-    "jsonl",
-    "hub",
-    "coco",
-    "sharegpt4v",
-    "dci",
-    "urban1k",
-    "scenes",
-    "images",
-    "captions",
-    "caption_targets",
-]
-
 Augmentation: TypeAlias = Literal[
     "horizontal", "vertical", "transpose", "crop", "rand_augment"
 ]
@@ -66,7 +51,7 @@ Augmentation: TypeAlias = Literal[
 class DataConfig(Section):
     """The images and their captions."""
 
-    format: DataFormat = "karpathy"
+    format: str = "karpathy"
     """``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes``
     (generated world), ``hub`` (what the library ``datasets`` reads: the hub, Parquet, CSV, tar
     shards); published layouts ``coco`` (annotations, such as NoCaps), ``sharegpt4v``, ``dci`` and
@@ -144,7 +129,7 @@ class DataConfig(Section):
 class WorldConfig(DataConfig):
     """The generated world, unless another format is named."""
 
-    format: DataFormat = "scenes"
+    format: str = "scenes"
     """As of other data."""
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from rl_caption.cli.main import run_program
 from rl_caption.cli.score import score_files
+from rl_caption.config.commands import ScoreConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.prepare_coco import prepare
 from rl_caption.runtime.errors import ConfigError
@@ -107,10 +108,12 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(
 
     scores = json.loads(Path("runs/coco/evaluation/scores.json").read_text())["metrics"]
     again = score_files(
-        "cider",
-        "runs/coco/evaluation/predictions.json",
-        "data/coco/dataset_coco.json",
-        split="test",
+        ScoreConfig(
+            reward="cider",
+            captions="runs/coco/evaluation/predictions.json",
+            references="data/coco/dataset_coco.json",
+            split="test",
+        )
     )
     assert again["mean"] == pytest.approx(scores["CIDEr"], rel=1e-12), (
         "the references that were prepared"

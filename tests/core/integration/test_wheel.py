@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from rl_caption import __version__
 from rl_caption.config.shipped import shipped_configs
@@ -129,15 +128,6 @@ def test_what_is_imported_is_the_wheel(run: Run) -> None:
         "print(rl_caption.__version__, importlib.metadata.version('rl-caption'))\n"
     )
     assert run("python", "-c", code).split() == [__version__, __version__]
-
-
-def test_the_citation_is_of_this_version() -> None:
-    cited = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
-    assert (cited["version"], cited["license"]) == (__version__, "Apache-2.0")
-    assert all(
-        {"type", "title", "authors", "year"} <= paper.keys()
-        for paper in cited["references"]
-    )
 
 
 def test_recipes(run: Run) -> None:

@@ -69,33 +69,6 @@ def test_a_file_and_overrides(file: str) -> None:
     }
 
 
-def test_no_in_yaml_is_a_precision(tmp_path: Path) -> None:
-    """YAML 1.1, which PyYAML reads, has it as false."""
-    (tmp_path / "a.yaml").write_text("train: {mixed_precision: no}\n")
-    assert (
-        parse(
-            ScstConfig, ["--config", str(tmp_path / "a.yaml")], "scst.py"
-        ).train.mixed_precision
-        == "no"
-    )
-
-
-def test_a_key_that_is_set_twice_is_refused(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "a.yaml").write_text("train:\n  lr: 1.0e-4\n  seed: 1\n  lr: 2.0e-4\n")
-    message = refused(ScstConfig, ["--config", str(tmp_path / "a.yaml")])
-    assert "line 4: train.lr" in message
-
-
-def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("reward: {terms: {cider: {}, bleu: {}}}\n")
-    for arguments in (
-        ["--config", str(tmp_path / "a.yaml")],
-        ["--reward.terms={cider: {}, bleu: {}}"],
-    ):
-        terms = parse(ScstConfig, arguments, "scst.py").reward.terms
-        assert terms == {"cider": RewardTerm(), "bleu": RewardTerm()}
-
-
 def test_items_on_the_command_line_take_no_options_from_the_file(
     file: str, tmp_path: Path
 ) -> None:
@@ -228,6 +201,26 @@ MISTAKES = [
     (["--config", "coco_evaluate"], "coco_evaluate", "rl-caption evaluate --config"),
     (["--config", "accelerate/cpu2"], "accelerate/cpu2", "accelerate launch"),
     (["train.lr", "1"], "train.lr", "--"),
+    (["--train.batch_size", "0"], "train.batch_size is 0", "at least 1"),
+    (["--data", "{format: scenes, path: d}"], "data.path", "'d'"),
+    (["--data", "{format: images, path: d}"], "data.format", "'images'"),
+    (
+        ["--data", "{format: scenes, kwargs: {image_size: 4}}"],
+        "data.kwargs.image_size is 4",
+        "at least 16",
+    ),
+    (
+        ["--rollout.num_samples=1", "--train.objective=risk", "--train.advantage=none"],
+        "rollout.num_samples is 1",
+        "train.objective risk",
+    ),
+    (
+        ["--train.updates_per_rollout", "2"],
+        "train.updates_per_rollout is 2",
+        "ppo_clip",
+    ),
+    (["--rollout.temperature", "1e-9"], "rollout.temperature is 1e-09", "0.000001"),
+    (["--reward.terms", "{cider: {weight: 0}}"], "reward.terms cider", "weight 0"),
 ]
 
 
@@ -251,6 +244,7 @@ def test_a_mistake_is_answered_by_its_key_and_what_would_be_right(
         ("train:\n  lr: 1\n  lr: 2\n", "line 3: train.lr"),
         ("[1, 2]", "[1, 2]"),
         ("", "None"),
+        ("a: [{b: 1, b: 2}]", "a.b is set twice"),
         ("train: !!python/tuple [1]", "line 1"),
         ("train: [", "YAML"),
         ("1: 2", "line 1"),
@@ -378,15 +372,6 @@ def test_help_and_print_config(file: str, capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text(capsys.readouterr().out)
     again = parse(ScstConfig, ["--config", str(tmp_path / "b.yaml")], "scst")
     assert again == parse(ScstConfig, ["--config", file], "scst")
-
-
-def test_a_reward_whose_weights_are_all_0_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cider, bleu"):
-        parse(
-            ScstConfig,
-            ["--reward.terms={cider: {weight: 0}, bleu: {weight: 0}}"],
-            "scst.py",
-        )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["configs", "list"]])

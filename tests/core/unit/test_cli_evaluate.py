@@ -24,6 +24,7 @@ from rewards.clip.l_clipscore import LClipScore
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.score import score_files
 from rl_caption.config.build import build_data
+from rl_caption.config.commands import ScoreConfig
 from rl_caption.config.evaluation import (
     CompareConfig,
     EvaluateConfig,
@@ -577,7 +578,10 @@ def test_captions_that_cost_scores_by_their_form_are_counted_and_named(
     assert count in warning(caplog)
     assert "caption of image '1'" in warning(caplog)
     caplog.clear()
-    assert score_files("cider", files["a"], files["references"])
+    texts, references = str(files["a"]), str(files["references"])
+    assert score_files(
+        ScoreConfig(reward="cider", captions=texts, references=references)
+    )
     assert count in warning(caplog)
     if count == "4 of":
         assert count in table

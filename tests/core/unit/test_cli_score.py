@@ -11,8 +11,9 @@ from PIL import Image
 from rewards.text.cider import cider_d
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
+from rl_caption.cli import score
 from rl_caption.cli.main import run_program
-from rl_caption.cli.score import score_files
+from rl_caption.config.commands import ScoreConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.files import find_images, read_captions, read_references
 from rl_caption.evaluation import EvaluationError
@@ -27,6 +28,17 @@ CAPTIONS = [
     {"image_id": number, "caption": text}
     for number, text in enumerate(CASE["candidates"], 1)
 ]
+
+
+def score_files(
+    reward: str, captions: Any, references: Any = None, **options: Any
+) -> dict[str, Any]:
+    values = {"captions": captions, "references": references, **options}
+    plain = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in values.items()
+    }
+    return score.score_files(ScoreConfig(reward=reward, **plain))
 
 
 def saved(folder: Path, name: str, content: Any) -> Path:
@@ -330,7 +342,7 @@ def test_what_cannot_be_scored_is_explained(files: dict[str, Path]) -> None:
         ({"df": "absent.npz"}, "absent.npz"),
     ):
         with pytest.raises((DataError, ConfigError), match=message):
-            score_files(**{"reward": "cider", **files, **arguments})  # type: ignore[arg-type]
+            score_files(**{"reward": "cider", **files, **arguments})
 
 
 def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> None:

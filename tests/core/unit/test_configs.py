@@ -28,7 +28,6 @@ from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.programs.ablation.grid import make_runs
-from rl_caption.runtime.errors import ConfigError
 from tests.training_for_tests import stage_config
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -190,17 +189,6 @@ def test_recipes_are_listed_with_their_commands_and_shown(capsys: Any) -> None:
     assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()
 
 
-def test_the_configuration_of_another_program_is_named_with_that_program() -> None:
-    for name, use in (
-        ("demo_scst", "rl-caption scst --config demo_scst"),
-        ("coco_evaluate", "rl-caption evaluate --config coco_evaluate"),
-        ("accelerate/cpu2", "accelerate launch --config_file accelerate/cpu2"),
-        ("own", "rl-caption run own"),
-    ):
-        with pytest.raises(ConfigError, match=use):
-            parse(XeConfig, ["--config", name], "test")
-
-
 def test_coco_is_evaluated_as_in_the_literature() -> None:
     """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of them and 20
     words.
@@ -290,35 +278,6 @@ def test_launcher_configurations_load() -> None:
         config = load_config_from_file(str(path))
         assert config.num_machines == 1
         assert config.mixed_precision == "no"
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "parts"),
-    [
-        (XeConfig, "data: {format: scenes, path: d.json}", ("data.path", "'d.json'")),
-        (XeConfig, "data: {format: images, path: d}", ("data.format", "'images'")),
-        (
-            RewardModelConfig,
-            "{task: distill, towers: text, teacher: {name: x}, data: {format: images, path: d}}",
-            ("data.format", "distill"),
-        ),
-        (
-            ScstConfig,
-            "rollout: {num_samples: 1}",
-            ("rollout.num_samples is 1", "leave_one_out"),
-        ),
-        (
-            ScstConfig,
-            "{rollout: {num_samples: 1}, train: {advantage: mean}}",
-            ("rollout.num_samples is 1", "mean"),
-        ),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(kind, text, parts, tmp_path):
-    (tmp_path / "a.yaml").write_text(text)
-    with pytest.raises(ConfigError) as refused:
-        parse(kind, ["--config", str(tmp_path / "a.yaml")], "test")
-    assert all(part in str(refused.value) for part in (*parts, "a.yaml"))
 
 
 def test_arguments_of_the_generated_world_are_of_their_type() -> None:

@@ -32,6 +32,7 @@ from rl_caption.cli.caption import caption_files
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import run_program
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
+from rl_caption.config.commands import CaptionConfig
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
 from rl_caption.integrations.trl.model import load_vlm
@@ -144,7 +145,9 @@ def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):
     for folder in ("run", "run/export"):
         assert f"did you mean {expected}?" in refusal(init=str(tmp_path / folder))
         for call in (
-            lambda name: caption_files(name, [tmp_path / "photo.png"], Decoding()),
+            lambda name: caption_files(
+                CaptionConfig(model=name, photos=[]), [tmp_path / "photo.png"]
+            ),
             lambda name: score_captions(
                 EvaluateModelConfig(model=name, data=data, out=str(tmp_path / "out"))
             ),

@@ -61,7 +61,7 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
     [
         (
             "reward: {terms: {cider: {schedule: [[5, 1], [2, 0]]}}}",
-            "reward.terms.cider.schedule has the steps [5, 2]",
+            "reward.terms.cider.schedule is [[5, 1], [2, 0]]",
         ),
         (
             "reward: {terms: {cider: {schedule: [[0, -1]]}}}",

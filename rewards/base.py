@@ -132,24 +132,18 @@ def _place_in_user_code(raised: BaseException) -> tuple[str, str] | None:
     neither of this package nor of Python nor of an installed package that is no target; None where
     there is none.
     """
-    frames = [
-        (str(frame.f_globals.get("__name__")), frame.f_code.co_filename, number)
-        for frame, number in traceback.walk_tb(raised.__traceback__)
-    ]
-    ours = [module.partition(".")[0] in PACKAGES for module, *_ in frames]
-    if isinstance(raised, SystemExit) and ours[-1:] == [True]:  # asked for by a signal
-        return None
-    for (module, file, number), is_ours in zip(
-        reversed(frames), reversed(ours), strict=True
-    ):
-        installed = {"site-packages", "dist-packages"} & {
-            *Path(file).parts
-        } or file.startswith((*_PYTHON, "<frozen"))
+    frames = list(traceback.walk_tb(raised.__traceback__))
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in frames]
+    if isinstance(raised, SystemExit) and modules[-1].split(".")[0] in PACKAGES:
+        return None  # asked for by a signal
+    for module, (frame, number) in zip(modules[::-1], frames[::-1], strict=True):
+        file = frame.f_code.co_filename
+        installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+        installed = installed or file.startswith((*_PYTHON, "<frozen"))
+        is_ours = module.split(".")[0] in PACKAGES
         if not is_ours and (module in TARGETS or not installed):
-            return (
-                module,
-                f"{file}, line {number}: {linecache.getline(file, number).strip()}",
-            )
+            line = linecache.getline(file, number).strip()
+            return module, f"{file}, line {number}: {line}"
     return None
 
 
@@ -183,18 +177,15 @@ def passes_on(
     def with_signature(function: Function) -> Function:
         """Put the options of ``targets`` into the function's signature."""
         signature = inspect.signature(function)
-        own = signature.parameters.values()
-        options = {
-            option.name: option
-            for option in own
-            if option.kind is not option.VAR_KEYWORD
-        }
+        options = dict(signature.parameters)
+        for name, option in signature.parameters.items():
+            if option.kind is option.VAR_KEYWORD:
+                del options[name]
         for target in targets:
-            for option in inspect.signature(target).parameters.values():
-                if option.name not in without:
-                    options.setdefault(
-                        option.name, option.replace(kind=option.KEYWORD_ONLY)
-                    )
+            for name, option in inspect.signature(target).parameters.items():
+                if name not in without:
+                    keyword = option.replace(kind=option.KEYWORD_ONLY)
+                    options.setdefault(name, keyword)
         function.__signature__ = signature.replace(parameters=[*options.values()])  # type: ignore[attr-defined]
         return function
 

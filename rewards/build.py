@@ -117,15 +117,7 @@ def encoder_key(name: str, arguments: Mapping[str, Any]) -> str:
     reward_class = load(name)
     if not (isinstance(reward_class, type) and issubclass(reward_class, ClipScore)):
         return ""
-    defaults = {
-        key: parameter.default
-        for key, parameter in inspect.signature(reward_class).parameters.items()
-    }
-    values = defaults | dict(arguments)
-    return repr(
-        [
-            values.get(field.name)
-            for field in fields(EncoderOptions)
-            if field.name != "cache_references"
-        ]
-    )
+    options = inspect.signature(reward_class).parameters
+    names = [field.name for field in fields(EncoderOptions) if field.name in options]
+    names.remove("cache_references")
+    return repr([arguments.get(name, options[name].default) for name in names])

@@ -60,90 +60,46 @@ def atomic_write(path: str | Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 class CheckedFiles:
-    """Contents by key, as ``folder/<2 digits>/<key><suffix>``: a checksum of key and content, then
-    the content.
+    """Contents by key, as ``folder/<2 digits>/<key>.emb``: a checksum of key and content, then the
+    content.
 
     A file that fails the checksum counts as absent. Files are written atomically, so processes may
-    use the same folder; a full disk, and ``max_bytes``, end the writing with a warning.
-
-    Args:
-        folder: is made.
-        content_name: what the contents are called in messages, such as ``embedding``.
-        suffix: of the files' names.
-        max_bytes: largest size of the folder; None sets no limit. Processes that write at the same
-            time may exceed it.
+    use the same folder, which is made; a full disk ends the writing with a warning.
     """
 
-    def __init__(
-        self, folder: Path, content_name: str, suffix: str, max_bytes: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.content_name = content_name
-        self.suffix = suffix
-        self.max_bytes = max_bytes
         folder.mkdir(parents=True, exist_ok=True)
-        self._stored_bytes: int | None = None
         self._full = False
-
-    def _path(self, key: str) -> Path:
-        return self.folder / key[:2] / f"{key}{self.suffix}"
 
     def read(self, key: str) -> bytes | None:
         """The content of a key; None where there is none that can be read."""
-        path = self._path(key)
+        path = self.folder / key[:2] / f"{key}.emb"
         try:
             stored = path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            logger.warning(
-                "cached %s %s cannot be read (%s): it is computed again",
-                self.content_name,
-                path,
-                error,
-            )
+            logger.warning("cached %s cannot be read: %s", path, error)
             return None
-        checksum = stored[:_CHECKSUM_BYTES]
         content = stored[_CHECKSUM_BYTES:]
-        if checksum != _checksum(key, content):
-            logger.warning(
-                "cached %s %s is damaged or belongs to other content: it is computed again",
-                self.content_name,
-                path,
-            )
+        if stored[:_CHECKSUM_BYTES] != _checksum(key, content):
+            logger.warning("cached %s is damaged, or of other content", path)
             return None
         return content
 
     def write(self, key: str, content: bytes) -> None:
         """Store the content of a key, if there is room."""
+        path = self.folder / key[:2] / f"{key}.emb"
         try:
-            if self.max_bytes is not None:
-                if self._stored_bytes is None:  # with what killed processes left
-                    files = self.folder.rglob(f"*{self.suffix}*")
-                    self._stored_bytes = sum(file.lstat().st_size for file in files)
-                self._stored_bytes += len(content) + _CHECKSUM_BYTES
-                if self._stored_bytes > self.max_bytes:
-                    self._stored_bytes -= len(content) + _CHECKSUM_BYTES
-                    self._warn(f"they fill its {self.max_bytes / 2**20:.0f} MiB")
-                    return
             # Without fsync: a file that a power cut damages fails its checksum and is computed
             # again.
-            with atomic_write(self._path(key), sync=False) as file:
+            with atomic_write(path, sync=False) as file:
                 file.write(_checksum(key, content) + content)
         except OSError as error:  # a full disk must not end a training run
-            self._warn(str(error))
-
-    def _warn(self, why: str) -> None:
-        if not self._full:
-            name = self.content_name
-            folder = self.folder
-            logger.warning(
-                "%ss cannot be kept in %s (%s): they stay in memory only",
-                name,
-                folder,
-                why,
-            )
-        self._full = True
+            if not self._full:
+                logger.warning("kept in memory only, not in %s: %s", self.folder, error)
+            self._full = True
 
 
 def _checksum(key: str, content: bytes) -> bytes:

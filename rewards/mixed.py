@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rewards.base import Reward, checked_scores, score_captions
 from rewards.options import check_values
@@ -23,8 +22,7 @@ LOG_KEYS = frozenset({"total", "std", "greedy"})
 """
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """Mean and standard deviation (divisor N) of one term's scores."""
 
     mean: float

@@ -70,27 +70,11 @@ def build(name: str, **kwargs: Any) -> Reward:
             constructor raises is passed on.
     """
     target = load(name)
-    parameters = inspect.signature(target).parameters
-    variadic = {
-        parameter.name
-        for parameter in parameters.values()
-        if parameter.kind is parameter.VAR_KEYWORD
-    }
-    unknown = [] if variadic else sorted(set(kwargs) - set(parameters))
-    missing = [
-        parameter.name
-        for parameter in parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind is not parameter.VAR_POSITIONAL
-        and parameter.name not in {*kwargs, *variadic}
-    ]
-    if unknown or missing:
-        problem = "does not take" if unknown else "needs"
-        takes = ", ".join(map(str, parameters.values()))
-        names = ", ".join(unknown or missing)
-        raise ValueError(
-            f"reward {name!r} {problem} {names}; it takes: {takes or 'no arguments'}"
-        )
+    signature = inspect.signature(target)
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
+        raise ValueError(f"reward {name!r}: {error}; it takes {signature}") from error
     reward = target(**kwargs)
     if not isinstance(reward, Reward):
         raise ValueError(
@@ -128,23 +112,6 @@ def first_paragraph(target: Any) -> str:
     """The first paragraph of a docstring in one line."""
     text = inspect.getdoc(target) or "no description"
     return " ".join(text.split("\n\n")[0].split())
-
-
-def describe(name: str) -> str:
-    """One line about a reward: what it is, its bounds and the columns it needs. Raises as ``load``."""
-    target = load(name)
-    summary = first_paragraph(target)
-    bounds = getattr(target, "bounds", None)
-    columns = getattr(target, "columns", None)
-    # A class may set either in its constructor or as a property: then its class attribute is no
-    # value.
-    bounds_text = "bounds depend on arguments"
-    columns_text = "depend on arguments"
-    if isinstance(bounds, tuple):
-        bounds_text = f"in [{bounds[0]:g}, {bounds[1]:g}]"
-    if isinstance(columns, frozenset):
-        columns_text = ", ".join(sorted(columns)) or "none"
-    return f"{name}: {summary} ({bounds_text}; columns: {columns_text})"
 
 
 def load(name: str) -> Any:

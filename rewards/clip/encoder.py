@@ -152,7 +152,7 @@ class EmbeddingCache:
         self.folder = None if folder is None else Path(folder) / fingerprint
         self._files = None
         if self.folder is not None:
-            self._files = CheckedFiles(self.folder, "embedding", ".emb")
+            self._files = CheckedFiles(self.folder)
         self._memory: dict[str, Embeddings] = {}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import importlib
 import importlib.metadata
 import math
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,6 @@ class BertScore:
             ``roberta-large``, the package's choice for English.
         layers: layer whose embeddings are compared, from 1; None is the package's choice for models
             that it knows.
-        idf: weigh words by their inverse document frequency in the references of each call.
         device: such as ``cuda``; None is the GPU where there is one.
         batch_size: captions at once, at least 1; changes scores by rounding only.
 
@@ -52,7 +50,6 @@ class BertScore:
         self,
         model: str,
         layers: int | None = None,
-        idf: bool = False,
         device: str | None = None,
         batch_size: int = 64,
     ) -> None:
@@ -69,7 +66,6 @@ class BertScore:
             )
         self.layers = layers if layers is not None else int(default_layers[model])
         self.model = model
-        self.idf = idf
         self.batch_size = batch_size
         what = (
             f"bertscore: the model {model!r} with layers {self.layers} cannot be used"
@@ -79,14 +75,12 @@ class BertScore:
             self._scorer = package.BERTScorer(
                 model_type=model,
                 num_layers=self.layers,
-                idf=idf,
                 device=device,
                 batch_size=batch_size,
             )
         _mend_tokenizer(self._scorer, model)
         version = importlib.metadata.version("bert-score")
-        weighted = "idf" if idf else "no-idf"
-        which = f"{Path(model).name},{fingerprint(self._scorer._model.state_dict())[:12]},L{self.layers},{weighted}"
+        which = f"{Path(model).name},{fingerprint(self._scorer._model.state_dict())[:12]},L{self.layers},no-idf"
         self.signature = f"BERTScore-F1[{which}]+bert-score{version}"
 
     def __call__(
@@ -109,9 +103,6 @@ class BertScore:
         scores = [0.0] * len(texts)
         rows = [row for row, text in enumerate(texts) if text.strip()]
         if rows:
-            if self.idf:
-                self._scorer._idf_dict = None
-                self._scorer.compute_idf(list(chain.from_iterable(references)))
             values = self._scorer.score(
                 [texts[row] for row in rows],
                 [list(references[row]) for row in rows],

@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +23,6 @@ from rewards.text.ngrams import (
     NGram,
     NGramTable,
     count_documents,
-    number_keys,
     table_of_counts,
     table_of_rows,
 )
@@ -126,32 +126,10 @@ class DocumentFrequencies:
         """Number of documents, which are images."""
         return round(math.exp(self.log_documents))
 
-    def __getitem__(self, ngram: NGram) -> float:
-        """Number of documents with this n-gram, 0 for an unknown one. The first look-up makes a
-        dict of all n-grams.
-        """
-        return self._counts.get(ngram, 0)
-
-    def __len__(self) -> int:
-        """Return the number of distinct n-grams."""
-        return len(self.table)
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the attributes, not what is computed from them."""
-        return type(self), (
-            self.table,
-            self.log_documents,
-            self.eos,
-            self.n,
-            self.tokenizer,
-        )
-
-    def __repr__(self) -> str:
-        """Describe the corpus in one line."""
-        return (
-            f"DocumentFrequencies({len(self)} n-grams in {self.documents} images, "
-            f"tokenizer={self.tokenizer!r}, eos={self.eos}, fingerprint={self.fingerprint!r})"
-        )
+        attributes = (self.table, self.log_documents, self.eos, self.n, self.tokenizer)
+        return type(self), attributes
 
     def inverses(self, ids: Array) -> tuple[Array, Array]:
         """Inverse document frequencies ln(D) - ln(max(1, df)) of n-gram ids [M], and their squares:
@@ -175,10 +153,6 @@ class DocumentFrequencies:
         return bool((counts[counts > 0] == self.documents).all())
 
     @cached_property
-    def _counts(self) -> dict[NGram, float]:
-        return dict(self.table.items())
-
-    @cached_property
     def _inverse_by_id(self) -> tuple[Array, Array, Array]:
         """Index [V + G + 1] by n-gram id, the last for unknown ones, into the distinct idf and
         their squares.
@@ -187,7 +161,7 @@ class DocumentFrequencies:
         numbers and squares are Python's powers, which differ from NumPy's in the last digit of one
         in 1,200.
         """
-        index, counts = number_keys(self.table.counts)
+        counts, index = np.unique(self.table.counts, return_inverse=True)
         inverses = []
         for count in counts.tolist():
             inverses.append(float(self.log_documents - np.log(max(1.0, float(count)))))
@@ -254,10 +228,8 @@ class DocumentFrequencies:
         }
         for order in range(1, self.n + 1):
             rows, counts = self.table.rows(order)
-            arrays[f"ngrams_{order}"], arrays[f"counts_{order}"] = (
-                rows,
-                counts.astype(np.float64),
-            )
+            arrays[f"ngrams_{order}"] = rows
+            arrays[f"counts_{order}"] = counts.astype(np.float64)
         return arrays
 
 
@@ -274,12 +246,12 @@ def _digest(arrays: dict[str, Array]) -> str:
 
 
 _ADMITTED = {
-    *(
-        (module, name)
-        for module in ("builtins", "__builtin__")
-        for name in ("dict", "float", "int", "long", "str", "tuple", "unicode")
+    *product(
+        ("builtins", "__builtin__"),
+        ("dict", "float", "int", "long", "str", "tuple", "unicode"),
     ),
-    *((f"numpy.{core}.multiarray", "scalar") for core in ("core", "_core")),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy._core.multiarray", "scalar"),
     ("numpy", "dtype"),
     ("collections", "defaultdict"),
     ("_codecs", "encode"),
@@ -318,9 +290,7 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
         for ngram, count in stored.items():
             if not isinstance(ngram, tuple):
                 raise ValueError(f"n-gram {ngram!r}: expected a tuple of words")
-            counts[tuple(map(_utf8, ngram))] = (
-                int(count) if count == int(count) else count
-            )
+            counts[tuple(map(_utf8, ngram))] = float(count)
         # Whole numbers are numbers of images: the logarithm of a whole number above 1 never is one.
         logarithm = math.nan if length <= 0 else length
         if length > 0 and length == int(length):

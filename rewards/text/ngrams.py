@@ -58,7 +58,7 @@ def ngram_occurrences(words: Array, lengths: Array, n: int) -> Iterator[Occurren
     positions = np.arange(len(words))
     keys = words
     for order in range(1, n + 1):
-        numbers, unique = number_keys(keys)
+        unique, numbers = np.unique(keys, return_inverse=True)
         prefixes, last = np.divmod(unique, vocabulary)
         yield Occurrences(positions, numbers, prefixes, last)
         if order == n:
@@ -91,10 +91,6 @@ class NGramTable:
     def n(self) -> int:
         """Length of the longest n-grams."""
         return len(self.starts) - 1
-
-    def __len__(self) -> int:
-        """Return the number of counted n-grams."""
-        return int(np.count_nonzero(self.counts >= 0))
 
     def rows(self, order: int) -> tuple[Array, Array]:
         """Word ids [M, order] int32 of the counted n-grams of ``order`` words, ascending, and their
@@ -164,7 +160,7 @@ def table_of_rows(
         if (np.diff(extended[0]) <= 0).any():
             raise ValueError(f"n-grams of {order} words are not in ascending order")
         # Also of prefixes that are not counted themselves.
-        index, unique = number_keys(np.concatenate(extended))
+        unique, index = np.unique(np.concatenate(extended), return_inverse=True)
         ends = np.cumsum([0, *map(len, extended)])
         ids = [index[start:end] + starts[-1] for start, end in pairwise(ends)]
         numbers.append(np.full(len(unique), -1, np.float64))
@@ -248,18 +244,6 @@ def count_documents(
         tuple(vocabulary), np.concatenate(keys), np.concatenate(counts), tuple(starts)
     )
     return table, len(sizes)
-
-
-def number_keys(keys: Array) -> tuple[Array, Array]:
-    """``np.unique`` with ``return_inverse``, faster: the inverse [M] and the ascending unique keys
-    [G].
-    """
-    ranks = np.argsort(keys)
-    ordered = keys[ranks]
-    new = is_new(ordered)
-    index = np.empty(len(keys), np.int64)
-    index[ranks] = np.cumsum(new) - 1
-    return index, ordered[new]
 
 
 def is_new(ordered: Array) -> Array:

@@ -73,14 +73,11 @@ def test_scores_equal_the_equation(bert: Path) -> None:
         )
         assert reward.signature.startswith(f"BERTScore-F1[{bert.name},")
         assert f",L{layers},no-idf]+bert-score" in reward.signature
-    weighted = build("bertscore", model=str(bert), layers=2, idf=True)
-    assert ",L2,idf]+bert-score" in weighted.signature
-    assert weighted(
-        None, ["a dog", "man"], references=[["a dog"], ["man"]]
-    ) == pytest.approx([1.0, 1.0], abs=1e-5)
-    assert (
-        len(weighted(None, ["a dog on the park " * 20], references=[["a dog"]])) == 1
-    ), "cut where the model ends"
+    long = ["a dog on the park " * 20]
+    reward = build("bertscore", model=str(bert), layers=2)
+    assert len(reward(None, long, references=[["a dog"]])) == 1, (
+        "cut at the model's end"
+    )
 
 
 def test_the_first_word_has_its_space(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,18 @@ def plain_cider_d(
     ]
 
 
+@cache
+def counts_of(df: DocumentFrequencies) -> dict[NGram, float]:
+    return dict(df.table.items())
+
+
 def _plain_vector(
     tokens: Tokens, df: DocumentFrequencies, n: int
 ) -> tuple[dict[NGram, float], list[float]]:
     weights, squares = {}, [0.0] * n
     for ngram, count in ngram_counts(tokens, n).items():
         weights[ngram] = float(count) * float(
-            df.log_documents - np.log(max(1.0, float(df[ngram])))
+            df.log_documents - np.log(max(1.0, float(counts_of(df).get(ngram, 0))))
         )
         squares[len(ngram) - 1] += weights[ngram] ** 2
     return weights, [math.sqrt(square) for square in squares]

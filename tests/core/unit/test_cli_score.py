@@ -328,15 +328,15 @@ def test_eos_and_document_frequencies_by_request(
         result["signature"]
         == f"NO<EOS>_wInit+Cider-D[n4,s6.0]+df[{df.fingerprint[:8]}]"
     )
-    with pytest.raises(ConfigError, match="without <eos>"):
+    with pytest.raises(ConfigError, match="eos=False"):
         score_files("cider", one, references, df=tmp_path / "df.npz", eos=True)
 
 
 def test_what_cannot_be_scored_is_explained(files: dict[str, Path]) -> None:
     for arguments, message in (
         ({"reward": "cidr"}, "'cidr'.*cider"),
-        ({"reward": "rouge_l", "eos": True}, "'rouge_l' does not take eos"),
-        ({"reward": "rouge_l", "df": "df.npz"}, "'rouge_l' does not take df"),
+        ({"reward": "rouge_l", "eos": True}, "'rouge_l'.*'eos'"),
+        ({"reward": "rouge_l", "df": "df.npz"}, "'rouge_l'.*'df'"),
         ({"references": None}, "--references"),
         ({"kwargs": {"sigma": -1}}, "sigma is -1"),
         ({"df": "absent.npz"}, "absent.npz"),

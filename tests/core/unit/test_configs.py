@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rewards.registry import describe
+from rewards.registry import load
 from rl_caption.cli import configs, configuration
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.programs import PROGRAMS as CLI_PROGRAMS
@@ -103,7 +103,7 @@ def test_what_a_stage_starts_from_is_made_before_and_the_reward_chooses_the_best
             continue
         monitor, terms = stage.config.monitor, stage.config.reward.terms
         for name, term in (terms | (monitor.judges or {})).items():
-            assert describe(term.target or name)
+            assert load(term.target or name)
         assert monitor.best_by is not None
         assert (monitor.best_by == "val/cider") == ("cider" in terms), (
             "a reward without CIDEr-D may lower it"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rewards.registry import REWARDS, available, build, describe, parameters
+from rewards.registry import REWARDS, available, build, load, parameters
 from rewards.text.cider import CiderD
 
 
@@ -34,10 +34,10 @@ class NoReward:
     """Has nothing that a reward has."""
 
 
-def test_every_name_describes_itself_and_names_a_class() -> None:
+def test_every_name_names_a_class() -> None:
     assert available() == sorted(REWARDS)
     for name in available():
-        assert describe(name).startswith(f"{name}: ")
+        assert isinstance(load(name), type)
         assert isinstance(parameters(name), list)
 
 
@@ -46,9 +46,6 @@ def test_build_passes_arguments_and_takes_targets_from_outside() -> None:
     assert build("bleu", n=2).__name__ == "bleu2"
     made = build(f"{__name__}:WordCount", factor=2)
     assert made(None, ["a b"]) == [4]
-    assert describe(f"{__name__}:WordCount").endswith(
-        "Number of words, as often as asked. (in [0, inf]; columns: image_id)"
-    )
 
 
 def test_what_cannot_be_built_is_explained() -> None:
@@ -62,7 +59,7 @@ def test_what_cannot_be_built_is_explained() -> None:
         ),
         ("rewards.text.cider:CiderE", {}, "'CiderE'"),
         (f"{__name__}:NoReward", {}, "not a reward"),
-        ("specs", {}, "needs backbone"),
+        ("specs", {}, "backbone"),
     ]
     for name, kwargs, message in wrong:
         with pytest.raises(ValueError, match=message):
@@ -74,7 +71,7 @@ def test_listing_rewards_imports_no_torch() -> None:
 import sys, rewards.registry
 print([name for name in sys.modules if name.startswith(("rewards.text", "rewards.clip"))])
 for name in rewards.registry.available():
-    rewards.registry.describe(name), rewards.registry.parameters(name)
+    rewards.registry.parameters(name)
 print(sorted({"torch", "open_clip", "transformers", "rl_caption", "textblob"} & set(sys.modules)))
 """
     done = subprocess.run(

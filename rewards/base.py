@@ -138,8 +138,8 @@ def _place_in_user_code(raised: BaseException) -> tuple[str, str] | None:
         return None  # asked for by a signal
     for module, (frame, number) in zip(modules[::-1], frames[::-1], strict=True):
         file = frame.f_code.co_filename
-        installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
-        installed = installed or file.startswith((*_PYTHON, "<frozen"))
+        packages = {"site-packages", "dist-packages"} & set(Path(file).parts)
+        installed = packages or file.startswith((*_PYTHON, "<frozen"))
         is_ours = module.split(".")[0] in PACKAGES
         if not is_ours and (module in TARGETS or not installed):
             line = linecache.getline(file, number).strip()

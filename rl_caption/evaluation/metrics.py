@@ -372,28 +372,18 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
     """
     if tokenizer in ("none", *OTHER_LANGUAGES):
         return [" ".join(tokenizer_of(tokenizer)(text)) for text in texts], 0
-    if tokenizer == "java":
-        logger.info("tokenising %d texts with Java", len(texts))
-        return ptb_tokenize(texts), 0
-    tokens = tokenize_lines(texts)
-    others = [
-        row for row, text in enumerate(texts) if not is_tested(text, in_lines=True)
-    ]
-    if not others or tokenizer == "python":
-        return tokens, len(others)
-    try:
-        find_java()
-    except JavaError as error:
-        note = "%s: tokens of %d of %d texts may differ from the toolkit's, see the signature"
-        logger.warning(note, error, len(others), len(texts))
-        return tokens, len(others)
-    logger.info("tokenising %d of %d texts with Java", len(others), len(texts))
-    lines: list[str] = []
-    for row in others:  # each with its next line, which the tokenizer looks at
-        lines += [texts[row], texts[row + 1] if row + 1 < len(texts) else ""]
-    for row, words in zip(others, ptb_tokenize(lines)[::2], strict=True):
-        tokens[row] = words
-    return tokens, 0
+    untested = sum(not is_tested(text, in_lines=True) for text in texts)
+    if tokenizer == "java" or (tokenizer == "auto" and untested):
+        try:
+            find_java()
+            logger.info("tokenising %d texts with Java", len(texts))
+            return ptb_tokenize(texts), 0
+        except JavaError as error:
+            if tokenizer == "java":
+                raise
+            note = "%s: tokens of %d of %d texts may differ from the toolkit's, see the signature"
+            logger.warning(note, error, untested, len(texts))
+    return tokenize_lines(texts), untested
 
 
 def bleu(

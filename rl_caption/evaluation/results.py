@@ -52,34 +52,35 @@ def _ranks(prefix: str, heading: str) -> dict[str, Column]:
 
 
 CAPTION_COLUMNS = {key: Column(key) for keys in METRIC_KEYS.values() for key in keys}
-TEXT_COLUMNS = {
-    "length/mean": Column("length, tokens", 1.0, 2),
-    "vocabulary/size": Column("vocabulary, words", 1.0, 0),
-} | _shares(
-    {
-        "captions/novel": "novel",
-        "captions/bad_endings": "bad endings",
-        "captions/repeated_ngrams": "repeated n-grams",
-    }
-)
-ORACLE_COLUMNS = _shares(
-    {
-        "oracle/precision": "oracle precision",
-        "oracle/recall": "oracle recall",
-        "oracle/f1": "oracle F1",
-        "oracle/unparsed": "oracle unparsed",
-    }
-)
-CHAIR_COLUMNS = _shares(
-    {"CHAIR-i": "CHAIR-i", "CHAIR-s": "CHAIR-s", "objects/recall": "objects mentioned"}
-)
-RETRIEVAL_COLUMNS = _ranks(RETRIEVAL, "") | _ranks(REFERENCES, "references' ")
 GROUPS = (
     CAPTION_COLUMNS,
-    TEXT_COLUMNS,
-    ORACLE_COLUMNS,
-    CHAIR_COLUMNS,
-    RETRIEVAL_COLUMNS,
+    {
+        "length/mean": Column("length, tokens", 1.0, 2),
+        "vocabulary/size": Column("vocabulary, words", 1.0, 0),
+        **_shares(
+            {
+                "captions/novel": "novel",
+                "captions/bad_endings": "bad endings",
+                "captions/repeated_ngrams": "repeated n-grams",
+            }
+        ),
+    },
+    _shares(
+        {
+            "oracle/precision": "oracle precision",
+            "oracle/recall": "oracle recall",
+            "oracle/f1": "oracle F1",
+            "oracle/unparsed": "oracle unparsed",
+        }
+    ),
+    _shares(
+        {
+            "CHAIR-i": "CHAIR-i",
+            "CHAIR-s": "CHAIR-s",
+            "objects/recall": "objects mentioned",
+        }
+    ),
+    _ranks(RETRIEVAL, "") | _ranks(REFERENCES, "references' "),
 )
 """Columns of the tables of an evaluation, before those of judges."""
 COLUMNS = dict(

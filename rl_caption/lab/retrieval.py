@@ -132,10 +132,10 @@ def _figures(
         return np.append(drawn[:, 1:].mean(axis=0), np.median(drawn[:, 0]))
 
     found = estimates(statistic, images, config.bootstrap, config.seed)
-    figures: dict[str, dict[str, float | None]] = {}
-    for name, (value, low, high) in zip(FIGURES, found, strict=True):
-        figures[f"{way}_{name}"] = {"value": value, "low": low, "high": high}
-    return figures
+    return {
+        f"{way}_{name}": estimate._asdict()
+        for name, estimate in zip(FIGURES, found, strict=True)
+    }
 
 
 def _cell(key: str, figure: Mapping[str, float | None]) -> str:

@@ -240,10 +240,11 @@ def _accuracies(
 
     def rates(weights: Weights) -> Floats:
         # A resample may lack a kind, which its mean leaves out.
-        with np.errstate(invalid="ignore"):
-            accuracies = np.bincount(numbers, weights * won) / np.bincount(
-                numbers, weights
-            )
+        right, drawn = (
+            np.bincount(numbers, weights * won),
+            np.bincount(numbers, weights),
+        )
+        accuracies = right / drawn
         if judged.summary == "kinds":
             return np.append(accuracies, np.nanmean(accuracies))
         return np.append(accuracies, np.average(won, weights=weights))

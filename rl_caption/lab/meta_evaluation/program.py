@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +280,17 @@ def compare_with_people(config: JudgeSetConfig) -> str:
             result.figures[heading] = rated_figures(judged, scores, *draws)
             result.signatures[heading] = "as released with the set"
         for heading, metric in metrics.items():
-            _add_metric(result, judged, heading, metric, config)
+            logger.info("%s: scoring by %s", judged.name, heading)
+            result.figures[heading] = []
+            try:
+                with naming(f"{heading} on {judged.name}", (RewardError,), RewardError):
+                    result.figures[heading] = score_set(judged, metric, *draws)
+            except JavaError as error:
+                result.left_out[heading] = str(error)
+            else:
+                result.signatures[heading] = _signature(judged, metric)
+            if not metric.columns:
+                result.blind.append(heading)
             write_results(folder, config, results)
         for heading, figures in blind_figures(judged, *draws).items():
             result.figures[heading] = figures
@@ -291,33 +302,15 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     return paths[0].read_text(encoding="utf-8")
 
 
-def _add_metric(
-    result: SetResult,
-    judged: JudgementSet,
-    heading: str,
-    metric: Reward,
-    config: JudgeSetConfig,
-) -> None:
-    """Add the figures of a metric to a result, or why it is left out (no Java)."""
-    logger.info("%s: scoring by %s", judged.name, heading)
-    result.figures[heading] = []
-    try:
-        with naming(f"{heading} on {judged.name}", (RewardError,), RewardError):
-            figures = score_set(judged, metric, config.bootstrap, config.seed)
-    except JavaError as error:
-        result.left_out[heading] = str(error)
-        return
-    result.figures[heading] = figures
+def _signature(judged: JudgementSet, metric: Reward) -> str:
+    """Signature of a metric on a set, with the texts that its tokenizer was not tested on."""
     signature = metric.signature
     if isinstance(metric, CiderD) and metric.df is None:
         signature += "+df[one document for each judgement]"
-    texts = [*judged.captions]
+    texts = list(judged.captions)
     for row in judged.rows:
-        for references in row.references:
-            texts += references
-    result.signatures[heading] = signature + untested_texts(metric, texts)
-    if not metric.columns:
-        result.blind.append(heading)
+        texts += chain.from_iterable(row.references)
+    return signature + untested_texts(metric, texts)
 
 
 def _describe(judged: JudgementSet) -> str:

@@ -87,7 +87,7 @@ OPTIONAL = {
     "pandas": (
         "pandas",
         "lab",
-        "judge cannot read sets that are tables, such as Flickr8k",
+        "curate and concreteness, which keep tables of captions, do not run",
     ),
     "datasets": ("datasets", "hub", "data.format hub and parquet cannot be read"),
     "num2words": ("num2words", "vlm", "the processor of SmolVLM cannot be loaded"),

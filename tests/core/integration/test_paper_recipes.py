@@ -25,13 +25,20 @@ from rewards.clip.dual import MODEL_TYPE
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.specs import Specs
 from rl_caption.cli.main import main
+from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.shipped import shipped_configs
 from rl_caption.data.base import load_image
 from rl_caption.data.scenes import ScenesData
 from tests.clip_for_tests import TINY, noise_image, weights
 from tests.docs_for_tests import ROOT, commands
 from tests.encoders_for_tests import save_text_encoder, save_vit
-from tests.hf_models_for_tests import byte_tokenizer, tiny_gpt2, tiny_regressor
+from tests.hf_models_for_tests import (
+    byte_tokenizer,
+    save_model,
+    tiny_gpt2,
+    tiny_regressor,
+    with_template,
+)
 from tests.reward_models_for_tests import CLIP, STUDENT, reward_model_config
 from tests.training_for_tests import (
     DATA,
@@ -41,6 +48,7 @@ from tests.training_for_tests import (
     run_arguments,
     write_stage,
 )
+from tests.vlm_for_tests import tiny_qwen2_vl
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +115,6 @@ STAGES = {
     "long_captions": ("student_image", "student_text", "student"),
     "guided": ("recaptions", "negatives", "scratch", "clip", "clip_negatives"),
     "icc": ("captioner", "dual_encoder"),
-    "lclip_coco": ("lclip",),
 }
 """Pipeline -> those of its stages that are made small."""
 
@@ -305,33 +312,88 @@ def test_semantic_guidance_on_recaptions_and_then_on_written_negatives(
     assert "val/hard_negatives" in metrics
 
 
-def test_both_towers_are_distilled_at_once_from_photos_and_captions(
-    world: Path, tmp_path: Path
+def run_page(name: str, small: dict[str, Any]) -> None:
+    """Run the commands of the page with a word, in this folder, with further options."""
+    for command in commands(ROOT / "docs/papers.md"):
+        words = command.words
+        if name not in words or words[0] != "rl-caption":
+            continue
+        for key, value in small.items():
+            stage = key.partition(".")[0]
+            if words[1] == stage or (words[1] == "run" and stage not in PROGRAMS):
+                option = key.removeprefix(f"{words[1]}.")
+                text = value if isinstance(value, str) else json.dumps(value)
+                words = [*words, f"--{option}={text}"]
+        assert main(words[1:]) == 0, words
+
+
+def test_a_student_of_coco_in_an_afternoon_by_the_commands_of_the_page(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     images = [
         {
-            "imgid": number,
+            "cocoid": number,
             "filename": f"{number}.png",
-            "split": "val" if number < 6 else "train",
+            "split": ("test", "val", "train")[min(number // 3, 2)],
             "sentences": [{"raw": f"drawing {number}"}],
         }
         for number in range(14)
     ]
-    (world / "dataset.json").write_text(json.dumps({"images": images}))
-    changes = {
-        "data.path": str(world / "dataset.json"),
-        "data.image_root": "coco",
-        "model.kwargs": STUDENT,
-        "teacher.name": str(world / "clip/export/best"),
-        "teacher.pretrained": None,
-        "teacher.precision": "fp32",
+    Path("data/coco").mkdir(parents=True)
+    Path("data/coco/images").symlink_to(world / "coco")
+    Path("data/coco/dataset_coco.json").write_text(json.dumps({"images": images}))
+    small = {
+        "lclip.teacher.name": str(world / "clip/export/best"),
+        "lclip.teacher.pretrained": None,
+        "lclip.teacher.precision": "fp32",
+        "lclip.model.kwargs": STUDENT,
+        "mix.model.init": str(save_model("blip", tmp_path / "blip")),
+        "mix.rollout.max_new_tokens": 4,
     }
-    file = shrunken(tmp_path, lclip=changes)("lclip")
-    run_stages(tmp_path, {"lclip": file})
-    student = tmp_path / "runs/lclip_coco/lclip/export/best"
-    photo = str(world / "coco/0.png")
-    (score,) = LClipScore(backbone=str(student))([""], ["drawing 0"], image=[photo])
+    for stage in ("lclip", "mix"):
+        small |= {f"{stage}.{key}": value for key, value in SMALL.items()}
+    run_page("lclip_coco", small)
+    student = LClipScore(backbone="runs/lclip_coco/lclip/export/best")
+    (score,) = student([""], ["drawing 0"], image=["data/coco/images/0.png"])
     assert 0 <= score <= 2.5
+    model = ["--model", "runs/lclip_coco/mix/export/best"]
+    words = ["evaluate", "--config", "coco_evaluate_photos", *model]
+    assert main([*words, "--metrics", "cider", "--bootstrap", "10"]) == 0
+
+
+def test_a_clip_is_fine_tuned_on_new_captions_by_the_commands_of_the_page(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data/web").mkdir(parents=True)
+    Path("data/web/coco").symlink_to(world / "coco")
+    pages = map(json.loads, (world / "pages.jsonl").read_text().splitlines())
+    rows = [
+        {key: page[key] for key in ("image", "references", "prompt", "split")}
+        for page in pages
+    ]
+    Path("data/web/pages.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    writer = with_template(tiny_gpt2(tmp_path / "gpt2", positions=2048), template)
+    small = {
+        "recaption.recaptioner.kwargs.model": str(tiny_qwen2_vl(tmp_path / "vlm")),
+        "recaption.recaptioner.kwargs.dtype": "float32",
+        "recaption.recaptioner.kwargs.max_new_tokens": 4,
+        "negatives.writer.kwargs.model": writer,
+        "negatives.writer.kwargs.precision": "fp32",
+        "negatives.writer.kwargs.max_new_tokens": 4,
+        "clip.model.name": None,
+        "clip.model.init": str(world / "clip/export/best"),
+        "clip.model.context_length": 124,
+        "clip.model.keep_positions": 4,
+    }
+    for stage in ("clip", "clip_negatives"):
+        small |= {f"{stage}.{key}": value for key, value in SMALL.items()}
+    run_page("configs/recaption_web.yaml", small)
+    run_page("configs/negatives_web.yaml", small)
+    run_page("clip_negatives", small)
+    assert Path("runs/guided/clip_negatives/export/best").is_dir()
 
 
 def in_parquet(folder: Path, world: Path) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def measure_towers(
     """Parameters of L-CLIP, with and without factorised word embedding, and its time, against
     CLIP's.
     """
-    network = teacher._network()
+    network = teacher.network
     clip: Any = network.model
     models = {
         "L-CLIP": LCLIP(shapes.student),
@@ -142,7 +142,9 @@ def measure_towers(
             f"{name}: parameters", "CLIP", total / count, "x fewer", detail
         )
     captions = random_captions(caption_words(shapes.step.words), shapes.pairs, seed=0)
-    ids = network.tokenizer.tokenize(captions, network.context_length).to(timing.device)
+    ids = network.texts.encoder.tokenize(captions, teacher.context_length).to(
+        timing.device
+    )
     short = ids[:, : int(ids.argmax(dim=-1).max()) + 1]  # cut after the last EOT
     side = shapes.student.image_size
     images = torch.randn(shapes.pairs, 3, side, side, device=timing.device)

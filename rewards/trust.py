@@ -23,11 +23,6 @@ def trust(names: Iterable[str]) -> None:
     _trusted.update(names)
 
 
-def trusted_names() -> frozenset[str]:
-    """The names that were passed to ``trust``."""
-    return frozenset(_trusted)
-
-
 def check_trusted(name: str, where: str) -> None:
     """Check a name that a saved model gives, before it is imported.
 

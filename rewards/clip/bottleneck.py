@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rewards.base import Reward, as_texts, checked_scores, naming, reference_lists
+from rewards.base import Reward, as_texts, checked_scores, naming
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.devices import Precision, chunks, default_device
 from rewards.frozen_model import FrozenModel, load_frozen
@@ -30,8 +30,6 @@ from rewards.registry import build
 
 MODEL_TYPE = "semantic_bottleneck"
 Ending = Literal["newline", "eos"]
-SIMILARITIES = {"edit_distance": f"{__name__}:EditSimilarity"}
-"""Name -> ``module:Class`` of a similarity that is no reward by name."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +108,12 @@ class CaptionWriter:
         tokenizer = frozen.tokenizer
         ids = [tokenizer.bos_token_id, tokenizer.eos_token_id]
         ids = [token_id for token_id in ids if token_id is not None]
-        self.frozen, self.ending, self._bos = frozen, ending, ids[0]
+        self.frozen, self.ending = frozen, ending
+        self._bos, self._ends = ids[0], [ids[-1]]
         self.room = frozen.longest - 2  # of BOS and the soft token
-        frozen.network.generation_config = (
-            GenerationConfig()
-        )  # none of its sampling settings
+        # None of its sampling settings.
+        frozen.network.generation_config = GenerationConfig()
         self._embed: Any = frozen.network.get_input_embeddings()
-        self._ends = [ids[-1]]
         if ending == "newline":
             last = tokenizer(" \n", add_special_tokens=False)["input_ids"][-1:]
             if "\n" not in tokenizer.decode(last):
@@ -224,13 +221,10 @@ class EditSimilarity:
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
         """Score N captions by the column ``references`` (N lists of captions)."""
-        texts = as_texts(completions)
-        rows = reference_lists(columns, self.__name__, len(texts))
-        scores = [
-            max(edit_similarity(source, text) for source in beams)
-            for text, beams in zip(texts, rows, strict=True)
+        return [
+            max(edit_similarity(source, text) for source in sources)
+            for text, sources in zip(completions, columns["references"], strict=True)
         ]
-        return checked_scores(self, scores, len(texts))
 
 
 def load_similarity(name: str, kwargs: Mapping[str, Any], owner: str) -> Reward:
@@ -241,7 +235,9 @@ def load_similarity(name: str, kwargs: Mapping[str, Any], owner: str) -> Reward:
         ValueError: it cannot be built, or does not compare with references; the message names
             ``owner``.
     """
-    similarity: Reward = build(SIMILARITIES.get(name, name), **kwargs)
+    if name == "edit_distance":
+        return EditSimilarity()
+    similarity: Reward = build(name, **kwargs)
     if similarity.columns != {"references"}:
         raise ValueError(
             f"{owner}: similarity {name!r} does not compare with references: expected "

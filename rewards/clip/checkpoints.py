@@ -79,18 +79,7 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
             f"{type(model).__name__} cannot be stretched: it has no text tower of open_clip with "
             f"{POSITIONS} and without a class token"
         )
-    tower.positional_embedding = _stretch(
-        tower.positional_embedding, context_length, keep
-    )
-    if tower.attn_mask is not None:
-        mask = tower.attn_mask.new_full(
-            (context_length, context_length), float("-inf")
-        ).triu_(1)
-        tower.register_buffer("attn_mask", mask, persistent=False)
-    tower.context_length = model.context_length = tower.num_pos = context_length
-
-
-def _stretch(positions: nn.Parameter, context_length: int, keep: int) -> nn.Parameter:
+    positions = tower.positional_embedding
     rest = len(positions) - keep
     if rest < 1 or context_length < len(positions) or (context_length - keep) % rest:
         raise ValueError(
@@ -98,10 +87,14 @@ def _stretch(positions: nn.Parameter, context_length: int, keep: int) -> nn.Para
             f"{keep} are kept, can be stretched to {keep} plus a multiple of {rest}"
         )
     factor = (context_length - keep) // rest
-    stretched = stretch_positions(positions.detach().float(), keep, factor).to(
-        positions.dtype
+    stretched = stretch_positions(positions.detach().float(), keep, factor)
+    tower.positional_embedding = nn.Parameter(
+        stretched.to(positions.dtype), requires_grad=positions.requires_grad
     )
-    return nn.Parameter(stretched, requires_grad=positions.requires_grad)
+    if tower.attn_mask is not None:
+        mask = tower.attn_mask.new_full((context_length,) * 2, float("-inf")).triu_(1)
+        tower.register_buffer("attn_mask", mask, persistent=False)
+    tower.context_length = model.context_length = tower.num_pos = context_length
 
 
 def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Layout]:

@@ -35,7 +35,7 @@ from rewards.options import Size, check_fields
 MODEL_TYPE = "pretrained_dual"
 TEMPERATURE = 0.07
 """At the start, as in CLIP (Radford et al. 2021)."""
-Pool = Literal["mean", "first", "last"]
+Pool = Literal["mean", "first"]
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ class DualConfig:
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Dropout of the input and the hidden layer of a head's MLP, in training."""
     pool: Pool = "mean"
-    """The text embedding is the mean over tokens, the ``first`` token (CLS) or the ``last`` one
-    (EOT).
+    """The text embedding is the mean over tokens or the ``first`` token (CLS).
 
     The first token of a decoder language model says something of a caption only where blocks are
     bidirectional.
@@ -118,16 +117,17 @@ class PretrainedDual(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        image, text = (
-            (config.image, config.image_kwargs),
-            (config.text, config.text_kwargs),
-        )
+        image, text = config.image, config.text
         if folder is not None:
-            image = local_encoder(*image, folder / "image_encoder")
-            text = local_encoder(*text, folder / "text_encoder")
+            image = local_encoder(image, folder / "image_encoder")
+            text = local_encoder(text, folder / "text_encoder")
             pretrained = ()
-        self.image_encoder: Any = load_image_encoder(*image, "image" in pretrained)
-        self.text_encoder: Any = load_text_encoder(*text, "text" in pretrained)
+        self.image_encoder: Any = load_image_encoder(
+            image, config.image_kwargs, "image" in pretrained
+        )
+        self.text_encoder: Any = load_text_encoder(
+            text, config.text_kwargs, "text" in pretrained
+        )
         shape = (config.embed_dim, config.hidden, config.dropout)
         self.image_head = Head(grid_shape(self.image_encoder)[-1], *shape)
         self.text_head = Head(grid_shape(self.text_encoder)[-1], *shape)
@@ -148,8 +148,6 @@ class PretrainedDual(nn.Module):
         states, lengths = self.text_encoder(ids), self.text_encoder.lengths(ids)
         if self.config.pool == "first":
             return states[:, 0]
-        if self.config.pool == "last":
-            return states[torch.arange(len(ids), device=ids.device), lengths - 1]
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         return (states * mask[..., None]).sum(dim=1) / lengths[:, None].to(states.dtype)
 
@@ -160,6 +158,10 @@ class PretrainedDual(nn.Module):
     def encode_text(self, ids: Tensor) -> Tensor:
         """Embed token ids [B, L] as [B, E]."""
         return self.text_head(self.text_features(ids))
+
+    def encode_tokens(self, ids: Tensor) -> Tensor:
+        """Embed every token of ids [B, L] as [B, L, E]."""
+        return self.text_head(self.text_encoder(ids))
 
     def train(self, mode: bool = True) -> PretrainedDual:
         """Set the mode; an encoder without trainable parameters stays in evaluation mode (dropout,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,6 @@ EncoderSource: TypeAlias = "str | Path | DualEncoder | CachedEncoder"
 """The ``backbone`` of a score: the name or folder of a model, or a loaded encoder."""
 
 
-@runtime_checkable
 class DualEncoder(Protocol):
     """A frozen image encoder and text encoder with one embedding space."""
 
@@ -119,12 +118,8 @@ class EncoderOptions:
 
     def __post_init__(self) -> None:
         check_values(Precision, precision=self.precision)
-        check_values(Count, batch_size=self.batch_size)
-        check_values(
-            Count,
-            cache_images=self.cache_images,
-            cache_references=self.cache_references,
-        )
+        counts = ("batch_size", "cache_images", "cache_references")
+        check_values(Count, **{name: getattr(self, name) for name in counts})
 
 
 class EmbeddingCache:

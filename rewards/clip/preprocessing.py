@@ -188,13 +188,6 @@ def open_clip_tokenizer(name: str) -> Any:
     return clip_tokenizer()
 
 
-def count_tokens(text: str) -> int:
-    """Tokens of CLIP's BPE in ``text``, without start and end; an encoder of context L reads L - 2
-    of them.
-    """
-    return len(clip_tokenizer().encode(text))
-
-
 def embed_by_length(
     encode: Callable[[Tensor], Tensor],
     ids: Tensor,
@@ -227,6 +220,13 @@ def embed_by_length(
     return torch.empty_like(embeddings).index_copy_(0, order.to(device), embeddings)
 
 
+def is_causal(clip: Any) -> bool:
+    """Whether nothing after EOT reaches the text embeddings of an open_clip ``CLIP``, so that ids
+    may be cut there.
+    """
+    return clip.attn_mask is not None and clip.text_pool_type == "argmax"
+
+
 def causal_text_features(model: Any, ids: Tensor) -> Tensor:
     """Text embeddings [B, D] of an open_clip model with a causal mask, for ids [B, L] of any L up
     to its context.
@@ -234,12 +234,8 @@ def causal_text_features(model: Any, ids: Tensor) -> Tensor:
     Nothing after EOT reaches the embedding under a causal mask, so ids may be cut after the longest
     caption.
     """
-    return _project(
-        model,
-        _causal_states(model, ids)[
-            torch.arange(len(ids), device=ids.device), ids.argmax(dim=1)
-        ],
-    )
+    rows = torch.arange(len(ids), device=ids.device)
+    return _project(model, _causal_states(model, ids)[rows, ids.argmax(dim=1)])
 
 
 def causal_token_features(model: Any, ids: Tensor) -> Tensor:

@@ -6,19 +6,19 @@ An encoder is named by a library and a model of it, or by a class:
 - ``transformers:NAME``: a vision or text model of Transformers by hub id or folder (ViT, DINOv2,
   ConvNeXt, BERT, GPT-2, Llama, ...). A dual encoder such as CLIP gives the tower that is asked for,
   a language model all but its output layer.
-- ``open_clip:ARCHITECTURE/TAG``, such as ``open_clip:ViT-B-32/openai``; the tag may be a checkpoint
-  file.
+- ``open_clip:ARCHITECTURE/TAG``, an image encoder, such as ``open_clip:ViT-B-32/openai``; the tag
+  may be a checkpoint file.
 - ``package.module:Class``: constructed as ``Class(**kwargs)``; it has to satisfy ``ImageEncoder``
-  or ``TextEncoder``. A class that needs files has an attribute ``built_from`` and arguments
-  ``model`` and ``pretrained`` (``local_encoder``).
+  or ``TextEncoder``.
 
 Shapes: B batch, S pixels of a side, H x W cells of a grid, L tokens, D width of the encoder.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from rewards.base import naming
 from rewards.clip.preprocessing import (
     Preprocessing,
-    open_clip_tokenizer,
+    clip_tokenizer,
     preprocessing_of,
 )
 from rewards.frozen_model import most_tokens
@@ -34,7 +34,15 @@ from rewards.model_files import transformers_options
 from rewards.options import load_target
 from rewards.trust import check_trusted
 
-Modality = Literal["image", "text"]
+UNLOADABLE = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    AttributeError,
+    TypeError,
+)
+"""What loading raises: a failed download, an unknown name, weights of another shape, ..."""
 
 
 @runtime_checkable
@@ -87,7 +95,7 @@ class TransformersImage(nn.Module):
 
         super().__init__()
         options = transformers_options(name)
-        self.model = _transformers(name, "image", pretrained, options)
+        self.model = _transformers(name, "vision_config", pretrained, options)
         if self.model.config.model_type == "vit_mae":
             raise ValueError(
                 "a ViTMAEModel masks patches at random, also in evaluation"
@@ -115,8 +123,23 @@ class OpenClipImage(nn.Module):
     def __init__(
         self, name: str, pretrained: bool, vision_cfg: Mapping[str, Any] | None = None
     ) -> None:
+        import open_clip
+
         super().__init__()
-        self.model: Any = _open_clip(name, pretrained, vision_cfg)[0].visual
+        architecture, _, tag = name.partition("/")
+        config = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
+        options: dict[str, Any] = {}
+        if vision_cfg:
+            shape = open_clip.get_model_config(architecture) or {}
+            options["vision_cfg"] = {**shape.get("vision_cfg", {}), **vision_cfg}
+        clip: Any = open_clip.create_model(
+            architecture,
+            tag if pretrained else None,
+            require_pretrained=pretrained,
+            force_quick_gelu=bool(config and config.get("quick_gelu")),
+            **options,
+        )
+        self.model = clip.visual
         self.preprocessing = preprocessing_of(self.model)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -157,7 +180,7 @@ class TransformersText(nn.Module):
 
         super().__init__()
         options = transformers_options(name)
-        self.model = model = _transformers(name, "text", pretrained, options)
+        self.model = model = _transformers(name, "text_config", pretrained, options)
         if model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
             raise ValueError(
                 f"it is a {type(model).__name__}: expected an encoder of text"
@@ -236,25 +259,34 @@ class ClipText(nn.Module):
         return ids.argmax(dim=1) + 1
 
 
-class OpenClipText(ClipText):
-    """The text tower of an open_clip model with causal attention, before pooling and projection."""
+@dataclass(frozen=True)
+class Texts:
+    """Turns captions into the token ids that a text tower reads.
 
-    def __init__(self, name: str, pretrained: bool) -> None:
-        clip, architecture = _open_clip(name, pretrained)
-        super().__init__(open_clip_tokenizer(architecture), int(clip.context_length))
-        self.token_embedding = clip.token_embedding
-        self.positional_embedding = clip.positional_embedding
-        self.transformer, self.ln_final = clip.transformer, clip.ln_final
-        self.mask: Tensor
-        self.register_buffer("mask", clip.attn_mask, persistent=False)
+    Args:
+        encoder: has the tokenizer.
+        context_length: longest caption in tokens, special ones included; longer ones are truncated.
+        trims: pad to the longest caption of a batch; else to ``context_length``.
+    """
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """[B, L] -> [B, L, D]."""
-        length = ids.shape[1]
-        hidden = self.token_embedding(ids) + self.positional_embedding[:length]
-        return self.ln_final(
-            self.transformer(hidden, attn_mask=self.mask[:length, :length])
-        )
+    encoder: Any
+    context_length: int
+    trims: bool = True
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        """Ids [B, L]."""
+        ids = self.encoder.tokenize(captions, self.context_length)
+        return ids[:, : int(self.encoder.lengths(ids).max())] if self.trims else ids
+
+    def too_long(self, captions: Sequence[str]) -> int:
+        """How many of the captions are truncated."""
+        counts = map(self.encoder.count_tokens, captions)
+        return sum(count > self.context_length for count in counts)
+
+
+def clip_texts(context_length: int, trims: bool) -> Texts:
+    """The texts of a model with CLIP's tokenizer."""
+    return Texts(ClipText(clip_tokenizer(), context_length), context_length, trims)
 
 
 def as_grid(features: Tensor) -> Tensor:
@@ -285,92 +317,79 @@ def load_image_encoder(
     Raises:
         ValueError: there is no such model, its library is not installed, or it is no image encoder.
     """
-    return _load("image", name, kwargs or {}, pretrained)
+    libraries = {"transformers": TransformersImage, "open_clip": OpenClipImage}
+    return _load(ImageEncoder, libraries, name, kwargs or {}, pretrained)
 
 
 def load_text_encoder(
     name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True
 ) -> Any:
     """Load a ``TextEncoder``; arguments and errors as for ``load_image_encoder``."""
-    return _load("text", name, kwargs or {}, pretrained)
-
-
-def save_encoder_config(encoder: Any, folder: Path) -> None:
-    """Save the objects in ``encoder.built_from`` (configuration, tokenizer, ...), without weights,
-    if it has any.
-    """
-    for component in getattr(encoder, "built_from", ()):
-        component.save_pretrained(folder)
-
-
-def local_encoder(
-    name: str, kwargs: Mapping[str, Any], folder: Path
-) -> tuple[str, dict[str, Any]]:
-    """Name and arguments that build an encoder again, from ``folder`` if ``save_encoder_config``
-    wrote it there.
-
-    A class then gets ``model=folder`` and ``pretrained=False`` in place of its own arguments of
-    these names.
-
-    Name and arguments come with the saved model, often from other people. They may name an
-    architecture of open_clip, or what the user trusts (``rewards.trust``).
-
-    Raises:
-        ValueError: they name anything else, or ``folder`` is missing.
-    """
-    library = name.partition(":")[0]
-    what = f"{folder.name} in {folder.parent / 'config.json'}"
-    if library in LIBRARIES and folder.is_dir():
-        return f"transformers:{folder}", {**kwargs}
-    if library == "transformers":
-        raise ValueError(
-            f"{what} is {name!r:.200}: its folder {folder} is missing. Copy the whole model again"
-        )
-    if library not in LIBRARIES:
-        check_trusted(name, what)
-    saved = {"model": str(folder), "pretrained": False} if folder.is_dir() else {}
-    return name, {**kwargs, **saved}
+    libraries = {"transformers": TransformersText}
+    return _load(TextEncoder, libraries, name, kwargs or {}, pretrained)
 
 
 def _load(
-    modality: Modality, name: str, kwargs: Mapping[str, Any], pretrained: bool
+    protocol: type,
+    libraries: Mapping[str, Any],
+    name: str,
+    kwargs: Mapping[str, Any],
+    pretrained: bool,
 ) -> Any:
-    protocol, libraries = _MODALITIES[modality]
     library, _, model = name.partition(":")
-    what = f"{modality} encoder {name!r}"
-    unloadable = (
-        OSError,
-        ValueError,
-        RuntimeError,
-        KeyError,
-        AttributeError,
-        TypeError,
-    )
-    with naming(f"{what} cannot be loaded", unloadable):
+    what = f"{protocol.__name__} {name!r}"
+    with naming(f"{what} cannot be loaded", UNLOADABLE):
         if library in libraries:
             encoder: Any = libraries[library](model, pretrained, **kwargs)
         else:
-            encoder = load_target(name, f"{modality} encoder")(**kwargs)
+            encoder = load_target(name, what)(**kwargs)
     if not (isinstance(encoder, nn.Module) and isinstance(encoder, protocol)):
-        expected = sorted(name for name in vars(protocol).get("__annotations__", {}))
+        needed = ", ".join(protocol.__annotations__)
         raise ValueError(
-            f"{what} is a {type(encoder).__name__}: expected an nn.Module with "
-            f"{', '.join(expected)}"
+            f"{what} is a {type(encoder).__name__}: expected an nn.Module with {needed}"
         )
     return encoder.eval()
 
 
+def save_encoder_config(encoder: Any, folder: Path) -> None:
+    """Save configuration and tokenizer or processor of a model of Transformers, without weights."""
+    for component in getattr(encoder, "built_from", ()):
+        component.save_pretrained(folder)
+
+
+def local_encoder(name: str, folder: Path) -> str:
+    """Name that builds an encoder of a saved model again: from ``folder`` if
+    ``save_encoder_config`` wrote it there.
+
+    The name comes with the saved model, often from other people. It may be an architecture of
+    open_clip, or what the user trusts (``rewards.trust``).
+
+    Raises:
+        ValueError: it is anything else, or ``folder`` is missing.
+    """
+    library = name.partition(":")[0]
+    what = f"{folder.name} in {folder.parent / 'config.json'}"
+    if library == "transformers":
+        if not folder.is_dir():
+            raise ValueError(
+                f"{what} is {name!r:.200}: its folder {folder} is missing. Copy the whole model "
+                "again"
+            )
+        return f"transformers:{folder}"
+    if library != "open_clip":
+        check_trusted(name, what)
+    return name
+
+
 def _transformers(
-    name: str, modality: Modality, pretrained: bool, options: Mapping[str, Any]
+    name: str, tower: str, pretrained: bool, options: Mapping[str, Any]
 ) -> Any:
-    """The model, or that tower of a dual encoder which is asked for."""
+    """The model, or that ``tower`` of a dual encoder which is asked for."""
     from transformers import AutoConfig, AutoModel
     from transformers.utils import logging
 
     config = AutoConfig.from_pretrained(name, **options)
-    config = getattr(
-        config, "vision_config" if modality == "image" else "text_config", config
-    )
+    config = getattr(config, tower, config)
     if not pretrained:
         return AutoModel.from_config(
             config, dtype=torch.float32, trust_remote_code=False
@@ -393,9 +412,8 @@ def _transformers(
         raise ValueError(
             f"its weights lack {len(absent)} of the {type(model).__name__}: {', '.join(absent[:3])}"
         )
-    for key in info[
-        "missing_keys"
-    ]:  # not random, so that the weights of two loads are equal
+    # Not random, so that the weights of two loads are equal.
+    for key in info["missing_keys"]:
         nn.init.zeros_(model.get_parameter(key))
     return model
 
@@ -445,42 +463,6 @@ def _padding_mask_alone(
     if isinstance(mask, Tensor) and mask.ndim == 4:
         kwargs["attention_mask"] = mask[:, :, -1:].expand_as(mask)
     return args, kwargs
-
-
-def _open_clip(
-    name: str, pretrained: bool, vision_cfg: Mapping[str, Any] | None = None
-) -> tuple[Any, str]:
-    import open_clip
-
-    architecture, _, tag = name.partition("/")
-    tag_config = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
-    options: dict[str, Any] = {
-        "force_quick_gelu": bool(tag_config and tag_config.get("quick_gelu"))
-    }
-    if vision_cfg:
-        shape = (open_clip.get_model_config(architecture) or {}).get("vision_cfg", {})
-        options["vision_cfg"] = {**shape, **vision_cfg}
-    model = open_clip.create_model(
-        architecture,
-        tag if pretrained else None,
-        require_pretrained=pretrained,
-        **options,
-    )
-    return model, architecture
-
-
-_MODALITIES: dict[Modality, tuple[type, dict[str, Callable[..., nn.Module]]]] = {
-    "image": (
-        ImageEncoder,
-        {"transformers": TransformersImage, "open_clip": OpenClipImage},
-    ),
-    "text": (
-        TextEncoder,
-        {"transformers": TransformersText, "open_clip": OpenClipText},
-    ),
-}
-LIBRARIES = tuple(_MODALITIES["image"][1])
-"""What comes before the colon of a model of a library."""
 
 
 def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:

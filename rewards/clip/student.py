@@ -209,6 +209,17 @@ class SharedBlock(nn.Module):
         return x
 
 
+def shared_blocks(config: LCLIPConfig, tower: str) -> nn.ModuleList:
+    """The blocks of the tower ``image`` or ``text``."""
+    width, heads, repeats, bias, count = (
+        getattr(config, f"{tower}_{name}")
+        for name in ("width", "heads", "repeats", "qkv_bias", "blocks")
+    )
+    return nn.ModuleList(
+        SharedBlock(width, heads, repeats, bias, config.mlp_ratio) for _ in range(count)
+    )
+
+
 def init_linear(module: nn.Module) -> None:
     """Initialise a linear layer: weights by the truncated normal, bias 0. Other modules are
     ignored.
@@ -232,11 +243,8 @@ class ImageStudent(nn.Module):
     def __init__(self, config: LCLIPConfig, encoder: Any = None) -> None:
         super().__init__()
         self.config = config
-        width, patch, cells = (
-            config.image_width,
-            config.patch_size,
-            (config.image_size // config.patch_size) ** 2,
-        )
+        width, patch = config.image_width, config.patch_size
+        cells = (config.image_size // patch) ** 2
         self.patch_embed: nn.Module
         if config.image_encoder is None:
             # Keeps torch's initialisation, as in the released code, where it is then copied from
@@ -251,33 +259,21 @@ class ImageStudent(nn.Module):
             self.patch_embed, cells = nn.Linear(depth, width), rows * columns
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + cells, width))
-        self.blocks = nn.ModuleList(
-            SharedBlock(
-                width,
-                config.image_heads,
-                config.image_repeats,
-                config.image_qkv_bias,
-                config.mlp_ratio,
-            )
-            for _ in range(config.image_blocks)
-        )
+        self.blocks = shared_blocks(config, "image")
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, config.embed_dim)
         nn.init.trunc_normal_(self.cls_token, std=INIT_STD)
         nn.init.trunc_normal_(self.pos_embed, std=INIT_STD)
         self.apply(init_linear)
-        self.encoder: Any = (
-            None if config.image_encoder is None else encoder.requires_grad_(False)
-        )
+        # After the initialisation, which is not of its layers.
+        self.encoder: Any = encoder and encoder.requires_grad_(False)
 
     @property
     def preprocessing(self) -> Preprocessing:
         """From an image to the pixels that the tower reads."""
-        return (
-            Preprocessing(self.config.image_size)
-            if self.encoder is None
-            else self.encoder.preprocessing
-        )
+        if self.encoder is not None:
+            return self.encoder.preprocessing
+        return Preprocessing(self.config.image_size)
 
     def train(self, mode: bool = True) -> ImageStudent:
         """Set the mode; the frozen image encoder stays in evaluation mode."""
@@ -300,10 +296,8 @@ class ImageStudent(nn.Module):
             patches = self.patch_embed(pixels).flatten(2).transpose(1, 2)
         else:
             patches = self.patch_embed(self.encoder(pixels).flatten(1, 2))
-        x = (
-            torch.cat([self.cls_token.expand(len(pixels), -1, -1), patches], dim=1)
-            + self.pos_embed
-        )
+        start = self.cls_token.expand(len(pixels), -1, -1)
+        x = torch.cat([start, patches], dim=1) + self.pos_embed
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x[:, 0]))
@@ -325,16 +319,7 @@ class TextStudent(nn.Module):
             )
         )
         self.pos_embed = nn.Parameter(torch.empty(config.context_length, width))
-        self.blocks = nn.ModuleList(
-            SharedBlock(
-                width,
-                config.text_heads,
-                config.text_repeats,
-                config.text_qkv_bias,
-                config.mlp_ratio,
-            )
-            for _ in range(config.text_blocks)
-        )
+        self.blocks = shared_blocks(config, "text")
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, config.embed_dim)
         nn.init.trunc_normal_(self.pos_embed, std=INIT_STD)
@@ -342,12 +327,12 @@ class TextStudent(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed token ids [B, L] as [B, E], not normalised. Raises as ``states``."""
-        states = self.states(ids)
-        return self.head(
-            self.norm(
-                states[torch.arange(len(ids), device=ids.device), ids.argmax(dim=-1)]
-            )
-        )
+        rows = torch.arange(len(ids), device=ids.device)
+        return self.head(self.norm(self.states(ids)[rows, ids.argmax(dim=-1)]))
+
+    def encode_tokens(self, ids: Tensor) -> Tensor:
+        """Embed every token of ids [B, L] as [B, L, E]."""
+        return self.head(self.norm(self.states(ids)))
 
     def states(self, ids: Tensor) -> Tensor:
         """States [B, L, W] of token ids [B, L], before the last norm. Raises ``ValueError`` for ids
@@ -357,17 +342,13 @@ class TextStudent(nn.Module):
         most ``context_length`` and padding may be any smaller id; with ``full``, where both change
         the embedding, L is ``context_length`` and padding is id 0.
         """
-        longest, masked = (
-            self.config.context_length,
-            self.config.pad_attention == "masked",
-        )
-        if ids.ndim != 2 or not (
-            1 <= ids.shape[1] <= longest if masked else ids.shape[1] == longest
-        ):
+        longest = self.config.context_length
+        masked = self.config.pad_attention == "masked"
+        lengths = range(1 if masked else longest, longest + 1)
+        if ids.ndim != 2 or ids.shape[1] not in lengths:
             raise ValueError(
-                f"ids have shape {list(ids.shape)}: expected [B, "
-                f"{'1 to ' if masked else ''}{longest}] "
-                f"with pad_attention {self.config.pad_attention!r}"
+                f"ids have shape {list(ids.shape)}: expected [B, {lengths[0]} to {longest}] with "
+                f"pad_attention {self.config.pad_attention!r}"
             )
         end = ids.argmax(dim=-1)
         positions = torch.arange(ids.shape[1], device=ids.device)
@@ -431,9 +412,8 @@ def load_student(
         with torch.device("meta"):  # no weight is initialised
             return load_weights(model_class(config), folder)
     encoder = load_image_encoder(
-        *local_encoder(
-            config.image_encoder, config.image_encoder_kwargs, folder / "image_encoder"
-        ),
+        local_encoder(config.image_encoder, folder / "image_encoder"),
+        config.image_encoder_kwargs,
         pretrained=False,
     )
     return load_weights(model_class(config, encoder), folder)  # type: ignore[call-arg]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import Field, model_validator
 
 from rl_caption.config.schema import (
-    UNPAIRED,
     DataConfig,
     EvalConfig,
     RunConfig,
@@ -117,8 +116,6 @@ class RewardModelConfig(TrustConfig):
     """Folder, resume, logs."""
     needs: ClassVar[frozenset[str]] = frozenset({"image", "text"})
     """What every row of the data must have."""
-    unpaired: ClassVar[frozenset[str]] = frozenset()
-    """Those of ``UNPAIRED`` that the task learns from."""
 
     @classmethod
     def choose(cls, values: Mapping[str, Any]) -> type[RewardModelConfig]:
@@ -133,12 +130,7 @@ class RewardModelConfig(TrustConfig):
 
     @model_validator(mode="after")
     def _check_reward_model(self) -> Self:
-        data = self.data
-        if data.target is None and data.format in set(UNPAIRED) - self.unpaired:
-            raise ConfigError(
-                f"data.format is {data.format!r}, which the task {self.task} does not read"
-            )
-        if data.features_root is not None or data.num_frames is not None:
+        if self.data.features_root is not None or self.data.num_frames is not None:
             raise ConfigError(
                 "data.features_root and data.num_frames: reward models learn from images, leave "
                 "both out"

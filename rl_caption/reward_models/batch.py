@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rewards.clip.preprocessing import Preprocessing
-from rewards.clip.pretrained import TextEncoder
+from rewards.clip.pretrained import Texts
 from rewards.images import ImageSource, open_image
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import Row, pixel_key
@@ -87,33 +87,6 @@ class PixelCache:
         return self.preprocessing.normalise(self.square(row["image_id"], image))
 
 
-@dataclass(frozen=True)
-class Texts:
-    """Turns captions into the token ids that a text tower reads.
-
-    Args:
-        encoder: has the tokenizer.
-        context_length: longest caption in tokens, special ones included; longer ones are truncated.
-        trims: pad to the longest caption of a batch; else to ``context_length``.
-    """
-
-    encoder: TextEncoder
-    context_length: int
-    trims: bool = True
-
-    def __call__(self, captions: Sequence[str]) -> Tensor:
-        """Ids [B, L]."""
-        ids = self.encoder.tokenize(captions, self.context_length)
-        return ids[:, : int(self.encoder.lengths(ids).max())] if self.trims else ids
-
-    def too_long(self, captions: Sequence[str]) -> int:
-        """How many of the captions are truncated."""
-        return sum(
-            self.encoder.count_tokens(caption) > self.context_length
-            for caption in captions
-        )
-
-
 def draw(items: Sequence[T], row: Row, seed: int, step: int, what: str) -> T:
     """One of ``items``, a pure function of (seed, step, what, image id)."""
     return items[
@@ -169,9 +142,9 @@ class Addition:
             has, and the image.
     """
 
-    texts: Mapping[str, list[str]] = field(default_factory=dict)
-    targets: Mapping[str, Tensor] = field(default_factory=dict)
-    images: Mapping[str, list[tuple[str, ImageSource]]] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    targets: dict[str, Tensor] = field(default_factory=dict)
+    images: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -206,33 +179,38 @@ class PairCollate:
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         rows = [row for row, _ in items]
-        if self.tokens is None:  # rows need no captions
-            return PairBatch(rows, self._images(items, {}), [])
-        captions = [self._caption(row, step) for row, step in items]
-        texts, targets = {"text": captions}, dict[str, Tensor]()
-        images = dict[str, list[tuple[str, ImageSource]]]()
+        steps = [step for _, step in items]
+        ids = [row["image_id"] for row in rows]
+        batch, pairs = PairBatch(rows, {}, []), Addition()
+        if self.pixels is not None:  # else rows need no images
+            images = [row["image"] for row in rows]
+            pairs.images["image"] = list(zip(ids, images, strict=True))
+        if self.tokens is not None:  # else rows need no captions
+            batch.captions.extend(self._caption(row, step) for row, step in items)
+            pairs.texts["text"] = batch.captions
         for addition in self.additions:
-            added = addition(items, captions)
-            texts |= added.texts
-            targets |= added.targets
-            images |= added.images
-        inputs = self._images(items, images)
-        plain = [
-            chance(self.plain_captions, "plain", row, self.seed, step)
-            for row, step in items
-        ]
-        for name, column in texts.items():
-            pairs = zip(column, plain, strict=True)
-            texts[name] = [
-                plain_form(text) if is_plain else text for text, is_plain in pairs
+            added = addition(items, batch.captions)
+            pairs.texts.update(added.texts)
+            pairs.images.update(added.images)
+            batch.targets.update(added.targets)
+        for name, column in pairs.images.items():
+            views = [
+                self._view(image_id, image, step)
+                for (image_id, image), step in zip(column, steps, strict=True)
             ]
-            inputs[name] = self.tokens(texts[name])
+            batch.inputs[name] = torch.stack(views)
         if self.groups:
-            targets["image_group"] = _groups([row["image_id"] for row in rows])
-            targets |= {
-                f"{name}_group": _groups(column) for name, column in texts.items()
-            }
-        return PairBatch(rows, inputs, captions, targets)
+            batch.targets["image_group"] = _groups(ids)
+        for name, whole in pairs.texts.items():
+            texts = []
+            for text, (row, step) in zip(whole, items, strict=True):
+                plain = chance(self.plain_captions, "plain", row, self.seed, step)
+                texts.append(plain_form(text) if plain else text)
+            assert self.tokens is not None
+            batch.inputs[name] = self.tokens(texts)
+            if self.groups:
+                batch.targets[f"{name}_group"] = _groups(texts)
+        return batch
 
     def _caption(self, row: Row, step: int) -> str:
         """The caption of a row that a step learns."""
@@ -242,24 +220,6 @@ class PairCollate:
         draws = row_generator(self.seed, step, f"sentences/{row['image_id']}")
         least, most = self.sentences
         return sampled_sentences(caption, least, most, draws)
-
-    def _images(
-        self,
-        items: Sequence[tuple[Row, int]],
-        further: Mapping[str, list[tuple[str, ImageSource]]],
-    ) -> dict[str, Tensor]:
-        if self.pixels is None:
-            return {}
-        own: Any = [(row["image_id"], row["image"]) for row, _ in items]
-        inputs = {}
-        for name, column in {"image": own, **further}.items():
-            images = zip(column, items, strict=True)
-            pixels = [
-                self._view(image_id, image, step)
-                for (image_id, image), (_, step) in images
-            ]
-            inputs[name] = torch.stack(pixels)
-        return inputs
 
     def _view(self, image_id: str, source: ImageSource, step: int) -> Tensor:
         """An image as a step sees it."""

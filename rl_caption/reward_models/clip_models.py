@@ -4,16 +4,19 @@ and the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from rewards.clip.dual import MODEL_TYPE, DualConfig, PretrainedDual
-from rewards.clip.preprocessing import preprocessing_of
-from rewards.clip.pretrained import open_blocks
+from rewards.clip.preprocessing import Preprocessing, is_causal, preprocessing_of
+from rewards.clip.pretrained import Texts, clip_texts, open_blocks
 from rewards.model_files import has_model_type
 from rl_caption.config.reward_models import (
     CaptionTrainConfig,
@@ -21,34 +24,112 @@ from rl_caption.config.reward_models import (
     RewardModelConfig,
 )
 from rl_caption.reward_models.batch import PairCollate, PixelCache
-from rl_caption.reward_models.embedding import (
-    RETRIEVAL,
-    EmbeddingModel,
-    text_inputs,
-    train_embeddings,
-)
 from rl_caption.reward_models.encoders import (
+    TrainedEncoder,
     check_batch_norm,
-    is_causal,
     pretrained_clip,
     random_clip,
     save_clip,
     trained_clip,
-    trained_dual,
 )
 from rl_caption.reward_models.losses import Objective
-from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
+from rl_caption.reward_models.task import EmbeddingTask
+from rl_caption.reward_models.teacher import Teacher
+from rl_caption.reward_models.validation import EmbeddingValidator, validation_loss
+from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError, naming
 from rl_caption.runtime.options import Fraction, Positions, Section
 from rl_caption.runtime.types import LOSS, TrainState
-from rl_caption.training.run import Run
+from rl_caption.training.loop import train
+from rl_caption.training.run import Metric, Run
 
-Sentences = Annotated[
-    list[Annotated[int, Field(ge=1, le=1000)]], Field(min_length=2, max_length=2)
-]
-"""The least and the most number of sentences."""
 MaxScale = Annotated[float, Field(ge=1, le=10**6)]
 """Largest logit scale (inverse temperature)."""
+
+
+RETRIEVAL = "val/retrieval_r1"
+
+
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """What is trained, and what it reads."""
+
+    network: nn.Module
+    """From inputs by name to raw embeddings by name."""
+    preprocessing: Preprocessing
+    texts: Texts
+    """From captions to the token ids that the network reads."""
+    export: Callable[[Path], None]
+    is_trained: bool
+    """The network starts from trained weights, which are validated before the first step."""
+
+
+def train_embeddings(
+    run: Run,
+    config: Any,
+    model: EmbeddingModel,
+    objective: Objective,
+    metric: str,
+    towers: Sequence[str] = ("image", "text"),
+    teacher: Teacher | None = None,
+    signature: str = "",
+    measured: str = "",
+    decays: Callable[[str, Tensor], bool] | None = None,
+    validated: Mapping[str, Any] | None = None,
+    **collated: Any,
+) -> TrainState:
+    """Train a model on embeddings.
+
+    Args:
+        config: the task's, whose training draws ``captions``.
+        metric: chooses the best model, and depends on ``measured`` besides the data.
+        towers: those that the model has.
+        teacher: gives the embeddings that the objective compares with.
+        validated: what else ``EmbeddingValidator`` measures: ``negatives`` or ``triplets``.
+        **collated: what else ``PairCollate`` takes.
+    """
+    options, tokens = config.train, model.texts
+    references = [caption for row in run.val_rows for caption in row["references"]]
+    cut = tokens.too_long(references) if "text" in towers else 0
+    if cut:
+        print_main(
+            run.accelerator,
+            f"{cut} of {len(references)} validation captions have more than "
+            f"{tokens.context_length} tokens (the model's context_length) and lose their end, as "
+            "training captions do",
+        )
+    pixels = PixelCache(model.preprocessing, config.data.cache_mb * 2**20)
+    collate = PairCollate(
+        pixels if "image" in towers else None,
+        tokens if "text" in towers else None,
+        options.captions,
+        config.data.augment,
+        options.seed,
+        **collated,
+    )
+    loss = None
+    if metric == LOSS:
+        loss = partial(validation_loss, objective, collate, options.batch_size)
+    validate = EmbeddingValidator(
+        run.accelerator,
+        model.network,
+        towers,
+        run.val_rows,
+        pixels,
+        tokens,
+        run.eval.batch_size,
+        teacher,
+        loss=loss,
+        **validated or {},
+    )
+    if teacher is not None:
+        budget = config.teacher.cache_mb * 2**20
+        teacher.prepare(run.train_rows, options.captions, budget)
+    network = run.restore(model.network, signature, decays=decays)
+    target = teacher or attrgetter("targets")
+    task = EmbeddingTask(run.accelerator, network, objective, target, config.task)
+    by = Metric(metric, "nats" if metric == LOSS else "up to 1", measured or signature)
+    return train(run, task, collate, validate, model.export, by, model.is_trained)
 
 
 class ClipModelConfig(Section):
@@ -147,60 +228,30 @@ class ClipConfig(RewardModelConfig):
         run: Run,
         model: EmbeddingModel,
         objective: Objective,
-        sentences: Sequence[int] | None = None,
-        additions: Sequence[Any] = (),
-        groups: bool = False,
         best_by: str | None = None,
         metric: str = RETRIEVAL,
-        **validated: Any,
+        **options: Any,
     ) -> TrainState:
         """Train a task on pairs of images and captions.
 
         Args:
-            sentences, additions, groups: as for ``PairCollate``.
             best_by: ``eval.best_by``; None takes ``metric``.
-            **validated: what else ``EmbeddingValidator`` measures: ``negatives`` or ``triplets``.
+            **options: further ones of ``train_embeddings``.
         """
-        train, tokens = self.train, text_inputs(run, model)
-        pixels = PixelCache(model.preprocessing, self.data.cache_mb * 2**20)
-        collate = PairCollate(
-            pixels,
-            tokens,
-            train.captions,
-            self.data.augment,
-            train.seed,
-            train.plain_captions,
-            groups=groups,
-            sentences=sentences,
-            additions=additions,
-        )
-        validate = EmbeddingValidator(
-            run.accelerator,
-            model.network,
-            ("image", "text"),
-            run.val_rows,
-            pixels,
-            tokens,
-            self.eval.batch_size,
-            loss=ValidationLoss(objective, collate, train.batch_size)
-            if best_by == LOSS
-            else None,
-            **validated,
-        )
-        measured, metric = "", best_by or metric
+        measured = ""
         if best_by:  # its value depends on the batch, the loss and the negatives
             sections = self.model_dump(include={"loss", "negatives"})
-            measured = f"train.batch_size {train.batch_size}, {sections}"
+            measured = f"train.batch_size {self.train.batch_size}, {sections}"
         return train_embeddings(
             run,
+            self,
             model,
-            self.task,
             objective,
-            collate,
-            validate,
-            metric,
+            best_by or metric,
             measured=measured,
             decays=self.decays,
+            plain_captions=self.train.plain_captions,
+            **options,
         )
 
     def build_model(
@@ -212,38 +263,29 @@ class ClipConfig(RewardModelConfig):
         Raises:
             ConfigError: it cannot be loaded or made, or it has batch norm and the batch is split.
         """
-        model, max_scale, is_trained = (
-            self.model,
-            self.loss.max_scale,
-            self.model.init is not None,
-        )
+        model, max_scale, start = self.model, self.loss.max_scale, self.model.init
+        export: Callable[[Path], None]
         if model.is_dual:
             dual = pretrained_dual(model)
-            network = trained_dual(dual, max_scale)
-            check_batch_norm(network, self.train, processes)
-            return EmbeddingModel(
-                network,
-                dual.preprocessing,
-                dual.context_length,
-                True,
-                dual.save_pretrained,
-                is_trained,
-                dual.text_encoder,
-            )
-        if model.init is not None:
-            clip, shape, preprocessing = pretrained_clip(
-                model.name, model.init, model.context_length, model.keep_positions
-            )
+            encode = {"image": dual.encode_image, "text": dual.encode_text}
+            network = TrainedEncoder(dual, encode, max_scale)
+            preprocessing, export = dual.preprocessing, dual.save_pretrained
+            texts = Texts(dual.text_encoder, dual.context_length)
         else:
-            clip, shape = random_clip(model.name, model.kwargs)
-            preprocessing = preprocessing_of(clip.visual)
-        network = trained_clip(clip, max_scale, self.train.freeze_positions)
-        tune(clip)
+            if start is not None:
+                clip, shape, preprocessing = pretrained_clip(
+                    model.name, start, model.context_length, model.keep_positions
+                )
+            else:
+                clip, shape = random_clip(model.name, model.kwargs)
+                preprocessing = preprocessing_of(clip.visual)
+            network = trained_clip(clip, max_scale, self.train.freeze_positions)
+            tune(clip)
+            export = partial(save_clip, clip, shape)
+            texts = clip_texts(int(clip.context_length), is_causal(clip))
         check_batch_norm(network, self.train, processes)
-        length, export = int(clip.context_length), partial(save_clip, clip, shape)
-        return EmbeddingModel(
-            network, preprocessing, length, is_causal(clip), export, is_trained
-        )
+        is_trained = start is not None
+        return EmbeddingModel(network, preprocessing, texts, export, is_trained)
 
     def decays(self, name: str, parameter: Tensor) -> bool:
         """CLIP's rule: weight decay for matrices, none for gains, biases and the temperature

@@ -7,10 +7,12 @@ Sources: Radford et al. 2021 (CLIP); Yuksekgonul et al. 2023 (NegCLIP); Zhang et
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -19,12 +21,13 @@ from torch.nn import functional as F
 from rewards.text.detail_units import default_tagger
 from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import DataError, Row
-from rl_caption.reward_models.batch import Addition, draw
+from rl_caption.data.loader import row_generator
+from rl_caption.data.negatives import NEGATIVES, NegativeSource
+from rl_caption.reward_models.batch import Addition, chance, draw
 from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
-    Sentences,
 )
 from rl_caption.reward_models.losses import (
     Embeddings,
@@ -33,13 +36,16 @@ from rl_caption.reward_models.losses import (
     cross_entropies,
     info_nce,
 )
-from rl_caption.reward_models.negatives import (
-    NegativesConfig,
-    build_negatives,
-    validation_negatives,
+from rl_caption.runtime.errors import ConfigError, errors_of_user_code, naming
+from rl_caption.runtime.options import (
+    Fraction,
+    Probability,
+    Rank,
+    Section,
+    Weight,
+    check_type,
+    load_target,
 )
-from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Probability, Rank, Weight
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.run import Run
 
@@ -168,6 +174,24 @@ def false_negatives(*groups: Tensor) -> Tensor:
 
 
 ShortSource = Literal["first_sentence", "references"]
+NumSentences = Annotated[int, Field(ge=1, le=1000)]
+
+
+class NegativesConfig(Section):
+    """Hard negatives: false captions of an image, in addition to those of the other images of the
+    batch (NegCLIP).
+    """
+
+    count: Annotated[int, Field(ge=0, le=64)] = 0
+    """Hard negatives per caption; 0 uses none."""
+    source: str = "rules"
+    """``rules`` (part-of-speech tags), ``scenes`` (exact, of generated scenes), ``data`` (the
+    column ``negatives`` of JSON lines), or ``package.module:Class`` of a ``NegativeSource``.
+    """
+    kwargs: dict = {}
+    """Options of the source, such as ``{kinds: [replace_relation, swap_attribute]}``."""
+    share: Fraction = 1.0
+    """Fraction of the captions of a step that get negatives."""
 
 
 class ContrastiveLossConfig(ClipLossConfig):
@@ -194,7 +218,9 @@ class ContrastiveTrainConfig(ClipTrainConfig):
     """With ``loss.short``: the short caption is the ``first_sentence`` of the caption (Long-CLIP),
     or a random one of the image's short ``references`` (with ``data.long_captions``).
     """
-    sentences: Sentences | None = None
+    sentences: Annotated[
+        list[NumSentences] | None, Field(min_length=2, max_length=2)
+    ] = None
     """``[min, max]`` number of sentences of each caption to use, chosen at random at every step, in
     their order; null uses whole captions.
     """
@@ -227,16 +253,6 @@ class ContrastiveConfig(ClipConfig):
             raise ConfigError(
                 "train.label_smoothing gives a share of the target to every pair, also to hard "
                 "negatives and to pairs that loss.false_negatives masks: leave it out"
-            )
-        if self.eval.best_by == "val/hard_negatives" and not count:
-            raise ConfigError(
-                "eval.best_by is 'val/hard_negatives', but there are no hard negatives: set "
-                "negatives.count"
-            )
-        if count and self.negatives.source == "data" and train.sentences:
-            raise ConfigError(
-                f"train.sentences is {train.sentences}: it changes the captions of which "
-                "negatives.source 'data' was made, leave one of them out"
             )
         return self
 
@@ -285,7 +301,9 @@ class ContrastiveConfig(ClipConfig):
             additions=additions,
             groups=loss.false_negatives == "mask",
             best_by=self.eval.best_by,
-            negatives=validation_negatives(hard, run.val_rows, self.eval.best_by),
+            validated={
+                "negatives": validation_negatives(hard, run.val_rows, self.eval.best_by)
+            },
         )
 
 
@@ -318,3 +336,103 @@ def short_caption(
         head, stop, _ = caption.replace("\n", " ").partition(". ")
         return head + stop.strip()
     return draw(row["short_references"], row, seed, step, "short")
+
+
+@dataclass(frozen=True)
+class HardNegatives:
+    """Adds the texts ``text_false0`` and so on to a batch, and the target ``false`` [B, ``count``]:
+    1 for each of them.
+
+    Args:
+        source: gives the false captions of a row.
+        count: false captions of each caption.
+        share: fraction of (image, step) that have negatives.
+        seed: of all draws.
+    """
+
+    source: NegativeSource
+    count: int
+    share: float = 1.0
+    seed: int = 0
+
+    def __call__(
+        self, items: Sequence[tuple[Row, int]], captions: list[str]
+    ) -> Addition:
+        drawn = []
+        for (row, step), caption in zip(items, captions, strict=True):
+            is_drawn = chance(self.share, "has negatives", row, self.seed, step)
+            drawn.append(self.of(row, caption, step) if is_drawn else [])
+        texts, counts = {}, []
+        for n in range(self.count):
+            texts[f"text_false{n}"] = [
+                false[n] if n < len(false) else "" for false in drawn
+            ]
+            counts.append([float(n < len(false)) for false in drawn])
+        return Addition(texts, {"false": torch.tensor(counts).T.contiguous()})
+
+    def of(self, row: Row, caption: str, step: int) -> list[str]:
+        """At most ``count`` false captions of a row."""
+        generator = row_generator(self.seed, step, f"negatives/{row['image_id']}")
+        return [text for _, text in self.source(row, caption, generator)[: self.count]]
+
+
+def build_negatives(
+    config: NegativesConfig, rows: Sequence[Row], seed: int
+) -> HardNegatives | None:
+    """Hard negatives of the training rows; None where ``count`` is 0. Raises as ``caption_source``."""
+    if not config.count:
+        return None
+    kwargs = dict(config.kwargs)
+    if config.source == "rules":
+        kwargs["captions"] = [caption for row in rows for caption in row["references"]]
+    source = caption_source(config.source, kwargs, rows)
+    return HardNegatives(source, config.count, config.share, seed)
+
+
+def validation_negatives(
+    negatives: HardNegatives | None, rows: Sequence[Row], best_by: str | None
+) -> list[tuple[int, str, str]]:
+    """Index of a row, its first caption and a false caption; the same at every validation."""
+    false_captions = []
+    for index, row in enumerate(rows if negatives else ()):
+        caption = row["references"][0]
+        for text in negatives.of(row, caption, -1):  # type: ignore[union-attr]
+            false_captions.append((index, caption, text))
+    if best_by == "val/hard_negatives" and not false_captions:
+        raise ConfigError(
+            f"eval.best_by is {best_by!r}, but the first captions of the validation split have no "
+            "hard negatives: see negatives.count and negatives.source"
+        )
+    return false_captions
+
+
+def caption_source(name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]) -> Any:
+    """The source that ``negatives.source`` names, tried on the first row; a column of the data on
+    all rows.
+
+    Raises:
+        ConfigError: there is no such source, or it cannot be made.
+        DataError: it cannot make captions of a row.
+    """
+    what = f"negatives.source: {name}"
+    target = load_target(name, "negatives.source", NEGATIVES)
+    cannot = naming(f"{what} cannot be made", (TypeError, ValueError))
+    with cannot, errors_of_user_code(what):
+        source = target(**kwargs)
+    made = partial(_checked_negatives, source, what) if ":" in name else source
+    generator = np.random.default_rng(0)
+    # A column that is absent, or scenes that are none.
+    for row in rows if name == "data" else rows[:1]:
+        made(row, row["references"][0], generator)
+    return made
+
+
+def _checked_negatives(
+    source: Any, what: str, row: Row, caption: str, generator: np.random.Generator
+) -> Any:
+    """Captions of a source from outside: they are checked, and errors in its code name it."""
+    with errors_of_user_code(what, error=DataError):
+        captions = source(row, caption, generator)
+    where = f"{what}: what it returned of image {row['image_id']!r}"
+    check_type(captions, list[tuple[str, str]], where, DataError)
+    return captions

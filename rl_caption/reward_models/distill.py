@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewards.clip.preprocessing import Preprocessing
-from rewards.clip.pretrained import save_encoder_config
+from rewards.clip.pretrained import clip_texts, save_encoder_config
 from rewards.clip.student import (
     LCLIP,
     MODEL_TYPE,
@@ -33,14 +33,12 @@ from rl_caption.config.reward_models import (
     RewardModelConfig,
     TeacherConfig,
 )
-from rl_caption.reward_models.batch import PairCollate, PixelCache
-from rl_caption.reward_models.embedding import (
+from rl_caption.reward_models.clip_models import (
     RETRIEVAL,
     EmbeddingModel,
-    text_inputs,
     train_embeddings,
 )
-from rl_caption.reward_models.encoders import check_batch_norm, trained_towers
+from rl_caption.reward_models.encoders import TrainedEncoder, check_batch_norm
 from rl_caption.reward_models.losses import (
     Embeddings,
     Objective,
@@ -48,7 +46,6 @@ from rl_caption.reward_models.losses import (
     info_nce,
 )
 from rl_caption.reward_models.teacher import Teacher, Tower, check_teacher, load_teacher
-from rl_caption.reward_models.validation import EmbeddingValidator
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError, naming
 from rl_caption.runtime.options import Section, Weight
@@ -205,13 +202,6 @@ class DistillConfig(RewardModelConfig):
         """What every row of the data must have."""
         return frozenset(self.names)
 
-    @property
-    def unpaired(self) -> frozenset[str]:  # type: ignore[override]
-        """Those of ``UNPAIRED`` that the task learns from."""
-        return {"image": frozenset({"images"}), "text": frozenset({"captions"})}.get(
-            self.towers, frozenset()
-        )
-
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""
         model, teacher = self.model, self.teacher
@@ -240,93 +230,62 @@ class DistillConfig(RewardModelConfig):
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""
-        data, options, names = self.data, self.train, self.names
-        teacher = load_teacher(run.accelerator, self.teacher, data, names)
+        names, is_dual = self.names, self.towers == "dual"
+        teacher = load_teacher(run.accelerator, self.teacher, self.data, names)
         model = self._student(run, teacher)
         preprocessing = teacher.backbone.preprocessing
-        if data.augment and "image" in names and preprocessing != model.preprocessing:
+        augments = self.data.augment and "image" in names
+        if augments and preprocessing != model.preprocessing:
             raise ConfigError(
                 f"data.augment is set, but the teacher reads {preprocessing} and the student "
                 f"{model.preprocessing}: both must see the same view. Give the student the "
                 "teacher's image_size, or leave data.augment out"
             )
-        check_batch_norm(model.network, options, run.accelerator.num_processes)
-        pixels = PixelCache(model.preprocessing, data.cache_mb * 2**20)
-        tokens = text_inputs(run, model, needs_text="text" in names)
-        collate = PairCollate(
-            pixels if "image" in names else None,
-            tokens if "text" in names else None,
-            options.captions,
-            data.augment,
-            options.seed,
-        )
-        validate = EmbeddingValidator(
-            run.accelerator,
-            model.network,
-            names,
-            run.val_rows,
-            pixels,
-            tokens,
-            self.eval.batch_size,
-            teacher,
-        )
-        teacher.prepare(run.train_rows, options.captions, self.teacher.cache_mb * 2**20)
-        is_dual = self.towers == "dual"
+        check_batch_norm(model.network, self.train, run.accelerator.num_processes)
         return train_embeddings(
             run,
+            self,
             model,
-            f"distill_{self.towers}",
             self.objective(),
-            collate,
-            validate,
             RETRIEVAL if is_dual else f"val/teacher_cosine_{self.towers}",
-            "0 to 1" if is_dual else "-1 to 1",
+            names,
             teacher,
             f"distill_{self.towers}[{teacher.backbone.signature}]",
         )
 
     def _student(self, run: Run, teacher: Teacher) -> EmbeddingModel:
         """The student of a teacher, and what it reads."""
-        model, fingerprint = self.model, teacher.backbone.fingerprint
+        model, width = self.model, teacher.width
+        fingerprint = teacher.backbone.fingerprint
+        towers: dict[str, Any]
         if self.towers == "dual":
             folders: dict[Tower, str | None] = {
                 "image": model.image_init,
                 "text": model.text_init,
             }
-            dual = build_dual(
-                model.init, folders, model.kwargs, teacher.width, fingerprint
-            )
+            dual = build_dual(model.init, folders, model.kwargs, width, fingerprint)
             if self.train.freeze_text and (model.init or model.text_init):
                 dual.text.requires_grad_(False)
+            towers = {"image": dual.image, "text": dual.text}
             is_trained = model.init is not None or None not in folders.values()
-            towers: dict[str, Any] = {"image": dual.image, "text": dual.text}
-            return _embedding_model(
-                towers, dual.config, dual.save_pretrained, is_trained
-            )
-        tower: Any = build_tower(self.towers, model.init, model.kwargs, teacher.width)
-        if self.towers == "image" and self.train.freeze_patch_embed:
-            frozen = copy_patch_embedding(tower, teacher.backbone.model)
-            print_main(
-                run.accelerator,
-                f"copied from the teacher and frozen: {', '.join(frozen)}",
-            )
-        export = partial(save_tower, tower, self.towers, teacher=fingerprint)
-        return _embedding_model(
-            {self.towers: tower}, tower.config, export, model.init is not None
-        )
-
-
-def _embedding_model(
-    towers: Mapping[str, Any], shape: LCLIPConfig, export: Any, is_trained: bool
-) -> EmbeddingModel:
-    preprocessing = Preprocessing(shape.image_size)
-    if "image" in towers:
-        preprocessing = towers["image"].preprocessing
-    trims = shape.pad_attention == "masked"
-    network = trained_towers(towers)
-    return EmbeddingModel(
-        network, preprocessing, shape.context_length, trims, export, is_trained
-    )
+            shape, export = dual.config, dual.save_pretrained
+        else:
+            tower: Any = build_tower(self.towers, model.init, model.kwargs, width)
+            if self.towers == "image" and self.train.freeze_patch_embed:
+                frozen = copy_patch_embedding(tower, teacher.backbone.model)
+                print_main(
+                    run.accelerator,
+                    f"copied from the teacher and frozen: {', '.join(frozen)}",
+                )
+            towers, is_trained = {self.towers: tower}, model.init is not None
+            shape = tower.config
+            export = partial(save_tower, tower, self.towers, teacher=fingerprint)
+        preprocessing = Preprocessing(shape.image_size)
+        if "image" in towers:
+            preprocessing = towers["image"].preprocessing
+        texts = clip_texts(shape.context_length, shape.pad_attention == "masked")
+        network = TrainedEncoder(nn.ModuleDict(towers), towers)
+        return EmbeddingModel(network, preprocessing, texts, export, is_trained)
 
 
 TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}
@@ -362,31 +321,38 @@ def _check_width(config: LCLIPConfig, embed_dim: int) -> None:
         )
 
 
-def save_tower(
-    tower: nn.Module, which: Tower, folder: Path, teacher: str | None = None
-) -> None:
+def save_tower(tower: Any, which: Tower, folder: Path, teacher: str = "") -> None:
     """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is
     its fingerprint.
     """
     save_encoder_config(getattr(tower, "encoder", None), folder / "image_encoder")
-    config: Any = tower.config
-    origin = {"model_type": TOWER_TYPES[which]} | (
-        {} if teacher is None else {TEACHER: teacher}
-    )
-    save_model(float_state(tower), {**origin, **asdict(config)}, folder)
+    origin = {"model_type": TOWER_TYPES[which], TEACHER: teacher}
+    save_model(float_state(tower), origin | asdict(tower.config), folder)
 
 
-def _load_tower(
-    path: str, which: Tower, key: str, embed_dim: int, teacher: str | None = None
+def build_tower(
+    which: Tower,
+    init: str | None,
+    kwargs: Mapping[str, Any],
+    embed_dim: int,
+    teacher: str = "",
+    key: str = "model.init",
 ) -> Any:
-    """A tower that ``save_tower`` wrote; ``key`` of the configuration names the folder."""
-    folder = Path(path)
+    """One tower: with random weights, or from a folder ``init`` that ``save_tower`` wrote, which
+    ``key`` of the configuration names.
+
+    Raises ``ConfigError`` where neither can be, and for a folder that names another teacher; ""
+    takes any.
+    """
+    if init is None:
+        return TOWERS[which](student_config(kwargs, embed_dim))
+    folder = Path(init)
     with naming(f"{key}, the export of distill with towers {which}"):
         tower: Any = load_student(TOWERS[which], folder, TOWER_TYPES[which], [TEACHER])
-        origin = read_object(folder / "config.json").get(TEACHER)
-    if None not in (origin, teacher) and origin != teacher:
+        origin = read_object(folder / "config.json").get(TEACHER, "")
+    if "" not in (origin, teacher) and origin != teacher:
         raise ConfigError(
-            f"{key} is {path!r}, distilled from a teacher of fingerprint {origin}; this run's "
+            f"{key} is {init!r}, distilled from a teacher of fingerprint {origin}; this run's "
             f"teacher has {teacher}: name the same (weights, preprocessing and precision), or "
             "distil the tower from this one. If only library versions differ, remove "
             f"{TEACHER} from the tower's config.json, and {MANIFEST}"
@@ -395,28 +361,19 @@ def _load_tower(
     return tower
 
 
-def build_tower(
-    which: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int
-) -> nn.Module:
-    """One tower, from a folder or from random weights; ``ConfigError`` where neither can be."""
-    if init is None:
-        return TOWERS[which](student_config(kwargs, embed_dim))
-    return _load_tower(init, which, "model.init", embed_dim)
-
-
 def build_dual(
     init: str | None,
     towers: Mapping[Tower, str | None],
     kwargs: Mapping[str, Any],
     embed_dim: int,
-    teacher: str | None = None,
+    teacher: str = "",
 ) -> LCLIP:
     """A whole L-CLIP: from its folder, from one folder for each tower, or with random weights where
     there is none.
 
     ``kwargs`` are arguments of ``LCLIPConfig`` that no folder gives, ``embed_dim`` is the teacher's
     joint width. ``teacher`` is the fingerprint that towers must name as the teacher they were
-    distilled from; None takes any.
+    distilled from; "" takes any.
 
     Raises:
         ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each
@@ -429,13 +386,24 @@ def build_dual(
         _check_width(model.config, embed_dim)
         return model
     loaded: dict[Tower, Any] = {}
+    values = dict(kwargs)
     for which, path in towers.items():
-        if path is not None:
-            loaded[which] = _load_tower(
-                path, which, f"model.{which}_init", embed_dim, teacher
-            )
-    shapes = {which: tower.config for which, tower in loaded.items()}
-    config = student_config(_joined_shape(shapes, kwargs), embed_dim)
+        if path is None:
+            continue
+        key = f"model.{which}_init"
+        loaded[which] = build_tower(which, path, {}, embed_dim, teacher, key)
+        for name, value in asdict(loaded[which].config).items():
+            is_image = name.startswith("image_") or name == "patch_size"
+            if name not in ("embed_dim", "mlp_ratio") and is_image != (
+                which == "image"
+            ):
+                continue
+            if values.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"{key} has {name} {value!r}, but the other tower or model.kwargs has "
+                    f"{values[name]!r}: expected equal values"
+                )
+    config = student_config(values, embed_dim)
     with torch.device("meta"):
         model = LCLIP(replace(config, image_encoder=None))
     model.config = config
@@ -444,26 +412,6 @@ def build_dual(
         tower.config = config
         setattr(model, which, tower)
     return model
-
-
-def _joined_shape(
-    towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The shape of both towers: that of loaded towers as they are, the rest from ``kwargs``."""
-    values = dict(kwargs)
-    for which, config in towers.items():
-        for name, value in asdict(config).items():
-            owner = (
-                "image" if name.startswith("image_") or name == "patch_size" else "text"
-            )
-            if owner != which and name not in ("embed_dim", "mlp_ratio"):
-                continue
-            if values.setdefault(name, value) != value:
-                raise ConfigError(
-                    f"model.{which}_init has {name} {value!r}, but the other tower or model.kwargs "
-                    f"has {values[name]!r}: expected equal values"
-                )
-    return values
 
 
 @torch.no_grad()
@@ -477,30 +425,28 @@ def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
     Raises:
         ConfigError: the teacher is no ViT, or its patches have another size or width.
     """
-    visual = getattr(teacher, "visual", None)
-    kernel = getattr(getattr(visual, "conv1", None), "weight", None)
-    class_token = getattr(visual, "class_embedding", None)
-    expected = tuple(student.get_parameter("patch_embed.weight").shape)
-    is_vit = (
-        kernel is not None
-        and class_token is not None
-        and tuple(kernel.shape) == expected
-    )
-    if not is_vit or kernel.shape[-1] != visual.conv1.stride[0]:  # type: ignore[union-attr]
+    visual: Any = getattr(teacher, "visual", None)
+    expected = student.get_parameter("patch_embed.weight").shape
+    try:
+        sources = {
+            "patch_embed.weight": visual.conv1.weight,
+            "cls_token": visual.class_embedding,
+            "pos_embed": visual.positional_embedding,
+        }
+        is_vit = visual.conv1.weight.shape == expected
+        is_vit = is_vit and visual.conv1.stride[0] == expected[-1]
+    except AttributeError:
+        is_vit = False
+    if not is_vit:
         raise ConfigError(
             "the teacher's image encoder is not a ViT with patches of the student's width and "
             f"size, {expected[0]} and {expected[-1]} pixels, to copy: set train.freeze_patch_embed "
             "to false"
         )
-    sources = {
-        "patch_embed.weight": kernel,
-        "cls_token": class_token,
-        "pos_embed": getattr(visual, "positional_embedding", None),
-    }
     frozen = []
     for name, source in sources.items():
         target = student.get_parameter(name)
-        if source is not None and source.numel() == target.numel():
+        if source.numel() == target.numel():
             target.copy_(source.reshape(target.shape))
             target.requires_grad_(False)
             frozen.append(name)

@@ -18,10 +18,10 @@ from torch.nn.utils import parametrize
 
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import KEEP, stretch_text_tower
-from rewards.clip.dual import PretrainedDual
 from rewards.clip.preprocessing import (
     Preprocessing,
     causal_text_features,
+    is_causal,
     preprocessing_of,
 )
 from rewards.model_files import (
@@ -64,7 +64,7 @@ class TrainedEncoder(nn.Module):
         max_scale: float | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.encode, self.max_scale = model, dict(encode), max_scale
+        self.model, self.encode, self.max_scale = model, encode, max_scale
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Embed inputs by name: images where the name starts with ``image``, else texts."""
@@ -92,13 +92,6 @@ class TrainedEncoder(nn.Module):
         return self
 
 
-def is_causal(clip: Any) -> bool:
-    """Whether nothing after EOT reaches the text embeddings of an open_clip model, so that ids may
-    be cut there.
-    """
-    return clip.attn_mask is not None and clip.text_pool_type == "argmax"
-
-
 def trained_clip(
     clip: Any, max_scale: float = 100.0, frozen_positions: int = 0
 ) -> TrainedEncoder:
@@ -106,30 +99,15 @@ def trained_clip(
     gradient.
     """
     if frozen_positions:
-        later = (torch.arange(len(clip.positional_embedding)) >= frozen_positions)[
-            :, None
-        ]
+        positions = torch.arange(len(clip.positional_embedding))
+        later = (positions >= frozen_positions)[:, None]
         clip.positional_embedding.register_hook(
             lambda gradient: gradient * later.to(gradient.device)
         )
-    encode_text = (
-        partial(causal_text_features, clip) if is_causal(clip) else clip.encode_text
-    )
-    return TrainedEncoder(
-        clip, {"image": clip.encode_image, "text": encode_text}, max_scale
-    )
-
-
-def trained_dual(dual: PretrainedDual, max_scale: float = 100.0) -> TrainedEncoder:
-    """A dual encoder of pretrained parts to train."""
-    return TrainedEncoder(
-        dual, {"image": dual.encode_image, "text": dual.encode_text}, max_scale
-    )
-
-
-def trained_towers(towers: Mapping[str, nn.Module]) -> TrainedEncoder:
-    """Towers of a student to train: ``image``, ``text`` or both."""
-    return TrainedEncoder(nn.ModuleDict(towers), towers)
+    encode = {"image": clip.encode_image, "text": clip.encode_text}
+    if is_causal(clip):
+        encode["text"] = partial(causal_text_features, clip)
+    return TrainedEncoder(clip, encode, max_scale)
 
 
 def is_frozen(module: nn.Module) -> bool:
@@ -150,11 +128,15 @@ def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str
     import open_clip
     from open_clip.transform import PreprocessCfg
 
-    shape = _architecture(name) if name is not None else {}
-    for key, value in kwargs.items():
-        shape[key] = (
-            {**shape.get(key, {}), **value} if isinstance(value, dict) else value
+    shape: Any = {} if name is None else open_clip.get_model_config(name)
+    if shape is None:
+        raise ConfigError(
+            f"model.name is {name!r}, which open_clip does not know: see open_clip.list_models()"
         )
+    for key, value in kwargs.items():
+        if isinstance(value, dict):
+            value = shape.get(key, {}) | value
+        shape[key] = value
     _check_native(shape, "model.kwargs")
     shape.pop("custom_text", None)
     unbuildable = (
@@ -190,11 +172,11 @@ def pretrained_clip(
 
     with naming("model.init"):
         if name is None:
-            shape = read_object(Path(init) / "open_clip_config.json")["model_cfg"]
+            shape: Any = read_object(Path(init) / "open_clip_config.json")["model_cfg"]
             backbone = load_frozen_encoder(init)
         else:
-            shape = _architecture(name)
             backbone = load_frozen_encoder(name, init)
+            shape = open_clip.get_model_config(name)
     _check_native(shape, "model.init")
     shape.pop("custom_text", None)
     model: Any = backbone.model
@@ -217,33 +199,14 @@ def pretrained_clip(
     return model.float().requires_grad_(True), shape, backbone.preprocessing
 
 
-def _architecture(name: str) -> dict[str, Any]:
-    import open_clip
-
-    shape = open_clip.get_model_config(name)
-    if shape is None:
-        raise ConfigError(
-            f"model.name is {name!r}, which open_clip does not know: see open_clip.list_models()"
-        )
-    return dict(shape)
-
-
 def _check_native(shape: dict[str, Any], key: str) -> None:
     """Refuse towers and tokenisers that are not CLIP's own: they need files that the export would
     not have.
     """
-    options = {
-        "timm_model_name",
-        "hf_model_name",
-        "hf_tokenizer_name",
-        "multimodal_cfg",
-    }
     used = {**shape.get("vision_cfg", {}), **shape.get("text_cfg", {}), **shape}
-    foreign = sorted(option for option in options if used.get(option))
-    if foreign:
-        raise ConfigError(
-            f"{key}: a model with {', '.join(foreign)} cannot be trained here"
-        )
+    for option in ("timm_model_name", "hf_model_name", "hf_tokenizer_name"):
+        if used.get(option):
+            raise ConfigError(f"{key}: a model with {option} cannot be trained here")
 
 
 def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:

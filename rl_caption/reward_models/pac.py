@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -28,7 +28,6 @@ from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
-    Sentences,
 )
 from rl_caption.reward_models.encoders import train_only
 from rl_caption.reward_models.losses import (
@@ -93,10 +92,6 @@ class PositiveAugmentedTrainConfig(ClipTrainConfig):
     """Rank of LoRA."""
     lora_alpha: Positive = 1.0
     """The LoRA update is scaled by ``lora_alpha / lora_rank``."""
-    sentences: Sentences | None = None
-    """``[min, max]`` number of sentences of each caption to use, chosen at random at every step, in
-    their order; null uses whole captions.
-    """
 
 
 class PositiveAugmentedEvalConfig(EvalConfig):
@@ -168,7 +163,6 @@ class PositiveAugmentedConfig(ClipConfig):
             run,
             model,
             self.objective(),
-            sentences=train.sentences,
             additions=[GeneratedPositives(positives, train.captions, train.seed)],
             best_by=best_by,
         )
@@ -193,17 +187,19 @@ class GeneratedPositives:
     def __call__(
         self, items: Sequence[tuple[Row, int]], captions: list[str]
     ) -> Addition:
-        texts, images = dict[str, list[str]](), dict[str, list[tuple[str, Any]]]()
-        for row, step in items:
-            if "text" in self.which:
-                text = draw(row["positive_captions"], row, self.seed, step, "generated")
-                texts.setdefault("text_generated", []).append(text)
-            if "image" in self.which:
+        added = Addition()
+        if "text" in self.which:
+            added.texts["text_generated"] = [
+                draw(row["positive_captions"], row, self.seed, step, "generated")
+                for row, step in items
+            ]
+        if "image" in self.which:
+            images = added.images["image_generated"] = []
+            for row, step in items:
                 number = caption_index(row, self.captions, self.seed, step)
                 key = f"{row['image_id']}/generated/{number}"
-                image = (key, row["positive_images"][number])
-                images.setdefault("image_generated", []).append(image)
-        return Addition(texts, images=images)
+                images.append((key, row["positive_images"][number]))
+        return added
 
 
 def check_positives(
@@ -224,7 +220,7 @@ def check_positives(
         DataError: positives are missing, or files of images cannot be read; with the count and the
             first offenders.
     """
-    wrong, paths = [], dict[str, str]()
+    wrong, files = [], dict[ImageFile, str]()
     for row in rows:
         name = f"{split} {row['image_id']!r}"
         if "text" in which and not row.get("positive_captions"):
@@ -235,14 +231,12 @@ def check_positives(
                 wrong.append(
                     f"{name} has {len(images)} positive_images for {texts} reference(s)"
                 )
-            paths |= {
-                str(image): name for image in images if isinstance(image, str | Path)
-            }
-    verdicts = verify(map(ImageFile, paths), read=check_pixels, cache=cache)
-    for path, name in paths.items():
-        error = verdicts[ImageFile(path)].error
-        if error:
-            wrong.append(f"{name}, {path!r}: {error}")
+            for image in images:
+                if isinstance(image, str | Path):
+                    files[ImageFile(str(image))] = name
+    for file, verdict in verify(files, read=check_pixels, cache=cache).items():
+        if verdict.error:
+            wrong.append(f"{files[file]}, {file.path!r}: {verdict.error}")
     if wrong:
         raise DataError(
             f"{'; '.join(wrong[:SHOWN])} ({len(wrong)} in all): expected positive_captions "

@@ -16,10 +16,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from rewards.clip.pretrained import Texts
 from rewards.text.detail_units import default_tagger, detail_units_of
 from rl_caption.data.base import Row
 from rl_caption.data.loader import row_generator, step_indices
-from rl_caption.reward_models.batch import Addition, Captions, Texts, caption_index
+from rl_caption.reward_models.batch import Addition, Captions, caption_index
 from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
@@ -192,7 +193,7 @@ class SpecificityConfig(ClipConfig):
             self.objective(),
             additions=[triplets],
             metric="val/specificity",
-            triplets=fixed,
+            validated={"triplets": fixed},
         )
 
 

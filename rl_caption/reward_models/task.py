@@ -68,23 +68,21 @@ class EmbeddingTask:
         states, embedded = [], []
         with torch.no_grad():
             for batch in batches:
-                states.append(_random_states(self.accelerator.device))
+                states.append(self._random_states())
                 embedded.append(_detach_values(self.model(batch.inputs)))
         gradients, log = self._gradients(concatenate(embedded), target)
-        end, start, passes = _random_states(self.accelerator.device), 0, []
+        end, start, passes = self._random_states(), 0, []
         for batch, state in zip(batches, states, strict=True):
-            rows = slice(start, start := start + len(batch.rows))
-            row_gradients = {
+            rows = slice(start, start + len(batch.rows))
+            start += len(batch.rows)
+            own = {
                 name: value[rows] if value.ndim else value
                 for name, value in gradients.items()
             }
-            passes.append(
-                partial(
-                    self._second_pass, batch, state, row_gradients, 1 / len(batches)
-                )
-            )
+            weight = 1 / len(batches)
+            passes.append(partial(self._second_pass, batch, state, own, weight))
         backward_all(self.accelerator, self.model, passes)
-        _restore(end, self.accelerator.device)
+        self._restore(end)
         yield log
 
     def _second_pass(
@@ -95,7 +93,7 @@ class EmbeddingTask:
         weight: float,
     ) -> Tensor:
         """The second forward pass of a micro-batch, with the random numbers (dropout) of the first."""
-        _restore(state, self.accelerator.device)
+        self._restore(state)
         return _surrogate(self.model(batch.inputs), gradients, weight)
 
     def _gradients(
@@ -128,6 +126,17 @@ class EmbeddingTask:
         for name, value in {"loss/total": loss, **metrics}.items():
             log.add(name, value)
         return gradients, log
+
+    def _random_states(self) -> list[Tensor]:
+        states, device = [torch.get_rng_state()], self.accelerator.device
+        if device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(device))
+        return states
+
+    def _restore(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for state in states[1:]:
+            torch.cuda.set_rng_state(state, self.accelerator.device)
 
     def _gather(self, rows: Tensor) -> Tensor:
         """[B, ...] of this process to [P B, ...] of all, float32, in the global batch's order;
@@ -164,16 +173,3 @@ def concatenate(micro_batches: Sequence[Embeddings]) -> dict[str, Tensor]:
         else value
         for name, value in micro_batches[0].items()
     }
-
-
-def _random_states(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return (
-        [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-    )
-
-
-def _restore(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)

@@ -58,12 +58,8 @@ class Teacher:
         augmented: bool = False,
         cache_dir: str | None = None,
     ) -> None:
-        self.backbone, self.towers, self.accelerator = (
-            backbone,
-            tuple(towers),
-            accelerator,
-        )
-        self.augmented = augmented
+        self.backbone, self.accelerator = backbone, accelerator
+        self.towers, self.augmented = tuple(towers), augmented
         self._disk: EmbeddingCache | None = None
         if cache_dir is not None:
             # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as
@@ -79,22 +75,19 @@ class Teacher:
         """Embeddings [B, D] by tower; on the training device, no gradient."""
         embeddings = {}
         for tower in self.towers:
-            keys = (
-                batch.captions
-                if tower == "text"
-                else [row["image_id"] for row in batch.rows]
-            )
+            keys = batch.captions
+            if tower == "image":
+                keys = [row["image_id"] for row in batch.rows]
             index, table = self._tables.get(tower, ({}, torch.zeros(0)))
             if tower == "image" and self.augmented:
-                encoded = self.backbone.encode_pixels(
-                    batch.inputs["image"], normalize=False
-                )
+                views = batch.inputs["image"]
+                encoded = self.backbone.encode_pixels(views, normalize=False)
             elif all(key in index for key in keys):
                 encoded = table[[index[key] for key in keys]]
-            elif tower == "text":
-                encoded = self.text_embeddings(keys)
-            else:
+            elif tower == "image":
                 encoded = self.image_embeddings(batch.rows)
+            else:
+                encoded = self.text_embeddings(keys)
             embeddings[tower] = encoded.to(self.accelerator.device)
         return embeddings
 
@@ -134,47 +127,37 @@ class Teacher:
         self, rows: Sequence[Row], captions: Captions, cache_bytes: int
     ) -> None:
         """Embed the training split before the first step, captions first, as far as ``cache_bytes``
-        of memory allow.
+        of memory allow, ``PART`` at a time.
         """
-        left = cache_bytes
-        if "text" in self.towers:
-            count = 1 if captions == "first" else None
-            texts = [caption for row in rows for caption in row["references"][:count]]
-            distinct = list(dict.fromkeys(texts))
-            left -= self._keep("text", distinct, distinct, self.text_embeddings, left)
-        if "image" in self.towers and not self.augmented:
-            ids = [row["image_id"] for row in rows]
-            self._keep("image", ids, rows, self.image_embeddings, left)
-
-    def _keep(
-        self,
-        tower: Tower,
-        keys: Sequence[str],
-        items: Sequence[T],
-        embed: Callable[[list[T]], Tensor],
-        cache_bytes: int,
-    ) -> int:
-        """Embed all items, ``PART`` at a time, if they fit; returns the bytes that they take."""
-        needed = len(items) * self.width * 4
-        size = f"({needed / 2**20:.0f} MiB)"
-        if needed > cache_bytes:
-            print_main(
-                self.accelerator,
-                f"teacher: {len(items)} {tower}s {size} are more than teacher.cache_mb has left: "
-                "they are read from teacher.cache_dir, or embedded, at every step",
-            )
-            return 0
-        print_main(
-            self.accelerator, f"teacher: embedding {len(items)} {tower}s once {size}"
-        )
-        table = torch.empty(len(items), self.width)
-        for start in range(0, len(items), PART):
-            part = items[start : start + PART]
-            table[start : start + PART] = embed_distributed(
-                self.accelerator, part, embed
-            )
-        self._tables[tower] = dict(zip(keys, range(len(keys)), strict=True)), table
-        return needed
+        count = 1 if captions == "first" else None
+        texts = [caption for row in rows for caption in row["references"][:count]]
+        distinct = list(dict.fromkeys(texts))
+        ids = [row["image_id"] for row in rows]
+        plans: list[tuple[str, list[str], Sequence[Any], Any]] = [
+            ("text", distinct, distinct, self.text_embeddings),
+            ("image", ids, rows, self.image_embeddings),
+        ]
+        for tower, keys, items, embed in plans:
+            if tower not in self.towers or (tower == "image" and self.augmented):
+                continue
+            needed = len(items) * self.width * 4
+            what = f"{len(items)} {tower}s ({needed / 2**20:.0f} MiB)"
+            if needed > cache_bytes:
+                print_main(
+                    self.accelerator,
+                    f"teacher: {what} are more than teacher.cache_mb has left: they are read from "
+                    "teacher.cache_dir, or embedded, at every step",
+                )
+                continue
+            print_main(self.accelerator, f"teacher: embedding {what} once")
+            cache_bytes -= needed
+            table = torch.empty(len(items), self.width)
+            for start in range(0, len(items), PART):
+                part = items[start : start + PART]
+                table[start : start + PART] = embed_distributed(
+                    self.accelerator, part, embed
+                )
+            self._tables[tower] = {key: row for row, key in enumerate(keys)}, table
 
 
 def check_teacher(teacher: TeacherConfig, what: str) -> None:

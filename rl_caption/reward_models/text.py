@@ -111,7 +111,6 @@ class TextConfig(RewardModelConfig):
 
     train: CaptionTrainConfig = Field(default_factory=CaptionTrainConfig)
     needs = frozenset({"text"})
-    unpaired = frozenset({"captions", "caption_targets"})
 
 
 class LanguageModelConfig(TextConfig):
@@ -243,7 +242,6 @@ class TextRegressionConfig(TextConfig):
     task: Literal["text_regression"] = "text_regression"
     model: RegressionModelConfig = Field(default_factory=RegressionModelConfig)
     """The model to train."""
-    unpaired = frozenset({"caption_targets"})
 
     @model_validator(mode="after")
     def _check_text_regression(self) -> Self:

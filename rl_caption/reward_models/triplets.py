@@ -15,7 +15,7 @@ from rewards.text.detail_units import detail_units
 from rl_caption.data.scenes.world import Draws
 
 if TYPE_CHECKING:
-    from rl_caption.reward_models.batch import Texts
+    from rewards.clip.pretrained import Texts
 
 _STOPS = (".", "!", "?", "…")
 _SEPARATORS = ",;:"
@@ -72,16 +72,21 @@ def make_triplets(
             Donor(image_id, details)
             for image_id, details in zip(image_ids, units, strict=True)
         ]
-    return [
-        _triplet(
-            details,
-            image_id,
-            donors,
-            Draws("triplet", seed, str(image_id), caption),
-            shuffle_rate,
-        )
-        for caption, details, image_id in zip(captions, units, image_ids, strict=True)
-    ]
+    triplets: list[Triplet | None] = []
+    for caption, details, owner in zip(captions, units, image_ids, strict=True):
+        draws = Draws("triplet", seed, str(owner), caption)
+        triplets.append(None)
+        if len(details) < 2:
+            continue
+        position = 1 + draws.below(len(details) - 1)
+        unit = negative_unit(donors, position, owner, details[position], draws)
+        if unit is None:
+            continue
+        if draws.chance(shuffle_rate):
+            unit = shuffled_words(unit, draws)
+        base = "".join(details[:position])
+        triplets[-1] = Triplet(base, base + details[position], append_unit(base, unit))
+    return triplets
 
 
 def negative_unit(
@@ -101,25 +106,6 @@ def negative_unit(
             if _words(unit) != words:
                 return unit
     return None
-
-
-def _triplet(
-    units: Sequence[str],
-    owner: Hashable,
-    donors: Sequence[Donor],
-    draws: Draws,
-    shuffle_rate: float,
-) -> Triplet | None:
-    if len(units) < 2:
-        return None
-    position = 1 + draws.below(len(units) - 1)
-    unit = negative_unit(donors, position, owner, units[position], draws)
-    if unit is None:
-        return None
-    if draws.chance(shuffle_rate):
-        unit = shuffled_words(unit, draws)
-    base = "".join(units[:position])
-    return Triplet(base, base + units[position], append_unit(base, unit))
 
 
 def append_unit(base: str, unit: str) -> str:
@@ -153,14 +139,15 @@ def triplet_texts(
     A triplet that is None does not count, nor does one with a text longer than the context:
     truncated, its texts would be equal. The texts of both are "".
     """
-    kept = [
-        triplet if triplet is not None and not tokens.too_long(triplet) else None
+    counts = [
+        float(triplet is not None and not tokens.too_long(triplet))
         for triplet in triplets
     ]
     columns = {
-        name: [getattr(triplet, name, "") for triplet in kept]
+        name: [
+            getattr(triplet, name) if count else ""
+            for triplet, count in zip(triplets, counts, strict=True)
+        ]
         for name in Triplet._fields
     }
-    return columns, torch.tensor(
-        [triplet is not None for triplet in kept], dtype=torch.float32
-    )
+    return columns, torch.tensor(counts)

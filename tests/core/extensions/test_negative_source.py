@@ -1,6 +1,5 @@
 """Hard negatives by a language model: the class of docs/reward_models.md, from outside the package."""
 
-import inspect
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from rl_caption.runtime.options import load_target
 from tests.hf_models_for_tests import tiny_gpt2
 
 NAME = "tests.core.extensions.test_negative_source:LanguageModelNegatives"
-DOCS = Path(__file__).parents[3] / "docs" / "reward_models.md"
 
 
 class LanguageModelNegatives:
@@ -65,7 +63,3 @@ def test_a_language_model_writes_negatives(tmp_path: Path) -> None:
     )
     source.known["a dog"] = "A dog"
     assert source(row, "a dog", np.random.default_rng(0)) == []
-
-
-def test_the_class_is_that_of_the_documentation() -> None:
-    assert inspect.getsource(LanguageModelNegatives) in DOCS.read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from rl_caption.lab.config import (
     TextToImageConfig,
 )
 from rl_caption.lab.recaption import make_positives, recaption
-from rl_caption.reward_models.negatives import caption_source
+from rl_caption.reward_models.contrastive import caption_source
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code, user_errors
 from rl_caption.runtime.launch import stop_requests
 from tests.captioners_for_tests import REFERENCES

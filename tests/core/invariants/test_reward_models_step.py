@@ -17,7 +17,6 @@ from rl_caption.reward_models.encoders import (
     random_clip,
     train_only,
     trained_clip,
-    trained_towers,
 )
 from rl_caption.reward_models.task import EmbeddingTask, Target
 from tests.reward_models_for_tests import CLIP, CLIP_TASKS, STUDENT, config_of
@@ -66,7 +65,8 @@ def clip_towers(**vision: Any) -> TrainedEncoder:
 def student_towers() -> TrainedEncoder:
     torch.manual_seed(4)
     model = LCLIP(LCLIPConfig(**STUDENT))
-    return trained_towers({"image": model.image, "text": model.text})
+    towers = {"image": model.image, "text": model.text}
+    return TrainedEncoder(torch.nn.ModuleDict(towers), towers)
 
 
 class Lookup:

@@ -209,9 +209,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the networks that were loaded."""
     original, names = backbone_module._load, []
 
-    def counted(options: Any) -> Any:
+    def counted(options: Any, device: str) -> Any:
         names.append(options.backbone)
-        return original(options)
+        return original(options, device)
 
     monkeypatch.setattr(backbone_module, "_load", counted)
     return names

@@ -21,7 +21,7 @@ from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.negatives import SceneNegatives
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.reward_models.batch import sampled_sentences
-from rl_caption.reward_models.negatives import HardNegatives
+from rl_caption.reward_models.contrastive import HardNegatives
 
 CAPTIONS = [
     "Two brown dogs run in front of a small boy.",

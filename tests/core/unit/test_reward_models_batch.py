@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from open_clip import SimpleTokenizer
 
-from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.preprocessing import Preprocessing
-from rewards.clip.pretrained import ClipText
+from rewards.clip.pretrained import ClipText, Texts
 from rewards.images import open_image
 from rewards.text.detail_units import detail_units, prefixes
 from rl_caption.config.build import build_data
@@ -27,15 +25,16 @@ from rl_caption.data.scenes.world import Draws
 from rl_caption.reward_models.batch import (
     PairCollate,
     PixelCache,
-    Texts,
     caption_index,
     plain_form,
 )
-from rl_caption.reward_models.contrastive import add_short_captions, short_caption
-from rl_caption.reward_models.negatives import HardNegatives
+from rl_caption.reward_models.contrastive import (
+    HardNegatives,
+    add_short_captions,
+    short_caption,
+)
 from rl_caption.reward_models.pac import GeneratedPositives, check_positives
 from rl_caption.reward_models.specs import StepTriplets, donors_of
-from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.triplets import (
     Donor,
     Triplet,
@@ -45,7 +44,7 @@ from rl_caption.reward_models.triplets import (
     triplet_texts,
 )
 from tests.captioners_for_tests import tiny_captioner
-from tests.clip_for_tests import Drawn, noise_image, tiny_student
+from tests.clip_for_tests import Drawn, noise_image
 from tests.reward_models_for_tests import DATA
 
 ROW: Any = {
@@ -147,16 +146,6 @@ def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path: Path) 
     assert len(captioner.cached) == 2, "there is memory for two images"
 
 
-def test_the_length_of_the_base_is_anything_from_one_unit_to_all_but_one() -> None:
-    units = detail_units(CAPTIONS[0])
-    assert len(units) > 2
-    made = [make_triplets(CAPTIONS, IDS, seed=seed)[0] for seed in range(60)]
-    lengths = {
-        len(detail_units(triplet.base)) for triplet in made if triplet is not None
-    }
-    assert lengths == set(range(1, len(units)))
-
-
 def test_a_batch_has_what_its_towers_read() -> None:
     pixels = PixelCache(Preprocessing(32))
     both = PairCollate(pixels, token_cache(), "first")([(ROW, 0), (ROW, 1)])
@@ -229,19 +218,6 @@ def test_rand_augment_comes_before_normalisation_and_the_other_views() -> None:
     assert torch.equal(cache.of(row), preprocessing(row["image"])), (
         "the cached pixels are left alone"
     )
-
-
-def test_the_teacher_embeds_the_view_that_the_student_sees(tmp_path: Path) -> None:
-    backbone = load_frozen_encoder(str(tiny_student(tmp_path)))
-    row: Any = {"image_id": "b", "image": noise_image(1, (40, 40)), "references": []}
-    batch = PairCollate(
-        PixelCache(backbone.preprocessing), None, augmentations=("rand_augment",)
-    )([(row, 1)])
-    teacher = Teacher(backbone, ("image",), Accelerator(cpu=True), augmented=True)
-    teacher.prepare([row], "random", 10**6)
-    view = backbone.encode_pixels(batch.inputs["image"], normalize=False)
-    assert torch.equal(teacher(batch)["image"], view)
-    assert not torch.allclose(teacher.image_embeddings([row]), view)
 
 
 # triplets
@@ -385,13 +361,6 @@ def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all()
                 outside += not owners & batch
     assert outside > 0
     assert batch_alone.of_step(2) != batch_alone.of_step(3)
-
-
-def test_an_image_has_other_triplets_at_every_step() -> None:
-    alone = StepTriplets(
-        ROWS[:1], TOKENS, 1, 3, "first", shuffle_rate=0.0, donors=donors_of(ROWS)
-    )
-    assert len({alone.of_step(step)[IDS[0]] for step in range(20)}) > 5
 
 
 def test_triplets_that_do_not_fit_do_not_count() -> None:

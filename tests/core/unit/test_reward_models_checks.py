@@ -24,7 +24,6 @@ def contrastive(
 
 
 RANDOM = {"encoder": "timm:x", "pretrained": False, "train_blocks": None}
-TEACHER = {"teacher": {"name": "ViT-B-32", "pretrained": "openai"}}
 
 
 def refused(config: Any, processes: int = 1) -> str:
@@ -65,17 +64,6 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
         ({"train": {"lr": -1}}, ("train.lr", "-1")),
         ({"task": "positive_augmented"}, ("train.trainable", "model.init")),
         (
-            {
-                "negatives": {"count": 1, "source": "data"},
-                "train": {"sentences": [1, 2]},
-            },
-            ("train.sentences", "negatives.source"),
-        ),
-        (
-            {"eval": {"best_by": "val/hard_negatives"}},
-            ("eval.best_by", "negatives.count"),
-        ),
-        (
             {"negatives": {"count": 1}, "train": {"label_smoothing": 0.1}},
             ("label_smoothing",),
         ),
@@ -86,15 +74,6 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
         (
             parts(RANDOM, {"pretrained": False, "train_blocks": 1}),
             ("model.text.train_blocks",),
-        ),
-        (
-            {
-                "task": "distill",
-                "towers": "text",
-                "data": {"format": "images", "path": "d"},
-                **TEACHER,
-            },
-            ("data.format", "images"),
         ),
     ],
 )

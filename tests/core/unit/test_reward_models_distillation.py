@@ -372,22 +372,3 @@ def test_a_table_made_in_parts_is_the_same(backbone, monkeypatch):
     teacher = made(backbone, None, MUCH)
     assert max(sizes) == 2
     torch.testing.assert_close(epoch(teacher), right)
-
-
-def test_rows_may_lack_what_the_other_tower_reads(backbone: FrozenEncoder) -> None:
-    images: list[Any] = [{**row, "references": []} for row in ROWS]
-    texts: list[Any] = [
-        {"image_id": row["image_id"], "references": row["references"]} for row in ROWS
-    ]
-    image, text = (
-        Teacher(backbone, (tower,), Accelerator(cpu=True))
-        for tower in ("image", "text")
-    )
-    image.prepare(images, "random", MUCH)
-    text.prepare(texts, "random", MUCH)
-    one = image(PairBatch(images[:2], {}, []))
-    other = text(PairBatch(texts[:2], {}, ["a dog 0", "two cats"]))
-    assert (one.keys(), other.keys()) == ({"image"}, {"text"})
-    torch.testing.assert_close(
-        torch.cat([one["image"], other["text"]], 1)[0], expected(backbone)[0][0]
-    )

@@ -21,13 +21,13 @@ from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.clip_models import ClipModelConfig, pretrained_dual
 from rl_caption.reward_models.contrastive import contrastive
 from rl_caption.reward_models.encoders import (
+    TrainedEncoder,
     merged_state,
     pretrained_clip,
     random_clip,
     save_clip,
     train_only,
     trained_clip,
-    trained_dual,
 )
 from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.runtime.errors import ConfigError
@@ -227,7 +227,9 @@ def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> Non
         image=PartConfig(encoder=OWN, train_blocks=1),
         text=PartConfig(encoder=save_text_encoder(tmp_path)),
     )
-    network = trained_dual(pretrained_dual(model)).train()
+    dual = pretrained_dual(model)
+    encode = {"image": dual.encode_image, "text": dual.encode_text}
+    network = TrainedEncoder(dual, encode, 100.0).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     network({"image": torch.randn(4, 3, 32, 32)})
     moved = {

@@ -175,18 +175,6 @@ def test_false_negatives_are_left_out_of_the_softmax() -> None:
     )
 
 
-def test_the_contrastive_objective_logs_its_scale_and_accuracy() -> None:
-    images = torch.eye(4)
-    swapped = images[[1, 0, 2, 3]]
-    _, metrics = contrastive(
-        {"image": images, "text": swapped, "scale": torch.tensor(5.0)}, {}
-    )
-    assert {name: value.item() for name, value in metrics.items()} == {
-        "contrastive/scale": 5.0,
-        "contrastive/accuracy": 0.5,
-    }
-
-
 # distillation
 
 

@@ -13,13 +13,12 @@ from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
-from rewards.clip.pretrained import ClipText
+from rewards.clip.pretrained import ClipText, Texts
 from rl_caption.evaluation.retrieval import retrieval_recall
-from rl_caption.reward_models import validation
-from rl_caption.reward_models.batch import PairCollate, PixelCache, Texts
+from rl_caption.reward_models.batch import PairCollate, PixelCache
 from rl_caption.reward_models.pac import GeneratedPositives, positive_augmented
 from rl_caption.reward_models.triplets import Triplet
-from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
+from rl_caption.reward_models.validation import EmbeddingValidator, validation_loss
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.training.run import NonFiniteError
 from tests.clip_for_tests import Drawn
@@ -132,19 +131,6 @@ def test_validation_has_no_dropout_and_training_goes_on_with_it() -> None:
     assert network.training
 
 
-@pytest.mark.parametrize(
-    ("memory", "drawn"), [(validation.MOST_PIXELS, 1), (3 * 3 * 8 * 8 - 1, 2)]
-)
-def test_validation_images_are_kept_without_a_cache_where_they_are_few(
-    memory, drawn, monkeypatch
-):
-    monkeypatch.setattr(validation, "MOST_PIXELS", memory)
-    own = rows()
-    validate = validator(Network(), own)
-    validate(1), validate(2)
-    assert [row["image"].drawn for row in own] == [drawn] * 3
-
-
 def test_embeddings_that_are_not_finite_are_an_error_that_says_so() -> None:
     network = Network()
     network.factor.data.fill_(float("nan"))
@@ -191,8 +177,15 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
     network = Network(scale=3.0)
 
     def loss(size: int, batch_size: int) -> float:
-        return ValidationLoss(objective, collate, size)(
-            Accelerator(), network, some, pixels, batch_size
+        return validation_loss(
+            objective,
+            collate,
+            size,
+            Accelerator(),
+            network,
+            some,
+            pixels,
+            batch_size,
         )
 
     def by_hand(own: list[Any]) -> float:
@@ -210,26 +203,3 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
         assert loss(8, 2) == pytest.approx(by_hand(some), rel=1e-6), (
             "a split of fewer rows is one batch"
         )
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("batch_size", "sizes"), [(1, [1, 1, 1]), (2, [2, 1]), (10**6, [3])]
-)
-def test_a_batch_has_at_most_the_captions_that_there_are(
-    batch_size: int, sizes: list[int]
-) -> None:
-    seen = []
-
-    def prepare(captions: list) -> Tensor:
-        seen.append(len(captions))
-        return TOKENS(captions)
-
-    network, captions = Network(), ["a dog", "one cat", "a bird"]
-    embeddings = validation.embed_all(
-        Accelerator(), network, batch_size, "text", prepare, captions
-    )
-    assert seen == sizes
-    torch.testing.assert_close(
-        embeddings, network({"text": TOKENS(captions)})["text"].float()
-    )

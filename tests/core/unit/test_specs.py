@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rewards.base import RewardError
-from rewards.clip.preprocessing import count_tokens
+from rewards.clip.preprocessing import clip_tokenizer
 from rewards.clip.specs import Specs, specs_score
 from rewards.registry import build
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
@@ -25,7 +25,7 @@ class Angles:
     fingerprint, signature, context_length = "angles", "angles", 8
 
     def count_tokens(self, text: str) -> int:
-        return count_tokens(text) + 2
+        return len(clip_tokenizer().encode(text)) + 2
 
     def encode_images(self, images: Sequence[Any]) -> Tensor:
         return torch.tensor([[1.0, 0.0]] * len(images))

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rewards.base import as_texts, checked_scores
 from rewards.devices import Precision, chunks
 from rewards.frozen_model import load_frozen
@@ -102,9 +104,5 @@ class Icc:
                 logits = self._frozen.network(**inputs).logits[:, 0].float()
             for row, score in zip(batch, logits.tolist(), strict=True):
                 # NaN stays, for checked_scores to refuse.
-                scores[row] = (
-                    min(1.0, max(0.0, score))
-                    if self.clip and not math.isnan(score)
-                    else score
-                )
+                scores[row] = float(np.clip(score, *self.bounds))
         return checked_scores(self, scores, len(texts))

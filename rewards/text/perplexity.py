@@ -68,11 +68,9 @@ class Perplexity:
         self.signature = f"{self.__name__}[{read},floor{self.floor:g}]"
         tokenizer = self._frozen.tokenizer
         ids = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-        self._bos, self._eos = (
-            next((one for one in order if one is not None), None)
-            for order in (ids, ids[::-1])
-        )
-        if self._bos is None:
+        known = [one for one in ids if one is not None]
+        self._bos, self._eos = known[:1], known[-1:]
+        if not known:
             raise ValueError(
                 f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS"
             )
@@ -93,7 +91,7 @@ class Perplexity:
         for total, count in self._sums(texts, ended):
             mean = float(np.float32(total) / np.float32(count)) if count else self.floor
             # NaN stays, for checked_scores to refuse; a mean of logarithms may round to above 0.
-            scores.append(mean if math.isnan(mean) else min(0.0, max(self.floor, mean)))
+            scores.append(float(np.clip(mean, *self.bounds)))
         return checked_scores(self, scores, len(texts))
 
     def log_likelihoods(self, captions: Sequence[str]) -> list[float]:
@@ -117,7 +115,7 @@ class Perplexity:
         ]
         rows = []
         for ids, end in zip(words, ended, strict=True):
-            tokens = [self._bos, *ids, *([self._eos] if end else [])]
+            tokens = [*self._bos, *ids, *(self._eos if end else [])]
             rows.append(tokens[: self._frozen.longest])
         order = [row for row, ids in enumerate(rows) if len(ids) > 1]
         order.sort(key=lambda row: len(rows[row]))

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +68,8 @@ def test_one_table_and_one_file_of_all_that_was_asked_for(
     assert all(f"| {row['name']} | {row['baseline']} |" in printed for row in rows)
 
 
-def test_every_benchmark_has_a_command_and_imports_only_what_the_package_needs() -> (
-    None
-):
+def test_every_benchmark_imports_only_what_the_package_needs() -> None:
     """A machine with a GPU may lack what only a baseline or a part needs."""
-    for name in every.BENCHMARKS.values():
-        assert f"python -m benchmarks.{name}" in (
-            import_module(f"benchmarks.{name}").__doc__ or ""
-        )
     names = ["engine_memory", *every.BENCHMARKS.values()]
     code = "import sys; sys.modules.update(dict.fromkeys(('pycocoevalcap', 'open_clip', 'trl', 'deepspeed')))\n"
     code += "\n".join(f"import benchmarks.{name}" for name in names)
@@ -224,11 +217,6 @@ def test_every_part_for_a_gpu_runs_in_a_rehearsal(command: str, tmp_path: Path) 
     for name, part in gpu.COMMANDS[command].items():
         assert bool(parts[name]["rows"]) == part.module.startswith("benchmarks"), name
         assert "skipped" not in parts[name]["log"], name
-
-
-def test_commands_for_a_gpu_fit_their_time() -> None:
-    for parts in gpu.COMMANDS.values():
-        assert sum(part.seconds for part in parts.values()) <= 320
 
 
 def test_a_part_that_takes_too_long_is_cut_off_and_its_rows_are_kept(

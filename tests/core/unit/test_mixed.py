@@ -21,8 +21,7 @@ from rewards.mixed import MixedReward, Moments, moments, z_scores
 from rewards.registry import build
 from rewards.text.cider import CiderD
 from rl_caption.config.build import build_reward
-from rl_caption.config.schema import JudgeConfig, RewardConfig, RewardTerm
-from rl_caption.monitoring.judges import build_judges
+from rl_caption.config.schema import RewardConfig, RewardTerm
 from rl_caption.runtime.types import CaptionBatch, Rollout
 from rl_caption.scst.rollout import score_rollouts
 from tests.clip_for_tests import noise_image, tiny_student
@@ -266,19 +265,6 @@ def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
     )
 
 
-def test_judges_of_one_checkpoint_load_it_once(
-    loads: list[str], tmp_path: Path
-) -> None:
-    student = str(tiny_student(tmp_path / "student"))
-    judges = {
-        "l_clipscore": JudgeConfig(kwargs={"backbone": student}),
-        "ref_l_clipscore": JudgeConfig(kwargs={"backbone": student}),
-    }
-    first, second = build_judges(judges, None, []).values()
-    assert loads == [student]
-    assert first.backbone is second.backbone  # type: ignore
-
-
 def test_terms_that_ask_for_something_else_do_not_share(
     loads: list[str], tmp_path: Path
 ) -> None:
@@ -374,11 +360,9 @@ def test_a_term_with_the_name_of_another_log_key_is_refused(name: str) -> None:
     ("failure", "line"),
     [
         (lambda completions: open("/nowhere/file"), "open("),  # noqa: SIM115
-        (lambda completions: completions[7], "completions[7]"),
         (lambda completions: sys.exit(0), "sys.exit"),
-        (lambda completions: torch.zeros(2) + torch.zeros(3), "torch.zeros"),
     ],
-    ids=["OSError", "IndexError", "SystemExit", "RuntimeError"],
+    ids=["OSError", "SystemExit"],
 )
 def test_what_a_reward_from_outside_raises_names_the_term_and_its_own_line(
     failure: Any, line: str
@@ -390,28 +374,3 @@ def test_what_a_reward_from_outside_raises_names_the_term_and_its_own_line(
     assert message.startswith("reward term 'mine': ")
     assert __file__ in message
     assert line in message
-
-
-@pytest.mark.parametrize(
-    "images", [{}, {"image": ["a.png", None]}], ids=["no column", "None in a row"]
-)
-def test_a_missing_image_names_term_and_row(
-    images: dict[str, Any], tmp_path: Path
-) -> None:
-    noise_image(1).save(tmp_path / "a.png")
-    columns = {
-        key: [value and tmp_path / value for value in own]
-        for key, own in images.items()
-    }
-    mixed = MixedReward(
-        {
-            "mine": (
-                build("l_clipscore", backbone=str(tiny_student(tmp_path / "student"))),
-                1.0,
-            )
-        }
-    )
-    with pytest.raises(
-        RewardError, match="'mine'.*row 1" if images else "'mine'.*'image'"
-    ):
-        mixed.terms(None, ["a", "b"], **columns)

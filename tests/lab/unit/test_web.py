@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from accelerate import Accelerator
 from PIL import Image
 
 from rewards.text.degeneration import Repetition
@@ -11,7 +12,7 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.cli.main import run
 from rl_caption.config.schema import JudgeConfig
 from rl_caption.lab.config import WebConfig
-from rl_caption.lab.web import SideBySide, build_page, load_models
+from rl_caption.lab.web import Table, build_page, make_table
 from rl_caption.training.validation import decode_candidates
 from tests.captioners_for_tests import tiny_captioner
 
@@ -28,9 +29,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def models(paths: list[str]) -> SideBySide:
+def table_of(paths: list[str]) -> Table:
     judges = {"ROUGE": JudgeConfig(target="rouge_l"), "repetition": JudgeConfig()}
-    return load_models(WebConfig(models=paths, judges=judges))
+    return make_table(WebConfig(models=paths, judges=judges))
 
 
 @pytest.fixture
@@ -41,9 +42,9 @@ def photos(tmp_path: Path) -> list[str]:
 
 
 def test_captions_and_scores_are_those_of_captioners_and_rewards(
-    models: SideBySide, photos: list[str]
+    table_of: Table, photos: list[str]
 ) -> None:
-    table = models.table(photos, "a red square\n\nred")
+    table = table_of(photos, "a red square\n\nred")
     assert [line[:2] for line in table] == [
         [photo, name] for name in NAMES for photo in ("red.png", "blue.png")
     ]
@@ -51,13 +52,13 @@ def test_captions_and_scores_are_those_of_captioners_and_rewards(
         captioner = tiny_captioner(seed)
         row = {"image_id": "x", "image": Image.open(photos[0]), "references": []}
         decoded = decode_candidates(
-            captioner, captioner.policy, [row], Decoding(), models.accelerator
+            captioner, captioner.policy, [row], Decoding(), Accelerator()
         )
         caption = decoded["x"][0].caption
         rouge = RougeL()([""], [caption], references=[["a red square", "red"]])[0]
         assert line[2:] == [caption, rouge, Repetition()([""], [caption])[0]]
-    assert models.table(photos, " \n")[0][3] is None, "without references"
-    assert models.table(None, "") == []
+    assert table_of(photos, " \n")[0][3] is None, "without references"
+    assert table_of(None, "") == []
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,8 @@ def test_what_is_wrong_is_said_before_it_listens(options, named, paths, capsys) 
     assert named in capsys.readouterr().err
 
 
-def test_the_page_of_gradio(models: SideBySide) -> None:
+def test_the_page_of_gradio(table_of: Table) -> None:
     pytest.importorskip("gradio")
-    page = build_page(models)
+    page = build_page(WebConfig(), table_of)
     assert "References" in str(page.get_config_file())
     assert not page.analytics_enabled

@@ -41,8 +41,6 @@ class DiffusionImages:
 
     Args:
         model: folder or hub name, such as ``stabilityai/stable-diffusion-2``.
-        prefix: put before a caption; nothing in the released code, which prompts the captioner
-            instead.
         guidance: classifier-free guidance scale, 9 in the paper.
         steps: denoising steps, 20 in the paper.
         precision: of the weights.
@@ -59,7 +57,6 @@ class DiffusionImages:
     def __init__(
         self,
         model: str,
-        prefix: str = "",
         guidance: float = 9.0,
         steps: int = 20,
         precision: Precision = "fp16",
@@ -88,16 +85,12 @@ class DiffusionImages:
         )
         self._pipeline = pipeline.to(self._device)
         self._pipeline.set_progress_bar_config(disable=True)
-        self.prefix, self.guidance, self.steps, self.seed = (
-            prefix,
-            guidance,
-            steps,
-            seed,
-        )
+        self.options = {"guidance_scale": guidance, "num_inference_steps": steps}
+        self.seed = seed
         self._generator = (
             torch.Generator(self._device).manual_seed(seed) if noise == "run" else None
         )
-        options = f"guidance{guidance:g},{steps} steps,{precision},seed{seed} a {noise},{prefix!r}"
+        options = f"guidance{guidance:g},{steps} steps,{precision},seed{seed} a {noise}"
         self.signature = f"{model}[{options},diffusers{diffusers.__version__}]"
 
     def __call__(self, captions: Sequence[str]) -> Sequence[ImageSource]:
@@ -108,12 +101,8 @@ class DiffusionImages:
             seed = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
             own = torch.Generator(self._device).manual_seed(seed)
             generators.append(self._generator or own)
-        return self._pipeline(
-            [self.prefix + caption for caption in captions],
-            guidance_scale=self.guidance,
-            num_inference_steps=self.steps,
-            generator=generators,
-        ).images
+        prompts = list(captions)
+        return self._pipeline(prompts, generator=generators, **self.options).images
 
 
 def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
@@ -125,12 +114,10 @@ def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
             of ``pipelines``.
     """
     for name, component in index.items():
-        library = (
-            component[0] if isinstance(component, list | tuple) and component else None
-        )
-        if library not in (None, "diffusers", "transformers") and not hasattr(
-            pipelines, str(library)
-        ):
+        is_class = isinstance(component, list | tuple) and len(component) > 0
+        library = component[0] if is_class else None
+        known = library in (None, "diffusers", "transformers")
+        if not known and not hasattr(pipelines, str(library)):
             raise ValueError(
                 f"model_index.json: {name} is {component!r:.80}: expected a class of diffusers or "
                 f"transformers"
@@ -202,17 +189,11 @@ class VisualBottleneck:
             max_new_tokens=max_new_tokens,
         )
         self.batch_size = batch_size
-        parts = [
-            self._images.signature,
-            model_label(captioner),
-            self._decoding.describe(),
-        ]
-        parts += [
-            f"best of {num_return_sequences}",
-            repr(prompt),
-            self._similarity.signature,
-        ]
-        self.signature = f"VBA[{','.join(parts)}]"
+        decoding = f"{self._decoding.describe()},best of {num_return_sequences}"
+        self.signature = (
+            f"VBA[{self._images.signature},{model_label(captioner)},{decoding},{prompt!r},"
+            f"{self._similarity.signature}]"
+        )
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any

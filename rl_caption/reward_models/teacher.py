@@ -141,15 +141,16 @@ class Teacher:
             if tower not in self.towers or (tower == "image" and self.augmented):
                 continue
             needed = len(items) * self.width * 4
-            what = f"{len(items)} {tower}s ({needed / 2**20:.0f} MiB)"
+            size = f"({needed / 2**20:.0f} MiB)"
             if needed > cache_bytes:
                 print_main(
                     self.accelerator,
-                    f"teacher: {what} are more than teacher.cache_mb has left: they are read from "
-                    "teacher.cache_dir, or embedded, at every step",
+                    f"teacher: {len(items)} {tower}s {size} are more than teacher.cache_mb has "
+                    "left: they are read from teacher.cache_dir, or embedded, at every step",
                 )
                 continue
-            print_main(self.accelerator, f"teacher: embedding {what} once")
+            said = f"teacher: embedding {len(items)} {tower}s once {size}"
+            print_main(self.accelerator, said)
             cache_bytes -= needed
             table = torch.empty(len(items), self.width)
             for start in range(0, len(items), PART):

@@ -326,7 +326,7 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(
         "eval.best_by": "val/hard_negatives",
     }
     said = refused(config, tmp_path / "run", **changes)
-    assert "eval.best_by is 'val/hard_negatives', but negatives.source" in said
+    assert "eval.best_by is 'val/hard_negatives', but" in said
     rows = [row | {"long_reference": "A dog. It runs."} for row in rows]
     rows[-1]["references"] = []
     write_rows(data, rows)

@@ -132,21 +132,9 @@ def test_user_code_that_exits_ends_with_an_error_and_its_line(
 
 def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    ended = run(
-        xe_config(tmp_path / "run", **{"train.learning_rate": 0.1}), tmp_path / "run"
-    )
-    assert_one_message(ended, "train.learning_rate")
-    ended = run(
-        xe_config(tmp_path / "run", **{"model.init": "nowhere"}), tmp_path / "run"
-    )
-    assert_one_message(ended, "model.kwargs")
     file.write_text(yaml.safe_dump(xe_config(tmp_path / "run")))
-    for words, part in (
-        (["--config", str(file), "--config", str(file)], "no key config"),
-        (["--config", str(file), "--train.lr", "fast"], "fast"),
-        (["--config", str(tmp_path / "none.yaml")], "none.yaml"),
-    ):
-        assert_one_message(run_arguments(["xe", *words], tmp_path / "log"), part)
+    words = ["xe", "--config", str(file), "--train.lr", "fast"]
+    assert_one_message(run_arguments(words, tmp_path / "log"), "fast")
     assert not (tmp_path / "run").exists()
 
 

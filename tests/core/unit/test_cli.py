@@ -16,8 +16,7 @@ from rl_caption.cli.main import main, run_program
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.commands import CaptionConfig
 from rl_caption.config.evaluation import EvaluateConfig
-from rl_caption.config.schema import JudgeConfig, RewardTerm, ScstConfig, XeConfig
-from rl_caption.lab.config import CurateConfig, Selection
+from rl_caption.config.schema import ScstConfig, XeConfig
 from rl_caption.runtime.errors import ConfigError
 
 FILE = """
@@ -69,30 +68,6 @@ def test_a_file_and_overrides(file: str) -> None:
     }
 
 
-def test_items_on_the_command_line_take_no_options_from_the_file(
-    file: str, tmp_path: Path
-) -> None:
-    for words in (
-        ["--reward.terms={rouge_l: {}}"],
-        ["--reward.terms", "{rouge_l: {}}"],
-    ):
-        assert parse(
-            ScstConfig, ["--config", file, *words], "scst.py"
-        ).reward.terms == {"rouge_l": RewardTerm()}
-    (tmp_path / "c.yaml").write_text(
-        "data: {path: D}\nselect: [{score: clip, top: 0.5}]"
-    )
-    words = [
-        "--config",
-        str(tmp_path / "c.yaml"),
-        "--select",
-        "[{score: clip, min: 0.2}]",
-    ]
-    assert parse(CurateConfig, words, "curate.py").select == [
-        Selection(score="clip", min=0.2)
-    ]
-
-
 def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:
     for arguments, report in (
         (["--report", "--out", "x"], True),
@@ -139,26 +114,6 @@ def test_a_key_of_another_alternative_is_told_with_what_it_is_for(
         run_program(words[0], words[1:])
 
 
-def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
-    judges = "judges: {L-CLIPS: {target: l_clipscore, kwargs: {backbone: a, prefix: 'It shows '}}}"
-    (tmp_path / "e.yaml").write_text(judges)
-    more = [
-        "--judges.L-CLIPS.kwargs.backbone",
-        "b # c",
-        "--judges.l_clipscore.kwargs.backbone",
-        "d",
-    ]
-    config = parse(
-        EvaluateConfig, ["--config", str(tmp_path / "e.yaml"), *more], "evaluate.py"
-    )
-    assert config.judges == {
-        "L-CLIPS": JudgeConfig(
-            target="l_clipscore", kwargs={"backbone": "b # c", "prefix": "It shows "}
-        ),
-        "l_clipscore": JudgeConfig(target=None, kwargs={"backbone": "d"}),
-    }
-
-
 MISTAKES = [
     (["--train.lrr", "1"], "train.lrr", "train.lr"),
     (["--lr", "8"], "lr", "train.lr"),
@@ -197,6 +152,8 @@ MISTAKES = [
     (["--config", "F", "--config", "F"], "--config", ""),
     (["--config", "/nowhere/a.yaml"], "/nowhere/a.yaml", ""),
     (["--warm_start", "null"], "warm_start", ""),
+    (["--config", "dmo"], "'dmo'", "the nearest are demo"),
+    (["--config", "scenes_lclip"], "scenes_lclip", "reward_models/scenes_lclip"),
     (["--config", "own"], "own", "rl-caption run own"),
     (["--config", "coco_evaluate"], "coco_evaluate", "rl-caption evaluate --config"),
     (["--config", "accelerate/cpu2"], "accelerate/cpu2", "accelerate launch"),
@@ -313,6 +270,7 @@ monitor: {judges: {bleu: {}}}
             {"data": {"format": "jsonl", "path": "a"}},
         ),
         ("{}", ["--data.kwargs.num_train", "5"], {"data.kwargs.num_train": 5}),
+        ("{}", ["--data.path", "b # c"], {"data.path": "b # c"}),
         (
             "{}",
             [

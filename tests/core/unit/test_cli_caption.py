@@ -21,7 +21,6 @@ from rl_caption.cli.main import main as command
 from rl_caption.config.commands import CaptionConfig
 from rl_caption.data.base import DataError
 from rl_caption.evaluation import EvaluationError
-from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 
@@ -190,20 +189,3 @@ def test_a_full_disk_leaves_no_half_of_the_captions(
     assert str(out) in message
     assert "MB are free" in message
     assert [path.name for path in tmp_path.iterdir() if "captions" in path.name] == []
-
-
-def test_errors_are_one_message(model: str, photos: Path, capsys: Any) -> None:
-    (photos / "broken.png").write_bytes(b"no image")
-    for name, part in (("lost.png", "No such file"), ("broken.png", "broken.png")):
-        with pytest.raises(SystemExit, match="1"):
-            command(["caption", "--model", model, str(photos / name)])
-        message = capsys.readouterr().err
-        assert part in message
-        assert "Traceback" not in message
-    for option, value in (
-        ("--num_beams", "0"),
-        ("--max_new_tokens", "1.5"),
-        ("--num_beam", "1"),
-    ):
-        with pytest.raises(ConfigError, match=option[2:]):
-            main(["--model", model, option, value, str(photos)])

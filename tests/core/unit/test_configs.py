@@ -22,9 +22,8 @@ from rl_caption.cli.stages import (
     read_pipeline,
     starts_from,
 )
-from rl_caption.config.build import build_data
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
+from rl_caption.config.schema import ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.programs.ablation.grid import make_runs
@@ -126,13 +125,6 @@ def test_every_pipeline_can_be_made_and_be_sent_elsewhere(
             )
 
 
-def test_the_visual_bottleneck_of_icc_is_the_papers() -> None:
-    kwargs = stage_config("icc", "targets").scorers["vba"].kwargs
-    assert kwargs["captioner"] == "Salesforce/blip2-opt-2.7b"
-    assert (kwargs["prompt"], kwargs["num_return_sequences"]) == ("a photo of ", 5)
-    assert kwargs["text_to_image_kwargs"] == {"noise": "run"}
-
-
 def test_recipes_and_what_they_name_are_found_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,23 +151,6 @@ def test_recipes_and_what_they_name_are_found_from_any_folder(
     assert (
         parse(ScstConfig, ["--config", "demo_scst.yaml"], "test").run.dir == "mine"
     ), "a file that is there wins"
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("dmo", "the nearest are demo"),
-        ("scenes_lclip", "reward_models/scenes_lclip,"),
-        ("!", "rl-caption configs list"),
-    ],
-)
-def test_a_recipe_that_is_not_there_is_named_with_the_nearest(
-    name: str, part: str
-) -> None:
-    with pytest.raises(FileNotFoundError) as error:
-        parse(ScstConfig, ["--config", name], "test")
-    assert repr(name) in str(error.value)
-    assert part in str(error.value)
 
 
 def test_recipes_are_listed_with_their_commands_and_shown(capsys: Any) -> None:
@@ -278,9 +253,3 @@ def test_launcher_configurations_load() -> None:
         config = load_config_from_file(str(path))
         assert config.num_machines == 1
         assert config.mixed_precision == "no"
-
-
-def test_arguments_of_the_generated_world_are_of_their_type() -> None:
-    for key, value in (("seed", 1.5), ("num_train", "many"), ("positives", 1)):
-        with pytest.raises(ValueError, match=rf"kwargs\.{key} is {value!r}: expected"):
-            build_data(DataConfig(format="scenes", kwargs={key: value}))

@@ -18,7 +18,6 @@ from rl_caption.cli import preflight as doctor
 from rl_caption.cli.configuration import program_of, read_file
 from rl_caption.config.shipped import shipped_configs
 from rl_caption.runtime.errors import EXTRAS, OPTIONAL, ConfigError, user_errors
-from tests.hf_models_for_tests import put_on_hub, save_model
 from tests.training_for_tests import changed, scst_config, write_pipeline, xe_config
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -187,37 +186,9 @@ def test_a_pipeline_whose_later_stages_start_from_earlier_ones(tmp_path, capsys)
     assert f"To start it: rl-caption run {file}" in capsys.readouterr().out
 
 
-HUB = {"Salesforce/blip-image-captioning-base": "blip"}
 RECIPES = {
     name: program_of(read_file(file)) for name, file in shipped_configs().items()
 }
-
-
-@pytest.mark.parametrize(
-    ("recipe", "lacking"),
-    [
-        ("demo_xe", []),
-        ("demo_scst", ["model.init 'runs/demo/xe/export/best' is not there"]),
-        ("hf_blip_scst", ["data"]),
-    ],
-)
-def test_a_recipe_is_described_before_anything_is_there(
-    recipe, lacking, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "environment", list)
-    for name, family in HUB.items():
-        (save_model(family, tmp_path / family) / "model.safetensors").unlink()
-        put_on_hub(name, tmp_path / family, tmp_path / "hub", monkeypatch)
-    small = ["--data.kwargs.num_train", "40", "--data.kwargs.num_val", "8"]
-    program = RECIPES[recipe]
-    words = [program, "--config", recipe, *(small if "demo" in recipe else [])]
-    code = doctor.main(words)
-    said = capsys.readouterr().out
-    assert code == bool(lacking), said
-    lines = [" ".join(line.split()) for line in said.splitlines()]
-    for part in lacking:
-        assert any(line.startswith(part) for line in lines)
 
 
 def test_a_recipe_of_any_other_program_is_checked(monkeypatch, capsys):

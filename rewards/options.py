@@ -203,15 +203,14 @@ def load_target(
         error: an unknown name, or a target that cannot be imported or called; the message names
             ``key``.
     """
-    target = name if ":" in name else (table or {}).get(name)
-    if target is None:
+    said = f"{key} is {name!r}"
+    target = name if ":" in name else (table or {}).get(name, "")
+    module_name, _, attribute = target.partition(":")
+    if not all(map(str.isidentifier, [*module_name.split("."), attribute])):
         close = difflib.get_close_matches(name, table or {}, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         expected = f"one of {', '.join(table)}, or " if table else ""
-        raise error(f"{key} is {name!r}{hint}: expected {expected}package.module:Name")
-    module_name, _, attribute = target.partition(":")
-    if not all(map(str.isidentifier, [*module_name.split("."), attribute])):
-        raise error(f"{key} is {name!r}: expected package.module:Name")
+        raise error(f"{said}{hint}: expected {expected}package.module:Name")
     if target == name:
         TARGETS.setdefault(module_name, f"{key} {name}")
     try:
@@ -219,12 +218,12 @@ def load_target(
             module = import_outside(module_name)
     except (ImportError, SyntaxError) as failure:
         raise error(
-            f"{key} is {name!r}: module {module_name!r} cannot be imported: {failure}"
+            f"{said}: module {module_name!r} cannot be imported: {failure}"
         ) from failure
     value = getattr(module, attribute, None)
     if not callable(value) and not isinstance(value, values):
         raise error(
-            f"{key} is {name!r}: module {module_name!r} has no class or function {attribute!r}"
+            f"{said}: module {module_name!r} has no class or function {attribute!r}"
         )
     return value
 

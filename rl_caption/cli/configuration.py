@@ -248,12 +248,11 @@ def merge(annotation: Any, below: Any, above: Any) -> Any:
     section = section_of(annotation, both)
     is_table = section is None and annotation_at(annotation, [""], {}) is not Any
     replaces = is_table and not isinstance(above, Entries)
+    replaces |= section_of(annotation, below) is not section
     result = {}
     for key, value in below.items():
         if not replaces and not _is_for_another(key, below, above):
             result[key] = value
-    if section_of(annotation, below) is not section:
-        result = {}
     for key, value in above.items():
         inner = annotation_at(annotation, [key], both)
         needs_value = inner is not Any and NoneType not in get_args(inner)
@@ -332,9 +331,9 @@ def _value(annotation: Any, texts: Sequence[str]) -> Any:
         except ValueError:
             value = text
         plain.append(text if isinstance(value, str) else value)
-    readings: list[Any] = [plain, [*texts]]
-    if len(texts) < 2:
-        readings = [plain[0], texts[0], *readings] if texts else [True]
+    readings: list[Any] = [plain, [*texts]] if texts else [True]
+    if len(texts) == 1:
+        readings = [*plain, *texts, *readings]
     adapter = TypeAdapter(annotation)
     for reading in readings if readings[0] is not None else ():
         try:

@@ -158,9 +158,7 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
     for key, value in paths.items():
         if value is None:
             if stage.program == "scst":
-                advice = (
-                    "name a captioner, or let a pipeline train one: rl-caption run own"
-                )
+                advice = "name a captioner, or train one: rl-caption run own"
                 yield Finding(key, "not set", advice, True)
         elif key == "out" or path_of(value).exists():
             continue
@@ -179,8 +177,7 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
     for key, name, tag in _dual_encoders(stage):
         from rewards.clip.backbone import ask_for_weights
 
-        what = f"{name} with weights {tag}"
-        yield _on_hub(key, what, ask_for_weights, name, tag)
+        yield _on_hub(key, f"{name} with weights {tag}", ask_for_weights, name, tag)
 
 
 def _on_hub(key: str, what: str, ask: Callable[..., Any], *names: str) -> Finding:
@@ -220,7 +217,8 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
     columns = {}
     for name, _ in rewards_of(stage.sections):
         needed = getattr(load_reward(name), "columns", None)
-        columns[name] = needed if isinstance(needed, frozenset) else frozenset()
+        if isinstance(needed, frozenset):  # no property
+            columns[name] = needed
     seen = [name for name, needed in columns.items() if "image" in needed]
     try:
         data = build_data(options)
@@ -264,23 +262,16 @@ Print versions, devices, what is missing and what that costs. Ends with 1 where 
 
 def environment() -> Iterator[Finding]:
     """Yield packages, whether torchvision loads (a new process takes seconds), and the machine."""
-    for package in NEEDED:
-        if (version := installed_version(package)) is None:
-            yield Finding(package, "missing", REINSTALL, True)
-        else:
-            yield Finding(package, version)
+    needs = dict.fromkeys(NEEDED, REINSTALL)
     for package, extra, cost in OPTIONAL.values():
+        needs[package] = f"{cost} (pip install 'rl-caption[{extra}]')"
+    for package, advice in needs.items():
         version = installed_version(package)
-        missing = f"{cost} (pip install 'rl-caption[{extra}]')"
-        yield Finding(package, version or "missing", "" if version else missing)
+        missing = Finding(package, "missing", advice, package in NEEDED)
+        yield Finding(package, version) if version else missing
     if installed_version("torchvision") and (error := import_error()):
-        advice = f"rl-caption doctor --mend, or {OTHER_TORCH}"
-        yield Finding(
-            "torchvision",
-            f"does not load ({error})",
-            advice if FAULT in error else OTHER_TORCH,
-            True,
-        )
+        advice = "rl-caption doctor --mend, or " * (FAULT in error) + OTHER_TORCH
+        yield Finding("torchvision", f"does not load ({error})", advice, True)
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
     cores = f"{granted_cores()} of {os.cpu_count()} processors"
     yield Finding("CPU cores", f"{cores} ({platform.platform()})")

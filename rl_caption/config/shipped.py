@@ -31,19 +31,14 @@ def find_config(name: str | Path) -> Path:
     if path.exists() and not path.is_dir():
         return path
     recipes = shipped_configs()
-    recipe_name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
-    if recipe_name not in recipes:
-        last = {recipe.rpartition("/")[2]: recipe for recipe in recipes}
-        nearest = ", ".join(
-            last[match]
-            for match in difflib.get_close_matches(recipe_name.rpartition("/")[2], last)
-        )
-        hint = (
-            f"the nearest are {nearest}"
-            if nearest
-            else "rl-caption configs list names those"
-        )
-        raise FileNotFoundError(
-            f"{str(name)!r} is neither a file nor a recipe of the package: {hint}"
-        )
-    return recipes[recipe_name]
+    recipe = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    if recipe in recipes:
+        return recipes[recipe]
+    short = {one.rpartition("/")[2]: one for one in recipes}
+    close = difflib.get_close_matches(recipe.rpartition("/")[2], short)
+    hint = "rl-caption configs list names those"
+    if close:
+        hint = f"the nearest are {', '.join(short[match] for match in close)}"
+    raise FileNotFoundError(
+        f"{str(name)!r} is neither a file nor a recipe of the package: {hint}"
+    )

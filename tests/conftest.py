@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-# Each test compares models with Transformers anew.
-os.environ["RL_CAPTION_CHECKS"] = ""
+# Each process of tests compares models with Transformers anew.
+CHECKS = tempfile.TemporaryDirectory()
+os.environ["RL_CAPTION_CHECKS"] = CHECKS.name
 
 # Without hypothesis' limit of 200 ms an example: what a test shows does not depend on how busy the
 # machine is.

@@ -2,6 +2,7 @@
 captioner out.
 """
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from transformers import (
     Florence2Config,
     Florence2ForConditionalGeneration,
     Florence2Processor,
+    GenerationConfig,
     GitConfig,
     GitForCausalLM,
     GitProcessor,
@@ -46,7 +48,12 @@ from transformers import (
     ViTImageProcessor,
 )
 
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
+from rl_caption.captioners.tokens import caption_mask
+from rl_caption.runtime.engines import dropout_off
+from rl_caption.scst.objectives import token_logprobs
+from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import REFERENCES
 
 SIDE = 16
@@ -421,7 +428,7 @@ def save_model(family: str, folder: Path, seed: int = 0) -> Path:
     it.
     """
     if family not in FAMILIES:
-        from tests.vlm_families_for_tests import save_vlm
+        from tests.zoo.families import save_vlm
 
         return save_vlm(family, folder, seed)
     torch.manual_seed(seed)
@@ -471,3 +478,136 @@ def with_template(folder: Path, template: str) -> str:
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def gradients(policy):
+    found = {
+        name: p.grad.clone()
+        for name, p in policy.named_parameters()
+        if p.grad is not None
+    }
+    policy.zero_grad()
+    return found
+
+
+def assert_recomputing_changes_nothing(
+    captioner: Any, inputs: dict[str, Any], ids: torch.Tensor, share: float
+) -> None:
+    """Captions, scores and gradients are those without dropout, in training with recomputed
+    activations, too, of which at most ``share`` of the tensors are kept; whatever the model's
+    generation settings.
+    """
+    plain = copy.deepcopy(captioner)
+    plain.policy.zero_grad()
+    plain.adapt(frozen=[], lora=None, checkpointed=False)
+    saving = copy.deepcopy(plain)
+    saving.adapt(frozen=[], lora=None, checkpointed=True)
+    saving = copy.deepcopy(saving)  # as the reference policy is
+    assert plain.policy.state_dict().keys() == saving.policy.state_dict().keys()
+    noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 6)
+    decoding = Decoding(num_samples=2, with_greedy=True, max_new_tokens=6)
+
+    def measured(one: Any) -> tuple[Any, Any, Any, int]:
+        kept: list[int] = []
+        samples = one.generate(one.policy, inputs, decoding, noise)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: kept.append(x.numel()) or x, lambda x: x
+        ):
+            logits = one.token_logits(one.policy, inputs, ids)
+            loss = token_logprobs(logits, ids).sum()
+        loss.backward()
+        return samples, logits.detach(), gradients(one.policy), len(kept)
+
+    expected = measured(plain)
+    for changed in (plain, saving):
+        for module in changed.policy.train().modules():
+            if hasattr(module, "attention_dropout") and not isinstance(
+                module.attention_dropout, torch.nn.Module
+            ):
+                module.attention_dropout = 0.5
+        changed.policy.model.generation_config = GenerationConfig(
+            suppress_tokens=expected[0].flatten().tolist(),
+            repetition_penalty=9.0,
+            max_length=2,
+            no_repeat_ngram_size=1,
+        )
+        with dropout_off(changed.policy):
+            found = measured(changed)
+        assert torch.equal(found[0], expected[0])
+        assert torch.allclose(found[1], expected[1], atol=1e-4)
+        assert_close_gradients(found[2], expected[2], 1e-3)
+        with torch.no_grad():
+            logits = changed.token_logits(changed.policy, inputs, ids)
+        assert not torch.allclose(logits, expected[1], atol=1e-2), "dropout"
+    assert found[3] < expected[3] * share, "the layers' activations are not kept"
+
+
+def assert_texts_survive(captioner: Any) -> list[list[int]]:
+    """Encoded texts end with EOS and are decoded to themselves; returns them."""
+    texts = ["a small dog", "two squares\non a  green field"]
+    encoded = captioner.encode(texts, 40)
+    end = captioner.eos_token_id
+    assert all(ids[-1] == end and end not in ids[:-1] for ids in encoded)
+    padded = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(ids) for ids in encoded],
+        batch_first=True,
+        padding_value=captioner.pad_token_id,
+    )
+    assert captioner.decode(padded) == ["a small dog", "two squares on a green field"]
+    assert captioner.encode(texts[:1], 2) == [encoded[0][:2]]
+    return encoded
+
+
+def assert_draws_and_scores(
+    captioner: Any,
+    given: dict[str, Any],
+    noise: torch.Tensor,
+    expected: torch.Tensor,
+    scores: torch.Tensor,
+) -> None:
+    """Two samples at temperature 1.3 are ``expected``, and teacher forcing gives their ``scores``."""
+    policy = captioner.policy
+    decoding = Decoding(
+        num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=noise.shape[-1]
+    )
+    tokens = captioner.generate(policy, given, decoding, noise)[:, :2]
+    length = tokens.shape[-1]
+    assert torch.equal(tokens, expected[..., :length])
+    mask = caption_mask(tokens, captioner.eos_token_id)
+    assert mask[:, 0].sum(-1).tolist() == [1, 2, 3], "of different lengths in one batch"
+    assert (tokens[~mask] == captioner.pad_token_id).all()
+    logits = captioner.token_logits(policy, given, tokens)
+    rescored = token_logprobs(logits, tokens, 1.3)[mask]
+    assert torch.allclose(rescored, scores[..., :length][mask], atol=1e-4)
+    some = captioner.token_logits(policy, given, tokens, mask)
+    assert torch.allclose(token_logprobs(some, tokens[mask], 1.3), rescored, atol=1e-4)
+    assert not set(tokens[mask].tolist()) & {*captioner.forbidden}
+
+
+def assert_gradients_of_one_at_a_time(
+    captioner: Any,
+    batches: list[dict[str, Any]],
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    expected: torch.Tensor,
+) -> None:
+    """``expected`` log-probabilities, of captions one by one, and their gradient are those of
+    ``batches``, and of prefixes that captions share.
+    """
+    policy = captioner.policy
+    weights = torch.linspace(-1, 2, int(mask.sum()))
+    policy.zero_grad()
+    (expected * weights).sum().backward()
+    gradient = gradients(policy)
+    trained = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert trained <= gradient.keys(), (
+        "processes that train together would wait for the missing gradients"
+    )
+    found = [(captioner.token_logits(policy, one, ids, mask), None) for one in batches]
+    shared, row = captioner.prefix_logits(policy, batches[0], ids, mask)
+    assert len(shared) < len(expected)
+    for logits, rows in (*found, (shared, row)):
+        logprobs = token_logprobs(logits, ids[mask], 1.0, rows)
+        assert torch.allclose(logprobs, expected, atol=1e-4)
+        (logprobs * weights).sum().backward()
+        assert_close_gradients(gradients(policy), gradient, 2e-3)

@@ -176,13 +176,3 @@ def _forward_without_storing(
     if not torch.is_grad_enabled():  # sampling
         return forward(*positional, **named)
     return checkpoint(forward, *positional, use_reentrant=False, **named)
-
-
-def trained_share(model: nn.Module) -> str:
-    """Number of trained parameters and of all, as ``"1,234 of 5,678"``."""
-    parameters = list(model.parameters())
-    trained = sum(
-        parameter.numel() for parameter in parameters if parameter.requires_grad
-    )
-    whole = sum(parameter.numel() for parameter in parameters)
-    return f"{trained:,} of {whole:,}"

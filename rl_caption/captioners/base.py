@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -204,19 +205,8 @@ class Captioner(Protocol):
         """``generate``, with the scores of beam search; by default with ``next_logits``, up to
         ``max_tokens``.
         """
-        return self._generate_tokens(policy, inputs, decoding, noise, self.max_tokens)
-
-    def _generate_tokens(
-        self,
-        policy: nn.Module,
-        inputs: dict[str, Tensor],
-        decoding: Decoding,
-        noise: Tensor | None,
-        longest: int | None,
-    ) -> Generated:
-        """Captions of at most ``longest`` tokens, decoded with ``next_logits``."""
-        if longest is not None and longest < decoding.max_new_tokens:
-            decoding = decoding.replace(max_new_tokens=longest)
+        limit = min(decoding.max_new_tokens, self.max_tokens or sys.maxsize)
+        decoding = decoding.replace(max_new_tokens=limit)
         images = len(next(iter(inputs.values())))
         with torch.no_grad():
             next_logits = self.next_logits(policy, inputs, decoding.max_new_tokens)

@@ -218,38 +218,14 @@ class Decoding(Section):
         return self.num_samples + int(self.with_greedy or not self.num_samples)
 
     def describe(self) -> str:
-        """Every option in use, such as ``beam search of width 5, length penalty 0, at most 20
-        tokens``.
+        """How captions are chosen and every option that is set, such as ``beam search, num_beams 5,
+        length_penalty 0.0, max_new_tokens 20``.
         """
-        phrases = []
+        chosen = self.model_dump(exclude_defaults=True, exclude={"batch_size"})
+        chosen["max_new_tokens"] = self.max_new_tokens
+        how = "greedy"
         if self.num_beams > 1:
-            phrases = [
-                f"beam search of width {self.num_beams}",
-                f"length penalty {self.length_penalty:g}",
-            ]
-        elif self.with_greedy or not self.num_samples:
-            phrases = ["greedy"]
-        if self.num_beam_groups > 1:
-            phrases.append(
-                f"{self.num_beam_groups} groups with diversity penalty {self.diversity_penalty:g}"
-            )
-        if self.num_samples:
-            phrases.append(
-                f"{self.num_samples} sampled at temperature {self.temperature:g}"
-            )
-        phrases += [
-            f"{name} {getattr(self, name):g}"
-            for name, off in _TRUNCATIONS.items()
-            if getattr(self, name) != off
-        ]
-        if self.no_repeat_ngram_size:
-            phrases.append(f"no repeated {self.no_repeat_ngram_size}-grams")
-        if self.block_trigrams:
-            phrases.append(f"block_trigrams {self.block_trigrams:g}")
-        if self.remove_bad_endings:
-            phrases.append("no bad endings")
-        return ", ".join([*phrases, f"at most {self.max_new_tokens} tokens"])
-
-
-_TRUNCATIONS: dict[str, float] = {"top_k": 0, "top_p": 1}
-"""Options that truncate the distribution of samples, and the value that does not."""
+            how = "beam search"
+        elif self.num_samples:
+            how = "sampling"
+        return ", ".join([how, *(f"{name} {value}" for name, value in chosen.items())])

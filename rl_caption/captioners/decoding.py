@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -65,8 +64,6 @@ class Prefixes:
         return torch.cat([before, self.tokens.unsqueeze(1)], dim=1)
 
 
-Finished: TypeAlias = list[tuple[float, list[int]]]
-"""Ended captions of a group of beams or of an image: score and token ids of each."""
 NextLogits = Callable[[Prefixes | None], Tensor]
 """Returns the logits [M, V] of the tokens that follow M prefixes. None stands for the empty prefix
 of every image and gives [B, V].
@@ -304,51 +301,62 @@ def beam_search(
     Transformers, the penalties stay in the scores. Tokens that constraints exclude have probability
     0; the others are not renormalised.
     """
-    width = decoding.num_beams
-    groups = decoding.num_beam_groups
+    width, groups = decoding.num_beams, decoding.num_beam_groups
     limit = decoding.max_new_tokens
     each = width // groups
-    penalty = decoding.length_penalty
     processors = constraints(captioner, decoding)
-    finished: list[list[Finished]] = [
-        [[] for _ in range(groups)] for _ in range(images)
-    ]
     logits = next_logits(None).repeat_interleave(width, 0)
     device = logits.device
     active = torch.arange(images, device=device)  # images that are not done
-    going = torch.ones(
-        images, groups, dtype=torch.bool, device=device
-    )  # groups that are not done
     scores = torch.full((images, groups, each), -torch.inf, device=device)
+    best_scores = scores.double()
+    prefixes = torch.full((images, width, limit), captioner.pad_token_id, device=device)
+    best = prefixes.unflatten(1, (groups, each)).clone()
     scores[..., 0] = 0.0  # all beams are equal at first: only one of a group counts
-    prefixes = torch.empty(images, width, 0, dtype=torch.long, device=device)
+    going = scores[..., 0] == 0  # groups that are not done
     for length in range(1, limit + 1):
+        divisor = length**decoding.length_penalty
         logprobs = forbid(logits, captioner.forbidden).log_softmax(-1)
         for process in processors:
-            logprobs = process(prefixes.flatten(0, 1), logprobs)
-        logprobs = logprobs.unflatten(0, (len(active), groups, each))
-        ended = [finished[image] for image in active.tolist()]
-        scores, parent, token = _extend_groups(
-            decoding, captioner.eos_token_id, logprobs, scores, prefixes, going, ended
+            logprobs = process(prefixes[..., : length - 1].flatten(0, 1), logprobs)
+        logprobs = logprobs.unflatten(0, scores.shape)
+        row = torch.arange(len(active), device=device).unsqueeze(1)
+        taken = torch.zeros_like(logprobs[:, 0, 0])  # by how many earlier groups
+        kept: list[tuple[Tensor, ...]] = []
+        for group in range(groups):
+            diversity = decoding.diversity_penalty * taken.unsqueeze(1)
+            found, parent, token = _best_extensions(
+                scores[:, group], logprobs[:, group] - diversity
+            )
+            parent = parent + group * each
+            ends = (token == captioner.eos_token_id) & found.isfinite()
+            counted = going[:, group, None].expand(-1, each)
+            ended = prefixes[row, parent[:, :each]]
+            ended[..., length - 1] = captioner.eos_token_id
+            ended_scores = found[:, :each].double() / divisor
+            best_scores[active, group], best[active, group] = _best_of(
+                best_scores[active, group],
+                best[active, group],
+                ended_scores.where(ends[:, :each] & counted, -torch.inf),
+                ended,
+            )
+            order = ends.long().sort(dim=-1, stable=True).indices[:, :each]
+            kept.append(
+                tuple(tensor.gather(1, order) for tensor in (found, parent, token))
+            )
+            taken.scatter_add_(1, kept[-1][2], counted.float())
+        scores, parent, token = (
+            torch.stack(some, 1) for some in zip(*kept, strict=True)
         )
-        rows = parent.flatten(1) + width * torch.arange(
-            len(active), device=device
-        ).unsqueeze(1)
+        going &= best_scores[active, :, -1] < scores[..., 0].double() / divisor
+        rows = (parent.flatten(1) + width * row).flatten()
         token = token.flatten(1)
-        prefixes = torch.cat(
-            [prefixes.flatten(0, 1)[rows], token.unsqueeze(-1)], dim=-1
-        )
-        firsts = (scores[..., 0].double() / length**penalty).tolist()
-        going &= torch.tensor(
-            [
-                [_can_improve(*pair, each) for pair in zip(of_image, best, strict=True)]
-                for of_image, best in zip(ended, firsts, strict=True)
-            ],
-            device=device,
-        )
-        stay = going.any(1).nonzero().squeeze(1)
+        prefixes = prefixes.flatten(0, 1)[rows].unflatten(0, token.shape)
+        prefixes[..., length - 1] = token
+        stay = going.any(1)
         active, going, scores, prefixes, token, rows = (
-            tensor[stay] for tensor in (active, going, scores, prefixes, token, rows)
+            tensor[stay]
+            for tensor in (active, going, scores, prefixes, token, rows.view(-1, width))
         )
         if not len(active) or length == limit:
             break
@@ -356,59 +364,18 @@ def beam_search(
         # At first there was one prefix an image.
         before = image_of if length == 1 else rows.flatten()
         logits = next_logits(Prefixes(token.flatten(), before, image_of))
-    open_scores = (scores.double() / limit**penalty).tolist()
-    captions = prefixes.unflatten(1, (groups, each)).tolist()
-    for row, group in going.nonzero().tolist():
-        pairs = zip(open_scores[row][group], captions[row][group], strict=True)
-        finished[active[row]][group] += [pair for pair in pairs if pair[0] > -torch.inf]
-    return _n_best(finished, each, decoding.num_return_sequences, captioner, device)
-
-
-def _extend_groups(
-    decoding: Decoding,
-    eos_token_id: int,
-    logprobs: Tensor,
-    scores: Tensor,
-    prefixes: Tensor,
-    going: Tensor,
-    finished: Sequence[Sequence[Finished]],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Extend the beams of A images by one token; returns scores, parents and tokens [A, G, W / G]
-    of the open ones.
-
-    Captions that end are added to ``finished`` (by image and group) unless their group is done
-    (``going`` [A, G] is False). ``logprobs`` is [A, G, W / G, V], ``scores`` [A, G, W / G],
-    ``prefixes`` [A, W, length so far].
-    """
-    groups, width = scores.shape[1:]
-    divisor = (prefixes.shape[-1] + 1) ** decoding.length_penalty
-    chosen_before = torch.zeros_like(
-        logprobs[:, 0, 0]
-    )  # how many earlier groups took a token
-    kept: list[tuple[Tensor, Tensor, Tensor]] = []
-    for group in range(groups):
-        candidates = logprobs[:, group]
-        if groups > 1:
-            candidates = (
-                candidates - decoding.diversity_penalty * chosen_before.unsqueeze(1)
-            )
-        best, parent, token = _best_extensions(scores[:, group], candidates)
-        parent = parent + group * width
-        ends = (token == eos_token_id) & best.isfinite()
-        for row, rank in (ends[:, :width] & going[:, group, None]).nonzero().tolist():
-            caption = [*prefixes[row, parent[row, rank]].tolist(), eos_token_id]
-            finished[row][group].append((best[row, rank].item() / divisor, caption))
-        # Candidates that go on, best first.
-        order = ends.long().sort(dim=-1, stable=True).indices[:, :width]
-        kept.append(
-            (best.gather(1, order), parent.gather(1, order), token.gather(1, order))
-        )
-        counted = going[:, group, None].float().expand(-1, width)
-        chosen_before.scatter_add_(1, kept[-1][2], counted)
-    scores, parent, token = (
-        torch.stack(tensors, dim=1) for tensors in zip(*kept, strict=True)
+    best_scores[active], best[active] = _best_of(
+        best_scores[active],
+        best[active],
+        (scores.double() / divisor).where(going.unsqueeze(-1), -torch.inf),
+        prefixes.unflatten(1, (groups, each)),
     )
-    return scores, parent, token
+    best_scores, order = best_scores.flatten(1).sort(
+        dim=-1, descending=True, stable=True
+    )
+    order = order[:, : decoding.num_return_sequences]
+    captions = best.flatten(1, 2).take_along_dim(order.unsqueeze(-1), 1)
+    return Generated(captions[..., :length], best_scores[:, : order.shape[1]].float())
 
 
 def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -425,41 +392,18 @@ def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, 
     return best, index // vocabulary, index % vocabulary
 
 
-def _best(captions: Finished, count: int) -> Finished:
-    """The ``count`` captions with the highest scores, best first; of equal ones, the first."""
-    return sorted(captions, key=lambda item: -item[0])[:count]
-
-
-def _can_improve(finished: Finished, score: float, count: int) -> bool:
-    """Whether an open beam of ``score`` beats one of the best ``count`` of ``finished``, which
-    keeps no others.
+def _best_of(
+    scores: Tensor, captions: Tensor, new_scores: Tensor, new: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The best C of captions [..., C, L] with ``scores`` [..., C] and of ``new`` ones, best first;
+    of equal ones the first.
     """
-    finished[:] = _best(finished, count)
-    return len(finished) < count or finished[-1][0] < score
-
-
-def _n_best(
-    finished: list[list[Finished]],
-    each: int,
-    count: int,
-    captioner: Captioner,
-    device: torch.device,
-) -> Generated:
-    """The best ``count`` captions of each image, of at most ``each`` of a group; if there are
-    fewer, empty ones with the score -inf.
-    """
-    scores: list[list[float]] = []
-    flat: list[Tensor] = []
-    for of_image in finished:
-        captions = [*chain.from_iterable(_best(group, each) for group in of_image)]
-        captions = _best(captions + [(-torch.inf, [])] * count, count)
-        scores.append([score for score, _ in captions])
-        flat += [torch.tensor(ids, dtype=torch.long) for _, ids in captions]
-    padded = nn.utils.rnn.pad_sequence(
-        flat, batch_first=True, padding_value=captioner.pad_token_id
+    count = scores.shape[-1]
+    scores, order = torch.cat([scores, new_scores], -1).sort(
+        dim=-1, descending=True, stable=True
     )
-    ids = padded.to(device).unflatten(0, (len(finished), count))
-    return Generated(ids, torch.tensor(scores, device=device))
+    order = order[..., :count].unsqueeze(-1)
+    return scores[..., :count], torch.cat([captions, new], -2).take_along_dim(order, -2)
 
 
 def select_rows(inputs: dict[str, Any], rows: Tensor) -> dict[str, Any]:

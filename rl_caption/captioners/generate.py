@@ -1,5 +1,6 @@
 """Transformers' own ``generate``, whose tokens are chosen here."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList
 
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
@@ -64,7 +65,23 @@ def sample(
     the greedy one.
     """
     policy: Any = captioner.policy
-    choose = _Choose(captioner, decoding, noise)
+    processors, truncate = constraints(captioner, decoding), truncations(decoding)
+    drawn, steps = len(noise), itertools.count()
+
+    def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Leave one token of each caption. Every token is drawn with its own random number, as in
+        ``decoding``: so samples are a function of (seed, step, image) here, too.
+        """
+        step = next(steps)
+        logits = forbid(scores, captioner.forbidden)
+        for process in processors:
+            logits = process(input_ids[:, input_ids.shape[1] - step :], logits)
+        best = logits.argmax(-1, keepdim=True)
+        uniform = noise[:, step, None]
+        some = draw_tokens(logits[:drawn], uniform, decoding, truncate, best[:drawn])
+        chosen = torch.cat([some, best[drawn:]])
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
+
     output = generate(
         policy.model,
         row,
@@ -74,38 +91,7 @@ def sample(
         captioner.pad_token_id,
         logits_processor=LogitsProcessorList([choose]),
     )
-    assert choose.step == len(output.logits), "its generate takes no logits_processor"
-    captions: Tensor = output.sequences[:, -choose.step :]
+    length = len(output.logits)
+    assert next(steps) == length, "its generate takes no logits_processor"
+    captions: Tensor = output.sequences[:, -length:]
     return captions
-
-
-class _Choose(LogitsProcessor):
-    """Leaves one token of each caption: that which ``noise`` [K, L] draws, and the best one of the
-    captions after the first K.
-
-    Every token is drawn with its own random number, as in ``decoding``: so samples are a function
-    of (seed, step, image) here, too.
-    """
-
-    def __init__(self, captioner: Captioner, decoding: Decoding, noise: Tensor) -> None:
-        self.captioner, self.decoding, self.noise, self.step = (
-            captioner,
-            decoding,
-            noise,
-            0,
-        )
-        self.processors = constraints(captioner, decoding)
-        self.truncate = truncations(decoding)
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        logits = forbid(scores, self.captioner.forbidden)
-        for process in self.processors:
-            logits = process(input_ids[:, input_ids.shape[1] - self.step :], logits)
-        best, drawn = logits.argmax(-1, keepdim=True), len(self.noise)
-        uniform = self.noise[:, self.step, None]
-        samples = draw_tokens(
-            logits[:drawn], uniform, self.decoding, self.truncate, best[:drawn]
-        )
-        self.step += 1
-        chosen = torch.cat([samples, best[drawn:]])
-        return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)

@@ -59,14 +59,11 @@ class Conventions:
     encoder_prompt: tuple[int, ...] = ()
 
     @classmethod
-    def of(
-        cls, tokenizer: Any, prompt: str, text: Any, bos: Any, eos: Any, pad: Any
-    ) -> Conventions:
-        """Conventions of a decoder with the configuration ``text``, which reads the prompt."""
-        start = (bos, *plain_tokens(tokenizer, prompt))
+    def of(cls, text: Any, start: tuple[int, ...], eos: Any, pad: Any) -> Conventions:
+        """Conventions of a decoder with the configuration ``text``."""
         positions = getattr(text, "max_position_embeddings", None)
         longest = None if positions is None else positions - len(start) + 1
-        return cls(start, eos, pad, text.vocab_size, (bos,), longest)
+        return cls(start, eos, pad, text.vocab_size, start[:1], longest)
 
 
 class Family(ABC):
@@ -79,6 +76,7 @@ class Family(ABC):
             tokenizers, if any.
         processor_options: for loading it.
         row_prompts: whether rows may have prompts of their own.
+        chat_prompts: whether a chat template makes them.
         default_prompt: the prompt of a model for which none is named.
         cross_attention: whether the text reads the image by cross-attention; else the image is a
             prefix of the text.
@@ -92,7 +90,7 @@ class Family(ABC):
     name: str
     processor_class: str | None = None
     processor_options: ClassVar = {"backend": "pil"}
-    row_prompts = False
+    row_prompts = chat_prompts = False
     default_prompt = ""
     cross_attention = True
     text_model: str
@@ -197,9 +195,8 @@ class Blip(Family):
                 f"{tokenizer.sep_token_id} in its tokenizer's files"
             )
         pad = first_token(text.pad_token_id, tokenizer.pad_token_id)
-        return Conventions.of(
-            tokenizer, prompt, text, text.bos_token_id, text.sep_token_id, pad
-        )
+        start = (text.bos_token_id, *plain_tokens(tokenizer, prompt))
+        return Conventions.of(text, start, text.sep_token_id, pad)
 
     def encode(
         self, model: Any, pixel_values: Tensor, prompt: Tensor | None = None
@@ -232,14 +229,15 @@ class VisionEncoderDecoder(Family):
         decoder = model.config.decoder
         sources = (model.config, model.generation_config, decoder)
 
-        def token(*keys: str) -> int | None:
+        def token(*keys: str) -> Any:
             found = [getattr(source, key, None) for key in keys for source in sources]
             return first_token(*found, getattr(tokenizer, keys[-1]))
 
         bos = token("decoder_start_token_id", "bos_token_id")
         eos = token("eos_token_id")
         pad = first_token(token("pad_token_id"), eos)
-        return Conventions.of(tokenizer, prompt, decoder, bos, eos, pad)
+        start = (bos, *plain_tokens(tokenizer, prompt))
+        return Conventions.of(decoder, start, eos, pad)
 
     def encode(
         self, model: Any, pixel_values: Tensor, prompt: Tensor | None = None
@@ -289,15 +287,10 @@ class Florence2(Family):
             first_token(getattr(settings, key), getattr(text, key, None))
             for key in ("decoder_start_token_id", "forced_bos_token_id")
         )
-        conventions = Conventions.of(
-            tokenizer, "", text, start, text.eos_token_id, text.pad_token_id
-        )
         words = plain_tokens(tokenizer, self.tasks.get(prompt, prompt))
         return replace(
-            conventions,
-            start=(start, bos),
+            Conventions.of(text, (start, bos), text.eos_token_id, text.pad_token_id),
             forbidden=(bos, model.config.image_token_id),
-            max_tokens=text.max_position_embeddings - 1,
             encoder_prompt=(tokenizer.bos_token_id, *words, tokenizer.eos_token_id),
         )
 

@@ -8,6 +8,7 @@ import copy
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,6 @@ from rl_caption.captioners.adaptation import (
     freeze,
     plain_weights,
     save_adapters,
-    trained_share,
     untie,
     unties,
 )
@@ -41,7 +41,6 @@ from rl_caption.captioners.decoding import (
     NextLogits,
     Prefixes,
     logits_without_cache,
-    select_rows,
 )
 from rl_caption.captioners.generate import sample
 from rl_caption.captioners.hf_families import (
@@ -88,13 +87,8 @@ class HuggingFaceCaptioner(Captioner):
         prompt: str | Messages = "",
         name: str = "",
     ) -> None:
-        self.policy, self.processors, self.tokenizer = (
-            policy,
-            list(processors),
-            tokenizer,
-        )
-        self.prompt: Any = prompt
-        self.name = name
+        self.policy, self.processors = policy, list(processors)
+        self.tokenizer, self.prompt, self.name = tokenizer, prompt, name
         self.adapters: Any = None
         """Configuration of the adapters, if they are to be exported alone, too."""
         self.family: Any = policy.family
@@ -102,21 +96,16 @@ class HuggingFaceCaptioner(Captioner):
         self.eos_token_id: int = conventions.eos
         self.pad_token_id: int = conventions.pad
         self.max_tokens: int | None = conventions.max_tokens
-        vocabulary = conventions.vocab_size
         # Rows of the output layer beyond the tokenizer have no text; special tokens are not for
         # captions.
-        kept_out = {
-            *tokenizer.all_special_ids,
-            *conventions.forbidden,
-            *range(len(tokenizer), vocabulary),
-        }
-        self.forbidden: tuple[int, ...] = tuple(
-            sorted(i for i in kept_out - {conventions.eos} if i < vocabulary)
-        )
+        kept_out = {*tokenizer.all_special_ids, *conventions.forbidden}
+        kept_out.update(range(len(tokenizer), conventions.vocab_size))
+        kept_out &= set(range(conventions.vocab_size)) - {conventions.eos}
+        self.forbidden: tuple[int, ...] = tuple(sorted(kept_out))
         self.augmentable = not self.family.row_prompts
         self.before: tuple[str, str] = self.family.before(self.processor, prompt)
         text = policy.config.get_text_config()
-        self.longest_prompt: int | None = getattr(text, "max_position_embeddings", None)
+        self.longest_prompt: int = getattr(text, "max_position_embeddings", sys.maxsize)
         # WordPiece decodes "man's" to "man ' s", other words for the rewards than those of the
         # references. Transformers joined them when these models were published. BPE knows its
         # spaces.
@@ -145,12 +134,9 @@ class HuggingFaceCaptioner(Captioner):
         """
         name = str(name)
         with reading(repr(name)):
-            what = "is neither a folder with a config.json nor a model on the hub"
             if Path(name).is_dir():
                 check_folder(Path(name))
-                what = "cannot be used"
-            with naming(f"{name!r} {what}", error=CaptionerError):
-                source = transformers_options(name)
+            source = transformers_options(name)
             config = AutoConfig.from_pretrained(name, **source)
             model_type = config.model_type
             if model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
@@ -186,15 +172,6 @@ class HuggingFaceCaptioner(Captioner):
     def processor(self) -> Any:
         """The processor of a model that answers a prompt; of others perhaps only that of images."""
         return self.processors[0]
-
-    @property
-    def cache_memory(self) -> int:
-        """Bytes left for visual tokens of a frozen vision tower."""
-        return self.policy.kept.room
-
-    @cache_memory.setter
-    def cache_memory(self, size: int) -> None:
-        self.policy.kept.room = size
 
     @property
     def mode(self) -> dict[str, Any]:
@@ -234,11 +211,7 @@ class HuggingFaceCaptioner(Captioner):
         if (lora is not None or checkpointed) and model.device.type != "meta":
             check(self)
         if os.environ.get("RANK", "0") == "0":
-            trained = trained_share(model)
-            name = self.family.name
-            logger.info(
-                "%s: %s parameters are trained; prompt %r", name, trained, self.prompt
-            )
+            logger.info("%s: prompt %r", self.family.name, self.prompt)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
         """Write a plain model of Transformers (adapters merged into its weights), its processors
@@ -298,7 +271,7 @@ class HuggingFaceCaptioner(Captioner):
                 self.processor, messages, images
             )
         length = inputs["input_ids"].shape[1]
-        if self.longest_prompt is not None and length >= self.longest_prompt:
+        if length >= self.longest_prompt:
             raise DataError(
                 f"image {row['image_id']!r} and its prompt have {length} tokens: "
                 f"{self.family.name} has positions for {self.longest_prompt}; let its processor "
@@ -319,7 +292,8 @@ class HuggingFaceCaptioner(Captioner):
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
     ) -> list[list[int]]:
         start, between = self.before
-        if row is not None and row.get("prompt"):
+        chat = self.family.chat_prompts
+        if row is not None and row.get("prompt") and not chat:
             start, between = self.family.before(self.processor, self.messages(row))
         # A line break is EOS where OPT is the language model.
         plain = [start + between + " ".join(text.split()) for text in texts]
@@ -347,47 +321,39 @@ class HuggingFaceCaptioner(Captioner):
         """See ``Captioner``. Nothing is taken from the model's generation settings."""
         with torch.no_grad():
             inputs = policy(**inputs, encode=True)
-        if policy.joins(inputs):
-            return self._generate_tokens(
-                policy, inputs, decoding, noise, self.max_tokens
-            )
         batches = []
-        for row in torch.arange(len(next(iter(inputs.values())))).split(1):
-            some, numbers = (
-                select_rows(inputs, row),
-                None if noise is None else noise[row],
-            )
-            batches.append(
-                self._generate_tokens(policy, some, decoding, numbers, self.max_tokens)
-            )
-        longest = max(generated.token_ids.shape[-1] for generated in batches)
+        for rows, part in policy.parts(inputs):
+            numbers = None if noise is None else noise[rows]
+            if policy.mode.prefix != "none" or decoding.num_beams > 1:
+                captions = super().generate_with_scores(policy, part, decoding, numbers)
+            else:
+                captions = Generated(
+                    self._sample(policy, part, decoding, numbers), None
+                )
+            batches.append(captions)
+        longest = max(ids.shape[-1] for ids, _ in batches)
         padded = [
             nn.functional.pad(
                 ids, (0, longest - ids.shape[-1]), value=self.pad_token_id
             )
             for ids, _ in batches
         ]
-        scores = [
-            generated.scores for generated in batches if generated.scores is not None
-        ]
+        scores = [some for _, some in batches if some is not None]
         return Generated(torch.cat(padded), torch.cat(scores) if scores else None)
 
-    def _generate_tokens(
+    def _sample(
         self,
         policy: Any,
         inputs: dict[str, Tensor],
         decoding: Decoding,
         noise: Tensor | None,
-        longest: int | None,
-    ) -> Generated:
-        if policy.mode.prefix != "none" or decoding.num_beams > 1:
-            return super()._generate_tokens(policy, inputs, decoding, noise, longest)
-        (row,) = policy.rows(inputs)
+    ) -> Tensor:
+        """Captions [1, R, T] of one row by the model's own ``generate``."""
+        row = policy.arguments(inputs)
         if noise is None:
-            noise = torch.empty(
-                1, 0, decoding.max_new_tokens, device=row["input_ids"].device
-            )
-        return Generated(sample(self, row, decoding, noise[0])[None], None)
+            device = row["input_ids"].device
+            noise = torch.empty(1, 0, decoding.max_new_tokens, device=device)
+        return sample(self, row, decoding, noise[0])[None]
 
     def next_logits(
         self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int
@@ -483,10 +449,8 @@ def load_model(
         model, report = model_class.from_pretrained(
             name, config=config, dtype=dtype, output_loading_info=True, **source
         )
-    problems = [
-        *report["missing_keys"],
-        *(key for key, *_ in report["mismatched_keys"]),
-    ]
+    misfits = (key for key, *_ in report["mismatched_keys"])
+    problems = [*report["missing_keys"], *misfits]
     if problems := sorted(key for key in problems if not key.startswith(NEVER_READ)):
         raise CaptionerError(
             f"{len(problems)} weights are missing or of another shape, such as {problems[0]}"
@@ -497,28 +461,21 @@ def load_model(
 def saved_prompt(name: str) -> str | list[dict[str, Any]] | None:
     """The prompt saved in an exported folder, a text or messages, if there is one."""
     settings = Path(name) / SETTINGS
-    if not settings.is_file():
-        return None
-    prompt = read_object(settings).get("prompt", "")
-    assert isinstance(prompt, str | list), f"{settings}: expected a text or messages"
-    return prompt
+    return read_object(settings).get("prompt", "") if settings.is_file() else None
 
 
 def check_tokens(tokenizer: Any, conventions: Conventions) -> None:
     """Raise ``CaptionerError`` for a tokenizer with ids beyond the model's output layer."""
-    vocabulary = conventions.vocab_size
-    largest = max(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
-    named = {
-        "tokens up to": largest,
-        "EOS": conventions.eos,
-        "padding": conventions.pad,
-    }
-    if conventions.start:
-        named["BOS"] = conventions.start[0]
-    for what, token in named.items():
-        if token is None or not 0 <= token < vocabulary:
+    ordinary = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
+    named = [
+        ("tokens up to", max(ordinary)),
+        ("EOS", conventions.eos),
+        ("padding", conventions.pad),
+        *(("BOS", token) for token in conventions.start[:1]),
+    ]
+    for what, token in named:
+        if token is None or not 0 <= token < conventions.vocab_size:
             raise CaptionerError(
-                f"its tokenizer and config.json have {what} {token}, its output layer {vocabulary} "
-                f"tokens: they do not "
-                "belong together"
+                f"its tokenizer and config.json have {what} {token}, its output layer "
+                f"{conventions.vocab_size} tokens: they do not belong together"
             )

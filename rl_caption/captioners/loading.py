@@ -73,11 +73,7 @@ def load_captioner(
         ):
             if target is None:
                 check_trusted(captioner_type, key)
-            return _complete(
-                captioner_class(captioner_type, key).from_pretrained(name),
-                captioner_type,
-                key,
-            )
+            return captioner_class(captioner_type, key).from_pretrained(name)
     if not is_captioner(name):
         raise CaptionerError(
             f"{str(name)!r} is not a saved captioner: it has no config.json, and is no name on the "
@@ -89,7 +85,7 @@ def load_captioner(
     captioner = HuggingFaceCaptioner.from_pretrained(
         name, prompt, dtype, processor_kwargs, weights
     )
-    captioner.cache_memory = cache_bytes
+    captioner.policy.kept.room = cache_bytes
     return captioner
 
 
@@ -106,9 +102,7 @@ def new_captioner(
     target_class = captioner_class(target, "model.target", kwargs)
     where = f"model.target {target!r} cannot be made"
     with naming(where, (TypeError, ValueError)), errors_of_user_code(where):
-        return _complete(
-            target_class.from_scratch(references, **kwargs), target, "model.target"
-        )
+        return target_class.from_scratch(references, **kwargs)
 
 
 def captioner_class(
@@ -129,19 +123,6 @@ def captioner_class(
     if kwargs is not None:
         check_options(target_class.from_scratch, 1, target, kwargs, "model.kwargs")
     return target_class
-
-
-def _complete(captioner: Captioner, target: str, key: str) -> Captioner:
-    missing = [
-        name
-        for name in ("policy", "eos_token_id", "pad_token_id")
-        if not hasattr(captioner, name)
-    ]
-    if missing:
-        raise ConfigError(
-            f"{key} is {target!r}: its instances have no {', '.join(missing)}"
-        )
-    return captioner
 
 
 def is_captioner(name: str | Path) -> bool:

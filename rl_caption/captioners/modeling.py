@@ -8,8 +8,6 @@ and never copied. Sequences are packed: only attention sees padding, as zeros; a
 it.
 """
 
-import inspect
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -30,13 +28,12 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from rewards.options import check_values
 from rl_caption.captioners.base import FROM_SCRATCH
 from rl_caption.captioners.packed import CACHE, Packing
-from rl_caption.runtime.options import wrong_arguments
 
 Width: TypeAlias = Annotated[int, Field(ge=1, le=2**16)]
 Side: TypeAlias = Annotated[int, Field(ge=1, le=2**14)]
 Long: TypeAlias = Annotated[int, Field(ge=1, le=2**20)]
 Dropout: TypeAlias = Annotated[float, Field(ge=0, le=0.99)]
-SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
+TokenId: TypeAlias = Annotated[int, Field(ge=0)]
 
 
 class CaptionTransformerConfig(PreTrainedConfig):
@@ -46,9 +43,9 @@ class CaptionTransformerConfig(PreTrainedConfig):
     Args:
         input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions`` (``region_features [B,
             R, feature_dim]`` and ``region_mask [B, R]``).
-        vocab_size: number of token ids, the special ones included. d_model, encoder_layers,
-        decoder_layers, num_heads, ffn_dim, dropout: the Transformer. The recipe of the
-            self-critical literature is 512, 6, 6, 8, 2048, 0.1.
+        vocab_size: number of token ids, the special ones included.
+        d_model, encoder_layers, decoder_layers, num_heads, ffn_dim, dropout: the Transformer. The
+            recipe of the self-critical literature is 512, 6, 6, 8, 2048, 0.1.
         image_size, patch_size: pixels only; images are S x S and are cut into (S / patch_size)²
             patches.
         patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3 convolutions, after Xiao
@@ -62,52 +59,55 @@ class CaptionTransformerConfig(PreTrainedConfig):
     """
 
     model_type = FROM_SCRATCH
-    is_encoder_decoder = True
+    attribute_map = {
+        "num_hidden_layers": "decoder_layers",
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+    }
 
-    def __init__(
-        self,
-        input_kind: Literal["pixels", "regions"] = "pixels",
-        vocab_size: Annotated[int, Field(ge=4, le=2**24)] = 10_000,
-        d_model: Width = 512,
-        encoder_layers: Annotated[int, Field(ge=0, le=256)] = 6,
-        decoder_layers: Annotated[int, Field(ge=1, le=256)] = 6,
-        num_heads: Width = 8,
-        ffn_dim: Long = 2048,
-        dropout: Dropout = 0.1,
-        image_size: Side = 224,
-        patch_size: Side = 16,
-        patch_stem: Literal["linear", "conv"] = "linear",
-        feature_dim: Long = 2048,
-        feature_dropout: Dropout = 0.0,
-        max_positions: Long = 64,
-        pad_token_id: int = 0,
-        bos_token_id: int = 1,
-        eos_token_id: int = 2,
-        unk_token_id: int = 3,
-        **kwargs: Any,
-    ) -> None:
-        shape = {
-            key: value
-            for key, value in locals().items()
-            if key in {*SHAPE, *SPECIAL, "vocab_size"}
-        }
-        _check(shape)
-        for key, value in shape.items():
-            if key not in SPECIAL:
-                setattr(self, key, value)
-        self.unk_token_id = unk_token_id
-        self.num_hidden_layers = decoder_layers
-        self.hidden_size = d_model
-        self.num_attention_heads = num_heads
-        kwargs.setdefault("tie_word_embeddings", True)
-        kwargs.setdefault("decoder_start_token_id", bos_token_id)
-        kwargs["is_encoder_decoder"] = True
-        kwargs |= {
-            "pad_token_id": pad_token_id,
-            "bos_token_id": bos_token_id,
-            "eos_token_id": eos_token_id,
-        }
-        super().__init__(**kwargs)
+    input_kind: Literal["pixels", "regions"] = "pixels"
+    vocab_size: Annotated[int, Field(ge=4, le=2**24)] = 10_000
+    d_model: Width = 512
+    encoder_layers: Annotated[int, Field(ge=0, le=256)] = 6
+    decoder_layers: Annotated[int, Field(ge=1, le=256)] = 6
+    num_heads: Width = 8
+    ffn_dim: Long = 2048
+    dropout: Dropout = 0.1
+    image_size: Side = 224
+    patch_size: Side = 16
+    patch_stem: Literal["linear", "conv"] = "linear"
+    feature_dim: Long = 2048
+    feature_dropout: Dropout = 0.0
+    max_positions: Long = 64
+    pad_token_id: TokenId = 0
+    bos_token_id: TokenId = 1
+    eos_token_id: TokenId = 2
+    unk_token_id: TokenId = 3
+    is_encoder_decoder: bool = True
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name, annotation in CaptionTransformerConfig.__annotations__.items():
+            check_values(annotation, **{name: getattr(self, name)})
+        if self.d_model % self.num_heads:
+            raise ValueError(
+                f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}"
+            )
+        if self.input_kind == "pixels" and self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
+            )
+        others = self.forbidden_token_ids
+        if (
+            self.eos_token_id in others
+            or max(*others, self.eos_token_id) >= self.vocab_size
+        ):
+            raise ValueError(
+                f"eos_token_id {self.eos_token_id} and those of padding, BOS and UNK, {others}: "
+                f"expected one that is none of them, all below vocab_size {self.vocab_size}"
+            )
+        self.decoder_start_token_id = self.bos_token_id
+        super().__post_init__(**kwargs)
 
     @property
     def forbidden_token_ids(self) -> tuple[int, ...]:
@@ -115,35 +115,10 @@ class CaptionTransformerConfig(PreTrainedConfig):
         return (self.pad_token_id, self.bos_token_id, self.unk_token_id)
 
 
-SHAPE = inspect.signature(CaptionTransformerConfig).parameters.keys() - {
-    "vocab_size",
-    "kwargs",
-    *SPECIAL,
-}
+NAMES = tuple(CaptionTransformerConfig.__annotations__)
+"""Names that a saved configuration has."""
+SHAPE = {name for name in NAMES[:-2] if "token_id" not in name} - {"vocab_size"}
 """Names that ``model.kwargs`` may set; the other arguments follow from the vocabulary."""
-
-
-def _check(values: Mapping[str, Any]) -> None:
-    for wrong in wrong_arguments(
-        CaptionTransformerConfig, 0, CaptionTransformerConfig.__name__, values, str
-    ):
-        raise ValueError(wrong)
-    token_id = Annotated[int, Field(ge=0, le=values["vocab_size"] - 1)]
-    check_values(token_id, **{name: values[name] for name in SPECIAL})
-    size = values["image_size"]
-    patch = values["patch_size"]
-    d_model = values["d_model"]
-    if d_model % values["num_heads"]:
-        raise ValueError(
-            f"d_model {d_model} is not a multiple of num_heads {values['num_heads']}"
-        )
-    if values["input_kind"] == "pixels" and size % patch:
-        raise ValueError(f"image_size {size} is not a multiple of patch_size {patch}")
-    eos = values["eos_token_id"]
-    if eos in {values[name] for name in SPECIAL if name != "eos_token_id"}:
-        raise ValueError(
-            f"eos_token_id {eos} is that of padding, BOS or UNK: no caption would end"
-        )
 
 
 class PixelEmbedding(nn.Module):
@@ -327,10 +302,6 @@ class Encoder(nn.Module):
         ``region_features`` [B, S, F].
         """
         inputs = pixel_values if self.config.input_kind == "pixels" else region_features
-        if inputs is None:
-            raise ValueError(
-                f"the model reads {self.main_input_name!r}, which is missing"
-            )
         states = self.dropout(self.embedding(inputs))
         mask = None if region_mask is None else additive_mask(region_mask, states)
         for layer in self.layers:
@@ -409,7 +380,6 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
     """
 
     config_class = CaptionTransformerConfig
-    base_model_prefix = ""
     _tied_weights_keys = {"lm_head.weight": "token_embedding.weight"}
     _supports_sdpa = True
 
@@ -457,7 +427,8 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         region_features: Tensor | None = None,
         region_mask: Tensor | None = None,
         states: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
+        *,
+        decoder_input_ids: Tensor,
         encoder_outputs: BaseModelOutput | None = None,
         cache: Cache | None = None,
         use_cache: bool = False,
@@ -488,10 +459,6 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         Returns:
             ``logits`` [N, T, V], or [P, V] with ``token_mask``, in float32 or the autocast dtype.
         """
-        if decoder_input_ids is None:
-            raise ValueError(
-                "decoder_input_ids is missing: the tokens before the next one"
-            )
         if states is None:
             encoded = encoder_outputs or self.encoder(
                 pixel_values, region_features, region_mask
@@ -514,19 +481,21 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         positions = torch.arange(start, start + length, device=tokens.device).repeat(
             count
         )
-        index = (
-            None if token_mask is None else token_mask.flatten().nonzero().squeeze(-1)
-        )
-        if index is not None:
-            tokens = tokens[index]
-            positions = positions[index]
+        index = None
+        if token_mask is not None:
+            index = token_mask.flatten().nonzero().squeeze(-1)
+            tokens, positions = tokens[index], positions[index]
         source = None if token_node is None else token_node.flatten()
         by_sequence = Packing(count, length, index, source)
         if image is None:
             by_image = Packing(len(states), count * length // len(states), index)
         else:
             by_image = Packing.of_captions(image, len(states))
-        hidden = self._embed(tokens, positions)
+        scale = self.config.d_model**0.5
+        hidden = self.embedding_dropout(
+            self.token_embedding(tokens) * scale
+            + self.position_embedding(positions) * scale
+        )
         memory_mask = (
             None if region_mask is None else additive_mask(region_mask, hidden)
         )
@@ -536,12 +505,3 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         logits = logits if index is not None else logits.unflatten(0, (count, length))
         kept: dict[str, Any] = {CACHE: cache, "encoder_last_hidden_state": states}
         return Seq2SeqLMOutput(logits=logits, **kept)
-
-    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Embeddings [P, D] of ``tokens`` [P] at ``positions`` [P]."""
-        scale = self.config.d_model**0.5
-        embedded = (
-            self.token_embedding(tokens) * scale
-            + self.position_embedding(positions) * scale
-        )
-        return self.embedding_dropout(embedded)

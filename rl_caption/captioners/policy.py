@@ -42,16 +42,13 @@ class Mode:
         prefix: whether captions share what is computed of image and prompt: of a batch at once
             (``batch``), of one row after the other (``rows``), or not at all (``none``), where
             Transformers' own ``generate`` samples.
-        features: visual tokens that the model takes in place of pixels: what most models read of
-            them (``tokens``), the tower's whole output (``whole``), or none.
+        features: whether the model takes visual tokens in place of pixels.
         padded: whether images of a batch may be padded to one size.
-        caption_type: token type of captions in a pass over prompt and caption.
     """
 
     prefix: Literal["batch", "rows", "none"] = "batch"
-    features: Literal["tokens", "whole", ""] = "tokens"
+    features: bool = True
     padded: bool = True
-    caption_type: int = 0
 
 
 class Nested:
@@ -102,9 +99,8 @@ class KeptTokens(dict[Any, Any]):
 
     def keep(self, key: Any, tokens: Any) -> None:
         """Keep tokens where there is room."""
-        size = sum(
-            leaf.nbytes for leaf in tree_leaves(tokens) if isinstance(leaf, Tensor)
-        )
+        leaves = tree_leaves(tokens)
+        size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
         if size <= self.room:
             self.room -= size
             self[key] = tree_map_only(Tensor, Tensor.cpu, tokens)
@@ -152,7 +148,7 @@ class Policy(nn.Module):
     @property
     def takes_features(self) -> bool:
         """Whether images can be encoded before captions are read."""
-        return bool(self.image_inputs) and bool(self.mode.features)
+        return bool(self.image_inputs) and self.mode.features
 
     def forward(
         self,
@@ -189,8 +185,9 @@ class Policy(nn.Module):
             return inputs
         if token_ids is not None:
             return self._score(inputs, token_ids, mask)
+        layer = partial(PreallocatedLayer, max_tokens)
         with output_of(self.text_model, last_hidden):
-            return self._begin(inputs, max_tokens)
+            return self.family.begin(self, self.arguments(inputs), layer)
 
     # Encoded images
 
@@ -228,16 +225,9 @@ class Policy(nn.Module):
             features = self.read_images(self.arguments(inputs))
         else:
             keys = images.keys or [None] * len(images.value)
-            rows = self.rows(inputs)
-            features = [
-                self._read_kept(row, key) for row, key in zip(rows, keys, strict=True)
-            ]
+            features = list(map(self._read_kept, self.rows(inputs), keys))
         others = [
-            {
-                name: value
-                for name, value in row.items()
-                if not value.is_floating_point()
-            }
+            {name: t for name, t in row.items() if not t.is_floating_point()}
             for row in images.value
         ]
         return {**inputs, IMAGES: Nested(others), FEATURES: Nested(features)}
@@ -262,8 +252,7 @@ class Policy(nn.Module):
         """The fields of the vision tower's output that the text model may read."""
         given = {name: arguments[name] for name in self.image_inputs & arguments.keys()}
         output = self.model.base_model.get_image_features(**given, return_dict=True)
-        unread = UNREAD if self.mode.features == "tokens" else ()
-        return {key: value for key, value in output.items() if key not in unread}
+        return {key: value for key, value in output.items() if key not in UNREAD}
 
     # Arguments of the model
 
@@ -274,141 +263,127 @@ class Policy(nn.Module):
         images = inputs[IMAGES].value
         if len(images) == 1 or self.mode.prefix != "batch":
             return len(images) == 1
+        padded = self.mode.padded
         shapes = [
-            {
-                name: not self.mode.padded and value.shape[1:]
-                for name, value in row.items()
-            }
+            {name: padded or value.shape[1:] for name, value in row.items()}
             for row in images
         ]
         return all(row == shapes[0] for row in shapes)
 
+    def parts(self, inputs: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+        """What is read in one pass: the whole batch, or each row; with the index of its rows."""
+        if self.joins(inputs):
+            return [(slice(None), inputs)]
+        return by_rows(inputs)
+
+    def rows(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """Arguments of the model for each row alone."""
+        return [self.arguments(row) for _, row in by_rows(inputs)]
+
     def arguments(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of the model for rows that are joined: visual tokens in an output."""
+        """Arguments of the model for rows that are joined: visual tokens in an output; a row alone
+        has no padding.
+        """
         given: dict[str, Any] = {
             name: value for name, value in inputs.items() if isinstance(value, Tensor)
         }
         if IMAGES not in inputs:
             return given
         rows = inputs[IMAGES].value
+        if len(rows) == 1:
+            length = int(given["attention_mask"].sum())
+            given = {name: value[:, -length:] for name, value in given.items()}
         given |= {name: join([row[name] for row in rows]) for name in rows[0]}
         if FEATURES in inputs:
             features = inputs[FEATURES].value
-            output: Any = BaseModelOutputWithPooling()
             if isinstance(features, list):
                 features = join_features(features)
+            output: Any = BaseModelOutputWithPooling()
             for name, value in {**dict.fromkeys(UNREAD), **features}.items():
                 setattr(output, name, value)
             given[ENCODED] = {"image": output}
         return given
 
-    def rows(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-        """Arguments of the model for each row alone, without padding."""
-        rows = []
-        for number in range(len(next(iter(inputs.values())))):
-            row = self.arguments(select_rows(inputs, torch.tensor([number])))
-            if IMAGES in inputs:
-                shape, length = row["input_ids"].shape, int(row["attention_mask"].sum())
-                for name, value in row.items():
-                    if isinstance(value, Tensor) and value.shape == shape:
-                        row[name] = value[:, -length:]
-            rows.append(row)
-        return rows
-
     # Passes over text
-
-    def _begin(self, inputs: dict[str, Any], max_tokens: int) -> tuple[Tensor, State]:
-        """Logits [B, V] after BOS and prompt, whose cache has memory for ``max_tokens`` more."""
-        layer = partial(PreallocatedLayer, max_tokens)
-        return self.family.begin(self, self.arguments(inputs), layer)
 
     def _score(
         self, inputs: dict[str, Any], token_ids: Tensor, mask: Tensor | None
     ) -> Tensor:
-        if self.family.cross_attention:
-            return self._score_at_once(inputs["states"], token_ids, mask)
-        if self.mode.prefix == "none":
-            return self._score_plainly(inputs, token_ids, mask)
-        if self.joins(inputs):
-            return self._score_after_prompt(self.arguments(inputs), token_ids, mask)
+        if mask is None:
+            mask = torch.ones_like(token_ids, dtype=torch.bool)
+            return self._score(inputs, token_ids, mask).unflatten(0, token_ids.shape)
         logits = []
-        for number, row in enumerate(self.rows(inputs)):
-            some = None if mask is None else mask[number, None]
-            if some is None or some.any():
-                logits.append(
-                    self._score_after_prompt(row, token_ids[number, None], some)
-                )
+        for rows, part in self.parts(inputs):
+            chosen = mask[rows].flatten(0, 1)
+            captions = chosen.any(-1).nonzero().squeeze(-1)
+            if len(captions):
+                image = captions // token_ids.shape[1]
+                ids = token_ids[rows].flatten(0, 1)[captions, :-1]
+                arguments = self.arguments(part)
+                logits.append(self._score_part(arguments, ids, image, chosen[captions]))
         return torch.cat(logits)
 
-    def _score_after_prompt(
-        self, arguments: dict[str, Any], token_ids: Tensor, mask: Tensor | None
+    def _score_part(
+        self, arguments: dict[str, Any], ids: Tensor, image: Tensor, scored: Tensor
     ) -> Tensor:
-        """Score captions after one pass over image and prompt, whose keys and values they share."""
-        captions, length = token_ids.shape[1:]
-        flat, scored, rows = scored_rows(token_ids, mask)
-        image = rows // captions
+        """Logits [P, V] of the positions ``scored`` [M, L] of M captions, whose tokens but the last
+        are ``ids``, of the images ``image`` [M].
+        """
+        length = scored.shape[1]
+
+        def last(hidden: Tensor) -> Tensor:
+            return hidden[:, -length:][scored]
+
+        if self.family.cross_attention:
+            # Prompt and caption in one pass, which the backward pass frees layer by layer.
+            states = arguments["states"]
+            ids = torch.cat([self.start.expand(len(ids), -1), ids], dim=1)
+            with output_of(self.text_model, last):
+                state = State(packing_cache(image, len(states)), states)
+                return self.family.read(self, state, ids)
+        if self.mode.prefix == "none":
+            return self._score_plainly(arguments, ids, scored)
         first: list[Tensor] = []
 
         def keep_last(hidden: Tensor) -> Tensor:
             first.append(last_hidden(hidden))
             return first[0]
 
-        def of_captions(hidden: Tensor) -> Tensor:
-            hidden = torch.cat([first[0][image], hidden], dim=1)
-            return hidden if scored is None else hidden[scored]
-
         with output_of(self.text_model, keep_last):
             logits, state = self.family.begin(self, arguments, PromptLayer)
         if length == 1:
-            logits = logits.unsqueeze(1).expand(-1, captions, -1).unsqueeze(2)
-            return logits if mask is None else logits[mask]
-        with output_of(self.text_model, of_captions):
-            logits = self.family.read(self, state.of_captions(image), flat[rows, :-1])
-        return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
-
-    def _score_at_once(
-        self, states: Tensor, token_ids: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        """Score prompt and caption in one pass, where captions share their image in it; the
-        backward pass frees it layer by layer.
-        """
-        captions, length = token_ids.shape[1:]
-        flat, scored, rows = scored_rows(token_ids, mask)
-        ids = torch.cat([self.start.expand(len(rows), -1), flat[rows, :-1]], dim=1)
-        state = State(packing_cache(rows // captions, len(states)), states)
-
-        def of_captions(hidden: Tensor) -> Tensor:
-            hidden = hidden[:, -length:]
-            return hidden if scored is None else hidden[scored]
-
-        with output_of(self.text_model, of_captions):
-            logits = self.family.read(self, state, ids)
-        return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
+            return logits[image]
+        with output_of(
+            self.text_model,
+            lambda hidden: last(torch.cat([first[0][image], hidden], 1)),
+        ):
+            return self.family.read(self, state.of_captions(image), ids)
 
     def _score_plainly(
-        self, inputs: dict[str, Any], token_ids: Tensor, mask: Tensor | None
+        self, row: dict[str, Any], ids: Tensor, scored: Tensor
     ) -> Tensor:
         """Score each caption by a pass over image, prompt and caption, as the model alone makes it."""
-        captions, length = token_ids.shape[1:]
-        flat, scored, numbers = scored_rows(token_ids, mask)
-        rows, logits = self.rows(inputs), []
-        for caption, number in enumerate(numbers.tolist()):
-            row = dict(rows[number // captions])
-            prompt = row["input_ids"]
-            for name, value in row.items():
-                if isinstance(value, Tensor) and value.shape == prompt.shape:
-                    kind = 1 if name == "attention_mask" else self.mode.caption_type
-                    row[name] = nn.functional.pad(value, (0, length - 1), value=kind)
-            row["input_ids"] = torch.cat([prompt, flat[number, None, :-1]], dim=1)
-            some = slice(None) if scored is None else scored[caption]
+        prompt, length = row["input_ids"], scored.shape[1]
+        texts, logits = {}, []
+        for name, value in row.items():
+            if isinstance(value, Tensor) and value.shape == prompt.shape:
+                kind = int(name == "attention_mask")  # other types are those of text
+                texts[name] = nn.functional.pad(value, (0, length - 1), value=kind)
+        for caption, some in zip(ids, scored, strict=True):
+            texts["input_ids"] = torch.cat([prompt, caption[None]], dim=1)
 
-            def of_caption(hidden: Tensor, some: Any = some) -> Tensor:
+            def of_caption(hidden: Tensor, some: Tensor = some) -> Tensor:
                 return hidden[:, -length:][:, some]
 
-            with output_of(self.model, of_caption):
-                logits.append(self.model(**row, use_cache=False).logits[0])
-        joined = torch.cat(logits)
-        return joined if mask is not None else joined.unflatten(0, token_ids.shape)
+            with output_of(self.text_model, of_caption):
+                logits.append(self.model(**row | texts, use_cache=False).logits[0])
+        return torch.cat(logits)
+
+
+def by_rows(inputs: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
+    """Each row of a batch, with its index [1]."""
+    rows = torch.arange(len(next(iter(inputs.values())))).split(1)
+    return [(row, select_rows(inputs, row)) for row in rows]
 
 
 @contextmanager
@@ -431,20 +406,6 @@ def last_hidden(hidden: Tensor) -> Tensor:
     return hidden[:, -1:]
 
 
-def scored_rows(
-    token_ids: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """All captions [B·K, L]; the mask [M, L] of the M that have positions to score (or None); their
-    rows [M].
-    """
-    flat = token_ids.flatten(0, 1)
-    if mask is None:
-        return flat, None, torch.arange(len(flat), device=flat.device)
-    scored = mask.flatten(0, 1)
-    rows = scored.any(-1).nonzero().squeeze(-1)
-    return flat, scored[rows], rows
-
-
 def collate(
     prompts: Sequence[dict[str, Tensor]], pad: int, keys: Sequence[str] | None = None
 ) -> dict[str, Any]:
@@ -461,26 +422,20 @@ def collate(
         shape = prompt["input_ids"].shape
         images.append({name: t for name, t in prompt.items() if t.shape != shape})
         for name in prompt.keys() - images[-1].keys():
+            margin = (longest - shape[1], 0)
             value = pad if name == "input_ids" else 0
-            padded = nn.functional.pad(
-                prompt[name], (longest - shape[1], 0), value=value
-            )
+            padded = nn.functional.pad(prompt[name], margin, value=value)
             texts.setdefault(name, []).append(padded)
-    batch: dict[str, Any] = {
-        name: torch.cat(tensors) for name, tensors in texts.items()
-    }
+    batch = {name: torch.cat(tensors) for name, tensors in texts.items()}
     return {**batch, IMAGES: Nested(images, keys)}
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors [N, ...] joined along their first dimension, padded with zeros to the largest."""
     sizes = [max(sizes) for sizes in zip(*(t.shape[1:] for t in tensors), strict=True)]
-    padded = []
-    for tensor in tensors:
-        margins: list[int] = []
-        for size, now in zip(reversed(sizes), reversed(tensor.shape[1:]), strict=True):
-            margins += [0, size - now]
-        padded.append(nn.functional.pad(tensor, margins) if any(margins) else tensor)
+    padded = [tensor.new_zeros(len(tensor), *sizes) for tensor in tensors]
+    for whole, tensor in zip(padded, tensors, strict=True):
+        whole[tuple(map(slice, tensor.shape))] = tensor
     return torch.cat(padded)
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from PIL import Image
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from rewards.base import naming
 from rewards.files import atomic_write
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.decoding import Prefixes, select_rows
+from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.generate import generate
 from rl_caption.captioners.policy import IMAGES, Mode
 from rl_caption.runtime.engines import dropout_off
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLDER = "RL_CAPTION_CHECKS"
-"""Environment variable: the folder in which verdicts are kept; empty keeps them in the process."""
+"""Environment variable: the folder in which verdicts are kept."""
 TOLERANCE = 1e-3
 """Largest difference of log-probabilities in float32."""
 LOW_PRECISION_TOLERANCE = 0.3
@@ -78,6 +78,9 @@ class Verdict:
     unused: list[str]
 
 
+VERDICT = TypeAdapter(Verdict)
+
+
 def check(captioner: HuggingFaceCaptioner) -> Verdict:
     """Compare the captioner's ways with Transformers' ``generate``; its policy gets the mode.
 
@@ -86,29 +89,28 @@ def check(captioner: HuggingFaceCaptioner) -> Verdict:
     """
     policy = captioner.policy
     device = _device(policy)
-    key = _key(captioner, device)
-    verdict = _remembered(key)
-    if verdict is None:
-        prepared = _prepared_for_check(policy.model)
-        with _on(device, policy), torch.enable_grad(), dropout_off(policy), prepared:
+    folder = Path(os.environ.get(FOLDER, "~/.cache/rl_caption/checks")).expanduser()
+    file = folder / f"{_key(captioner, device)}.json"
+    try:
+        verdict = VERDICT.validate_json(file.read_bytes())
+    except (OSError, ValueError):
+        prepared = _prepared(policy, device)
+        with prepared, torch.enable_grad(), dropout_off(policy):
             verdict = _Check(captioner).run()
-        _remember(key, verdict)
+        with suppress(OSError), atomic_write(file, sync=False) as opened:
+            opened.write(VERDICT.dump_json(verdict))
     policy.mode, policy.visual_names = verdict.mode, frozenset(verdict.visual)
-    trained = [
-        name
-        for name in verdict.unused
-        if policy.model.get_parameter(name).requires_grad
-    ]
-    for name in trained:
-        policy.model.get_parameter(name).requires_grad_(False)
+    unused = [policy.model.get_parameter(name) for name in verdict.unused]
+    trained = sum(parameter.requires_grad for parameter in unused)
+    for parameter in unused:
+        parameter.requires_grad_(False)
     if os.environ.get("RANK", "0") == "0":
         exact = "log-probabilities are Transformers' own within"
         cost, name = COSTS[verdict.mode.prefix], captioner.family.name
         logger.info("%s: %s; %s %.1g nats", name, cost, exact, verdict.difference)
         if trained:
-            logger.info(
-                "no caption depends on %s (%d): frozen", trained[0], len(trained)
-            )
+            first = verdict.unused[0]
+            logger.info("no caption depends on %s (%d): frozen", first, trained)
     return verdict
 
 
@@ -120,24 +122,16 @@ class _Check:
         self.rows = check_rows(captioner.family.row_prompts)
         encoded = captioner.encode(TEXTS, TOKENS + 1)
         self.captions = [(ids[:-1] * TOKENS)[:TOKENS] for ids in encoded]
-        self.problem: Exception | None = None
-        policy = self.policy
+        policy, name = self.policy, captioner.family.name
         device = next(policy.parameters()).device
         inputs = captioner.preprocess(self.rows)
-        self.inputs: dict[str, Any] = {
-            name: value.to(device) for name, value in inputs.items()
-        }
-        self.ids = torch.tensor(
-            [self.captions] * len(self.rows), device=device
-        )  # [B, K, T]
+        self.inputs: dict[str, Any] = {n: t.to(device) for n, t in inputs.items()}
+        self.ids = torch.tensor([self.captions] * len(self.rows), device=device)
+        """[B, K, T]"""
         self.alone = policy.rows(self.inputs)
         if IMAGES not in self.inputs:
             self.alone = [policy.family.own_inputs(policy, **row) for row in self.alone]
-        with naming(
-            f"generate of this {captioner.family.name!r} fails",
-            (Exception,),
-            CaptionerError,
-        ):
+        with naming(f"generate of this {name!r} fails", (Exception,), CaptionerError):
             alone = [
                 torch.cat([self._forced(row, [ids]) for ids in self.captions])
                 for row in self.alone
@@ -146,65 +140,47 @@ class _Check:
 
     def run(self) -> Verdict:
         """The fastest exact mode."""
-        tolerance, least = TOLERANCE, math.inf
+        tolerance, least, problem = TOLERANCE, math.inf, None
         if self.policy.model.dtype != torch.float32:
-            itself = self._difference([self._together(use_cache=False)])
+            itself = self._difference(self._together(use_cache=False))
             tolerance = max(TOLERANCE, min(3 * itself, LOW_PRECISION_TOLERANCE))
         for mode in self._candidates():
-            difference = self._difference_of(mode)
+            self.policy.mode = mode
+            try:
+                sampled = self._together() if mode.prefix == "none" else self._decoded()
+                difference = self._difference(self._scored(), sampled)
+            except Exception as error:  # noqa: BLE001 - whatever a model raises
+                problem, difference = error, math.inf
             if difference <= tolerance:
                 return Verdict(mode, difference, *self._dependencies())
             least = min(least, difference)
-        what = (
-            f"differ by up to {least:.2g} nats from"
-            if least < math.inf
-            else "are none of"
-        )
         raise CaptionerError(
             f"a {self.captioner.family.name!r} cannot be trained: log-probabilities of captions "
-            f"{what} those that Transformers' generate draws from (allowed: {tolerance:.1g})"
-        ) from self.problem
+            f"differ by up to {least:.2g} nats from those that Transformers' generate draws from "
+            f"(allowed: {tolerance:.1g})"
+        ) from problem
 
     def _candidates(self) -> Iterator[Mode]:
         """Modes from the fastest on."""
         if IMAGES not in self.inputs:
             yield Mode()
             return
-        padded = self._differ_in_size()
-        for prefix, kind in (("batch", 0), ("rows", 0), ("none", 0), ("none", 1)):
-            for features in (
-                ("tokens", "whole", "") if self.policy.image_inputs else ("",)
-            ):
-                yield Mode(prefix, features, padded, kind)  # type: ignore[arg-type]
-
-    def _differ_in_size(self) -> bool:
-        """Whether one image is padded in a batch of the two."""
         first, second = self.alone
-        return any(
+        padded = any(
             first[name].shape[1:] != second[name].shape[1:]
             for name in first
             if first[name].shape != first["input_ids"].shape
         )
+        kinds = (True, False) if self.policy.image_inputs else (False,)
+        for prefix, features in itertools.product(("batch", "rows", "none"), kinds):
+            yield Mode(prefix, features, padded)  # type: ignore[arg-type]
 
-    def _difference_of(self, mode: Mode) -> float:
-        """Largest difference of log-probabilities in scoring and in sampling; infinite where they
-        cannot be computed.
-        """
-        self.policy.mode = mode
-        try:
-            sampled = self._together() if mode.prefix == "none" else self._decoded()
-            return self._difference([self._scored(), sampled])
-        except Exception as error:  # noqa: BLE001 - whatever a model raises
-            self.problem = error
-            return math.inf
-
-    def _difference(self, logits: Sequence[Tensor]) -> float:
-        differences = [
-            (some.detach().float().log_softmax(-1) - self.expected).abs().max()
-            for some in logits
-        ]
-        largest = float(torch.stack(differences).max())
-        return largest if math.isfinite(largest) else math.inf
+    def _difference(self, *logits: Tensor) -> float:
+        """Largest difference of log-probabilities."""
+        logprobs = torch.stack(
+            [some.detach().float().log_softmax(-1) for some in logits]
+        )
+        return float((logprobs - self.expected).abs().max())
 
     def _together(self, **how: Any) -> Tensor:
         """Logits of ``generate`` where the captions of an image are a batch."""
@@ -242,18 +218,11 @@ class _Check:
     @torch.no_grad()
     def _decoded(self) -> Tensor:
         """Logits of a decode that is given the captions token by token."""
-        inputs = self.policy(**self.inputs, encode=True)
-        rows = torch.arange(len(self.rows))
-        groups = [rows] if self.policy.joins(inputs) else rows.split(1)
         logits = []
-        for group in groups:
-            ids = self.ids[group].flatten(0, 1)
-            image = torch.arange(len(group), device=ids.device).repeat_interleave(
-                len(TEXTS)
-            )
-            next_logits = self.captioner.next_logits(
-                self.policy, select_rows(inputs, group), TOKENS
-            )
+        for rows, inputs in self.policy.parts(self.policy(**self.inputs, encode=True)):
+            ids = self.ids[rows].flatten(0, 1)
+            image = torch.arange(len(ids), device=ids.device) // len(TEXTS)
+            next_logits = self.captioner.next_logits(self.policy, inputs, TOKENS)
             steps = [next_logits(None)[image]]
             for position in range(TOKENS - 1):
                 parent = image if position == 0 else None
@@ -299,66 +268,42 @@ def _device(policy: nn.Module) -> torch.device:
     """The GPU of this process where the policy has room on it, else where it is."""
     parameters = list(policy.parameters())
     home = parameters[0].device
-    if home.type != "cpu" or not torch.cuda.is_available():
-        return home
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    size = sum(parameter.nbytes for parameter in parameters)
-    return device if 2 * size < torch.cuda.mem_get_info(device)[0] else home
+    if home.type == "cpu" and torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        size = sum(parameter.nbytes for parameter in parameters)
+        if 2 * size < torch.cuda.mem_get_info(device)[0]:
+            return device
+    return home
 
 
 @contextmanager
-def _on(device: torch.device, policy: nn.Module) -> Iterator[None]:
-    """Within, the policy is on ``device``, and products in float32 are not rounded to TF32."""
-    home = next(policy.parameters()).device
-    backends: Any = torch.backends
-    products = (backends.cudnn.conv, backends.cuda.matmul)
-    precisions = [product.fp32_precision for product in products]
-    try:
-        for product in products:
-            product.fp32_precision = "ieee"
-        policy.to(device)
-        yield
-    finally:
-        policy.to(home)
-        for product, precision in zip(products, precisions, strict=True):
-            product.fp32_precision = precision
-
-
-@contextmanager
-def _prepared_for_check(model: nn.Module) -> Iterator[None]:
-    """Within, windows are short, adapters do something, and every weight asks for a gradient."""
-    asked = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    kept = {
-        parameter: parameter.detach().clone()
-        for name, parameter in model.named_parameters()
-        if ".lora_B." in name
-    }
+def _prepared(policy: nn.Module, device: torch.device) -> Iterator[None]:
+    """Within, the policy is on ``device``, products in float32 are not rounded to TF32, windows are
+    short, adapters do something, and every weight asks for a gradient.
+    """
     generator = torch.Generator().manual_seed(0)
-    owners: dict[int, Any] = {
-        id(owner): owner
-        for module in model.modules()
-        for owner in (module, getattr(module, "config", None))
-        if isinstance(getattr(owner, "sliding_window", None), int)
-    }
-    windows = [(owner, owner.sliding_window) for owner in owners.values()]
-    try:
-        for owner, _ in windows:
-            owner.sliding_window = min(owner.sliding_window, WINDOW)
-        for parameter in asked:
-            parameter.requires_grad_(parameter.is_floating_point())
-        with torch.no_grad():
-            for parameter in kept:
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter.copy_(noise * 0.1)
+    backends: Any = torch.backends
+    with ExitStack() as stack:
+
+        def change(owner: Any, name: str, value: Any) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        stack.callback(policy.to, next(policy.parameters()).device)
+        policy.to(device)
+        for product in (backends.cudnn.conv, backends.cuda.matmul):
+            change(product, "fp32_precision", "ieee")
+        for module in policy.modules():
+            for owner in (module, getattr(module, "config", None)):
+                window = getattr(owner, "sliding_window", None)
+                if isinstance(window, int):
+                    change(owner, "sliding_window", min(window, WINDOW))
+        for name, parameter in policy.named_parameters():
+            change(parameter, "requires_grad", parameter.is_floating_point())
+            if ".lora_B." in name:
+                noise = torch.randn(parameter.shape, generator=generator) * 0.1
+                change(parameter, "data", noise.to(parameter))
         yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in kept.items():
-                parameter.copy_(value)
-        for parameter, required in asked.items():
-            parameter.requires_grad_(required)
-        for owner, window in windows:
-            owner.sliding_window = window
 
 
 def _leaves(tensors: Iterable[Any]) -> set[int]:
@@ -378,51 +323,15 @@ def _leaves(tensors: Iterable[Any]) -> set[int]:
     return leaves
 
 
-# Verdicts that are remembered
-
-_verdicts: dict[str, Verdict] = {}
-
-
 def _key(captioner: HuggingFaceCaptioner, device: torch.device) -> str:
     """Hash of what a verdict depends on: configuration, processor, names and types of weights,
     device, versions of libraries, and this package's code.
     """
     policy = captioner.policy
-    parts = [
-        f"{torch.__version__} {transformers.__version__} {device.type}",
-        str(policy.config._attn_implementation),
-        policy.config.to_json_string(),
-        repr(captioner.processors),
-        repr(captioner.prompt),
-    ]
-    parts += (
-        f"{name} {parameter.dtype} {tuple(parameter.shape)}"
-        for name, parameter in policy.named_parameters()
-    )
-    parts += (
-        name for name, m in policy.named_modules() if isinstance(m.forward, partial)
-    )
-    parts += (file.read_text() for file in sorted(Path(__file__).parent.glob("*.py")))
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
-
-
-def _file(key: str) -> Path | None:
-    folder = os.environ.get(FOLDER, "~/.cache/rl_caption/checks")
-    return Path(folder).expanduser() / f"{key}.json" if folder else None
-
-
-def _remembered(key: str) -> Verdict | None:
-    """The verdict of a key, of this process or another one."""
-    if key not in _verdicts and (file := _file(key)) is not None:
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            values = json.loads(file.read_text())
-            values["mode"] = Mode(**values["mode"])
-            _verdicts[key] = Verdict(**values)
-    return _verdicts.get(key)
-
-
-def _remember(key: str, verdict: Verdict) -> None:
-    _verdicts[key] = verdict
-    if (file := _file(key)) is not None:
-        with suppress(OSError), atomic_write(file, sync=False) as opened:
-            opened.write(json.dumps(asdict(verdict)).encode())
+    parts: list[Any] = [torch.__version__, transformers.__version__, device.type]
+    parts += [policy.config._attn_implementation, policy.config.to_json_string()]
+    parts += [captioner.processors, captioner.prompt]
+    parts += [(n, p.dtype, p.shape) for n, p in policy.named_parameters()]
+    parts += [n for n, m in policy.named_modules() if isinstance(m.forward, partial)]
+    parts += [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))]
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ class State:
         states: [B, S, D] of the images, where they are no visual tokens.
         images: [B] indices of the images that are left, ascending, where captions read them by
             cross-attention.
-        mask: [N, S], False where a prompt is padded; None where none is.
+        mask: [N, S], False where a prompt is padded, where the image is a prefix of the text.
         position: [N] of the next token, likewise.
         channels: number of positions of a token, with M-RoPE (time, height, width, ...).
     """
@@ -76,22 +76,18 @@ class State:
         return self.cache if self.images is None else self.cache.self_attention_cache
 
     def select(self, prefixes: Prefixes) -> None:
-        """Reorder the rows to the parents of the next prefixes."""
+        """Reorder the rows to the parents of the next prefixes; let go of images without a row."""
         if prefixes.parent is None:
             return
         self.tokens.batch_select_indices(prefixes.parent)
-        if self.mask is not None:
+        if self.images is None:
             self.mask = self.mask[prefixes.parent]
             self.position = self.position[prefixes.parent]
-        if self.images is not None:
-            self._pack(torch.searchsorted(self.images, prefixes.image))
-
-    def _pack(self, image: Tensor) -> None:
-        """Tell cross-attention the image of each row, and let go of images without a row."""
+            return
+        image = torch.searchsorted(self.images, prefixes.image)
         left = image.unique()
-        if 2 * len(left) <= len(
-            self.images
-        ):  # seldom, as the keys and values of images are large
+        # Seldom, as the keys and values of images are large.
+        if 2 * len(left) <= len(self.images):
             self.cache.cross_attention_cache.batch_select_indices(left)
             self.states, self.images = self.states[left], self.images[left]
             image = torch.searchsorted(left, image)
@@ -103,9 +99,9 @@ class State:
         this one.
         """
         layers: list[Any] = [CaptionLayer(layer, prompt) for layer in self.cache.layers]
-        mask, position = (
-            None if t is None else t[prompt] for t in (self.mask, self.position)
-        )
-        return State(
-            Cache(layers=layers), self.states, None, mask, position, self.channels
+        return replace(
+            self,
+            cache=Cache(layers=layers),
+            mask=self.mask[prompt],
+            position=self.position[prompt],
         )

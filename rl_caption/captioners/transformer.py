@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from rewards.text.tokenize import TOKENIZER, join_cjk, tokenizer_of
 from rl_caption.captioners.base import Captioner, reading
 from rl_caption.captioners.decoding import NextLogits, Prefixes
 from rl_caption.captioners.modeling import (
+    NAMES,
     SHAPE,
     CaptionTransformer,
     CaptionTransformerConfig,
@@ -136,15 +136,15 @@ class TransformerCaptioner(Captioner):
             check_folder(folder)
             with reading(folder / "config.json"):
                 config = read_config(folder / "config.json")
-            weights = read_weights(folder / "model.safetensors")
+            file = folder / "model.safetensors"
+            weights = {
+                name: value.float() for name, value in read_weights(file).items()
+            }
             with torch.device("meta"):  # the weights come from the file
                 policy = CaptionTransformer(config)
             shapes = state_shapes(policy)
             shapes.pop("lm_head.weight")  # is the token embedding
-            check_state(
-                weights, shapes, f"the weights in {folder / 'model.safetensors'}"
-            )
-            weights = {name: tensor.float() for name, tensor in weights.items()}
+            check_state(weights, shapes, f"the weights in {file}")
             policy.load_state_dict(weights, strict=False, assign=True)
             policy.tie_weights()
             return cls(policy.eval(), _read_tokenizer(folder, config), cache_bytes)
@@ -162,42 +162,33 @@ class TransformerCaptioner(Captioner):
             self.max_tokens_of(row)
         if self.input_kind == "pixels":
             return {"pixel_values": torch.stack([self._pixels(row) for row in rows])}
-        missing = [row["image_id"] for row in rows if row.get("features") is None]
-        if missing:
-            raise DataError(
-                f"image {missing[0]!r} has no region features: set data.features_root"
-            )
-        features, mask = pad_features(
-            [
-                as_image_features(row["features"], row["image_id"]).load(
-                    self.policy.config.feature_dim
+        width, regions = self.policy.config.feature_dim, []
+        for row in rows:
+            name = row["image_id"]
+            if row.get("features") is None:
+                raise DataError(
+                    f"image {name!r} has no region features: set data.features_root"
                 )
-                for row in rows
-            ]
-        )
+            regions.append(as_image_features(row["features"], name).load(width))
+        features, mask = pad_features(regions)
         return {"region_features": features, "region_mask": mask}
 
     def _pixels(self, row: Row) -> Tensor:
-        key = pixel_key(row["image_id"], row["image"])
+        name, image = row["image_id"], row["image"]
+        if isinstance(image, list | tuple):
+            raise DataError(f"{name!r} is a video: this captioner reads single images")
+        key = pixel_key(name, image)
         array = self.cached.get(key)
         if array is None:
-            array = self._resize_image(row)
+            size = (self.policy.config.image_size,) * 2
+            image = load_image(image)
+            if image.size != size:
+                image = image.resize(size, Image.Resampling.BICUBIC)
+            array = np.asarray(image, dtype=np.uint8)  # [S, S, 3]
             if (len(self.cached) + 1) * array.nbytes <= self.cache_bytes:
                 self.cached[key] = array
         pixels = (array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD
         return torch.from_numpy(pixels).movedim(-1, -3)
-
-    def _resize_image(self, row: Row) -> np.ndarray:
-        """Resized image of a row, uint8 [S, S, 3]."""
-        if isinstance(row["image"], list | tuple):
-            raise DataError(
-                f"{row['image_id']!r} is a video: this captioner reads single images"
-            )
-        side = self.policy.config.image_size
-        image = load_image(row["image"])
-        if image.size != (side, side):
-            image = image.resize((side, side), Image.Resampling.BICUBIC)
-        return np.asarray(image, dtype=np.uint8)
 
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
@@ -211,39 +202,33 @@ class TransformerCaptioner(Captioner):
         """States if gradients are enabled, as the encoder is always trained; else ``inputs``."""
         if not torch.is_grad_enabled():
             return inputs
-        mask = {name: inputs[name] for name in ("region_mask",) if name in inputs}
-        return {"states": policy.encoder(**inputs).last_hidden_state, **mask}
+        states = policy.encoder(**inputs).last_hidden_state
+        return {"states": states, **{k: v for k, v in inputs.items() if "mask" in k}}
 
     def next_logits(
         self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int
     ) -> NextLogits:
         """See ``Captioner.next_logits``; uses a preallocated KV cache."""
-        states = (
-            inputs["states"]
-            if "states" in inputs
-            else policy.encoder(**inputs).last_hidden_state
-        )
+        states = inputs.get("states")
+        if states is None:
+            states = policy.encoder(**inputs).last_hidden_state
         cache = EncoderDecoderCache(preallocated_cache(max_new_tokens), DynamicCache())
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
             """Logits [P, V] after the newest token of each of P prefixes."""
-            image = None
             if prefixes is None:
-                tokens = torch.full(
-                    (len(states),), self.bos_token_id, device=states.device
-                )
-            else:
-                if prefixes.parent is not None:
-                    cache.self_attention_cache.batch_select_indices(prefixes.parent)
-                tokens = prefixes.tokens
-                image = prefixes.image
+                images = torch.arange(len(states), device=states.device)
+                tokens = torch.full_like(images, self.bos_token_id)
+                prefixes = Prefixes(tokens, None, images)
+            if prefixes.parent is not None:
+                cache.self_attention_cache.batch_select_indices(prefixes.parent)
             output = policy(
                 region_mask=inputs.get("region_mask"),
                 states=states,
-                decoder_input_ids=tokens.unsqueeze(1),
+                decoder_input_ids=prefixes.tokens.unsqueeze(1),
                 cache=cache,
                 use_cache=True,
-                image=image,
+                image=prefixes.image,
             )
             return output.logits.flatten(0, 1)
 
@@ -311,14 +296,9 @@ def read_config(file: Path) -> CaptionTransformerConfig:
     expected = CaptionTransformerConfig.model_type
     if model_type != expected:
         raise ValueError(f"model_type is {model_type!r}: expected {expected!r}")
-    names = [
-        name
-        for name, p in signature(CaptionTransformerConfig).parameters.items()
-        if p.kind is not p.VAR_KEYWORD
-    ]
-    if missing := [name for name in names if name not in values]:
+    if missing := [name for name in NAMES if name not in values]:
         raise ValueError(f"it has no {', '.join(missing)}")
-    return CaptionTransformerConfig(**{name: values[name] for name in names})
+    return CaptionTransformerConfig(**{name: values[name] for name in NAMES})
 
 
 def _read_tokenizer(
@@ -361,16 +341,12 @@ def build_vocabulary(
         for word in split(caption)
     )
     special = [PAD, BOS, EOS, UNK]
-    frequent = [
-        word
-        for word, count in counts.items()
-        if count >= min_count and word not in special
-    ]
-    if not frequent:
+    words = [word for word in counts if counts[word] >= min_count]
+    words = sorted(set(words) - {*special}, key=lambda word: (-counts[word], word))
+    if not words:
         raise ValueError(
             f"no word occurs {min_count} times in the training references: lower model.min_count"
         )
-    words = sorted(frequent, key=lambda word: (-counts[word], word))
     vocabulary = {token: index for index, token in enumerate([*special, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()

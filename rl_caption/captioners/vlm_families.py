@@ -292,23 +292,16 @@ def special_tokens(processor: Any, model: Any) -> tuple[list[int], list[int]]:
     generation settings.
     """
     tokenizer, declared = processor.tokenizer, model.generation_config.eos_token_id
-    ends = [
-        tokenizer.eos_token_id,
-        *(declared if isinstance(declared, list) else [declared]),
-    ]
-    ends = [end for end in dict.fromkeys(ends) if end is not None]
+    declared = declared if isinstance(declared, list) else [declared]
+    ends = list(dict.fromkeys([tokenizer.eos_token_id, *declared]))
     # The list of named special tokens lacks some that no text shows either, such as SmolVLM's
     # <row_1_col_1>.
-    unseen = (
-        number
-        for number, token in tokenizer.added_tokens_decoder.items()
-        if token.special
-    )
-    config = model.config
-    images = {
-        getattr(config, key, None) for key in ("image_token_id", "video_token_id")
-    } - {None}
-    return ends, sorted({*unseen, *tokenizer.all_special_ids, *images} - set(ends))
+    added = tokenizer.added_tokens_decoder
+    unseen = {number for number, token in added.items() if token.special}
+    unseen.update(tokenizer.all_special_ids)
+    for key in ("image_token_id", "video_token_id"):
+        unseen.add(getattr(model.config, key, None))
+    return [end for end in ends if end is not None], sorted(unseen - {None, *ends})
 
 
 def as_messages(prompt: str | Messages, row_prompt: str | Messages | None) -> Messages:
@@ -342,19 +335,12 @@ def with_images(messages: Messages, images: Sequence[Image.Image | str]) -> Mess
     """
     conversation: Messages = []
     for message in messages:
-        content = message["content"]
-        items = (
-            [{"type": "text", "text": content}] * bool(content)
-            if isinstance(content, str)
-            else list(content)
-        )
+        items = message["content"]
+        if isinstance(items, str):
+            items = [{"type": "text", "text": items}] * bool(items)
         conversation.append({**message, "content": [dict(item) for item in items]})
-    places = [
-        item
-        for message in conversation
-        for item in message["content"]
-        if item["type"] == "image"
-    ]
+    items = [item for message in conversation for item in message["content"]]
+    places = [item for item in items if item["type"] == "image"]
     if not places:
         places = [{"type": "image"} for _ in images]
         first = next(message for message in conversation if message["role"] == "user")
@@ -374,12 +360,5 @@ def text_of(messages: Messages, name: str) -> str:
         raise CaptionerError(
             f"model.prompt has {len(messages)} messages: a {name!r} takes one plain text"
         )
-    return " ".join(_texts(messages[0]["content"]))
-
-
-def _texts(content: str | list[dict[str, Any]]) -> list[str]:
-    return (
-        [content]
-        if isinstance(content, str)
-        else [item["text"] for item in content if item["type"] == "text"]
-    )
+    items = with_images(messages, [])[0]["content"]
+    return " ".join(item["text"] for item in items)

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 import transformers as tf
 
-from tests.vlm_families_for_tests import (
+from tests.vlm_for_tests import CONTENT, IDEFICS_TEMPLATE, QWEN_TEMPLATE
+from tests.zoo.families import (
     CHAT_TEMPLATE,
     CHATML,
     GEMMA_TEMPLATE,
@@ -18,10 +19,11 @@ from tests.vlm_families_for_tests import (
     ROPE,
     TEXT,
     VISION,
+    VLM_FAMILIES,
     _ids,
     _tokenizer,
+    save_vlm,
 )
-from tests.vlm_for_tests import CONTENT, IDEFICS_TEMPLATE, QWEN_TEMPLATE
 
 
 def cls(path):
@@ -2017,13 +2019,20 @@ def save_internvl_mamba(f: Path) -> None:
     )
 
 
-ZOO = tuple(
-    name.removeprefix("save_") for name in list(globals()) if name.startswith("save_")
+ZOO = (
+    *VLM_FAMILIES,
+    *(
+        name.removeprefix("save_")
+        for name in [*globals()]
+        if name.startswith("save_") and name != "save_vlm"
+    ),
 )
 
 
 def make(name: str, folder: Path) -> Path:
     """Write the model of that name to ``folder``; returns it."""
+    if name in VLM_FAMILIES:
+        return save_vlm(name, folder)
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     globals()[f"save_{name}"](folder)

@@ -7,8 +7,8 @@ from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.policy import collate
 from rl_caption.captioners.self_check import TOLERANCE
-from tests.vlm_families_for_tests import photo_rows
 from tests.zoo.builders import ZOO, make
+from tests.zoo.families import photo_rows
 
 PLAIN = ("qwen3_5", "qwen3_5_moe", "lfm2_vl", "internvl_mamba")
 """Layers with a state that captions of an image cannot share."""
@@ -61,11 +61,14 @@ def plain_logits(captioner, alone, captions):
     """Logits [K, L, V] of the model's own pass over prompt and caption, without a cache."""
     (row,) = captioner.policy.rows(alone)
     shape, logits = row["input_ids"].shape, []
+    ones = {"attention_mask"}
+    if captioner.family.name == "paligemma":  # whose captions do not see ahead
+        ones.add("token_type_ids")
     for ids in captions:
         whole = dict(row, input_ids=torch.cat([row["input_ids"], ids[None]], 1))
         for key, value in row.items():
             if key != "input_ids" and value.shape == shape:
-                kind = 1 if key == "attention_mask" else 0
+                kind = 1 if key in ones else 0
                 whole[key] = torch.nn.functional.pad(value, (0, len(ids)), value=kind)
         output = captioner.policy.model(**whole, use_cache=False).logits
         logits.append(output[0, shape[1] - 1 : -1])

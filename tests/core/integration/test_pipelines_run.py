@@ -12,7 +12,7 @@ from rl_caption.data.base import load_image
 from rl_caption.data.scenes import ScenesData
 from tests.hf_models_for_tests import save_model
 from tests.training_for_tests import Ended, Kill, files, lines, run_arguments, weights
-from tests.vlm_families_for_tests import save_vlm
+from tests.zoo.families import save_vlm
 
 pytestmark = pytest.mark.slow
 

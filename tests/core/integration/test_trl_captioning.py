@@ -54,7 +54,6 @@ from rl_caption.training.checkpoint import CheckpointError
 from rl_caption.training.run import NonFiniteError
 from tests.conftest import REPOSITORY
 from tests.training_for_tests import lines
-from tests.vlm_families_for_tests import save_vlm
 from tests.vlm_for_tests import (
     BANNED,
     IDEFICS_TEMPLATE,
@@ -65,6 +64,7 @@ from tests.vlm_for_tests import (
     tiny_idefics3,
     tiny_qwen2_vl,
 )
+from tests.zoo.families import save_vlm
 
 pytestmark = pytest.mark.slow
 

@@ -124,12 +124,16 @@ def test_dropout_is_drawn_wherever_the_transformer_has_it():
 def test_embeddings_and_pixels_are_those_of_the_definition():
     captioner = tiny_captioner()
     policy, width = captioner.policy, captioner.policy.config.d_model
-    tokens, positions = torch.tensor([5, 6, 5]), torch.tensor([0, 3, 7])
+    tokens, embedded = torch.tensor([5, 6, 5, 7]), []
+    policy.layers[0].register_forward_pre_hook(
+        lambda layer, arguments: embedded.append(arguments[0])
+    )
+    inputs = captioner.preprocess(tiny_rows(1))
+    policy(**inputs, decoder_input_ids=tokens[None])
     expected = (
-        policy.token_embedding.weight[tokens]
-        + policy.position_embedding.weight[positions]
+        policy.token_embedding.weight[tokens] + policy.position_embedding.weight[:4]
     ) * width**0.5
-    assert torch.allclose(policy._embed(tokens, positions), expected)
+    assert torch.allclose(embedded[0], expected)
     assert 0.01 < policy.encoder.embedding.position.std() < 0.03
     photo = Image.fromarray(
         np.random.default_rng(0).integers(0, 256, (40, 24, 3), dtype=np.uint8)

@@ -21,16 +21,18 @@ from rewards.text.tokenize import tokenize
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import SETTINGS, HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.captioners.tokens import caption_mask
 from rl_caption.data.base import DataError
-from rl_caption.runtime.engines import dropout_off
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import sample_slowly, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import (
     ENCODER_DECODERS,
     PROMPT,
-    assert_close_gradients,
+    assert_draws_and_scores,
+    assert_gradients_of_one_at_a_time,
+    assert_recomputing_changes_nothing,
+    assert_texts_survive,
+    gradients,
     tiny_hf_captioner,
 )
 
@@ -106,25 +108,7 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
         lambda one, ids: own_logits(captioner, one["pixel_values"], [*start, *ids])[-1],
         ending=True,
     )
-    decoding = Decoding(
-        num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=L
-    )
-    tokens = captioner.generate(captioner.policy, inputs, decoding, noise)[:, :2]
-    assert torch.equal(tokens, expected[..., : tokens.shape[-1]])
-    mask = caption_mask(tokens, captioner.eos_token_id)
-    assert mask[:, 0].sum(-1).tolist() == [1, 2, 3], (
-        "captions of different lengths stand in one batch"
-    )
-    assert (tokens[~mask] == captioner.pad_token_id).all()
-    rescored = token_logprobs(
-        captioner.token_logits(captioner.policy, inputs, tokens), tokens, 1.3
-    )
-    assert torch.allclose(
-        rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=1e-4
-    )
-    assert not torch.isin(
-        tokens[mask], torch.tensor(captioner.forbidden, dtype=torch.long)
-    ).any()
+    assert_draws_and_scores(captioner, inputs, noise, expected, scores)
 
 
 def test_prompts_of_rows_are_refused_with_the_row(tmp_path):
@@ -133,16 +117,6 @@ def test_prompts_of_rows_are_refused_with_the_row(tmp_path):
         with pytest.raises(DataError, match=r"image-0.*'a dog'"):
             captioner.preprocess([row | {"prompt": "a dog"}])
         captioner.preprocess([row | {"prompt": ""}])
-
-
-def gradients(policy):
-    found = {
-        name: p.grad.clone()
-        for name, p in policy.named_parameters()
-        if p.grad is not None
-    }
-    policy.zero_grad()
-    return found
 
 
 def own_inputs(captioner, images):
@@ -247,61 +221,12 @@ def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_gener
     assert len(set(ours)) > 1
 
 
-def test_in_training_with_recomputed_activations_captions_scores_and_gradients_are_those_without_dropout(
-    family_case,
-):
-    plain, inputs = copy.deepcopy(family_case)
-    plain.policy.zero_grad()
-    plain.adapt(frozen=[], lora=None, checkpointed=False)
-    saving = copy.deepcopy(plain)
-    saving.adapt(frozen=[], lora=None, checkpointed=True)
-    saving = copy.deepcopy(saving)  # as the reference policy is
-    assert plain.policy.state_dict().keys() == saving.policy.state_dict().keys()
+def test_recomputed_activations_and_dropout_that_is_off_change_nothing(family_case):
+    captioner, inputs = family_case
     ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(3, 1, 1)
-    noise, decoding = (
-        sampling_noise(1, 0, ["a", "b", "c"], 2, L),
-        Decoding(num_samples=2, with_greedy=True, max_new_tokens=L),
-    )
-
-    def measured(captioner):
-        """Captions, their scores, gradients, and the number of tensors that are kept for the
-        backward pass.
-        """
-        samples, kept = (
-            captioner.generate(captioner.policy, inputs, decoding, noise),
-            [],
-        )
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda x: kept.append(x.numel()) or x, lambda x: x
-        ):
-            logits = captioner.token_logits(captioner.policy, inputs, ids)
-            loss = token_logprobs(logits, ids).sum()
-        loss.backward()
-        return samples, logits.detach(), gradients(captioner.policy), len(kept)
-
-    expected = measured(plain)
-    for captioner in (plain, saving):
-        captioner.policy.train()
-        captioner.policy.model.generation_config = (
-            GenerationConfig(  # which changes nothing
-                suppress_tokens=expected[0].flatten().tolist(),
-                repetition_penalty=9.0,
-                max_length=2,
-                no_repeat_ngram_size=1,
-            )
-        )
-        with dropout_off(captioner.policy):
-            found = measured(captioner)
-        assert torch.equal(found[0], expected[0])
-        assert torch.allclose(found[1], expected[1], atol=1e-4)
-        assert_close_gradients(found[2], expected[2], 1e-3)
-        with torch.no_grad():
-            logits = captioner.token_logits(captioner.policy, inputs, ids)
-        assert not torch.allclose(logits, expected[1], atol=1e-2), "dropout"
-    kept = (
-        0.6 if plain.family.name == "Florence-2" else 0.5
-    )  # whose vision tower has no layers of this kind
-    assert found[3] < expected[3] * kept, "the layers' activations are not kept"
+    # Florence's vision tower has no layers of the kind that is computed again.
+    share = 0.6 if captioner.family.name == "Florence-2" else 0.5
+    assert_recomputing_changes_nothing(captioner, inputs, ids, share)
 
 
 def test_captions_at_once_and_with_prefixes_that_they_share_have_the_gradient_of_one_at_a_time(
@@ -309,40 +234,18 @@ def test_captions_at_once_and_with_prefixes_that_they_share_have_the_gradient_of
 ):
     captioner, inputs = family_case
     policy = captioner.policy
-    policy.zero_grad()
     ids = torch.tensor(
         [[[5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 8], [5, 6, 0, 0]]]
     ).repeat(3, 1, 1)
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[:, 3, 3:] = False  # all that this caption's tokens depend on is in others
-    weights = torch.linspace(-1, 2, int(mask.sum()))
     alone = []
     for image, caption in itertools.product(range(3), range(4)):
-        one, chosen = (
-            {"pixel_values": inputs["pixel_values"][image : image + 1]},
-            ids[image, caption].view(1, 1, -1),
-        )
+        one = {"pixel_values": inputs["pixel_values"][image : image + 1]}
+        chosen = ids[image, caption].view(1, 1, -1)
         logprobs = token_logprobs(captioner.token_logits(policy, one, chosen), chosen)
         alone.append(logprobs[0, 0][mask[image, caption]])
-    expected = torch.cat(alone)
-    (expected * weights).sum().backward()
-    gradient = gradients(policy)
-    trained = {
-        name for name, parameter in policy.named_parameters() if parameter.requires_grad
-    }
-    assert gradient.keys() == trained, (
-        "processes that train together would wait for the missing gradients"
-    )
-    shared, row = captioner.prefix_logits(policy, inputs, ids, mask)
-    assert len(shared) == 3 * 5
-    for logits, rows in (
-        (captioner.token_logits(policy, inputs, ids, mask), None),
-        (shared, row),
-    ):
-        logprobs = token_logprobs(logits, ids[mask], 1.0, rows)
-        assert torch.allclose(logprobs, expected, atol=1e-4)
-        (logprobs * weights).sum().backward()
-        assert_close_gradients(gradients(policy), gradient, 2e-3)
+    assert_gradients_of_one_at_a_time(captioner, [inputs], ids, mask, torch.cat(alone))
 
 
 @torch.no_grad()
@@ -412,19 +315,7 @@ def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gra
 
 def test_texts_survive_encoding_and_decoding_and_the_prompt_is_part_of_none(case):
     captioner, _ = case
-    texts = ["a small dog", "two squares\non a  green field"]
-    encoded = captioner.encode(texts, 40)
-    assert all(
-        ids[-1] == captioner.eos_token_id and captioner.eos_token_id not in ids[:-1]
-        for ids in encoded
-    )
-    longest = max(map(len, encoded))
-    padded = torch.tensor(
-        [ids + [captioner.pad_token_id] * (longest - len(ids)) for ids in encoded]
-    )
-    assert captioner.decode(padded) == ["a small dog", "two squares on a green field"]
-    (cut,) = captioner.encode(texts[:1], 2)
-    assert cut == encoded[0][:2]
+    encoded = assert_texts_survive(captioner)
     if captioner.policy.conventions.encoder_prompt:
         return
     start, tokenizer = list(captioner.policy.conventions.start[1:]), captioner.tokenizer

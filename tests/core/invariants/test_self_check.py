@@ -18,7 +18,7 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.policy import Policy
 from rl_caption.captioners.vlm_families import VisionLanguageFamily
 from rl_caption.scst.rollout import sampling_noise
-from tests.vlm_families_for_tests import photo_rows, save_vlm, tiny_vlm
+from tests.zoo.families import photo_rows, save_vlm, tiny_vlm
 
 NAMES = ["image-0", "image-1", "image-2"]
 LORA = {"r": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": None}
@@ -31,8 +31,12 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_remembered(monkeypatch):
-    monkeypatch.setattr(self_check, "_verdicts", {})
+def nothing_is_remembered(monkeypatch, tmp_path):
+    monkeypatch.setenv(self_check.FOLDER, str(tmp_path / "checks"))
+
+
+def forget(tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "checks")
 
 
 def planted(monkeypatch, owner: Any, name: str, change: Any) -> None:
@@ -76,7 +80,7 @@ def test_inputs_that_hold_indices_into_their_row_cost_the_batch(folders, monkeyp
             for name, value in result.items()
         },
     )
-    assert load_captioner(folders["qwen2_5_vl"]).policy.mode.features == ""
+    assert load_captioner(folders["qwen2_5_vl"]).policy.mode.features is False
 
 
 def test_visual_tokens_of_another_layout_cost_the_batch_or_the_features(
@@ -91,7 +95,7 @@ def test_visual_tokens_of_another_layout_cost_the_batch_or_the_features(
     from rl_caption.captioners import policy
 
     planted(monkeypatch, policy, "join_features", reversed_rows)
-    assert load_captioner(folders["qwen2_5_vl"]).policy.mode.features == ""
+    assert load_captioner(folders["qwen2_5_vl"]).policy.mode.features is False
 
 
 def test_windows_far_longer_than_the_captions_of_the_check_are_crossed(
@@ -104,7 +108,7 @@ def test_windows_far_longer_than_the_captions_of_the_check_are_crossed(
     config["text_config"]["sliding_window"] = 400
     (folder / "config.json").write_text(json.dumps(config))
     assert load_captioner(folder).policy.mode.prefix == "batch"
-    self_check._verdicts.clear()
+    forget(tmp_path)
     original = modeling_gemma3.sliding_window_overlay
 
     def forgetful(window: int) -> Any:
@@ -117,7 +121,7 @@ def test_windows_far_longer_than_the_captions_of_the_check_are_crossed(
 
 
 def test_what_is_frozen_follows_from_what_visual_tokens_are_made_of(
-    folders, monkeypatch
+    folders, monkeypatch, tmp_path
 ):
     """Visual tokens that are read from the text's table of words are trained with it."""
     captioner = load_captioner(folders["llava"])
@@ -125,7 +129,7 @@ def test_what_is_frozen_follows_from_what_visual_tokens_are_made_of(
     assert any("vision_tower" in name for name in names)
     assert any("projector" in name for name in names)
     assert not any("language_model" in name for name in names)
-    self_check._verdicts.clear()
+    forget(tmp_path)
     tower = type(captioner.policy.model.base_model)
     original = tower.get_image_features
 
@@ -252,17 +256,13 @@ def test_rows_that_cannot_be_joined_are_read_one_by_one(folders):
     )
 
 
-def test_a_verdict_is_remembered_for_the_same_model_alone(
-    folders, monkeypatch, tmp_path
-):
-    monkeypatch.setenv(self_check.FOLDER, str(tmp_path))
+def test_a_verdict_is_remembered_for_the_same_model_alone(folders, monkeypatch):
     runs: list[int] = []
     planted(
         monkeypatch, self_check._Check, "run", lambda result: runs.append(1) or result
     )
     for _ in range(2):
         first = load_captioner(folders["llava"])
-        self_check._verdicts.clear()
     assert len(runs) == 1
     assert first.policy.visual_names
     load_captioner(folders["llava"], dtype="bfloat16")

@@ -137,7 +137,7 @@ def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
         "metrics": expected.metrics,
         "best_of": [one._asdict() for one in expected.best_of],
     }
-    how = f"{COUNT} sampled at temperature 0.7, top_p 0.9, at most 8 tokens, seed 0, chosen by consensus["
+    how = f"sampling, num_samples {COUNT}, temperature 0.7, max_new_tokens 8, top_p 0.9, seed 0, chosen by consensus["
     assert scores["decoding"].startswith(how)
     assert how in table
     evaluate_split(

@@ -228,7 +228,7 @@ def test_every_program_takes_a_name_on_the_hub(blip, tmp_path, monkeypatch, caps
         build(name="huggingface", init="someone/tiny-blip", prompt=spaced).prompt
         == PROMPT
     )
-    assert "'someone/lost' is neither a folder with a config.json nor" in refusal(
+    assert "'someone/lost' is neither on the hub nor in its cache" in refusal(
         init="someone/lost"
     )
     (row,) = tiny_rows(1)

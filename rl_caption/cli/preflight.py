@@ -147,11 +147,12 @@ def modules_of(stage: Stage) -> list[str]:
 def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
     """The models that a run starts from or scores with: on this machine, made before, or fetched."""
     paths = {}
+    captions = stage.program in ("xe", "scst")
     for key, value in stage.values.items():
         is_path = isinstance(value, str) and (
             "/export/" in value or value.endswith(CHECKPOINTS)
         )
-        if is_path or (key == "model.init" and stage.program in ("xe", "scst")):
+        if is_path or (key == "model.init" and captions):
             paths[key] = value
     if stage.program == "reward_model":
         paths |= stage.config.folders()
@@ -164,7 +165,7 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
             continue
         elif made := [one.name for one in before if mentions(value, one.folder)]:
             yield Finding(key, f"{value}, which {made[-1]} makes")
-        elif key == "model.init" and HUB_NAME.fullmatch(value):
+        elif key == "model.init" and captions and HUB_NAME.fullmatch(value):
             from rewards.model_files import ask_hub
 
             yield _on_hub(key, value, ask_hub, value, "config.json")

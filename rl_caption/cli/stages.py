@@ -110,10 +110,12 @@ def mentions(values: Any, folder: Path) -> bool:
 
 def moved(values: Any, folders: Mapping[Path, Path]) -> Any:
     """Nested values whose paths in folders are those in other folders."""
-    text = json.dumps(values)
-    for before, now in folders.items():
-        text = re.sub(rf'(?<=[":]){re.escape(str(before))}(?=[/"])', str(now), text)
-    return json.loads(text)
+    if not folders:
+        return values
+    now = {str(before): str(folder) for before, folder in folders.items()}
+    path = rf'(?<=[":])({"|".join(map(re.escape, now))})(?=[/"])'
+    text = json.dumps(values, ensure_ascii=False)
+    return json.loads(re.sub(path, lambda found: now[found[0]], text))
 
 
 def starts_from(stage: Stage, others: Iterable[Stage]) -> list[Stage]:

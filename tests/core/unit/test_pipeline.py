@@ -26,7 +26,7 @@ def stages_of(file: Path, *words: str) -> dict[str, Any]:
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
     """Cross-entropy, then self-critical training."""
-    xe, scst = tmp_path / "runs/xe", tmp_path / "runs/scst"
+    xe, scst = tmp_path / "läufe/xe", tmp_path / "läufe/scst"
     return write_pipeline(
         tmp_path,
         xe=("xe", xe_config(xe)),
@@ -52,7 +52,8 @@ def test_data_and_root_reach_every_stage_and_any_other_key_one(
     assert stages["scst"].model.init == str(tmp_path / "new/xe/export/best"), (
         "the path follows"
     )
-    moved = stages_of(two, "--xe.run.dir", str(tmp_path / "there"))
+    there = [str(tmp_path / "there"), "--scst.run.dir", str(tmp_path / "läufe/xe")]
+    moved = stages_of(two, "--xe.run.dir", *there)
     assert moved["scst"].model.init == str(tmp_path / "there/export/best")
     named = stages_of(
         two, "--run.root", str(tmp_path), "--scst.model.init", "owner/model"
@@ -70,7 +71,7 @@ def test_data_and_root_reach_every_stage_and_any_other_key_one(
         (["--only", "xe,mix"], "expected xe, scst"),
         (["--xe.train.lr"], "train.lr"),
         (["--xe.train.lrr", "1"], "train.lrr"),
-        (["--scst.run.dir", "D/runs/xe"], "two stages write"),
+        (["--scst.run.dir", "D/läufe/xe"], "two stages write"),
     ],
 )
 def test_what_is_not_for_a_stage_is_named(words, part, two, tmp_path, capsys):
@@ -168,13 +169,13 @@ def test_another_configuration_is_refused_with_what_differs(words, part, finishe
 def test_other_data_and_other_exports_are_refused(
     finished: Path, tmp_path: Path
 ) -> None:
-    export = tmp_path / "runs/xe/export/best/manifest.json"
+    export = tmp_path / "läufe/xe/export/best/manifest.json"
     before = export.read_text()
     export.write_text("{}")
     with pytest.raises(ConfigError, match=r"scst: .*model\.init: other weights"):
         run_pipeline(str(finished), [])
     export.write_text(before)
-    note = tmp_path / "runs/scst/stage.json"
+    note = tmp_path / "läufe/scst/stage.json"
     inputs = json.loads(note.read_text())
     inputs["data"]["train texts"] = "32 rows 0"
     note.write_text(json.dumps(inputs))
@@ -183,7 +184,7 @@ def test_other_data_and_other_exports_are_refused(
     note.unlink()
     with pytest.raises(ConfigError, match=r"scst: .*stage\.json"):
         run_pipeline(str(finished), [])
-    (tmp_path / "runs/xe" / RESULT).unlink()
+    (tmp_path / "läufe/xe" / RESULT).unlink()
     with pytest.raises(ConfigError, match=r"scst: .*another export of xe"):
         run_pipeline(str(finished), [])
     assert run_pipeline(str(finished), ["--again", "scst"]) is not None

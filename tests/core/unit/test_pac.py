@@ -2,7 +2,6 @@
 hand in open_clip.
 """
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rewards.clip.backbone import load_frozen_encoder
-from rewards.clip.checkpoints import low_rank_delta
 from rewards.clip.encoder import RELEASED
 from rewards.clip.pac import PacScore, RefPacScore
 from rewards.registry import build
@@ -174,17 +172,6 @@ def test_low_rank_updates_equal_those_added_by_hand(folder: Path) -> None:
     )
 
 
-def test_the_scale_of_an_update_is_one_over_its_rank() -> None:
-    linear = low_rank_delta(
-        torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[2.0, 0.0]]), (1, 2)
-    )
-    assert linear.tolist() == [[1.0, 2.0]]
-    kernel = low_rank_delta(
-        torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.eye(2), (1, 1, 2, 2)
-    )
-    assert kernel.tolist() == [[[[1.0, 2.0], [0.0, 1.0]]]]
-
-
 def test_files_that_do_not_fit_are_named(folder: Path) -> None:
     changes: list[tuple[dict[str, Any], str]] = [
         ({"ln_final.bias": None}, r"broken\.pth.*1 missing: ln_final\.bias"),
@@ -263,21 +250,6 @@ def test_a_released_file_is_known_to_every_score(
     found: Any = build("clipscore", backbone=ARCHITECTURE, pretrained=path)
     assert found.backbone.encoder.fingerprint == expected.fingerprint
     assert "tuned from laion2b_s32b_b82k" in found.signature
-
-
-def test_what_is_taken_for_a_plain_file_is_said(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = saved(weights(), folder / "plain.pth")
-    with caplog.at_level(logging.INFO, "rewards"):
-        load_frozen_encoder(ARCHITECTURE, path)
-        load_frozen_encoder(ARCHITECTURE, path, tuned_from="openai")
-    (line,) = [
-        record.getMessage()
-        for record in caplog.records
-        if record.name.startswith("rewards")
-    ]
-    assert all(part in line for part in ("plain.pth", "GELU", "0.4814"))
 
 
 def test_a_missing_checkpoint_is_found_before_anything_is_read(tmp_path, monkeypatch):

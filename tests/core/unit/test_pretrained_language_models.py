@@ -207,11 +207,7 @@ def test_bidirectional_attention_is_that_of_a_model_without_a_mask(
 
 
 def test_a_saved_dual_embeds_the_same_without_its_source(tmp_path: Path) -> None:
-    for save_model, pool in (
-        (save_gpt2, "mean"),
-        (save_llama, "first"),
-        (save_gemma, "last"),
-    ):
+    for save_model, pool in ((save_llama, "first"), (save_gemma, "mean")):
         name, folder = save_model(tmp_path / "source"), tmp_path / pool
         shape: dict[str, Any] = {"embed_dim": 8, "hidden": 8, "pool": pool}
         image = "tests.encoders_for_tests:TinyImageEncoder"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 from string import ascii_uppercase
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -25,7 +25,6 @@ from rewards.base import (
 from rewards.language.models import Question, build_model
 from rewards.options import check_type, check_values
 
-Score = Literal["expected", "accuracy"]
 NOT_SAID = "The caption does not say."
 PROMPT = (
     "Below is a caption of an image that you cannot see. Answer the question from the caption "
@@ -43,11 +42,9 @@ class ImageQuestion(TypedDict):
 
 
 class CaptionQA:
-    """Share of an image's questions that a language model answers right, in [0, 1].
+    """Mean probability that a language model answers an image's questions right, in [0, 1].
 
-    It sees the caption alone. ``expected`` is the mean probability of the right choice,
-    ``accuracy`` the share of questions for which it is the most probable one: the same model calls,
-    but less noise. The choices of a question and a further one, "The caption does not say.", are
+    It sees the caption alone. The choices of a question and a further one, "The caption does not say.", are
     shuffled by (seed, image, question), so that they are the same for every caption of an image and
     in every run.
 
@@ -56,7 +53,6 @@ class CaptionQA:
     default.
 
     Args:
-        score: ``expected`` or ``accuracy``.
         words: length in words from which longer captions are scaled down; None never does.
         seed: of the order of the choices.
         **options: the language model, local or behind an endpoint, as for ``build_model``.
@@ -73,20 +69,17 @@ class CaptionQA:
     def __init__(
         self,
         *,
-        score: Score = "expected",
         words: Annotated[int, Field(ge=1)] | None = 80,
         seed: int = 0,
         **options: Any,
     ) -> None:
-        check_values(Score, score=score)
         check_values(Annotated[int, Field(ge=1)] | None, words=words)
         name = self.__name__
         self.language_model = build_model(name, **options)
-        self.score = score
         self.words = words
         self.seed = seed
         self.signature = (
-            f"{name}[{self.language_model.signature},{score},words{words},seed{seed}]"
+            f"{name}[{self.language_model.signature},expected,words{words},seed{seed}]"
         )
 
     def __call__(
@@ -116,11 +109,8 @@ class CaptionQA:
         answers = zip(self.language_model.choose(questions), right, strict=True)
         scores = []
         for caption, items in zip(captions, rows, strict=True):
-            marks = []
-            for probabilities, place in islice(answers, len(items)):
-                is_right = float(is_found(probabilities, place))
-                expected = self.score == "expected"
-                marks.append(probabilities[place] if expected else is_right)
+            own = islice(answers, len(items))
+            marks = [probabilities[place] for probabilities, place in own]
             mean = math.fsum(marks) / len(marks)
             scores.append(mean * length_factor(caption, self.words))
         return checked_scores(self, scores, len(captions))

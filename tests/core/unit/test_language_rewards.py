@@ -144,13 +144,6 @@ def test_questions_are_shuffled_by_image_and_seed_and_not_by_caption() -> None:
     }
     assert len(orders) > 10
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
-    exact = CaptionQA(model=Scripted(knowing_what_the_caption_says), score="accuracy")
-    assert exact(
-        None,
-        [CAPTION, "a cat on grass"],
-        questions=[QUESTIONS] * 2,
-        image_id=["1", "1"],
-    ) == [1.0, 0.5]
 
 
 def test_a_caption_of_400_words_does_not_win_by_length() -> None:
@@ -456,7 +449,7 @@ def test_a_token_that_is_listed_twice_counts_once_and_two_of_one_text_both() -> 
 
 
 def test_a_local_model_that_overflows_is_an_error(language_model: str) -> None:
-    reward = CaptionQA(model=language_model, score="accuracy")
+    reward = CaptionQA(model=language_model)
     for weight in reward.language_model.frozen.network.parameters():  # type: ignore[attr-defined]
         weight.fill_(math.nan)
     with pytest.raises(RewardError, match=r"row 0, question 0.*nan"):

@@ -155,14 +155,14 @@ rl_caption("ablate --config ablation.yaml")
 #   makes. In the row `colours` it falls, while repeated n-grams and length rise. The captions below show why: colour
 #   after colour, in the picture or not. That is reward hacking.
 # - CIDEr compares with what people, here the generated references, say. It falls with the reward that ignores them.
-# - The last table has the step at which the [monitor](../scst.md#hacking-of-the-reward) noticed, by scores that are not in the reward. It
+# - The last column has the step at which the [monitor](../scst.md#hacking-of-the-reward) noticed, by scores that are not in the reward. It
 #   does not see the truth either.
 # - The row `mixture` answers the question that one really has: does the term add colours at a price that one would
 #   pay? At weight 1 it hardly moves the column `colours`: CIDEr-D tells the samples of a picture apart more strongly,
 #   and the policy follows it. Another weight is the next experiment, and the scale of each term (below) says where to
 #   begin. No weight teaches this reward which colours are there.
 #
-# Captions of the same pictures by all of them stand in `ablation/report.html`. Here is one picture:
+# `rl-caption report ablation/cells/*/seed0/test_last` makes a page of the captions of all. Here is one picture:
 
 # %%
 for path in sorted(Path("ablation").glob("**/test*/predictions.json")):

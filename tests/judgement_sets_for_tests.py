@@ -56,39 +56,18 @@ def composite(folder: Path) -> None:
         {"image_id": 12, "id": n, "caption": f"a bus  in place {n}"} for n in range(5)
     ]
     write_json(folder / "captions_val2014.json", {"images": [], "annotations": coco})
-    urls = {
-        "8k": "http://x/y/1_a.jpg",
-        "30k": "http://x/2_b.jpg",
-        "coco": "http://x/COCO_val2014_000000000012.jpg",
-    }
-    own = {
-        "8k": "a dog runs in place 1 .",
-        "30k": "a cat sits in place 2 .",
-        "coco": "a bus in place 3",
-    }
-    for part, url in urls.items():
-        count = 3 if part == "8k" else 4
-        head = [
-            "HITId",
-            "Input.image_url",
-            *(f"Input.text{n}" for n in range(1, count + 1)),
-        ]
-        head += [f"Answer.Q{n}Answer" for n in range(1, count + 1)]
-        captions = [own[part], "a thing; with a semicolon", "nothing", "something"][
-            :count
-        ]
-        row = [
-            "h",
-            url,
-            *(f'"{text}"' if ";" in text else text for text in captions),
-            *"5213"[:count],
-        ]
-        lines = [
-            ";".join(head),
-            ";".join(row),
-            ";" * (len(head) - 1),
-            ";".join(["sum", *[""] * (len(head) - 1)]),
-        ]
+    for part, url, own, count in (
+        ("8k", "http://x/y/1_a.jpg", "a dog runs in place 1 .", 3),
+        ("30k", "http://x/2_b.jpg", "a cat sits in place 2 .", 4),
+        ("coco", "http://x/COCO_val2014_000000000012.jpg", "a bus in place 3", 4),
+    ):
+        numbers = range(1, count + 1)
+        head = ["HITId", "Input.image_url", *(f"Input.text{n}" for n in numbers)]
+        head += [f"Answer.Q{n}Answer" for n in numbers]
+        texts = [own, '"a thing; with a semicolon"', "nothing", "something"][:count]
+        row = ["h", url, *texts, *"5213"[:count]]
+        blank = ";" * (len(head) - 1)
+        lines = [";".join(head), ";".join(row), blank, f"sum{blank}"]
         (folder / f"{part}_correctness.csv").write_text("\n".join(lines))
 
 

@@ -282,7 +282,7 @@ def split_words(
     """The dotted key and the texts of each ``--a.b.c text`` or ``--a.b.c=text``.
 
     Words of no option are those of the positional key, where there is one; then an option takes
-    one word, a switch none.
+    one word, that of a list all, a switch none.
     """
     positional = section_type.positional
     options: list[tuple[list[str], list[str]]] = []
@@ -292,8 +292,10 @@ def split_words(
         if word.startswith("--"):
             name, equals, text = word[2:].partition("=")
             options.append((name.split("."), [text] if equals else []))
-            is_switch = annotation_at(section_type, [name], {}) is bool
-            room = 1 - is_switch if positional else len(words)
+            annotation = annotation_at(section_type, [name], {})
+            types = annotation, *get_args(annotation)
+            takes_one = positional and all(get_origin(one) is not list for one in types)
+            room = 1 - (annotation is bool) if takes_one else len(words)
             room = 0 if equals else room
         elif room:
             room -= 1

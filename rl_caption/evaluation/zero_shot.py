@@ -16,20 +16,25 @@ from rewards.clip.encoder import CachedEncoder, Embeddings
 from rl_caption.data.base import DataError
 
 Prompts = Literal["imagenet", "cifar", "plain"]
-_MANNERS = (
-    "",
-    "blurry ",
-    "black and white ",
-    "low contrast ",
-    "high contrast ",
-    "bad ",
-    "good ",
-)
-CIFAR_PROMPTS = tuple(
-    f"a {manner}photo of {article} {size}{{}}."
-    for article in ("a", "the")
-    for manner, size in [(manner, "") for manner in _MANNERS]
-    + [("", "small "), ("", "big ")]
+CIFAR_PROMPTS = (
+    "a photo of a {}.",
+    "a blurry photo of a {}.",
+    "a black and white photo of a {}.",
+    "a low contrast photo of a {}.",
+    "a high contrast photo of a {}.",
+    "a bad photo of a {}.",
+    "a good photo of a {}.",
+    "a photo of a small {}.",
+    "a photo of a big {}.",
+    "a photo of the {}.",
+    "a blurry photo of the {}.",
+    "a black and white photo of the {}.",
+    "a low contrast photo of the {}.",
+    "a high contrast photo of the {}.",
+    "a bad photo of the {}.",
+    "a good photo of the {}.",
+    "a photo of the small {}.",
+    "a photo of the big {}.",
 )
 """CLIP's 18 prompts for CIFAR-10 and CIFAR-100."""
 PROMPTS = {"cifar": CIFAR_PROMPTS, "plain": ("a photo of a {}.",)}

@@ -178,29 +178,29 @@ def build_metrics(
         ConfigError: there is no metric, one is there twice or does not exist, or one needs what a
             set does not have.
     """
-    asked: list[tuple[str, str, str, dict[str, Any]]] = []
-    listed = names.split(",") if isinstance(names, str) else names
-    for name in filter(None, map(str.strip, listed)):
-        for one in [f"bleu{n}" for n in (1, 2, 3, 4)] if name == "bleu" else [name]:
-            asked.append(("metrics", *NAMES.get(one, (one, one, {}))))
-    for heading, judge in judges.items():
-        target = judge.target or heading
-        asked.append((f"judges.{heading}", heading, target, dict(judge.kwargs)))
-    for heading, file in (scores or {}).items():
-        options = {"file": file, "heading": heading}
-        asked.append((f"scores.{heading}", heading, FILE_SCORES, options))
-    if not asked:
-        raise ConfigError(
-            f"metrics is {names!r}, judges and scores are empty: name a metric"
-        )
     metrics: dict[str, Reward] = {}
     builder = RewardBuilder()
-    for key, heading, reward, arguments in asked:
+
+    def add(key: str, heading: str, reward: str, arguments: Mapping[str, Any]) -> None:
         with config_errors(key):
             if heading in metrics:
                 raise ConfigError(f"{heading} is listed twice: give it another heading")
             metrics[heading] = builder.build(reward, arguments)
             check_columns(heading, metrics[heading].columns, judgement_sets)
+
+    listed = names.split(",") if isinstance(names, str) else names
+    for name in filter(None, map(str.strip, listed)):
+        for one in [f"bleu{n}" for n in (1, 2, 3, 4)] if name == "bleu" else [name]:
+            add("metrics", *NAMES.get(one, (one, one, {})))
+    for heading, judge in judges.items():
+        add(f"judges.{heading}", heading, judge.target or heading, judge.kwargs)
+    for heading, file in (scores or {}).items():
+        options = {"file": file, "heading": heading}
+        add(f"scores.{heading}", heading, FILE_SCORES, options)
+    if not metrics:
+        raise ConfigError(
+            f"metrics is {names!r}, judges and scores are empty: name a metric"
+        )
     return metrics
 
 

@@ -106,10 +106,3 @@ def test_bad_input_is_named() -> None:
     ):
         with pytest.raises(EvaluationError, match=message):
             evaluate_samples(samples, references)  # type: ignore[arg-type]
-
-
-def test_the_consensus_of_two_knows_neither_the_third_nor_what_each_is_to_itself() -> (
-    None
-):
-    similarity = np.array([[[0.25, 0.125, 0.25], [0.125, 1.0, 0.5], [0.25, 0.5, 1.0]]])
-    assert best_of(np.array([[1.0, 4.0, 2.0]]), similarity)[1].consensus == 1.0

@@ -135,14 +135,6 @@ def test_rows_in_memory_are_the_data_of_any_program(
         ({"image": "a.png"}, "row 1 has no 'references'"),
         ({"references": ["a"]}, "row 1 has no 'image'"),
         ({"image": 3, "references": ["a"]}, "row 1, 'image' is 3"),
-        (
-            {"image": "a.png", "references": ["a"], "splits": "val"},
-            "row 1.*'splits'.*'split'",
-        ),
-        (
-            {"image": "a.png", "references": ["a"], "split": "training"},
-            "row 1.*'training'.*'train'",
-        ),
     ],
 )
 def test_a_wrong_row_is_named(row: dict[str, Any], part: str) -> None:

@@ -42,7 +42,9 @@ def ids(data: Any, split: str) -> list[str]:
 
 
 def test_folders_are_splits_and_paths_are_ids(tmp_path: Path) -> None:
-    root = images(tmp_path / "data", "train/n2/b.JPEG", "train/n1/a.png", "val/c.png")
+    root = images(
+        tmp_path / "data", "train/n2/b.JPEG", "train/n1/a.png", "Validation/c.png"
+    )
     written(root / "train/n1/list.txt", "no image")
     elsewhere = images(tmp_path / "more", "d.png")
     (root / "train/n3").symlink_to(elsewhere)
@@ -51,8 +53,8 @@ def test_folders_are_splits_and_paths_are_ids(tmp_path: Path) -> None:
     assert ids(data, "train") == ["train/n1/a.png", "train/n2/b.JPEG", "train/n3/d.png"]
     row = data.split("val")[0]
     assert row == {
-        "image_id": "val/c.png",
-        "image": str(root / "val/c.png"),
+        "image_id": "Validation/c.png",
+        "image": str(root / "Validation/c.png"),
         "references": [],
     }
     check_data(data, data.splits, needs=["image"])
@@ -112,7 +114,7 @@ def test_a_line_is_a_caption_and_equal_ones_are_held_out_together(
 
 def test_files_are_splits_and_a_column_is_the_caption(tmp_path: Path) -> None:
     written(tmp_path / "train.tsv", "a dog\thttp://a", "two cats\thttp://b")
-    written(tmp_path / "val.tsv", "red\thttp://c")
+    written(tmp_path / "validation.tsv", "red\thttp://c")
     written(tmp_path / "notes.md", "else")
     data = build_data(
         DataConfig(format="captions", path=str(tmp_path), kwargs={"column": 0})

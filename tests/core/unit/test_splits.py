@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Splits
@@ -161,21 +160,3 @@ def test_references_are_looked_up_by_the_same_names(tmp_path: Path) -> None:
         path = str(make(tmp_path, "Train", "val", "validation", "test").path)
         assert len(read_references(path, "val")) == 2
         assert len(read_references(path, "train")) == 1
-
-
-def test_folders_and_files_of_one_split_may_have_its_usual_names(
-    tmp_path: Path,
-) -> None:
-    for name in ("Train/a.png", "Train/b.png", "validation/c.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / name)
-    assert counts(build_data(DataConfig(format="images", path=str(tmp_path)))) == {
-        "train": 2,
-        "val": 1,
-    }
-    for name, captions in (("train.txt", "a dog\na cat"), ("validation.txt", "a cow")):
-        (tmp_path / name).write_text(captions, encoding="utf-8")
-    assert counts(build_data(DataConfig(format="captions", path=str(tmp_path)))) == {
-        "train": 2,
-        "val": 1,
-    }

@@ -71,7 +71,7 @@ def _plan(stage: Stage, sources: Sequence[str]) -> Planned:
     complete = is_complete(folder)
     if not complete and newest_checkpoint(folder / "checkpoints") is None:
         return Planned(stage, "train")
-    differs = changed_keys(folder / "config.yaml", stage.config)
+    differs = changed_keys(folder / "config.yaml", stage.sections)
     differs += [f"it started from another export of {name}" for name in sources]
     if note.is_file():
         before, now = read_json(note, CheckpointError), inputs_of(stage)

@@ -60,7 +60,7 @@ from rl_caption.training.checkpoint import (
     save_checkpoint,
 )
 from rl_caption.training.optimizer import parameter_groups, schedule_factor
-from rl_caption.training.run_folder import computed, find_checkpoint, plain, resume_mode
+from rl_caption.training.run_folder import computed, find_checkpoint, resume_mode
 
 CHECKED_IMAGES = ".checked_images.json"
 """File in the run's folder that lists the image files that were found good."""
@@ -122,7 +122,7 @@ class Run:
         self.trained_on = trained_on
         self.folder = Path(config.run.dir)
         self.checkpoints = self.folder / "checkpoints"
-        self.settings, self.state = plain(config), TrainState()
+        self.settings, self.state = config.model_dump(mode="json"), TrainState()
         self.num_workers = config.data.num_workers
         self.micro_batch_size = micro_batch_size(
             self.train.batch_size,
@@ -463,7 +463,7 @@ def open_run(
             if accelerator.is_main_process:
                 for place in (folder, *folder.glob("eval/*")):
                     remove_leftovers(place, older_than=0)
-            checkpoint = find_checkpoint(config)
+            checkpoint = find_checkpoint(config.model_dump(mode="json"))
         data, cache = build_data(config.data), folder / CHECKED_IMAGES
         splits = ("train", usable_split(data, split))
         scored = not isinstance(config, RewardModelConfig)

@@ -20,7 +20,6 @@ from transformers.utils import flatten_dict
 
 from rewards.files import atomic_write, write_errors
 from rewards.model_files import damage
-from rl_caption.config.reward_models import TrainingConfig
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_log, read_yaml
 from rl_caption.runtime.engines import print_main
@@ -89,15 +88,16 @@ RECORDED_VERSIONS = (
 )
 
 
-def find_checkpoint(config: TrainingConfig) -> Path | None:
-    """The checkpoint to resume from, or None to start.
+def find_checkpoint(settings: Mapping[str, Any]) -> Path | None:
+    """The checkpoint to resume from, or None to start; ``settings`` are a configuration as JSON.
 
     Raises:
         CheckpointError: the folder holds a run and ``run.resume`` is false, or a run of another
             configuration and it is ``auto``; it is the path of something else than an intact
             checkpoint; or all checkpoints are damaged, unless it is false.
     """
-    folder, resume = Path(config.run.dir), resume_mode(config.run.resume)
+    options = settings["run"]
+    folder, resume = Path(options["dir"]), resume_mode(options["resume"])
     checkpoints = folder / "checkpoints"
     clear_leftovers(checkpoints)
     clear_leftovers(folder / "export")
@@ -119,7 +119,7 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
     problems = ["run.resume is false"] if resume == "false" else []
     if resume == "auto":
         before = read_state(newest).configuration
-        problems = changed_settings(before, computed(plain(config)))
+        problems = changed_settings(before, computed(settings))
     if problems:
         raise CheckpointError(
             f"{folder} holds a run ({newest.name}), and {'; '.join(problems)}. Choose another "
@@ -131,12 +131,6 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
 def resume_mode(resume: bool | str) -> str:
     """``auto``, ``true``, ``false``, or the path of a checkpoint: what ``run.resume`` asks for."""
     return str(resume).lower() if isinstance(resume, bool) else resume
-
-
-def plain(config: Any) -> dict[str, Any]:
-    """A configuration as JSON would store it (tuples as lists)."""
-    settings: dict[str, Any] = config.model_dump(mode="json")
-    return settings
 
 
 def computed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,12 +151,12 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
     ]
 
 
-def changed_keys(saved: Path, config: Any) -> list[str]:
-    """``changed_settings`` of a saved configuration and ``config``."""
+def changed_keys(saved: Path, settings: Mapping[str, Any]) -> list[str]:
+    """``changed_settings`` of a saved configuration and one as JSON."""
     if not saved.is_file():
         return [f"{saved} is missing"]
     before = read_yaml(saved, CheckpointError)
-    return changed_settings(computed(before), computed(plain(config)))
+    return changed_settings(computed(before), computed(settings))
 
 
 def write_run_files(

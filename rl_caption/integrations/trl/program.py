@@ -60,7 +60,6 @@ from rl_caption.training.run_folder import (
     computed,
     drop_after,
     is_complete,
-    plain,
     write_run_files,
 )
 
@@ -213,7 +212,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         if state.is_main_process:
             (folder / RESULT).unlink(missing_ok=True)
             extra = {"reward": reward.signature, "num_processes": state.num_processes}
-            write_run_files(folder, plain(config), extra)
+            write_run_files(folder, config.model_dump(mode="json"), extra)
             drop_after(folder / "metrics.jsonl", start if checkpoint else -1)
         step = train(trainer, start, checkpoint, config.model.lora is not None)
         model.generation_config = generation
@@ -239,7 +238,7 @@ def inputs_of(
     config: GrpoVlmConfig, reward: MixedReward, rows: Sequence[Row]
 ) -> dict[str, Any]:
     """What a run that goes on must have as before, as JSON has it."""
-    inputs = computed(plain(config)) | {
+    inputs = computed(config.model_dump(mode="json")) | {
         "reward": reward.signature,
         "weights": weights_hash(str(config.model.init)),
     }

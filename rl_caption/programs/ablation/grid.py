@@ -32,7 +32,7 @@ from rl_caption.programs.ablation.config import GridConfig
 from rl_caption.runtime.errors import EXPECTED, ConfigError, config_errors
 from rl_caption.runtime.launch import run_lock, stop_requests
 from rl_caption.runtime.threads import cpu_threads
-from rl_caption.training.run_folder import changed_keys, is_complete, plain
+from rl_caption.training.run_folder import changed_keys, is_complete
 
 Parse = Callable[..., Any]
 """``rl_caption.cli.configuration.parse``: (kind, arguments, program) -> a configuration."""
@@ -106,7 +106,8 @@ def make_runs(
                 config = parse(kind, [*words, *as_words(values)], key)
             run = Run(label, seed, parent, config)
             saved = run.folder / "config.yaml"
-            changed = changed_keys(saved, config) if saved.is_file() else []
+            settings = config.model_dump(mode="json")
+            changed = changed_keys(saved, settings) if saved.is_file() else []
             if changed:
                 raise ConfigError(
                     f"{run.name} exists with another configuration: {'; '.join(changed)}. Choose "
@@ -197,7 +198,8 @@ def trained(
 
 def _start(program: str, run: Run, device: str | None) -> subprocess.Popen[bytes]:
     file = run.parent / "config.yaml"
-    write_text(file, yaml.safe_dump(plain(run.config), sort_keys=False))
+    settings = run.config.model_dump(mode="json")
+    write_text(file, yaml.safe_dump(settings, sort_keys=False))
     chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
     # A session of its own: Ctrl-C reaches this process only, which asks the training to stop.
     with (run.parent / "log.txt").open("ab") as log:

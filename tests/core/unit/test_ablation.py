@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -29,7 +30,7 @@ from rl_caption.programs.ablation.grid import (
 from rl_caption.programs.ablation.runner import check_start, make_plan
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.launch import stop_requests
-from rl_caption.training.run_folder import plain, write_run_files
+from rl_caption.training.run_folder import write_run_files
 
 MIX = {"cider": RewardTerm(weight=0.5), "bleu": RewardTerm(weight=0.5)}
 WORLD = "{num_train: 4, num_val: 2, num_test: 2, num_unseen: 0, image_size: 32}"
@@ -121,7 +122,7 @@ def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(
     other = with_reward(bleu=RewardTerm())
     check_start(out, start, other)
     check_start(out, start, [run])
-    write_run_files(Path(run.config.run.dir), plain(run.config), {})
+    write_run_files(Path(run.config.run.dir), run.config.model_dump(mode="json"), {})
     check_start(out, start, [run])
     with pytest.raises(ConfigError, match="S_Mix"):
         check_start(out, start, other)
@@ -158,12 +159,16 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return start([sys.executable, "-c", code], **options)
 
     monkeypatch.setattr(subprocess, "Popen", in_place)
-    monkeypatch.setattr("rl_caption.programs.ablation.grid.plain", dict)
 
     def make(*codes: str) -> list[Run]:
         folders = [tmp_path / str(number) for number in range(len(codes))]
         return [
-            Run(folder.name, 0, folder, {"code": code})
+            Run(
+                folder.name,
+                0,
+                folder,
+                Mock(**{"model_dump.return_value": {"code": code}}),
+            )
             for folder, code in zip(folders, codes, strict=True)
         ]
 

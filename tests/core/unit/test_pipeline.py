@@ -13,7 +13,7 @@ from rl_caption.cli.main import main, run_program
 from rl_caption.cli.pipeline import plan, run_pipeline
 from rl_caption.cli.stages import Stage, make_stages
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.training.run_folder import RESULT, plain, write_run_files
+from rl_caption.training.run_folder import RESULT, write_run_files
 from tests.training_for_tests import scst_config, write_pipeline, xe_config
 
 
@@ -121,7 +121,7 @@ def finished(two: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The pipeline after a run, whose trainings only write what tells that they are done."""
 
     def train(stage: Stage) -> None:
-        write_run_files(stage.folder, plain(stage.config), {})
+        write_run_files(stage.folder, stage.config.model_dump(mode="json"), {})
         export = stage.folder / "export/best"
         export.mkdir(parents=True, exist_ok=True)
         (export / "config.json").write_text("{}")

@@ -23,7 +23,6 @@ from rl_caption.training.run_folder import (
     drop_after,
     find_checkpoint,
     is_complete,
-    plain,
     write_run_files,
 )
 
@@ -37,7 +36,9 @@ def config_of(folder: Path, resume: Any = "auto") -> ScstConfig:
 def checkpoint(folder: Path, step: int) -> Path:
     path = folder / "checkpoints" / f"step-{step:08d}"
     path.mkdir(parents=True)
-    state = TrainState(global_step=step, configuration=computed(plain(ScstConfig())))
+    state = TrainState(
+        global_step=step, configuration=computed(ScstConfig().model_dump(mode="json"))
+    )
     (path / "trainer_state.json").write_text(json.dumps(asdict(state)))
     seal(path)
     return path
@@ -47,14 +48,16 @@ def test_an_empty_folder_starts_then_the_newest_checkpoint_is_found_and_leftover
     tmp_path: Path,
 ) -> None:
     for resume in ("auto", True, "true", False, "false"):
-        assert find_checkpoint(config_of(tmp_path, resume)) is None
+        assert (
+            find_checkpoint(config_of(tmp_path, resume).model_dump(mode="json")) is None
+        )
     config = config_of(tmp_path)
-    write_run_files(Path(config.run.dir), plain(config), {})
+    write_run_files(Path(config.run.dir), config.model_dump(mode="json"), {})
     checkpoint(tmp_path, 9)
     newest = checkpoint(tmp_path, 10)
     (tmp_path / "checkpoints/.partial-step-00000011").mkdir()
     (tmp_path / "export/.partial-best").mkdir(parents=True)
-    assert find_checkpoint(config) == newest
+    assert find_checkpoint(config.model_dump(mode="json")) == newest
     assert not list(tmp_path.rglob(".partial-*"))
 
 
@@ -62,14 +65,16 @@ def test_an_empty_folder_starts_then_the_newest_checkpoint_is_found_and_leftover
 def test_where_all_checkpoints_are_damaged_a_run_starts_over_only_if_told_to(
     tmp_path: Path, resume: Any
 ) -> None:
-    write_run_files(tmp_path, plain(config_of(tmp_path)), {})
+    write_run_files(tmp_path, config_of(tmp_path).model_dump(mode="json"), {})
     (checkpoint(tmp_path, 3) / "trainer_state.json").write_text("{}")
     (checkpoint(tmp_path, 6) / "manifest.json").unlink()
     if resume is False:
-        assert find_checkpoint(config_of(tmp_path, resume)) is None
+        assert (
+            find_checkpoint(config_of(tmp_path, resume).model_dump(mode="json")) is None
+        )
         return
     with pytest.raises(CheckpointError) as raised:
-        find_checkpoint(config_of(tmp_path, resume))
+        find_checkpoint(config_of(tmp_path, resume).model_dump(mode="json"))
     for part in (
         "step-00000003 (trainer_state.json has 2 bytes",
         "step-00000006 (it has no manifest",
@@ -82,32 +87,35 @@ def test_auto_refuses_another_configuration_true_accepts_it_and_false_refuses_an
     tmp_path: Path,
 ) -> None:
     newest, config = checkpoint(tmp_path, 3), config_of(tmp_path)
-    assert find_checkpoint(config) == newest
+    assert find_checkpoint(config.model_dump(mode="json")) == newest
     config.train.lr = 1.0
     config.reward.terms["rouge_l"] = RewardTerm(weight=2.0)
     with pytest.raises(
         CheckpointError,
         match=r"reward\.terms\.rouge_l\.weight: None -> 2\.0.*train\.lr: ",
     ):
-        find_checkpoint(config)
+        find_checkpoint(config.model_dump(mode="json"))
     config.run.resume = True
-    assert find_checkpoint(config) == newest
+    assert find_checkpoint(config.model_dump(mode="json")) == newest
     for resume in (False, "false"):
         with pytest.raises(CheckpointError, match=r"step-00000003.*run\.resume"):
-            find_checkpoint(config_of(tmp_path, resume))
+            find_checkpoint(config_of(tmp_path, resume).model_dump(mode="json"))
 
 
 def test_a_path_is_taken_if_it_is_a_checkpoint(tmp_path: Path) -> None:
     older = checkpoint(tmp_path, 3)
     checkpoint(tmp_path, 5)
-    assert find_checkpoint(config_of(tmp_path, str(older))) == older
+    assert (
+        find_checkpoint(config_of(tmp_path, str(older)).model_dump(mode="json"))
+        == older
+    )
     with pytest.raises(CheckpointError, match=re.escape(str(tmp_path))):
-        find_checkpoint(config_of(tmp_path, str(tmp_path)))
+        find_checkpoint(config_of(tmp_path, str(tmp_path)).model_dump(mode="json"))
 
 
 def test_what_does_not_change_the_computation_is_no_change(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    write_run_files(Path(config.run.dir), plain(config), {})
+    write_run_files(Path(config.run.dir), config.model_dump(mode="json"), {})
     config.run.log_every = 3
     config.data.num_workers, config.data.cache_mb = 4, 0
     config.train.micro_batch_size, config.train.threads, config.train.num_processes = (
@@ -116,14 +124,18 @@ def test_what_does_not_change_the_computation_is_no_change(tmp_path: Path) -> No
         2,
     )
     config.eval.batch_size = 1
-    assert changed_keys(tmp_path / "config.yaml", config) == []
+    assert changed_keys(tmp_path / "config.yaml", config.model_dump(mode="json")) == []
     config.eval.every = 7
-    assert changed_keys(tmp_path / "config.yaml", config) == ["eval.every: None -> 7"]
+    assert changed_keys(tmp_path / "config.yaml", config.model_dump(mode="json")) == [
+        "eval.every: None -> 7"
+    ]
 
 
 def test_files_of_a_run(tmp_path: Path) -> None:
     config = config_of(tmp_path / "new" / "run")
-    write_run_files(Path(config.run.dir), plain(config), {"signature": "s"})
+    write_run_files(
+        Path(config.run.dir), config.model_dump(mode="json"), {"signature": "s"}
+    )
     folder = Path(config.run.dir)
     assert {path.name for path in folder.iterdir()} == {"config.yaml", "env.json"}
     assert yaml.safe_load((folder / "config.yaml").read_text()) == json.loads(
@@ -142,9 +154,9 @@ def test_changed_keys_are_told(tmp_path: Path) -> None:
     config.reward.terms = {"rouge_l": RewardTerm()}
     saved = json.loads(config.model_dump_json())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
-    assert changed_keys(tmp_path / "config.yaml", config) == []
+    assert changed_keys(tmp_path / "config.yaml", config.model_dump(mode="json")) == []
     config.train.advantage_kwargs = {"epsilon": 1}
-    changed = changed_keys(tmp_path / "config.yaml", config)
+    changed = changed_keys(tmp_path / "config.yaml", config.model_dump(mode="json"))
     assert "train.advantage_kwargs.epsilon: None -> 1" in changed
 
 

@@ -25,7 +25,7 @@ from rewards.clip.backbone import load_frozen_encoder
 from rewards.devices import Precision, chunks, default_device
 from rewards.frozen_model import FrozenModel, load_frozen
 from rewards.model_files import fingerprint, load_weights, read_config, save_model
-from rewards.options import check_fields, check_values
+from rewards.options import Count, check_fields, check_values
 from rewards.registry import build
 
 MODEL_TYPE = "semantic_bottleneck"
@@ -309,12 +309,12 @@ class SemanticBottleneck:
         similarity_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._similarity = load_similarity(similarity, similarity_kwargs or {}, "sba")
-        sizes = {
-            "num_beams": num_beams,
-            "max_new_tokens": max_new_tokens,
-            "batch_size": batch_size,
-        }
-        check_values(Annotated[int, Field(ge=1, le=2**16)], **sizes)
+        check_values(
+            Count,
+            num_beams=num_beams,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+        )
         with naming(f"sba: the folder {model!r} cannot be loaded", (OSError,)):
             bottleneck = Bottleneck.from_pretrained(model)
         config = bottleneck.config

@@ -175,23 +175,18 @@ class EmbeddingCache:
         # A lazy column makes an item whenever it is read, and ids are of objects that live.
         items = list(items)
         # By object first: a scene that occurs several times in one call is drawn for its key once.
-        keys_of_objects = {}
-        for item in {id(item): item for item in items}.values():
-            named = f"{self.fingerprint}|{identity(item)}".encode()
-            keys_of_objects[id(item)] = hashlib.blake2b(
-                named, digest_size=16
-            ).hexdigest()
-        keys = [keys_of_objects[id(item)] for item in items]
+        names = {id(item): "" for item in items}
+        for item in items:
+            if not names[id(item)]:
+                named = f"{self.fingerprint}|{identity(item)}".encode()
+                names[id(item)] = hashlib.blake2b(named, digest_size=16).hexdigest()
+        keys = [names[id(item)] for item in items]
         sources = dict(zip(keys, items, strict=True))
-        embeddings: dict[str, Embeddings] = {}
-        for key in sources:
-            entry = self._read(key)
-            if entry is not None:
-                embeddings[key] = entry
+        found = {key: self._read(key) for key in sources}
+        embeddings = {key: row for key, row in found.items() if row is not None}
         missing = [key for key in sources if key not in embeddings]
-        for chunk in chunks(
-            missing, _CHUNK, f"embedding {item_name}s that are not cached"
-        ):
+        what = f"embedding {item_name}s that are not cached"
+        for chunk in chunks(missing, _CHUNK, what):
             chunk_items = [sources[key] for key in chunk]
             rows = np.asarray(encode(chunk_items), np.float32)
             check_finite(rows, chunk_items, item_name)
@@ -201,11 +196,9 @@ class EmbeddingCache:
         for key, embedding in embeddings.items():
             if len(self._memory) < self.max_entries:
                 self._memory[key] = embedding
-        return (
-            np.stack([embeddings[key] for key in keys])
-            if keys
-            else np.zeros((0, 0), np.float32)
-        )
+        if not keys:
+            return np.zeros((0, 0), np.float32)
+        return np.stack([embeddings[key] for key in keys])
 
     def _read(self, key: str) -> Embeddings | None:
         if key in self._memory or self._files is None:

@@ -562,7 +562,7 @@ def add_judges(
     """
     prompts, columns = reward_inputs(rows)
     texts = [captions[row["image_id"]] for row in rows]
-    for name, reward in judges.items():
+    for name, reward in tqdm(judges.items(), "judges", disable=None, delay=2):
         logger.info("scoring %d captions by %s", len(texts), name)
         scores = score_captions(reward, f"judges.{name}", prompts, texts, columns)
         per_image = {

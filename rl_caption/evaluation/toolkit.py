@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm.auto import tqdm
 
 from rl_caption.runtime.errors import UserError
 
@@ -146,10 +147,11 @@ def meteor(
     statistics: list[str] = []
 
     class Watched(Meteor):  # type: ignore[misc]
-        """The toolkit's class; it keeps the statistics of each image."""
+        """The toolkit's class, with a progress bar; it keeps the statistics of each image."""
 
         def _stat(self, *arguments: Any) -> str:
             statistics.append(super()._stat(*arguments))
+            bar.update()
             return statistics[-1]
 
     # '|||' separates the fields of a line; the toolkit takes it out of captions alone.
@@ -163,7 +165,8 @@ def meteor(
     logger.info(
         "METEOR of %d captions with Java %s", len(candidates), find_java().version
     )
-    with java_options("METEOR"):
+    bar = tqdm(total=len(candidates), desc="METEOR", unit="caption", disable=None)
+    with java_options("METEOR"), bar:
         scorer = Watched()
         scorer.lock = threading.RLock()  # its own would wait for itself after an error
         total, scores = scorer.compute_score(given, captions)

@@ -56,6 +56,29 @@ def printed(folder: Path, name: str) -> dict[str, Any]:
     return {"rows": json.loads(text), "table": table.splitlines()}
 
 
+@pytest.mark.parametrize(
+    "texts", [["a dog", "a dog", "b", "c", "d"], ["a dog", "b", "c", "d"]]
+)
+def test_json_of_flickr8k(tmp_path: Path, texts: list[str]) -> None:
+    judgements = [
+        {"caption": "a  cat", "rating": 2.0},
+        {"caption": "a dog", "rating": 4.0},
+        {"caption": "a bus", "rating": float("nan")},
+    ]
+    image = {
+        "image_path": "d/1_a.jpg",
+        "ground_truth": texts,
+        "human_judgement": judgements,
+    }
+    for name in ("flickr8k.json", "crowdflower_flickr8k.json"):
+        (tmp_path / name).write_text(json.dumps({"1_a": image}))
+    expert = read("flickr8k_expert", tmp_path)
+    assert (expert.captions, expert.image_ids) == (["a cat"], ["1_a.jpg"])
+    # Of five references one was judged; of four the maker of the file took it out.
+    crowd = read("flickr8k_crowdflower", tmp_path)
+    assert crowd.references == [["a dog", "b", "c", "d"]] * 2
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 def test_rows_and_tables_of_every_set(tmp_path: Path, name: str) -> None:
     assert printed(tmp_path, name) == GOLDEN["sets"][name]

@@ -1,10 +1,11 @@
 """Sets of captions that people rated; one function for each, named as in ``SETS``."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -39,13 +40,14 @@ IN_TEXT_ALONE = ("tau_b", "pearson", "spearman")
 
 
 def flickr8k_expert(files: Files) -> list[JudgementSet]:
-    """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``.
+    """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, or the ``flickr8k.json`` of
+    CLIPScore and PAC-S.
 
     Hodosh, Young and Hockenmaier, JAIR 2013; protocol of CLIPScore (Hessel et al., EMNLP 2021):
     three experts rate a pair of image and caption from 1 to 4, each rating is a judgement, and
     captions among the image's references are left out.
     """
-    rows = _flickr8k(files, "ExpertAnnotations.txt", raters=3)
+    rows = _flickr8k(files, "ExpertAnnotations.txt", "flickr8k.json", raters=3)
     kept = [row for row in rows if row.captions[0] not in row.references[0]]
     files.check_count("judgements", len(kept), 16_992)
     convention = (
@@ -56,23 +58,28 @@ def flickr8k_expert(files: Files) -> list[JudgementSet]:
 
 
 def flickr8k_crowdflower(files: Files) -> list[JudgementSet]:
-    """Read ``CrowdFlowerAnnotations.txt`` with ``Flickr8k.token.txt``.
+    """Read ``CrowdFlowerAnnotations.txt`` with ``Flickr8k.token.txt``, or
+    ``crowdflower_flickr8k.json``.
 
     Source as for ``flickr8k_expert``. The rating is the fraction of people who found that the
     caption fits, and judged captions are taken out of the references.
     """
-    rows = _flickr8k(files, "CrowdFlowerAnnotations.txt", raters=1)
+    made = "crowdflower_flickr8k.json"
+    rows = _flickr8k(files, "CrowdFlowerAnnotations.txt", made, raters=1)
     files.check_count("judgements", len(rows), 47_830)
     convention = (
         "the rating is the share of people who said yes; judged captions are not among the "
         "references"
     )
-    rows = _without_judged(rows)
+    # In the JSON file judged captions are out already: such an image has fewer than five.
+    rows = _without_judged(rows, complete=5)
     return [JudgementSet(files.name, rows, convention, published=["tau_b"])]
 
 
-def _flickr8k(files: Files, name: str, raters: int) -> list[Judged]:
+def _flickr8k(files: Files, name: str, made: str, raters: int) -> list[Judged]:
     """Judgements with all captions of their image."""
+    if files.require(name, made).name == made:
+        return files.with_images(_flickr8k_json(files.json(made)), *FLICKR8K_IMAGES)
     captions = _read_tokens(files, FLICKR8K_TOKENS)
     files.check_count("captions", len(captions), 40_460)
     references = _by_image(captions)
@@ -82,6 +89,19 @@ def _flickr8k(files: Files, name: str, raters: int) -> list[Judged]:
         for rater in range(raters):
             rows.append(rated(image, caption, row[str(rater)], references[image]))
     return files.with_images(rows, *FLICKR8K_IMAGES)
+
+
+def _flickr8k_json(images: dict[str, dict[str, Any]]) -> list[Judged]:
+    rows = []
+    for image in images.values():
+        name = Path(image["image_path"]).name
+        references = captions_of(image["ground_truth"])
+        for answer in image["human_judgement"]:
+            if not math.isnan(answer["rating"]):
+                rows.append(
+                    rated(name, answer["caption"], answer["rating"], references)
+                )
+    return rows
 
 
 def _read_tokens(files: Files, name: str) -> dict[str, str]:
@@ -97,12 +117,16 @@ def _by_image(captions: dict[str, str]) -> dict[str, list[str]]:
     return references
 
 
-def _without_judged(rows: Sequence[Judged]) -> list[Judged]:
-    """Take judged captions out of the references of their image; each removes one equal reference."""
+def _without_judged(rows: Sequence[Judged], complete: int = 1) -> list[Judged]:
+    """Take judged captions out of the references of their image; each removes one equal reference.
+
+    Images with fewer than ``complete`` references keep all of them.
+    """
     others = {row.image_id: list(row.references[0]) for row in rows}
+    full = {image for image, texts in others.items() if len(texts) >= complete}
     for row in rows:
         (caption,) = row.captions
-        if caption in others[row.image_id]:
+        if row.image_id in full and caption in others[row.image_id]:
             others[row.image_id].remove(caption)
     bare = [image for image, texts in others.items() if not texts]
     if bare:

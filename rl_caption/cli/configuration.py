@@ -8,7 +8,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType
@@ -464,10 +463,13 @@ def help_lines(section_type: type[Section], section: str = "") -> Iterator[str]:
     if not section:
         yield from textwrap.wrap(first_paragraph(section_type), WIDTH)
         yield "\n--config  FILE, or the name of a recipe (rl-caption configs list)"
-    schema = cache(lambda owner: owner.model_json_schema()["properties"])
+    whole = section_type.model_json_schema()
+    schemas = {**whole.get("$defs", {}), section_type.__name__: whole}
     for key, (owner, name) in dict(keys_of(section_type)).items():
         if f"{key}.".startswith(f"{section}." if section else ""):
-            option = schema(owner)[name]
+            if owner.__name__ not in schemas:  # an alternative
+                schemas[owner.__name__] = owner.model_json_schema()
+            option = schemas[owner.__name__]["properties"][name]
             default = (
                 f" = {json.dumps(option['default'])}" if "default" in option else ""
             )

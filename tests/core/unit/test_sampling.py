@@ -11,7 +11,7 @@ from rl_caption.captioners.tokens import forbid, sample_tokens
 from rl_caption.runtime.options import MAX_TEMPERATURE, MIN_TEMPERATURE
 from rl_caption.runtime.types import CaptionBatch, Rollout
 from rl_caption.scst.objectives import token_logprobs_and_entropy
-from rl_caption.scst.rollout import sampling_noise, term_scores
+from rl_caption.scst.rollout import term_scores
 
 FORBIDDEN = (0, 1, 4)
 
@@ -67,15 +67,6 @@ def test_noise_of_0_draws_the_first_token_that_has_a_probability():
 def test_a_policy_of_nan_draws_some_token_so_that_the_loss_can_say_so():
     drawn = sample_tokens(torch.full((2, 9), math.nan), noise_to_its_ends(2), 1.0)
     assert ((drawn >= 0) & (drawn < 9)).all()
-
-
-def test_the_noise_of_samples_is_another_for_each_seed_step_and_image():
-    cases = [(0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b")]
-    found = [sampling_noise(seed, step, [image], 2, 3) for seed, step, image in cases]
-    assert len({tuple(noise.flatten().tolist()) for noise in found}) == 4
-    assert torch.equal(
-        sampling_noise(0, 0, ["b", "a"], 2, 3), torch.cat([found[3], found[0]])
-    )
 
 
 class OwnImage:

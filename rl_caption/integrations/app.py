@@ -6,9 +6,8 @@ import contextlib
 import math
 import os
 import secrets
-import signal
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,6 @@ class Scoring(BaseModel, extra="forbid"):
     columns: dict[str, list[Any]] = {}
 
 
-@contextlib.asynccontextmanager
-async def end_normally(_: FastAPI) -> AsyncIterator[None]:
-    """Exit with code 0 after SIGTERM, which uvicorn raises again when it has stopped."""
-    yield
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-
 def make_app(config: ServeConfig, scorer: BatchingScorer) -> FastAPI:
     """The application that answers by ``scorer``."""
     reward = scorer.reward
@@ -52,9 +44,7 @@ def make_app(config: ServeConfig, scorer: BatchingScorer) -> FastAPI:
         config.max_megapixels * 1e6 / 2
     )  # Pillow refuses twice as many
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    app = FastAPI(
-        lifespan=end_normally, docs_url=None, redoc_url=None, openapi_url=None
-    )
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     if (
         config.host in LOOPBACK
     ):  # else a page of another site could ask, by a name of its own
@@ -82,11 +72,10 @@ def make_app(config: ServeConfig, scorer: BatchingScorer) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def refuse_body(_: Request, error: RequestValidationError) -> Response:
         problems = [
-            (".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()
+            f"{'.'.join(map(str, item['loc']))}: {item['msg']}"
+            for item in error.errors()
         ]
-        return refusal(
-            422, "; ".join(f"{place}: {message}" for place, message in problems)
-        )
+        return refusal(422, "; ".join(problems))
 
     @app.post("/score")
     async def score(scoring: Scoring) -> dict[str, Any]:

@@ -53,16 +53,9 @@ class HackingMonitor:
     @property
     def description(self) -> str:
         """One line for the log: the judges."""
-        if not self.judges:
-            return (
-                "monitor: no judge, because all n-gram metrics are in the reward: only gross signs "
-                "of hacking are "
-                "detected. Add a judge to monitor.judges"
-            )
-        judges = ", ".join(
-            f"{name} [{judge.signature}]" for name, judge in self.judges.items()
-        )
-        return f"monitor: held-out judges, not in the reward: {judges}"
+        judges = [f"{name} [{one.signature}]" for name, one in self.judges.items()]
+        said = ", ".join(judges) or "none, only gross signs of hacking are detected"
+        return f"monitor: held-out judges, not in the reward: {said}"
 
     def inspect(
         self,
@@ -157,21 +150,16 @@ class HackingMonitor:
     def _metrics(
         self, now: Findings, terms: Mapping[str, float], evidence: Mapping[str, str]
     ) -> dict[str, float]:
+        ratio = now.statistics["length"] / self.references["length"]
         metrics = {"val/reward": now.reward, "hacking/alarm": float(bool(evidence))}
-        metrics |= {f"val/reward/{name}": value for name, value in terms.items()}
-        metrics |= {
-            f"val/judge/{name}": statistics.fmean(scores)
-            for name, scores in now.judges.items()
-        }
-        metrics |= {
-            f"val/hacking/{key}": value
-            for key, value in now.statistics.items()
-            if key != "length"
-        }
-        return metrics | {
-            "val/hacking/length_ratio": now.statistics["length"]
-            / self.references["length"]
-        }
+        for name, value in terms.items():
+            metrics[f"val/reward/{name}"] = value
+        for name, scores in now.judges.items():
+            metrics[f"val/judge/{name}"] = statistics.fmean(scores)
+        for name, value in now.statistics.items():
+            if name != "length":
+                metrics[f"val/hacking/{name}"] = value
+        return metrics | {"val/hacking/length_ratio": ratio}
 
     def _alarm(
         self, step: int, now: Findings, evidence: Mapping[str, str]

@@ -34,11 +34,9 @@ class Captions:
 
     def chosen(self, image_id: str) -> int:
         """Index of the chosen candidate."""
-        return (
-            0
-            if self.rewards is None
-            else self.rewards[image_id].index(max(self.rewards[image_id]))
-        )
+        if self.rewards is None:
+            return 0
+        return self.rewards[image_id].index(max(self.rewards[image_id]))
 
     def texts(self) -> dict[str, str]:
         """Image id -> chosen caption."""
@@ -58,29 +56,18 @@ class Captions:
         """
         lines = []
         for image_id, captions in self.candidates.items():
-            lines_of = [
-                {
-                    key: value
-                    for key, value in one._asdict().items()
-                    if value is not None
-                }
-                for one in captions
-            ]
-            if self.rewards is not None:
-                lines_of = [
-                    one | {"reward": reward}
-                    for one, reward in zip(
-                        lines_of, self.rewards[image_id], strict=True
-                    )
-                ]
-            written = image_id if ids is None else ids[image_id]
-            lines.append(
-                {
-                    "image_id": written,
-                    "chosen": self.chosen(image_id),
-                    "candidates": lines_of,
-                }
-            )
+            candidates = [one._asdict() for one in captions]
+            for number, candidate in enumerate(candidates):
+                if candidate["score"] is None:
+                    del candidate["score"]
+                if self.rewards is not None:
+                    candidate["reward"] = self.rewards[image_id][number]
+            line = {
+                "image_id": image_id if ids is None else ids[image_id],
+                "chosen": self.chosen(image_id),
+                "candidates": candidates,
+            }
+            lines.append(line)
         write_json_lines(path, lines)
 
 

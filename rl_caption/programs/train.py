@@ -62,19 +62,15 @@ def train_xe(config: XeConfig) -> TrainState:
         NonFiniteError: a loss or gradient is not finite; the weights are not changed by it.
     """
     options, tokens, data = config.train, config.train.max_target_tokens, config.data
+    count, smoothing = options.captions_per_image, options.label_smoothing
     with open_run(config) as run:
         captioner = make_captioner(run, config, "train.max_target_tokens", tokens)
         vocabulary, notes = captioner.vocabulary(), share_mode(run, captioner)
         model = run.restore(captioner.policy, vocabulary=vocabulary, notes=notes)
-        collate = Collate(
-            captioner, tokens, options.captions_per_image, data.augment, options.seed
-        )
         return train(
             run,
-            CrossEntropyTask(
-                run.accelerator, captioner, model, options.label_smoothing
-            ),
-            collate,
+            CrossEntropyTask(run.accelerator, captioner, model, smoothing),
+            Collate(captioner, tokens, count, data.augment, options.seed),
             make_validation(run, config, captioner, tokens),
             partial(captioner.save_pretrained, captioner.policy),
             Metric(measured=f"{tokens} tokens, tokenizer {data.tokenizer}"),
@@ -97,31 +93,56 @@ def train_scst(config: ScstConfig) -> TrainState:
         raise ConfigError(
             "model.init is not set: name a captioner that was trained by cross-entropy"
         )
-    options, tokens, data = config.train, config.rollout.max_new_tokens, config.data
+    options, rollout, data = config.train, config.rollout, config.data
+    tokens, terms = rollout.max_new_tokens, config.reward.terms
     with open_run(config) as run:
         captioner = make_captioner(run, config, "rollout.max_new_tokens", tokens)
+        policy = captioner.policy
         reward, monitor = make_reward(run, config)
         monitor.notes |= share_mode(run, captioner)
-        metric = make_metric(config, monitor)
-        task = make_task(run, config, captioner, reward)
-        signature = scst_signature(reward, run.train_rows, config, task.objective)
+        advantage = build_advantage(options.advantage, options.advantage_kwargs)
+        objective = build_objective(
+            options.objective,
+            options.objective_kwargs,
+            options.loss_reduction,
+            options.kl_coef,
+        )
+        ref_policy = None
+        if getattr(objective, "needs_reference", False) or config.monitor.kl:
+            # Before the weights of a checkpoint are loaded: it is where the run started from.
+            ref_policy = _frozen_copy(policy, run.accelerator)
+        signature = scst_signature(reward, run.train_rows, config, objective)
         vocabulary = captioner.vocabulary()
-        task.model = run.restore(captioner.policy, signature, vocabulary, monitor.notes)
+        task = SelfCriticalTask(
+            run.accelerator,
+            captioner,
+            run.restore(policy, signature, vocabulary, monitor.notes),
+            reward,
+            advantage,
+            build_decoding(rollout, advantage),
+            objective,
+            seed=options.seed,
+            dropout=rollout.dropout,
+            ref_policy=ref_policy,
+            xe_weight=options.xe_weight,
+            label_smoothing=options.label_smoothing,
+            updates_per_rollout=options.updates_per_rollout,
+            weight_schedules={
+                name: term.schedule for name, term in terms.items() if term.schedule
+            },
+            temperature_schedule=rollout.temperature_schedule or (),
+        )
         targets = tokens if options.xe_weight else None
-        collate = Collate(captioner, targets, None, data.augment, options.seed)
         state = train(
             run,
             task,
-            collate,
+            Collate(captioner, targets, None, data.augment, options.seed),
             make_validation(run, config, captioner, tokens, monitor),
-            partial(captioner.save_pretrained, captioner.policy),
-            metric,
+            partial(captioner.save_pretrained, policy),
+            make_metric(config, monitor),
         )
-        if (
-            config.report
-            and run.accelerator.is_main_process
-            and is_complete(run.folder)
-        ):
+        is_main = run.accelerator.is_main_process
+        if config.report and is_main and is_complete(run.folder):
             from rl_caption.programs.report.page import write_report
 
             page = write_report(run.folder, run.val_rows)
@@ -177,45 +198,6 @@ def make_validation(
     return partial(validate_captions, run, captioner, decoding, tokenizer, monitor)
 
 
-def make_task(
-    run: Run, config: ScstConfig, captioner: Captioner, reward: MixedReward
-) -> SelfCriticalTask:
-    """The task, whose model is still to be prepared.
-
-    Called before the weights of a checkpoint are loaded, so that a reference policy is the one the
-    run started from.
-    """
-    options, rollout = config.train, config.rollout
-    objective = build_objective(
-        options.objective,
-        options.objective_kwargs,
-        options.loss_reduction,
-        options.kl_coef,
-    )
-    compares = getattr(objective, "needs_reference", False) or config.monitor.kl
-    advantage = build_advantage(options.advantage, options.advantage_kwargs)
-    schedules = {name: term.schedule for name, term in config.reward.terms.items()}
-    return SelfCriticalTask(
-        run.accelerator,
-        captioner,
-        captioner.policy,
-        reward,
-        advantage,
-        build_decoding(rollout, advantage),
-        objective,
-        seed=options.seed,
-        dropout=rollout.dropout,
-        ref_policy=_frozen_copy(captioner.policy, run.accelerator)
-        if compares
-        else None,
-        xe_weight=options.xe_weight,
-        label_smoothing=options.label_smoothing,
-        updates_per_rollout=options.updates_per_rollout,
-        weight_schedules={name: points for name, points in schedules.items() if points},
-        temperature_schedule=rollout.temperature_schedule or (),
-    )
-
-
 def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonitor]:
     """The reward and the monitor of reward hacking; the images that either reads are checked."""
     accelerator, data, tokenizer = run.accelerator, config.data, config.data.tokenizer
@@ -240,9 +222,8 @@ def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonit
     names = [name for name, score in scores.items() if "image" in score.columns]
     if data.features_root is not None and names:
         rows, cache = [*run.train_rows, *run.val_rows], run.folder / CHECKED_IMAGES
-        with (
-            accelerator.main_process_first()
-        ):  # the others then find the verdicts in the cache
+        # The others then find the verdicts in the cache.
+        with accelerator.main_process_first():
             check_row_images(rows, " and ".join(names), data.check_images, cache)
     return reward, monitor
 
@@ -300,19 +281,15 @@ def make_metric(config: ScstConfig, monitor: HackingMonitor) -> Metric:
     if name is None:
         name = next(iter(judges)) if config.monitor.stop and judges else "val/cider"
     check_best_by(name, reward.rewards, judges)
-    tokens, key = f"{config.rollout.max_new_tokens} tokens", name
+    tokens = f"{config.rollout.max_new_tokens} tokens"
     if name == "val/cider":
         how = f"{tokens}, tokenizer {config.data.tokenizer}"
         return Metric(name, "0 to 10; papers print it times 100", how)
-    score: Any = (
-        reward
-        if name == "val/reward"
-        else reward.rewards.get(name[len("val/reward/") :])
-    )
-    if name in judges:
-        score, key = judges[name], f"val/judge/{name}"
-    low, high = score.bounds
-    return Metric(key, f"{low:g} to {high:g}", f"{tokens}, {score.signature}")
+    scores: dict[str, Any] = {"val/reward": reward, **judges}
+    scores |= {f"val/reward/{term}": score for term, score in reward.rewards.items()}
+    key = f"val/judge/{name}" if name in judges else name
+    low, high = scores[name].bounds
+    return Metric(key, f"{low:g} to {high:g}", f"{tokens}, {scores[name].signature}")
 
 
 def _frozen_copy(policy: nn.Module, accelerator: Accelerator) -> nn.Module:

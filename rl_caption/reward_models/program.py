@@ -15,5 +15,5 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             installed.
     """
     config.check()
-    with open_run(config, config.needs, trained_on="teacher", deepspeed=False) as run:
+    with open_run(config, config.needs) as run:
         return config.fit(run)

@@ -103,11 +103,6 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         torch.backends.cuda.matmul.fp32_precision = products
         torch.backends.cudnn.conv.fp32_precision = products  # type: ignore[attr-defined]
     set_seed(train.seed)
-    if train.mixed_precision != precision:
-        print_main(
-            accelerator,
-            f"train.mixed_precision {train.mixed_precision} means {precision!r}",
-        )
     return accelerator
 
 
@@ -115,9 +110,8 @@ def use_cpu(processes: int, threads: int | None) -> None:
     """Set the CPU threads of each of ``processes`` (None: a share of the cores), and keep freed
     memory for reuse.
     """
-    torch.set_num_threads(
-        threads or cpu_threads(int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
-    )
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    torch.set_num_threads(threads or cpu_threads(here))
     keep_freed_memory()
 
 
@@ -147,21 +141,12 @@ def usable_precision(precision: str) -> str:
     """
     if precision != "auto":
         return precision
-    device = torch.accelerator.current_accelerator(check_available=True)
-    if (
-        device is not None
-        and device.type == "cuda"
-        and "cpu" not in accelerator_kwargs()
-    ):
-        return (
-            "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
-        )
-    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return (
-        "bf16"
-        if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
-        else "no"
-    )
+    if torch.cuda.is_available() and "cpu" not in accelerator_kwargs():
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        capable: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+        has_bf16 = capable.get("avx512_bf16") or capable.get("amx_bf16")
+    return "bf16" if has_bf16 else "no"
 
 
 def accelerator_kwargs() -> dict[str, Any]:
@@ -198,8 +183,7 @@ def prepare(
     """Accelerate's ``prepare``, and what DeepSpeed needs in addition. Called by every process."""
     if uses_deepspeed(accelerator):
         prepare_deepspeed(accelerator, model)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    return model, optimizer
+    return accelerator.prepare(model, optimizer)
 
 
 def autocast(accelerator: Accelerator) -> AbstractContextManager[Any]:
@@ -207,11 +191,7 @@ def autocast(accelerator: Accelerator) -> AbstractContextManager[Any]:
     if not uses_deepspeed(accelerator):
         return accelerator.autocast()
     enabled = "torch_autocast" in deepspeed_plugin(accelerator).deepspeed_config
-    return (
-        torch.autocast(accelerator.device.type, torch.bfloat16)
-        if enabled
-        else nullcontext()
-    )
+    return torch.autocast(accelerator.device.type, torch.bfloat16, enabled=enabled)
 
 
 def backward_all(
@@ -224,49 +204,20 @@ def backward_all(
     split. Returns the sum of this process's losses.
     """
     engine: Any = model
-    total = 0.0
+    sharded, total = uses_deepspeed(accelerator), 0.0
     for index, loss_of in enumerate(losses):
         last = index == len(losses) - 1
-        with (
-            nullcontext()
-            if last or uses_deepspeed(accelerator)
-            else accelerator.no_sync(model)
-        ):
+        with nullcontext() if last or sharded else accelerator.no_sync(model):
             loss = loss_of()
-            scaled = (
-                loss * accelerator.num_processes
-            )  # data parallelism averages gradients; these are to be added
-            if uses_deepspeed(accelerator):
+            # Data parallelism averages gradients; these are to be added.
+            scaled = loss * accelerator.num_processes
+            if sharded:
                 engine.set_gradient_accumulation_boundary(last)
                 engine.backward(scaled, scale_wrt_gas=False)
             else:
                 accelerator.backward(scaled)
         total += loss.item()
     return total
-
-
-def numel(parameter: Tensor) -> int:
-    """Number of elements of a whole parameter, sharded or not."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-def first_non_finite(accelerator: Accelerator, model: nn.Module) -> str | None:
-    """Name of the first parameter with a NaN or an infinity on any process; None if all are finite.
-    All-gathers.
-    """
-    named = list(accelerator.unwrap_model(model).named_parameters())
-    first = len(named)
-    for index, (_, parameter) in enumerate(named):
-        shard = getattr(parameter, "ds_tensor", parameter).detach()
-        if not torch.isfinite(shard).all():
-            first = index
-            break
-    found = (
-        accelerator.gather(torch.tensor([first], device=accelerator.device))
-        .min()
-        .item()
-    )
-    return None if found == len(named) else named[int(found)][0]
 
 
 def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:

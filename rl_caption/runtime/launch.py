@@ -17,7 +17,7 @@ import contextlib
 import ctypes
 import logging
 import os
-import shlex
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +56,10 @@ REFUSED = {
 """Environment variable -> values that change no number; others are refused."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's ``mallopt``."""
+START = (
+    "Start them with accelerate launch (on CPUs with ACCELERATE_USE_CPU=true) "
+    "--num_processes"
+)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals by which schedulers, Ctrl-C and closed terminals ask a program to end."""
 SAME_REQUEST_SECONDS = 2.0
@@ -80,13 +84,11 @@ def check_processes(num_processes_running: int, expected: int | None = None) -> 
         name, count = started
         raise LaunchError(
             f"{count} processes were started ({name}={count}), but this one trains in a group of "
-            f"{running}: they would train separate copies of the model. To start "
-            f"{expected or count}:\n  {launch_command(expected or count)}\n"
+            f"{running}: they would train separate copies of the model. {START} {count}"
         )
     if expected is not None and expected != running:
         raise LaunchError(
-            f"train.num_processes is {expected}, but {running} train together. To start "
-            f"{expected}:\n  {launch_command(expected)}\n"
+            f"train.num_processes is {expected}, but {running} train together. {START} {expected}"
         )
 
 
@@ -116,31 +118,12 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
 
     Otherwise large blocks are given back and mapped anew, and the kernel fills every page with
     zeros again (docs/performance.md). Without glibc, or if the user set ``MALLOC_*`` or
-    ``glibc.malloc`` in GLIBC_TUNABLES, nothing is changed.
+    ``GLIBC_TUNABLES``, nothing is changed.
     """
-    names = [*environment, *environment.get("GLIBC_TUNABLES", "").split(":")]
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or any(
-        name.startswith(("MALLOC_", "glibc.malloc")) for name in names
-    ):
+    if mallopt is None or re.search(r"\bMALLOC_|GLIBC_TUNABLES", " ".join(environment)):
         return False
     return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))
-
-
-def launch_command(num_processes: int, program: Sequence[str] | None = None) -> str:
-    """A shell command that trains with ``num_processes`` processes on this machine.
-
-    ``program`` is a script and its arguments; by default those of this process.
-    """
-    import torch
-
-    options = ["--num_processes", str(num_processes), "--num_machines", "1"]
-    if num_processes > 1:
-        options += ["--multi_gpu", "--main_process_port", "0"]
-    options += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    words = program or ["-m", "rl_caption", *sys.argv[1:]]
-    on_cpu = "" if torch.cuda.device_count() else "ACCELERATE_USE_CPU=true "
-    return f"{on_cpu}accelerate launch {shlex.join([*options, *words])}"
 
 
 @contextlib.contextmanager
@@ -243,13 +226,7 @@ def run_lock(run_dir: str | Path, wait_seconds: float = 120.0) -> Iterator[None]
     # A soft lock, filelock's fallback, would outlive a killed holder.
     lock = FileLock(folder / ".lock", fallback_to_soft=False)
     try:
-        with contextlib.suppress(Timeout):
-            lock.acquire(timeout=0)
-        if not lock.is_locked:
-            logger.warning(
-                "%s is in use: waiting up to %g s for it", folder, wait_seconds
-            )
-            lock.acquire(timeout=wait_seconds)
+        lock.acquire(timeout=wait_seconds)
     except Timeout as error:
         raise LaunchError(
             f"the run folder {folder} is in use by another process: stop it, or choose another "

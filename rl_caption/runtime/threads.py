@@ -9,8 +9,6 @@ import sys
 from collections.abc import Mapping
 
 NUM_THREADS = "OMP_NUM_THREADS"
-CHOSEN_THREADS = "RL_CAPTION_THREADS"
-"""Environment variable with the ``OMP_NUM_THREADS`` that this package chose: not the user's."""
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 SPIN_COUNT = "3000"
 """Rounds of a loop in which a thread of libgomp waits for the others before it sleeps (300,000 by
@@ -41,7 +39,7 @@ def thread_variables(environment: Mapping[str, str], cores: int) -> dict[str, st
     processes = environment.get("LOCAL_WORLD_SIZE", "")
     count = int(processes) if processes.isdecimal() else 1
     share = str(max(cores // max(count, 1), 1))
-    return wait | {NUM_THREADS: share, CHOSEN_THREADS: share}
+    return wait | {NUM_THREADS: share}
 
 
 def wait_variables() -> dict[str, str]:
@@ -57,7 +55,7 @@ def user_threads(environment: Mapping[str, str]) -> int | None:
     """
     value = environment.get(NUM_THREADS, "")
     launched = any(name in environment for name in LAUNCHED)
-    if value == environment.get(CHOSEN_THREADS) or (launched and value == "1"):
+    if launched and value == "1":
         return None
     first = value.partition(",")[0].strip()
     return int(first) or None if first.isascii() and first.isdecimal() else None

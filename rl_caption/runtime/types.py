@@ -16,13 +16,6 @@ LOSS = "val/loss"
 """The one metric of validation that is better when it is lower."""
 
 
-def is_better(metric: str, value: float, best: float | None) -> bool:
-    """Whether a value of a metric of validation is better than the best so far; None is no value
-    yet.
-    """
-    return best is None or (value < best if metric == LOSS else value > best)
-
-
 class Batch(Protocol):
     """A micro-batch as the loop sees it."""
 
@@ -77,11 +70,9 @@ class CaptionBatch:
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> CaptionBatch:
         inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
-        if self.targets is None or self.target_mask is None:
-            return CaptionBatch(self.rows, inputs)
-        return CaptionBatch(
-            self.rows, inputs, change(self.targets), change(self.target_mask)
-        )
+        targets = (self.targets, self.target_mask)
+        changed = [None if one is None else change(one) for one in targets]
+        return CaptionBatch(self.rows, inputs, *changed)
 
 
 @dataclass(frozen=True)

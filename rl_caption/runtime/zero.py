@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -24,9 +24,8 @@ from rl_caption.runtime.errors import UserError
 if TYPE_CHECKING:
     from rl_caption.config.schema import TrainConfig
 
-Engine = Literal["plain", "zero0", "zero1", "zero2", "zero3"]
 OWNED_BY_TRAIN = ("optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast")
-"""Sections of a DeepSpeed configuration that follow from ``train``."""
+"""Sections of a DeepSpeed configuration that are left out: they follow from ``train``."""
 OFFLOADS = ("offload_optimizer", "offload_param")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Moments = Mapping[str, Mapping[str, Tensor]]
@@ -42,11 +41,11 @@ class EngineError(UserError, ValueError):
     """
 
 
-def engine_of(accelerator: Accelerator) -> Engine:
-    """The engine that trains."""
+def engine_of(accelerator: Accelerator) -> str:
+    """The engine that trains: ``plain``, or ``zero`` and the stage."""
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
         return "plain"
-    return f"zero{deepspeed_plugin(accelerator).zero_stage}"  # type: ignore[return-value]
+    return f"zero{deepspeed_plugin(accelerator).zero_stage}"
 
 
 def uses_deepspeed(accelerator: Accelerator) -> bool:
@@ -64,46 +63,33 @@ def deepspeed_plugin(accelerator: Accelerator) -> Any:
 def configure_deepspeed(
     accelerator: Accelerator, precision: str, train: TrainConfig
 ) -> None:
-    """Set DeepSpeed's precision (autocast over float32 weights), batch sizes and clipping to those
-    of ``train``. Raises EngineError for what it cannot do.
+    """Set DeepSpeed's precision (autocast over float32 weights), optimizer, batch sizes and
+    clipping to those of ``train``. Raises EngineError for what it cannot do.
     """
-    engine, processes = engine_of(accelerator), accelerator.num_processes
+    engine = engine_of(accelerator)
     if engine in ("plain", "zero0"):
         raise EngineError(
             f"DeepSpeed was asked for, but {engine} runs, which shards nothing: unset "
             "ACCELERATE_USE_CPU and set zero_stage, or take configs/accelerate/multi_gpu.yaml"
         )
-    if precision == "fp16" or train.grad_clip_value is not None:
-        raise EngineError(
-            f"train.mixed_precision fp16 and train.grad_clip_value do not work under {engine}: "
-            "use bf16, and grad_clip_norm"
-        )
     config: dict[str, Any] = deepspeed_plugin(accelerator).deepspeed_config
     zero = config.get("zero_optimization", {})
-    devices = {key: (zero.get(key) or {}).get("device") for key in OFFLOADS}
-    odd = [key for key, device in devices.items() if device not in (None, "none")]
-    for key in OWNED_BY_TRAIN:
-        section = config.get(key)
-        if section and (not isinstance(section, dict) or section.get("enabled", True)):
-            odd.append(key)
-    if odd:
+    devices = [(zero.get(key) or {}).get("device") for key in OFFLOADS]
+    offloads = any(device not in (None, "none") for device in devices)
+    if precision == "fp16" or train.grad_clip_value is not None or offloads:
         raise EngineError(
-            f"the DeepSpeed configuration sets {odd}, train.* or nothing may: remove it"
+            f"train.mixed_precision fp16, train.grad_clip_value, offload_optimizer and "
+            f"offload_param do not work under {engine}: use bf16 and grad_clip_norm"
         )
+    for key in OWNED_BY_TRAIN:
+        config.pop(key, None)
+    processes = accelerator.num_processes
     micro = train.micro_batch_size or train.batch_size // processes
-    settings = {
+    config |= {
         "train_batch_size": train.batch_size,
         "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": train.batch_size // (micro * processes),
         "gradient_clipping": train.grad_clip_norm or 0.0,
-    }
-    for key, value in settings.items():
-        if config.get(key, "auto") not in ("auto", value):
-            raise EngineError(
-                f"the DeepSpeed configuration sets {key} to {config[key]}, train needs {value}: "
-                "leave it out, or use auto"
-            )
-    config |= settings | {
-        "gradient_accumulation_steps": train.batch_size // (micro * processes)
     }
     if precision == "bf16":
         # No module exchanges gradients in bf16: they are added up in float32, as DDP does.
@@ -119,37 +105,17 @@ def configure_deepspeed(
 
 
 def prepare_deepspeed(accelerator: Accelerator, model: nn.Module) -> None:
-    """What DeepSpeed needs before Accelerate's ``prepare``. Raises EngineError where it would have
-    to shard a 0-dimensional parameter.
-    """
-    scalars = [
-        name for name, parameter in model.named_parameters() if parameter.dim() == 0
-    ]
-    if scalars:
-        raise EngineError(
-            f"{scalars[0]} is a parameter without dimensions, which {engine_of(accelerator)} "
-            "cannot shard: give it the shape [1], or take configs/accelerate/multi_gpu.yaml"
-        )
+    """What DeepSpeed needs before Accelerate's ``prepare``."""
     config = deepspeed_plugin(accelerator).deepspeed_config
     accelerator.gradient_accumulation_steps = config["gradient_accumulation_steps"]
-    size_buckets(config, model)
+    # By default, buckets of gradients have 5e8 elements, whatever the model's size.
+    zero = config.setdefault("zero_optimization", {})
+    if zero.get("reduce_bucket_size", "auto") == "auto":
+        sizes = [one.numel() for one in model.parameters() if one.requires_grad]
+        zero["reduce_bucket_size"] = min(sum(sizes), max(BUCKET_SIZE, *sizes))
     # DeepSpeed calls functions of torch by deprecated names.
     message = "`torch.distributed.* is deprecated"
     warnings.filterwarnings("ignore", message=message, category=FutureWarning)
-
-
-def size_buckets(config: dict[str, Any], model: nn.Module) -> None:
-    """Limit DeepSpeed's gradient buckets, by default 5e8 elements, to the model's size and to
-    ``BUCKET_SIZE``.
-    """
-    zero = config.setdefault("zero_optimization", {})
-    if zero.get("reduce_bucket_size", "auto") == "auto":
-        sizes = [
-            parameter.numel()
-            for parameter in model.parameters()
-            if parameter.requires_grad
-        ]
-        zero["reduce_bucket_size"] = min(sum(sizes), max(BUCKET_SIZE, *sizes))
 
 
 def deepspeed_step(model: nn.Module) -> float:
@@ -223,13 +189,13 @@ def full_state(
     from deepspeed.utils import safe_get_full_optimizer_state
 
     is_main, module = accelerator.is_main_process, accelerator.unwrap_model(model)
+    named = module.state_dict(keep_vars=True)
     tensors: dict[int, Tensor] = {}
-    for parameter in module.parameters():
-        with deepspeed.zero.GatheredParameters(
-            [parameter]
-        ):  # does nothing below ZeRO-3
-            if is_main:
-                tensors[id(parameter)] = parameter.detach().cpu().clone()
+    for value in named.values():
+        # Does nothing below ZeRO-3, and for buffers.
+        with deepspeed.zero.GatheredParameters([value]):
+            if is_main and id(value) not in tensors:
+                tensors[id(value)] = value.detach().cpu().clone()
     step = next(iter(torch_optimizer(optimizer).state.values()))["step"]
     moments: dict[str, Tensor] = {}
     for name, parameter in trained_parameters(accelerator, model).items():
@@ -237,15 +203,7 @@ def full_state(
         if is_main:
             for key, value in {"step": step, **values}.items():
                 moments[f"{name}/{key}"] = value.detach().float().cpu().clone()
-    if not is_main:
-        return {}, {}
-    named = dict(module.named_parameters(remove_duplicate=False)) | dict(
-        module.named_buffers()
-    )
-    weights = {
-        name: tensors.get(id(named[name]), named[name].detach().cpu())
-        for name in module.state_dict()
-    }
+    weights = {name: tensors[id(value)] for name, value in named.items() if is_main}
     return clean_state_dict_for_safetensors(weights), moments
 
 
@@ -269,20 +227,14 @@ def load_deepspeed_moments(
 
     engine: Any = model
     zero = engine.optimizer
-    state, step = (
-        torch_optimizer(zero).state,
-        moments[next(iter(trained))]["step"].float().cpu(),
-    )
+    state, step = torch_optimizer(zero).state, moments[next(iter(trained))]["step"]
     stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
-    for flat in (
-        zero.fp32_partitioned_groups_flat
-        if stage3
-        else zero.single_partition_of_fp32_groups
-    ):
-        state[flat] = {
-            "step": step.clone(),
-            **{key: torch.zeros_like(flat) for key in MOMENTS},
-        }
+    groups = (
+        "fp32_partitioned_groups_flat" if stage3 else "single_partition_of_fp32_groups"
+    )
+    for flat in getattr(zero, groups):
+        state[flat] = {key: torch.zeros_like(flat) for key in MOMENTS}
+        state[flat]["step"] = step.float().cpu().clone()
     if not stage3:
         zero._lazy_init_hp_params_optimizer_state()
     for name, parameter in trained.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_caption.data.files import write_json
-from rl_caption.runtime.engines import Averages, numel, print_main
+from rl_caption.runtime.engines import Averages, print_main
 from rl_caption.runtime.launch import stop_requests
 from rl_caption.runtime.types import TrainState, Validation
 from rl_caption.runtime.zero import engine_of, gathered_parameters
@@ -73,7 +73,7 @@ def train(
             run.begin_step()
             updates = []
             for averages in task.training_step(batches, state.global_step):
-                updates.append(run.update(averages, batches))
+                updates.append(run.update(averages))
             metrics = run.end_step(updates)
             log.bar.update()
             step, last = state.global_step, state.global_step >= run.max_steps
@@ -108,19 +108,17 @@ def start_log(run: Run, task: Task, metric: Metric) -> RunLog:
     """
     run.choose_best_by(metric)
     accelerator, signature = run.accelerator, run.state.signature
-    parameters = sum(
-        numel(value) for value in run.model.parameters() if value.requires_grad
-    )
+    trained = [one for one in run.model.parameters() if one.requires_grad]
+    count = sum(getattr(one, "ds_numel", one.numel()) for one in trained)
     print_main(
         accelerator,
-        f"{task.name}: {parameters:,} trained parameters, {len(run.train_rows)} training and "
-        f"{len(run.val_rows)} validation images, {accelerator.num_processes} process(es) on "
-        f"{accelerator.device}, engine {engine_of(accelerator)}, {run.train.batch_size} images a "
-        f"step, {run.micro_batch_size} at once in a process, {run.max_steps} steps into "
-        f"{run.folder}",
+        f"{task.name}: {count:,} trained parameters, {len(run.train_rows)} training and {len(run.val_rows)} validation images, "
+        f"{accelerator.num_processes} process(es) on {accelerator.device}, "
+        f"{accelerator.mixed_precision}, engine {engine_of(accelerator)}, {run.max_steps} steps "
+        f"of {run.train.batch_size} images into {run.folder}",
     )
     if signature:
-        print_main(accelerator, f"{run.trained_on} signature: {signature}")
+        print_main(accelerator, f"signature: {signature}")
     if run.checkpoint:
         print_main(accelerator, f"going on from {run.checkpoint}")
     if accelerator.is_main_process:

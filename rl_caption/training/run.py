@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import set_seed
 from torch import Tensor, nn
 from torch.optim import AdamW
 
@@ -33,18 +33,15 @@ from rl_caption.data.plain_files import hash_text
 from rl_caption.runtime.engines import (
     Averages,
     build_accelerator,
-    first_non_finite,
     prepare,
     print_main,
 )
 from rl_caption.runtime.errors import ConfigError, UserError
 from rl_caption.runtime.launch import run_lock
-from rl_caption.runtime.types import Batch, TrainState, is_better
+from rl_caption.runtime.types import LOSS, Batch, TrainState
 from rl_caption.runtime.zero import (
-    EngineError,
     Moments,
     deepspeed_step,
-    engine_of,
     gathered_parameters,
     uses_deepspeed,
 )
@@ -114,12 +111,10 @@ class Run:
         train_rows: Sequence[Row],
         val_rows: Sequence[Row],
         checkpoint: Path | None = None,
-        trained_on: str = "reward",
     ) -> None:
         self.train, self.eval, self.options = config.train, config.eval, config.run
         self.accelerator, self.checkpoint = accelerator, checkpoint
         self.train_rows, self.val_rows = train_rows, val_rows
-        self.trained_on = trained_on
         self.folder = Path(config.run.dir)
         self.checkpoints = self.folder / "checkpoints"
         self.settings, self.state = config.model_dump(mode="json"), TrainState()
@@ -196,9 +191,7 @@ class Run:
         state, resume = read_state(checkpoint), resume_mode(self.options.resume)
         differences, copied = changes(state.data, now.data)
         if state.signature != now.signature:
-            differences.append(
-                f"{self.trained_on} {state.signature!r} -> {now.signature!r}"
-            )
+            differences.append(f"{state.signature!r} -> {now.signature!r}")
         if differences and resume != "true":
             raise CheckpointError(
                 f"{checkpoint} is of another run: {'; '.join(differences)}. Undo that change, "
@@ -290,7 +283,7 @@ class Run:
             self.decay_every,
         )
 
-    def update(self, log: Averages, batches: Sequence[Batch]) -> dict[str, float]:
+    def update(self, log: Averages) -> dict[str, float]:
         """Clip the gradient, update the weights, and return what is logged of it.
 
         One seam for float32 and bf16, for fp16, whose scaler skips an update that overflowed, and
@@ -311,10 +304,15 @@ class Run:
                 nn.utils.clip_grad_norm_(parameters, limit)
         log.add("time/step", time.perf_counter() - self.started)
         metrics = log.reduce(accelerator)
-        self._check_finite(metrics, batches)
+        watched = ["loss/total", "grad/norm"]
+        if (
+            accelerator.scaler is not None
+        ):  # the gradient of fp16 overflows now and then
+            watched.remove("grad/norm")
+        self._check_finite(metrics, watched)
         if sharded:
             metrics["grad/norm"] = deepspeed_step(self.model)
-            self._check_finite(metrics, batches)
+            self._check_finite(metrics, watched)
         else:
             self.optimizer.step()
         self.optimizer.zero_grad()
@@ -332,18 +330,12 @@ class Run:
         return metrics
 
     def _check_finite(
-        self, metrics: Mapping[str, float], batches: Sequence[Batch]
+        self, metrics: Mapping[str, float], watched: Sequence[str]
     ) -> None:
-        watched = {"loss/total", "grad/norm"}
-        if self.accelerator.scaler is not None:  # its gradient overflows now and then
-            watched.remove("grad/norm")
-        bad = {key: metrics[key] for key in watched & metrics.keys()}
-        if not all(map(math.isfinite, bad.values())):
-            ids = [row["image_id"] for batch in batches for row in batch.rows]
-            step, ids = self.state.global_step + 1, gather_object(ids)
-            self._give_up(
-                f"{bad} at step {step}; images of the step: {json.dumps(ids)}"
-            )
+        for name in watched:
+            value = metrics.get(name, 0.0)
+            if not math.isfinite(value):
+                self._give_up(f"{name} is {value} at step {self.state.global_step + 1}")
 
     def end_step(self, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Count the step; return the means of what its updates logged."""
@@ -363,10 +355,13 @@ class Run:
 
     def check_weights(self) -> None:
         """Raise NonFiniteError where a weight is not finite: it is neither validated nor saved."""
-        name = first_non_finite(self.accelerator, self.model)
-        if name is not None:
+        shards = (
+            getattr(value, "ds_tensor", value) for value in self.model.parameters()
+        )
+        finite = all(torch.isfinite(shard).all() for shard in shards)
+        if self.any_process(not finite):
             self._give_up(
-                f"{name} is NaN or infinite after step {self.state.global_step}"
+                f"a weight is NaN or infinite after step {self.state.global_step}"
             )
 
     def _give_up(self, what: str) -> NoReturn:
@@ -385,17 +380,16 @@ class Run:
             or (patience is not None and state.evaluations_without_gain >= patience)
         )
 
-    def any_process(self, asked_to_stop: bool) -> bool:
-        """Whether any process was asked to stop; all of them must leave the loop at the same
-        step.
-        """
-        vote = torch.tensor(float(asked_to_stop), device=self.accelerator.device)
+    def any_process(self, asked: bool) -> bool:
+        """Whether it is so in any process: all must stop at the same step."""
+        vote = torch.tensor(float(asked), device=self.accelerator.device)
         return bool(self.accelerator.reduce(vote).item() > 0)
 
     def is_best(self, value: float) -> bool:
         """Whether a validation has the best value so far, which is then kept."""
-        state = self.state
-        if is_better(state.metric, value, state.best_metric):
+        state, best = self.state, self.state.best_metric
+        is_lower = state.metric == LOSS
+        if best is None or (value < best if is_lower else value > best):
             state.best_metric, state.best_step = value, state.global_step
             state.evaluations_without_gain = 0
             return True
@@ -430,33 +424,20 @@ class Run:
 
 @contextmanager
 def open_run(
-    config: TrainingConfig,
-    needs: Collection[str] = ("image", "text"),
-    trained_on: str = "reward",
-    deepspeed: bool = True,
+    config: TrainingConfig, needs: Collection[str] = ("image", "text")
 ) -> Iterator[Run]:
     """Check all that can be checked before long work starts; inside the ``with``, the run folder is
     locked.
 
-    Args:
-        config: as resolved.
-        needs: what every row must have: ``image``, ``text`` (a reference), or both.
-        trained_on: what the signature describes, a ``reward`` or a ``teacher``, for messages.
-        deepspeed: whether this training can run under DeepSpeed.
+    ``needs`` is what every row must have: ``image``, ``text`` (a reference), or both.
 
     Raises:
         ConfigError, DataError: the configuration or the data cannot be used.
         CheckpointError: the folder holds another run.
-        EngineError: the launcher asks for DeepSpeed, and this training cannot use it.
     """
-    train, folder, split = config.train, Path(config.run.dir), config.eval.split
-    accelerator = build_accelerator(train, config.run)
+    folder, split = Path(config.run.dir), config.eval.split
+    accelerator = build_accelerator(config.train, config.run)
     quiet_libraries()
-    if uses_deepspeed(accelerator) and not deepspeed:
-        raise EngineError(
-            f"reward models do not train under {engine_of(accelerator)}: take "
-            "configs/accelerate/multi_gpu.yaml"
-        )
     with run_lock(folder) if accelerator.is_main_process else nullcontext():
         # The main process clears what a killed save left before the others look.
         with accelerator.main_process_first():
@@ -470,20 +451,18 @@ def open_run(
         rows = checked_splits(
             config.data, data, splits, accelerator, cache, needs, scored
         )
-        images = len(rows["train"])
-        if train.batch_size > images:
+        size, images = config.train.batch_size, len(rows["train"])
+        if size > images:
             raise ConfigError(
-                f"train.batch_size is {train.batch_size}: the training split has {images} usable "
-                "images, and a batch must not repeat images. Lower it"
+                f"train.batch_size is {size}: the training split has {images} usable images, and "
+                "a batch must not repeat images. Lower it"
             )
-        val_rows = rows[split]
-        if config.eval.max_images is not None:
-            val_rows = val_rows[: config.eval.max_images]
+        val_rows = rows[split][: config.eval.max_images]
         if len(val_rows) < 2:
             raise ConfigError(
                 f"eval.split {split!r} has {len(val_rows)} usable image(s): at least 2 are needed"
             )
-        yield Run(config, accelerator, rows["train"], val_rows, checkpoint, trained_on)
+        yield Run(config, accelerator, rows["train"], val_rows, checkpoint)
 
 
 def leave_process_group() -> None:

@@ -3,16 +3,13 @@ resumes.
 """
 
 import json
-import os
 import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from accelerate import Accelerator
 from tqdm.auto import tqdm
@@ -48,19 +45,6 @@ FREE_TO_CHANGE = (
     "train.micro_batch_size",
 )
 """Configuration keys that do not change what is computed."""
-RECORDED = (
-    "ACCELERATE_",
-    "ATEN_",
-    "CU",
-    "DNNL_",
-    "MKL_",
-    "NCCL_",
-    "NVIDIA_",
-    "OMP_",
-    "ONEDNN_",
-    "TORCH",
-)
-"""Beginnings of the names of variables that choose kernels, and so the last digits."""
 SUMMARY_KEYS = (
     "loss/total",
     "loss/xe",
@@ -163,21 +147,13 @@ def write_run_files(
     folder: Path, settings: Mapping[str, Any], extra: dict[str, Any]
 ) -> None:
     """Write ``config.yaml`` (resolved ``settings``) and ``env.json`` (versions, platform, command,
-    kernels, ``extra``).
+    ``extra``).
     """
-    names = sorted(os.environ)
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: installed_version(name) for name in RECORDED_VERSIONS},
         "command": sys.argv,
-        "kernels": {
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(),
-        },
-        "environment": {
-            key: os.environ[key] for key in names if key.startswith(RECORDED)
-        },
     }
     write_text(folder / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
     write_json(folder / "env.json", environment | extra)
@@ -204,17 +180,16 @@ class RunLog:
         max_steps: int,
     ) -> None:
         self.accelerator, self.folder, self.name = accelerator, folder, name
-        self.max_steps = max_steps
-        self.first_line: tuple[int, float] | None = None
+        self.start_step, self.max_steps = start_step, max_steps
+        self.began = time.monotonic()
         self.bar = tqdm(
             total=max_steps,
             initial=start_step,
             desc=name,
             unit="step",
             dynamic_ncols=True,
-            disable=None
-            if accelerator.is_main_process
-            else True,  # None: off a terminal
+            # None: off a terminal
+            disable=None if accelerator.is_main_process else True,
         )
         if accelerator.is_main_process:
             for file in ("metrics.jsonl", "samples.jsonl"):
@@ -237,13 +212,9 @@ class RunLog:
         summary = "  ".join(
             f"{key} {values[key]:.4g}" for key in SUMMARY_KEYS if key in values
         )
-        now = time.monotonic()
-        first_step, began = self.first_line = self.first_line or (step, now)
-        rate = (step - first_step) / max(now - began, 1e-9)
-        left = timedelta(seconds=round((self.max_steps - step) / rate)) if rate else "?"
-        self.message(
-            f"step {step}/{self.max_steps}  {summary}  {rate:.2f} steps/s  {left} left"
-        )
+        seconds = (time.monotonic() - self.began) / max(step - self.start_step, 1)
+        left = tqdm.format_interval(seconds * (self.max_steps - step))
+        self.message(f"step {step}/{self.max_steps}  {summary}  {left} left")
 
     def samples(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Append sampled captions with their rewards to ``samples.jsonl``."""

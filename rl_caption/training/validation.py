@@ -59,9 +59,8 @@ def decode_candidates(
         range(0, len(share), decoding.batch_size),
         desc=progress,
         unit="batch",
-        disable=None
-        if progress is not None and is_main
-        else True,  # None: off a terminal
+        # None: off a terminal
+        disable=None if progress is not None and is_main else True,
     )
     decoded: list[tuple[str, list[Candidate]]] = []
     with torch.no_grad(), dropout_off(policy), autocast(accelerator):

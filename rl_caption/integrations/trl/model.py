@@ -18,8 +18,8 @@ from rl_caption.data.base import Row
 from rl_caption.runtime.errors import ConfigError
 
 
-def load_vlm(config: SavedModelConfig, weights: bool = True) -> HuggingFaceCaptioner:
-    """Load ``model.init``, without its weights if asked so.
+def load_vlm(config: SavedModelConfig) -> HuggingFaceCaptioner:
+    """Load ``model.init``.
 
     Raises:
         ConfigError: TRL cannot train the model, or would train it wrongly.
@@ -30,7 +30,6 @@ def load_vlm(config: SavedModelConfig, weights: bool = True) -> HuggingFaceCapti
         prompt=config.prompt,
         dtype=config.dtype,
         processor_kwargs=config.processor_kwargs,
-        weights=weights,
     )
     name = f"model.init {config.init!r}"
     if not getattr(getattr(captioner, "family", None), "chat_prompts", False):

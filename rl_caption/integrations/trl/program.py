@@ -49,7 +49,7 @@ from rl_caption.runtime.engines import (
     usable_precision,
     use_cpu,
 )
-from rl_caption.runtime.errors import ConfigError, UserError, config_errors, naming
+from rl_caption.runtime.errors import UserError, config_errors, naming
 from rl_caption.runtime.launch import check_environment, check_processes, run_lock
 from rl_caption.runtime.zero import gathered_parameters
 from rl_caption.training.checkpoint import CheckpointError, new_folder
@@ -57,6 +57,7 @@ from rl_caption.training.run import CHECKED_IMAGES, NonFiniteError
 from rl_caption.training.run_folder import (
     RESULT,
     append_line,
+    changed_settings,
     computed,
     drop_after,
     is_complete,
@@ -80,7 +81,7 @@ def trl_arguments(config: GrpoVlmConfig) -> Any:
     """``GRPOConfig`` or ``RLOOConfig`` with the arguments of ``trl`` and those that follow from
     other keys.
 
-    Raises ConfigError for what TRL does not know or refuses, and for arguments that other keys set.
+    Raises ConfigError for what TRL does not know or refuses.
     """
     from trl import GRPOConfig, RLOOConfig
 
@@ -91,10 +92,6 @@ def trl_arguments(config: GrpoVlmConfig) -> Any:
         "remove_unused_columns": False,
         "logging_nan_inf_filter": False,
     }
-    if double := sorted(ours.keys() & given.keys()):
-        raise ConfigError(
-            f"trl has {double}: other keys of this configuration set them"
-        )
     defaults: dict[str, Any] = {
         # First the function, which also keeps DeepSpeed from compiling an extension on a CPU.
         "use_cpu": "cpu" in accelerator_kwargs()
@@ -153,15 +150,9 @@ def find_checkpoint(
             f"{folder} holds a run and run.resume is false: choose another run.dir"
         )
     before = read_json(newest / INPUTS, CheckpointError)
-    changed = [
-        key for key in {**before, **inputs} if before.get(key) != inputs.get(key)
-    ]
-    if changed:
-        said = "; ".join(
-            f"{key}: {before.get(key)} -> {inputs.get(key)}" for key in changed
-        )
+    if changed := changed_settings(before, inputs):
         raise CheckpointError(
-            f"{newest} was trained with other inputs: {said}. Choose another run.dir"
+            f"{newest} was trained with other inputs: {'; '.join(changed)}. Choose another run.dir"
         )
     return step, newest
 
@@ -186,7 +177,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     folder = Path(config.run.dir)
     with run_lock(folder) if state.is_main_process else nullcontext():
         with unsharded_models(arguments):
-            load_vlm(config.model, weights=False)  # refused before the data are read
+            captioner = load_vlm(config.model)
         data, cache = build_data(config.data), folder / CHECKED_IMAGES
         splits = [usable_split(data, "train")]
         rows = checked_splits(config.data, data, splits, state, cache)["train"]
@@ -200,14 +191,10 @@ def fine_tune(config: GrpoVlmConfig) -> str:
                 state, f"{folder} is complete: remove it, or choose another run.dir"
             )
             return ""
-        with unsharded_models(arguments):
-            captioner = load_vlm(config.model)
         # ``generate`` takes what it is not told from the model's own settings: a ban on repeated
         # words, say.
-        model, generation = (
-            captioner.policy.model,
-            captioner.policy.model.generation_config,
-        )
+        model = captioner.policy.model
+        generation = model.generation_config
         trainer = make_trainer(config, arguments, captioner, rows, reward, inputs)
         if state.is_main_process:
             (folder / RESULT).unlink(missing_ok=True)
@@ -216,9 +203,8 @@ def fine_tune(config: GrpoVlmConfig) -> str:
             drop_after(folder / "metrics.jsonl", start if checkpoint else -1)
         step = train(trainer, start, checkpoint, config.model.lora is not None)
         model.generation_config = generation
-        sharded = (
-            trainer.deepspeed is not None
-        )  # not so where all steps were taken before
+        # Not so where all steps were taken before.
+        sharded = trainer.deepspeed is not None
         export = folder / "export" / "last"
         with (
             gathered_parameters(trainer.accelerator, trainer.model_wrapped)
@@ -284,7 +270,7 @@ def make_trainer(
             args=arguments,
             train_dataset=trl_dataset(rows, captioner.prompt),
             processing_class=captioner.processor,
-            callbacks=[Log(Path(config.run.dir) / "metrics.jsonl", reward, inputs)],
+            callbacks=[Log(Path(config.run.dir) / "metrics.jsonl", inputs)],
             peft_config=lora,
         )
     if colocated:
@@ -320,10 +306,8 @@ class Log(TrainerCallback):
     wrong.
     """
 
-    def __init__(
-        self, path: Path, reward: MixedReward, inputs: Mapping[str, Any]
-    ) -> None:
-        self.path, self.reward, self.inputs = path, reward, inputs
+    def __init__(self, path: Path, inputs: Mapping[str, Any]) -> None:
+        self.path, self.inputs = path, inputs
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write what the run was trained on, and a manifest, into the checkpoint that was just
@@ -349,14 +333,13 @@ class Log(TrainerCallback):
             return
         if state.is_world_process_zero:
             append_line(self.path, {"step": state.global_step, **values})
-            said = [f"step {state.global_step}/{state.max_steps}"]
-            for name, term in self.reward.rewards.items():
-                low, high = term.bounds
-                said.append(
-                    f"{name} {values[f'rewards/{name}/mean']:.4g} ({low:g} to {high:g})"
-                )
-            said.append(f"length {values['completions/mean_length']:.1f} tokens")
-            tqdm.write("  ".join(said), file=sys.stderr)
+            said = [
+                f"{key} {value:.4g}"
+                for key, value in values.items()
+                if key.endswith(("/mean", "/mean_length"))
+            ]
+            step = f"step {state.global_step}/{state.max_steps}"
+            tqdm.write("  ".join([step, *said]), file=sys.stderr)
         if not math.isfinite(values["loss"]):
             raise NonFiniteError(
                 f"loss is {values['loss']} at step {state.global_step}: lower trl.learning_rate"

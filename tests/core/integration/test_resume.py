@@ -437,22 +437,6 @@ def test_a_changed_run_exports_a_best_model_in_place_of_that_of_a_step_it_does_n
     assert all(torch.allclose(best[name], last[name], atol=1e-9) for name in best)
 
 
-def test_a_finished_run_keeps_the_metric_that_chose_its_best_model(
-    whole_scst: Path, tmp_path: Path
-) -> None:
-    config, folder = copy_of(whole_scst, tmp_path / "run")
-    checked_run(
-        changed(config, {"monitor.best_by": "rouge_l", "run.resume": True}),
-        folder,
-        "scst",
-    )
-    results = [
-        json.loads((run_folder / "result.json").read_text())
-        for run_folder in (folder, whole_scst)
-    ]
-    assert results[0] == results[1]
-
-
 def test_a_changed_reward_refuses_to_resume(whole_scst: Path, tmp_path: Path) -> None:
     config, folder = copy_of(whole_scst, tmp_path / "run")
     # A path skips the comparison of configurations, so this is the reward's own signature.

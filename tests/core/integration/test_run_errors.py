@@ -57,14 +57,9 @@ def test_nan_in_the_weights_stops_before_the_update(tmp_path: Path) -> None:
     good = folder / "checkpoints/step-00000002"
     assert_one_message(
         ended,
-        "loss/total is nan, grad/norm is nan at step 3",
+        "loss/total is nan at step 3",
         f"checkpoint: {good}",
     )
-    (message,) = (
-        line for line in ended.output.splitlines() if "images of the step: " in line
-    )
-    ids = json.JSONDecoder().raw_decode(message.split("images of the step: ")[1])[0]
-    assert len(set(ids)) == 8
     assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1, 2]
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [good.name]
     assert all(tensor.isfinite().all() for tensor in weights(good).values())
@@ -149,8 +144,6 @@ def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path: Path) -> 
             {"train.max_target_tokens": 17},
             "train.max_target_tokens is 17: the captioner has positions for 16",
         ),
-        ({"model.kwargs.d_model": 15}, "d_model 15 is not a multiple of num_heads 2"),
-        ({"model": {"init": "nowhere"}}, "model.init: 'nowhere'"),
         ({"eval.split": "dev"}, "split 'dev' is not in the data"),
         ({"data.kwargs.num_val": 1}, "eval.split 'val' has 1 usable image"),
         (
@@ -166,10 +159,6 @@ def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path: Path) -> 
             {"rollout.max_new_tokens": 40},
             "rollout.max_new_tokens is 40: the captioner has positions for 16",
         ),
-        ({"reward.terms": {"ciderr": {"weight": 1.0}}}, "reward.terms.ciderr"),
-        ({"reward.terms": {}}, "reward.terms is empty"),
-        ({"reward.terms.cider.weight": 0}, "reward.terms cider all have weight 0"),
-        ({"reward.terms.total": {"target": "bleu"}}, "reward/total"),
         ({"train.batch_size": 36}, "train.batch_size is 36"),
         ({"model.init": None}, "model.init: not set"),
     ],
@@ -179,9 +168,7 @@ def test_values_that_cannot_work_are_named(
     start: Path, tmp_path: Path, changes: dict[str, Any], part: str
 ) -> None:
     folder = tmp_path / "run"
-    if next(iter(changes)).startswith(("rollout", "reward")) or changes == {
-        "model.init": None
-    }:
+    if next(iter(changes)) in ("rollout.max_new_tokens", "model.init"):
         ended = run(scst_config(folder, start, **changes), folder, "scst")
     else:
         ended = run(xe_config(folder, **changes), folder)

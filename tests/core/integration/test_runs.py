@@ -107,7 +107,7 @@ def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(
     assert saved.startswith("STANDARD_wInit+Cider-D[n4,s6.0]+df[")
     assert saved.endswith(f"]+greedy[nspi2]+kl[0.05,{digest[:8]}]")
     assert json.loads((folder / "env.json").read_text())["signature"] == saved
-    assert f"reward signature: {saved}" in ended.output
+    assert f"signature: {saved}" in ended.output
 
 
 def test_the_reward_rises(trained: Path, tmp_path: Path) -> None:

@@ -44,7 +44,6 @@ from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import tiny_student
-from tests.endpoints_for_tests import endpoint, listing, prompt_of
 from tests.report_for_tests import DATA, write_run
 
 KARPATHY = {
@@ -311,48 +310,6 @@ def changed(config: EvaluateConfig, **changes: Any) -> EvaluateConfig:
     options = {key: value for key, value in options.items() if value is not None}
     chosen = EvaluateConfig.choose(options)
     return chosen(**options)
-
-
-def test_rewards_by_language_models_are_metrics(folder: Path) -> None:
-    lines = [
-        json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()
-    ]
-    questions = [
-        {
-            "question": "What is it?",
-            "choices": ["a circle", "a train"],
-            "answer": "a circle",
-        }
-    ]
-    (folder / "data.jsonl").write_text(
-        "\n".join(json.dumps(line | {"questions": questions}) for line in lines)
-    )
-
-    def answer(body: dict[str, Any]) -> tuple[int, Any]:
-        prompt = prompt_of(body)
-        if "Yes" in prompt:
-            return 200, listing(Yes=0.75, No=0.25)
-        if "circle" not in prompt:
-            return 200, listing(**{"9": 1.0} if "dog" in prompt else {"0": 1.0})
-        if match := re.search(r"(.)\. a circle\n", prompt):
-            return 200, listing(**{match[1]: 1.0})
-        return 200, listing(**{"0": 1.0})
-
-    with endpoint(answer) as options:
-        names = ("caption_qa", "claims", "vlm_judge")
-        evaluate_split(
-            with_judges(
-                folder,
-                judges={
-                    name: JudgeConfig(target=name, kwargs={"endpoint": options})
-                    for name in names
-                },
-            )
-        )
-    metrics = json.loads((folder / "out/scores.json").read_text())["metrics"]
-    assert [metrics[f"judge/{name}"] for name in names] == pytest.approx(
-        [1.0, 0.75, 1 / 3]
-    )
 
 
 def test_a_judge_is_a_metric_with_its_range_and_signature(folder: Path) -> None:

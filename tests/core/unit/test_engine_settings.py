@@ -13,12 +13,10 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import RunConfig, TrainConfig
 from rl_caption.runtime.engines import (
     build_accelerator,
     global_count,
-    prepare,
     requested_precision,
     usable_precision,
 )
@@ -27,10 +25,9 @@ from rl_caption.runtime.launch import LaunchError
 from rl_caption.runtime.zero import (
     EngineError,
     configure_deepspeed,
-    size_buckets,
+    prepare_deepspeed,
     without_hooks,
 )
-from rl_caption.training import run
 
 
 def accelerator(stage: int | None, **config: Any) -> Any:
@@ -62,20 +59,6 @@ def test_a_tracker_that_is_not_installed_and_fsdp_are_refused(
         build_accelerator(TrainConfig(), RunConfig())
 
 
-def test_variables_of_accelerate_do_not_divide_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    with pytest.raises(LaunchError, match="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"):
-        build_accelerator(TrainConfig(), RunConfig())
-    monkeypatch.setattr(
-        "rl_caption.runtime.engines.check_environment", lambda **options: None
-    )
-    assert (
-        build_accelerator(TrainConfig(), RunConfig()).gradient_accumulation_steps == 1
-    ), "pinned as well"
-
-
 @pytest.mark.parametrize(
     ("runs", "precision", "train", "named"),
     [
@@ -83,19 +66,11 @@ def test_variables_of_accelerate_do_not_divide_gradients(
         (accelerator(0), "no", {}, "zero_stage"),
         (accelerator(2), "fp16", {}, "fp16"),
         (accelerator(2), "no", {"grad_clip_value": 0.5}, "grad_clip_value"),
-        (accelerator(2, optimizer={"type": "Adam"}), "no", {}, "optimizer"),
-        (accelerator(2, bf16={"enabled": True}), "no", {}, "bf16"),
         (
             accelerator(2, zero_optimization={"offload_param": {"device": "cpu"}}),
             "no",
             {},
             "param",
-        ),
-        (
-            accelerator(2, gradient_clipping=0.5),
-            "no",
-            {"grad_clip_norm": 1.0},
-            "gradient_clipping",
         ),
     ],
 )
@@ -106,32 +81,20 @@ def test_what_deepspeed_cannot_do_is_refused(
         configure_deepspeed(runs, precision, TrainConfig(**train))
 
 
-def test_reward_models_do_not_train_under_deepspeed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(run, "build_accelerator", lambda *configs: accelerator(2))
-    config = RewardModelConfig(run=RunConfig(dir=str(tmp_path / "run")))
-    with (
-        pytest.raises(EngineError, match=r"zero2.*multi_gpu\.yaml"),
-        run.open_run(config, deepspeed=False),
-    ):
-        pass
-    assert not (tmp_path / "run").exists()
-
-
 def test_precision_batch_sizes_and_clipping_are_those_of_the_training() -> None:
     runs = accelerator(
         2,
-        train_batch_size="auto",
-        gradient_clipping=0.5,
-        bf16={"enabled": False},
+        train_batch_size=7,
+        gradient_clipping=0.9,
+        optimizer={"type": "Adam"},
+        bf16={"enabled": True},
         zero_optimization={"offload_param": {"device": "none"}},
     )
     train = TrainConfig(batch_size=24, micro_batch_size=3, grad_clip_norm=0.5)
     configure_deepspeed(runs, "bf16", train)
     config = runs.state.deepspeed_plugin.deepspeed_config
     assert config.pop("torch_autocast")["dtype"] == "bfloat16"
-    del config["zero_optimization"], config["bf16"]
+    del config["zero_optimization"]
     assert config == {
         "train_batch_size": 24,
         "train_micro_batch_size_per_gpu": 3,
@@ -140,28 +103,15 @@ def test_precision_batch_sizes_and_clipping_are_those_of_the_training() -> None:
     }
 
 
-def test_gradient_buckets_are_bounded() -> None:
-    config: dict[str, Any] = {}
-    model = nn.Linear(3, 4)
-    model.bias.requires_grad_(False)
-    size_buckets(config, model)
-    assert config == {"zero_optimization": {"reduce_bucket_size": 12}}
-    size_buckets(config, nn.Linear(5, 5))  # a size that is given stays
-    assert config == {"zero_optimization": {"reduce_bucket_size": 12}}
+@pytest.mark.parametrize("given", ["auto", 12])
+def test_gradient_buckets_are_bounded(given: Any) -> None:
     with torch.device("meta"):
         large = nn.ModuleList([nn.Linear(10_000, 7_000), nn.Linear(10_000, 7_000)])
-    config = {"zero_optimization": {"reduce_bucket_size": "auto"}}
-    size_buckets(config, large)
-    assert (
-        config["zero_optimization"]["reduce_bucket_size"] == 70_000_000
-    )  # a bucket holds a whole tensor
-
-
-def test_a_parameter_without_dimensions_is_named() -> None:
-    model = nn.Module()
-    model.scale = nn.Parameter(torch.tensor(1.0))
-    with pytest.raises(EngineError, match=r"shape \[1\]"):
-        prepare(accelerator(2), model, None)
+    zero = {"reduce_bucket_size": given}
+    runs = accelerator(2, gradient_accumulation_steps=1, zero_optimization=zero)
+    prepare_deepspeed(runs, large)
+    expected = 70_000_000 if given == "auto" else 12  # a bucket holds a whole tensor
+    assert zero["reduce_bucket_size"] == expected
 
 
 def test_removed_hooks_come_back_in_their_order() -> None:

@@ -5,10 +5,9 @@ refusing NaN.
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,16 +17,13 @@ from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 
 from rl_caption.captioners.config import Decoding
-from rl_caption.cli.configuration import parse
 from rl_caption.config.schema import (
     CaptionEvalConfig,
     RunConfig,
     XeConfig,
     XeTrainConfig,
 )
-from rl_caption.evaluation import validation_cider
-from rl_caption.programs.train import make_validation
-from rl_caption.runtime.engines import Averages, dropout_off
+from rl_caption.runtime.engines import Averages
 from rl_caption.runtime.types import CaptionBatch, TrainState, Validation
 from rl_caption.training import validation
 from rl_caption.training.checkpoint import CheckpointError, load_moments
@@ -35,7 +31,6 @@ from rl_caption.training.loop import train
 from rl_caption.training.optimizer import parameter_groups, schedule_factor
 from rl_caption.training.run import Metric, NonFiniteError, Run
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
-from tests.captions_for_tests import CAPTIONS, REFERENCES
 
 
 class Slope:
@@ -347,18 +342,6 @@ def test_ranks_draw_other_dropout_masks_from_equal_weights(
     assert not torch.equal(masks[0], masks[1])
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("enabled", [False, True])
-def test_a_model_leaves_dropout_off_in_the_mode_that_it_came_in(
-    training: bool, enabled: bool
-) -> None:
-    model = nn.Sequential(nn.Dropout(0.5)).train(training)
-    with suppress(KeyError), dropout_off(model, enabled):
-        assert model[0].training == (training and not enabled)
-        raise KeyError
-    assert model.training == model[0].training == training
-
-
 def test_validation_decodes_without_dropout_and_leaves_the_policy_as_it_was() -> None:
     captioner, rows = tiny_captioner(dropout=0.5), tiny_rows(4)
     captioner.policy.train()
@@ -412,7 +395,7 @@ def test_clipping_and_the_norm_before_it(
 )
 def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(tmp_path, options):
     training = Training(tmp_path, **options)
-    with pytest.raises(NonFiniteError, match=r'step 1.*\["i0", "i1"\]') as error:
+    with pytest.raises(NonFiniteError, match="step 1") as error:
         training.fit()
     assert "Last good checkpoint: none yet" in str(error.value)
     assert torch.equal(training.task.weights, torch.zeros(1, 4))
@@ -476,29 +459,6 @@ def test_a_step_may_have_several_updates(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [
         "step-00000002"
     ]
-
-
-def test_times_are_those_of_the_whole_step_and_of_validation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step from 1 whose updates end at 3 and 7, then a validation from 20 to 25."""
-    training = Training(tmp_path, [0.1], max_steps=1)
-
-    def step(batches: Sequence[CaptionBatch], number: int) -> Iterator[Averages]:
-        for _ in range(2):
-            yield from Slope.training_step(training.task, batches, number)
-
-    training.task.training_step = step  # type: ignore[method-assign]
-    clock = SimpleNamespace(perf_counter=iter([1.0, 3.0, 7.0, 20.0, 25.0]).__next__)
-    for module in ("run", "loop"):
-        monkeypatch.setattr(f"rl_caption.training.{module}.time", clock)
-    training.fit()
-    for key, value in {
-        "time/step": 6.0,
-        "train/images_per_second": 2 / 6,
-        "val/seconds": 5.0,
-    }.items():
-        assert logged(tmp_path, key) == {1: pytest.approx(value)}
 
 
 def test_the_best_validation_is_exported_and_ties_keep_the_first(
@@ -567,23 +527,6 @@ def test_a_complete_run_that_goes_on_is_not_complete_until_its_new_end(
     with pytest.raises(NonFiniteError):
         longer.fit()
     assert not (tmp_path / "result.json").exists()
-
-
-def test_an_export_that_cannot_be_written_keeps_the_one_before(tmp_path: Path) -> None:
-    training = Training(tmp_path, [0.1, 0.2], eval_every=1)
-    working, calls = training.export, []
-
-    def fails_the_second_time(path: Path) -> None:
-        calls.append(path)
-        working(path)
-        if len(calls) == 2:
-            raise OSError(28, "No space left on device")
-
-    training.export = fails_the_second_time
-    with pytest.raises(CheckpointError, match=r"export/best.*No"):
-        training.fit()
-    assert (tmp_path / "export/best/score").read_text() == "0"
-    assert [path.name for path in (tmp_path / "export").iterdir()] == ["best"]
 
 
 @pytest.mark.parametrize(
@@ -716,55 +659,3 @@ def test_fp16_gives_up_where_no_loss_scale_helps(
         training.fit()
     assert training.run.state.skipped == 24 + 25
     assert torch.equal(training.task.weights, torch.full((1, 4), -1.0))
-
-
-def test_fp16_goes_on_from_another_precision(tmp_path: Path, plain_again: None) -> None:
-    Training(tmp_path, max_steps=1).fit()
-    training = fp16_training(tmp_path / "fp16", [1.0])
-    saved, run = tmp_path / "checkpoints/step-00000001", training.run
-    load_moments(run.accelerator, saved, run.model, run.optimizer, {})
-    assert training.run.accelerator.scaler.get_scale() == 8.0  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], (1, 0.0)),
-        (["--eval.num_beams", "3", "--eval.length_penalty", "1"], (3, 1.0)),
-    ],
-)
-def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch):
-    seen = []
-
-    def decoded(*arguments: Any) -> dict[str, list[validation.Candidate]]:
-        seen.extend(part for part in arguments if isinstance(part, Decoding))
-        return {
-            key: [validation.Candidate(text, True, None)]
-            for key, text in CAPTIONS.items()
-        }
-
-    monkeypatch.setattr(validation, "decode_candidates", decoded)
-    run: Any = SimpleNamespace(
-        val_rows=[
-            {"image_id": key, "references": texts} for key, texts in REFERENCES.items()
-        ],
-        accelerator=SimpleNamespace(is_main_process=True, trackers=[]),
-        folder=tmp_path,
-    )
-    captioner: Any = SimpleNamespace(policy=None)
-    found = make_validation(run, parse(XeConfig, words, "test"), captioner, 20)(0, {})
-    assert found.metrics["val/cider"] == validation_cider(CAPTIONS, REFERENCES)
-    assert found.metrics["val/length"] == (5 + 8 + 5 + 12) / 4
-    (decoding,) = seen
-    assert (decoding.num_beams, decoding.length_penalty, decoding.max_new_tokens) == (
-        *expected,
-        20,
-    )
-
-
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    run = run_of(tmp_path)
-    restored(run)
-    path = checkpoint_of(run, global_step=1)
-    with pytest.raises(CheckpointError, match=path.name):
-        run_of(tmp_path, path).restore(nn.Linear(5, 2))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from accelerate import Accelerator
 
 from rl_caption.config.schema import RewardTerm, ScstConfig
@@ -22,7 +21,6 @@ from rl_caption.training.run_folder import (
     computed,
     drop_after,
     find_checkpoint,
-    is_complete,
     write_run_files,
 )
 
@@ -131,35 +129,6 @@ def test_what_does_not_change_the_computation_is_no_change(tmp_path: Path) -> No
     ]
 
 
-def test_files_of_a_run(tmp_path: Path) -> None:
-    config = config_of(tmp_path / "new" / "run")
-    write_run_files(
-        Path(config.run.dir), config.model_dump(mode="json"), {"signature": "s"}
-    )
-    folder = Path(config.run.dir)
-    assert {path.name for path in folder.iterdir()} == {"config.yaml", "env.json"}
-    assert yaml.safe_load((folder / "config.yaml").read_text()) == json.loads(
-        config.model_dump_json()
-    )
-    environment = json.loads((folder / "env.json").read_text())
-    assert environment["signature"] == "s"
-    assert environment["versions"]["torch"]
-    assert not is_complete(folder)
-    (folder / "result.json").write_text("{}")
-    assert is_complete(folder)
-
-
-def test_changed_keys_are_told(tmp_path: Path) -> None:
-    config = ScstConfig()
-    config.reward.terms = {"rouge_l": RewardTerm()}
-    saved = json.loads(config.model_dump_json())
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
-    assert changed_keys(tmp_path / "config.yaml", config.model_dump(mode="json")) == []
-    config.train.advantage_kwargs = {"epsilon": 1}
-    changed = changed_keys(tmp_path / "config.yaml", config.model_dump(mode="json"))
-    assert "train.advantage_kwargs.epsilon: None -> 1" in changed
-
-
 def steps(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
@@ -212,20 +181,3 @@ def test_a_line_of_metrics_is_written_and_summarised(
     shown = capsys.readouterr().err
     assert "[scst] step 1/10  reward/total 0.25" in shown
     assert "hacking" not in shown
-
-
-def test_time_left_is_that_of_the_steps_since_the_first_line(
-    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    log = RunLog(Accelerator(cpu=True), tmp_path, "scst", 10, 1000)
-    for step in (10, 11, 20):
-        log.metrics(step, {})
-        now += 60
-    shown = [line.rsplit("  ", 2)[1:] for line in capsys.readouterr().err.splitlines()]
-    assert shown == [
-        ["0.00 steps/s", "? left"],
-        ["0.02 steps/s", "16:29:00 left"],
-        ["0.08 steps/s", "3:16:00 left"],
-    ]

@@ -21,36 +21,25 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
-    ("environment", "threads", "chosen"),
+    ("environment", "threads"),
     [
-        ({}, "4", True),
-        ({"OMP_NUM_THREADS": ""}, "4", True),
-        ({"OMP_NUM_THREADS": "many"}, "4", True),
-        ({"OMP_NUM_THREADS": "1"}, "1", False),
-        ({"OMP_NUM_THREADS": "3"}, "3", False),
-        ({"OMP_NUM_THREADS": "9,2"}, "9", False),
-        ({"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}, "2", True),
-        ({"OMP_NUM_THREADS": "3", "LOCAL_WORLD_SIZE": "2"}, "3", False),
-        ({"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, "4", True),
-        ({"LOCAL_WORLD_SIZE": "9"}, "1", True),
+        ({}, "4"),
+        ({"OMP_NUM_THREADS": ""}, "4"),
+        ({"OMP_NUM_THREADS": "many"}, "4"),
+        ({"OMP_NUM_THREADS": "1"}, "1"),
+        ({"OMP_NUM_THREADS": "3"}, "3"),
+        ({"OMP_NUM_THREADS": "9,2"}, "9"),
+        ({"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}, "2"),
+        ({"OMP_NUM_THREADS": "3", "LOCAL_WORLD_SIZE": "2"}, "3"),
+        ({"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, "4"),
+        ({"LOCAL_WORLD_SIZE": "9"}, "1"),
     ],
 )
 def test_the_number_of_threads_is_the_users_else_a_share_of_the_cores(
-    environment: dict[str, str], threads: str, chosen: bool
+    environment: dict[str, str], threads: str
 ) -> None:
     expected = {"GOMP_SPINCOUNT": SPIN_COUNT, "OMP_NUM_THREADS": threads}
-    if chosen:
-        expected["RL_CAPTION_THREADS"] = threads
     assert thread_variables(environment, cores=4) == expected
-
-
-def test_what_a_program_chose_is_not_the_users_choice_for_the_programs_that_it_starts() -> (
-    None
-):
-    chosen = thread_variables({}, cores=4)
-    assert thread_variables(chosen, cores=2)["OMP_NUM_THREADS"] == "2"
-    kept = thread_variables({"OMP_NUM_THREADS": "3"}, cores=4)
-    assert thread_variables(kept, cores=2)["OMP_NUM_THREADS"] == "3"
 
 
 def test_how_the_user_lets_threads_wait_is_kept() -> None:
@@ -107,7 +96,6 @@ def threads_of(
         "OMP_NUM_THREADS",
         "GOMP_SPINCOUNT",
         "OMP_WAIT_POLICY",
-        "RL_CAPTION_THREADS",
         "LOCAL_WORLD_SIZE",
     )
     environment = {

@@ -2,6 +2,7 @@
 
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.runtime.types import TrainState
+from rl_caption.runtime.zero import EngineError, uses_deepspeed
 from rl_caption.training.run import open_run
 
 
@@ -11,9 +12,15 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
     Raises:
         ConfigError: a model cannot be loaded or made, or does not fit its task or the data.
         DataError: the data cannot be used.
+        EngineError: it was launched under DeepSpeed, which takes one loss a micro-batch.
         RewardError: the task needs detail units of captions, and the package textblob is not
             installed.
     """
     config.check()
     with open_run(config, config.needs) as run:
+        if uses_deepspeed(run.accelerator):
+            raise EngineError(
+                "reward models do not train under DeepSpeed: take "
+                "configs/accelerate/multi_gpu.yaml"
+            )
         return config.fit(run)

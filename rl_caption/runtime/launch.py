@@ -226,7 +226,11 @@ def run_lock(run_dir: str | Path, wait_seconds: float = 120.0) -> Iterator[None]
     # A soft lock, filelock's fallback, would outlive a killed holder.
     lock = FileLock(folder / ".lock", fallback_to_soft=False)
     try:
-        lock.acquire(timeout=wait_seconds)
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=0)
+        if not lock.is_locked:
+            logger.warning("%s is in use: waiting for it", folder)
+            lock.acquire(timeout=wait_seconds)
     except Timeout as error:
         raise LaunchError(
             f"the run folder {folder} is in use by another process: stop it, or choose another "

@@ -1,7 +1,6 @@
 """Best of n: pure functions of scored captions."""
 
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,14 +104,3 @@ def test_a_constant_reward_chooses_by_chance() -> None:
     curve = best_of_n(np.zeros_like(gold), {"gold": gold}, IMAGES, 50)["gold"]
     np.testing.assert_allclose(curve.mean, [gold.mean()] * len(curve.n))
     assert not curve.turns
-
-
-def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("textblob")
-    page = (Path(__file__).parents[3] / "docs" / "stress.md").read_text(
-        encoding="utf-8"
-    )
-    exec(page.partition("```python\n")[2].partition("```")[0], {})
-    printed = capsys.readouterr().out
-    assert "highest at n = 1" in printed
-    assert "words_shuffled" in printed

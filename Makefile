@@ -22,7 +22,7 @@ ifneq ($(shell $(VENV_PYTHON) -c pass 2>/dev/null && cat $(STAMP) 2>/dev/null),$
 $(STAMP): FORCE
 endif
 
-.PHONY: help install demo test test-all bench docs lint format doctor release engines clean distclean FORCE
+.PHONY: help install demo test test-all bench docs lint format doctor release engines planted clean distclean FORCE
 
 help:
 	@echo "make demo       train, fine-tune and evaluate a captioner on the generated world (4 to 11 minutes on two cores)"
@@ -32,6 +32,7 @@ help:
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff format and mend what it can"
 	@echo "make engines    other frameworks for real, each in an environment of its own (minutes, gigabytes; ARGS=ms_swift)"
+	@echo "make planted    plant known faults one after the other, and see which of them the tests catch (an hour)"
 	@echo "make doctor     versions, devices, what is missing and what that costs"
 	@echo "make release    check and build a release into dist/, try the wheel, print what is left (URL=https://HOST/OWNER/NAME)"
 	@echo "make install    install into $(VENV) (the targets above do it by themselves)"
@@ -76,6 +77,9 @@ format: $(STAMP)
 
 engines: $(STAMP)
 	$(VENV_PYTHON) -m tests.engines $(ARGS)
+
+planted: $(STAMP)
+	$(VENV_PYTHON) -m tests.planted check $(ARGS)
 
 doctor: $(STAMP)
 	$(VENV_PYTHON) -m rl_caption doctor

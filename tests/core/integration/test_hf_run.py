@@ -310,10 +310,7 @@ def test_moments_of_one_block_are_not_given_to_another_of_the_same_shapes(
         }
         ended = run(xe_config(folder, **options), folder)
         assert ended.code == code, ended.output
-    assert (
-        "are trained in the checkpoint or in this run only, such as 'model.decoder.transformer.h.0."
-        in ended.output
-    )
+    assert "'model.decoder.transformer.h.0." in ended.output
 
 
 MESSAGES = [

@@ -135,8 +135,6 @@ def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(
         in ended.output
     )
     assert "done: best val/judge/rouge_l" in ended.output
-    change = f"val/reward {log[-1]['val/reward'] - log[0]['val/reward']:+.4f}"
-    assert change in ended.output.rpartition("export/last")[2]
     result = json.loads((folder / "result.json").read_text())
     assert result["best_metric"] == max(line["val/judge/rouge_l"] for line in log)
     best = weights(

@@ -445,7 +445,7 @@ def test_a_changed_reward_refuses_to_resume(whole_scst: Path, tmp_path: Path) ->
         changed(config, {"reward.eos": False, "run.resume": path}), folder, "scst"
     )
     assert ended.code == 1
-    assert "reward 'STANDARD_wInit+Cider-D[n4,s6.0]+df[" in ended.output
+    assert "'STANDARD_wInit+Cider-D[n4,s6.0]+df[" in ended.output
     assert "run.resume" in ended.output
     checked_run(
         changed(config, {"reward.eos": False, "run.resume": True}), folder, "scst"

@@ -350,7 +350,7 @@ def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> Non
         "reward_model",
     )
     assert ended.code == 1
-    assert "teacher 'distill_image[best," in ended.output
+    assert "'distill_image[best," in ended.output
 
 
 @pytest.fixture(scope="module")

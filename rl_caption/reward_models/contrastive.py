@@ -254,6 +254,11 @@ class ContrastiveConfig(ClipConfig):
                 "train.label_smoothing gives a share of the target to every pair, also to hard "
                 "negatives and to pairs that loss.false_negatives masks: leave it out"
             )
+        if count and self.negatives.source == "data" and train.sentences:
+            raise ConfigError(
+                "train.sentences changes the captions that negatives.source data was made of: "
+                "leave one of them out"
+            )
         return self
 
     def check(self) -> None:

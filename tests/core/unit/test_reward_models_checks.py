@@ -72,6 +72,13 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
             ("label_smoothing",),
         ),
         (
+            {
+                "negatives": {"count": 1, "source": "data"},
+                "train": {"sentences": [1, 2]},
+            },
+            ("train.sentences", "negatives.source"),
+        ),
+        (
             parts(RANDOM, {"pretrained": False, "train_blocks": 1}),
             ("model.text.train_blocks",),
         ),

@@ -97,3 +97,13 @@ def test_wrong_arguments_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_a_count_is_clipped_at_the_largest_of_a_reference() -> None:
+    counts = bleu_counts(["a", "a", "a"], [["a", "a"], ["a"]])
+    assert counts[0] == 2
+
+
+def test_the_beta_of_the_toolkit_is_the_default() -> None:
+    one = {"references": [["a dog runs on grass"]]}
+    assert RougeL()(None, ["a dog"], **one) == RougeL(beta=1.2)(None, ["a dog"], **one)

@@ -81,3 +81,8 @@ def test_repetition_reward_and_wrong_input() -> None:
         Repetition(0)
     with pytest.raises(ValueError, match="no captions"):
         degeneration_statistics([])
+
+
+def test_bad_endings_are_of_english_alone() -> None:
+    assert "bad_endings" in degeneration_statistics([["a"]])
+    assert "bad_endings" not in degeneration_statistics([["a"]], tokenizer="char")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rewards.text.document_frequency import EOS, DocumentFrequencies, load_legacy_pickle
-from rewards.text.ngrams import ngram_counts
+from rewards.text.ngrams import ngram_counts, table_of_rows
 
 CORPUS = [[["a", "dog"], ["a", "red", "dog"]], [["a", "cat"]], [["the", "café"]]]
 
@@ -247,3 +247,9 @@ def test_other_content_is_refused(tmp_path: Path) -> None:
         )
         with pytest.raises(ValueError, match=path.name):
             load_legacy_pickle(path)
+
+
+def test_rows_of_ngrams_must_be_ascending() -> None:
+    single, pairs = np.array([[0], [1]]), np.array([[1, 0], [0, 1]])
+    with pytest.raises(ValueError, match="ascending"):
+        table_of_rows(["a", "b"], [single, pairs], [np.ones(2), np.ones(2)])

@@ -255,8 +255,10 @@ class Blip2(InstructBlip):
     def end(
         self, model: Any, processor: Any, prompt: str | Messages, ends: list[int]
     ) -> int:
-        """The configuration's EOS: a line break where BLIP-2 was trained on OPT."""
-        return model.config.text_config.eos_token_id
+        """The configuration's EOS, a line break where BLIP-2 was trained on OPT, or else the
+        tokenizer's.
+        """
+        return first_token(model.config.text_config.eos_token_id, ends[0])
 
 
 class Git(PlainPrompt):
@@ -264,6 +266,17 @@ class Git(PlainPrompt):
 
     lora_targets = r"git\.encoder\..*\.(query|value)"
     frozen = ()
+
+    def end(
+        self, model: Any, processor: Any, prompt: str | Messages, ends: list[int]
+    ) -> int:
+        """The tokenizer's [SEP], which the configuration names as EOS."""
+        sep = processor.tokenizer.sep_token_id
+        if sep not in ends:
+            raise CaptionerError(
+                f"EOS is {ends} in config.json, {sep} in its tokenizer's files"
+            )
+        return sep
 
     def inputs(
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]

@@ -329,3 +329,15 @@ def test_where_the_hub_cannot_be_reached_the_cache_is_read_and_a_mistyped_name_a
         with pytest.raises(ValueError, match=f"hf-hub:{name}"):
             load_frozen_encoder(f"hf-hub:{name}")
     assert not waited
+
+
+@pytest.mark.parametrize("family", ["blip", "git"])
+def test_an_eos_that_the_tokenizer_does_not_have_is_refused(tmp_path, family):
+    folder = save_model(family, tmp_path / family)
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((folder / name).read_text())
+        content["eos_token_id"] = 7
+        if "text_config" in content:
+            content["text_config"]["sep_token_id"] = 7
+        (folder / name).write_text(json.dumps(content))
+    assert "EOS" in refusal(init=str(folder))

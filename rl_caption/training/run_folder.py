@@ -3,7 +3,9 @@ resumes.
 """
 
 import json
+import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -45,6 +47,10 @@ FREE_TO_CHANGE = (
     "train.micro_batch_size",
 )
 """Configuration keys that do not change what is computed."""
+RECORDED = re.compile(
+    "ACCELERATE_|ATEN_|CU|DNNL_|MKL_|NCCL_|NVIDIA_|OMP_|ONEDNN_|TORCH"
+)
+"""Names of variables that choose kernels, and so the last digits."""
 SUMMARY_KEYS = (
     "loss/total",
     "loss/xe",
@@ -147,13 +153,15 @@ def write_run_files(
     folder: Path, settings: Mapping[str, Any], extra: dict[str, Any]
 ) -> None:
     """Write ``config.yaml`` (resolved ``settings``) and ``env.json`` (versions, platform, command,
-    ``extra``).
+    variables that choose kernels, ``extra``).
     """
+    variables = {key: os.environ[key] for key in os.environ if RECORDED.match(key)}
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: installed_version(name) for name in RECORDED_VERSIONS},
         "command": sys.argv,
+        "environment": variables,
     }
     write_text(folder / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
     write_json(folder / "env.json", environment | extra)

@@ -181,3 +181,14 @@ def test_a_line_of_metrics_is_written_and_summarised(
     shown = capsys.readouterr().err
     assert "[scst] step 1/10  reward/total 0.25" in shown
     assert "hacking" not in shown
+
+
+def test_variables_that_choose_kernels_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    write_run_files(tmp_path, {}, {})
+    recorded = json.loads((tmp_path / "env.json").read_text())["environment"]
+    assert recorded["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert "HF_TOKEN" not in recorded

@@ -41,7 +41,7 @@ SHARDED_FILES = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory) -> Path:
     """A captioner without dropout, whose random numbers belong to a process."""
     folder = tmp_path_factory.mktemp("start") / "xe"
     checked_run(
@@ -52,7 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(trained, tmp_path_factory) -> Path:
     """Four self-critical steps of one process under plain Accelerate."""
     folder = tmp_path_factory.mktemp("whole") / "plain"
     checked_run(scst_config(folder, trained, **OPTIONS), folder, "scst")
@@ -60,7 +60,7 @@ def whole(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory):
+def killed(trained, tmp_path_factory):
     """A function of engine and processes: the folder of a run that was killed in its fourth step,
     made once.
     """
@@ -112,9 +112,7 @@ def test_killed_resumed_and_exported_as_one_plain_process(
     assert files(folder / "export/best") == files(whole / "export/best")
 
 
-def test_several_updates_on_a_rollout_are_those_of_one_plain_process(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_several_updates_on_a_rollout_are_those_of_one_plain_process(trained, tmp_path):
     options = OPTIONS | {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
     alone, folder = tmp_path / "alone", tmp_path / "run"
     checked_run(scst_config(alone, trained, **options), alone, "scst")
@@ -158,8 +156,8 @@ def test_a_run_goes_on_under_another_engine_and_number_of_processes(
 
 @pytest.mark.parametrize("engine", ["plain", "zero2", "zero3"])
 def test_all_processes_refuse_to_write_weights_that_one_of_them_has_spoilt(
-    tmp_path: Path, engine: str
-) -> None:
+    tmp_path, engine
+):
     folder = tmp_path / "run"
     config = xe_config(folder, **{"eval.every": 4, "run.save_every": 1})
     for ended in run_together(2, config, folder, "xe", engine=ENGINES[engine], spoil=2):
@@ -241,7 +239,7 @@ def _decode_alone(
     accelerator.wait_for_everyone()
 
 
-def test_processes_decode_different_numbers_of_tokens(start: Path) -> None:
+def test_processes_decode_different_numbers_of_tokens(start):
     port = get_free_port()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -263,7 +261,7 @@ def test_processes_decode_different_numbers_of_tokens(start: Path) -> None:
             process.kill()
 
 
-def test_memory_is_what_the_page_says() -> None:
+def test_memory_is_what_the_page_says():
     """Bytes a parameter of ZeRO-2 on two processes, by the second table of docs/scaling.md."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     row = engine_memory.measure_engine("zero2", 2, "forkserver")

@@ -117,7 +117,7 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory):
+def plain(tmp_path_factory):
     """A function of what is trained: folders of the model, and of two steps of one plain process
     from it.
     """
@@ -153,9 +153,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory):
         ("smolvlm_adapters", "zero3"),
     ],
 )
-def test_two_processes_train_and_export_as_one(
-    plain, tmp_path: Path, trained: str, engine: str
-) -> None:
+def test_two_processes_train_and_export_as_one(plain, tmp_path, trained, engine):
     model, alone = plain(trained)
     folder, log_alone = tmp_path / "run", alone.with_suffix(".log").read_text()
     config = scst_config(folder, model, **OPTIONS, **TRAINED[trained][1])
@@ -193,9 +191,7 @@ def test_two_processes_train_and_export_as_one(
 
 
 @pytest.mark.parametrize("trained", ["blip", "qwen"])
-def test_states_with_gradient_are_shared_under_ddp(
-    plain, tmp_path: Path, trained: str
-) -> None:
+def test_states_with_gradient_are_shared_under_ddp(plain, tmp_path, trained):
     """With one micro-batch, captions are drawn from the states that they are scored with."""
     (model, alone), folder = plain(trained), tmp_path / "run"
     options = OPTIONS | TRAINED[trained][1] | {"train.micro_batch_size": 4}
@@ -208,7 +204,7 @@ def test_states_with_gradient_are_shared_under_ddp(
     assert_same_weights(model, alone, folder)
 
 
-def test_states_in_bf16_are_read_by_the_reference_policy(plain, tmp_path: Path) -> None:
+def test_states_in_bf16_are_read_by_the_reference_policy(plain, tmp_path):
     """The reference policy, which ZeRO-3 does not shard, computes in the same precision."""
     (model, alone), folder = plain("blip_decoder"), tmp_path / "run"
     options = OPTIONS | TRAINED["blip_decoder"][1] | {"train.mixed_precision": "bf16"}

@@ -86,9 +86,7 @@ def start(
         "torchrun",
     ],
 )
-def test_two_processes_train(
-    launcher: list[str], way: str, variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_two_processes_train(launcher, way, variables, tmp_path):
     done = start(launcher, tmp_path, way, **variables)
     assert done.returncode == 0, done.stderr
     assert "rank 0 of 2: sum 3" in done.stdout

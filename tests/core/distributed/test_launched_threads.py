@@ -1,7 +1,6 @@
 """The user's number of CPU threads, and how they wait, under real launchers."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -46,9 +45,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
         "torchrun, user",
     ],
 )
-def test_threads_under_a_launcher(
-    command: list[str], user: str, threads: list[int], tmp_path: Path
-) -> None:
+def test_threads_under_a_launcher(command, user, threads, tmp_path):
     found, spins = threads_of(
         command, tmp_path, **({"OMP_NUM_THREADS": user} if user else {})
     )

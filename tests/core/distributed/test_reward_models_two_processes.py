@@ -22,7 +22,7 @@ RUNS = ("teacher", "image", "text", "dual", "pac", "long", "specific")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def trained(tmp_path_factory) -> tuple[Path, Path]:
     """The chain by one process, and by two, each by one command: false details, too, come from the
     global batch.
     """
@@ -42,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_both_take_the_same_steps(trained: tuple[Path, Path], name: str) -> None:
+def test_both_take_the_same_steps(trained, name):
     one, two = (folder / name for folder in trained)
     assert "2 process(es)" in (trained[1] / "specific.0.log").read_text()
     alone, together = untimed(one), untimed(two)

@@ -43,13 +43,13 @@ SHARED = {
 
 
 @pytest.fixture(scope="module")
-def one_xe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one_xe(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("one") / "xe"
     checked_run(xe_config(folder, **STILL), folder)
     return folder
 
 
-def test_cross_entropy_takes_the_same_steps(one_xe: Path, tmp_path: Path) -> None:
+def test_cross_entropy_takes_the_same_steps(one_xe, tmp_path):
     folder = tmp_path / "two"
     for rank, ended in enumerate(run_two(xe_config(folder, **STILL), folder, "xe")):
         assert ended.code == 0, f"rank {rank}:\n{ended.output}"
@@ -114,9 +114,7 @@ def test_self_critical_training_takes_the_same_steps(
     ],
     ids=["in a step", "while saving", "before the rename", "while export/best is away"],
 )
-def test_killed_and_started_again(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, kill: Kill
-) -> None:
+def test_killed_and_started_again(tmp_path_factory, tmp_path, kill):
     whole = tmp_path_factory.getbasetemp() / "whole-two"
     if not whole.exists():
         assert [ended.code for ended in run_two(xe_config(whole), whole, "xe")] == [
@@ -132,7 +130,7 @@ def test_killed_and_started_again(
     assert_same_run(folder, whole)
 
 
-def test_going_on_with_another_number_of_processes_says_so(tmp_path: Path) -> None:
+def test_going_on_with_another_number_of_processes_says_so(tmp_path):
     folder = tmp_path / "run"
     checked_run(xe_config(folder, **STILL, **{"train.max_steps": 4}), folder)
     ended = run_two(xe_config(folder, **STILL, **{"run.resume": True}), folder, "xe")
@@ -148,7 +146,7 @@ def test_going_on_with_another_number_of_processes_says_so(tmp_path: Path) -> No
     ]
 
 
-def test_both_stages_in_one_command(tmp_path: Path) -> None:
+def test_both_stages_in_one_command(tmp_path):
     """A pipeline runs its stages in the same processes, which may compute in other precisions; what
     is finished is skipped by both, and what is refused ends both.
     """
@@ -181,7 +179,7 @@ def test_both_stages_in_one_command(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def launched(tmp_path: Path) -> Iterator[Any]:
+def launched(tmp_path) -> Iterator[Any]:
     """Start a program under a launcher, as typed; what is left of it at the end is killed."""
     started: list[psutil.Process] = []
 
@@ -417,9 +415,7 @@ class Waxing(Waning):
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["alarm", "failing judge"])
-def test_the_monitor_of_the_main_process_ends_both(
-    one_xe: Path, tmp_path: Path, fails: bool
-) -> None:
+def test_the_monitor_of_the_main_process_ends_both(one_xe, tmp_path, fails):
     judges = {"waning": {"target": f"{__name__}:Waning", "kwargs": {"fails": fails}}}
     options = {
         "reward.terms": {"waxing": {"target": f"{__name__}:Waxing"}},

@@ -15,7 +15,7 @@ from tests.vlm_for_tests import grpo_config, six_images, tiny_qwen2_vl
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 
-def test_two_processes_train_one_model(tmp_path: Path) -> None:
+def test_two_processes_train_one_model(tmp_path):
     tiny_qwen2_vl(tmp_path / "qwen2_vl")
     six_images(tmp_path)
     folder = tmp_path / "two"
@@ -39,9 +39,7 @@ def exported(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "lora", [None, {"r": 4, "target_modules": ["q_proj", "gate_proj"]}]
 )
-def test_zero3_exports_the_weights_of_plain_processes_resumed_or_not(
-    tmp_path: Path, lora: dict[str, int] | None
-) -> None:
+def test_zero3_exports_the_weights_of_plain_processes_resumed_or_not(tmp_path, lora):
     tiny_qwen2_vl(tmp_path / "qwen2_vl")
     six_images(tmp_path)
     zero = {

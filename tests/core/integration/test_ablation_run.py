@@ -59,7 +59,7 @@ class Failing:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("ablation")
     (folder / "rewards_for_ablation.py").write_text(REWARDS)
     xe = changed(xe_config(folder / "xe", **{"train.max_steps": 10}), {"data": WORLD})
@@ -132,7 +132,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(folder: Path) -> Story:
+def story(folder) -> Story:
     interrupted = ablate(folder)
     kept = state(folder / "grid/cells/alpha=0/seed0/run")
     second_was_done = (folder / "grid/cells/alpha=1/seed0/run/result.json").exists()
@@ -140,7 +140,7 @@ def story(folder: Path) -> Story:
     return Story(folder, interrupted, kept, second_was_done, finished)
 
 
-def test_an_interrupted_grid_goes_on(story: Story) -> None:
+def test_an_interrupted_grid_goes_on(story):
     first, second = (
         story.folder / f"grid/cells/alpha={alpha}/seed0" for alpha in (0, 1)
     )
@@ -159,7 +159,7 @@ def test_an_interrupted_grid_goes_on(story: Story) -> None:
     assert steps[-1] == 12
 
 
-def test_the_report_is_complete(story: Story) -> None:
+def test_the_report_is_complete(story):
     report = {path.name for path in (story.folder / "grid").iterdir() if path.is_file()}
     files = {"table.md", "runs.csv", "start.json"}
     assert report == {".lock", *files}
@@ -169,7 +169,7 @@ def test_the_report_is_complete(story: Story) -> None:
     )
 
 
-def test_what_is_judged_is_the_policy_after_the_last_step(story: Story) -> None:
+def test_what_is_judged_is_the_policy_after_the_last_step(story):
     """The best one by CIDEr-D of a reward without CIDEr-D may well be the starting policy."""
     cell = story.folder / "grid/cells/alpha=1/seed0"
     last, trained = (
@@ -188,7 +188,7 @@ def test_what_is_judged_is_the_policy_after_the_last_step(story: Story) -> None:
     } <= set(scores)
 
 
-def test_a_failing_cell_leaves_its_neighbours_alone(story: Story) -> None:
+def test_a_failing_cell_leaves_its_neighbours_alone(story):
     log = story.folder / "grid/cells/broken/seed0/log.txt"
     assert story.finished.code == 1
     assert (

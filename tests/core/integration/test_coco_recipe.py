@@ -46,9 +46,7 @@ def start(program: str, config: str, *overrides: str) -> str:
     return ended.output
 
 
-def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(REPOSITORY / "configs")
     images, features = write_photos(Path("photos")), write_features(Path("regions"))
@@ -140,7 +138,7 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(
     )
 
 
-def test_the_recipes_differ_in_reward_baseline_and_learning_rate_alone() -> None:
+def test_the_recipes_differ_in_reward_baseline_and_learning_rate_alone():
     cider, mix, nsc = (stage_config("coco", stage) for stage in ("cider", "mix", "nsc"))
     assert (cider.train.advantage, cider.train.lr, cider.train.epochs) == (
         "greedy",

@@ -50,7 +50,7 @@ def write_coco(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_first_step_is_soon_reached(tmp_path: Path) -> None:
+def test_the_first_step_is_soon_reached(tmp_path):
     data = {
         "path": str(write_coco(tmp_path)),
         "image_root": "images",

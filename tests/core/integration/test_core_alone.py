@@ -30,7 +30,7 @@ def run_core(arguments: list[str], log: Path) -> None:
     assert ended.code == 0, ended.output
 
 
-def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> None:
+def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path):
     xe = changed(
         xe_config(tmp_path / "xe", **{"train.max_steps": 2}),
         {"data.kwargs.num_test": 4},
@@ -101,7 +101,7 @@ def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> 
     )
 
 
-def test_the_core_trains_reward_models(tmp_path: Path) -> None:
+def test_the_core_trains_reward_models(tmp_path):
     (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(chain(tmp_path)["teacher"]))
     run_core(
         ["reward_model", "--config", str(tmp_path / "teacher.yaml")],
@@ -111,7 +111,7 @@ def test_the_core_trains_reward_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["demo", "doctor", "configs list"])
-def test_other_programs_of_the_core_are_there(program: str) -> None:
+def test_other_programs_of_the_core_are_there(program):
     words = program.split() if program == "configs list" else [program, "--help"]
     code = f"{WITHOUT_LAB}\nfrom rl_caption.cli.main import main\nsys.exit(main({words!r}))"
     ended = subprocess.run(
@@ -120,7 +120,7 @@ def test_other_programs_of_the_core_are_there(program: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_program_of_the_lab_says_where_it_belongs() -> None:
+def test_a_program_of_the_lab_says_where_it_belongs():
     code = f"{WITHOUT_LAB}\nfrom rl_caption.cli.main import main\nsys.exit(main(['judge', '--set', 'scenes']))"
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True

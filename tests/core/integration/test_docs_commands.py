@@ -131,7 +131,7 @@ def shrunk(config: Any, key: str = "") -> Any:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_block_needs_stands_in_its_title(page: Path) -> None:
+def test_what_a_block_needs_stands_in_its_title(page):
     for number, (title, text) in enumerate(blocks(page)):
         needed = set().union(
             *(needs(command) for command in commands(page) if command.block == number)
@@ -143,7 +143,7 @@ def test_what_a_block_needs_stands_in_its_title(page: Path) -> None:
         assert not missing, f"{missing} are not in the title {title!r} of\n{text}"
 
 
-def test_needs_follow_from_words_and_configurations() -> None:
+def test_needs_follow_from_words_and_configurations():
     for command, needed in {
         "python scripts/evaluate.py --predictions P.json --references R.json --out nowhere": set(),
         "python scripts/evaluate.py --predictions P.json --references theirs/R.json": {
@@ -167,7 +167,7 @@ def test_needs_follow_from_words_and_configurations() -> None:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory) -> Path:
     """A folder like the repository's root, with small configurations and files of the reader's own."""
     root = tmp_path_factory.mktemp("root")
     for name in (
@@ -298,7 +298,7 @@ PROGRAMS = {
 
 
 @pytest.fixture(scope="module")
-def make(root: Path) -> Callable[[str, Path], None]:
+def make(root) -> Callable[[str, Path], None]:
     """Makes what a command of a page reads and other commands would have left."""
     files = sorted((root / "configs").rglob("*.yaml"))
     owners = {
@@ -441,7 +441,7 @@ LEAVES = {
 @pytest.mark.parametrize(
     "name", sorted(path.stem for path in (ROOT / "docs/tutorials").glob("*.py"))
 )
-def test_tutorial(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tutorial(name, tmp_path, monkeypatch):
     source = (ROOT / f"docs/tutorials/{name}.py").read_text(encoding="utf-8")
     sizes = re.compile(rf"^({'|'.join(TINY)}) = \d+", re.MULTILINE)
     (tmp_path / "tutorial.py").write_text(

@@ -68,9 +68,7 @@ def wait_for(process: subprocess.Popen, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple]:
+def runs(request, tmp_path_factory) -> dict[str, tuple]:
     """The same self-critical run on the CPU and in every way that is tested, all at the same time."""
     root = tmp_path_factory.mktemp("gpu")
     xe = xe_config(root / "xe", **{"model.kwargs.dropout": 0.0, "train.max_steps": 30})
@@ -94,9 +92,7 @@ def runs(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_twenty_steps_are_those_of_a_cpu_to_the_token(
-    way: str, runs: dict[str, tuple]
-) -> None:
+def test_twenty_steps_are_those_of_a_cpu_to_the_token(way, runs):
     for process, folder in (runs["CPU"], runs[way]):
         wait_for(process, folder)
     folder, on_cpu = runs[way][1], runs["CPU"][1]

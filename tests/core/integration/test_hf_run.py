@@ -60,7 +60,7 @@ class Letters:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def data(tmp_path_factory) -> dict[str, Any]:
     """Photos of one colour, a colour a caption, in the words of the tiny models: a few steps learn
     them.
     """
@@ -116,7 +116,7 @@ def validated(run_folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pair(tmp_path_factory) -> Path:
     return save_model("vit_gpt2", tmp_path_factory.mktemp("vit_gpt2") / "start")
 
 
@@ -323,9 +323,7 @@ MESSAGES = [
 
 
 @pytest.fixture(scope="module")
-def asked(
-    data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def asked(data, tmp_path_factory) -> dict[str, Any]:
     """The photos, every other row with a prompt of its own."""
     file = Path(data["path"])
     records = [json.loads(line) for line in file.read_text().splitlines()]
@@ -337,9 +335,7 @@ def asked(
 
 
 @pytest.fixture(scope="module")
-def answering(
-    asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path]:
+def answering(asked, tmp_path_factory) -> tuple[Path, Path]:
     """Folders of a cross-entropy and a self-critical run of a vision-language model that is asked
     by messages.
     """

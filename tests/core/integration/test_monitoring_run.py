@@ -48,7 +48,7 @@ SPOILED: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def start(tmp_path_factory) -> Path:
     """A captioner that says different, mostly sensible things."""
     folder = tmp_path_factory.mktemp("start") / "xe"
     options = {
@@ -63,9 +63,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def spoiled(
-    start: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Ended]:
+def spoiled(start, tmp_path_factory) -> tuple[Path, Ended]:
     folder = tmp_path_factory.mktemp("spoiled") / "run"
     ended = spoil(folder, start)
     assert ended.code == 0, ended.output
@@ -88,9 +86,7 @@ def hacking_notes(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())["notes"]["hacking"]
 
 
-def test_the_alarm_goes_off_names_the_evidence_and_keeps_the_scores(
-    spoiled: tuple[Path, Ended],
-) -> None:
+def test_the_alarm_goes_off_names_the_evidence_and_keeps_the_scores(spoiled):
     folder, ended = spoiled
     log = validations(folder)
     assert log[-1]["val/reward"] > log[0]["val/reward"]
@@ -118,9 +114,7 @@ def test_the_alarm_goes_off_names_the_evidence_and_keeps_the_scores(
         assert line["val/judge/cider"] == pytest.approx(line["val/cider"])
 
 
-def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(
-    start: Path, tmp_path: Path
-) -> None:
+def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(start, tmp_path):
     folder = tmp_path / "run"
     ended = spoil(
         folder, start, **{"monitor": {"stop": True, "judges": {"rouge_l": {}}}}
@@ -193,9 +187,7 @@ def test_watching_the_divergence_does_not_change_the_training(start, spoiled, tm
         assert torch.equal(tensor, other[name]), name
 
 
-def test_what_cannot_be_watched_is_refused_before_training(
-    start: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_watched_is_refused_before_training(start, tmp_path):
     mixture = {
         "reward.terms.repetition": {"weight": 1.0}
     }  # whose scales on samples are printed before training

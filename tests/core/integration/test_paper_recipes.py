@@ -65,7 +65,7 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory) -> Path:
     """Drawings in the layouts of the published data: ShareGPT4V's JSON, and JSON lines of web
     pages.
     """
@@ -178,9 +178,7 @@ def run_stages(folder: Path, files: dict[str, Path]) -> None:
     assert ended.code == 0, ended.output
 
 
-def test_specs_and_a_student_of_it_with_as_many_positions(
-    world: Path, tmp_path: Path
-) -> None:
+def test_specs_and_a_student_of_it_with_as_many_positions(world, tmp_path):
     data = {
         "data.path": str(world / "sharegpt4v.json"),
         "data.kwargs": {"val_images": 6},
@@ -234,9 +232,7 @@ def test_specs_and_a_student_of_it_with_as_many_positions(
 
 
 @pytest.mark.parametrize("teacher", ["pac", "guidance"])
-def test_a_student_of_another_teacher(
-    teacher: str, world: Path, tmp_path: Path
-) -> None:
+def test_a_student_of_another_teacher(teacher, world, tmp_path):
     if teacher == "pac":
         config = reward_model_config(
             tmp_path / "teacher",
@@ -271,9 +267,7 @@ def test_a_student_of_another_teacher(
     assert written["teacher"]["name"] == f"{config['run']['dir']}/export/best"
 
 
-def test_a_recipe_whose_data_are_missing_says_what_they_take_before_any_run(
-    tmp_path: Path,
-) -> None:
+def test_a_recipe_whose_data_are_missing_says_what_they_take_before_any_run(tmp_path):
     write = shrunken(tmp_path, specs_long_clip={"loss.pca_rank": 3})
     ended = run_arguments(
         ["reward_model", "--config", str(write("specs_long_clip"))], tmp_path / "log"
@@ -290,8 +284,8 @@ def test_a_recipe_whose_data_are_missing_says_what_they_take_before_any_run(
 
 @pytest.mark.parametrize("which", ["recaptions", "scratch", "clip"])
 def test_semantic_guidance_on_recaptions_and_then_on_written_negatives(
-    which: str, world: Path, tmp_path: Path
-) -> None:
+    which, world, tmp_path
+):
     first = guided(world, tmp_path)
     second = {"data.path": str(world / "negatives.jsonl")}
     last = "clip_negatives" if which == "clip" else "negatives"
@@ -328,8 +322,8 @@ def run_page(name: str, small: dict[str, Any]) -> None:
 
 
 def test_a_student_of_coco_in_an_afternoon_by_the_commands_of_the_page(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     images = [
         {
@@ -363,8 +357,8 @@ def test_a_student_of_coco_in_an_afternoon_by_the_commands_of_the_page(
 
 
 def test_a_clip_is_fine_tuned_on_new_captions_by_the_commands_of_the_page(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("data/web").mkdir(parents=True)
     Path("data/web/coco").symlink_to(world / "coco")
@@ -422,9 +416,7 @@ def in_parquet(folder: Path, world: Path) -> dict[str, Any]:
     }
 
 
-def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(
-    world: Path, tmp_path: Path
-) -> None:
+def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(world, tmp_path):
     changes = in_parquet(tmp_path, world) | {
         "model.image.encoder": save_vit(tmp_path / "vit"),
         "model.text.encoder": save_text_encoder(tmp_path / "bert"),
@@ -442,8 +434,8 @@ def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(
 
 
 def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, tmp_path, monkeypatch
+):
     swin = SwinConfig(
         image_size=32,
         patch_size=4,
@@ -523,8 +515,8 @@ def write_shards(folder: Path, count: int) -> None:
 
 
 def test_shards_are_filtered_by_clipscore_then_icc_and_trained_on_by_one_command(
-    world: Path, tmp_path: Path
-) -> None:
+    world, tmp_path
+):
     pytest.importorskip("datasets")
     write_shards(tmp_path / "laion", 2000)
     clip = {"backbone": str(world / "clip/export/best")}
@@ -572,9 +564,7 @@ def test_shards_are_filtered_by_clipscore_then_icc_and_trained_on_by_one_command
     assert (tmp_path / "out/dual_encoder/export/best/config.json").is_file()
 
 
-def test_captions_of_cc3m_are_divided_as_the_paper_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_captions_of_cc3m_are_divided_as_the_paper_says(tmp_path, monkeypatch):
     folder = tmp_path / "data/cc3m_595k"
     folder.mkdir(parents=True)
     rows = [{"caption": f"caption {number}"} for number in range(594_100)]
@@ -589,8 +579,8 @@ def test_captions_of_cc3m_are_divided_as_the_paper_says(
 
 
 def test_released_weights_score_captions_by_the_commands_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "ViT-B-32", TINY)
     Path("photos").mkdir()
@@ -633,9 +623,7 @@ def test_released_weights_score_captions_by_the_commands_of_the_page(
     assert list(again["scores"].values()) == list(result["scores"].values())
 
 
-def test_people_are_a_row_as_the_page_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_people_are_a_row_as_the_page_says(tmp_path, monkeypatch):
     captions = [f"caption {number}" for number in range(5)]
     images = [
         {

@@ -34,7 +34,7 @@ SMALL = [
 
 
 @pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def photos(tmp_path, monkeypatch) -> Path:
     """A folder with ``mine.jsonl`` and its photos; the working directory."""
     monkeypatch.chdir(tmp_path)
     world = ScenesData(num_train=12, num_val=4, num_test=4, image_size=32)
@@ -62,7 +62,7 @@ def checked(*words: str, **how: Any) -> Ended:
     return ended
 
 
-def test_a_new_captioner_of_own_photos_killed_and_gone_on(photos: Path) -> None:
+def test_a_new_captioner_of_own_photos_killed_and_gone_on(photos):
     small = [f"--xe.model.kwargs.{key}=16" for key in ("d_model", "image_size")]
     words = ["own", *SMALL, *small, "--xe.model.min_count", "1", "--run.root", "here"]
     killed = start(*words, kill=Kill("rl_caption.training.run:Run.begin_step", 3))
@@ -90,7 +90,7 @@ def test_a_new_captioner_of_own_photos_killed_and_gone_on(photos: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["blip", "vit_gpt2"])
-def test_own_photos_to_a_pretrained_encoder_decoder(family: str, photos: Path) -> None:
+def test_own_photos_to_a_pretrained_encoder_decoder(family, photos):
     model = save_model(family, photos / "hub")
     checked("own_blip", *SMALL, "--xe.model.init", str(model))
     assert lines(photos / "runs/own/blip_scst")[-1]["step"] == 2
@@ -105,7 +105,7 @@ def test_own_photos_to_a_pretrained_encoder_decoder(family: str, photos: Path) -
     assert ended.code == 0, ended.output
 
 
-def test_own_photos_to_a_vision_language_model_by_lora(photos: Path) -> None:
+def test_own_photos_to_a_vision_language_model_by_lora(photos):
     model = save_vlm("smolvlm", photos / "hub")
     checked("own_vlm", *SMALL, "--xe.model.init", str(model))
     assert lines(photos / "runs/own/vlm_scst")[-1]["step"] == 2

@@ -106,7 +106,7 @@ CHECKPOINT_FILES = {
 
 
 @pytest.fixture(scope="module")
-def whole_xe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_xe(tmp_path_factory) -> Path:
     """A cross-entropy run that was never stopped, by the command as typed."""
     folder = tmp_path_factory.mktemp("whole") / "xe"
     file = folder.with_suffix(".yaml")
@@ -120,7 +120,7 @@ def whole_xe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole_scst(whole_xe: Path) -> Path:
+def whole_scst(whole_xe) -> Path:
     folder = whole_xe.with_name("scst")
     checked_run(scst_config(folder, whole_xe / "export/best"), folder, "scst")
     return folder
@@ -135,7 +135,7 @@ def copy_of(whole: Path, folder: Path) -> tuple[dict[str, Any], Path]:
     return config, folder
 
 
-def test_an_uninterrupted_run_leaves_exactly_these_files(whole_xe: Path) -> None:
+def test_an_uninterrupted_run_leaves_exactly_these_files(whole_xe):
     assert {path.name for path in (whole_xe / "checkpoints").iterdir()} == {
         "step-00000004",
         "step-00000006",
@@ -163,9 +163,7 @@ def test_an_uninterrupted_run_leaves_exactly_these_files(whole_xe: Path) -> None
 
 
 @pytest.mark.parametrize("moment", sorted(KILLS))
-def test_cross_entropy_killed_and_started_again(
-    whole_xe: Path, tmp_path: Path, moment: str
-) -> None:
+def test_cross_entropy_killed_and_started_again(whole_xe, tmp_path, moment):
     folder = tmp_path / "run"
     checked_run(xe_config(folder), folder, kill=KILLS[moment])
     checked_run(xe_config(folder), folder)
@@ -199,9 +197,7 @@ def test_self_critical_training_killed_and_started_again(
     assert_same_run(folder, whole_scst)
 
 
-def test_killed_between_the_updates_of_a_rollout_and_started_again(
-    whole_xe: Path, tmp_path: Path
-) -> None:
+def test_killed_between_the_updates_of_a_rollout_and_started_again(whole_xe, tmp_path):
     """Updates 1 to 8 in steps 1 to 4, a checkpoint after step 2: step 3 is sampled again and taken
     from its start.
     """
@@ -222,7 +218,7 @@ def test_killed_between_the_updates_of_a_rollout_and_started_again(
     assert_same_run(folder, whole)
 
 
-def test_schedules_go_on_where_they_were(whole_xe: Path, tmp_path: Path) -> None:
+def test_schedules_go_on_where_they_were(whole_xe, tmp_path):
     options = {
         "reward.terms": {
             "cider": {"schedule": [[0, 1.0], [4, 0.0]]},
@@ -250,7 +246,7 @@ def test_schedules_go_on_where_they_were(whole_xe: Path, tmp_path: Path) -> None
     assert_same_run(folder, whole)
 
 
-def test_killed_again_and_again_at_any_moment(whole_xe: Path, tmp_path: Path) -> None:
+def test_killed_again_and_again_at_any_moment(whole_xe, tmp_path):
     folder, generator = tmp_path / "run", random.Random()
     for _ in range(6):
         run(xe_config(folder), folder, kill_after=generator.uniform(0.2, 0.7))
@@ -312,17 +308,13 @@ def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(
     assert untimed(tmp_path / "scst") == untimed(whole_scst)
 
 
-def test_a_finished_run_started_again_changes_nothing(
-    whole_xe: Path, tmp_path: Path
-) -> None:
+def test_a_finished_run_started_again_changes_nothing(whole_xe, tmp_path):
     config, folder = copy_of(whole_xe, tmp_path / "run")
     checked_run(config, folder)
     assert_same_run(folder, whole_xe)
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
-    whole_xe: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(whole_xe, tmp_path):
     config, folder = copy_of(whole_xe, tmp_path / "run")
     newest = folder / "checkpoints/step-00000006"
     os.truncate(newest / "optimizer.bin", 1000)
@@ -333,9 +325,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     assert_same_run(folder, whole_xe)
 
 
-def test_true_accepts_a_changed_configuration_that_auto_refuses(
-    whole_xe: Path, tmp_path: Path
-) -> None:
+def test_true_accepts_a_changed_configuration_that_auto_refuses(whole_xe, tmp_path):
     config, folder = copy_of(whole_xe, tmp_path / "run")
     refused = run(
         changed(config, {"train.lr": 0.1, "model.kwargs.dropout": 0.5}), folder
@@ -384,8 +374,8 @@ def test_true_accepts_a_changed_configuration_that_auto_refuses(
 
 
 def test_a_path_goes_on_from_that_checkpoint_and_drops_what_came_after_it(
-    whole_xe: Path, tmp_path: Path
-) -> None:
+    whole_xe, tmp_path
+):
     config, folder = copy_of(whole_xe, tmp_path / "run")
     config = changed(
         config,
@@ -399,9 +389,7 @@ def test_a_path_goes_on_from_that_checkpoint_and_drops_what_came_after_it(
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-def test_a_path_into_another_folder_exports_a_best_model_there(
-    whole_xe: Path, tmp_path: Path
-) -> None:
+def test_a_path_into_another_folder_exports_a_best_model_there(whole_xe, tmp_path):
     folder, path = tmp_path / "onward", str(whole_xe / "checkpoints/step-00000006")
     changes = {"run.resume": path, "train.max_steps": 8, "train.lr": 1e-12}
     ended = checked_run(xe_config(folder, **changes), folder)
@@ -415,8 +403,8 @@ def test_a_path_into_another_folder_exports_a_best_model_there(
 
 
 def test_a_changed_run_exports_a_best_model_in_place_of_that_of_a_step_it_does_not_know(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     folder, steady = (
         tmp_path / "run",
         {"train.lr": 0.01, "train.schedule": "constant", "train.warmup_steps": 0},
@@ -437,7 +425,7 @@ def test_a_changed_run_exports_a_best_model_in_place_of_that_of_a_step_it_does_n
     assert all(torch.allclose(best[name], last[name], atol=1e-9) for name in best)
 
 
-def test_a_changed_reward_refuses_to_resume(whole_scst: Path, tmp_path: Path) -> None:
+def test_a_changed_reward_refuses_to_resume(whole_scst, tmp_path):
     config, folder = copy_of(whole_scst, tmp_path / "run")
     # A path skips the comparison of configurations, so this is the reward's own signature.
     path = str(folder / "checkpoints/step-00000004")

@@ -103,13 +103,13 @@ def run_chain(folder: Path, **changes_of: dict[str, Any]) -> Ended:
 
 
 @pytest.fixture(autouse=True)
-def trusted_encoder(trust_of_one_test: None) -> None:
+def trusted_encoder(trust_of_one_test) -> None:
     """This process loads what the programs exported, too."""
     trust(["tests.encoders_for_tests:TinyImageEncoder"])
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory) -> Path:
     """Teacher, both towers and the whole student, by one command."""
     folder = tmp_path_factory.mktemp("chain")
     ended = run_chain(folder)
@@ -117,7 +117,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_one_command_trains_the_chain(trained: Path) -> None:
+def test_one_command_trains_the_chain(trained):
     for name in CHAIN:
         assert (trained / name / "result.json").is_file()
         assert [
@@ -152,8 +152,8 @@ def test_one_command_trains_the_chain(trained: Path) -> None:
 
 
 def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validations(
-    trained: Path,
-) -> None:
+    trained,
+):
     teacher = load_file(trained / "teacher/export/best/open_clip_model.safetensors")
     image = load_file(trained / "image/export/best/model.safetensors")
     text = load_file(trained / "text/export/best/model.safetensors")
@@ -189,9 +189,7 @@ def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validation
         ("pac", Kill("rl_caption.training.run:Run.begin_step", 4)),
     ],
 )
-def test_killed_and_started_again(
-    trained: Path, tmp_path: Path, stage: str, kill: Kill
-) -> None:
+def test_killed_and_started_again(trained, tmp_path, stage, kill):
     folder = tmp_path / stage
     config = changed(chain(trained)[stage], {"run.dir": str(folder)})
     if stage == "pac":  # no part of the chain that ends in the student
@@ -201,9 +199,7 @@ def test_killed_and_started_again(
     assert_same_run(folder, trained / stage)
 
 
-def test_tuned_on_positives_it_is_a_model_for_pac_s(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_tuned_on_positives_it_is_a_model_for_pac_s(trained, tmp_path):
     folder, start = tmp_path / "tuned", trained / "teacher/export/best"
     trained_run(
         chain(trained)["pac"],
@@ -232,9 +228,7 @@ def test_tuned_on_positives_it_is_a_model_for_pac_s(
     assert 0 <= reward(None, ["a red circle"], image=[row["image"]])[0] <= 2
 
 
-def test_with_augmentation_the_teacher_sees_the_same_view(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_with_augmentation_the_teacher_sees_the_same_view(trained, tmp_path):
     config = changed(chain(trained)["image"], {"data.augment": ["horizontal", "crop"]})
     assert "images once" not in trained_run(config, tmp_path / "image").output
     smaller = {"model.kwargs.image_size": 16, "model.kwargs.patch_size": 16}
@@ -242,9 +236,7 @@ def test_with_augmentation_the_teacher_sees_the_same_view(
 
 
 @pytest.mark.parametrize("stage", ["image", "text"])
-def test_a_tower_learns_from_images_or_captions_alone(
-    trained: Path, tmp_path: Path, stage: str
-) -> None:
+def test_a_tower_learns_from_images_or_captions_alone(trained, tmp_path, stage):
     config = changed(chain(trained)[stage], alone(tmp_path / "data", stage))
     trained_run(config, tmp_path / "whole")
     metrics = [
@@ -283,8 +275,8 @@ def write_rows(data: dict[str, Any], rows: list[dict[str, Any]]) -> None:
 
 
 def test_rows_of_other_formats_may_lack_captions_for_the_image_tower_only(
-    trained: Path, tmp_path: Path
-) -> None:
+    trained, tmp_path
+):
     data, rows = photos_of(tmp_path / "data", {"references": []})
     write_rows(data, rows)
     changes = {"data": data, "train.max_steps": 1}
@@ -294,9 +286,7 @@ def test_rows_of_other_formats_may_lack_captions_for_the_image_tower_only(
     )
 
 
-def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(
-    tmp_path: Path,
-) -> None:
+def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_path):
     data, rows = photos_of(
         tmp_path / "data", {"references": ["a dog"], "negatives": [["a cat"]]}
     )
@@ -332,7 +322,7 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(
     )
 
 
-def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> None:
+def test_another_teacher_refuses_to_resume(trained, tmp_path):
     folder, other = tmp_path / "image", tmp_path / "other"
     shutil.copytree(trained / "image", folder)
     trained_run(
@@ -354,7 +344,7 @@ def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory) -> Path:
     """The generated world as files in Karpathy's format, and the grids of a tiny encoder of them."""
     folder = tmp_path_factory.mktemp("photos")
     data, records = ScenesData(**DATA["kwargs"]), []
@@ -376,15 +366,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dual(photos: Path) -> Path:
+def dual(photos) -> Path:
     """A trained dual encoder of pretrained parts, in ``photos``."""
     trained_run(pretrained_chain(photos)["dual"], photos / "dual")
     return photos / "dual/export/best"
 
 
 def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(
-    photos: Path, dual: Path
-) -> None:
+    photos, dual
+):
     configs = pretrained_chain(photos)
     trained_run(configs["hybrid"], photos / "hybrid")
     start = PretrainedDual.from_pretrained(dual)
@@ -400,7 +390,7 @@ def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(
     assert 0 <= score([""], row["references"][:1], image=[row["image"]])[0] <= 2.5
 
 
-def test_parts_with_random_weights(photos: Path, tmp_path: Path) -> None:
+def test_parts_with_random_weights(photos, tmp_path):
     """Image tower and text encoder in the shape of what is named, none of whose weights is used."""
     vision = {
         "image_size": 32,
@@ -433,7 +423,7 @@ def test_parts_with_random_weights(photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def positives(photos: Path) -> Path:
+def positives(photos) -> Path:
     """Captions by a captioner, two samples an image, and drawings of references, by the real
     command.
     """
@@ -462,8 +452,8 @@ def positives(photos: Path) -> Path:
 
 
 def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
-    photos: Path, dual: Path, positives: Path, tmp_path: Path
-) -> None:
+    photos, dual, positives, tmp_path
+):
     """By the captions alone."""
     config = pretrained_chain(photos)["dual"] | {
         "task": "positive_augmented",

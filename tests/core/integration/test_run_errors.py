@@ -51,7 +51,7 @@ def assert_one_message(ended: Ended, *parts: str, code: int = 1) -> None:
         assert part in ended.output, f"{part!r} is not in:\n{ended.output}"
 
 
-def test_nan_in_the_weights_stops_before_the_update(tmp_path: Path) -> None:
+def test_nan_in_the_weights_stops_before_the_update(tmp_path):
     folder = tmp_path / "run"
     ended = run(xe_config(folder), folder, poison=3)
     good = folder / "checkpoints/step-00000002"
@@ -125,7 +125,7 @@ def test_user_code_that_exits_ends_with_an_error_and_its_line(
     assert_one_message(ended, "exiting.py, line ", "sys.exit(0)", "SystemExit: 0")
 
 
-def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path: Path) -> None:
+def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(xe_config(tmp_path / "run")))
     words = ["xe", "--config", str(file), "--train.lr", "fast"]
@@ -164,9 +164,7 @@ def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path: Path) -> 
     ],
     ids=str,
 )
-def test_values_that_cannot_work_are_named(
-    start: Path, tmp_path: Path, changes: dict[str, Any], part: str
-) -> None:
+def test_values_that_cannot_work_are_named(start, tmp_path, changes, part):
     folder = tmp_path / "run"
     if next(iter(changes)) in ("rollout.max_new_tokens", "model.init"):
         ended = run(scst_config(folder, start, **changes), folder, "scst")
@@ -175,7 +173,7 @@ def test_values_that_cannot_work_are_named(
     assert_one_message(ended, part)
 
 
-def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_written_is_named(tmp_path):
     folder = tmp_path / "file" / "run"
     (tmp_path / "file").write_text("not a folder")
     assert_one_message(run(xe_config(folder), tmp_path / "run"), str(folder))
@@ -185,7 +183,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in files(folder)}
 
 
-def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(tmp_path):
     """The weights take 81 kB in a checkpoint, the optimizer twice that."""
     folder = tmp_path / "run"
     options = {"eval.every": 100, "run.save_every": 2, "train.max_steps": 4}
@@ -228,9 +226,7 @@ def dataset(folder: Path, **broken: Any) -> dict[str, Any]:
     [({"references": []}, "2.png"), ({"image": "lost.png"}, "lost.png")],
     ids=["references", "image"],
 )
-def test_unusable_rows_are_named_before_training(
-    tmp_path: Path, broken: dict[str, Any], part: str
-) -> None:
+def test_unusable_rows_are_named_before_training(tmp_path, broken, part):
     folder, data = (
         tmp_path / "run",
         dataset(tmp_path / "data", **broken) | {"train.max_steps": 1},
@@ -281,7 +277,7 @@ def test_an_interruption_while_modules_are_imported_is_one_line(
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
 
 
-def test_an_interruption_of_a_program_is_one_line(monkeypatch, capsys) -> None:
+def test_an_interruption_of_a_program_is_one_line(monkeypatch, capsys):
     def interrupted(arguments: Any) -> int:
         raise KeyboardInterrupt
 

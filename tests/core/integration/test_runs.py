@@ -24,7 +24,7 @@ from tests.training_for_tests import (
 )
 
 
-def test_training_stops_when_patience_ends_and_stays_stopped(tmp_path: Path) -> None:
+def test_training_stops_when_patience_ends_and_stays_stopped(tmp_path):
     folder = tmp_path / "run"
     # Nothing is learnt at this rate, so every validation after the first is one without gain.
     config = xe_config(
@@ -39,9 +39,7 @@ def test_training_stops_when_patience_ends_and_stays_stopped(tmp_path: Path) -> 
     assert untimed(folder) == before
 
 
-def test_accumulation_takes_the_same_steps_and_bf16_those_that_it_rounds_to(
-    tmp_path: Path,
-) -> None:
+def test_accumulation_takes_the_same_steps_and_bf16_those_that_it_rounds_to(tmp_path):
     still = {"model.kwargs.dropout": 0.0, "train.max_steps": 2}
     ways = {
         "whole": {"micro_batch_size": 8},
@@ -62,15 +60,15 @@ def test_accumulation_takes_the_same_steps_and_bf16_those_that_it_rounds_to(
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "xe"
     checked_run(xe_config(folder, **{"train.max_steps": 30, "train.lr": 0.01}), folder)
     return folder
 
 
 def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(
-    trained: Path, tmp_path: Path
-) -> None:
+    trained, tmp_path
+):
     folder = tmp_path / "run"
     options = {
         "train.max_steps": 1,
@@ -110,7 +108,7 @@ def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(
     assert f"signature: {saved}" in ended.output
 
 
-def test_the_reward_rises(trained: Path, tmp_path: Path) -> None:
+def test_the_reward_rises(trained, tmp_path):
     folder = tmp_path / "run"
     options = {
         "train.max_steps": 60,
@@ -132,7 +130,7 @@ def test_the_reward_rises(trained: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def features(tmp_path: Path) -> dict:
+def features(tmp_path) -> dict:
     """A dataset of eight images known only by their region features, one file each."""
     generator = np.random.default_rng(0)
     (tmp_path / "features").mkdir()
@@ -167,9 +165,7 @@ def features(tmp_path: Path) -> dict:
     }
 
 
-def test_a_captioner_over_region_features_trains_by_both_stages(
-    features: dict, tmp_path: Path
-) -> None:
+def test_a_captioner_over_region_features_trains_by_both_stages(features, tmp_path):
     xe, scst = tmp_path / "xe", tmp_path / "scst"
     checked_run(xe_config(xe, **features, **{"train.max_steps": 1}), xe)
     options = {"data": features["data"], "train.batch_size": 4, "train.max_steps": 2}
@@ -180,9 +176,7 @@ def test_a_captioner_over_region_features_trains_by_both_stages(
     assert f"+PTB-python[1 of {count} texts not compared with Java]" in signature
 
 
-def test_features_that_the_captioner_cannot_read_are_refused(
-    features: dict, tmp_path: Path
-) -> None:
+def test_features_that_the_captioner_cannot_read_are_refused(features, tmp_path):
     xe = tmp_path / "xe"
     ended = run(xe_config(xe, **{**features, "model.kwargs.feature_dim": 7}), xe)
     assert ended.code == 1

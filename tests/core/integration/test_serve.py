@@ -16,7 +16,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,7 +135,7 @@ def status_of(url: str, content: bytes, **headers: str) -> tuple[int, dict[str, 
         return error.code, json.loads(content) if content[:1] == b"{" else {}
 
 
-def test_scores_are_those_of_the_reward_to_the_last_bit() -> None:
+def test_scores_are_those_of_the_reward_to_the_last_bit():
     reward = mixture()
     with served(reward) as url:
         scores = client_of(url).score(CAPTIONS, references=REFERENCES)
@@ -148,9 +147,7 @@ def test_scores_are_those_of_the_reward_to_the_last_bit() -> None:
     assert health["signature"] == reward.signature
 
 
-def test_requests_that_arrive_meanwhile_share_a_call_and_a_bad_one_fails_alone() -> (
-    None
-):
+def test_requests_that_arrive_meanwhile_share_a_call_and_a_bad_one_fails_alone():
     reward = Closed()
     with served(reward, window_ms=0.0) as url, ThreadPoolExecutor(4) as pool:
         first = pool.submit(client_of(url).score, ["a"])
@@ -173,8 +170,8 @@ def test_requests_that_arrive_meanwhile_share_a_call_and_a_bad_one_fails_alone()
 
 @pytest.mark.parametrize("max_batch", [6, 7])
 def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(
-    monkeypatch: pytest.MonkeyPatch, max_batch: int
-) -> None:
+    monkeypatch, max_batch
+):
     sizes: list[int] = []
     reward = MixedReward({"rouge": (build("rouge_l"), 1.0)})
     score, gate = reward.terms, threading.Event()
@@ -210,7 +207,7 @@ def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(
             client_of(url).score(["a", "b", "c", "d"], references=bad)
 
 
-def test_captions_that_are_compared_with_those_of_their_call_share_none() -> None:
+def test_captions_that_are_compared_with_those_of_their_call_share_none():
     reward = MixedReward(
         {
             "diversity": (
@@ -234,9 +231,7 @@ def test_captions_that_are_compared_with_those_of_their_call_share_none() -> Non
     assert scores == [reward(None, captions, image_id=["1"] * 3) for captions in groups]
 
 
-def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_score_up() -> (
-    None
-):
+def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_score_up():
     reward = Closed()
     with (
         served(reward, max_pending=2, window_ms=0.0) as url,
@@ -273,7 +268,7 @@ def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_s
         (b'{"captions": ["' + b"a" * 2**21 + b'"]}', 413, "MiB"),
     ],
 )
-def test_a_bad_request_is_refused(content: bytes, status: int, named: str) -> None:
+def test_a_bad_request_is_refused(content, status, named):
     with served(MixedReward({"rouge": (build("rouge_l"), 1.0)}), max_mb=1.0) as url:
         code, answer = status_of(url, content)
         assert code == status
@@ -283,9 +278,7 @@ def test_a_bad_request_is_refused(content: bytes, status: int, named: str) -> No
         )
 
 
-def test_a_body_that_does_not_arrive_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_body_that_does_not_arrive_is_refused(monkeypatch):
     monkeypatch.setattr("rl_caption.integrations.app.BODY_SECONDS", 0.5)
     with (
         served(mixture()) as url,
@@ -299,7 +292,7 @@ def test_a_body_that_does_not_arrive_is_refused(
         assert client.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
-def test_images_come_from_below_named_folders_or_as_content(tmp_path: Path) -> None:
+def test_images_come_from_below_named_folders_or_as_content(tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     Image.new("RGB", (30, 20)).save(root / "inside.png")
@@ -332,9 +325,7 @@ def test_images_come_from_below_named_folders_or_as_content(tmp_path: Path) -> N
                 client.score(["a", "b"], image=["root/inside.png", image])
 
 
-def test_a_token_is_required_where_there_is_one_and_other_hosts_need_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_token_is_required_where_there_is_one_and_other_hosts_need_one(monkeypatch):
     monkeypatch.delenv("RL_CAPTION_TOKEN", raising=False)
     with pytest.raises(ValueError, match="RL_CAPTION_TOKEN"):
         ServeConfig(host="0.0.0.0")
@@ -348,14 +339,12 @@ def test_a_token_is_required_where_there_is_one_and_other_hosts_need_one(
         assert client_of(url).score(["a"], references=[["a"]]).total == [1.0]
 
 
-def test_cider_needs_document_frequencies() -> None:
+def test_cider_needs_document_frequencies():
     with pytest.raises(ConfigError, match=r"reward\.df"):
         build_served_reward(ServeConfig())
 
 
-def test_adapters_score_as_the_reward_does(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_adapters_score_as_the_reward_does(monkeypatch, tmp_path):
     reward = mixture()
     expected = reward(None, CAPTIONS, references=REFERENCES)
     unfinished = reward(None, CAPTIONS, references=REFERENCES, finished=[True, False])
@@ -414,13 +403,13 @@ def test_adapters_score_as_the_reward_does(
     ],
 )
 def test_the_prompt_is_cut_from_a_query_whose_image_has_many_tokens(
-    prompt: str, image: str, expanded: str
-) -> None:
+    prompt, image, expanded
+):
     query = prompt.format(expanded) + "a dog</s>"
     assert openrlhf.after_prompt(query, prompt.format(image)) == "a dog</s>"
 
 
-def test_the_client_and_the_adapters_need_only_the_standard_library() -> None:
+def test_the_client_and_the_adapters_need_only_the_standard_library():
     code = """
     import sys
     from rl_caption.integrations import client, easyr1, openrlhf, swift
@@ -446,7 +435,7 @@ class Slow:
 
 
 @pytest.mark.slow
-def test_sigterm_ends_the_server_after_what_it_took(tmp_path: Path) -> None:
+def test_sigterm_ends_the_server_after_what_it_took(tmp_path):
     (tmp_path / "my_rewards.py").write_text(SLOW_REWARD)
     terms = "terms: {slow: {weight: 1.0, target: 'my_rewards:Slow'}}"
     (tmp_path / "mix.yaml").write_text(f"reward: {{{terms}}}")

@@ -44,7 +44,7 @@ class LeftBehind:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """With a captioner in ``xe``, trained on the simulated device, and a student in ``student``."""
     folder = tmp_path_factory.mktemp("simulated")
     checked_run(xe_config(folder / "xe"), folder / "xe", simulated=True)
@@ -63,7 +63,7 @@ def scst(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     return scst_config(folder / name, folder / "xe/export/best", **options, **changes)
 
 
-def test_cross_entropy_and_its_resumption(folder: Path) -> None:
+def test_cross_entropy_and_its_resumption(folder):
     checked_run(xe_config(folder / "xe_cpu"), folder / "xe_cpu")
     assert_close_runs(folder / "xe", folder / "xe_cpu")
     for kill in (Kill("rl_caption.training.run:Run.begin_step", 4), None):
@@ -92,9 +92,7 @@ def test_cross_entropy_and_its_resumption(folder: Path) -> None:
     ],
     ids=["REINFORCE", "PPO", "DiCO"],
 )
-def test_self_critical_training(
-    changes: dict[str, Any], folder: Path, tmp_path: Path
-) -> None:
+def test_self_critical_training(changes, folder, tmp_path):
     for name in ("cpu", "simulated"):
         config = scst(folder, name, **changes) | {
             "run": {"dir": str(tmp_path / name), "log_every": 1}
@@ -109,7 +107,7 @@ def assert_close_logs(one: Path, other: Path, atol: float) -> None:
             assert a[key] == pytest.approx(b[key], rel=1e-4, abs=atol), key
 
 
-def test_a_hugging_face_captioner_with_adapters(folder: Path, tmp_path: Path) -> None:
+def test_a_hugging_face_captioner_with_adapters(folder, tmp_path):
     model = {
         "name": "huggingface",
         "init": str(save_model("blip2", tmp_path / "blip2")),
@@ -124,7 +122,7 @@ def test_a_hugging_face_captioner_with_adapters(folder: Path, tmp_path: Path) ->
     assert_close_logs(tmp_path / "simulated", tmp_path / "cpu", 1e-6)
 
 
-def test_the_chain_of_reward_models(tmp_path: Path) -> None:
+def test_the_chain_of_reward_models(tmp_path):
     configs = chain(tmp_path)
     for name in ("teacher", "image", "text"):
         checked_run(configs[name], tmp_path / name, "reward_model")
@@ -138,7 +136,7 @@ def test_the_chain_of_reward_models(tmp_path: Path) -> None:
     assert_close_logs(tmp_path / "simulated", tmp_path / "cpu", 1e-5)
 
 
-def test_evaluation(folder: Path) -> None:
+def test_evaluation(folder):
     data = [
         f"--data.kwargs.{key}={value}"
         for key, value in (DATA["kwargs"] | {"num_test": 6}).items()
@@ -183,7 +181,7 @@ def test_evaluation(folder: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_a_tensor_left_behind_is_found(folder: Path, tmp_path: Path) -> None:
+def test_a_tensor_left_behind_is_found(folder, tmp_path):
     config = scst(
         folder,
         "behind",

@@ -47,7 +47,7 @@ CAPTIONS = [
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("text_models")
     for task, config in text_chain(folder).items():
         checked_run(config, folder / task, "reward_model")
@@ -55,9 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_loss_falls_and_the_best_model_is_exported(
-    trained: Path, task: str
-) -> None:
+def test_the_loss_falls_and_the_best_model_is_exported(trained, task):
     losses = [
         line["loss/total"] for line in lines(trained / task) if "loss/total" in line
     ]
@@ -78,7 +76,7 @@ def test_the_loss_falls_and_the_best_model_is_exported(
         )
 
 
-def test_the_language_model_is_a_perplexity_reward(trained: Path) -> None:
+def test_the_language_model_is_a_perplexity_reward(trained):
     folder = trained / "language_model/export/best"
     reward = Perplexity(str(folder), floor=-50.0)
     tokens = [
@@ -94,9 +92,7 @@ def test_the_language_model_is_a_perplexity_reward(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("is_decoder", [False, True])
-def test_the_regression_is_an_icc_reward(
-    trained: Path, tmp_path: Path, is_decoder: bool
-) -> None:
+def test_the_regression_is_an_icc_reward(trained, tmp_path, is_decoder):
     """A decoder reads the state of the last token before the padding."""
     data = rows_of(
         caption_targets(trained / "targets.jsonl", val_fraction=0.2), checked=True
@@ -127,7 +123,7 @@ def test_the_regression_is_an_icc_reward(
     assert expected == pytest.approx(result["best_metric"], abs=1e-4)
 
 
-def test_only_the_linear_layer_of_a_bottleneck_is_trained(trained: Path) -> None:
+def test_only_the_linear_layer_of_a_bottleneck_is_trained(trained):
     newest = max((trained / "semantic_bottleneck/checkpoints").iterdir())
     assert weights(newest).keys() == {"model.linear.weight", "model.linear.bias"}
     bottleneck = Bottleneck.from_pretrained(trained / "semantic_bottleneck/export/best")
@@ -135,7 +131,7 @@ def test_only_the_linear_layer_of_a_bottleneck_is_trained(trained: Path) -> None
     assert bottleneck.config.ending == "eos"
 
 
-def test_likelihood_is_that_of_token_after_token(trained: Path) -> None:
+def test_likelihood_is_that_of_token_after_token(trained):
     frozen = load_frozen(
         "AutoModelForCausalLM",
         str(trained / "language_model/export/best"),
@@ -162,7 +158,7 @@ def test_likelihood_is_that_of_token_after_token(trained: Path) -> None:
     )
 
 
-def test_a_newline_ends_a_caption_where_that_is_asked_for(trained: Path) -> None:
+def test_a_newline_ends_a_caption_where_that_is_asked_for(trained):
     frozen = load_frozen(
         "AutoModelForCausalLM",
         str(trained / "language_model/export/best"),
@@ -177,7 +173,7 @@ def test_a_newline_ends_a_caption_where_that_is_asked_for(trained: Path) -> None
     )
 
 
-def test_a_bottleneck_is_a_score(trained: Path, tmp_path: Path) -> None:
+def test_a_bottleneck_is_a_score(trained, tmp_path):
     folder = str(trained / "semantic_bottleneck/export/best")
     reward = SemanticBottleneck(folder, num_beams=3, max_new_tokens=12, batch_size=2)
     captions = [
@@ -212,7 +208,7 @@ def test_a_bottleneck_is_a_score(trained: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_killed_and_started_again(trained: Path, tmp_path: Path, task: str) -> None:
+def test_killed_and_started_again(trained, tmp_path, task):
     folder = tmp_path / task
     config = changed(text_chain(trained)[task], {"run.dir": str(folder)})
     checked_run(
@@ -227,9 +223,7 @@ def test_killed_and_started_again(trained: Path, tmp_path: Path, task: str) -> N
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("task", TASKS)
-def test_two_processes_take_the_same_steps(
-    trained: Path, tmp_path: Path, task: str
-) -> None:
+def test_two_processes_take_the_same_steps(trained, tmp_path, task):
     config = changed(text_chain(trained)[task], {"run.dir": str(tmp_path / task)})
     whole = trained / task
     if task == "language_model":  # no dropout, whose masks belong to processes
@@ -280,7 +274,7 @@ def test_wrong_configurations_are_refused(trained, tmp_path, task, changes, mess
     assert "Traceback" not in ended.output
 
 
-def test_wrong_lines_of_targets_are_named(tmp_path: Path) -> None:
+def test_wrong_lines_of_targets_are_named(tmp_path):
     path = tmp_path / "targets.jsonl"
     for line, message in (
         ('{"caption": "a dog"}', "line 2 has no 'target'"),

@@ -84,7 +84,7 @@ def own_state() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """Models, and data of six images in files; one row has its own prompt."""
     folder = tmp_path_factory.mktemp("vlm")
     tiny_qwen2_vl(folder / "qwen2_vl")
@@ -122,9 +122,7 @@ def moved(start: Path, run: Path) -> set[str]:
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_grpo_with_lora_trains_and_exports(
-    folder: Path, tmp_path: Path, capfd: Any
-) -> None:
+def test_grpo_with_lora_trains_and_exports(folder, tmp_path, capfd):
     run = tmp_path / "run"
     changes = {"trl.max_steps": 4}
     assert str(run / "export/last") in fine_tune(settings(folder, run, **changes))
@@ -211,8 +209,8 @@ def test_grpo_with_lora_trains_and_exports(
 
 
 def test_adapters_are_merged_in_float32_whatever_the_training_computes_in(
-    folder: Path, tmp_path: Path
-) -> None:
+    folder, tmp_path
+):
     run = tmp_path / "run"
     changes = {"model.dtype": "bfloat16", "trl.bf16": True, "trl.learning_rate": 1e-4}
     fine_tune(settings(folder, run, **changes))
@@ -234,8 +232,8 @@ def test_adapters_are_merged_in_float32_whatever_the_training_computes_in(
 
 
 def test_a_checkpoint_of_another_run_is_refused_and_a_damaged_one_passed_over(
-    folder: Path, tmp_path: Path
-) -> None:
+    folder, tmp_path
+):
     model, data = tmp_path / "model", tmp_path / "data"
     shutil.copytree(folder / "qwen2_vl", model)
     shutil.copytree(folder, data, ignore=lambda *_: ["qwen2_vl", "idefics3"])
@@ -268,7 +266,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_a_damaged_one_passed_over(
         file.write_bytes(content)
 
 
-def test_rloo_with_all_weights_trains(folder: Path, tmp_path: Path) -> None:
+def test_rloo_with_all_weights_trains(folder, tmp_path):
     run = tmp_path / "run"
     changes = {
         "trainer": "rloo",
@@ -319,8 +317,8 @@ def test_rloo_with_all_weights_trains(folder: Path, tmp_path: Path) -> None:
 
 
 def test_all_weights_are_resumed_where_files_have_other_names_for_them(
-    folder: Path, tmp_path: Path
-) -> None:
+    folder, tmp_path
+):
     run, changes = tmp_path / "run", {"model.lora": None, "trl.max_steps": 3}
     fine_tune(settings(folder, run, **changes))
     expected = exported(run)
@@ -333,9 +331,7 @@ def test_all_weights_are_resumed_where_files_have_other_names_for_them(
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "idefics3"])
-def test_captions_are_evaluated_after_the_prompts_of_the_training(
-    folder: Path, name: str
-) -> None:
+def test_captions_are_evaluated_after_the_prompts_of_the_training(folder, name):
     captioner: Any = load_captioner(folder / name, prompt="describe this image")
     some: list[Row] = [
         {"image_id": str(i), "image": str(folder / f"{i}.png"), "references": []}
@@ -379,15 +375,13 @@ def test_captions_are_evaluated_after_the_prompts_of_the_training(
         ({"model.init": "no/where", "data.path": "no/where"}, "no/where"),
     ],
 )
-def test_mistakes_are_named_before_training(
-    folder: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_mistakes_are_named_before_training(folder, tmp_path, changes, message):
     with pytest.raises((ConfigError, DataError, CaptionerError), match=message):
         fine_tune(settings(folder, tmp_path / "run", **changes))
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
-def test_vllm_gets_one_image_token_an_image_or_is_refused(folder: Path) -> None:
+def test_vllm_gets_one_image_token_an_image_or_is_refused(folder):
     assert collapse_runs([7, 7, 1, 7, 7, 7, 2, 7], 7) == [7, 1, 7, 2, 7]
     row: Row = {"image_id": "0", "image": str(folder / "0.png"), "references": []}
     qwen: Any = load_captioner(folder / "qwen2_vl", prompt="describe this image")
@@ -415,9 +409,7 @@ def test_vllm_gets_one_image_token_an_image_or_is_refused(folder: Path) -> None:
         ),
     ],
 )
-def test_wrong_numbers_end_a_run(
-    tmp_path: Path, key: str, value: float, precision: Any, error: Any
-) -> None:
+def test_wrong_numbers_end_a_run(tmp_path, key, value, precision, error):
     log = Log(tmp_path / "metrics.jsonl", {})
     arguments, state = (
         SimpleNamespace(**precision),
@@ -436,9 +428,7 @@ def test_wrong_numbers_end_a_run(
         log.on_log(arguments, state, None, good | {key: value})
 
 
-def test_missing_images_and_a_broken_reward_end_the_run(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_missing_images_and_a_broken_reward_end_the_run(folder, tmp_path):
     (tmp_path / "data.jsonl").write_text(
         json.dumps({"image": "gone.png", "references": ["a"]}) + "\n"
     )
@@ -450,7 +440,7 @@ def test_missing_images_and_a_broken_reward_end_the_run(
         fine_tune(settings(folder, tmp_path / "b", **{"reward.terms": broken}))
 
 
-def test_models_that_trl_cannot_train_are_told(folder: Path, tmp_path: Path) -> None:
+def test_models_that_trl_cannot_train_are_told(folder, tmp_path):
     prefix = save_vlm("paligemma", tmp_path / "prefix")
     (prefix / "chat_template.jinja").write_text(IDEFICS_TEMPLATE)
     with pytest.raises(ConfigError, match=r"model\.init .*token_type_ids"):
@@ -463,9 +453,7 @@ def test_models_that_trl_cannot_train_are_told(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "rloo"])
-def test_the_shipped_configuration_is_understood_by_trl(
-    trainer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shipped_configuration_is_understood_by_trl(trainer, monkeypatch):
     for kind in (GRPOConfig, RLOOConfig):  # as where a process sees four devices
         prepare = kind.__post_init__
         monkeypatch.setattr(
@@ -490,9 +478,7 @@ def test_the_shipped_configuration_is_understood_by_trl(
     )
 
 
-def test_the_example_of_the_documentation_runs(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_of_the_documentation_runs(folder, tmp_path, monkeypatch):
     page = (REPOSITORY / "docs/trl.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert 8 <= len(example.splitlines()) <= 20

@@ -97,7 +97,7 @@ def install(wheel: Path, environment: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory) -> Run:
     """``run(PROGRAM, ARGUMENTS...)`` in a folder that was empty, with the wheel installed."""
     if (installed := os.environ.get("RL_CAPTION_INSTALLED")) is not None:
         programs = Path(installed).resolve()
@@ -114,7 +114,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_what_is_imported_is_the_wheel(run: Run) -> None:
+def test_what_is_imported_is_the_wheel(run):
     code = (
         "import importlib.metadata, sysconfig, rl_caption, rewards, rl_caption.programs.report as "
         "report\n"
@@ -130,7 +130,7 @@ def test_what_is_imported_is_the_wheel(run: Run) -> None:
     assert run("python", "-c", code).split() == [__version__, __version__]
 
 
-def test_recipes(run: Run) -> None:
+def test_recipes(run):
     listed = run("rl-caption", "configs", "list").split()
     assert set(shipped_configs()) <= set(listed)
     assert (
@@ -145,7 +145,7 @@ def test_recipes(run: Run) -> None:
     assert run("python", "-c", code) == "runs/demo/scst\n"
 
 
-def test_programs(run: Run, tmp_path: Path) -> None:
+def test_programs(run, tmp_path):
     assert "The main job can run here." in run("rl-caption", "doctor")
     captioner, (row,) = tiny_captioner(), tiny_rows(1)
     captioner.save_pretrained(captioner.policy, tmp_path / "model")

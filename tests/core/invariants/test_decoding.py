@@ -324,9 +324,7 @@ def test_a_decoding_says_all_that_captions_depend_on():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10**6])
-def test_a_batch_has_at_most_the_images_that_there_are(
-    batch_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_has_at_most_the_images_that_there_are(batch_size, monkeypatch):
     captioner, rows, sizes = tiny_captioner(), tiny_rows(3), []
     original = type(captioner).preprocess
 

@@ -74,16 +74,12 @@ def tiny_policy(kind: str, folder: Path) -> Policy:
 
 
 @pytest.fixture(scope="module", params=CROSS_ATTENTION)
-def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Policy:
+def shared(request, tmp_path_factory) -> Policy:
     return tiny_policy(request.param, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module", params=[*ENCODER_DECODERS, "bart"])
-def every(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Policy:
+def every(request, tmp_path_factory) -> Policy:
     return tiny_policy(request.param, tmp_path_factory.mktemp("model"))
 
 
@@ -292,9 +288,7 @@ def test_the_model_alone_computes_what_it_did(family, tmp_path, pixels, ids):
 
 
 @pytest.fixture(scope="module")
-def pair(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> list[BlipForConditionalGeneration]:
+def pair(tmp_path_factory) -> list[BlipForConditionalGeneration]:
     """The model as it is, and with fused attention."""
     folder = save_model("blip", tmp_path_factory.mktemp("model"))
     models = [

@@ -138,9 +138,7 @@ NETWORKS = dict.fromkeys(CLIP_TASKS, clip_towers) | {"distill": student_towers}
 
 
 @pytest.mark.parametrize("task", sorted(NETWORKS))
-def test_the_gradient_is_that_of_the_loss_of_the_whole_batch_however_it_is_split(
-    task: str,
-) -> None:
+def test_the_gradient_is_that_of_the_loss_of_the_whole_batch_however_it_is_split(task):
     network, inputs = NETWORKS[task](), pairs(8)
     target = target_of(task)(split(inputs, 8)[0])
     loss, _ = objective(task)(network(inputs), target)
@@ -151,7 +149,7 @@ def test_the_gradient_is_that_of_the_loss_of_the_whole_batch_however_it_is_split
         assert_equal(expected, found)
 
 
-def test_the_temperature_is_learnt_once_and_stays_within_its_limits() -> None:
+def test_the_temperature_is_learnt_once_and_stays_within_its_limits():
     network, inputs = clip_towers(), pairs(8)
     scale: Any = network.model.logit_scale
     with torch.no_grad():
@@ -168,7 +166,7 @@ def test_the_temperature_is_learnt_once_and_stays_within_its_limits() -> None:
     assert scale.exp().item() == logged["contrastive/scale"] == 1.0
 
 
-def test_random_numbers_of_the_second_pass_are_those_of_the_first() -> None:
+def test_random_numbers_of_the_second_pass_are_those_of_the_first():
     """Patch dropout leaves out other patches at every pass; the gradient belongs to the embeddings
     that were taken.
     """
@@ -188,7 +186,7 @@ def test_random_numbers_of_the_second_pass_are_those_of_the_first() -> None:
     assert_equal(gradient_of(network, loss), found)
 
 
-def test_random_numbers_go_on_after_those_of_the_loss() -> None:
+def test_random_numbers_go_on_after_those_of_the_loss():
     """Else the second passes would wind them back to where the first ones ended."""
 
     def drawing(outputs: Any, target: Any) -> Any:
@@ -208,7 +206,7 @@ def test_random_numbers_go_on_after_those_of_the_loss() -> None:
     assert torch.equal(torch.rand(3), after)
 
 
-def test_a_frozen_tower_gets_no_gradient_and_changes_none() -> None:
+def test_a_frozen_tower_gets_no_gradient_and_changes_none():
     network, inputs = student_towers(), pairs(8)
     whole, _ = step(network, "distill", split(inputs, 8))
     network.model["text"].requires_grad_(False)
@@ -227,8 +225,8 @@ PROJECTIONS = {"model.visual.proj", "model.text_projection", "model.logit_scale"
     [("projections", "ViT"), ("projections", "ResNet"), ("lora", "ViT")],
 )
 def test_only_what_is_trained_gets_a_gradient_and_micro_batches_do_not_change_it(
-    what: Any, tower: str
-) -> None:
+    what, tower
+):
     shape = (
         {"layers": [1, 1, 1, 1], "width": 8, "head_width": 8, "patch_size": None}
         if tower == "ResNet"

@@ -40,7 +40,7 @@ def captioner() -> TransformerCaptioner:
 
 
 @pytest.fixture
-def batches(captioner: TransformerCaptioner) -> list[CaptionBatch]:
+def batches(captioner) -> list[CaptionBatch]:
     return batches_of(captioner, 4, 4)
 
 

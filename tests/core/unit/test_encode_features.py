@@ -29,7 +29,7 @@ COUNT = 5
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Path:
+def dataset(tmp_path) -> Path:
     """A Karpathy JSON of five photos of several sizes and modes, in ``images``, with ids that are
     not their names.
     """
@@ -69,9 +69,7 @@ def read(dataset: Path, out: Path) -> dict[str, np.ndarray]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_features_are_the_output_of_the_encoder(
-    tmp_path: Path, dataset: Path, dtype: str
-) -> None:
+def test_features_are_the_output_of_the_encoder(tmp_path, dataset, dtype):
     encoder, out = save_vit(tmp_path / "vit"), tmp_path / "made" / "features"
     assert encode_features(encoder, out=out, dtype=dtype, **options(dataset)) == (
         COUNT,
@@ -98,9 +96,7 @@ def test_features_are_the_output_of_the_encoder(
     )
 
 
-def test_training_draws_from_the_views_of_an_image(
-    tmp_path: Path, dataset: Path
-) -> None:
+def test_training_draws_from_the_views_of_an_image(tmp_path, dataset):
     encode_features(OWN, out=tmp_path / "features", **options(dataset))
     views = [tmp_path / f"view{seed}_features" for seed in (1, 2)]
     for seed, out in enumerate(views, start=1):
@@ -130,9 +126,7 @@ def test_training_draws_from_the_views_of_an_image(
         check_data(data, data.splits)
 
 
-def test_a_killed_run_goes_on_and_images_are_added(
-    tmp_path: Path, dataset: Path
-) -> None:
+def test_a_killed_run_goes_on_and_images_are_added(tmp_path, dataset):
     whole, out = tmp_path / "whole", tmp_path / "part"
     encode_features(OWN, out=whole, dtype="float32", **options(dataset))
     with interrupted(np, "savez", after=3):
@@ -158,9 +152,7 @@ def test_a_killed_run_goes_on_and_images_are_added(
     assert sorted(names) == ["new", *(f"photo{number}" for number in range(COUNT))]
 
 
-def test_features_of_an_image_that_was_replaced_are_made_again(
-    tmp_path: Path, dataset: Path
-) -> None:
+def test_features_of_an_image_that_was_replaced_are_made_again(tmp_path, dataset):
     out = tmp_path / "features"
     encode_features(OWN, out=out, **options(dataset))
     before, photo = read(dataset, out), dataset / "images/photo1.png"
@@ -176,9 +168,7 @@ def test_features_of_an_image_that_was_replaced_are_made_again(
     assert changed == ["11"]
 
 
-def test_features_of_another_or_an_unknown_encoder_are_refused(
-    tmp_path: Path, dataset: Path
-) -> None:
+def test_features_of_another_or_an_unknown_encoder_are_refused(tmp_path, dataset):
     first, second = (
         save_vit(tmp_path / name, seed) for seed, name in enumerate(("first", "second"))
     )
@@ -196,7 +186,7 @@ def test_features_of_another_or_an_unknown_encoder_are_refused(
         encode_features(first, out=out, **options(dataset))
 
 
-def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path) -> None:
+def test_what_cannot_be_used_is_named(tmp_path, dataset):
     twice = tmp_path / "twice"
     twice.mkdir()
     for suffix in (".png", ".jpg"):
@@ -222,9 +212,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path) -> None:
     assert not (tmp_path / "out").exists(), "found before anything is encoded"
 
 
-def test_the_command_line(
-    tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line(tmp_path, dataset, capsys):
     out = tmp_path / "features"
     words = f"--encoder {OWN} --data {dataset} --image_root images --image_extension .png".split()
     words += f"--out {out} --dtype float32 --device cpu --kwargs.gain 3".split()

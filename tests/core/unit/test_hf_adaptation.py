@@ -25,7 +25,7 @@ VISION_LANGUAGE = ("qwen2_5_vl", "smolvlm")
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory) -> dict[str, Path]:
     families = (*FAMILIES, *VISION_LANGUAGE)
     return {
         family: save_model(family, tmp_path_factory.mktemp("models") / family)

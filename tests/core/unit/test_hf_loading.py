@@ -48,7 +48,7 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
 @pytest.fixture(scope="module")
-def blip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def blip(tmp_path_factory) -> Path:
     return save_model("blip", tmp_path_factory.mktemp("models") / "blip")
 
 

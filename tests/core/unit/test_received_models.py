@@ -35,7 +35,7 @@ TINY = LCLIPConfig(
 
 
 @pytest.fixture(autouse=True)
-def nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def nothing_runs(tmp_path, monkeypatch) -> Any:
     """A working directory with a module that leaves a file where it is imported."""
     (tmp_path / "payload.py").write_text(PAYLOAD)
     monkeypatch.chdir(tmp_path)
@@ -55,9 +55,7 @@ def with_values(folder: Path, **values: Any) -> Path:
 @pytest.mark.parametrize(
     "name", ["payload:Encoder", "os:system", "timm:hf-hub:payload/model"]
 )
-def test_a_class_in_a_received_configuration_needs_the_user_s_word(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_class_in_a_received_configuration_needs_the_user_s_word(name, tmp_path):
     text, folder = save_text_encoder(tmp_path / "bert"), tmp_path / "dual"
     PretrainedDual(DualConfig(IMAGE, text, embed_dim=8, hidden=8)).save_pretrained(
         folder
@@ -75,7 +73,7 @@ def test_a_class_in_a_received_configuration_needs_the_user_s_word(
         load_captioner(with_values(tmp_path / "captioner", model_type=name))
 
 
-def test_code_beside_a_model_of_transformers_is_not_run(tmp_path: Path) -> None:
+def test_code_beside_a_model_of_transformers_is_not_run(tmp_path):
     folder = tmp_path / "icc"
     tiny_regressor(folder)
     shutil.copy("payload.py", folder)
@@ -86,7 +84,7 @@ def test_code_beside_a_model_of_transformers_is_not_run(tmp_path: Path) -> None:
         Icc(str(with_values(folder, model_type="payload")))
 
 
-def test_the_tokenizer_of_an_open_clip_model_runs_no_code(tmp_path: Path) -> None:
+def test_the_tokenizer_of_an_open_clip_model_runs_no_code(tmp_path):
     bert_tokenizer().save_pretrained(tmp_path)
     vision = {
         "layers": 1,
@@ -110,7 +108,7 @@ def test_the_tokenizer_of_an_open_clip_model_runs_no_code(tmp_path: Path) -> Non
         load_frozen_encoder(str(tmp_path))
 
 
-def test_a_pickled_checkpoint_is_read_as_tensors_alone(tmp_path: Path) -> None:
+def test_a_pickled_checkpoint_is_read_as_tensors_alone(tmp_path):
     torch.save({"state_dict": {"a": Path("x")}}, "clip.pt")
     with pytest.raises(ValueError, match=r"clip\.pt"):
         load_frozen_encoder(ARCHITECTURE, "clip.pt")
@@ -133,7 +131,7 @@ SAVED: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", SAVED)
-def test_a_model_that_is_not_whole_is_refused(kind: str, tmp_path: Path) -> None:
+def test_a_model_that_is_not_whole_is_refused(kind, tmp_path):
     save, load = SAVED[kind]
     whole, folder = tmp_path / "whole", tmp_path / "damaged"
     save(whole)

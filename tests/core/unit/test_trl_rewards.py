@@ -97,11 +97,11 @@ def every_reward(folder: Path) -> dict[str, Reward]:
 
 
 @pytest.fixture(scope="module")
-def rewards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reward]:
+def rewards(tmp_path_factory) -> dict[str, Reward]:
     return every_reward(tmp_path_factory.mktemp("rewards"))
 
 
-def test_every_registered_reward_is_tried(rewards: dict[str, Reward]) -> None:
+def test_every_registered_reward_is_tried(rewards):
     assert set(rewards) == {*available(), "total"}, (
         "a reward without arguments in every_reward(), or one too many"
     )
@@ -177,7 +177,7 @@ def test_a_step_of_the_trainer_with_every_reward(rewards, trainer, column, tmp_p
     "completion",
     [[], ["a dog"], [None], [{"role": "assistant"}], {"content": "a dog"}, None, 3],
 )
-def test_what_is_no_completion_is_named(completion: Any) -> None:
+def test_what_is_no_completion_is_named(completion):
     assert as_texts([[{"role": "user", "content": "x"}, {"content": "a"}], "b"]) == [
         "a",
         "b",
@@ -186,7 +186,7 @@ def test_what_is_no_completion_is_named(completion: Any) -> None:
         as_texts(["a dog", completion])
 
 
-def test_an_image_may_be_in_a_list_of_one() -> None:
+def test_an_image_may_be_in_a_list_of_one():
     image = noise_image(0)
     assert required_column({"image": [[image], "a.png"]}, "image", "r", 2) == [
         image,
@@ -199,7 +199,7 @@ def test_an_image_may_be_in_a_list_of_one() -> None:
         required_column({"images": [[]]}, "image", "r", 1)
 
 
-def test_captions_without_eos_are_told_from_those_with_it() -> None:
+def test_captions_without_eos_are_told_from_those_with_it():
     words = [["a", "red", "circle"], ["a", "blue", "square"]]
     reward = CiderD(
         DocumentFrequencies.from_references([[caption] for caption in words], eos=True)

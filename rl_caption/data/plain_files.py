@@ -36,6 +36,7 @@ _CHINESE_OR_JAPANESE = re.compile(
 )
 _THAI_AND_OTHERS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 """Letters of Thai, Lao, Burmese and Khmer, which write no spaces either."""
+_WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 _MARKS = re.compile(r"[<\[#ĠĊ▁]")
 """What each of them begins with, which is found faster."""
 
@@ -165,6 +166,16 @@ def read_log(
 def single_spaced(text: str) -> str:
     """Collapse white space to single spaces and strip it at both ends."""
     return " ".join(text.split())
+
+
+def split_words(text: str) -> list[str]:
+    """The words and punctuation marks of a text."""
+    return _WORD.findall(text)
+
+
+def join_words(words: Iterable[str]) -> str:
+    """Join what ``split_words`` cut, with no space before punctuation."""
+    return re.sub(r" (?=[.,;:!?])", "", " ".join(words))
 
 
 def hash_text(text: str) -> int:

@@ -2,8 +2,8 @@
 them rightly.
 
 Metamorphic tests: the better caption is a reference, or tells the same; the worse one is made from
-it by an edit that spoils it. In the generated world the edits are exact; elsewhere they are rules
-over part-of-speech tags, which leave some captions true (``rl_caption.data.negatives``).
+it by an edit that spoils it. Edits of what is said are those of the generated world, where they
+are exact.
 """
 
 import re
@@ -17,7 +17,8 @@ import numpy as np
 
 from rewards.text.degeneration import BAD_ENDINGS
 from rl_caption.data.base import Row
-from rl_caption.data.negatives import NegativeSource, one_form
+from rl_caption.data.negatives import NegativeSource
+from rl_caption.data.plain_files import join_words, split_words
 from rl_caption.data.scenes import oracle
 from rl_caption.data.scenes.world import Scene
 from rl_caption.evaluation.confidence import Floats
@@ -151,6 +152,11 @@ def probe_pairs(
     return pairs
 
 
+def one_form(caption: str) -> str:
+    """The caption with spaces between words, and none before punctuation."""
+    return join_words(split_words(caption))
+
+
 def typical_caption(captions: Sequence[str]) -> str:
     """The caption whose words occur in the most captions, on average; the first of equals."""
     words = [caption.lower().split() for caption in captions]
@@ -202,10 +208,8 @@ def _of_content(
     row: Row, caption: str, negatives: NegativeSource, generator: np.random.Generator
 ) -> Versions:
     """Probe -> (better, worse), where the worse caption tells something else."""
-    false, added = _false_captions(row, caption, negatives, generator)
+    false = _false_captions(row, caption, negatives, generator)
     versions = {name: (caption, text) for name, text in false.items()}
-    if added:
-        versions["false_detail"] = caption, added[0]
     versions |= _of_details(row, caption, negatives, generator)
     if false:
         one = next(iter(false.values()))
@@ -219,7 +223,7 @@ def _of_content(
         (text for text in map(one_form, row["references"]) if text != caption), None
     )
     if seen is not None:
-        of_seen, _ = _false_captions(row, seen, negatives, generator)
+        of_seen = _false_captions(row, seen, negatives, generator)
         if of_seen:
             versions["reference"] = seen, next(iter(of_seen.values()))
     return versions
@@ -227,11 +231,10 @@ def _of_content(
 
 def _false_captions(
     row: Row, caption: str, negatives: NegativeSource, generator: np.random.Generator
-) -> tuple[dict[str, str], list[str]]:
-    """False captions by their kinds of ``EDITS``, and captions to which something was added."""
+) -> dict[str, str]:
+    """False captions by their kinds of ``EDITS``."""
     pairs = negatives(row, caption, generator)
-    added = [text for name, text in pairs if name.startswith("add_")]
-    return {name: text for name, text in pairs if name in EDITS}, added
+    return {name: text for name, text in pairs if name in EDITS}
 
 
 def _of_details(

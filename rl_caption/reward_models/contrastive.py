@@ -18,7 +18,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from rewards.text.detail_units import default_tagger
 from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.loader import row_generator
@@ -184,12 +183,12 @@ class NegativesConfig(Section):
 
     count: Annotated[int, Field(ge=0, le=64)] = 0
     """Hard negatives per caption; 0 uses none."""
-    source: str = "rules"
-    """``rules`` (part-of-speech tags), ``scenes`` (exact, of generated scenes), ``data`` (the
-    column ``negatives`` of JSON lines), or ``package.module:Class`` of a ``NegativeSource``.
+    source: str = "data"
+    """``data`` (the column ``negatives``), ``scenes`` (exact, of generated scenes), or
+    ``package.module:Class`` of a ``NegativeSource``.
     """
     kwargs: dict = {}
-    """Options of the source, such as ``{kinds: [replace_relation, swap_attribute]}``."""
+    """Options of the source, of ``scenes`` such as ``{kinds: [replace_relation]}``."""
     share: Fraction = 1.0
     """Fraction of the captions of a step that get negatives."""
 
@@ -260,12 +259,6 @@ class ContrastiveConfig(ClipConfig):
                 "leave one of them out"
             )
         return self
-
-    def check(self) -> None:
-        """See ``RewardModelConfig.check``."""
-        if self.negatives.count and self.negatives.source == "rules":
-            default_tagger()  # of the optional package textblob
-        super().check()
 
     def objective(self) -> Objective:
         """``contrastive`` with the weights of this configuration."""
@@ -387,10 +380,7 @@ def build_negatives(
     """Hard negatives of the training rows; None where ``count`` is 0. Raises as ``caption_source``."""
     if not config.count:
         return None
-    kwargs = dict(config.kwargs)
-    if config.source == "rules":
-        kwargs["captions"] = [caption for row in rows for caption in row["references"]]
-    source = caption_source(config.source, kwargs, rows)
+    source = caption_source(config.source, config.kwargs, rows)
     return HardNegatives(source, config.count, config.share, seed)
 
 

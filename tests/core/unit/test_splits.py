@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Splits
@@ -153,6 +154,15 @@ def test_a_misspelt_column_of_a_table_is_an_error(tmp_path: Path) -> None:
     rows = {"image": ["a.png"], "references": [["a"]], "splits": ["val"]}
     with pytest.raises(DataError, match=r"'train'.*'splits'.*'split'"):
         rows_of(datasets.Dataset.from_dict(rows))
+
+
+def test_a_table_of_images_alone_is_an_error() -> None:
+    """Without its image column it has no rows, and would be an empty data set."""
+    datasets = pytest.importorskip("datasets")
+    photos = [Image.new("RGB", (8, 8))] * 3
+    table = datasets.Dataset.from_dict({"image": photos})
+    with pytest.raises(DataError, match="no column"):
+        rows_of(table)
 
 
 def test_references_are_looked_up_by_the_same_names(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from PIL import Image
 
 from rewards.base import naming
 from rewards.images import open_image
+from rewards.text.detail_units import default_tagger, word_class
 from rl_caption.data.base import DataError
-from rl_caption.data.negatives import EDITS, tag_words
-from rl_caption.data.plain_files import single_spaced
+from rl_caption.data.plain_files import join_words, single_spaced, split_words
 from rl_caption.data.rows import karpathy_records
 from rl_caption.lab.meta_evaluation.sets.base import (
     Files,
@@ -49,12 +49,6 @@ ARO = {
 """Part -> published number of pairs; pairs that a kind needs; why others are left out."""
 ORDER = {"coco_karpathy_test.json": 25_010, "flickr30k_test.json": 5_000}
 """File -> published number of captions."""
-ORDER_EDITS = (
-    "shuffle_nouns_adjectives",
-    "shuffle_all_but_nouns_adjectives",
-    "shuffle_within_trigrams",
-    "shuffle_trigrams",
-)
 MAX_WORDS = 30
 
 
@@ -350,9 +344,8 @@ def aro_order(files: Files, seed: int = 0) -> list[JudgementSet]:
     """Read COCO and Flickr30k captions for ARO's COCO-Order and Flickr30k-Order, if they are there.
 
     Yuksekgonul et al., ICLR 2023: a caption against four shuffles of its words. They have no
-    published file: the released code shuffles anew in every run, here ``seed`` does, by the rules
-    and the tagger of ``rl_caption.data.negatives``, which let nouns and adjectives change places
-    with each other, too, and drop the commas of trigrams. As in the released code texts are in
+    published file: the released code shuffles anew in every run, here ``seed`` does, and lets nouns
+    and adjectives change places with each other, too, and drops the commas of trigrams. As in the released code texts are in
     lower case, without most punctuation, and of 30 words at most, and equal scores are right: a
     shuffle may change nothing. ``images`` is the folder above ``val2014`` or ``flickr30k-images``.
 
@@ -373,10 +366,8 @@ def aro_order(files: Files, seed: int = 0) -> list[JudgementSet]:
             folder = files.folder
         rows = []
         for number, (image, text) in enumerate(written):
-            words, generator = tag_words(text), np.random.default_rng((seed, number))
-            captions = [_as_released(text)]
-            for edit in ORDER_EDITS:
-                captions.append(_as_released(EDITS[edit](words, {}, generator) or text))
+            shuffled = _shuffles(text, np.random.default_rng((seed, number)))
+            captions = [_as_released(one) for one in (text, *shuffled)]
             rows.append(Judged(image, captions, image=folder and folder / image))
         convention = (
             f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores "
@@ -386,6 +377,36 @@ def aro_order(files: Files, seed: int = 0) -> list[JudgementSet]:
         title = f"aro_order {name.split('_')[0]}"
         parts.append(JudgementSet(title, rows, convention, above=above, ties="right"))
     return parts
+
+
+def _shuffles(text: str, generator: np.random.Generator) -> list[str]:
+    """Nouns and adjectives in another order, all other words, the words of each trigram, and the
+    trigrams.
+    """
+    words = split_words(text)
+    tags = default_tagger()([words])[0] if words else []
+    nouns = [word_class(tag) in "NJ" for tag in tags]
+    shuffled = []
+    for chosen in (True, False):
+        positions = [
+            at
+            for at, word in enumerate(words)
+            if word.isalnum() and nouns[at] == chosen
+        ]
+        moved = list(words)
+        order = generator.permutation(positions)
+        for at, other in zip(positions, order, strict=True):
+            moved[at] = words[other]
+        shuffled.append(moved)
+    plain = [word for word in words if word[0].isalnum()]
+    triples = [plain[start : start + 3] for start in range(0, len(plain), 3)]
+    within: list[str] = []
+    for triple in triples:
+        within += [triple[n] for n in generator.permutation(len(triple))]
+    whole: list[str] = []
+    for index in generator.permutation(len(triples)):
+        whole += triples[index]
+    return [join_words(words) or text for words in (*shuffled, within, whole)]
 
 
 def _as_released(text: str) -> str:

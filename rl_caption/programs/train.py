@@ -39,7 +39,7 @@ from rl_caption.scst.objectives import Objective, build_objective
 from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.training.checkpoint import read_state
 from rl_caption.training.loop import Validate, train
-from rl_caption.training.run import CHECKED_IMAGES, Metric, Run, open_run
+from rl_caption.training.run import CHECKED_IMAGES, Run, open_run
 from rl_caption.training.run_folder import is_complete
 from rl_caption.training.validation import validate_captions
 
@@ -73,7 +73,8 @@ def train_xe(config: XeConfig) -> TrainState:
             Collate(captioner, tokens, count, data.augment, options.seed),
             make_validation(run, config, captioner, tokens),
             partial(captioner.save_pretrained, captioner.policy),
-            Metric(measured=f"{tokens} tokens, tokenizer {data.tokenizer}"),
+            "val/cider",
+            f"{tokens} tokens, tokenizer {data.tokenizer}",
             validate_first=config.model.init is not None,
         )
 
@@ -139,7 +140,7 @@ def train_scst(config: ScstConfig) -> TrainState:
             Collate(captioner, targets, None, data.augment, options.seed),
             make_validation(run, config, captioner, tokens, monitor),
             partial(captioner.save_pretrained, policy),
-            make_metric(config, monitor),
+            *make_metric(config, monitor),
         )
         is_main = run.accelerator.is_main_process
         if config.report and is_main and is_complete(run.folder):
@@ -271,8 +272,8 @@ def _kwargs(kwargs: Mapping[str, Any]) -> str:
     return f"({said})" if said else ""
 
 
-def make_metric(config: ScstConfig, monitor: HackingMonitor) -> Metric:
-    """The validation metric that chooses ``export/best``, with its range and how it is measured.
+def make_metric(config: ScstConfig, monitor: HackingMonitor) -> tuple[str, str]:
+    """The validation metric that chooses ``export/best``, and how it is measured.
 
     Raises ConfigError where ``monitor.best_by`` is neither a metric nor one of the run's terms and
     judges.
@@ -283,13 +284,11 @@ def make_metric(config: ScstConfig, monitor: HackingMonitor) -> Metric:
     check_best_by(name, reward.rewards, judges)
     tokens = f"{config.rollout.max_new_tokens} tokens"
     if name == "val/cider":
-        how = f"{tokens}, tokenizer {config.data.tokenizer}"
-        return Metric(name, "0 to 10; papers print it times 100", how)
+        return name, f"{tokens}, tokenizer {config.data.tokenizer}"
     scores: dict[str, Any] = {"val/reward": reward, **judges}
     scores |= {f"val/reward/{term}": score for term, score in reward.rewards.items()}
     key = f"val/judge/{name}" if name in judges else name
-    low, high = scores[name].bounds
-    return Metric(key, f"{low:g} to {high:g}", f"{tokens}, {scores[name].signature}")
+    return key, f"{tokens}, {scores[name].signature}"
 
 
 def _frozen_copy(policy: nn.Module, accelerator: Accelerator) -> nn.Module:

@@ -41,7 +41,7 @@ from rl_caption.runtime.errors import ConfigError, naming
 from rl_caption.runtime.options import Fraction, Positions, Section
 from rl_caption.runtime.types import LOSS, TrainState
 from rl_caption.training.loop import train
-from rl_caption.training.run import Metric, Run
+from rl_caption.training.run import Run
 
 MaxScale = Annotated[float, Field(ge=1, le=10**6)]
 """Largest logit scale (inverse temperature)."""
@@ -128,8 +128,16 @@ def train_embeddings(
     network = run.restore(model.network, signature, decays=decays)
     target = teacher or attrgetter("targets")
     task = EmbeddingTask(run.accelerator, network, objective, target, config.task)
-    by = Metric(metric, "nats" if metric == LOSS else "up to 1", measured or signature)
-    return train(run, task, collate, validate, model.export, by, model.is_trained)
+    return train(
+        run,
+        task,
+        collate,
+        validate,
+        model.export,
+        metric,
+        measured or signature,
+        model.is_trained,
+    )
 
 
 class ClipModelConfig(Section):

@@ -41,7 +41,7 @@ from rl_caption.runtime.errors import ConfigError, naming
 from rl_caption.runtime.options import Section
 from rl_caption.runtime.types import TrainState, Validation
 from rl_caption.training.loop import train
-from rl_caption.training.run import Metric, Run
+from rl_caption.training.run import Run
 
 END = "<|endoftext|>"
 """Token before and after a caption of a language model."""
@@ -347,9 +347,7 @@ class TextTask:
     ) -> TrainState:
         """Train ``network``. A resumed run must have the same ``vocabulary``, token -> id."""
         starts_trained = self.spread is not None
-        metric = Metric("val/token_logprob", "nats a token, up to 0", signature)
-        if starts_trained:
-            metric = Metric("val/r_squared", "up to 1", signature)
+        metric = "val/r_squared" if starts_trained else "val/token_logprob"
         self.network = network
         self.run.restore(
             network,
@@ -358,7 +356,14 @@ class TextTask:
             decays=lambda name, parameter: parameter.ndim > 1,
         )
         return train(
-            self.run, self, self.collate, self.validate, export, metric, starts_trained
+            self.run,
+            self,
+            self.collate,
+            self.validate,
+            export,
+            metric,
+            signature,
+            starts_trained,
         )
 
     def collate(self, items: Sequence[tuple[Row, int]]) -> PairBatch:

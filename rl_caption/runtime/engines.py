@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         )
     # A pipeline trains several times, perhaps in two precisions; the process group stays.
     AcceleratorState._reset_state()
-    precision = usable_precision(requested_precision(train.mixed_precision))
+    precision = training_precision(train.mixed_precision)
     wants_deepspeed = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED")
     failures = (ValueError, torch.distributed.DistError)
     with naming("the processes cannot be set up", failures, LaunchError):
@@ -115,36 +115,28 @@ def use_cpu(processes: int, threads: int | None) -> None:
     keep_freed_memory()
 
 
-def requested_precision(train: str, environment: Mapping[str, str] = os.environ) -> str:
-    """``train.mixed_precision``, or the precision of ``accelerate launch`` if the former is ``no``
-    or ``auto``.
+def training_precision(asked: str) -> str:
+    """``no``, ``bf16`` or ``fp16``: ``train.mixed_precision``, or the precision of ``accelerate
+    launch`` if the former is ``no`` or ``auto``.
 
-    Raises ConfigError if both ask for a precision and they differ, or if the launcher's is not
-    supported.
+    ``auto`` is bf16 where the device computes in it without emulation: NVIDIA GPUs from Ampere on,
+    CPUs with AVX512-BF16 or AMX. Raises ConfigError if both ask for a precision and they differ,
+    or if the launcher's is not supported.
     """
-    launched = environment.get("ACCELERATE_MIXED_PRECISION", "").lower() or "no"
-    if launched in ("no", train):
-        return train
-    if train not in ("no", "auto") or launched not in ("bf16", "fp16"):
-        raise ConfigError(
-            f"train.mixed_precision is {train}, but accelerate launch was asked for {launched!r}: "
-            "set one, to no, bf16 or fp16"
-        )
-    return launched
-
-
-def usable_precision(precision: str) -> str:
-    """Resolve ``auto``: ``bf16`` where the device computes in it without emulation, else ``no``.
-
-    NVIDIA GPUs compute in bf16 from Ampere on, CPUs with AVX512-BF16 or AMX. Other values are
-    returned unchanged.
-    """
-    if precision != "auto":
-        return precision
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "").lower() or "no"
+    if launched not in ("no", asked):
+        if asked not in ("no", "auto") or launched not in ("bf16", "fp16"):
+            raise ConfigError(
+                f"train.mixed_precision is {asked}, but accelerate launch was asked for "
+                f"{launched!r}: set one, to no, bf16 or fp16"
+            )
+        return launched
+    if asked != "auto":
+        return asked
     if torch.cuda.is_available() and "cpu" not in accelerator_kwargs():
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        capable: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+        capable = torch.cpu.get_capabilities()
         has_bf16 = capable.get("avx512_bf16") or capable.get("amx_bf16")
     return "bf16" if has_bf16 else "no"
 
@@ -160,12 +152,8 @@ def accelerator_kwargs() -> dict[str, Any]:
     # Apple's GPU takes part in no process group, so several processes are on the CPU there too.
     on_cpu = device is None or device.type == "mps"
     if not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-        handlers = {
-            "kwargs_handlers": [
-                DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-            ]
-        }
-        return handlers | {"cpu": True} if on_cpu else handlers
+        views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+        return {"kwargs_handlers": [views]} | ({"cpu": True} if on_cpu else {})
     if not on_cpu:
         return {}
     import deepspeed.ops

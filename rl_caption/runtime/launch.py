@@ -30,7 +30,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from rl_caption.runtime.errors import UserError
-from rl_caption.runtime.threads import WAIT_VARIABLES, wait_variables
+from rl_caption.runtime.threads import let_threads_sleep
 
 logger = logging.getLogger(__name__)
 
@@ -184,8 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from accelerate.commands.launch import launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    if not any(name in os.environ for name in WAIT_VARIABLES):
-        os.environ.update(wait_variables())  # for the processes that it starts
+    let_threads_sleep()  # those of the processes that it starts
     # torchrun's own handlers, which would kill the processes after a time, get another signal.
     os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     stopped: list[int] = []

@@ -6,7 +6,6 @@ comes first in every program, and this module imports nothing heavy.
 
 import os
 import sys
-from collections.abc import Mapping
 
 NUM_THREADS = "OMP_NUM_THREADS"
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -21,49 +20,31 @@ LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "LOCAL_WORLD_SIZE")
 def set_threads() -> None:
     """Set the CPU threads of this process in its environment; too late where torch is loaded."""
     if "torch" not in sys.modules:
-        os.environ.update(thread_variables(os.environ, granted_cores()))
+        let_threads_sleep()
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        os.environ[NUM_THREADS] = str(cpu_threads(processes))
 
 
-def thread_variables(environment: Mapping[str, str], cores: int) -> dict[str, str]:
-    """The variables that a program adds to its ``environment`` before torch is loaded.
-
-    The number of threads is the user's (``user_threads``), or else this process's share of
-    ``cores`` among the ``LOCAL_WORLD_SIZE`` processes of a launcher.
+def let_threads_sleep() -> None:
+    """Let waiting threads of libgomp sleep after ``SPIN_COUNT`` rounds, unless the user says how
+    they wait.
     """
-    wait = (
-        {} if any(name in environment for name in WAIT_VARIABLES) else wait_variables()
-    )
-    threads = user_threads(environment)
-    if threads is not None:
-        return wait | {NUM_THREADS: str(threads)}
-    processes = environment.get("LOCAL_WORLD_SIZE", "")
-    count = int(processes) if processes.isdecimal() else 1
-    share = str(max(cores // max(count, 1), 1))
-    return wait | {NUM_THREADS: share}
+    if not any(name in os.environ for name in WAIT_VARIABLES):
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
-def wait_variables() -> dict[str, str]:
-    """The variable that lets waiting threads of libgomp sleep after ``SPIN_COUNT`` rounds."""
-    return {"GOMP_SPINCOUNT": SPIN_COUNT}
-
-
-def user_threads(environment: Mapping[str, str]) -> int | None:
-    """``OMP_NUM_THREADS`` where the user set it, else None.
+def cpu_threads(processes: int) -> int:
+    """CPU threads of each of ``processes`` on this machine: ``OMP_NUM_THREADS`` where the user set
+    it, or a share of the cores.
 
     Launchers set it to 1 where the user did not, so 1 under a launcher counts as not set:
     ``train.threads 1`` asks for one thread there.
     """
-    value = environment.get(NUM_THREADS, "")
-    launched = any(name in environment for name in LAUNCHED)
-    if launched and value == "1":
-        return None
-    first = value.partition(",")[0].strip()
-    return int(first) or None if first.isascii() and first.isdecimal() else None
-
-
-def cpu_threads(processes: int, environment: Mapping[str, str] = os.environ) -> int:
-    """CPU threads of each of ``processes`` on this machine: the user's, or a share of the cores."""
-    return user_threads(environment) or max(granted_cores() // processes, 1)
+    first = os.environ.get(NUM_THREADS, "").partition(",")[0]
+    launched = any(name in os.environ for name in LAUNCHED)
+    if first.isdecimal() and int(first) > int(launched):
+        return int(first)
+    return max(granted_cores() // processes, 1)
 
 
 def granted_cores() -> int:

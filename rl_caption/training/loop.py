@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_caption.data.files import write_json
-from rl_caption.runtime.engines import Averages, print_main
+from rl_caption.runtime.engines import Averages
 from rl_caption.runtime.launch import stop_requests
 from rl_caption.runtime.types import TrainState, Validation
-from rl_caption.runtime.zero import engine_of, gathered_parameters
+from rl_caption.runtime.zero import gathered_parameters
 from rl_caption.training.checkpoint import newest_checkpoint, prune
-from rl_caption.training.run import Metric, Run
-from rl_caption.training.run_folder import RESULT, RunLog, write_run_files
+from rl_caption.training.run import Run
+from rl_caption.training.run_folder import RESULT
 
 
 class Task(Protocol):
@@ -42,28 +42,31 @@ def train(
     collate: Callable[[Any], Any],
     validate: Validate,
     export: Callable[[Path], None],
-    metric: Metric,
+    metric: str,
+    measured: str,
     validate_first: bool = True,
 ) -> TrainState:
     """Train a restored run to its end, or to SIGTERM, SIGINT or SIGHUP; return the counters.
 
     ``collate`` makes a micro-batch of (row, step) pairs; ``export`` writes the model to a folder.
+    The best model by ``metric``, which is ``measured`` so (``Run.start``), is in ``export/best``.
     ``validate_first``: before the first step, too, as the model to start from is a trained one.
     """
-    state, log = run.state, start_log(run, task, metric)
+    state = run.state
+    run.start(task.name, metric, measured)
 
     def check_model(logged: Mapping[str, float]) -> None:
         run.check_weights()
         started = time.perf_counter()
         with gathered_parameters(run.accelerator, run.model):
             found = validate(state.global_step, logged)
-        if run.is_best(found.metrics[metric.name]):
+        if run.is_best(found.metrics[metric]):
             run.export(export, "best")
         state.stopped = found.stop
         seconds = {"val/seconds": time.perf_counter() - started}
-        log.metrics(state.global_step, found.metrics | seconds)
-        for message in (best_so_far(run, metric), *found.messages):
-            log.message(message)
+        run.log(found.metrics | seconds)
+        for message in (best_so_far(run), *found.messages):
+            run.say(message)
 
     with run.loader(collate) as steps, stop_requests() as stop_requested:
         if state.global_step == 0 and validate_first:
@@ -75,62 +78,33 @@ def train(
             for averages in task.training_step(batches, state.global_step):
                 updates.append(run.update(averages))
             metrics = run.end_step(updates)
-            log.bar.update()
+            run.bar.update()
             step, last = state.global_step, state.global_step >= run.max_steps
             if step % run.options.log_every == 0 or last or step == 1:
-                log.metrics(step, metrics)
-                log.samples(step, task.samples[: run.options.log_samples])
+                run.log(metrics, task.samples[: run.options.log_samples])
             if step % run.eval_every == 0 or last:
                 check_model(metrics)
             if step % run.save_every == 0 or run.is_finished():
                 run.save()
             if run.any_process(stop_requested()):
                 run.save()
-                log.end(f"terminated: checkpoint of step {step} saved, start again")
+                run.end(f"terminated: checkpoint of step {step} saved, start again")
                 return state
     run.export(export, "last")
-    finish(run, log, metric)
+    finish(run)
     return state
 
 
-def best_so_far(run: Run, metric: Metric) -> str:
+def best_so_far(run: Run) -> str:
     """Where ``export/best`` stands, in words."""
     state = run.state
     return (
-        f"best {metric.name} {state.best_metric:.4f} ({metric.range}) at step "
-        f"{state.best_step}, in {run.folder / 'export' / 'best'}"
+        f"best {state.metric} {state.best_metric:.4f} at step {state.best_step}, in "
+        f"{run.folder / 'export' / 'best'}"
     )
 
 
-def start_log(run: Run, task: Task, metric: Metric) -> RunLog:
-    """Say what is trained on what, write the run's configuration and environment, and open its
-    log.
-    """
-    run.choose_best_by(metric)
-    accelerator, signature = run.accelerator, run.state.signature
-    trained = [one for one in run.model.parameters() if one.requires_grad]
-    count = sum(getattr(one, "ds_numel", one.numel()) for one in trained)
-    print_main(
-        accelerator,
-        f"{task.name}: {count:,} trained parameters, {len(run.train_rows)} training and {len(run.val_rows)} validation images, "
-        f"{accelerator.num_processes} process(es) on {accelerator.device}, "
-        f"{accelerator.mixed_precision}, engine {engine_of(accelerator)}, {run.max_steps} steps "
-        f"of {run.train.batch_size} images into {run.folder}",
-    )
-    if signature:
-        print_main(accelerator, f"signature: {signature}")
-    if run.checkpoint:
-        print_main(accelerator, f"going on from {run.checkpoint}")
-    if accelerator.is_main_process:
-        about = {"signature": signature, "processes": accelerator.num_processes}
-        write_run_files(run.folder, run.settings, about)
-        if not run.is_finished():  # a kill must not leave it looking complete
-            (run.folder / RESULT).unlink(missing_ok=True)
-    start = run.state.global_step
-    return RunLog(accelerator, run.folder, task.name, start, run.max_steps)
-
-
-def finish(run: Run, log: RunLog, metric: Metric) -> None:
+def finish(run: Run) -> None:
     """Write ``result.json``, which says that the run is complete, and the last lines of the log."""
     state = run.state
     if run.accelerator.is_main_process:
@@ -142,7 +116,7 @@ def finish(run: Run, log: RunLog, metric: Metric) -> None:
         write_json(run.folder / RESULT, result, allow_nan=True)
     run.accelerator.wait_for_everyone()  # every process then finds the result
     if state.stopped is not None:
-        log.message(
+        run.say(
             f"stopped at step {state.global_step} of {run.max_steps}: {state.stopped}"
         )
-    log.end(f"done: {best_so_far(run, metric)}")
+    run.end(f"done: {best_so_far(run)}")

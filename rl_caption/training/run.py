@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 from torch.optim import AdamW
+from tqdm.auto import tqdm
 
 from rewards.files import remove_leftovers
 from rl_caption.config.build import (
@@ -42,6 +43,7 @@ from rl_caption.runtime.types import LOSS, Batch, TrainState
 from rl_caption.runtime.zero import (
     Moments,
     deepspeed_step,
+    engine_of,
     gathered_parameters,
     uses_deepspeed,
 )
@@ -57,7 +59,17 @@ from rl_caption.training.checkpoint import (
     save_checkpoint,
 )
 from rl_caption.training.optimizer import parameter_groups, schedule_factor
-from rl_caption.training.run_folder import computed, find_checkpoint, resume_mode
+from rl_caption.training.run_folder import (
+    LOGS,
+    RESULT,
+    SUMMARY_KEYS,
+    append_line,
+    computed,
+    drop_after,
+    find_checkpoint,
+    resume_mode,
+    write_run_files,
+)
 
 CHECKED_IMAGES = ".checked_images.json"
 """File in the run's folder that lists the image files that were found good."""
@@ -71,21 +83,6 @@ class NonFiniteError(UserError, RuntimeError):
     """Loss, gradient or a weight is NaN or infinite; the message names the step and the last good
     checkpoint.
     """
-
-
-@dataclass(frozen=True)
-class Metric:
-    """The validation metric that chooses the best model; higher is better, but for ``LOSS``.
-
-    Args:
-        name: its log key.
-        range: its values, for log lines.
-        measured: what it depends on besides the model, the validation images and ``eval``.
-    """
-
-    name: str = "val/cider"
-    range: str = "0 to 10"
-    measured: str = ""
 
 
 class Run:
@@ -103,6 +100,8 @@ class Run:
 
     model: nn.Module
     optimizer: Any
+    name: str
+    bar: tqdm
 
     def __init__(
         self,
@@ -159,10 +158,10 @@ class Run:
         """
         accelerator, checkpoint = self.accelerator, self.checkpoint
         splits = {"train": self.train_rows, self.eval.split: self.val_rows}
-        tokens = json.dumps(sorted(vocabulary.items())) if vocabulary else ""
+        tokens = json.dumps(sorted((vocabulary or {}).items()))
         self.state = TrainState(
             signature=signature,
-            vocabulary=f"{hash_text(tokens):016x}" if tokens else "",
+            vocabulary=f"{hash_text(tokens):016x}",
             data=fingerprint(splits),
             configuration=computed(self.settings),
             notes={} if notes is None else notes,
@@ -197,7 +196,7 @@ class Run:
                 f"{checkpoint} is of another run: {'; '.join(differences)}. Undo that change, "
                 "choose another run.dir, or set run.resume to true to continue anyway"
             )
-        if state.vocabulary not in ("", now.vocabulary):
+        if state.vocabulary != now.vocabulary:
             raise CheckpointError(
                 f"{checkpoint} and this run have different vocabularies: continue with the data "
                 "that it was trained on, or train its export/best (model.init) in another run.dir"
@@ -222,23 +221,99 @@ class Run:
         options = self.eval.model_dump(mode="json", exclude=NOT_MEASURED)
         return f"{len(rows)} images ({hash_text(json.dumps(rows)):016x}), {options}"
 
-    def choose_best_by(self, metric: Metric) -> None:
+    def choose_best_by(self, metric: str, measured: str) -> None:
         """Choose ``export/best`` by a validation metric, and forget the best model where another
         metric, or another measurement of it, chose it. The choice of a finished run stays.
         """
         if self.is_finished():
             return
         state, best = self.state, self.folder / "export" / "best"
-        measured = f"{self.validation}, {metric.measured}"
-        is_same = (state.metric, state.measured) == (metric.name, measured)
+        chosen = (metric, f"{self.validation}, {measured}")
+        is_same = (state.metric, state.measured) == chosen
         if state.metric and not (is_same and state.best_model in ("", hash_of(best))):
-            print_main(
-                self.accelerator,
-                f"{metric.name} on {measured} chooses the best model anew",
-            )
+            self.say(f"{' on '.join(chosen)} chooses the best model anew")
             state.best_metric, state.best_step = None, None
             state.evaluations_without_gain = 0
-        state.metric, state.measured = metric.name, measured
+        state.metric, state.measured = chosen
+
+    def start(self, name: str, metric: str, measured: str) -> None:
+        """Say what is trained on what, write the run's configuration and environment, open its
+        logs.
+
+        Args:
+            name: of the task.
+            metric: key of the validation metric that chooses the best model; higher is better, but
+                for ``LOSS``.
+            measured: what it depends on besides the model, the validation images and ``eval``.
+        """
+        self.name, accelerator, state = name, self.accelerator, self.state
+        self.choose_best_by(metric, measured)
+        trained = [one for one in self.model.parameters() if one.requires_grad]
+        count = sum(getattr(one, "ds_numel", one.numel()) for one in trained)
+        self.say(
+            f"{count:,} trained parameters, {len(self.train_rows)} training and "
+            f"{len(self.val_rows)} validation images, "
+            f"{accelerator.num_processes} process(es) on {accelerator.device}, "
+            f"{accelerator.mixed_precision}, engine {engine_of(accelerator)}, {self.max_steps} "
+            f"steps of {self.train.batch_size} images into {self.folder}",
+        )
+        if state.signature:
+            self.say(f"signature: {state.signature}")
+        if self.checkpoint:
+            self.say(f"going on from {self.checkpoint}")
+        self.start_step, self.began = state.global_step, time.monotonic()
+        self.bar = tqdm(
+            total=self.max_steps,
+            initial=self.start_step,
+            desc=name,
+            unit="step",
+            dynamic_ncols=True,
+            # None: off a terminal
+            disable=None if accelerator.is_main_process else True,
+        )
+        if accelerator.is_main_process:
+            about = {
+                "signature": state.signature,
+                "processes": accelerator.num_processes,
+            }
+            write_run_files(self.folder, self.settings, about)
+            if not self.is_finished():  # a kill must not leave it looking complete
+                (self.folder / RESULT).unlink(missing_ok=True)
+            for file in LOGS:
+                # A run that starts anew validates before step 1 again, so a line of step 0 goes
+                # too.
+                drop_after(self.folder / file, self.start_step or -1)
+
+    def say(self, text: str) -> None:
+        """Print a line from the main process."""
+        print_main(self.accelerator, f"[{self.name}] {text}")
+
+    def log(
+        self, values: Mapping[str, float], samples: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Append the values of this step to ``metrics.jsonl`` and its captions to
+        ``samples.jsonl``, print a summary, pass the values to Accelerate's trackers.
+        """
+        step = self.state.global_step
+        self.accelerator.log(dict(values), step=step)
+        if not self.accelerator.is_main_process:
+            return
+        for file, records in zip(LOGS, ([values], samples), strict=True):
+            for record in records:
+                append_line(self.folder / file, {"step": step, **record})
+        summary = "  ".join(
+            f"{key} {values[key]:.4g}" for key in SUMMARY_KEYS if key in values
+        )
+        seconds = (time.monotonic() - self.began) / max(step - self.start_step, 1)
+        left = tqdm.format_interval(seconds * (self.max_steps - step))
+        self.say(f"step {step}/{self.max_steps}  {summary}  {left} left")
+
+    def end(self, text: str) -> None:
+        """Print the last line, and tell the trackers that the run ended as it should."""
+        self.say(text)
+        self.bar.close()
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
 
     @contextmanager
     def loader(self, collate: Callable[[Any], Any]) -> Iterator[Iterator[list[Batch]]]:
@@ -292,7 +367,8 @@ class Run:
         Raises NonFiniteError before a loss or gradient that is not finite changes the weights
         (under DeepSpeed: before such weights are validated or saved).
         """
-        accelerator, sharded = self.accelerator, uses_deepspeed(self.accelerator)
+        accelerator, scaler = self.accelerator, self.accelerator.scaler
+        sharded = uses_deepspeed(accelerator)
         limit, value = self.train.grad_clip_norm or math.inf, self.train.grad_clip_value
         if not sharded:
             parameters = [one for one in self.model.parameters() if one.requires_grad]
@@ -304,11 +380,8 @@ class Run:
                 nn.utils.clip_grad_norm_(parameters, limit)
         log.add("time/step", time.perf_counter() - self.started)
         metrics = log.reduce(accelerator)
-        watched = ["loss/total", "grad/norm"]
-        if (
-            accelerator.scaler is not None
-        ):  # the gradient of fp16 overflows now and then
-            watched.remove("grad/norm")
+        # The gradient of fp16 overflows now and then.
+        watched = ["loss/total"] if scaler else ["loss/total", "grad/norm"]
         self._check_finite(metrics, watched)
         if sharded:
             metrics["grad/norm"] = deepspeed_step(self.model)
@@ -316,7 +389,7 @@ class Run:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad()
-        if accelerator.scaler is None or not accelerator.optimizer_step_was_skipped:
+        if scaler is None or not accelerator.optimizer_step_was_skipped:
             self.skipped_in_a_row = 0
             return metrics
         # It counts all the same: its images have been seen, the schedule is one of the step.
@@ -343,7 +416,7 @@ class Run:
         for name in dict.fromkeys(name for update in updates for name in update):
             metrics[name] = fmean(update[name] for update in updates if name in update)
         metrics["time/step"] = updates[-1]["time/step"]
-        metrics["train/lr"] = self.learning_rate(self.state.global_step)
+        metrics["train/lr"] = self.optimizer.param_groups[0]["lr"]
         metrics["train/images_per_second"] = (
             self.train.batch_size / metrics["time/step"]
         )

@@ -7,21 +7,16 @@ import os
 import platform
 import re
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from accelerate import Accelerator
-from tqdm.auto import tqdm
 from transformers.utils import flatten_dict
 
 from rewards.files import atomic_write, write_errors
-from rewards.model_files import damage
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_log, read_yaml
-from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import installed_version
 from rl_caption.training.checkpoint import (
     CheckpointError,
@@ -31,6 +26,7 @@ from rl_caption.training.checkpoint import (
 )
 
 RESULT = "result.json"
+LOGS = ("metrics.jsonl", "samples.jsonl")
 FREE_TO_CHANGE = (
     "run.",
     "report",
@@ -96,13 +92,9 @@ def find_checkpoint(settings: Mapping[str, Any]) -> Path | None:
         return Path(resume)
     newest = newest_checkpoint(checkpoints)
     if newest is None:
-        damaged = [
-            f"{path.name} ({damage(path)})"
-            for path in sorted(checkpoints.glob("step-*"))
-        ]
-        if damaged and resume != "false":
+        if resume != "false" and any(checkpoints.glob("step-*")):
             raise CheckpointError(
-                f"all checkpoints in {checkpoints} are damaged: {'; '.join(damaged)}. Put a whole "
+                f"all checkpoints in {checkpoints} are damaged. Put a whole "
                 "one back, choose another run.dir, or set run.resume to false to start over"
             )
         return None
@@ -172,72 +164,6 @@ def is_complete(folder: Path) -> bool:
     return (folder / RESULT).is_file()
 
 
-class RunLog:
-    """Logs of one run: ``metrics.jsonl``, ``samples.jsonl``, lines on the terminal, a progress bar,
-    trackers.
-
-    Every process calls the methods; only the main process writes.
-    """
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        folder: Path,
-        name: str,
-        start_step: int,
-        max_steps: int,
-    ) -> None:
-        self.accelerator, self.folder, self.name = accelerator, folder, name
-        self.start_step, self.max_steps = start_step, max_steps
-        self.began = time.monotonic()
-        self.bar = tqdm(
-            total=max_steps,
-            initial=start_step,
-            desc=name,
-            unit="step",
-            dynamic_ncols=True,
-            # None: off a terminal
-            disable=None if accelerator.is_main_process else True,
-        )
-        if accelerator.is_main_process:
-            for file in ("metrics.jsonl", "samples.jsonl"):
-                # A run that starts anew validates before step 1 again, so a line of step 0 goes
-                # too.
-                drop_after(folder / file, start_step if start_step else -1)
-
-    def message(self, text: str) -> None:
-        """Print a line."""
-        print_main(self.accelerator, f"[{self.name}] {text}")
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one line to ``metrics.jsonl``, print the summary, pass the values to Accelerate's
-        trackers.
-        """
-        self.accelerator.log(dict(values), step=step)
-        if not self.accelerator.is_main_process:
-            return
-        append_line(self.folder / "metrics.jsonl", {"step": step, **values})
-        summary = "  ".join(
-            f"{key} {values[key]:.4g}" for key in SUMMARY_KEYS if key in values
-        )
-        seconds = (time.monotonic() - self.began) / max(step - self.start_step, 1)
-        left = tqdm.format_interval(seconds * (self.max_steps - step))
-        self.message(f"step {step}/{self.max_steps}  {summary}  {left} left")
-
-    def samples(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append sampled captions with their rewards to ``samples.jsonl``."""
-        if self.accelerator.is_main_process:
-            for record in records:
-                append_line(self.folder / "samples.jsonl", {"step": step, **record})
-
-    def end(self, text: str) -> None:
-        """Print the last line, and tell the trackers that the run ended as it should."""
-        self.message(text)
-        self.bar.close()
-        for tracker in self.accelerator.trackers:
-            tracker.finish()
-
-
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one JSON line in a single write."""
     with write_errors(path), path.open("ab") as handle:
@@ -258,7 +184,7 @@ def drop_after(path: Path, step: int) -> None:
         if record["step"] <= step
     ]
     with atomic_write(path) as file:
-        file.writelines(_line(record) for record in kept)
+        file.writelines(map(_line, kept))
 
 
 def _line(record: dict[str, Any]) -> bytes:

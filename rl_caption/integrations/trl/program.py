@@ -46,7 +46,7 @@ from rl_caption.integrations.trl.rows import FinishedAware, trl_dataset
 from rl_caption.runtime.engines import (
     accelerator_kwargs,
     print_main,
-    usable_precision,
+    training_precision,
     use_cpu,
 )
 from rl_caption.runtime.errors import UserError, config_errors, naming
@@ -102,7 +102,8 @@ def trl_arguments(config: GrpoVlmConfig) -> Any:
         "disable_tqdm": not sys.stderr.isatty(),
     }
     if not {"bf16", "fp16"} & given.keys():
-        defaults["bf16"] = usable_precision("auto") == "bf16"
+        precision = training_precision("auto")
+        defaults["bf16"], defaults["fp16"] = precision == "bf16", precision == "fp16"
     trl_class: Any = GRPOConfig if config.trainer == "grpo" else RLOOConfig
     with config_errors("TRL refuses trl"):
         arguments = trl_class(**defaults | given | ours)

@@ -174,7 +174,7 @@ def test_cross_entropy_killed_and_started_again(whole_xe, tmp_path, moment):
     "kill",
     [
         Kill("rewards.files:os.replace", 1),
-        Kill("rl_caption.training.run_folder:RunLog.metrics", 1, "after"),
+        Kill("rl_caption.training.run:Run.log", 1, "after"),
         Kill("rl_caption.training.run:Run.begin_step", 4),
         Kill("rl_caption.scst.rollout:checked_scores", 3),
         Kill("accelerate:Accelerator.save_state", 1, "after"),

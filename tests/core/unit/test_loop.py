@@ -29,7 +29,8 @@ from rl_caption.training import validation
 from rl_caption.training.checkpoint import CheckpointError, load_moments
 from rl_caption.training.loop import train
 from rl_caption.training.optimizer import parameter_groups, schedule_factor
-from rl_caption.training.run import Metric, NonFiniteError, Run
+from rl_caption.training.run import NonFiniteError, Run
+from rl_caption.training.run_folder import append_line
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 
@@ -105,10 +106,10 @@ class Training:
         if factors is not None:
             run.learning_rate = lambda step: run.train.lr * factors[step]  # type: ignore[method-assign]
         self.task, self.exported = Slope(model.weight, slope, loss), list[Path]()
-        self.scores, self.metric = iter(scores), Metric(state.metric)
+        self.scores, self.metric = iter(scores), state.metric
 
     def validate(self, step: int, logged: Any) -> Validation:
-        return Validation({self.metric.name: next(self.scores, 0.0)})
+        return Validation({self.metric: next(self.scores, 0.0)})
 
     def export(self, path: Path) -> None:
         (path / "score").write_text(str(len(self.exported)))
@@ -122,6 +123,7 @@ class Training:
             self.validate,
             self.export,
             self.metric,
+            "",
             self.validate_first,
         )
 
@@ -136,7 +138,9 @@ def run_of(
     """A run whose model is still to be restored."""
     options = XeTrainConfig(**{"batch_size": 1} | train)
     config = XeConfig(run=RunConfig(dir=str(folder)), train=options)
-    return Run(config, Accelerator(cpu=True), rows, val_rows or rows, checkpoint)
+    run = Run(config, Accelerator(cpu=True), rows, val_rows or rows, checkpoint)
+    run.name = "xe"
+    return run
 
 
 def restored(run: Run, **about: Any) -> TrainState:
@@ -167,7 +171,7 @@ def test_what_validations_depend_on_are_images_and_references_not_their_number_a
     ("changes", "kept"),
     [
         ({}, True),
-        ({"name": "val/reward"}, False),
+        ({"metric": "val/reward"}, False),
         ({"measured": "20 tokens"}, False),
         ({"max_steps": 3}, True),  # the choice of a finished run stays
     ],
@@ -178,8 +182,8 @@ def test_what_a_metric_chose_and_how_long_it_was_patient_are_forgotten_with_it(
 ) -> None:
     steps = changes.pop("max_steps", 9)
     run = run_of(tmp_path, max_steps=steps)
-    fresh, by = restored(run), Metric("val/cider", measured="12 tokens")
-    run.choose_best_by(by)
+    fresh, by = restored(run), {"metric": "val/cider", "measured": "12 tokens"}
+    run.choose_best_by(**by)
     assert (fresh.metric, fresh.best_metric, fresh.evaluations_without_gain) == (
         "val/cider",
         None,
@@ -188,7 +192,7 @@ def test_what_a_metric_chose_and_how_long_it_was_patient_are_forgotten_with_it(
     best = {"best_metric": 0.5, "best_step": 1, "evaluations_without_gain": 2}
     run = run_of(tmp_path, checkpoint_of(run, global_step=3, **best), max_steps=steps)
     state = restored(run)
-    run.choose_best_by(replace(by, **changes))
+    run.choose_best_by(**by | changes)
     found = {key: getattr(state, key) for key in best}
     forgotten = {"best_metric": None, "best_step": None, "evaluations_without_gain": 0}
     assert found == (best if kept else forgotten)
@@ -318,10 +322,11 @@ def test_an_export_that_is_not_the_checkpoints_is_not_its_best(tmp_path: Path) -
     training = Training(tmp_path, [0.5, 0.1], eval_every=1, max_steps=2)
     training.fit()
     longer = Training(tmp_path, max_steps=4, state=training.run.state).run
-    longer.choose_best_by(Metric("val/cider"))
+    longer.name = "xe"
+    longer.choose_best_by("val/cider", "")
     assert longer.state.best_metric == 0.5
     (tmp_path / "export/best/score").write_text("7")
-    longer.choose_best_by(Metric("val/cider"))
+    longer.choose_best_by("val/cider", "")
     state = longer.state
     assert (state.best_metric, state.best_step, state.evaluations_without_gain) == (
         None,
@@ -515,6 +520,34 @@ def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(
         for line in (tmp_path / "samples.jsonl").read_text().splitlines()
     ]
     assert samples == [{"step": 1, "image_id": "a"}, {"step": 3, "image_id": "a"}]
+
+
+@pytest.mark.parametrize(("start", "kept"), [(0, []), (2, [0, 1, 2])])
+def test_a_run_that_starts_anew_has_a_new_log_whose_lines_are_summarised(
+    tmp_path: Path, start: int, kept: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in range(5):
+        append_line(tmp_path / "metrics.jsonl", {"step": step})
+        append_line(tmp_path / "samples.jsonl", {"step": step})
+    run = Training(tmp_path, max_steps=10, state=TrainState(global_step=start)).run
+    run.start("scst", "val/cider", "")
+    run.state.global_step += 1
+    run.log({"reward/total": 0.25, "hacking/duplicates": 0.5}, [{"image_id": "a"}])
+    metrics, samples = (
+        list(map(json.loads, (tmp_path / name).read_text().splitlines()))
+        for name in ("metrics.jsonl", "samples.jsonl")
+    )
+    assert [line["step"] for line in metrics] == [*kept, start + 1]
+    assert [line["step"] for line in samples] == [*kept, start + 1]
+    assert metrics[-1] == {
+        "step": start + 1,
+        "reward/total": 0.25,
+        "hacking/duplicates": 0.5,
+    }
+    assert samples[-1]["image_id"] == "a"
+    shown = capsys.readouterr().err
+    assert f"[scst] step {start + 1}/10  reward/total 0.25" in shown
+    assert "hacking" not in shown
 
 
 def test_a_complete_run_that_goes_on_is_not_complete_until_its_new_end(

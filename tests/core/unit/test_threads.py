@@ -14,10 +14,21 @@ from rl_caption.runtime.threads import (
     SPIN_COUNT,
     cpu_threads,
     granted_cores,
-    thread_variables,
+    set_threads,
 )
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def thread_variables(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """What ``set_threads`` makes of an environment on four cores, before torch is loaded."""
+    monkeypatch.setattr("rl_caption.runtime.threads.granted_cores", lambda: 4)
+    monkeypatch.setattr("os.environ", dict(environment))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    set_threads()
+    return dict(os.environ)
 
 
 @pytest.mark.parametrize(
@@ -36,24 +47,33 @@ REPOSITORY = Path(__file__).resolve().parents[3]
     ],
 )
 def test_the_number_of_threads_is_the_users_else_a_share_of_the_cores(
-    environment: dict[str, str], threads: str
+    environment: dict[str, str], threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = {"GOMP_SPINCOUNT": SPIN_COUNT, "OMP_NUM_THREADS": threads}
-    assert thread_variables(environment, cores=4) == expected
+    found = thread_variables(environment, monkeypatch)
+    assert {name: found[name] for name in expected} == expected
 
 
-def test_how_the_user_lets_threads_wait_is_kept() -> None:
-    for user in {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "7"}:
-        assert "GOMP_SPINCOUNT" not in thread_variables(user, cores=4)
+@pytest.mark.parametrize(
+    "user", [{"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "7"}]
+)
+def test_how_the_user_lets_threads_wait_is_kept(
+    user: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = thread_variables(user, monkeypatch)
+    del found["OMP_NUM_THREADS"]
+    assert found == user
 
 
 def test_threads_of_processes_are_their_share_of_the_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rl_caption.runtime.threads.granted_cores", lambda: 8)
-    assert cpu_threads(3, {}) == 2
-    assert cpu_threads(16, {}) == 1
-    assert cpu_threads(3, {"OMP_NUM_THREADS": "5"}) == 5
+    monkeypatch.setattr("os.environ", {})
+    assert cpu_threads(3) == 2
+    assert cpu_threads(16) == 1
+    os.environ["OMP_NUM_THREADS"] = "5"
+    assert cpu_threads(3) == 5
 
 
 def test_cores_are_physical_and_those_of_the_affinity(

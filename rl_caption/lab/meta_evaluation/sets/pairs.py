@@ -17,7 +17,7 @@ from rewards.base import naming
 from rewards.images import open_image
 from rewards.text.detail_units import default_tagger, word_class
 from rl_caption.data.base import DataError
-from rl_caption.data.plain_files import join_words, single_spaced, split_words
+from rl_caption.data.plain_files import join_words, split_words
 from rl_caption.data.rows import karpathy_records
 from rl_caption.lab.meta_evaluation.sets.base import (
     Files,
@@ -62,14 +62,13 @@ def pascal50s(files: Files, seed: int = 0) -> list[JudgementSet]:
     draws. Where people are divided evenly, released code draws the better one at random; here the
     pair counts one half, which is its expectation, and so does a pair with equal scores.
     """
-    rows = _voted_pairs(files, "consensus_pascal.mat", 4000, seed)
     content = _mat(files, "pair_pascal.mat")
     written = []
     for pair, kind in zip(content["new_input"], content["category"], strict=True):
         name, *captions = list(pair.values())[:3]
         written.append((name.strip(), KINDS[int(kind)], captions))
     folders = "JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "images"
-    return _consensus(files, rows, written, *folders)
+    return _consensus(files, "consensus_pascal.mat", 4000, written, seed, *folders)
 
 
 def abstract50s(files: Files, seed: int = 0) -> list[JudgementSet]:
@@ -78,28 +77,46 @@ def abstract50s(files: Files, seed: int = 0) -> list[JudgementSet]:
     Protocol as for ``pascal50s``, but the public files do not say which pairs are HC and which are
     HI.
     """
-    rows = _voted_pairs(files, "consensus_abstract.mat", 400, seed)
     written = []
     for candidate in files.json("abstract_candsB.json"):
         written.append((candidate["image_id"], "", [candidate["caption"]]))
     folders = "images", "AbstractScenes", "RenderedScenes"
-    return _consensus(files, rows, written, *folders)
+    return _consensus(files, "consensus_abstract.mat", 400, written, seed, *folders)
 
 
 def _consensus(
     files: Files,
-    voted: Sequence[Judged],
+    votes: str,
+    published: int,
     written: Sequence[tuple[str, str, Sequence[str]]],
+    seed: int,
     *folders: str,
 ) -> list[JudgementSet]:
-    """A set of pairs without images; the other file has image, kind and captions of each."""
-    rows = []
-    for row, (image, kind, captions) in zip(voted, written, strict=True):
-        if not {caption.strip() for caption in captions} <= set(row.captions):
-            raise ValueError(
-                f"{captions} are not among the captions {row.captions} of the votes"
-            )
-        rows.append(row._replace(image_id=image, kind=kind))
+    """Read triplets (reference A, captions B and C, vote 1 or -1), 48 of each pair.
+
+    ``written`` has image, kind and captions of each pair, of another file. References are ``DRAWS``
+    draws of 5 of the 48.
+    """
+    triplets = _mat(files, votes)["triplets"]
+    files.check_count("pairs", len(triplets) // VOTES, published)
+    rows: list[Judged] = []
+    for number, (image, kind, captions) in enumerate(written):
+        own = triplets[VOTES * number :][:VOTES]
+        shown = {(row["B"].strip(), row["C"].strip()) for row in own}
+        (pair,) = shown
+        if not {caption.strip() for caption in captions} <= set(pair):
+            raise ValueError(f"{captions} are not the captions {pair} of the votes")
+        drawn = []
+        for draw in range(DRAWS):
+            generator = np.random.default_rng((seed, draw, number))
+            order = generator.permutation(VOTES)[:REFERENCES]
+            drawn.append([own[index]["A"].strip() for index in order])
+        total = sum(row[key] for row in own for key in row if key not in "ABC")
+        better = float(1 + np.sign(total)) / 2
+        judged = Judged(image, pair, better=better, kind=kind, references=drawn)
+        rows.append(judged)
+    if len(triplets) != VOTES * len(rows):
+        raise ValueError(f"expected {VOTES} triplets of each of {len(rows)} pairs")
     convention = (
         f"the caption with most of {VOTES} votes scores higher; metrics with references see "
         f"{REFERENCES} of {VOTES}, mean of {DRAWS} draws; pairs with as many votes for both, and "
@@ -129,32 +146,6 @@ def _mat(files: Files, name: str) -> Mapping[str, Any]:
     return content
 
 
-def _voted_pairs(files: Files, name: str, published: int, seed: int) -> list[Judged]:
-    """Read triplets (reference A, captions B and C, vote 1 or -1), 48 of each pair.
-
-    The rows have no images; their references are ``DRAWS`` draws of 5 of the 48.
-    """
-    triplets = _mat(files, name)["triplets"]
-    rows: list[Judged] = []
-    for start in range(0, len(triplets), VOTES):
-        own = triplets[start : start + VOTES]
-        pairs = {(row["B"].strip(), row["C"].strip()) for row in own}
-        votes = [row[key] for row in own for key in row if key not in "ABC"]
-        if len(own) < VOTES or len(pairs) > 1 or not {*votes} <= {1, -1}:
-            raise ValueError(
-                f"the {VOTES} triplets from {start} are not of one pair of captions"
-            )
-        drawn = []
-        for draw in range(DRAWS):
-            generator = np.random.default_rng((seed, draw, len(rows)))
-            order = generator.permutation(VOTES)[:REFERENCES]
-            drawn.append([own[index]["A"].strip() for index in order])
-        better = float(1 + np.sign(sum(votes))) / 2
-        rows.append(Judged("", pairs.pop(), better=better, references=drawn))
-    files.check_count("pairs", len(rows), published)
-    return rows
-
-
 def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json``.
 
@@ -180,7 +171,15 @@ def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
         disputed = len(content) - len(rows)
         excluded["fewer than 2 of 3 people found the caption right"] = disputed
     else:
-        rows = _released_foil(content)
+        names = {row["id"]: row["file_name"] for row in content["images"]}
+        by_kind: dict[bool, list[Any]] = {True: [], False: []}
+        for row in content["annotations"]:
+            by_kind[row["foil"]].append(row)
+        true = {row["id"]: row["caption"] for row in by_kind[False]}
+        rows = [
+            Judged(names[row["image_id"]], (true[row["id"]], row["caption"]))
+            for row in by_kind[True]
+        ]
         files.check_count("pairs", len(rows), 99_480)
     if held_out:
         records = karpathy_records(files.require("dataset_coco.json"))
@@ -200,27 +199,12 @@ def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
     ]
 
 
-def _released_foil(content: Any) -> list[Judged]:
-    names = {row["id"]: row["file_name"] for row in content["images"]}
-    by_kind: dict[bool, list[Any]] = {True: [], False: []}
-    for row in content["annotations"]:
-        by_kind[row["foil"]].append(row)
-    true = {row["id"]: row["caption"] for row in by_kind[False]}
-    return [
-        Judged(names[row["image_id"]], (true[row["id"]], row["caption"]))
-        for row in by_kind[True]
-    ]
-
-
 def _with_other_captions(files: Files, rows: list[Judged]) -> list[Judged]:
     """Add, where COCO's annotations are there, the image's other captions as references.
 
     Case, punctuation and spaces differ between the copies of COCO. ``DataError`` for an image
     without another caption than the row's first.
     """
-
-    def words(text: str) -> str:
-        return single_spaced(re.sub(r"[^\w ]", " ", text.lower()))
 
     name = "captions_val2014.json"
     references = coco_references(files, name)
@@ -229,7 +213,8 @@ def _with_other_captions(files: Files, rows: list[Judged]) -> list[Judged]:
     found = []
     for row in rows:
         own = references.get(coco_id(row.image_id), [])
-        others = [text for text in own if words(text) != words(row.captions[0])]
+        first, *words = (re.findall(r"\w+", t.lower()) for t in (row.captions[0], *own))
+        others = [text for text, its in zip(own, words, strict=True) if its != first]
         if not others:
             raise DataError(f"{name} has no other caption of {row.image_id!r:.80}")
         found.append(row._replace(references=(others[:1], others)))

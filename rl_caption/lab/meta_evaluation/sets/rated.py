@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -78,12 +78,19 @@ def flickr8k_crowdflower(files: Files) -> list[JudgementSet]:
 
 def _flickr8k(files: Files, name: str, made: str, raters: int) -> list[Judged]:
     """Judgements with all captions of their image."""
-    if files.require(name, made).name == made:
-        return files.with_images(_flickr8k_json(files.json(made)), *FLICKR8K_IMAGES)
-    captions = _read_tokens(files, FLICKR8K_TOKENS)
-    files.check_count("captions", len(captions), 40_460)
-    references = _by_image(captions)
     rows = []
+    if files.require(name, made).name == made:
+        for item in files.json(made).values():
+            image, own = (
+                Path(item["image_path"]).name,
+                captions_of(item["ground_truth"]),
+            )
+            for answer in item["human_judgement"]:
+                if not math.isnan(answer["rating"]):
+                    rows.append(rated(image, answer["caption"], answer["rating"], own))
+        return files.with_images(rows, *FLICKR8K_IMAGES)
+    captions, references = _token_file(files, FLICKR8K_TOKENS)
+    files.check_count("captions", len(captions), 40_460)
     for row in files.table(name, "\t", ["image", "caption", "0", "1", "2"]):
         image, caption = row["image"], captions[row["caption"]]
         for rater in range(raters):
@@ -91,30 +98,14 @@ def _flickr8k(files: Files, name: str, made: str, raters: int) -> list[Judged]:
     return files.with_images(rows, *FLICKR8K_IMAGES)
 
 
-def _flickr8k_json(images: dict[str, dict[str, Any]]) -> list[Judged]:
-    rows = []
-    for image in images.values():
-        name = Path(image["image_path"]).name
-        references = captions_of(image["ground_truth"])
-        for answer in image["human_judgement"]:
-            if not math.isnan(answer["rating"]):
-                rows.append(
-                    rated(name, answer["caption"], answer["rating"], references)
-                )
-    return rows
-
-
-def _read_tokens(files: Files, name: str) -> dict[str, str]:
-    """Read ``IMAGE#NUMBER<tab>CAPTION`` lines: id of a caption -> caption."""
-    rows = files.table(name, "\t", ["id", "caption"])
-    return {row["id"]: single_spaced(row["caption"]) for row in rows}
-
-
-def _by_image(captions: dict[str, str]) -> dict[str, list[str]]:
+def _token_file(files: Files, name: str) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Read ``IMAGE#NUMBER<tab>CAPTION`` lines: id of a caption -> caption; image -> its captions."""
+    captions: dict[str, str] = {}
     references: dict[str, list[str]] = {}
-    for name, caption in captions.items():
-        references.setdefault(name.partition("#")[0], []).append(caption)
-    return references
+    for row in files.table(name, "\t", ["id", "caption"]):
+        caption = captions[row["id"]] = single_spaced(row["caption"])
+        references.setdefault(row["id"].partition("#")[0], []).append(caption)
+    return captions, references
 
 
 def _without_judged(rows: Sequence[Judged], complete: int = 1) -> list[Judged]:
@@ -158,7 +149,7 @@ def composite(
             references = coco_references(files, file)
             references |= coco_references(files, "captions_train2014.json")
         else:
-            references = _by_image(_read_tokens(files, file))
+            references = _token_file(files, file)[1]
         names = set()
         for row in files.table(f"{part}_{aspect}.csv", ";"):
             name = row["Input.image_url"].strip().rsplit("/", 1)[-1]
@@ -170,10 +161,10 @@ def composite(
             folder = files.image_folder(*(in_coco.groups() if in_coco else folders))
             own = references[coco_id(name) if part == "coco" else name]
             for column, caption in row.items():
-                answer = re.sub(r"^Input\.text(\d+)$", r"Answer.Q\1Answer", column)
-                if answer == column or not caption.strip():
+                number = column.removeprefix("Input.text")
+                if number == column or not caption.strip():
                     continue
-                rating = row.get(answer, "").strip()
+                rating = row.get(f"Answer.Q{number}Answer", "").strip()
                 if rating.isdigit():
                     photo = folder and folder / name
                     rows.append(rated(name, caption, rating, own, photo))
@@ -218,11 +209,8 @@ def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
         raise DataError(f"{path}: some rows have no references: expected all or none")
     if not Path(str(rows[0].image)).is_file():
         rows = [row._replace(image=None) for row in rows]
-    return [
-        JudgementSet(
-            path.stem, rows, "each line is a judgement", within_images=within_images
-        )
-    ]
+    convention = "each line is a judgement"
+    return [JudgementSet(path.stem, rows, convention, within_images=within_images)]
 
 
 def icc_captions(
@@ -236,12 +224,15 @@ def icc_captions(
     """
     table = files.table("caption_concreteness_annotations.csv")
     files.check_count("captions", len(table), 500)
-    table = table[:first]
-    scores = [float(row["icc_score"]) for row in table]
+    rows = [
+        rated(str(number), row["caption"], row["concreteness_annotation"])
+        for number, row in enumerate(table[:first])
+    ]
+    scores = [float(row["icc_score"]) for row in table[:first]]
     return [
         JudgementSet(
             "icc_captions" + (f", first {first}" if first else ""),
-            _without_images(table, "caption", "concreteness_annotation"),
+            rows,
             "each caption is a judgement; there is no image",
             published=IN_TEXT_ALONE,
             text_alone=True,
@@ -261,22 +252,17 @@ def icc_words(files: Files) -> list[JudgementSet]:
     table = files.table("Concreteness_ratings_Brysbaert_et_al_BRM.txt", "\t")
     files.check_count("words", len(table), 39_954)
     nouns = [row for row in table if row["Dom_Pos"] == "Noun"]
+    rows = [
+        rated(str(number), row["Word"], row["Conc.M"])
+        for number, row in enumerate(nouns)
+    ]
     return [
         JudgementSet(
             "icc_words, Noun",
-            _without_images(nouns, "Word", "Conc.M"),
+            rows,
             "each word is a judgement, its mean rating; there is no image",
             {"Dom_Pos is not Noun": len(table) - len(nouns)},
             published=IN_TEXT_ALONE,
             text_alone=True,
         )
-    ]
-
-
-def _without_images(
-    table: Sequence[dict[str, str]], text: str, rating: str
-) -> list[Judged]:
-    """A row for each of the table, by its columns of texts and ratings; its id is its number."""
-    return [
-        rated(str(number), row[text], row[rating]) for number, row in enumerate(table)
     ]

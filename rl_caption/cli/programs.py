@@ -118,13 +118,6 @@ LAB = {
         "rl_caption.lab.meta_evaluation.program:compare_with_people",
         "rl_caption.lab.meta_evaluation.config:JudgeSetConfig",
     ),
-    "ablate_models": Program(
-        "compare reward models: a grid of one recipe, judged by people, retrieval and composition",
-        "rl_caption.lab.ablate_models:ablate_models",
-        "rl_caption.lab.config:AblateModelsConfig",
-        parses=True,
-        processes=False,
-    ),
     "reproduce": Program(
         "a table of one of the five papers: published and measured values side by side",
         "rl_caption.lab.reproduce.program:main",

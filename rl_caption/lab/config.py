@@ -18,7 +18,6 @@ from rl_caption.config.schema import (
     TrustConfig,
     WorldConfig,
 )
-from rl_caption.programs.ablation.config import GridConfig
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import (
     BatchSize,
@@ -322,40 +321,6 @@ class WebConfig(TrustConfig):
                 f"decode gives {count} captions an image: the page shows one of each captioner"
             )
         return self
-
-
-class JudgedSetConfig(Section):
-    """A set of judgements, as in ``judge``."""
-
-    set: str
-    """Name of the set."""
-    data: str
-    """Folder of its files."""
-    images: str | None = None
-    """Folder of its images; null looks for it in ``data``."""
-    set_kwargs: dict = {}
-    """Further options of the set."""
-    partial: bool = False
-    """Accept a set whose number of judgements differs from the published one."""
-
-
-class AblateModelsConfig(GridConfig):
-    """``ablate_models``: a grid of reward models from one recipe of ``reward_model``, and tables of
-    what they are good for.
-    """
-
-    retrieval: str | None = "test"
-    """Split of the recipe's data on which R@1 is computed in both directions; null computes none.
-    """
-    sets: dict[str, JudgedSetConfig] = {}
-    """Sets of judgements, by their headings: agreement with people, or accuracy on hard negatives.
-    """
-    reward: str = "clipscore"
-    """The reward that scores the sets with the model, such as ``l_clipscore``, ``clipscore`` or
-    ``specs``.
-    """
-    kwargs: dict = {}
-    """Further options of the reward."""
 
 
 class TestedRewardConfig(RewardConfig):

@@ -17,14 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from rewards.text.tokenize import tokenize
-from rl_caption.evaluation.confidence import Floats, estimates
+from rl_caption.evaluation.confidence import Floats, Weights, estimates
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 
-Weights = NDArray[np.int64]
 BLIND = {"blind: chance": 0, "blind: longer": 1, "blind: shorter": -1}
 """Heading of a baseline that sees neither image nor references -> factor of the length of the
 caption, its score.
@@ -54,32 +52,27 @@ class Figure:
     """The table that it stands in."""
 
 
-def unexplained_variance(truth: ArrayLike, predictions: ArrayLike) -> float:
+def unexplained_variance(truth: Floats, predictions: Floats) -> float:
     """1 - R^2 without a fit, sum (t - p)^2 / sum (t - mean t)^2 of [N] values; 0 is perfect, no
     upper bound.
     """
-    true, predicted = np.asarray(truth, np.float64), np.asarray(predictions, np.float64)
-    spread = float(((true - true.mean()) ** 2).sum())
-    return float(((true - predicted) ** 2).sum()) / spread if spread else math.nan
+    return float(np.square(truth - predictions).mean() / np.var(truth))
 
 
-def inverse_r_squared(scores: ArrayLike, ratings: ArrayLike) -> float:
-    """1 / r^2 of Pearson's r, at least 1: what the SPECS paper prints as "1 - R^2" in its own rows."""
-    correlation = stats.pearsonr(scores, ratings).statistic
-    return float(1 / correlation**2) if correlation else math.nan
-
-
-CORRELATIONS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
+CORRELATIONS: dict[str, Callable[[Floats, Floats], float]] = {
     "tau_b": lambda scores, ratings: stats.kendalltau(scores, ratings).statistic,
     "tau_c": lambda scores, ratings: (
         stats.kendalltau(scores, ratings, variant="c").statistic
     ),
     "pearson": lambda scores, ratings: stats.pearsonr(scores, ratings).statistic,
     "spearman": lambda scores, ratings: stats.spearmanr(scores, ratings).statistic,
-    "1 / r^2": inverse_r_squared,
+    "1 / r^2": lambda scores, ratings: stats.pearsonr(scores, ratings).statistic ** -2,
     "1 - R^2 of ratings": lambda scores, ratings: unexplained_variance(ratings, scores),
     "1 - R^2 of scores": unexplained_variance,
 }
+"""Of [N] scores and ratings; infinite or NaN where it is not defined. The first of the last three
+is what the SPECS paper prints as "1 - R^2" in its own rows.
+"""
 
 
 def rated_figures(
@@ -98,7 +91,6 @@ def rated_figures(
     """
     both = np.array([scores, judged.ratings], np.float64)
     main = list(dict.fromkeys([*judged.published, "tau_b", "tau_c"]))
-    others = [name for name in CORRELATIONS if name not in main]
 
     def statistic(weights: Weights) -> list[float]:
         drawn = np.repeat(both, weights, axis=1)
@@ -107,20 +99,26 @@ def rated_figures(
     figures = []
     found = estimates(statistic, judged.image_ids, resamples, seed)
     for name, (_, low, high) in zip(main, found, strict=True):
-        published = name in judged.published
-        figure = _correlation(name, both)
-        figures.append(replace(figure, low=low, high=high, published=published))
+        ends = {"low": low, "high": high, "published": name in judged.published}
+        figures.append(replace(_correlation(name, both), **ends))
     within = _within_images(judged.image_ids, both)
     if judged.within_images:
         figures.append(within)
-    for name in others:
-        figures.append(replace(_correlation(name, both), table="correlations"))
+    for name in CORRELATIONS:
+        if name not in main:
+            figures.append(replace(_correlation(name, both), table="correlations"))
     if not judged.within_images and len(set(judged.image_ids)) < len(scores):
         figures.append(replace(within, table="correlations", note=""))
     words = np.array([len(tokenize(caption)) for caption in judged.captions])
-    for start, end in zip((-1, *lengths), (*lengths, math.inf), strict=True):
-        chosen = both[:, (words > start) & (words <= end)]
-        title = f"{start + 1} to {end}" if end < math.inf else f"{start + 1} or more"
+    starts = [0, *(end + 1 for end in lengths)]
+    classes = np.digitize(words, starts[1:])
+    for number, start in enumerate(starts):
+        title = (
+            f"{start} to {lengths[number]}"
+            if number < len(lengths)
+            else f"{start} or more"
+        )
+        chosen = both[:, classes == number]
         if 2 <= chosen.shape[1] < len(scores):
             for name in ("pearson", "tau_b"):
                 figure = _correlation(name, chosen)
@@ -130,7 +128,7 @@ def rated_figures(
 
 
 def _correlate(name: str, both: Floats) -> float:
-    """One of ``CORRELATIONS`` of scores and ratings, [2, N]; NaN where it is not defined."""
+    """One of ``CORRELATIONS`` of scores and ratings, [2, N]; not finite where it is not defined."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return float(CORRELATIONS[name](*both)) if both.shape[1] > 1 else math.nan
@@ -154,17 +152,17 @@ def _within_images(image_ids: Sequence[str], both: Floats) -> Figure:
     scores are equal, tau_b is 0 / 0 and counts as 0: the metric orders nothing, and leaving such
     groups out would reward it.
     """
-    members: dict[str, list[int]] = {}
-    for index, image_id in enumerate(image_ids):
-        members.setdefault(image_id, []).append(index)
-    groups = [both[:, indices] for indices in members.values()]
-    taus = np.array([_correlate("tau_b", own) for own in groups if np.ptp(own[1])])
-    figure = Figure("tau_b within images", None, len(image_ids))
+    name = "tau_b within images"
+    _, groups = np.unique(image_ids, return_inverse=True)
+    members = [both[:, groups == number] for number in range(groups.max() + 1)]
+    taus = np.array([_correlate("tau_b", own) for own in members if np.ptp(own[1])])
     if not len(taus):
-        return replace(figure, note="no image has different ratings")
-    alike = np.isnan(taus)
-    note = f"mean over {len(taus)} images; {alike.sum()} of them, scored all alike, count 0"
-    return replace(figure, value=math.fsum(taus[~alike]) / len(taus), note=note)
+        note = "no image has different ratings"
+        return Figure(name, None, len(image_ids), note=note)
+    alike = np.isnan(taus).sum()
+    note = f"mean over {len(taus)} images; {alike} of them, scored all alike, count 0"
+    value = math.fsum(np.nan_to_num(taus)) / len(taus)
+    return Figure(name, value, len(image_ids), note=note)
 
 
 def order_figures(
@@ -186,11 +184,10 @@ def order_figures(
             judged.image_ids, return_index=True, return_inverse=True
         )
         judged = judged._replace(rows=[judged.rows[place] for place in places])
-        sums: dict[str, Floats] = {}
-        for name, values in scores.items():
-            columns = [np.bincount(images, column) for column in values.T]
-            sums[name] = np.stack(columns, axis=1).astype(np.float64)
-        scores = sums
+        scores = {
+            name: np.stack([np.bincount(images, column) for column in values.T], axis=1)
+            for name, values in scores.items()
+        }
     better = np.array([row.better for row in judged.rows])
     unit = "pairs" if len(judged.rows[0].captions) == 2 else "groups"
     compared = [(name, values, judged.above) for name, values in scores.items()]
@@ -234,20 +231,16 @@ def _accuracies(
     judged: JudgementSet, title: str, won: Floats, note: str, resamples: int, seed: int
 ) -> list[Figure]:
     """The accuracy of each kind, then the summary, of what [N] rows count."""
-    kinds = [row.kind for row in judged.rows]
-    names = list(dict.fromkeys(kinds))
-    numbers = np.array([names.index(kind) for kind in kinds])
+    names = list(dict.fromkeys(row.kind for row in judged.rows))
+    numbers = np.array([names.index(row.kind) for row in judged.rows])
 
     def rates(weights: Weights) -> Floats:
         # A resample may lack a kind, which its mean leaves out.
-        right, drawn = (
-            np.bincount(numbers, weights * won),
-            np.bincount(numbers, weights),
-        )
-        accuracies = right / drawn
+        accuracies = np.bincount(numbers, weights * won) / np.bincount(numbers, weights)
+        mean = np.average(won, weights=weights)
         if judged.summary == "kinds":
-            return np.append(accuracies, np.nanmean(accuracies))
-        return np.append(accuracies, np.average(won, weights=weights))
+            mean = np.nanmean(accuracies)
+        return np.append(accuracies, mean)
 
     summary = "all pairs" if len(judged.rows[0].captions) == 2 else ""
     if judged.summary == "kinds" and len(names) > 1:

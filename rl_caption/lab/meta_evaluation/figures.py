@@ -99,8 +99,9 @@ def rated_figures(
     figures = []
     found = estimates(statistic, judged.image_ids, resamples, seed)
     for name, (_, low, high) in zip(main, found, strict=True):
-        ends = {"low": low, "high": high, "published": name in judged.published}
-        figures.append(replace(_correlation(name, both), **ends))
+        published = name in judged.published
+        figure = _correlation(name, both)
+        figures.append(replace(figure, low=low, high=high, published=published))
     within = _within_images(judged.image_ids, both)
     if judged.within_images:
         figures.append(within)
@@ -237,10 +238,9 @@ def _accuracies(
     def rates(weights: Weights) -> Floats:
         # A resample may lack a kind, which its mean leaves out.
         accuracies = np.bincount(numbers, weights * won) / np.bincount(numbers, weights)
-        mean = np.average(won, weights=weights)
         if judged.summary == "kinds":
-            mean = np.nanmean(accuracies)
-        return np.append(accuracies, mean)
+            return np.append(accuracies, np.nanmean(accuracies))
+        return np.append(accuracies, np.average(won, weights=weights))
 
     summary = "all pairs" if len(judged.rows[0].captions) == 2 else ""
     if judged.summary == "kinds" and len(names) > 1:

@@ -2,7 +2,6 @@
 ``judge``.
 """
 
-import hashlib
 import logging
 import math
 import sys
@@ -34,7 +33,7 @@ from rl_caption.data.plain_files import json_lines, single_spaced
 from rl_caption.evaluation import JavaError, check_writable
 from rl_caption.evaluation.confidence import Floats
 from rl_caption.evaluation.metrics import SCORERS
-from rl_caption.evaluation.results import LEFT_OUT, markdown
+from rl_caption.evaluation.results import LEFT_OUT, markdown, sha256_of
 from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.figures import (
@@ -45,14 +44,14 @@ from rl_caption.lab.meta_evaluation.figures import (
 )
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.lab.meta_evaluation.sets.base import READING
-from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import config_errors
 
 logger = logging.getLogger(__name__)
 
+BLEU = ("bleu1", "bleu2", "bleu3", "bleu4")
 NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    **{f"bleu{n}": (f"BLEU-{n}", "bleu", {"n": n}) for n in (1, 2, 3, 4)},
+    **{name: (f"BLEU-{name[-1]}", "bleu", {"n": int(name[-1])}) for name in BLEU},
     "rouge": ("ROUGE-L", "rouge_l", {}),
     "cider": ("CIDEr", "cider", {}),
     "meteor": ("METEOR", f"{__name__}:ToolkitMetric", {"metric": "meteor"}),
@@ -125,6 +124,7 @@ class FileScores:
 
     def __init__(self, file: str, heading: str = "scores") -> None:
         self.__name__, self.file = heading, Path(file)
+        self.signature = f"{self.file.name}[{sha256_of(self.file)[:12]}]"
         self._scores: dict[tuple[str, str], float] = {}
         for _, where, row in json_lines(self.file):
             with naming(where, READING, DataError):
@@ -132,14 +132,8 @@ class FileScores:
                 score = float(row["score"])
                 if self._scores.setdefault(key, score) != score:
                     raise ValueError(
-                        f"'score' is {score:g}, and {self._scores[key]:g} before"
+                        f"'score' is {score}, and {self._scores[key]} before"
                     )
-
-    @property
-    def signature(self) -> str:
-        """Name of the file and a fingerprint of its scores."""
-        scores = repr(sorted(self._scores.items())).encode(errors="surrogatepass")
-        return f"{self.file.name}[{hashlib.sha256(scores).hexdigest()[:12]}]"
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -178,29 +172,27 @@ def build_metrics(
         ConfigError: there is no metric, one is there twice or does not exist, or one needs what a
             set does not have.
     """
+    listed = names.split(",") if isinstance(names, str) else names
+    asked: list[tuple[str, str, str, Mapping[str, Any]]] = []
+    for name in filter(None, map(str.strip, listed)):
+        for one in BLEU if name == "bleu" else [name]:
+            asked.append(("metrics", *NAMES.get(one, (one, one, {}))))
+    for heading, judge in judges.items():
+        target = judge.target or heading
+        asked.append((f"judges.{heading}", heading, target, judge.kwargs))
+    for heading, file in (scores or {}).items():
+        options = {"file": file, "heading": heading}
+        asked.append((f"scores.{heading}", heading, FILE_SCORES, options))
+    if not asked:
+        raise ConfigError("metrics, judges and scores are empty: name a metric")
     metrics: dict[str, Reward] = {}
     builder = RewardBuilder()
-
-    def add(key: str, heading: str, reward: str, arguments: Mapping[str, Any]) -> None:
+    for key, heading, reward, arguments in asked:
         with config_errors(key):
             if heading in metrics:
                 raise ConfigError(f"{heading} is listed twice: give it another heading")
             metrics[heading] = builder.build(reward, arguments)
             check_columns(heading, metrics[heading].columns, judgement_sets)
-
-    listed = names.split(",") if isinstance(names, str) else names
-    for name in filter(None, map(str.strip, listed)):
-        for one in [f"bleu{n}" for n in (1, 2, 3, 4)] if name == "bleu" else [name]:
-            add("metrics", *NAMES.get(one, (one, one, {})))
-    for heading, judge in judges.items():
-        add(f"judges.{heading}", heading, judge.target or heading, judge.kwargs)
-    for heading, file in (scores or {}).items():
-        options = {"file": file, "heading": heading}
-        add(f"scores.{heading}", heading, FILE_SCORES, options)
-    if not metrics:
-        raise ConfigError(
-            f"metrics is {names!r}, judges and scores are empty: name a metric"
-        )
     return metrics
 
 
@@ -214,18 +206,14 @@ def check_columns(
     for judged in judgement_sets:
         if "references" in columns and not judged.references:
             lacking.append(f"references, which {judged.name} has none of")
-        if "image" not in columns:
-            continue
-        if not judged.images:
+        if "image" in columns and not judged.images:
             lacking.append(f"images, which {judged.name} was found without (--images)")
-        files = {
-            image.path if isinstance(image, Region) else image
-            for image in judged.images
-        }
-        lost = sorted(missing_files(files))
-        if lost:
-            count = f"{len(lost)} of {len(files)} are not there, such as {lost[0]!r}"
-            lacking.append(f"images of {judged.name}: {count} (--images)")
+        elif "image" in columns:
+            files = {getattr(image, "path", image) for image in judged.images}
+            lost = sorted(missing_files(files))
+            if lost:
+                count = f"{len(lost)} of {len(files)}, such as {lost[0]!r}"
+                lacking.append(f"images of {judged.name}, but lacks {count} (--images)")
     if lacking:
         raise ConfigError(f"{heading} needs {lacking[0]}; see docs/judging.md")
 
@@ -285,21 +273,21 @@ def compare_with_people(config: JudgeSetConfig) -> str:
             try:
                 with naming(f"{heading} on {judged.name}", (RewardError,), RewardError):
                     result.figures[heading] = score_set(judged, metric, *draws)
+                result.signatures[heading] = _signature(judged, metric)
             except JavaError as error:
                 result.left_out[heading] = str(error)
-            else:
-                result.signatures[heading] = _signature(judged, metric)
             if not metric.columns:
                 result.blind.append(heading)
             write_results(folder, config, results)
-        for heading, figures in blind_figures(judged, *draws).items():
-            result.figures[heading] = figures
+        blind = blind_figures(judged, *draws)
+        result.figures |= blind
+        result.blind += blind
+        for heading in blind:
             how = "number of characters; equal ones in random order"
             result.signatures[heading] = how
-            result.blind.append(heading)
-    paths = write_results(folder, config, results)
-    print(f"wrote {', '.join(str(path) for path in paths)}", file=sys.stderr)
-    return paths[0].read_text(encoding="utf-8")
+    text = write_results(folder, config, results)
+    print(f"wrote agreement.md and agreement.json in {folder}", file=sys.stderr)
+    return text
 
 
 def _signature(judged: JudgementSet, metric: Reward) -> str:
@@ -314,16 +302,16 @@ def _signature(judged: JudgementSet, metric: Reward) -> str:
 
 
 def _describe(judged: JudgementSet) -> str:
-    count, images = len(judged.rows), f" of {len(set(judged.image_ids))} images"
+    images = f" of {len(set(judged.image_ids))} images"
     if judged.ratings:
         images = "" if judged.text_alone else images
         different = f"{len(set(judged.ratings))} different ratings"
-        return f"{count} judgements of captions{images}, {different}"
+        return f"{len(judged.rows)} judgements of captions{images}, {different}"
     size = len(judged.rows[0].captions)
     groups = "pairs of" if size == 2 else f"groups of {size}"
     kinds = len({row.kind for row in judged.rows})
     shown = f", {kinds} kinds" if kinds > 1 else ""
-    return f"{count} {groups} captions{images}{shown}"
+    return f"{len(judged.rows)} {groups} captions{images}{shown}"
 
 
 def score_set(
@@ -380,14 +368,14 @@ def _score(judged: JudgementSet, metric: Reward, condition: int) -> Floats:
 
 def write_results(
     folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]
-) -> list[Path]:
-    """Write ``agreement.md`` and ``agreement.json``; return their paths in this order."""
-    paths = [folder / "agreement.md", folder / "agreement.json"]
+) -> str:
+    """Write ``agreement.md``, which is returned, and ``agreement.json``."""
     text = "\n".join("\n\n".join(as_markdown(result, config)) for result in results)
-    write_text(paths[0], text)
+    write_text(folder / "agreement.md", text)
     found = [asdict(result) for result in results]
-    write_json(paths[1], {"config": config.model_dump(mode="json"), "sets": found})
-    return paths
+    content = {"config": config.model_dump(mode="json"), "sets": found}
+    write_json(folder / "agreement.json", content)
+    return text
 
 
 def as_markdown(result: SetResult, config: JudgeSetConfig) -> Iterator[str]:
@@ -395,10 +383,8 @@ def as_markdown(result: SetResult, config: JudgeSetConfig) -> Iterator[str]:
     them; further tables; notes.
     """
     yield f"## {result.name}: {result.description}"
-    figures = [figure for column in result.figures.values() for figure in column]
-    main = {
-        figure.name: figure.published for figure in figures if figure.table == "main"
-    }
+    figures = list(chain.from_iterable(result.figures.values()))
+    main = {one.name: one.published for one in figures if one.table == "main"}
     bold = [name for name in main if main[name] and not all(main.values())]
     for table in dict.fromkeys(["main", *(figure.table for figure in figures)]):
         names = list(dict.fromkeys(one.name for one in figures if one.table == table))
@@ -437,7 +423,6 @@ def _cell(figure: Figure) -> str:
         return LEFT_OUT
     if figure.name.startswith(PLAIN):
         return f"{figure.value:.4g}"
-    text = f"{100 * figure.value:z.1f}"
-    if figure.low is None or figure.high is None:
-        return text
-    return f"{text} [{100 * figure.low:z.1f}, {100 * figure.high:z.1f}]"
+    ends = [end for end in (figure.low, figure.high) if end is not None]
+    value, *interval = [f"{100 * number:z.1f}" for number in (figure.value, *ends)]
+    return f"{value} [{', '.join(interval)}]" if interval else value

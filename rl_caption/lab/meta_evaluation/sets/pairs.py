@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -368,30 +369,22 @@ def _shuffles(text: str, generator: np.random.Generator) -> list[str]:
     """Nouns and adjectives in another order, all other words, the words of each trigram, and the
     trigrams.
     """
-    words = split_words(text)
-    tags = default_tagger()([words])[0] if words else []
-    nouns = [word_class(tag) in "NJ" for tag in tags]
+    words = np.array(split_words(text), object)
+    tags = default_tagger()([words.tolist()])[0] if len(words) else []
+    is_noun = np.array([word_class(tag) in "NJ" for tag in tags], bool)
+    is_word = np.array([word.isalnum() for word in words], bool)
     shuffled = []
-    for chosen in (True, False):
-        positions = [
-            at
-            for at, word in enumerate(words)
-            if word.isalnum() and nouns[at] == chosen
-        ]
-        moved = list(words)
-        order = generator.permutation(positions)
-        for at, other in zip(positions, order, strict=True):
-            moved[at] = words[other]
-        shuffled.append(moved)
+    for chosen in (is_word & is_noun, is_word & ~is_noun):
+        moved = words.copy()
+        moved[chosen] = words[generator.permutation(np.flatnonzero(chosen))]
+        shuffled.append(moved.tolist())
     plain = [word for word in words if word[0].isalnum()]
     triples = [plain[start : start + 3] for start in range(0, len(plain), 3)]
-    within: list[str] = []
-    for triple in triples:
-        within += [triple[n] for n in generator.permutation(len(triple))]
-    whole: list[str] = []
-    for index in generator.permutation(len(triples)):
-        whole += triples[index]
-    return [join_words(words) or text for words in (*shuffled, within, whole)]
+    within = [[own[n] for n in generator.permutation(len(own))] for own in triples]
+    whole = [triples[index] for index in generator.permutation(len(triples))]
+    for parts in (within, whole):
+        shuffled.append(list(chain.from_iterable(parts)))
+    return [join_words(words) or text for words in shuffled]
 
 
 def _as_released(text: str) -> str:

@@ -2,115 +2,86 @@
 
 ``python -m tests.planted check`` plants the faults of ``faults.jsonl`` one after the other;
 ``python -m tests.planted draw FILE ... --number 50 --seed 0`` draws some at random. A fault is
-caught if the tests named beside it fail.
+caught if a test fails: one that runs its line (``--coverage``), or one that ``tests.json`` names.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from tests.planted.mutants import draw
+from tests.planted.run import HERE, ROOT, Selection, copy_of_project, tests_pass
 
-ROOT = Path(__file__).parents[2]
-HERE = Path(__file__).parent
-FOLDERS = ("rl_caption", "rewards", "tests", "configs", "scripts", "docs", "benchmarks")
-OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
+PRELOADED = ("torch", "transformers", "datasets", "accelerate", "scipy.stats", "pytest")
 
 
-def tests_of(file: str) -> list[str]:
-    """The tests that ``tests.json`` names for the longest beginning of ``file``."""
-    table = json.loads((HERE / "tests.json").read_text())
-    beginnings = [key for key in table if file.startswith(key)]
-    if not beginnings:
-        raise SystemExit(f"{file}: tests.json names no tests for it")
-    return table[max(beginnings, key=len)]
+@dataclass
+class Fault:
+    """A file of the package, what is wrong in which line, and the file's text with it."""
+
+    file: str
+    line: int
+    what: str
+    text: str
 
 
-def copy_of_project(folder: Path) -> Path:
-    """Copy what tests need into ``folder``."""
-    for name in FOLDERS:
-        shutil.copytree(
-            ROOT / name, folder / name, symlinks=True,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )  # fmt: skip
-    for file in (
-        "pyproject.toml",
-        "README.md",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "Makefile",
-    ):
-        shutil.copy(ROOT / file, folder / file)
-    return folder
-
-
-def is_caught(folder: Path, file: str, text: str, tests: list[str], limit: int) -> bool:
-    """Whether ``tests`` fail, or pass ``limit`` seconds, where ``file`` reads ``text``."""
-    original = (folder / file).read_text(encoding="utf-8")
-    (folder / file).write_text(text, encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-    ]
-    environment = {**os.environ, **OFFLINE, "PYTHONPATH": str(folder)}
-    try:
-        result = subprocess.run(
-            [*command, "-m", "not slow"], cwd=folder, env=environment, timeout=limit,
-            capture_output=True,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return True
-    finally:
-        (folder / file).write_text(original, encoding="utf-8")
-    return result.returncode != 0
-
-
-def listed(only: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (file, what, text) of the faults of ``faults.jsonl`` in files that begin ``only``."""
-    for line in (HERE / "faults.jsonl").read_text(encoding="utf-8").splitlines():
-        fault = json.loads(line)
-        if not fault["file"].startswith(only):
+def listed(only: str) -> Iterator[Fault]:
+    """Yield the faults of ``faults.jsonl`` in files that begin with ``only``."""
+    for row in (HERE / "faults.jsonl").read_text(encoding="utf-8").splitlines():
+        fault = json.loads(row)
+        file, before = fault["file"], fault["before"]
+        if not file.startswith(only):
             continue
-        text = (ROOT / fault["file"]).read_text(encoding="utf-8")
-        if text.count(fault["before"]) != 1:
-            raise SystemExit(f"{fault['file']}: not there once: {fault['before']!r}")
-        yield (
-            fault["file"],
-            fault["before"],
-            text.replace(fault["before"], fault["after"]),
-        )
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if text.count(before) != 1:
+            raise SystemExit(f"{file}: not there once: {before!r}")
+        line = 1 + text[: text.index(before)].count("\n")
+        changed = text.replace(before, fault["after"])
+        yield Fault(file, line, f"{before!r} -> {fault['after']!r}", changed)
 
 
-def drawn(files: list[str], number: int, seed: int) -> Iterator[tuple[str, str, str]]:
-    """Yield (file, what, text) of ``number`` faults drawn from ``files``, by their lengths."""
+def drawn(files: list[str], number: int, seed: int) -> Iterator[Fault]:
+    """Yield ``number`` faults drawn from ``files``, in proportion to their lengths."""
     rng = random.Random(seed)
     weights = [len((ROOT / file).read_text()) for file in files]
     counts = Counter(rng.choices(files, weights, k=number))
     for file, count in sorted(counts.items()):
         for line, name, text in draw(ROOT / file, count, rng):
-            yield file, f"line {line}: {name}", text
+            yield Fault(file, line, name, text)
+
+
+def is_caught(fault: Fault, folder: Path, select: Selection, limit: float) -> bool:
+    """Whether a test fails, or takes more than ``limit`` seconds, with ``fault``."""
+    tests = select(fault.file, fault.line)
+    if not tests:
+        return False
+    path = folder / fault.file
+    original = path.read_text(encoding="utf-8")
+    write(path, fault.text)
+    try:
+        return not tests_pass(folder, tests, limit, folder / "log.txt")
+    finally:
+        write(path, original)
+
+
+MOMENTS = itertools.count(1_000_000_000)
+
+
+def write(path: Path, text: str) -> None:
+    """Write ``text``, at a moment of its own: Python knows a stale .pyc file by it alone."""
+    path.write_text(text, encoding="utf-8")
+    moment = next(MOMENTS)
+    os.utime(path, (moment, moment))
 
 
 def main() -> int:
@@ -122,27 +93,27 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, default=300, help="seconds for a fault")
+    parser.add_argument("--coverage", type=Path, help="of pytest --cov-context=test")
+    parser.add_argument("--junit", type=Path, help="durations, of pytest --junitxml")
+    parser.add_argument("--seconds", type=float, default=60, help="tests for a fault")
     args = parser.parse_args()
     faults = list(
         listed(args.only)
         if args.mode == "check"
         else drawn(args.files, args.number, args.seed)
     )
+    for name in PRELOADED:  # not the package: the forked process imports its own copy
+        __import__(name)
+    select = Selection(args.coverage, args.junit, args.seconds)
     caught: Counter[str] = Counter()
-    total: Counter[str] = Counter()
+    total = Counter(str(Path(fault.file).parent) for fault in faults)
     with tempfile.TemporaryDirectory() as temporary:
         folder = copy_of_project(Path(temporary))
-        for file in sorted({file for file, _, _ in faults}):
-            text = (ROOT / file).read_text(encoding="utf-8")
-            if is_caught(folder, file, text, tests_of(file), args.limit):
-                raise SystemExit(f"{file}: its tests fail without a fault")
-        for file, what, text in tqdm(faults, unit="fault"):
-            subject = str(Path(file).parent)
-            total[subject] += 1
-            if is_caught(folder, file, text, tests_of(file), args.limit):
-                caught[subject] += 1
+        for fault in tqdm(faults, unit="fault"):
+            if is_caught(fault, folder, select, args.limit):
+                caught[str(Path(fault.file).parent)] += 1
             else:
-                tqdm.write(f"NOT CAUGHT {file} {what}")
+                tqdm.write(f"NOT CAUGHT {fault.file}:{fault.line} {fault.what}")
     for subject in sorted(total):
         print(f"{subject:32} {caught[subject]:4} of {total[subject]:4} caught")
     share = caught.total() / max(1, total.total())

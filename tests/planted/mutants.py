@@ -34,7 +34,10 @@ Edit = Callable[[ast.AST], None]
 
 
 def edits(node: ast.AST) -> Iterator[tuple[str, Edit]]:
-    """Yield each fault that ``node`` can have: its name, and the function that plants it."""
+    """Yield each fault that ``node`` can have: its name, and the function that plants it.
+
+    The name of a deletion is ``deleted N``, where N is the line of the statement.
+    """
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
         yield (
             "comparison",
@@ -61,7 +64,7 @@ def edits(node: ast.AST) -> Iterator[tuple[str, Edit]]:
         for place, statement in enumerate(statements):
             if is_deletable(statement):
                 yield (
-                    "deleted",
+                    f"deleted {statement.lineno}",
                     lambda n, f=field, p=place: getattr(n, f).__setitem__(
                         p, ast.Pass()
                     ),
@@ -105,7 +108,8 @@ def draw(file: Path, number: int, rng: random.Random) -> list[tuple[int, str, st
         node = list(dict.fromkeys(functions(changed)))[index]
         name, edit = list(edits(node))[kind]
         line = getattr(node, "lineno", 0)
-        if name == "deleted":
+        if name.startswith("deleted"):
+            line = int(name.split()[1])
             edit(node)
             before, after = (
                 ast.unparse(tree).splitlines(),

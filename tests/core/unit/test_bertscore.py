@@ -19,7 +19,7 @@ WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a man dog on the wave park red runs".spl
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bert(tmp_path_factory):
     from transformers import BertConfig, BertModel, BertTokenizer
 
     folder = tmp_path_factory.mktemp("bert")
@@ -59,7 +59,7 @@ def by_hand(folder: Path, layers: int, caption: str, reference: str) -> float:
     return float(2 * precision * recall / (precision + recall))
 
 
-def test_scores_equal_the_equation(bert: Path) -> None:
+def test_scores_equal_the_equation(bert):
     captions = ["a man on the wave", "the dog runs", ""]
     references = [["a red dog"], ["a man", "red park a dog"], ["a dog"]]
     for layers in (1, 2):
@@ -80,7 +80,7 @@ def test_scores_equal_the_equation(bert: Path) -> None:
     )
 
 
-def test_the_first_word_has_its_space(tmp_path: Path) -> None:
+def test_the_first_word_has_its_space(tmp_path):
     """RoBERTa's tokeniser: ``dog`` at the start of a caption is the token of ``a dog``."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import RobertaConfig, RobertaModel, RobertaTokenizer
@@ -108,9 +108,7 @@ def test_the_first_word_has_its_space(tmp_path: Path) -> None:
     assert len(encode(scorer._scorer._tokenizer, "dog " * 90)) == 32
 
 
-def test_bad_input_is_refused(
-    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_is_refused(bert, tmp_path, monkeypatch):
     for arguments, message in (
         ([str(bert)], "layers"),
         ([str(bert), 9], "layers 9"),

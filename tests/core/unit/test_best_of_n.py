@@ -22,7 +22,7 @@ def draws(seed: int = 0) -> tuple[Floats, Floats]:
     return rewards, -((rewards - 0.5) ** 2)
 
 
-def test_weights_are_the_mean_over_all_choices_of_n() -> None:
+def test_weights_are_the_mean_over_all_choices_of_n():
     rewards = np.array([[0.3, 0.1, 0.3, 0.9, 0.2]])
     for n in range(1, 6):
         expected = np.zeros(5)
@@ -49,7 +49,7 @@ def brute_force(rewards: Floats, scores: Floats, n: int) -> float:
     return float(np.mean(means))
 
 
-def test_curves_are_those_of_all_subsets() -> None:
+def test_curves_are_those_of_all_subsets():
     generator = np.random.default_rng(7)
     rewards = generator.integers(3, size=(4, 6)).astype(np.float64)  # many ties
     gold = generator.normal(size=(4, 6))
@@ -60,7 +60,7 @@ def test_curves_are_those_of_all_subsets() -> None:
     )
 
 
-def test_one_set_of_samples_estimates_the_best_of_n_without_bias() -> None:
+def test_one_set_of_samples_estimates_the_best_of_n_without_bias():
     """The largest of n uniform numbers is n / (n + 1) on average."""
     rewards = np.random.default_rng(0).uniform(size=(20_000, 5))
     for n in range(1, 6):
@@ -68,21 +68,21 @@ def test_one_set_of_samples_estimates_the_best_of_n_without_bias() -> None:
         assert best == pytest.approx(n / (n + 1), abs=0.005)
 
 
-def test_scores_that_are_no_numbers_are_named() -> None:
+def test_scores_that_are_no_numbers_are_named():
     rewards, gold = draws()
     gold[3, 5] = np.nan
     with pytest.raises(ValueError, match=r"^gold.*'3'"):
         best_of_n(rewards, {"gold": gold}, IMAGES)
 
 
-def test_sizes_and_divergence() -> None:
+def test_sizes_and_divergence():
     assert sample_sizes(64) == [1, 2, 4, 8, 16, 32, 64]
     assert sample_sizes(10) == [1, 2, 4, 8, 10]
     assert kl_of_best_of_n(1) == 0
     assert kl_of_best_of_n(64) == pytest.approx(3.174508, abs=1e-6)
 
 
-def test_a_gold_score_that_turns() -> None:
+def test_a_gold_score_that_turns():
     rewards, gold = draws()
     scores = {"reward": rewards, "gold": gold, "same": rewards}
     curves = best_of_n(rewards, scores, IMAGES, 200)
@@ -99,7 +99,7 @@ def test_a_gold_score_that_turns() -> None:
         assert low <= mean <= high
 
 
-def test_a_constant_reward_chooses_by_chance() -> None:
+def test_a_constant_reward_chooses_by_chance():
     _, gold = draws()
     curve = best_of_n(np.zeros_like(gold), {"gold": gold}, IMAGES, 50)["gold"]
     np.testing.assert_allclose(curve.mean, [gold.mean()] * len(curve.n))

@@ -26,7 +26,7 @@ def corpus_bleu(
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.0 + 1e-6])
-def test_recorded_scores(factor: float) -> None:
+def test_recorded_scores(factor):
     candidates = [text.split() for text in CASE["candidates"]]
     references = [[text.split() for text in texts] for texts in CASE["references"]]
     for found, recorded in (
@@ -56,9 +56,7 @@ def test_recorded_scores(factor: float) -> None:
         "top_k_result_run_1",
     ],
 )
-def test_published_systems_have_their_recorded_scores(
-    system: str, shared_data: Path
-) -> None:
+def test_published_systems_have_their_recorded_scores(system, shared_data):
     candidates, references, recorded = published_system(shared_data, system)
     expected = [recorded[f"Bleu_{order}"] for order in (1, 2, 3, 4)]
     np.testing.assert_allclose(corpus_bleu(candidates, references), expected, rtol=1e-5)
@@ -66,7 +64,7 @@ def test_published_systems_have_their_recorded_scores(
     assert np.mean(mine) == pytest.approx(recorded["ROUGE_L"], rel=1e-5)
 
 
-def test_longest_common_subsequence() -> None:
+def test_longest_common_subsequence():
     assert longest_common_subsequence(list("aab"), list("baa")) == 2
     long = [
         str(index % 7) for index in range(300)
@@ -74,12 +72,12 @@ def test_longest_common_subsequence() -> None:
     assert longest_common_subsequence(long, long) == 300
 
 
-def test_captions_without_a_word_agree_with_each_other_alone() -> None:
+def test_captions_without_a_word_agree_with_each_other_alone():
     assert [rouge_l([], [own]) for own in ([], ["a"], ["-"])] == [1.0, 0.0, 0.0]
     assert rouge_l(["a"], [[]]) == 0.0
 
 
-def test_rewards() -> None:
+def test_rewards():
     references = [["A dog runs.", "The dog is running!"], ["two cats"]]
     for reward, name in ((Bleu(), "bleu4"), (Bleu(1), "bleu1"), (RougeL(), "rouge_l")):
         assert reward.__name__ == name
@@ -88,7 +86,7 @@ def test_rewards() -> None:
         assert name == "bleu4" or perfect == pytest.approx(1.0, rel=1e-6)
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_wrong_arguments_are_refused():
     for call, message in (
         (lambda: Bleu(0), "n is 0"),
         (lambda: RougeL(0), "beta is 0"),
@@ -99,11 +97,11 @@ def test_wrong_arguments_are_refused() -> None:
             call()
 
 
-def test_a_count_is_clipped_at_the_largest_of_a_reference() -> None:
+def test_a_count_is_clipped_at_the_largest_of_a_reference():
     counts = bleu_counts(["a", "a", "a"], [["a", "a"], ["a"]])
     assert counts[0] == 2
 
 
-def test_the_beta_of_the_toolkit_is_the_default() -> None:
+def test_the_beta_of_the_toolkit_is_the_default():
     one = {"references": [["a dog runs on grass"]]}
     assert RougeL()(None, ["a dog"], **one) == RougeL(beta=1.2)(None, ["a dog"], **one)

@@ -54,7 +54,7 @@ LONGEST = f"{__name__}:Longest"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A captioner, photos, and data of four test images."""
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, tmp_path / "model")
@@ -112,7 +112,7 @@ def results(
     return captions, json.loads((out / "scores.json").read_text()), lines
 
 
-def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
+def test_the_consensus_of_samples_is_chosen(folder):
     decode = {"num_samples": COUNT, "temperature": 0.7, "top_p": 0.9}
     table = evaluate_split(
         configured(folder, decode=decode, rerank="consensus", candidates=True)
@@ -151,7 +151,7 @@ def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
     assert not (folder / "out" / "candidates_scores.json").exists()
 
 
-def test_a_reward_chooses_among_beams(folder: Path) -> None:
+def test_a_reward_chooses_among_beams(folder):
     decode = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.0}
     evaluate_split(configured(folder, decode=decode, rerank=LONGEST, candidates=True))
     captions, _, lines = results(folder)
@@ -168,7 +168,7 @@ def test_a_reward_chooses_among_beams(folder: Path) -> None:
     )
 
 
-def test_the_best_caption_of_a_photo_is_chosen(folder: Path, capsys: Any) -> None:
+def test_the_best_caption_of_a_photo_is_chosen(folder, capsys):
     words = ["--model", str(folder / "model"), "--num_beams", "3"]
     words += [
         "--num_return_sequences",
@@ -215,14 +215,12 @@ def test_the_best_caption_of_a_photo_is_chosen(folder: Path, capsys: Any) -> Non
         ({"rerank": "consensus"}, "rerank is 'consensus'"),
     ],
 )
-def test_a_choice_that_cannot_be_is_refused(
-    changes: dict[str, Any], key: str, tmp_path: Path
-) -> None:
+def test_a_choice_that_cannot_be_is_refused(changes, key, tmp_path):
     with pytest.raises(ValueError, match=key):
         configured(tmp_path, **changes)
 
 
-def test_rewards_that_cannot_choose_are_refused(folder: Path) -> None:
+def test_rewards_that_cannot_choose_are_refused(folder):
     for rerank, kwargs, part in (
         ("cider", {}, "needs references"),
         ("consensus", {"widht": 3}, "widht"),
@@ -240,13 +238,13 @@ def test_rewards_that_cannot_choose_are_refused(folder: Path) -> None:
         )
 
 
-def test_images_are_looked_for_before_anything_is_decoded(folder: Path) -> None:
+def test_images_are_looked_for_before_anything_is_decoded(folder):
     (folder / "photos/image-2.png").unlink()
     with pytest.raises(EvaluationError, match=r"^.*1 of 4"):
         evaluate_split(configured(folder, decode={"num_samples": 2}, rerank=LONGEST))
 
 
-def test_consensus_is_the_mean_similarity_to_the_others() -> None:
+def test_consensus_is_the_mean_similarity_to_the_others():
     texts = ["a dog runs", "a dog runs fast", "a train", "a dog runs", "two birds"]
     found = build("consensus")(None, texts, image_id=["a", "a", "a", "b", "a"])
     assert found[0] > found[1] > found[2] > found[3] == found[4] == 0.0

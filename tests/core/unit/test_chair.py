@@ -1,7 +1,6 @@
 """CHAIR by hand: mentions of objects, its two rates, the reward and its files."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,13 +26,13 @@ bus
 
 
 @pytest.fixture
-def synonyms(tmp_path: Path) -> Path:
+def synonyms(tmp_path):
     file = tmp_path / "synonyms.txt"
     file.write_text(SYNONYMS)
     return file
 
 
-def test_mentions_by_hand(synonyms: Path) -> None:
+def test_mentions_by_hand(synonyms):
     expected = {
         "Two men and a puppy.": ["person", "dog"],
         "a man eats a hot dog": ["person", "hot dog"],
@@ -53,7 +52,7 @@ def test_mentions_by_hand(synonyms: Path) -> None:
     assert {caption: vocabulary.mentions(caption) for caption in expected} == expected
 
 
-def test_rates_by_hand() -> None:
+def test_rates_by_hand():
     mentions = [["dog", "dog", "person"], ["train"], []]
     objects = [{"dog"}, {"train", "person"}, {"bird"}]
     counts = np.array(
@@ -77,9 +76,7 @@ def test_rates_by_hand() -> None:
     ).tolist() == [[0.0, 0.0, 1.0]]
 
 
-def test_the_reward_counts_the_file_and_the_references(
-    tmp_path: Path, synonyms: Path
-) -> None:
+def test_the_reward_counts_the_file_and_the_references(tmp_path, synonyms):
     file = tmp_path / "objects.json"
     file.write_text(json.dumps({"7": ["dog"], "8": []}))
     captions = ["a dog, a man and a bird", "a train", "the sky"]
@@ -104,7 +101,7 @@ def test_the_reward_counts_the_file_and_the_references(
         alone(None, ["a dog"], image_id=[9])
 
 
-def test_objects_of_coco_instances(tmp_path: Path, synonyms: Path) -> None:
+def test_objects_of_coco_instances(tmp_path, synonyms):
     file = tmp_path / "instances.json"
     instances = {
         "images": [{"id": 1}, {"id": 2}],
@@ -119,7 +116,7 @@ def test_objects_of_coco_instances(tmp_path: Path, synonyms: Path) -> None:
     assert found == {"1": {"dog", "wine glass"}, "2": frozenset()}
 
 
-def test_wrong_files_and_arguments_are_named(tmp_path: Path, synonyms: Path) -> None:
+def test_wrong_files_and_arguments_are_named(tmp_path, synonyms):
     bad, objects = tmp_path / "bad.txt", tmp_path / "o.json"
     for lines, message in (
         ("dog\nwolf, dog\n", "line 2.*'dog'"),

@@ -115,9 +115,7 @@ def split(texts: Sequence[Sequence[str]]) -> list[list[list[str]]]:
         ("cider_d_caption_df", False, "caption", 1e-7),
     ],
 )
-def test_recorded_scores_of_four_images(
-    name: str, eos: bool, document: Any, rtol: float
-) -> None:
+def test_recorded_scores_of_four_images(name, eos, document, rtol):
     end = [EOS] if eos else []
     documents: Any = REFERENCES
     if document == "caption":
@@ -130,7 +128,7 @@ def test_recorded_scores_of_four_images(
         np.testing.assert_allclose(found, np.array(CASE[name]) * (1 + 1e-5), rtol=rtol)
 
 
-def test_squares_are_those_of_the_toolkit() -> None:
+def test_squares_are_those_of_the_toolkit():
     """(ln 46 - ln 8)² by C's power, which the toolkit takes, is another double than the product
     (glibc 2.36).
     """
@@ -152,9 +150,7 @@ def test_squares_are_those_of_the_toolkit() -> None:
         "top_k_result_run_1",
     ],
 )
-def test_four_published_systems_equal_the_live_toolkit(
-    system: str, shared_data: Path
-) -> None:
+def test_four_published_systems_equal_the_live_toolkit(system, shared_data):
     candidates, references, recorded = published_system(shared_data, system)
     mean, scores = toolkit_scores(candidates, references)
     np.testing.assert_allclose(
@@ -204,7 +200,7 @@ def test_scores_equal_the_definition_to_the_bit(corpus, others, data, n):
     assert all(-1e-9 <= score <= 10 + 1e-9 for score in expected)
 
 
-def test_many_words_no_frequencies_and_words_that_repeat() -> None:
+def test_many_words_no_frequencies_and_words_that_repeat():
     many = [f"w{number}" for number in range(70_000)]
     corpus = [[many[:40_000]], [many[39_000:]], [["w1", "w69999"]]]
     repeated = [
@@ -229,7 +225,7 @@ def test_many_words_no_frequencies_and_words_that_repeat() -> None:
         assert cider_d(candidates, own, df) == plain_cider_d(candidates, own, df)
 
 
-def test_captions_are_scored_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_are_scored_in_batches(monkeypatch):
     df = frequencies(REFERENCES, eos=False)
     candidates, own = [*CANDIDATES, []], [*REFERENCES, REFERENCES[0]]
     for most in (1, 40):
@@ -246,7 +242,7 @@ def made_df(eos: bool = True) -> DocumentFrequencies:
     return frequencies(REFERENCES, eos=eos)
 
 
-def test_reward_with_eos_scores_as_recorded(tmp_path: Path) -> None:
+def test_reward_with_eos_scores_as_recorded(tmp_path):
     made_df().save(tmp_path / "df.npz")
     reward = CiderD(tmp_path / "df.npz")
     assert isinstance(reward, Reward)
@@ -267,7 +263,7 @@ def test_reward_with_eos_scores_as_recorded(tmp_path: Path) -> None:
     )
 
 
-def test_reward_without_df_counts_the_images_of_the_call() -> None:
+def test_reward_without_df_counts_the_images_of_the_call():
     reward = CiderD(eos=False)
     repeated = [text for text in TEXTS for _ in range(2)]
     references = [texts for texts in OWN for _ in range(2)]
@@ -278,7 +274,7 @@ def test_reward_without_df_counts_the_images_of_the_call() -> None:
     assert reward(None, [], references=[]) == []
 
 
-def test_image_ids_keep_images_with_equal_captions_apart() -> None:
+def test_image_ids_keep_images_with_equal_captions_apart():
     references = [["a red dog"], ["a red dog"], ["the blue cat sits"]]
     texts = ["a red dog", "a red dog", "the blue cat"]
     reward = CiderD(eos=False)
@@ -289,7 +285,7 @@ def test_image_ids_keep_images_with_equal_captions_apart() -> None:
     assert reward(None, texts, references=references) != by_id
 
 
-def test_eos_is_given_to_finished_captions_only() -> None:
+def test_eos_is_given_to_finished_captions_only():
     texts, references = ["a dog runs in the park"] * 2, [["a dog runs in the park"]] * 2
     finished, cut = CiderD(made_df())(
         None, texts, references=references, finished=[True, False]
@@ -304,7 +300,7 @@ def test_eos_is_given_to_finished_captions_only() -> None:
     )
 
 
-def test_wrong_input_is_refused() -> None:
+def test_wrong_input_is_refused():
     for candidates, references, n, message in (
         ([["a"]], [[["a"]], [["a"]]], 4, "1 candidates.* 2 lists"),
         ([["a"], ["b"]], [[["a"]], []], 4, "candidate 1"),
@@ -332,7 +328,7 @@ def test_wrong_input_is_refused() -> None:
             CiderD(made_df())(None, ["a", "b"], **columns)
 
 
-def test_cached_tokens_belong_to_all_references_of_an_image() -> None:
+def test_cached_tokens_belong_to_all_references_of_an_image():
     df = DocumentFrequencies.from_texts([["a dog"], ["two cats"], ["a bird"]], eos=True)
     lists = [["a dog"], ["a dog", "two cats"], ["a dog", "a bird"]]
     alone = [CiderD(df)(None, ["two cats"], references=[own])[0] for own in lists]

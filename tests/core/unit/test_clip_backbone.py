@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from transformers import BertConfig
 
 from rewards.base import RewardError
-from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import (
     CachedEncoder,
@@ -41,18 +41,16 @@ SHORT_AND_LONG = ["a cat", "two black dogs wearing headphones look at the camera
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory):
     return tmp_path_factory.mktemp("tiny")
 
 
 @pytest.fixture(scope="module")
-def backbone(tiny: Path) -> FrozenEncoder:
+def backbone(tiny):
     return load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny))
 
 
-def test_embeddings_equal_those_of_the_model_itself(
-    backbone: FrozenEncoder, tiny: Path, tmp_path: Path
-) -> None:
+def test_embeddings_equal_those_of_the_model_itself(backbone, tiny, tmp_path):
     assert backbone.context_length == 77
     noise_image(1).save(tmp_path / "one.png")
     images = [tmp_path / "one.png", str(tmp_path / "one.png"), noise_image(1), Drawn(3)]
@@ -93,7 +91,7 @@ def test_embeddings_are_of_the_precision_that_was_asked_for_whatever_autocast_su
     assert all(map(torch.equal, found, expected))
 
 
-def test_students_load_from_their_folder(tmp_path: Path) -> None:
+def test_students_load_from_their_folder(tmp_path):
     transform = open_clip.image_transform(32, is_train=False)
     for pad_attention, length in (("masked", 4), ("full", 77)):
         folder = tiny_student(tmp_path / pad_attention, pad_attention)
@@ -115,9 +113,7 @@ def test_students_load_from_their_folder(tmp_path: Path) -> None:
         )
 
 
-def test_folders_of_open_clip_load(
-    tmp_path: Path, tiny: Path, backbone: FrozenEncoder
-) -> None:
+def test_folders_of_open_clip_load(tmp_path, tiny, backbone):
     (tmp_path / "open_clip_config.json").write_text(
         json.dumps({"model_cfg": TINY, "preprocess_cfg": {}})
     )
@@ -130,7 +126,7 @@ def test_folders_of_open_clip_load(
     )
 
 
-def test_long_captions_are_cut_or_refused(tiny: Path, backbone: FrozenEncoder) -> None:
+def test_long_captions_are_cut_or_refused(tiny, backbone):
     long, longer = "cat " * 75, "cat " * 76
     assert torch.equal(backbone.encode_texts([longer]), backbone.encode_texts([long]))
     strict = load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 0), truncate=False)
@@ -140,9 +136,7 @@ def test_long_captions_are_cut_or_refused(tiny: Path, backbone: FrozenEncoder) -
 
 
 @pytest.mark.parametrize("tower", ["SigLIP", "of Transformers"])
-def test_captions_are_counted_by_a_tokenizer_of_transformers(
-    tmp_path: Path, tower: str
-) -> None:
+def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path, tower):
     tokenizer = bert_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     text = {
@@ -206,15 +200,13 @@ def test_fingerprint_depends_on_weights_precision_and_nothing_else(
     )
 
 
-def test_pickles_with_its_weights(tmp_path: Path, tiny: Path) -> None:
+def test_pickles_with_its_weights(tmp_path, tiny):
     backbone = load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 0))
     copy = pickle.loads(pickle.dumps(backbone))
     assert torch.equal(copy.encode_texts(["a cat"]), backbone.encode_texts(["a cat"]))
 
 
-def test_wrong_arguments_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_arguments_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "damaged.pt").write_bytes(b"not a checkpoint")
     (tmp_path / "empty").mkdir()
@@ -229,7 +221,7 @@ def test_wrong_arguments_are_named(
             load_frozen_encoder(name, **options)
 
 
-def test_tags_of_openai_get_their_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tags_of_openai_get_their_activation(monkeypatch):
     asked: dict[str, Any] = {}
 
     def stop(name: str, pretrained: str | None, **options: Any) -> Any:
@@ -244,9 +236,7 @@ def test_tags_of_openai_get_their_activation(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == {"openai": True, "laion2b_s34b_b79k": False}
 
 
-def test_frames_of_a_video_are_averaged(
-    tmp_path: Path, backbone: FrozenEncoder
-) -> None:
+def test_frames_of_a_video_are_averaged(tmp_path, backbone):
     """The mean of the normalised embeddings, normalised again; known by the frames, in any order."""
     images = [noise_image(seed) for seed in (1, 2, 3)]
     images[2].save(tmp_path / "three.png")
@@ -270,9 +260,7 @@ def test_frames_of_a_video_are_averaged(
     )
 
 
-def test_a_broken_frame_is_named_with_its_index(
-    tmp_path: Path, backbone: FrozenEncoder
-) -> None:
+def test_a_broken_frame_is_named_with_its_index(tmp_path, backbone):
     broken, score = tmp_path / "broken.png", ClipScore(backbone)
     rows = {"image": [noise_image(1), [noise_image(1), noise_image(2), broken]]}
     with pytest.raises(OSError, match=r"broken\.png"):
@@ -298,7 +286,7 @@ class CountingEncoder:
         return np.array(rows, np.float32)
 
 
-def test_cache_encodes_every_image_once_and_sees_a_changed_file(tmp_path: Path) -> None:
+def test_cache_encodes_every_image_once_and_sees_a_changed_file(tmp_path):
     noise_image(1).save(tmp_path / "one.png")
     path, drawn, encode = str(tmp_path / "one.png"), Drawn(7), CountingEncoder()
     cache = EmbeddingCache("f")
@@ -325,7 +313,7 @@ def test_cache_encodes_every_image_once_and_sees_a_changed_file(tmp_path: Path) 
         )
 
 
-def test_a_cache_of_half_the_data_finds_half_of_it_in_every_epoch() -> None:
+def test_a_cache_of_half_the_data_finds_half_of_it_in_every_epoch():
     """Least recently used out first would find none of it."""
     encoded: list[str] = []
 
@@ -343,9 +331,7 @@ def test_a_cache_of_half_the_data_finds_half_of_it_in_every_epoch() -> None:
         assert len(encoded) == 100 + 50 * epoch
 
 
-def test_damaged_cache_files_are_made_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_cache_files_are_made_anew(tmp_path, caplog):
     image, encode = noise_image(1), CountingEncoder()
     first = EmbeddingCache("f", tmp_path).embed([image], encode)
     (path,) = tmp_path.rglob("*.emb")
@@ -378,8 +364,8 @@ def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, caplog):
 
 
 def test_a_cached_embedding_belongs_to_one_fingerprint_wherever_its_file_lies(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     asked: list[str] = []
     buffer = np.zeros((1, 2), np.float32)
 
@@ -407,8 +393,8 @@ def test_a_cached_embedding_belongs_to_one_fingerprint_wherever_its_file_lies(
 
 
 def test_a_fingerprint_changes_with_shape_preprocessing_and_precision_of_equal_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     folders = [tiny_student(tmp_path / name, name) for name in ("masked", "full")]
     loaded = [load_frozen_encoder(str(folder)) for folder in folders]
     states = [each.model.state_dict() for each in loaded]

@@ -24,7 +24,7 @@ def tiny_clip(context_length: int = 77, quick_gelu: bool = True) -> Any:
     return open_clip.CLIP(**shape, quick_gelu=quick_gelu).eval()
 
 
-def test_77_positions_become_the_248_of_long_clip() -> None:
+def test_77_positions_become_the_248_of_long_clip():
     """Against the published rule, written out row by row."""
     old = torch.randn(
         77, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
@@ -43,7 +43,7 @@ def test_77_positions_become_the_248_of_long_clip() -> None:
     assert torch.equal(new[244], old[76])
 
 
-def test_impossible_stretches_are_refused() -> None:
+def test_impossible_stretches_are_refused():
     for model, length, message in (
         (tiny_clip(16), 32, "context_length = 32: 16 positions"),
         (
@@ -58,8 +58,8 @@ def test_impossible_stretches_are_refused() -> None:
 
 @pytest.mark.parametrize("custom", [False, True])
 def test_a_stretched_tower_reads_long_captions_and_short_ones_as_before(
-    custom: bool,
-) -> None:
+    custom,
+):
     model = tiny_clip()
     if custom:
         torch.manual_seed(6)
@@ -92,7 +92,7 @@ def released(model: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_released_long_checkpoints_load(tmp_path: Path, half: bool) -> None:
+def test_released_long_checkpoints_load(tmp_path, half):
     tiny_checkpoint(tmp_path)  # makes the architecture known
     expected = tiny_clip(248)
     state = released(expected)
@@ -121,7 +121,7 @@ def test_released_long_checkpoints_load(tmp_path: Path, half: bool) -> None:
     assert backbone.encode_images([noise_image(1)]).shape == (1, 16)
 
 
-def test_released_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_released_weights_that_do_not_fit_are_refused(tmp_path):
     tiny_checkpoint(tmp_path)
     changes: list[tuple[dict[str, Any], str]] = [
         ({"ln_final.weight": None}, r"ln_final\.weight"),
@@ -145,7 +145,7 @@ def test_released_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             load_frozen_encoder(ARCHITECTURE, str(tmp_path / "long.pt"))
 
 
-def test_a_file_decides_how_many_positions_there_are(tmp_path: Path) -> None:
+def test_a_file_decides_how_many_positions_there_are(tmp_path):
     tiny_checkpoint(tmp_path)
     model = tiny_clip(120, quick_gelu=False)
     torch.save(model.state_dict(), tmp_path / "plain.pt")
@@ -155,8 +155,8 @@ def test_a_file_decides_how_many_positions_there_are(tmp_path: Path) -> None:
 
 
 def test_weights_in_a_file_of_a_training_program_are_found_or_its_keys_named(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     plain = load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tmp_path))
     state = torch.load(tiny_checkpoint(tmp_path))
     for key in ("model", "state_dict", "model_state_dict"):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ TEXTS = ["a red circle", "two blue squares left of a green triangle .", "no shap
 
 
 @pytest.fixture(scope="module")
-def text_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def text_encoder(tmp_path_factory):
     return save_text_encoder(tmp_path_factory.mktemp("text"))
 
 
@@ -34,8 +33,8 @@ def made(text: str, image: str = IMAGE, **changes: Any) -> PretrainedDual:
 
 
 def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(
-    text_encoder: str,
-) -> None:
+    text_encoder,
+):
     dual = made(text_encoder)
     ids = dual.text_encoder.tokenize(TEXTS, 77)
     together = dual.text_features(ids)
@@ -53,14 +52,14 @@ def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(
 
 
 def test_the_context_is_the_shorter_of_what_is_asked_for_and_what_the_encoder_has(
-    text_encoder: str,
-) -> None:
+    text_encoder,
+):
     longest = made(text_encoder, context_length=2**20).context_length
     assert longest == made(text_encoder).text_encoder.context_length < 2**20
     assert made(text_encoder, context_length=longest - 1).context_length == longest - 1
 
 
-def test_image_embeddings_are_of_the_mean_over_the_grid(text_encoder: str) -> None:
+def test_image_embeddings_are_of_the_mean_over_the_grid(text_encoder):
     dual = made(text_encoder)
     pixels = torch.randn(2, 3, 32, 32)
     pooled = dual.image_encoder(pixels).mean(dim=(1, 2))
@@ -68,8 +67,8 @@ def test_image_embeddings_are_of_the_mean_over_the_grid(text_encoder: str) -> No
 
 
 def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     dual, folder = made(save_text_encoder(tmp_path / "source")), tmp_path / "dual"
     dual.save_pretrained(folder)
     shutil.rmtree(tmp_path / "source")
@@ -95,9 +94,7 @@ def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(
     assert load_frozen_encoder(str(folder)).fingerprint != backbone.fingerprint
 
 
-def test_specs_counts_tokens_as_the_text_encoder_does(
-    tmp_path: Path, text_encoder: str
-) -> None:
+def test_specs_counts_tokens_as_the_text_encoder_does(tmp_path, text_encoder):
     made(text_encoder, context_length=6).save_pretrained(tmp_path)
     trust([IMAGE])
     reward, row = Specs(str(tmp_path)), {"image": [noise_image(1)]}
@@ -108,7 +105,7 @@ def test_specs_counts_tokens_as_the_text_encoder_does(
         reward(None, ["a red circle and squares"], **row)
 
 
-def test_only_what_is_trained_drops_out(text_encoder: str) -> None:
+def test_only_what_is_trained_drops_out(text_encoder):
     dual = made(text_encoder).requires_grad_(True)
     dual.image_encoder.requires_grad_(False)
     dual.train()
@@ -117,7 +114,7 @@ def test_only_what_is_trained_drops_out(text_encoder: str) -> None:
     assert dual.image_head.training
 
 
-def test_a_wrong_folder_is_refused(tmp_path: Path, text_encoder: str) -> None:
+def test_a_wrong_folder_is_refused(tmp_path, text_encoder):
     made(text_encoder).save_pretrained(tmp_path)
     trust([IMAGE, "tests.encoders_for_tests:Missing"])
     usual = json.loads((tmp_path / "config.json").read_text())

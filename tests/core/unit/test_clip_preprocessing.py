@@ -1,7 +1,6 @@
 """Pixels and token ids: equal to open_clip's; batches of captions of similar length."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import open_clip
@@ -44,7 +43,7 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK"])
-def test_pixels_equal_those_of_open_clip(mode: str) -> None:
+def test_pixels_equal_those_of_open_clip(mode):
     transform: Any = open_clip.image_transform(224, is_train=False)
     for size in ((50, 37), (37, 50), (224, 224), (10, 300), (640, 427)):
         image = noise_image(3, size, mode)
@@ -53,7 +52,7 @@ def test_pixels_equal_those_of_open_clip(mode: str) -> None:
         ), size
 
 
-def test_squashed_pixels_equal_those_of_open_clip() -> None:
+def test_squashed_pixels_equal_those_of_open_clip():
     image, half = noise_image(4), (0.5, 0.5, 0.5)
     transform = open_clip.image_transform(
         32,
@@ -70,7 +69,7 @@ def test_squashed_pixels_equal_those_of_open_clip() -> None:
     )
 
 
-def test_tokens_of_a_caption_are_those_of_its_words() -> None:
+def test_tokens_of_a_caption_are_those_of_its_words():
     for text in WRITTEN:
         for length in (77, 7):
             assert torch.equal(
@@ -82,11 +81,11 @@ def test_tokens_of_a_caption_are_those_of_its_words() -> None:
 @given(
     st.text(alphabet=st.characters(codec="ascii"), max_size=40) | st.text(max_size=20)
 )
-def test_tokens_of_any_text(text: str) -> None:
+def test_tokens_of_any_text(text):
     assert torch.equal(TOKENS([text], 77), CLIP([text], context_length=77))
 
 
-def test_words_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_cached(monkeypatch):
     tokens, seen = open_clip.SimpleTokenizer(), []
     encode = tokens.encode
     monkeypatch.setattr(
@@ -98,7 +97,7 @@ def test_words_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == ["a", "dog", "runs", "cat", "a"], "the least recently used leaves"
 
 
-def test_tokenizers_with_other_settings_stay_as_they_are(tmp_path: Path) -> None:
+def test_tokenizers_with_other_settings_stay_as_they_are(tmp_path):
     assert (
         open_clip_tokenizer("ViT-B-32")
         is clip_tokenizer()
@@ -116,9 +115,7 @@ def test_tokenizers_with_other_settings_stay_as_they_are(tmp_path: Path) -> None
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 40))
-def test_captions_of_similar_length_are_a_batch_and_come_back_in_order(
-    given: list[int], most: int
-) -> None:
+def test_captions_of_similar_length_are_a_batch_and_come_back_in_order(given, most):
     lengths, batches = torch.tensor(given), []
 
     def encode(ids: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from rewards.base import RewardError
-from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.clipscore import ClipScore, RefClipScore, clip_score, harmonic_mean
 from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore, RefLClipScore
@@ -43,17 +43,17 @@ REFERENCES = [
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory):
     return tmp_path_factory.mktemp("tiny")
 
 
 @pytest.fixture(scope="module")
-def backbone(tiny: Path) -> FrozenEncoder:
+def backbone(tiny):
     return load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny))
 
 
 @pytest.fixture
-def columns(tmp_path: Path) -> dict[str, Any]:
+def columns(tmp_path):
     noise_image(1).save(tmp_path / "one.png")
     image = str(tmp_path / "one.png")
     return {
@@ -109,7 +109,7 @@ def test_scores_equal_a_plain_recomputation(tiny, backbone, columns):
         assert found == pytest.approx(with_references, abs=1e-5)
 
 
-def test_students_score_bare_captions(tmp_path: Path, columns: dict[str, Any]) -> None:
+def test_students_score_bare_captions(tmp_path, columns):
     folder = tiny_student(tmp_path / "student")
     plain, with_references = recomputed(LCLIP.from_pretrained(folder).eval(), "")
     assert all(plain), "a row that scores 0 shows nothing"
@@ -127,7 +127,7 @@ def test_students_score_bare_captions(tmp_path: Path, columns: dict[str, Any]) -
         LClipScore(tmp_path / "absent")
 
 
-def test_formulas_by_hand() -> None:
+def test_formulas_by_hand():
     assert clip_score(np.array([0.3, -0.2, 1.0, 1.0000001]), 2.5).tolist() == [
         0.75,
         0.0,
@@ -166,7 +166,7 @@ class Fixed:
         )
 
 
-def test_clipping_by_hand() -> None:
+def test_clipping_by_hand():
     for kind, image, reference, plain, clipped, unclipped in (
         (ClipScore, 0.3, 0.5, 0.75, 0.6, 0.6),
         (ClipScore, 0.3, -0.5, 0.75, 0.0, -3.0),
@@ -208,7 +208,7 @@ def test_clipping_by_hand() -> None:
         assert kind.bounds == kind(encoder).bounds, "what a listing says"
 
 
-def test_signature_names_all_that_a_score_depends_on(backbone: FrozenEncoder) -> None:
+def test_signature_names_all_that_a_score_depends_on(backbone):
     start = f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
     assert (
         ClipScore(backbone).signature
@@ -224,9 +224,7 @@ def test_signature_names_all_that_a_score_depends_on(backbone: FrozenEncoder) ->
     "kind",
     [ClipScore, RefClipScore, LClipScore, RefLClipScore, PacScore, RefPacScore, Specs],
 )
-def test_every_score_takes_the_options_of_its_encoder_and_no_others(
-    kind: type[ClipScore], tiny: Path
-) -> None:
+def test_every_score_takes_the_options_of_its_encoder_and_no_others(kind, tiny):
     options = inspect.signature(EncoderOptions).parameters
     own = inspect.signature(kind).parameters
     assert options.keys() <= own.keys()
@@ -240,9 +238,7 @@ def test_every_score_takes_the_options_of_its_encoder_and_no_others(
         )
 
 
-def test_images_and_references_are_encoded_once(
-    backbone: FrozenEncoder, columns: dict[str, Any], tmp_path: Path
-) -> None:
+def test_images_and_references_are_encoded_once(backbone, columns, tmp_path):
     counted, later = Counted(backbone), Counted(backbone)
     reward = RefClipScore(counted, cache_dir=tmp_path / "cache")
     first = reward(None, CAPTIONS, **columns)
@@ -259,9 +255,7 @@ def test_images_and_references_are_encoded_once(
     )
 
 
-def test_bad_rows_and_arguments_are_named(
-    backbone: FrozenEncoder, columns: dict[str, Any], tmp_path: Path
-) -> None:
+def test_bad_rows_and_arguments_are_named(backbone, columns, tmp_path):
     reward = RefClipScore(backbone)
     (tmp_path / "broken.jpg").write_bytes(b"nothing")
     for change, message in (
@@ -294,9 +288,7 @@ def test_bad_rows_and_arguments_are_named(
         ("PAC", "bad", 0.5772, 0.6357),
     ],
 )
-def test_released_examples_under_released_weights(
-    metric: str, file: str, plain: float, with_references: float
-) -> None:
+def test_released_examples_under_released_weights(metric, file, plain, with_references):
     """Means in the READMEs of CLIPScore (half precision on a GPU; float32 gives .8585 first) and
     aimagelab/pacscore.
 

@@ -57,7 +57,7 @@ def random_sets(seed: int) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_scores_and_shapes_are_those_of_the_original(seed: int) -> None:
+def test_scores_and_shapes_are_those_of_the_original(seed):
     gts, res = random_sets(seed)
     total, scores = compat.Bleu(4).compute_score(gts, res, verbose=0)
     assert (total, scores) == pycocoevalcap.bleu.bleu.Bleu(4).compute_score(
@@ -79,7 +79,7 @@ def test_scores_and_shapes_are_those_of_the_original(seed: int) -> None:
 
 
 @pytest.mark.java
-def test_the_example_of_the_original_gives_the_same_tokens_and_scores() -> None:
+def test_the_example_of_the_original_gives_the_same_tokens_and_scores():
     gts, res = (
         compat.PTBTokenizer().tokenize(annotations(captions))
         for captions in (CAPTIONS, ANSWERS)
@@ -90,7 +90,7 @@ def test_the_example_of_the_original_gives_the_same_tokens_and_scores() -> None:
     assert compat.Meteor().compute_score(gts, res) == expected
 
 
-def test_what_the_original_would_stop_at_is_named() -> None:
+def test_what_the_original_would_stop_at_is_named():
     for gts, res, image in (
         ({"x": ["a"]}, {"y": ["a"]}, "'x', 'y'"),
         ({"x": ["a"]}, {"x": ["a", "b"]}, "'x'"),
@@ -103,7 +103,7 @@ def test_what_the_original_would_stop_at_is_named() -> None:
                 scorer.compute_score(gts, res)  # type: ignore[arg-type]
 
 
-def test_scores_of_text_need_neither_torch_nor_java_nor_the_original() -> None:
+def test_scores_of_text_need_neither_torch_nor_java_nor_the_original():
     code = """
 import sys
 for name in ("torch", "pycocoevalcap", "transformers", "open_clip"):
@@ -128,7 +128,7 @@ for name in ("cider", "bleu", "rouge_l", "repetition", "diversity", "consensus")
     assert done.stdout.startswith("5.0 1.0 2\n")
 
 
-def test_a_reward_is_a_metric_of_torchmetrics() -> None:
+def test_a_reward_is_a_metric_of_torchmetrics():
     metrics = pytest.importorskip("torchmetrics")
     from rewards.compat.torchmetrics import RewardMetric
 

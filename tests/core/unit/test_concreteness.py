@@ -28,7 +28,7 @@ def words(folder: Path, **options: Any) -> Any:
     return build(WORDS, ratings=str(folder / RATINGS), **options)
 
 
-def test_captions_and_their_released_scores(tmp_path: Path) -> None:
+def test_captions_and_their_released_scores(tmp_path):
     BUILDERS["icc_captions"](tmp_path)
     (found,) = load("icc_captions", tmp_path, partial=True)
     assert found.captions[0] == "A dog, on a couch"
@@ -41,7 +41,7 @@ def test_captions_and_their_released_scores(tmp_path: Path) -> None:
             load("icc_captions", tmp_path, partial=True, kwargs={"first": first})
 
 
-def test_words_by_their_part_of_speech(tmp_path: Path) -> None:
+def test_words_by_their_part_of_speech(tmp_path):
     BUILDERS["icc_words"](tmp_path)
     (nouns,) = load("icc_words", tmp_path, partial=True)
     assert (nouns.captions, nouns.ratings) == (
@@ -76,7 +76,7 @@ def test_released_scores_agree_with_people_as_the_paper_says(
     ), "the scores of other captions"
 
 
-def test_the_published_ratings_of_words(shared_data: Path) -> None:
+def test_the_published_ratings_of_words(shared_data):
     (nouns,) = load("icc_words", shared_data / "concreteness")
     assert len(nouns.image_ids) == 14_592
     reward = build(WORDS, ratings=str(shared_data / "concreteness" / RATINGS))
@@ -85,9 +85,7 @@ def test_the_published_ratings_of_words(shared_data: Path) -> None:
     )
 
 
-def test_figures_of_captions_without_images(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_of_captions_without_images(tmp_path, capsys):
     BUILDERS["icc_captions"](tmp_path)
     words(tmp_path)
     arguments = [
@@ -136,7 +134,7 @@ def test_figures_of_captions_without_images(
     assert in_main_table == {"pearson", "spearman", "tau_b", "tau_c"}
 
 
-def test_metrics_that_need_more_than_the_caption_are_refused(tmp_path: Path) -> None:
+def test_metrics_that_need_more_than_the_caption_are_refused(tmp_path):
     BUILDERS["icc_captions"](tmp_path)
     config = JudgeSetConfig(
         set="icc_captions",
@@ -149,7 +147,7 @@ def test_metrics_that_need_more_than_the_caption_are_refused(tmp_path: Path) -> 
         compare_with_people(config)
 
 
-def test_mean_concreteness_of_words(tmp_path: Path) -> None:
+def test_mean_concreteness_of_words(tmp_path):
     reward = words(tmp_path)
     captions = [
         "A Dog and a cat.",
@@ -165,14 +163,14 @@ def test_mean_concreteness_of_words(tmp_path: Path) -> None:
     assert reward.bounds == (1.0, 5.0)
 
 
-def test_words_of_the_list_are_found_in_lower_case(tmp_path: Path) -> None:
+def test_words_of_the_list_are_found_in_lower_case(tmp_path):
     BUILDERS["icc_words"](tmp_path)
     path = tmp_path / RATINGS
     path.write_text(path.read_text().replace("\ndog\t", "\nDog\t"))
     assert build(WORDS, ratings=str(path))(None, ["a dog", "A DOG"]) == [4.85, 4.85]
 
 
-def test_a_wrong_list_of_words_is_named(tmp_path: Path) -> None:
+def test_a_wrong_list_of_words_is_named(tmp_path):
     BUILDERS["icc_words"](tmp_path)
     path, wrong = tmp_path / RATINGS, tmp_path / "wrong.txt"
     for old, new, message in (
@@ -187,7 +185,7 @@ def test_a_wrong_list_of_words_is_named(tmp_path: Path) -> None:
         build(WORDS, ratings=str(tmp_path / "nowhere.txt"))
 
 
-def test_length_counts_words() -> None:
+def test_length_counts_words():
     reward = build("rewards.text.concreteness:CaptionLength")
     assert reward(None, ["a  red circle", ""]) == [3.0, 0.0]
     assert reward.bounds == (0.0, math.inf)

@@ -23,7 +23,7 @@ CAPTIONS = [
 ]
 
 
-def test_aggregate_of_captions_counted_by_hand() -> None:
+def test_aggregate_of_captions_counted_by_hand():
     assert degeneration_statistics(
         CAPTIONS, {("two", "birds", "fly")}
     ) == pytest.approx(
@@ -40,7 +40,7 @@ def test_aggregate_of_captions_counted_by_hand() -> None:
     assert "novel" not in degeneration_statistics(CAPTIONS)
 
 
-def test_repetition_is_counted_within_a_caption() -> None:
+def test_repetition_is_counted_within_a_caption():
     same = ["a", "a", "a", "a"]
     assert repeated_ngram_share([same], 1) == 3 / 4
     assert repeated_ngram_share([same], 3) == 1 / 2
@@ -48,7 +48,7 @@ def test_repetition_is_counted_within_a_caption() -> None:
     assert repeated_ngram_share([["a", "b"], ["a", "b"]], 2) == 0
 
 
-def test_broken_off_captions_are_seen() -> None:
+def test_broken_off_captions_are_seen():
     broken = [
         "a man with a",
         "a dog on the",
@@ -67,11 +67,11 @@ def test_broken_off_captions_are_seen() -> None:
         assert {bad_ending(tokenize(text)) for text in captions} == {bad}
 
 
-def test_the_word_list_can_match_tokens() -> None:
+def test_the_word_list_can_match_tokens():
     assert [word for word in BAD_ENDINGS if tokenize(f"x {word}")[-1:] != [word]] == []
 
 
-def test_repetition_reward_and_wrong_input() -> None:
+def test_repetition_reward_and_wrong_input():
     assert Repetition()(None, ["a cat and a cat", "a cat", ""], references=None) == [
         -0.25,
         0.0,
@@ -83,6 +83,6 @@ def test_repetition_reward_and_wrong_input() -> None:
         degeneration_statistics([])
 
 
-def test_bad_endings_are_of_english_alone() -> None:
+def test_bad_endings_are_of_english_alone():
     assert "bad_endings" in degeneration_statistics([["a"]])
     assert "bad_endings" not in degeneration_statistics([["a"]], tokenizer="char")

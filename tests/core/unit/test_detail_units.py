@@ -98,7 +98,7 @@ class GivenTags:
 @example("...")
 @example("a dog .")
 @example('He said "Hi!" and left.')
-def test_units_concatenate_to_the_caption(caption: str) -> None:
+def test_units_concatenate_to_the_caption(caption):
     units = detail_units(caption)
     assert "".join(units) == caption
     has_word = any(letter.isalnum() for letter in caption)
@@ -110,7 +110,7 @@ def test_units_concatenate_to_the_caption(caption: str) -> None:
 
 @settings(max_examples=150)
 @given(captions)
-def test_no_unit_ends_inside_a_word_a_number_or_an_abbreviation(caption: str) -> None:
+def test_no_unit_ends_inside_a_word_a_number_or_an_abbreviation(caption):
     for prefix in prefixes(detail_units(caption))[:-1]:
         rest = caption[len(prefix) :]
         assert caption.startswith(prefix)
@@ -154,7 +154,7 @@ def test_no_unit_ends_inside_a_word_a_number_or_an_abbreviation(caption: str) ->
         ["in a box near a fish with a box"],
     ],
 )
-def test_grammar_and_rules_against_cutting_too_finely(units: list[str]) -> None:
+def test_grammar_and_rules_against_cutting_too_finely(units):
     words = {
         "DT": "a the",
         "NN": "cat fish box ball",
@@ -168,7 +168,7 @@ def test_grammar_and_rules_against_cutting_too_finely(units: list[str]) -> None:
     assert detail_units("".join(units), GivenTags(**tags)) == units
 
 
-def test_sentences_end_at_full_stops_and_not_at_others() -> None:
+def test_sentences_end_at_full_stops_and_not_at_others():
     sentences = [
         "It is 3.5 m tall, by Mr. Smith of the U.S. Navy at 5 p.m. on No. 5 St. James.",
         " The dog runs...",
@@ -180,7 +180,7 @@ def test_sentences_end_at_full_stops_and_not_at_others() -> None:
     assert set(prefixes(sentences)) <= set(prefixes(detail_units(text)))
 
 
-def test_a_description_of_the_generated_world() -> None:
+def test_a_description_of_the_generated_world():
     text = "The picture shows a large green heart, two pink squares and a star. The background is beige."
     assert detail_units(text) == [
         *[
@@ -193,8 +193,8 @@ def test_a_description_of_the_generated_world() -> None:
 
 
 def test_a_missing_textblob_is_named_with_its_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setitem(sys.modules, "textblob.taggers", None)
     default_tagger.cache_clear()
     with pytest.raises(RewardError, match=r"pip install 'rl-caption\[specs\]'"):
@@ -202,7 +202,7 @@ def test_a_missing_textblob_is_named_with_its_extra(
     assert detail_units("a dog", GivenTags(a="DT", dog="NN")) == ["a dog"]
 
 
-def test_a_verb_after_an_article_is_a_noun_or_an_adjective() -> None:
+def test_a_verb_after_an_article_is_a_noun_or_an_adjective():
     tags = default_tagger()(
         [
             ["the", "left", "side"],

@@ -21,7 +21,7 @@ from rl_caption.config.schema import RewardConfig, RewardTerm
 ALIKE = DocumentFrequencies.from_counts({}, 1.0, eos=False)
 
 
-def test_self_cider_by_hand() -> None:
+def test_self_cider_by_hand():
     assert self_cider(np.ones((3, 3))) == pytest.approx(0.0, abs=1e-7)
     assert self_cider(np.eye(3)) == pytest.approx(1.0)
     assert self_cider(np.zeros((3, 3))) == 0.0
@@ -37,14 +37,14 @@ def test_self_cider_by_hand() -> None:
     ), "an eigenvalue is below 0"
 
 
-def test_distinct_ngrams_over_words() -> None:
+def test_distinct_ngrams_over_words():
     captions = [["a", "dog", "a", "dog"], ["a", "cat"]]
     assert distinct_ngrams(captions, 1) == 3 / 6
     assert distinct_ngrams(captions, 2) == 3 / 6  # a-dog, dog-a, a-cat
     assert distinct_ngrams([[], []], 1) == 0.0
 
 
-def test_the_reward_is_one_minus_the_similarity_to_the_others() -> None:
+def test_the_reward_is_one_minus_the_similarity_to_the_others():
     texts, ids = (
         [
             "a red dog runs",
@@ -70,7 +70,7 @@ def test_the_reward_is_one_minus_the_similarity_to_the_others() -> None:
         )
 
 
-def test_copies_score_nothing_however_short() -> None:
+def test_copies_score_nothing_however_short():
     for eos in (True, False):
         for text in ("a red dog runs home", "dog", ""):
             assert Diversity(eos=eos)(
@@ -78,7 +78,7 @@ def test_copies_score_nothing_however_short() -> None:
             ) == pytest.approx([0.0] * 3)
 
 
-def test_a_run_counts_document_frequencies_for_it() -> None:
+def test_a_run_counts_document_frequencies_for_it():
     terms = {"cider": RewardTerm(), "diversity": RewardTerm()}
     made = build_reward(RewardConfig(terms=terms), [["a dog"], ["a cat"]]).rewards
     assert made["diversity"].df is made["cider"].df  # type: ignore[attr-defined]
@@ -89,16 +89,14 @@ def test_a_run_counts_document_frequencies_for_it() -> None:
     assert "df[" in made["diversity"].signature
 
 
-def test_bad_input_is_named() -> None:
+def test_bad_input_is_named():
     with pytest.raises(RewardError, match="column 'image_id'"):
         Diversity()(None, ["a"])
     with pytest.raises(ValueError, match="eos"):
         Diversity(ALIKE, eos=True)
 
 
-def test_a_small_agreement_keeps_its_digits_beside_that_of_a_caption_with_itself() -> (
-    None
-):
+def test_a_small_agreement_keeps_its_digits_beside_that_of_a_caption_with_itself():
     texts = [
         " ".join(["dog", *(f"{word}{number}" for number in range(60))])
         for word in "abc"

@@ -22,7 +22,7 @@ def counted(eos: bool = False) -> DocumentFrequencies:
 
 
 @pytest.mark.parametrize("seed", [1, 7])
-def test_counts_are_those_of_the_definition(seed: int) -> None:
+def test_counts_are_those_of_the_definition(seed):
     source, expected = random.Random(seed), Counter[tuple[str, ...]]()
     corpus = [
         [
@@ -41,7 +41,7 @@ def test_counts_are_those_of_the_definition(seed: int) -> None:
     assert wrapped.fingerprint == df.fingerprint
 
 
-def test_fingerprint_and_file_of_earlier_versions(tmp_path: Path) -> None:
+def test_fingerprint_and_file_of_earlier_versions(tmp_path):
     # Recorded with version 0.1.0 when it held a dict of tuples (commit dc70266).
     assert (counted().fingerprint, counted(eos=True).fingerprint) == (
         "d545c617ded3d0d0",
@@ -58,7 +58,7 @@ def test_fingerprint_and_file_of_earlier_versions(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_can_be_set() -> None:
+def test_nothing_can_be_set():
     df = counted(eos=True)
     counts = dict(df.table.items())
     assert (counts[EOS,], counts["dog", EOS]) == (3, 1)
@@ -71,7 +71,7 @@ def test_nothing_can_be_set() -> None:
     assert list(gaps.table.items()) == expected, "a prefix is not counted"
 
 
-def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
+def test_saved_and_loaded_is_the_same(tmp_path):
     df, path = counted(eos=True), tmp_path / "new" / "df.npz"
     df.save(path)
     loaded = DocumentFrequencies.load(path)
@@ -82,7 +82,7 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
         assert all(stored[name].dtype.kind in "uif" for name in stored.files)
 
 
-def test_fingerprint_is_of_the_content_not_of_its_order() -> None:
+def test_fingerprint_is_of_the_content_not_of_its_order():
     same = (
         DocumentFrequencies.from_references(CORPUS[::-1], eos=False),
         pickle.loads(pickle.dumps(counted())),
@@ -95,7 +95,7 @@ def test_fingerprint_is_of_the_content_not_of_its_order() -> None:
     assert len({df.fingerprint for df in (*others, counted())}) == 3
 
 
-def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_and_foreign_files_are_refused(tmp_path):
     path = tmp_path / "df.npz"
     counted().save(path)
     with np.load(path) as stored:
@@ -112,7 +112,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
         DocumentFrequencies.load(path)
 
 
-def test_impossible_corpora_are_refused(tmp_path: Path) -> None:
+def test_impossible_corpora_are_refused(tmp_path):
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (
             {("a",): 3, ("a", "b"): 9, ("b", "a"): 2},
@@ -148,7 +148,7 @@ def legacy(ref_len: object, eos: bool = False) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_both_conventions_of_ref_len(protocol: int, tmp_path: Path) -> None:
+def test_both_conventions_of_ref_len(protocol, tmp_path):
     path = tmp_path / "coco-train-words.p"
     for ref_len in (113287, math.log(113287), np.log(113287.0), np.int64(113287)):
         path.write_bytes(pickle.dumps(legacy(ref_len, eos=protocol == 4), protocol))
@@ -159,9 +159,7 @@ def test_both_conventions_of_ref_len(protocol: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("images", [2, 3, 8, 12, 20, 30, 49, 50, 51, 8091])
-def test_whole_numbers_are_numbers_of_images_and_others_logarithms(
-    images: int, tmp_path: Path
-) -> None:
+def test_whole_numbers_are_numbers_of_images_and_others_logarithms(images, tmp_path):
     path = tmp_path / "words.p"
     for ref_len in (
         images,
@@ -180,9 +178,7 @@ def test_whole_numbers_are_numbers_of_images_and_others_logarithms(
 
 
 @pytest.mark.parametrize("ref_len", [12, 12.0, 2.4, 112, 60.5])
-def test_fewer_images_than_an_ngram_is_in_are_refused(
-    ref_len: float, tmp_path: Path
-) -> None:
+def test_fewer_images_than_an_ngram_is_in_are_refused(ref_len, tmp_path):
     path = tmp_path / "words.p"
     path.write_bytes(
         pickle.dumps({"document_frequency": {("a",): 113.0}, "ref_len": ref_len})
@@ -191,7 +187,7 @@ def test_fewer_images_than_an_ngram_is_in_are_refused(
         load_legacy_pickle(path)
 
 
-def test_python_2_strings_are_read(tmp_path: Path) -> None:
+def test_python_2_strings_are_read(tmp_path):
     # {'document_frequency': {('caf\xc3\xa9',): 2.0}, 'ref_len': 100} as Python 2.7 writes it with
     # protocol 0
     written = b"(dp0\nS'ref_len'\np1\nI100\nsS'document_frequency'\np2\n(dp3\n(S'caf\\xc3\\xa9'\np4\ntp5\nF2.0\nss."
@@ -200,7 +196,7 @@ def test_python_2_strings_are_read(tmp_path: Path) -> None:
     assert (dict(df.table.items())["café",], df.documents) == (2, 100)
 
 
-def test_the_longest_ngram_of_a_pickle_is_that_of_the_file(tmp_path: Path) -> None:
+def test_the_longest_ngram_of_a_pickle_is_that_of_the_file(tmp_path):
     counts = {("a",): 60.0, ("a", "dog"): 30.0}
     (tmp_path / "two.p").write_bytes(
         pickle.dumps({"document_frequency": counts, "ref_len": 100})
@@ -216,7 +212,7 @@ class RunsSomething:
         return self.call
 
 
-def test_a_malicious_pickle_runs_nothing(tmp_path: Path) -> None:
+def test_a_malicious_pickle_runs_nothing(tmp_path):
     trace, path = tmp_path / "ran", tmp_path / "bad.p"
     for attack in (
         RunsSomething(os.system, f"touch {trace}"),
@@ -232,7 +228,7 @@ def test_a_malicious_pickle_runs_nothing(tmp_path: Path) -> None:
             assert not trace.exists()
 
 
-def test_other_content_is_refused(tmp_path: Path) -> None:
+def test_other_content_is_refused(tmp_path):
     path = tmp_path / "other.p"
     for content in (
         b"not a pickle",
@@ -249,7 +245,7 @@ def test_other_content_is_refused(tmp_path: Path) -> None:
             load_legacy_pickle(path)
 
 
-def test_rows_of_ngrams_must_be_ascending() -> None:
+def test_rows_of_ngrams_must_be_ascending():
     single, pairs = np.array([[0], [1]]), np.array([[1, 0], [0, 1]])
     with pytest.raises(ValueError, match="ascending"):
         table_of_rows(["a", "b"], [single, pairs], [np.ones(2), np.ones(2)])

@@ -21,11 +21,11 @@ def by_recursion(first: str, second: str) -> int:
 
 
 @given(st.text("abc", max_size=9), st.text("abc", max_size=9))
-def test_it_is_the_recursion(first: str, second: str) -> None:
+def test_it_is_the_recursion(first, second):
     assert edit_distance(first, second) == by_recursion(first, second)
 
 
-def test_similarity_is_relative_to_the_longer_text() -> None:
+def test_similarity_is_relative_to_the_longer_text():
     assert edit_similarity("kitten", "sitting") == pytest.approx(1 - 3 / 7)
     assert edit_similarity("a dog", "a dog") == 1.0
     assert edit_similarity("", "") == edit_similarity("a", "") == 0.0

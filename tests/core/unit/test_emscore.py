@@ -4,7 +4,6 @@ references, errors.
 
 import math
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from torch.nn.functional import normalize
 
 from rewards.base import RewardError
-from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.emscore import EmScore, RefEmScore, greedy_f1, token_idf
 from rewards.registry import build
@@ -34,13 +33,13 @@ VIDEO = [noise_image(1), noise_image(2), noise_image(3)]
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> FrozenEncoder:
+def backbone(tmp_path_factory):
     return load_frozen_encoder(
         ARCHITECTURE, tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
     )
 
 
-def test_greedy_matching_by_hand() -> None:
+def test_greedy_matching_by_hand():
     cosines = np.array([[0.9, 0.1, 0.3], [0.2, 0.6, 0.4]])
     precision = 0.75 * 0.9 + 0.25 * 0.6
     recall = (0.9 + 0.6 + 0.4) / 3
@@ -49,7 +48,7 @@ def test_greedy_matching_by_hand() -> None:
     assert greedy_f1(-cosines, np.array([0.75, 0.25]), np.full(3, 1 / 3)) == 0
 
 
-def test_weights_of_tokens_by_hand() -> None:
+def test_weights_of_tokens_by_hand():
     weights = token_idf([[1, 5, 5, 9], [1, 5, 9], [1, 6, 9]])
     assert weights[1] == 0
     assert weights[5] == pytest.approx(math.log(4 / 3))
@@ -88,7 +87,7 @@ def by_hand(
 
 
 @pytest.mark.parametrize("idf", [None, ["a cat", "a dog", "two cats"]])
-def test_scores_by_hand(backbone: FrozenEncoder, idf: list[str] | None) -> None:
+def test_scores_by_hand(backbone, idf):
     frames = backbone.encode_images(VIDEO).numpy().astype(float)
     weights = None
     if idf is not None:
@@ -103,8 +102,8 @@ def test_scores_by_hand(backbone: FrozenEncoder, idf: list[str] | None) -> None:
 
 
 def test_the_score_with_references_is_the_mean_with_the_best_one(
-    backbone: FrozenEncoder,
-) -> None:
+    backbone,
+):
     score, plain = RefEmScore(backbone), EmScore(backbone)
     columns: dict[str, Any] = {
         "image": [VIDEO, VIDEO],
@@ -122,7 +121,7 @@ def test_the_score_with_references_is_the_mean_with_the_best_one(
 
 
 @pytest.mark.parametrize("kind", ["masked", "full", "dual"])
-def test_the_pooled_token_is_the_captions_embedding(tmp_path: Path, kind: str) -> None:
+def test_the_pooled_token_is_the_captions_embedding(tmp_path, kind):
     if kind == "dual":
         image, text = (
             "tests.encoders_for_tests:TinyImageEncoder",
@@ -152,9 +151,7 @@ def test_the_pooled_token_is_the_captions_embedding(tmp_path: Path, kind: str) -
     )
 
 
-def test_frames_are_embedded_a_single_time(
-    backbone: FrozenEncoder, tmp_path: Path
-) -> None:
+def test_frames_are_embedded_a_single_time(backbone, tmp_path):
     counted: Any = Counted(backbone)
     counted.has_tokens, counted.encode_tokens = True, backbone.encode_tokens
     score = EmScore(counted, cache_dir=tmp_path)
@@ -172,7 +169,7 @@ def test_frames_are_embedded_a_single_time(
     )
 
 
-def test_errors(backbone: FrozenEncoder, tmp_path: Path) -> None:
+def test_errors(backbone, tmp_path):
     with pytest.raises(ValueError, match=r"idf_captions: .*none\.txt"):
         EmScore(backbone, idf_captions=tmp_path / "none.txt")
     with pytest.raises(ValueError, match="idf_captions"):

@@ -24,7 +24,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     path = tiny_regressor(tmp_path_factory.mktemp("icc"))
     AutoTokenizer.from_pretrained(path, padding_side="left").save_pretrained(
         path
@@ -44,8 +44,8 @@ def by_hand(folder: Path, text: str) -> float:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_raw_score_is_the_logit_and_a_clipped_one_lies_in_its_bounds(
-    folder: Path, batch_size: int
-) -> None:
+    folder, batch_size
+):
     expected = [by_hand(folder, text) for text in TEXTS]
     assert min(expected) < 0 < max(expected), "or clipping would not show"
     raw = Icc(str(folder), clip=False, batch_size=batch_size)
@@ -59,14 +59,14 @@ def test_a_raw_score_is_the_logit_and_a_clipped_one_lies_in_its_bounds(
     assert clipped(None, []) == []
 
 
-def test_long_captions_are_cut_to_the_positions_after_padding(folder: Path) -> None:
+def test_long_captions_are_cut_to_the_positions_after_padding(folder):
     raw = Icc(str(folder), clip=False)
     longest = AutoModel.from_pretrained(folder).config.max_position_embeddings - 2
     long, longer = raw(None, ["a" * longest, "a" * (longest + 40)])
     assert long == pytest.approx(longer, abs=1e-6)
 
 
-def test_signature_and_pickling(folder: Path) -> None:
+def test_signature_and_pickling(folder):
     reward, raw = Icc(str(folder)), Icc(str(folder), clip=False)
     assert reward.signature != raw.signature
     assert pickle.loads(pickle.dumps(raw))(None, TEXTS) == pytest.approx(
@@ -74,7 +74,7 @@ def test_signature_and_pickling(folder: Path) -> None:
     )
 
 
-def test_bad_models_and_arguments_are_named(folder: Path, tmp_path: Path) -> None:
+def test_bad_models_and_arguments_are_named(folder, tmp_path):
     with pytest.raises(ValueError, match="3 labels"):
         Icc(str(tiny_regressor(tmp_path / "three", labels=3)))
     headless = shutil.copytree(folder, tmp_path / "headless")

@@ -48,13 +48,13 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def language_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def language_model(tmp_path_factory):
     folder = tiny_gpt2(tmp_path_factory.mktemp("gpt2"), positions=1024)
     return with_template(folder, "{{ messages[0]['content'] }}\nAnswer:")
 
 
 @pytest.fixture(scope="module")
-def vision_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def vision_model(tmp_path_factory):
     return str(answering_vlm(tmp_path_factory.mktemp("vlm")))
 
 
@@ -85,8 +85,8 @@ def knowing_what_the_caption_says(question: Question) -> list[float]:
 
 @pytest.mark.usefixtures("random_weights")
 def test_a_local_model_answers_by_the_probabilities_of_the_labels(
-    language_model: str,
-) -> None:
+    language_model,
+):
     reward = CaptionQA(model=language_model, words=None)
     captions = [CAPTION, "a cat", "two small birds sit on a long branch of a tree"]
     scores = reward(None, captions, questions=[QUESTIONS] * 3, image_id=["1", "2", "3"])
@@ -124,7 +124,7 @@ def test_a_local_model_answers_by_the_probabilities_of_the_labels(
     assert len(set(scores)) == 3
 
 
-def test_questions_are_shuffled_by_image_and_seed_and_not_by_caption() -> None:
+def test_questions_are_shuffled_by_image_and_seed_and_not_by_caption():
     reward = CaptionQA(model=Scripted(knowing_what_the_caption_says))
     scores = reward(
         None,
@@ -146,7 +146,7 @@ def test_questions_are_shuffled_by_image_and_seed_and_not_by_caption() -> None:
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
 
 
-def test_a_caption_of_400_words_does_not_win_by_length() -> None:
+def test_a_caption_of_400_words_does_not_win_by_length():
     many = [
         {"question": f"Is there {word}?", "choices": [word, "none"], "answer": word}
         for word in "abcdefghij"
@@ -182,14 +182,14 @@ def test_a_caption_of_400_words_does_not_win_by_length() -> None:
         ([{"question": "x", "choices": ["a b", "a  b "], "answer": "a b"}], "choices"),
     ],
 )
-def test_a_wrong_question_is_named_before_any_is_asked(items: Any, key: str) -> None:
+def test_a_wrong_question_is_named_before_any_is_asked(items, key):
     reward = CaptionQA(model=Scripted(knowing_what_the_caption_says))
     with pytest.raises(RewardError, match=rf"row 1.*{key}"):
         reward(None, [CAPTION] * 2, questions=[QUESTIONS, items], image_id=["1", "2"])
     assert reward.language_model.asked == []
 
 
-def test_claims_have_precision_recall_and_f() -> None:
+def test_claims_have_precision_recall_and_f():
     def true_of_dogs(question: Question) -> list[float]:
         claim = question.text.split('"')[1]
         return [0.8, 0.2] if "dog" in claim else [0.3, 0.7]
@@ -213,7 +213,7 @@ def test_claims_have_precision_recall_and_f() -> None:
     )
 
 
-def test_a_claim_that_is_said_again_counts_once() -> None:
+def test_a_claim_that_is_said_again_counts_once():
     def true_of_dogs(question: Question) -> list[float]:
         return [1.0, 0.0] if "dog" in question.text.split('"')[1] else [0.0, 1.0]
 
@@ -235,8 +235,8 @@ def test_a_claim_that_is_said_again_counts_once() -> None:
 
 @pytest.mark.usefixtures("random_weights")
 def test_claims_are_verified_against_the_image_by_a_vision_language_model(
-    vision_model: str,
-) -> None:
+    vision_model,
+):
     reward = Claims(model=vision_model, source="image", score="precision")
     assert reward.columns == {"image"}
     first, second = reward(
@@ -247,7 +247,7 @@ def test_claims_are_verified_against_the_image_by_a_vision_language_model(
 
 
 @pytest.mark.usefixtures("random_weights")
-def test_a_rating_is_the_expectation_of_its_digit(vision_model: str) -> None:
+def test_a_rating_is_the_expectation_of_its_digit(vision_model):
     reward = VlmJudge(model=vision_model)
     image = noise_image(0)
     (score,) = reward(None, ["a red circle"], image=[image])
@@ -276,7 +276,7 @@ def test_a_rating_is_the_expectation_of_its_digit(vision_model: str) -> None:
     assert with_references.signature != reward.signature
 
 
-def test_labels_that_the_tokenizer_confuses_are_refused(language_model: str) -> None:
+def test_labels_that_the_tokenizer_confuses_are_refused(language_model):
     tokenizer = AutoTokenizer.from_pretrained(language_model)
     with pytest.raises(ValueError, match="yes"):
         label_ids(tokenizer, ["yes", "yesterday"])
@@ -286,8 +286,8 @@ def test_labels_that_the_tokenizer_confuses_are_refused(language_model: str) -> 
 
 
 def test_a_local_model_that_is_about_to_say_something_else_is_an_error(
-    language_model: str,
-) -> None:
+    language_model,
+):
     question = Question("Is it a dog?", ("Yes", "No"), "row 3")
     with pytest.raises(RewardError, match=r"row 3.*probability 0\.\d+"):
         build_model("r", language_model, None).choose([question])
@@ -303,7 +303,7 @@ def thinking_model(folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("random_weights")
-def test_a_local_model_does_not_think_unless_it_is_told_to(tmp_path: Path) -> None:
+def test_a_local_model_does_not_think_unless_it_is_told_to(tmp_path):
     model = thinking_model(tmp_path)
     question = Question("a dog", ("A", "B"), "row 0")
     (silent,) = build_model("r", model, None).choose([question])
@@ -317,8 +317,8 @@ def test_a_local_model_does_not_think_unless_it_is_told_to(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("random_weights")
 def test_what_a_vision_language_model_cannot_read_is_named_with_its_row(
-    vision_model: str,
-) -> None:
+    vision_model,
+):
     reward = VlmJudge(model=vision_model)
     good = noise_image(0)
     with pytest.raises(RewardError, match=r"row 1.*reads 512"):
@@ -344,8 +344,8 @@ def token_listing(*tokens: tuple[Any, Any]) -> dict[str, Any]:
 
 
 def test_an_endpoint_answers_by_the_probabilities_it_lists(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     bodies: list[dict[str, Any]] = []
 
@@ -387,8 +387,8 @@ def test_an_endpoint_answers_by_the_probabilities_it_lists(
     ],
 )
 def test_an_endpoint_that_fails_is_an_error_with_row_and_question(
-    answer: tuple[Any, ...],
-) -> None:
+    answer,
+):
     with endpoint(lambda _: answer) as options:
         reward = MixedReward(
             {"qa": (CaptionQA(endpoint=options | {"attempts": 1}), 1.0)}
@@ -405,9 +405,7 @@ def test_an_endpoint_that_fails_is_an_error_with_row_and_question(
         ({}, None),
     ],
 )
-def test_an_endpoint_gets_the_variables_of_the_chat_template(
-    given: Any, sent: Any
-) -> None:
+def test_an_endpoint_gets_the_variables_of_the_chat_template(given, sent):
     bodies = []
 
     def answer(body: dict[str, Any]) -> tuple[int, Any]:
@@ -423,7 +421,7 @@ def test_an_endpoint_gets_the_variables_of_the_chat_template(
     assert ("thinking" in reward.signature) == bool(given)
 
 
-def test_wrong_options_of_an_endpoint_are_named() -> None:
+def test_wrong_options_of_an_endpoint_are_named():
     with pytest.raises(ValueError, match="model"):
         CaptionQA()
     with pytest.raises(ValueError, match=r"endpoint.*modell"):
@@ -434,7 +432,7 @@ def test_wrong_options_of_an_endpoint_are_named() -> None:
         )
 
 
-def test_a_token_that_is_listed_twice_counts_once_and_two_of_one_text_both() -> None:
+def test_a_token_that_is_listed_twice_counts_once_and_two_of_one_text_both():
     half, quarter = math.log(0.5), math.log(0.25)
     with endpoint(
         lambda _: (
@@ -448,7 +446,7 @@ def test_a_token_that_is_listed_twice_counts_once_and_two_of_one_text_both() -> 
         ]
 
 
-def test_a_local_model_that_overflows_is_an_error(language_model: str) -> None:
+def test_a_local_model_that_overflows_is_an_error(language_model):
     reward = CaptionQA(model=language_model)
     for weight in reward.language_model.frozen.network.parameters():  # type: ignore[attr-defined]
         weight.fill_(math.nan)
@@ -456,7 +454,7 @@ def test_a_local_model_that_overflows_is_an_error(language_model: str) -> None:
         reward(None, [CAPTION], questions=[QUESTIONS], image_id=["1"])
 
 
-def test_questions_are_a_column_of_json_lines(tmp_path: Path) -> None:
+def test_questions_are_a_column_of_json_lines(tmp_path):
     row = {"image": "a.png", "references": ["a dog"], "questions": QUESTIONS}
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps(row))
@@ -471,8 +469,8 @@ def test_questions_are_a_column_of_json_lines(tmp_path: Path) -> None:
 
 
 def test_texts_are_written_by_a_local_model_or_an_endpoint(
-    language_model: str, vision_model: str
-) -> None:
+    language_model, vision_model
+):
     local = build_model("w", language_model, None)
     question = Question("Describe a dog.", (), "row 0")
     assert local.write([question], 5) == local.write([question], 5)

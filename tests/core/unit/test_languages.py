@@ -3,7 +3,6 @@ evaluation.
 """
 
 import unicodedata
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,7 +95,7 @@ WORDS = [
 ]
 
 
-def test_tokens() -> None:
+def test_tokens():
     for tokenizer, text, expected in WORDS:
         tokens = TOKENIZERS[tokenizer](text)
         assert tokens == [
@@ -108,7 +107,7 @@ def test_tokens() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cf", "Cs", "Cn"]), max_size=40))
-def test_words_are_runs_of_letters_marks_and_digits(text: str) -> None:
+def test_words_are_runs_of_letters_marks_and_digits(text):
     """As another library's classes of Unicode characters say."""
     text = regex.sub(r"\p{Variation_Selector}", "", text)
     plain = unicodedata.normalize("NFKC", text).lower()
@@ -116,7 +115,7 @@ def test_words_are_runs_of_letters_marks_and_digits(text: str) -> None:
     assert cjk_characters(join_cjk(cjk_characters(text))) == cjk_characters(text)
 
 
-def test_cider_of_characters_is_the_toolkits_of_spaced_text() -> None:
+def test_cider_of_characters_is_the_toolkits_of_spaced_text():
     ids = list(CHINESE)
     expected = Cider().compute_score(
         SPACED, {key: [SPACED_CAPTIONS[key]] for key in ids}
@@ -147,7 +146,7 @@ def test_cider_of_characters_is_the_toolkits_of_spaced_text() -> None:
     ) == pytest.approx(found)
 
 
-def test_rewards_count_the_named_tokens() -> None:
+def test_rewards_count_the_named_tokens():
     text, references = ["女孩女孩自拍"], [["女孩自拍"]]
     rouge = Rouge().compute_score({"1": ["女 孩 自 拍"]}, {"1": ["女 孩 女 孩 自 拍"]})[
         0
@@ -176,7 +175,7 @@ def test_rewards_count_the_named_tokens() -> None:
     assert samples.metrics["Div-1"] == pytest.approx((4 / 6 + 3 / 4) / 2)
 
 
-def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
+def test_tokenizers_are_named_and_do_not_mix(tmp_path):
     counted = DocumentFrequencies.from_texts(
         CHINESE.values(), eos=True, tokenizer="char"
     )
@@ -223,7 +222,7 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
         )
 
 
-def test_evaluation_says_what_is_english() -> None:
+def test_evaluation_says_what_is_english():
     found = evaluate_captions(
         CAPTIONS, CHINESE, tokenizer="char", training_captions=["一只猫，在沙发上！"]
     )
@@ -244,7 +243,7 @@ def test_evaluation_says_what_is_english() -> None:
     assert "tokenizer:unicode[NFKC," in other.signature
 
 
-def test_the_monitor_has_no_english_endings() -> None:
+def test_the_monitor_has_no_english_endings():
     """``an`` ends German sentences."""
     texts = [references[0] for references in GERMAN.values()]
     assert caption_statistics(texts)["bad_endings"] == 0.5
@@ -261,7 +260,7 @@ def test_the_monitor_has_no_english_endings() -> None:
     )
 
 
-def test_a_vocabulary_of_characters(tmp_path: Path) -> None:
+def test_a_vocabulary_of_characters(tmp_path):
     options: dict[str, Any] = {"image_size": 16, "patch_size": 8, **SHAPE}
     references = list(CHINESE.values())
     captioner = build_captioner(
@@ -307,11 +306,11 @@ ENGLISH = {
     ],
 )
 def test_captions_without_spaces_are_warned_of_where_words_are_counted(
-    texts: dict[str, list[str]],
-    tokenizer: Any,
-    advice: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    texts,
+    tokenizer,
+    advice,
+    caplog,
+):
     rows = [
         {
             "image_id": image_id,
@@ -333,7 +332,7 @@ def test_captions_without_spaces_are_warned_of_where_words_are_counted(
         assert advice in logged[0]
 
 
-def test_models_that_read_captions_themselves_are_not_warned_of_words() -> None:
+def test_models_that_read_captions_themselves_are_not_warned_of_words():
     rows = [
         {"image_id": "1", "image": Image.new("RGB", (8, 8)), "references": CHINESE["1"]}
     ]

@@ -20,7 +20,7 @@ ONLY_FP16 = {"train/skipped", "train/loss_scale"}
 """Which no CPU trains in; ``test_loop.py`` has them logged."""
 
 
-def test_parts_of_unequal_size_count_by_element() -> None:
+def test_parts_of_unequal_size_count_by_element():
     averages = Averages()
     averages.add("a", torch.tensor([1.0, 2.0, 3.0]))
     averages.add("a", [10.0])
@@ -32,7 +32,7 @@ def test_parts_of_unequal_size_count_by_element() -> None:
     assert math.isnan(averages.reduce(Accelerator(cpu=True))["a"]), "NaN is not hidden"
 
 
-def test_what_is_logged_of_a_rollout_is_worked_by_hand() -> None:
+def test_what_is_logged_of_a_rollout_is_worked_by_hand():
     """Two images, two samples each; one ends with EOS at the length limit of 4, one is cut off
     there.
     """
@@ -107,7 +107,7 @@ def documented() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def logged(tmp_path_factory):
     """Every key of ``metrics.jsonl`` with all terms of the loss on."""
     folder = tmp_path_factory.mktemp("runs")
     xe, scst = folder / "xe", folder / "scst"
@@ -135,7 +135,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return {key for folder in folders for line in lines(folder) for key in line}
 
 
-def test_the_page_defines_exactly_what_is_logged(logged: set[str]) -> None:
+def test_the_page_defines_exactly_what_is_logged(logged):
     terms = {key for key in logged if key.startswith("reward/")} - {
         "reward/total",
         "reward/greedy",
@@ -153,7 +153,7 @@ def test_the_page_defines_exactly_what_is_logged(logged: set[str]) -> None:
     } | ONLY_FP16 == documented()
 
 
-def test_every_row_of_the_page_is_complete() -> None:
+def test_every_row_of_the_page_is_complete():
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     assert len(rows) == len(documented()), "a key is defined twice"
     for row in rows:

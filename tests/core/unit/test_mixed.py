@@ -50,7 +50,7 @@ REFERENCES = [["a dog runs"], ["two cats sleep"]]
 TEXTS = ["a dog runs", "two cats"]
 
 
-def test_a_mixture_is_the_weighted_sum_of_its_terms() -> None:
+def test_a_mixture_is_the_weighted_sum_of_its_terms():
     mixed = MixedReward(
         {"rouge_l": (build("rouge_l"), 2.0), "repetition": (build("repetition"), -0.5)}
     )
@@ -71,20 +71,20 @@ def test_a_mixture_is_the_weighted_sum_of_its_terms() -> None:
     assert isinstance(pickle.loads(pickle.dumps(mixed)), Reward)
 
 
-def test_columns_are_united_and_a_term_without_weight_adds_no_bound() -> None:
+def test_columns_are_united_and_a_term_without_weight_adds_no_bound():
     mixed = MixedReward({"table": (Table(FIRST), 0), "cider": (CiderD(), 0.5)})
     assert (mixed.columns, mixed.bounds) == ({"references", "image_id"}, (0, 5))
     alone = MixedReward({"cider": (CiderD(), 1.0)})
     assert (alone.signature, alone.bounds) == (CiderD().signature, (0, 10))
 
 
-def test_weights_are_numbers() -> None:
+def test_weights_are_numbers():
     for weight in (math.nan, "1", True):
         with pytest.raises(ValueError, match="'table'"):
             MixedReward({"table": (Table(FIRST), weight)})  # type: ignore[dict-item]
 
 
-def test_moments_and_z_scores_by_hand() -> None:
+def test_moments_and_z_scores_by_hand():
     assert moments([1.0, 2.0, 6.0]) == Moments(3.0, math.sqrt(14 / 3))
     assert z_scores([1.0, 3.0, 6.0], Moments(3.0, 2.0)) == [-1.0, 0.0, 1.5]
     scores = [float(x) for x in np.random.default_rng(1).normal(1e6, 1e-3, 500)]
@@ -102,7 +102,7 @@ def test_moments_and_z_scores_by_hand() -> None:
         assert z_scores(same, found) == [0.0] * len(same)
 
 
-def test_a_mixture_of_z_scores() -> None:
+def test_a_mixture_of_z_scores():
     mixed = MixedReward(
         {"one": (Table(FIRST), 0.5), "two": (Table(SECOND), 2.0)}, normalize="per_term"
     )
@@ -121,7 +121,7 @@ def test_a_mixture_of_z_scores() -> None:
     assert pickle.loads(pickle.dumps(mixed)).signature == mixed.signature
 
 
-def test_moments_of_more_captions_may_be_given() -> None:
+def test_moments_of_more_captions_may_be_given():
     mixed = MixedReward({"one": (Table(FIRST), 2.0)}, normalize="per_term")
     assert mixed.combine({"one": [1.0, 5.0]}, {"one": Moments(3.0, 4.0)}) == [-1.0, 1.0]
     assert MixedReward({"one": (Table(FIRST), 2.0)}).combine(
@@ -156,9 +156,7 @@ def batch_of(images: int) -> CaptionBatch:
     return CaptionBatch(rows, {})  # type: ignore[arg-type]
 
 
-def test_greedy_captions_are_normalised_by_the_moments_of_the_samples_of_all_micro_batches() -> (
-    None
-):
+def test_greedy_captions_are_normalised_by_the_moments_of_the_samples_of_all_micro_batches():
     reward = MixedReward({"one": (Table(FIRST), 1.0)}, normalize="per_term")
     rollouts = [rollout_of([["a", "b"]], ["c"]), rollout_of([["b", "b"]], ["a"])]
     first, second = score_rollouts(
@@ -173,7 +171,7 @@ def test_greedy_captions_are_normalised_by_the_moments_of_the_samples_of_all_mic
     assert first.terms == {"one": [1.0, 2.0]}, "logged raw, without the greedy caption"
 
 
-def test_per_group_standardises_every_term_within_the_samples_of_an_image() -> None:
+def test_per_group_standardises_every_term_within_the_samples_of_an_image():
     terms = {"one": (Table(FIRST), 0.5), "two": (Table(SECOND), 2.0)}
     reward = MixedReward(terms, normalize="per_group")
     rollouts = [
@@ -204,7 +202,7 @@ def test_per_group_standardises_every_term_within_the_samples_of_an_image() -> N
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def loads(monkeypatch):
     """Names of the networks that were loaded."""
     original, names = backbone_module._load, []
 
@@ -265,9 +263,7 @@ def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
     )
 
 
-def test_terms_that_ask_for_something_else_do_not_share(
-    loads: list[str], tmp_path: Path
-) -> None:
+def test_terms_that_ask_for_something_else_do_not_share(loads, tmp_path):
     student, elsewhere = (
         str(tiny_student(tmp_path / name)) for name in ("student", "other")
     )
@@ -282,7 +278,7 @@ def test_terms_that_ask_for_something_else_do_not_share(
         assert len(loads) == 2, other
 
 
-def test_a_reweighted_mixture_is_the_same_but_for_its_weights() -> None:
+def test_a_reweighted_mixture_is_the_same_but_for_its_weights():
     mixed = MixedReward({"x": (build("rouge_l"), 1.0)}, "per_group", "char")
     other = mixed.with_weights({"x": 0.25})
     assert (other.weights, other.rewards) == ({"x": 0.25}, mixed.rewards)
@@ -323,8 +319,8 @@ WRONG_SCORES = {
 
 @pytest.mark.parametrize("answer", WRONG_SCORES.values(), ids=list(WRONG_SCORES))
 def test_what_is_no_score_within_the_bounds_is_refused_with_the_term(
-    answer: Any,
-) -> None:
+    answer,
+):
     mixed = MixedReward({"mine": (Returning(answer), 1.0)})
     with pytest.raises(RewardError, match="'mine'"):
         mixed.terms(None, ["a", "b"])
@@ -334,12 +330,12 @@ def test_what_is_no_score_within_the_bounds_is_refused_with_the_term(
     "make",
     [list, tuple, np.array, torch.tensor, lambda own: [torch.tensor(x) for x in own]],
 )
-def test_scores_are_a_list_a_tuple_an_array_or_a_tensor(make: Any) -> None:
+def test_scores_are_a_list_a_tuple_an_array_or_a_tensor(make):
     mixed = MixedReward({"mine": (Returning(make([0.5, 1.0])), 1.0)})
     assert mixed(None, ["a", "b"]) == [0.5, 1.0]
 
 
-def test_rounding_may_pass_the_bounds_and_row_value_and_bounds_are_named() -> None:
+def test_rounding_may_pass_the_bounds_and_row_value_and_bounds_are_named():
     assert MixedReward({"mine": (Returning([-1e-6, 1 + 1e-6]), 1.0)})(
         None, ["a", "b"]
     ) == [
@@ -351,7 +347,7 @@ def test_rounding_may_pass_the_bounds_and_row_value_and_bounds_are_named() -> No
 
 
 @pytest.mark.parametrize("name", ["total", "greedy", "std"])
-def test_a_term_with_the_name_of_another_log_key_is_refused(name: str) -> None:
+def test_a_term_with_the_name_of_another_log_key_is_refused(name):
     with pytest.raises(ValueError, match=name):
         MixedReward({name: (Table(FIRST), 1.0)})
 
@@ -365,8 +361,8 @@ def test_a_term_with_the_name_of_another_log_key_is_refused(name: str) -> None:
     ids=["OSError", "SystemExit"],
 )
 def test_what_a_reward_from_outside_raises_names_the_term_and_its_own_line(
-    failure: Any, line: str
-) -> None:
+    failure, line
+):
     mixed = MixedReward({"mine": (Returning(failure), 1.0)})
     with pytest.raises(RewardError) as raised:
         mixed.terms(None, ["a", "b"])

@@ -2,7 +2,6 @@
 hand in open_clip.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ STDS = {"openai": [0.26862954, 0.26130258, 0.27577711], "laion2b_s32b_b82k": [0.
 
 
 @pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """Where the files are; the tiny architecture has the tags that ViT-L/14 has in open_clip."""
     place = tmp_path_factory.mktemp("pac")
     tiny_checkpoint(place)
@@ -106,9 +105,7 @@ def embeddings(backbone: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("tag", "layouts"), [("openai", LAYOUTS), ("laion2b_s32b_b82k", LAYOUTS[:1])]
 )
-def test_embeddings_of_a_checkpoint_equal_those_by_hand(
-    folder: Path, tag: str, layouts: tuple[str, ...]
-) -> None:
+def test_embeddings_of_a_checkpoint_equal_those_by_hand(folder, tag, layouts):
     state = {key: value.half().float() for key, value in weights().items()}
     text = (
         "transformer.",
@@ -135,8 +132,8 @@ def test_embeddings_of_a_checkpoint_equal_those_by_hand(
 
 
 def test_the_score_has_the_prefix_of_clipscore_and_twice_the_cosine(
-    folder: Path,
-) -> None:
+    folder,
+):
     arguments: Any = {
         "backbone": ARCHITECTURE,
         "pretrained": saved(weights(), folder / "a.pth"),
@@ -153,7 +150,7 @@ def test_the_score_has_the_prefix_of_clipscore_and_twice_the_cosine(
     )
 
 
-def test_low_rank_updates_equal_those_added_by_hand(folder: Path) -> None:
+def test_low_rank_updates_equal_those_added_by_hand(folder):
     state = low_rank_weights()
     block = "visual.transformer.resblocks.0"
     factors = {
@@ -172,7 +169,7 @@ def test_low_rank_updates_equal_those_added_by_hand(folder: Path) -> None:
     )
 
 
-def test_files_that_do_not_fit_are_named(folder: Path) -> None:
+def test_files_that_do_not_fit_are_named(folder):
     changes: list[tuple[dict[str, Any], str]] = [
         ({"ln_final.bias": None}, r"broken\.pth.*1 missing: ln_final\.bias"),
         ({"visual.head": torch.zeros(2)}, r"1 unexpected: visual\.head"),
@@ -195,9 +192,7 @@ def test_files_that_do_not_fit_are_named(folder: Path) -> None:
             backbone_of(state, folder / "broken.pth")
 
 
-def test_a_checkpoint_is_never_replaced_by_other_weights(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_never_replaced_by_other_weights(folder, tmp_path):
     path = saved(weights(), folder / "mine.pth")
     for arguments, message in (
         ({}, "'pretrained' is"),
@@ -214,9 +209,7 @@ def test_a_checkpoint_is_never_replaced_by_other_weights(
             RefPacScore(**arguments)  # type: ignore[arg-type]
 
 
-def test_released_files_are_known_by_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_released_files_are_known_by_name(folder, monkeypatch):
     for name, (architecture, tag) in RELEASED.items():
         assert open_clip.get_pretrained_cfg(architecture, tag), (
             f"{name}: open_clip has no {architecture} of {tag}"
@@ -238,9 +231,7 @@ def test_released_files_are_known_by_name(
     )
 
 
-def test_a_released_file_is_known_to_every_score(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_released_file_is_known_to_every_score(folder, monkeypatch):
     """The architecture alone would run it with GELU and CLIP's mean: other numbers, and nothing
     would say so.
     """

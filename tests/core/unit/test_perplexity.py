@@ -21,7 +21,7 @@ TEXTS = ["a red circle on the left", "the blue square", "", "a"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tiny_gpt2(tmp_path_factory.mktemp("gpt2"))
 
 
@@ -45,7 +45,7 @@ def by_hand(folder: Path, text: str, end: bool) -> float:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_scores_are_mean_log_probabilities(folder: Path, batch_size: int) -> None:
+def test_scores_are_mean_log_probabilities(folder, batch_size):
     reward = Perplexity(str(folder), floor=-50.0, batch_size=batch_size)
     finished = [True, False, True, True]
     found = reward(None, TEXTS, finished=finished)
@@ -61,7 +61,7 @@ def test_scores_are_mean_log_probabilities(folder: Path, batch_size: int) -> Non
     assert len({round(score, 4) for score in found}) == 4
 
 
-def test_log_likelihoods_are_sums_over_tokens(folder: Path) -> None:
+def test_log_likelihoods_are_sums_over_tokens(folder):
     reward = Perplexity(str(folder), floor=-1.0)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     counts = [len(tokenizer(text)["input_ids"]) + 1 for text in TEXTS]
@@ -75,7 +75,7 @@ def test_log_likelihoods_are_sums_over_tokens(folder: Path) -> None:
     assert reward.log_likelihoods([]) == []
 
 
-def test_scores_are_clamped_and_long_captions_cut(folder: Path) -> None:
+def test_scores_are_clamped_and_long_captions_cut(folder):
     free = Perplexity(str(folder), floor=-50.0)
     floor = sorted(free(None, TEXTS))[1]
     reward = build("perplexity", model=str(folder), floor=floor)
@@ -91,7 +91,7 @@ def test_scores_are_clamped_and_long_captions_cut(folder: Path) -> None:
     assert long == pytest.approx(longer, abs=1e-6)
 
 
-def test_positions_of_roberta_start_after_that_of_padding() -> None:
+def test_positions_of_roberta_start_after_that_of_padding():
     tokenizer = SimpleNamespace(model_max_length=600)
     shape = {"max_position_embeddings": 514, "pad_token_id": 1}
     assert (
@@ -102,14 +102,14 @@ def test_positions_of_roberta_start_after_that_of_padding() -> None:
     assert most_tokens(SimpleNamespace(model_type="t5"), tokenizer) == 600
 
 
-def test_signature_precision_and_pickling(folder: Path) -> None:
+def test_signature_precision_and_pickling(folder):
     reward, half = Perplexity(str(folder)), Perplexity(str(folder), precision="bf16")
     assert reward.signature != half.signature
     assert half(None, TEXTS) == pytest.approx(reward(None, TEXTS), abs=0.2)
     assert pickle.loads(pickle.dumps(reward))(None, TEXTS) == reward(None, TEXTS)
 
 
-def test_bad_arguments_and_scores_are_named(folder: Path) -> None:
+def test_bad_arguments_and_scores_are_named(folder):
     for option, value in (
         ("floor", 0.0),
         ("floor", -math.inf),

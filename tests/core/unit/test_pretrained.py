@@ -109,12 +109,12 @@ def images(count: int = 2, side: int = SIDE) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded():
     torch.manual_seed(0)
 
 
 @torch.no_grad()
-def test_a_vit_without_its_class_token_row_by_row(tmp_path: Path) -> None:
+def test_a_vit_without_its_class_token_row_by_row(tmp_path):
     encoder = load_image_encoder(save_vit(tmp_path))
     assert not encoder.training
     grid, states = (
@@ -131,7 +131,7 @@ def test_a_vit_without_its_class_token_row_by_row(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_convolutional_networks_of_transformers(tmp_path: Path) -> None:
+def test_convolutional_networks_of_transformers(tmp_path):
     sizes: Any = {"hidden_sizes": [8, 16], "depths": [1, 1]}
     ConvNextImageProcessor(size={"shortest_edge": SIDE}).save_pretrained(tmp_path)
     models: Any = (
@@ -151,7 +151,7 @@ def test_convolutional_networks_of_transformers(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_the_towers_of_a_clip_of_transformers(tmp_path: Path) -> None:
+def test_the_towers_of_a_clip_of_transformers(tmp_path):
     name = save_clip(tmp_path)
     clip = CLIPModel.from_pretrained(tmp_path).eval()
     found = load_image_encoder(name)(images())
@@ -163,7 +163,7 @@ def test_the_towers_of_a_clip_of_transformers(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_the_image_tower_of_open_clip(tmp_path: Path) -> None:
+def test_the_image_tower_of_open_clip(tmp_path):
     name = f"open_clip:{ARCHITECTURE}/{tiny_checkpoint(tmp_path)}"
     image, clip = load_image_encoder(name), open_clip.create_model(ARCHITECTURE)
     clip.load_state_dict(torch.load(tmp_path / "seed0.pt"))
@@ -175,7 +175,7 @@ def test_the_image_tower_of_open_clip(tmp_path: Path) -> None:
     torch.testing.assert_close(image(images()).flatten(1, 2), kept["image"][:, 1:])
 
 
-def test_an_architecture_of_open_clip_at_another_size_with_random_weights() -> None:
+def test_an_architecture_of_open_clip_at_another_size_with_random_weights():
     cfg = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8}
     encoder = load_image_encoder(
         "open_clip:RN50", {"vision_cfg": cfg}, pretrained=False
@@ -190,7 +190,7 @@ def test_an_architecture_of_open_clip_at_another_size_with_random_weights() -> N
 
 @torch.no_grad()
 @pytest.mark.parametrize("save", [save_clip, save_bert, save_roberta])
-def test_states_of_a_text_do_not_depend_on_padding(tmp_path: Path, save: Any) -> None:
+def test_states_of_a_text_do_not_depend_on_padding(tmp_path, save):
     encoder = load_text_encoder(save(tmp_path))
     assert encoder.context_length == 12
     ids = encoder.tokenize(CAPTIONS, 12)
@@ -223,9 +223,7 @@ def test_states_of_a_text_do_not_depend_on_padding(tmp_path: Path, save: Any) ->
         ("SiglipImageProcessor", {"size": CROP}),
     ],
 )
-def test_pixels_are_those_of_the_image_processor(
-    tmp_path: Path, processor: str, options: dict[str, Any]
-) -> None:
+def test_pixels_are_those_of_the_image_processor(tmp_path, processor, options):
     getattr(transformers, processor)(**options).save_pretrained(tmp_path)
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     ours = preprocessing_from(theirs.to_dict())
@@ -242,7 +240,7 @@ def test_pixels_are_those_of_the_image_processor(
         )
 
 
-def test_an_image_processor_that_does_something_else_is_refused() -> None:
+def test_an_image_processor_that_does_something_else_is_refused():
     usual, found = (
         {"size": CROP, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
         (SIDE, (0.5,) * 3),
@@ -261,7 +259,7 @@ def test_an_image_processor_that_does_something_else_is_refused() -> None:
             preprocessing_from(usual | changed)
 
 
-def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path: Path) -> None:
+def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path):
     name = save_vit(tmp_path, pooler=False)
     first, second = (
         fingerprint(load_image_encoder(name).state_dict()) for _ in range(2)
@@ -278,7 +276,7 @@ def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path: Path) ->
         load_image_encoder(name)
 
 
-def test_the_last_blocks_are_open_and_what_follows(tmp_path: Path) -> None:
+def test_the_last_blocks_are_open_and_what_follows(tmp_path):
     encoder = load_image_encoder(save_vit(tmp_path))
     every = [name for name, _ in encoder.named_parameters()]
     last_two = [
@@ -295,7 +293,7 @@ def test_the_last_blocks_are_open_and_what_follows(tmp_path: Path) -> None:
         open_blocks(encoder, 4)
 
 
-def test_blocks_of_a_large_vocabulary_or_shared(tmp_path: Path) -> None:
+def test_blocks_of_a_large_vocabulary_or_shared(tmp_path):
     bert = BertModel(BertConfig(**TOWER, vocab_size=20_000), add_pooling_layer=False)
     albert = AlbertModel(
         AlbertConfig(**TOWER, vocab_size=len(bert_tokenizer()), embedding_size=8)
@@ -311,7 +309,7 @@ def test_blocks_of_a_large_vocabulary_or_shared(tmp_path: Path) -> None:
         assert all(name.startswith(start) for name in opened)
 
 
-def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path: Path) -> None:
+def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path):
     """DINOv2's mask token, and the norm of CLIP's pooled state: several processes would wait for
     their gradients.
     """
@@ -332,9 +330,7 @@ def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path: Path) -> None
             ]
 
 
-def test_what_cannot_be_loaded_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_loaded_is_named(tmp_path, monkeypatch):
     bert, vit = save_bert(tmp_path / "bert"), save_vit(tmp_path / "vit")
     missing = (
         "vit",

@@ -104,9 +104,7 @@ Save = Callable[[Path], str]
 
 
 @pytest.fixture(scope="module", params=[save_gpt2, save_llama, save_gemma])
-def family(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> str:
+def family(request, tmp_path_factory):
     """Name of a saved model."""
     return request.param(tmp_path_factory.mktemp("family"))
 
@@ -141,7 +139,7 @@ def check_padding(encoder: Any) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_padding_changes_no_state(family: str, attention: str, tmp_path: Path) -> None:
+def test_padding_changes_no_state(family, attention, tmp_path):
     for blocks in (0, 1, BLOCKS):
         check_padding(loaded(family, blocks, attention))
     check_padding(loaded(save_gpt2_that_starts(tmp_path), 1, attention))
@@ -158,9 +156,7 @@ def test_padding_changes_no_state(family: str, attention: str, tmp_path: Path) -
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("blocks", [1, BLOCKS])
-def test_the_last_blocks_alone_see_later_tokens(
-    family: str, blocks: int, attention: str
-) -> None:
+def test_the_last_blocks_alone_see_later_tokens(family, blocks, attention):
     encoder, causal = loaded(family, blocks, attention), loaded(family, 0, attention)
     for captions in (CAPTIONS[:1], CAPTIONS[:3]):  # without and with padding
         ids = encoder.tokenize(captions, 64)
@@ -189,8 +185,8 @@ def test_the_last_blocks_alone_see_later_tokens(
 
 @torch.no_grad()
 def test_bidirectional_attention_is_that_of_a_model_without_a_mask(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """Gemma has such an attention of its own: ``use_bidirectional_attention``."""
     name = save_gemma(tmp_path)
     encoder = loaded(name, BLOCKS)
@@ -206,7 +202,7 @@ def test_bidirectional_attention_is_that_of_a_model_without_a_mask(
     assert (encoder.context_length, loaded(name, 0).context_length) == (48, 64)
 
 
-def test_a_saved_dual_embeds_the_same_without_its_source(tmp_path: Path) -> None:
+def test_a_saved_dual_embeds_the_same_without_its_source(tmp_path):
     for save_model, pool in ((save_llama, "first"), (save_gemma, "mean")):
         name, folder = save_model(tmp_path / "source"), tmp_path / pool
         shape: dict[str, Any] = {"embed_dim": 8, "hidden": 8, "pool": pool}
@@ -228,7 +224,7 @@ def test_a_saved_dual_embeds_the_same_without_its_source(tmp_path: Path) -> None
                 torch.testing.assert_close(alone, expected[row], rtol=1e-4, atol=1e-5)
 
 
-def test_the_chosen_blocks_alone_get_gradients(family: str) -> None:
+def test_the_chosen_blocks_alone_get_gradients(family):
     encoder = loaded(family, 2)
     opened = open_blocks(encoder, 2)
     encoder(encoder.tokenize(CAPTIONS, 64))[:, 0].square().sum().backward()
@@ -268,7 +264,7 @@ def save_neo(folder: Path) -> str:
     )
 
 
-def test_blocks_that_cannot_switch_are_refused(tmp_path: Path) -> None:
+def test_blocks_that_cannot_switch_are_refused(tmp_path):
     cases: list[tuple[Save, Any, str]] = [
         (save_neo, 1, "GPTNeoModel"),
         (save_llama, BLOCKS + 1, r"has 3 blocks: bidirectional_blocks.*4"),

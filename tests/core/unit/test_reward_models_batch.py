@@ -4,7 +4,6 @@ positives.
 
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ def token_cache(trims: bool = True, context_length: int = 24) -> Texts:
 TOKENS = token_cache(context_length=124)
 
 
-def test_ids_are_those_of_the_tokenizer_truncated_or_padded() -> None:
+def test_ids_are_those_of_the_tokenizer_truncated_or_padded():
     captions = ["a dog", "two black cats on a mat"]
     expected = SimpleTokenizer(context_length=24)(captions)
     assert torch.equal(token_cache(trims=False)(captions), expected)
@@ -84,7 +83,7 @@ def test_ids_are_those_of_the_tokenizer_truncated_or_padded() -> None:
     ], "4 tokens fit 4"
 
 
-def test_the_caption_is_a_function_of_seed_step_and_image() -> None:
+def test_the_caption_is_a_function_of_seed_step_and_image():
     chosen, again, other = (
         [caption_index(ROW, "random", seed, step) for step in range(60)]
         for seed in (0, 0, 1)
@@ -94,7 +93,7 @@ def test_the_caption_is_a_function_of_seed_step_and_image() -> None:
     assert {caption_index(ROW, "first", 0, step) for step in range(9)} == {0}
 
 
-def test_images_of_one_step_draw_each_for_itself() -> None:
+def test_images_of_one_step_draw_each_for_itself():
     rows: list[Any] = [
         {**ROW, "image_id": str(number), "short_references": ["a", "b"]}
         for number in range(40)
@@ -103,7 +102,7 @@ def test_images_of_one_step_draw_each_for_itself() -> None:
     assert {short_caption(row, "", 3, "references", 0) for row in rows} == {"a", "b"}
 
 
-def test_pixels_are_those_of_the_preprocessing_and_drawn_once() -> None:
+def test_pixels_are_those_of_the_preprocessing_and_drawn_once():
     image, preprocessing = noise_image(1), Preprocessing(32)
     cache = PixelCache(preprocessing, cache_bytes=3 * 32 * 32)
     row: Any = {"image_id": "b", "image": image}
@@ -117,7 +116,7 @@ def test_pixels_are_those_of_the_preprocessing_and_drawn_once() -> None:
     assert drawn.drawn == 3
 
 
-def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path: Path) -> None:
+def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path):
     files = [tmp_path / f"{number}.png" for number in range(3)]
     for number, file in enumerate(files):
         noise_image(number).save(file)
@@ -146,7 +145,7 @@ def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path: Path) 
     assert len(captioner.cached) == 2, "there is memory for two images"
 
 
-def test_a_batch_has_what_its_towers_read() -> None:
+def test_a_batch_has_what_its_towers_read():
     pixels = PixelCache(Preprocessing(32))
     both = PairCollate(pixels, token_cache(), "first")([(ROW, 0), (ROW, 1)])
     assert {name: value.shape for name, value in both.inputs.items()} == {
@@ -176,7 +175,7 @@ class Doubled:
         )
 
 
-def test_a_share_of_the_captions_has_negatives() -> None:
+def test_a_share_of_the_captions_has_negatives():
     rows: Any = [{"image_id": str(n), "references": ["dog"]} for n in range(400)]
     items = [(row, 3) for row in rows]
     negatives = HardNegatives(Doubled("no"), 2, 0.25, seed=2)
@@ -203,7 +202,7 @@ def test_a_share_of_the_captions_has_negatives() -> None:
 # views
 
 
-def test_rand_augment_comes_before_normalisation_and_the_other_views() -> None:
+def test_rand_augment_comes_before_normalisation_and_the_other_views():
     row: Any = {"image_id": "b", "image": noise_image(1, (32, 32)), "references": []}
     preprocessing = Preprocessing(32)
     square = preprocessing.square(row["image"])
@@ -223,9 +222,7 @@ def test_rand_augment_comes_before_normalisation_and_the_other_views() -> None:
 # triplets
 
 
-def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption() -> (
-    None
-):
+def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption():
     lengths = set()
     for caption, triplet in zip(
         CAPTIONS, make_triplets(CAPTIONS, IDS, seed=1, shuffle_rate=0), strict=True
@@ -251,7 +248,7 @@ def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption()
     assert len(lengths) > 3
 
 
-def test_with_given_donors_a_triplet_depends_on_its_row_and_the_seed_alone() -> None:
+def test_with_given_donors_a_triplet_depends_on_its_row_and_the_seed_alone():
     donors = [Donor("z", detail_units(CAPTIONS[0]))]
     whole, other = (
         make_triplets(CAPTIONS[1:], IDS[1:], seed, donors=donors) for seed in (1, 2)
@@ -260,7 +257,7 @@ def test_with_given_donors_a_triplet_depends_on_its_row_and_the_seed_alone() -> 
     assert other != whole
 
 
-def test_shuffled_negatives_have_the_words_of_the_others_in_another_order() -> None:
+def test_shuffled_negatives_have_the_words_of_the_others_in_another_order():
     different = 0
     for one, other in zip(
         *(make_triplets(CAPTIONS, IDS, 1, rate) for rate in (0.0, 1.0)), strict=True
@@ -283,7 +280,7 @@ def test_shuffled_negatives_have_the_words_of_the_others_in_another_order() -> N
     assert ever_shuffled > 0.95
 
 
-def test_shuffled_words_keep_the_punctuation_at_the_ends() -> None:
+def test_shuffled_words_keep_the_punctuation_at_the_ends():
     text = shuffled_words(", and a small 3.5 m (old) boat.", Draws("test", 0))
     assert (text[:2], text[-1]) == (", ", ".")
     assert sorted(text[2:-1].split()) == sorted(
@@ -292,7 +289,7 @@ def test_shuffled_words_keep_the_punctuation_at_the_ends() -> None:
     assert shuffled_words("...", Draws("test", 0)) == "..."
 
 
-def test_none_without_two_units_or_without_another_image() -> None:
+def test_none_without_two_units_or_without_another_image():
     long = "A dog runs and a cat sits. The sky is blue."
     assert make_triplets([long, "A dog."], ["a", "b"], 0)[1] is None
     assert make_triplets([long, "A fish swims. It is red."], ["a", "a"], 0) == [
@@ -314,7 +311,7 @@ def test_none_without_two_units_or_without_another_image() -> None:
     assert triplet.negative == triplet.base + " a red bus"
 
 
-def test_units_of_other_captions_are_joined_without_double_punctuation() -> None:
+def test_units_of_other_captions_are_joined_without_double_punctuation():
     """A metric could tell a false detail by ".," alone."""
     for base, unit, joined in (
         ("A red circle", ", a blue star", "A red circle, a blue star"),
@@ -335,9 +332,7 @@ def step_triplets(batch_size: int = 8, **options: Any) -> StepTriplets:
     )
 
 
-def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all() -> (
-    None
-):
+def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all():
     captions = dict(zip(IDS, CAPTIONS, strict=True))
     batch_alone, all_data, outside = (
         step_triplets(),
@@ -363,7 +358,7 @@ def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all()
     assert batch_alone.of_step(2) != batch_alone.of_step(3)
 
 
-def test_triplets_that_do_not_fit_do_not_count() -> None:
+def test_triplets_that_do_not_fit_do_not_count():
     short = token_cache(context_length=8)
     given = [
         Triplet("a cat", "a cat sits", "a cat flies"),
@@ -380,7 +375,7 @@ def test_triplets_that_do_not_fit_do_not_count() -> None:
     assert short(texts["base"]).shape == (3, 4)
 
 
-def test_short_captions_are_the_first_sentence_or_a_reference() -> None:
+def test_short_captions_are_the_first_sentence_or_a_reference():
     row = ROWS[0]
     for caption, first in (
         ("A cat sits. It is 3.5 kg.", "A cat sits."),
@@ -407,7 +402,7 @@ def test_short_captions_are_the_first_sentence_or_a_reference() -> None:
     )
 
 
-def test_some_captions_are_as_a_captioner_writes_them() -> None:
+def test_some_captions_are_as_a_captioner_writes_them():
     """Per image and step, all texts of it alike, and their tokens those of the bare words."""
     made, items = step_triplets(len(ROWS)), [(row, 2) for row in ROWS]
     written, bare, mixed = (
@@ -473,8 +468,8 @@ MADE = {
 
 @pytest.mark.parametrize("captions", ["random", "first"])
 def test_a_generated_image_is_that_of_the_caption_which_the_step_learns(
-    captions: Any,
-) -> None:
+    captions,
+):
     row, preprocessing = photo("a", **MADE), Preprocessing(32)
     generated = GeneratedPositives(("image", "text"), captions, seed=3)
     collate = PairCollate(
@@ -517,7 +512,7 @@ LOST = photo("a", **MADE) | {
 }  # an empty reference that data.on_bad left out
 
 
-def test_positives_that_are_missing_are_named(tmp_path: Path) -> None:
+def test_positives_that_are_missing_are_named(tmp_path):
     for rows, wanted, captions in (
         ([photo("a", **MADE)], ("image", "text"), "random"),
         ([photo("a")], (), "random"),

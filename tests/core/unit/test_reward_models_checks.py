@@ -32,7 +32,7 @@ def refused(config: Any, processes: int = 1) -> str:
     return str(error.value)
 
 
-def test_batch_norm_wants_one_micro_batch_of_one_process() -> None:
+def test_batch_norm_wants_one_micro_batch_of_one_process():
     contrastive(RESNET).build_model(1)
     contrastive(RESNET, {"batch_size": 8, "micro_batch_size": 8}).build_model(1)
     contrastive(CLIP, PARTS).build_model(2)
@@ -40,7 +40,7 @@ def test_batch_norm_wants_one_micro_batch_of_one_process() -> None:
     assert "visual.bn1" in refused(contrastive(RESNET), processes=2)
 
 
-def test_a_model_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_made_is_named(tmp_path):
     assert "model.kwargs" in refused(contrastive(CLIP | {"widht": 3}))
     (tmp_path / "config.json").write_text('{"model_type": ')
     damaged = config_of(model={"init": str(tmp_path)})
@@ -107,14 +107,14 @@ def test_mistakes_are_found_before_the_data(values, keys, monkeypatch, tmp_path)
         ("specificity", "train.label_smoothing"),
     ],
 )
-def test_a_key_of_another_task_is_refused_by_the_parser(task: str, key: str) -> None:
+def test_a_key_of_another_task_is_refused_by_the_parser(task, key):
     with pytest.raises(ConfigError, match=key):
         parse(RewardModelConfig, ["--task", task, f"--{key}", "1"], "test")
 
 
 def test_the_task_is_chosen_by_the_file_or_the_command_line_and_help_has_its_keys_alone(
-    tmp_path: Path, capsys: Any
-) -> None:
+    tmp_path, capsys
+):
     (tmp_path / "a.yaml").write_text("{task: specificity, loss: {alpha: 2}}")
     words = ["--config", str(tmp_path / "a.yaml"), "--loss.beta", "3"]
     config: Any = parse(RewardModelConfig, words, "test")
@@ -133,7 +133,7 @@ def test_the_task_is_chosen_by_the_file_or_the_command_line_and_help_has_its_key
         parse(RewardModelConfig, ["--task", "specifity"], "test")
 
 
-def test_shipped_configurations_pass() -> None:
+def test_shipped_configurations_pass():
     configurations = [
         parse(RewardModelConfig, ["--config", str(path)], "test")
         for path in CONFIGS.glob("*.yaml")

@@ -37,7 +37,7 @@ def saved(folder: Path, kind: Any, **shape: Any) -> str:
     return str(folder)
 
 
-def test_a_tower_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_tower_comes_back_as_it_was(tmp_path):
     for kind in ("image", "text"):
         path = saved(tmp_path / kind, kind)
         back = build_tower(kind, path, {}, 16)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def test_a_tower_comes_back_as_it_was(tmp_path: Path) -> None:
         load_frozen_encoder(path)
 
 
-def test_two_towers_are_one_model_that_is_a_reward(tmp_path: Path) -> None:
+def test_two_towers_are_one_model_that_is_a_reward(tmp_path):
     image, text = (
         saved(tmp_path / "image", "image"),
         saved(tmp_path / "text", "text", text_blocks=2),
@@ -80,7 +80,7 @@ def test_two_towers_are_one_model_that_is_a_reward(tmp_path: Path) -> None:
     assert again.training
 
 
-def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> None:
+def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path):
     """It trains nothing of the encoder, and is saved with its weights."""
     encoder = {
         "image_encoder": "tests.encoders_for_tests:TinyImageEncoder",
@@ -114,7 +114,7 @@ def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> No
     )
 
 
-def test_towers_of_another_teacher_are_refused(tmp_path: Path) -> None:
+def test_towers_of_another_teacher_are_refused(tmp_path):
     folders: Any = {kind: str(tmp_path / kind) for kind in ("image", "text")}
     for kind, folder in folders.items():
         save_tower(build_tower(kind, None, STUDENT, 16), kind, Path(folder), "abc")
@@ -123,7 +123,7 @@ def test_towers_of_another_teacher_are_refused(tmp_path: Path) -> None:
         build_dual(None, folders, {}, 16, "xyz")
 
 
-def test_a_model_may_start_from_one_tower_or_none(tmp_path: Path) -> None:
+def test_a_model_may_start_from_one_tower_or_none(tmp_path):
     text = saved(tmp_path / "text", "text")
     model = build_dual(
         None,
@@ -171,12 +171,12 @@ def test_a_model_may_start_from_one_tower_or_none(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, make: Any, message: str) -> None:
+def test_what_does_not_fit_is_named(tmp_path, make, message):
     with pytest.raises(ConfigError, match=message):
         make(tmp_path)
 
 
-def test_the_patch_embedding_is_the_teachers_and_frozen() -> None:
+def test_the_patch_embedding_is_the_teachers_and_frozen():
     teacher, _ = random_clip(None, CLIP)
     student: Any = build_tower("image", None, STUDENT, 16)
     assert copy_patch_embedding(student, teacher) == [
@@ -201,7 +201,7 @@ def test_the_patch_embedding_is_the_teachers_and_frozen() -> None:
     assert larger.pos_embed.requires_grad
 
 
-def test_a_teacher_without_such_patches_is_refused() -> None:
+def test_a_teacher_without_such_patches_is_refused():
     for teacher, changes, message in (
         (random_clip(None, CLIP)[0], {"patch_size": 8}, "not a ViT.* 32 and 8 pixels"),
         (random_clip(None, RESNET)[0], {}, "not a ViT"),
@@ -230,12 +230,12 @@ MUCH = 2**20
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> FrozenEncoder:
+def backbone(tmp_path_factory):
     return load_frozen_encoder(str(tiny_student(tmp_path_factory.mktemp("student"))))
 
 
 @pytest.fixture
-def counts(backbone: FrozenEncoder, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def counts(backbone, monkeypatch):
     """How many images and captions went through the teacher."""
     counted = {"image": 0, "text": 0}
     for tower in ("image", "text"):
@@ -311,8 +311,8 @@ def test_a_second_epoch_costs_no_forward_pass(
 
 
 def test_a_score_that_shares_the_teachers_folder_has_embeddings_of_length_1_and_the_teacher_its_raw_ones(
-    backbone: FrozenEncoder, tmp_path: Path
-) -> None:
+    backbone, tmp_path
+):
     images = [row["image"] for row in ROWS]
     raw = Teacher(
         backbone, ("image",), Accelerator(cpu=True), cache_dir=str(tmp_path)
@@ -329,8 +329,8 @@ def test_a_score_that_shares_the_teachers_folder_has_embeddings_of_length_1_and_
 
 
 def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(
-    backbone: FrozenEncoder,
-) -> None:
+    backbone,
+):
     teacher = Teacher(backbone, ("image",), Accelerator(cpu=True), augmented=True)
     teacher.prepare(ROWS, "random", MUCH)
     pixels = torch.stack(
@@ -341,9 +341,7 @@ def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(
     assert not torch.allclose(seen, teacher.image_embeddings(ROWS), atol=1e-3)
 
 
-def test_of_first_captions_the_teacher_embeds_no_others(
-    backbone: FrozenEncoder, counts: dict[str, int]
-) -> None:
+def test_of_first_captions_the_teacher_embeds_no_others(backbone, counts):
     teacher = Teacher(backbone, ("image", "text"), Accelerator(cpu=True))
     counts.update(image=0, text=0)
     teacher.prepare(ROWS, "first", MUCH)

@@ -49,7 +49,7 @@ def rows(count: int, width: int, seed: int) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any], Path]:
+def clip(tmp_path_factory):
     """A model with random weights, its shape, and the folder where it is saved."""
     torch.manual_seed(0)
     model, shape = random_clip(None, CLIP | {"quick_gelu": True})
@@ -60,8 +60,8 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any],
 
 @torch.no_grad()
 def test_a_contrastive_model_comes_back_as_a_reward(
-    clip: tuple[Any, dict[str, Any], Path],
-) -> None:
+    clip,
+):
     model, shape, folder = clip
     backbone = load_frozen_encoder(str(folder))
     picture, ids = noise_image(2), torch.tensor([[49406, 320, 1929, 49407]])
@@ -112,7 +112,7 @@ def known_to_open_clip(folder: Path, name: str, shape: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     "source", ["archive", "plain file", "plain file of a quickgelu architecture"]
 )
-def test_a_fine_tuned_model_keeps_its_activation(tmp_path: Path, source: str) -> None:
+def test_a_fine_tuned_model_keeps_its_activation(tmp_path, source):
     torch.manual_seed(0)
     quick = source.endswith("quickgelu architecture")
     name = known_to_open_clip(
@@ -140,7 +140,7 @@ def test_a_fine_tuned_model_keeps_its_activation(tmp_path: Path, source: str) ->
     assert shape_found["quick_gelu"] is (source != "plain file")
 
 
-def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
+def test_an_archive_of_another_architecture_is_refused(tmp_path):
     name = known_to_open_clip(
         tmp_path / "names",
         "test-two-layers",
@@ -162,16 +162,12 @@ def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
         (lambda f: pretrained_clip(None, str(f)), r"open_clip_config.json"),
     ],
 )
-def test_a_model_that_cannot_be_built_or_tuned_is_named(
-    tmp_path: Path, make: Any, message: str
-) -> None:
+def test_a_model_that_cannot_be_built_or_tuned_is_named(tmp_path, make, message):
     with pytest.raises(ConfigError, match=message):
         make(tmp_path)
 
 
-def test_a_stretched_model_is_exported_and_loads_again(
-    clip: tuple[Any, dict[str, Any], Path], tmp_path: Path
-) -> None:
+def test_a_stretched_model_is_exported_and_loads_again(clip, tmp_path):
     short, _, folder = clip
     long, long_shape, _ = pretrained_clip(None, str(folder), 104, 4)
     assert long_shape["text_cfg"]["context_length"] == 104
@@ -191,7 +187,7 @@ def test_a_stretched_model_is_exported_and_loads_again(
         pretrained_clip(None, str(folder), 100, 4)
 
 
-def test_frozen_positions_stay_as_they_are() -> None:
+def test_frozen_positions_stay_as_they_are():
     torch.manual_seed(3)
     network = trained_clip(random_clip(None, CLIP)[0], frozen_positions=4)
     table: Any = network.model.positional_embedding
@@ -221,7 +217,7 @@ def test_frozen_positions_stay_as_they_are() -> None:
     )
 
 
-def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> None:
+def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path):
     model = ClipModelConfig(
         kwargs={"embed_dim": 8},
         image=PartConfig(encoder=OWN, train_blocks=1),
@@ -243,9 +239,7 @@ def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> Non
     )
 
 
-def test_low_rank_updates_start_at_nothing_and_are_exported_merged(
-    clip: tuple[Any, dict[str, Any], Path], tmp_path: Path
-) -> None:
+def test_low_rank_updates_start_at_nothing_and_are_exported_merged(clip, tmp_path):
     plain, shape, _ = clip
     tuned = copy.deepcopy(plain)
     train_only(tuned, "lora", rank=2, alpha=1.0)

@@ -1,7 +1,6 @@
 """Losses of embedding models against slow loops over pairs, and the weights of their terms."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +58,7 @@ def scaled(images: Tensor, texts: Tensor, scale: float) -> list[list[float]]:
 @pytest.mark.parametrize(
     ("smoothing", "symmetric"), [(0.0, True), (0.0, False), (0.1, True)]
 )
-def test_info_nce_is_the_mean_cross_entropy(smoothing: float, symmetric: bool) -> None:
+def test_info_nce_is_the_mean_cross_entropy(smoothing, symmetric):
     images, texts = rows(5, 7, 0), rows(5, 7, 1)
     expected = slow_nce(scaled(images, texts, 9.0), smoothing, symmetric)
     assert info_nce(images, texts, 9.0, smoothing, symmetric).item() == pytest.approx(
@@ -71,7 +70,7 @@ def test_info_nce_is_the_mean_cross_entropy(smoothing: float, symmetric: bool) -
     )
 
 
-def test_false_captions_are_further_columns_of_the_images_alone() -> None:
+def test_false_captions_are_further_columns_of_the_images_alone():
     images, texts, false = rows(3, 7, 0), rows(3, 7, 1), rows(6, 7, 2)
     counts = torch.tensor([[1.0, 1], [1, 1], [0, 1]])
     counted = [0, 1, 3, 4, 5]
@@ -91,8 +90,8 @@ def test_false_captions_are_further_columns_of_the_images_alone() -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagonal(
-    reduction: Any,
-) -> None:
+    reduction,
+):
     si, st, ti, tt = rows(4, 5, 4), rows(4, 5, 5), rows(4, 8, 6), rows(4, 8, 7)
     own: list[float] = []
     others: list[float] = []
@@ -118,7 +117,7 @@ def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagon
     assert similarity_regulator(ti, tt, ti, tt, reduction).item() == 0.0
 
 
-def test_false_negatives_are_left_out_of_the_softmax() -> None:
+def test_false_negatives_are_left_out_of_the_softmax():
     """In both terms, and among hard negatives, one of which is word for word the caption of rows 0
     and 3.
     """
@@ -222,7 +221,7 @@ def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_reconstruction_is_that_of_the_covariance_s_leading_eigenvectors() -> None:
+def test_the_reconstruction_is_that_of_the_covariance_s_leading_eigenvectors():
     data = rows(9, 5, 3).double()
     centred = data.numpy() - data.numpy().mean(axis=0)
     vectors = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :2]
@@ -233,7 +232,7 @@ def test_the_reconstruction_is_that_of_the_covariance_s_leading_eigenvectors() -
     ), "of B - 1 components all"
 
 
-def test_the_reconstruction_s_gradient_is_that_of_a_constant_basis() -> None:
+def test_the_reconstruction_s_gradient_is_that_of_a_constant_basis():
     data, weights = rows(9, 5, 3).double().requires_grad_(), rows(9, 5, 4).double()
     (principal_reconstruction(data, 2) * weights).sum().backward()
     centred = (data - data.mean(dim=0)).detach().numpy()
@@ -247,7 +246,7 @@ def test_the_reconstruction_s_gradient_is_that_of_a_constant_basis() -> None:
     )
 
 
-def test_short_captions_meet_reconstructions_that_are_not_normalised() -> None:
+def test_short_captions_meet_reconstructions_that_are_not_normalised():
     images, texts, scale = rows(6, 5, 0), rows(6, 5, 1), 9.0
     coarse = principal_reconstruction(images / images.norm(dim=1, keepdim=True), 2)
     assert (coarse.norm(dim=1) - 1).abs().max() > 0.1
@@ -276,7 +275,7 @@ def directions(*degrees: float) -> Tensor:
     )
 
 
-def test_the_loss_of_pac_s_by_hand() -> None:
+def test_the_loss_of_pac_s_by_hand():
     """Three pairs at right angles or opposite, so that every cosine is 1, 0 or -1; scale ln 2, so
     that e^s is 2.
     """
@@ -308,7 +307,7 @@ def test_the_loss_of_pac_s_by_hand() -> None:
 # SPECS
 
 
-def test_a_margin_is_the_mean_gap_within_its_limits_and_has_no_gradient() -> None:
+def test_a_margin_is_the_mean_gap_within_its_limits_and_has_no_gradient():
     gaps = torch.tensor([0.5, -0.1, 9.0], requires_grad=True)
     margin = dynamic_margin(gaps, torch.tensor([1.0, 1.0, 0.0]), 1.5)
     assert margin.item() == pytest.approx(0.2)
@@ -336,9 +335,7 @@ def triplet_embeddings() -> dict[str, Tensor]:
         ("cosine", None, False, 1e-3),
     ],
 )
-def test_specificity_is_the_weighted_sum_of_its_terms(
-    units: Any, limit: Any, symmetric: bool, fixed: Any
-) -> None:
+def test_specificity_is_the_weighted_sum_of_its_terms(units, limit, symmetric, fixed):
     given, counts = triplet_embeddings(), [1, 0, 1, 1, 1, 0]
     factor, largest = {"logit": (4.0, 1.5), "cosine": (1.0, 0.015)}[units]
     largest = largest if limit is None else limit
@@ -389,7 +386,7 @@ def test_specificity_is_the_weighted_sum_of_its_terms(
     )
 
 
-def test_what_is_logged_counts_both_directions_and_no_tie() -> None:
+def test_what_is_logged_counts_both_directions_and_no_tie():
     """The second caption is nearer to the first image, yet the nearest of the second image."""
     image, text = (
         torch.tensor([[1.0, 0.0], [0.0, 1.0]]),

@@ -97,7 +97,7 @@ def validator(
     return lambda step: validate(step, {})
 
 
-def test_equal_captions_are_embedded_once_with_the_result_of_all() -> None:
+def test_equal_captions_are_embedded_once_with_the_result_of_all():
     network, own = Network(), rows()
     metrics = validator(network, own)(1).metrics
     assert network.counts == {"image": 3, "text": 3}
@@ -120,7 +120,7 @@ def test_equal_captions_are_embedded_once_with_the_result_of_all() -> None:
     )
 
 
-def test_validation_has_no_dropout_and_training_goes_on_with_it() -> None:
+def test_validation_has_no_dropout_and_training_goes_on_with_it():
     modes = set()
     network = Network().train()
     network.register_forward_hook(
@@ -131,14 +131,14 @@ def test_validation_has_no_dropout_and_training_goes_on_with_it() -> None:
     assert network.training
 
 
-def test_embeddings_that_are_not_finite_are_an_error_that_says_so() -> None:
+def test_embeddings_that_are_not_finite_are_an_error_that_says_so():
     network = Network()
     network.factor.data.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match=r"step 7.*3 of 3 are NaN"):
         validator(network, rows())(7)
 
 
-def test_validation_counts_triplets_in_order() -> None:
+def test_validation_counts_triplets_in_order():
     right = Triplet("a", "a true cat", "a cat")
     no_gain = Triplet("a", "a cat", "a cat sits")
     tie = Triplet("a cat", "a cat", "a cat")
@@ -152,7 +152,7 @@ def test_validation_counts_triplets_in_order() -> None:
         validator(Scripted(), rows(), [None] * 3)
 
 
-def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
+def test_the_loss_of_a_split_is_that_of_its_whole_batches():
     """Five rows in batches of two: the loss of rows 0 and 1, and of 2 and 3, however the forward
     pass is split.
     """

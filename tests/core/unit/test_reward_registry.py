@@ -4,7 +4,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,21 +33,21 @@ class NoReward:
     """Has nothing that a reward has."""
 
 
-def test_every_name_names_a_class() -> None:
+def test_every_name_names_a_class():
     assert available() == sorted(REWARDS)
     for name in available():
         assert isinstance(load(name), type)
         assert isinstance(parameters(name), list)
 
 
-def test_build_passes_arguments_and_takes_targets_from_outside() -> None:
+def test_build_passes_arguments_and_takes_targets_from_outside():
     assert isinstance(build("cider", eos=False), CiderD)
     assert build("bleu", n=2).__name__ == "bleu2"
     made = build(f"{__name__}:WordCount", factor=2)
     assert made(None, ["a b"]) == [4]
 
 
-def test_what_cannot_be_built_is_explained() -> None:
+def test_what_cannot_be_built_is_explained():
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("cidr", {}, r"reward is 'cidr' \(.*cider\?\).*bertscore"),
         ("cider", {"sigmaa": 1}, r"'cider'.*sigma"),
@@ -66,7 +65,7 @@ def test_what_cannot_be_built_is_explained() -> None:
             build(name, **kwargs)
 
 
-def test_listing_rewards_imports_no_torch() -> None:
+def test_listing_rewards_imports_no_torch():
     code = """
 import sys, rewards.registry
 print([name for name in sys.modules if name.startswith(("rewards.text", "rewards.clip"))])
@@ -109,14 +108,12 @@ class NoBounds(WordCount):
 
 
 @pytest.mark.parametrize("name", ["WithoutColumns", "OddBounds", "NoBounds"])
-def test_a_reward_that_cannot_be_called_or_has_no_bounds_is_refused(name: str) -> None:
+def test_a_reward_that_cannot_be_called_or_has_no_bounds_is_refused(name):
     with pytest.raises(ValueError, match=name):
         build(f"tests.core.unit.test_reward_registry:{name}")
 
 
-def test_the_working_directory_is_searched_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_working_directory_is_searched_last(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "rewards_of_a_test.py").write_text(

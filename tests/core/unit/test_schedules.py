@@ -1,7 +1,5 @@
 """Schedules are functions of the step; what cannot be meant is refused."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,7 @@ from rl_caption.scst.schedules import factor_at
 RAMP = [(10, 0.0), (30, 1.0), (40, 0.5)]
 
 
-def test_a_schedule_is_linear_between_its_points_and_constant_outside() -> None:
+def test_a_schedule_is_linear_between_its_points_and_constant_outside():
     steps = range(60)
     expected = np.interp(steps, *zip(*RAMP, strict=True))
     assert [factor_at(RAMP, step) for step in steps] == pytest.approx(
@@ -31,13 +29,11 @@ def test_a_schedule_is_linear_between_its_points_and_constant_outside() -> None:
         ([(0, 0.0), (2, 0.0), (2, 3.0), (3, 1.0)], [0.0, 0.0, 3.0, 1.0]),
     ],
 )
-def test_points_of_one_step_are_a_jump(
-    points: list[tuple[int, float]], factors: list[float]
-) -> None:
+def test_points_of_one_step_are_a_jump(points, factors):
     assert [factor_at(points, step) for step in range(4)] == factors
 
 
-def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
+def test_schedules_in_a_file_and_on_the_command_line(tmp_path):
     (tmp_path / "a.yaml").write_text(
         "reward: {terms: {cider: {schedule: [[0, 1], [200, 0.5]]}}}"
     )
@@ -78,7 +74,7 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(text: str, part: str, tmp_path: Path) -> None:
+def test_what_cannot_be_meant_is_refused(text, part, tmp_path):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         parse(ScstConfig, ["--config", str(tmp_path / "a.yaml")], "scst.py")
@@ -92,9 +88,7 @@ def test_what_cannot_be_meant_is_refused(text: str, part: str, tmp_path: Path) -
         "{reward: {terms: {cider: {schedule: [[0, 1.0]]}}}}",
     ],
 )
-def test_trl_which_adds_the_terms_up_itself_refuses_them(
-    text: str, tmp_path: Path
-) -> None:
+def test_trl_which_adds_the_terms_up_itself_refuses_them(text, tmp_path):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"reward has"):
         parse(GrpoVlmConfig, ["--config", str(tmp_path / "a.yaml")], "grpo_vlm")

@@ -39,7 +39,7 @@ ROWS = {"image": [noise_image(1)] * 4}
 CAPTIONS = ["0", "60 b", "90", "120"]
 
 
-def test_the_score_is_the_cosine_on_either_scale() -> None:
+def test_the_score_is_the_cosine_on_either_scale():
     expected: dict[Any, list[float]] = {
         "clipped": [1, 0.5, 0, 0],
         "shifted": [1, 0.75, 0.5, 0.25],
@@ -51,7 +51,7 @@ def test_the_score_is_the_cosine_on_either_scale() -> None:
         assert reward.signature == f"specs[angles,{scale}]"
 
 
-def test_published_values_are_of_the_shifted_scale() -> None:
+def test_published_values_are_of_the_shifted_scale():
     """The three scores that the released code prints for its example, whose cosines are below 0;
     and rounding.
     """
@@ -75,7 +75,7 @@ def released_file(folder: Path) -> str:
     return str(folder / "spec.pt")
 
 
-def test_released_weights_are_shifted(tmp_path: Path) -> None:
+def test_released_weights_are_shifted(tmp_path):
     """Their cosines are often negative: clipped, the three captions would score 0 all alike."""
     plain, released = tiny_checkpoint(tmp_path), released_file(tmp_path)
     cases: list[tuple[str, dict[str, Any], str]] = [
@@ -89,7 +89,7 @@ def test_released_weights_are_shifted(tmp_path: Path) -> None:
         assert reward.signature.endswith(f",{used}]")
 
 
-def test_a_caption_above_the_context_is_named() -> None:
+def test_a_caption_above_the_context_is_named():
     texts, rows = (
         ["0", "60 b c d e", "60 b c d e"],
         {"image": [noise_image(1)] * 3},

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,7 +177,7 @@ def released_arrays(model: LCLIP, tower: str) -> dict[str, np.ndarray]:
     }
 
 
-def test_parameters_are_as_many_as_in_the_paper() -> None:
+def test_parameters_are_as_many_as_in_the_paper():
     with torch.device("meta"):
         model = LCLIP()
     counts = [
@@ -195,7 +194,7 @@ def test_parameters_are_as_many_as_in_the_paper() -> None:
     ).shape == (3, 512)
 
 
-def test_image_tower_equals_the_slow_version_with_blocks_repeated_in_a_row() -> None:
+def test_image_tower_equals_the_slow_version_with_blocks_repeated_in_a_row():
     model = tiny()
     weights = released_arrays(model, "image")
     got = model.encode_image(PIXELS.double()).detach().numpy()
@@ -210,7 +209,7 @@ def test_image_tower_equals_the_slow_version_with_blocks_repeated_in_a_row() -> 
     )
 
 
-def test_text_tower_equals_the_slow_version() -> None:
+def test_text_tower_equals_the_slow_version():
     for pad_attention, rank in (("full", 3), ("masked", 3), ("masked", None)):
         model = tiny(pad_attention=pad_attention, embedding_rank=rank)
         weights = released_arrays(model, "text")
@@ -220,7 +219,7 @@ def test_text_tower_equals_the_slow_version() -> None:
             np.testing.assert_allclose(got[row], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_masked_text_does_not_depend_on_padding() -> None:
+def test_masked_text_does_not_depend_on_padding():
     model = tiny()
     reference, after_end = (
         model.encode_text(IDS),
@@ -234,7 +233,7 @@ def test_masked_text_does_not_depend_on_padding() -> None:
         )
 
 
-def test_masked_text_learns_without_nan() -> None:
+def test_masked_text_learns_without_nan():
     model = LCLIP(TINY).float()
     image, text = model(PIXELS, IDS)
     (image.square().sum() + text.square().sum()).backward()
@@ -243,7 +242,7 @@ def test_masked_text_learns_without_nan() -> None:
         assert parameter.grad.isfinite().all(), name
 
 
-def test_initial_values() -> None:
+def test_initial_values():
     torch.manual_seed(0)
     model = LCLIP(
         replace(
@@ -275,7 +274,7 @@ def test_initial_values() -> None:
             )  # positions, class token, mixers: not the identity
 
 
-def test_saved_model_is_the_same_model(tmp_path: Path) -> None:
+def test_saved_model_is_the_same_model(tmp_path):
     config, folder = (
         replace(TINY, pad_attention="full", embedding_rank=None),
         tmp_path / "new" / "folder",
@@ -295,7 +294,7 @@ def test_saved_model_is_the_same_model(tmp_path: Path) -> None:
     )
 
 
-def test_folders_that_hold_something_else_are_refused(tmp_path: Path) -> None:
+def test_folders_that_hold_something_else_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         LCLIP.from_pretrained(tmp_path)
     LCLIP(TINY).save_pretrained(tmp_path)
@@ -311,7 +310,7 @@ def test_folders_that_hold_something_else_are_refused(tmp_path: Path) -> None:
             LCLIP.from_pretrained(tmp_path)
 
 
-def test_configurations_and_inputs_that_do_not_fit_are_refused() -> None:
+def test_configurations_and_inputs_that_do_not_fit_are_refused():
     for option, value in (
         ("image_heads", 7),
         ("embedding_rank", 0),

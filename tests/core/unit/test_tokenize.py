@@ -103,7 +103,7 @@ def odd_strings(count: int, seed: int = 0) -> list[str]:
     return [string() for _ in range(count)]
 
 
-def test_recorded_sentences() -> None:
+def test_recorded_sentences():
     assert [
         case["text"]
         for case in GOLDEN["cases"]
@@ -116,13 +116,13 @@ def test_recorded_sentences() -> None:
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join))
-def test_tokens_of_tokens_are_the_tokens(caption: str) -> None:
+def test_tokens_of_tokens_are_the_tokens(caption):
     tokens = tokenize(caption)
     assert tokenize(" ".join(tokens)) == tokens
 
 
 @given(st.text(max_size=60))
-def test_any_text_gives_words_without_white_space(text: str) -> None:
+def test_any_text_gives_words_without_white_space(text):
     for token in tokenize(text):
         assert token
         assert token.split() == [token]
@@ -132,13 +132,11 @@ def test_any_text_gives_words_without_white_space(text: str) -> None:
     st.lists(st.sampled_from([*WORDS, "Then", "A", "Miss."]), min_size=1, max_size=8),
     st.sampled_from(" \t\n\r"),
 )
-def test_white_space_around_and_between_does_not_count(
-    words: list[str], space: str
-) -> None:
+def test_white_space_around_and_between_does_not_count(words, space):
     assert tokenize(space + space.join(words) + space) == tokenize(" ".join(words))
 
 
-def test_lines_look_at_the_lines_below() -> None:
+def test_lines_look_at_the_lines_below():
     for lines, last in (
         (
             ["reads K.", "A dog", "reads K.", "a dog", "vitamin c"],
@@ -154,7 +152,7 @@ def test_lines_look_at_the_lines_below() -> None:
     assert tokenize("figure no.")[-1] == "no"
 
 
-def test_the_class_of_captions_that_were_compared() -> None:
+def test_the_class_of_captions_that_were_compared():
     inside = [
         "",
         "a man's dog, 3.5 m long!",
@@ -198,7 +196,7 @@ def assert_equal(texts: list[str], found: list, expected: list) -> None:
 
 
 @needs_java
-def test_ends_of_lines_equal_the_live_toolkit() -> None:
+def test_ends_of_lines_equal_the_live_toolkit():
     ends = [
         start + end.replace("|", " ")
         for start in ("", "x ", "x. ")
@@ -212,7 +210,7 @@ def test_ends_of_lines_equal_the_live_toolkit() -> None:
 
 
 @needs_java
-def test_odd_captions_equal_the_live_toolkit() -> None:
+def test_odd_captions_equal_the_live_toolkit():
     """Entities, abbreviations, numbers, currencies, clitics, quotes, addresses, markup, emoji,
     accents, nothing.
     """
@@ -232,7 +230,7 @@ def test_odd_captions_equal_the_live_toolkit() -> None:
 
 
 @needs_java
-def test_every_named_entity_equals_the_live_toolkit() -> None:
+def test_every_named_entity_equals_the_live_toolkit():
     patterns = ("xx &{} yy", "A&{}M", "caf&{}", "9&{}5", "&{}s")
     texts = [pattern.format(name) for pattern in patterns for name in sorted(html5)]
     assert_equal(texts, tokenize_lines(texts), ptb_tokenize(texts))
@@ -290,9 +288,7 @@ def texts_of(content: object) -> list[str]:
         ("long_captions", 5000),
     ],
 )
-def test_real_captions_equal_the_live_toolkit(
-    dataset: str, count: int, shared_data: Path
-) -> None:
+def test_real_captions_equal_the_live_toolkit(dataset, count, shared_data):
     captions = [caption.replace("\n", " ") for caption in corpus(dataset, shared_data)]
     assert len(captions) >= count
     expected = PTBTokenizer().tokenize(

@@ -373,3 +373,13 @@ def test_equal_rewards_have_no_advantage_and_a_missing_baseline_is_an_error(name
         advantages = advantage(rewards, rewards[:, 0])
         assert advantages.dtype == torch.float32
         assert not advantages.any(), samples
+
+
+def test_max_margin_is_that_of_the_likeliest_sample_not_of_the_worst():
+    logprobs = torch.tensor([[[-2.0], [-1.0], [-3.0]]])
+    mask = torch.ones(1, 3, 1).bool()
+    scores = Scores(torch.tensor([[1.0, 0.75, 0.0]]), None)
+    total, _, _ = build_objective("max_margin", {})(
+        logprobs, logprobs, None, mask, scores, scores.samples
+    )
+    assert float(total) == 0.25 + 2.0 - 1.0

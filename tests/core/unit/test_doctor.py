@@ -38,21 +38,6 @@ def line_after(report: str, name: str) -> str:
     return lines[index + 1].strip()
 
 
-def test_complete_environment(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main([]) == 0
-    report = capsys.readouterr().out
-    for name in (
-        "Python",
-        "torch",
-        "transformers",
-        "accelerate",
-        "pydantic",
-        "pycocoevalcap",
-    ):
-        assert f"\n  {name} " in "\n" + report
-    assert f" {importlib.metadata.version('torch')}" in report
-
-
 @pytest.mark.parametrize(("package", "code"), [("accelerate", 1), ("peft", 0)])
 def test_a_package_that_is_missing_is_named_with_its_cost(
     package, code, monkeypatch, capsys
@@ -69,12 +54,6 @@ def test_a_package_that_is_missing_is_named_with_its_cost(
     assert cost in line_after(report, f"{package} ")
     assert ("The main job cannot run here: accelerate." in report) == bool(code)
     assert ("pip install" if code else "rl-caption run demo") in report.splitlines()[-1]
-
-
-def test_what_the_demo_needs_is_part_of_the_report(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "open_clip", None)
-    assert doctor.main([]) == 1
-    assert "rl-caption[clip]" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_the_packages_are_those_of_the_project_file() -> None:
@@ -106,19 +85,13 @@ def test_a_program_names_the_extra_of_a_module_that_is_missing(
     ) == (module in EXTRAS)
 
 
-@pytest.mark.parametrize(
-    ("error", "mends"),
-    [
-        ("RuntimeError: operator torchvision::nms does not exist", True),
-        ("ImportError: a library", False),
-    ],
-)
-def test_a_torchvision_that_does_not_load_is_told(error, mends, monkeypatch, capsys):
+def test_a_torchvision_that_does_not_load_is_told(monkeypatch, capsys):
+    error = "RuntimeError: operator torchvision::nms does not exist"
     monkeypatch.setattr(doctor, "import_error", lambda: error)
     assert doctor.main([]) == 1
     report = capsys.readouterr().out
     assert error in report
-    assert ("rl-caption doctor --mend" in report.splitlines()[-1]) == mends
+    assert "rl-caption doctor --mend" in report.splitlines()[-1]
 
 
 def test_what_is_missing_besides_packages_is_named_with_its_cost(
@@ -137,13 +110,6 @@ def test_what_is_missing_besides_packages_is_named_with_its_cost(
     ):
         assert line_after(report, name).startswith("-> ")
         assert cost in line_after(report, name)
-
-
-def test_an_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        doctor.main(["--fast"])
-    assert ended.value.code == 2
-    assert "usage" in capsys.readouterr().err
 
 
 TERMS = {"cider": {"weight": 1.0}, "repetition": {"weight": 1e-3}}
@@ -214,7 +180,6 @@ def test_a_recipe_of_any_other_program_is_checked(monkeypatch, capsys):
     ("changes", "name", "message"),
     [
         ({}, "model.init", "start' is not there"),
-        ({"model.init": None}, "model.init", "not set"),
         (
             {"model": {"name": "huggingface", "init": "no/such_model"}},
             "model.init",
@@ -257,8 +222,6 @@ def test_captions_that_the_tokenizer_cannot_split_are_told_before_training(
     "wrapped",
     [
         ModuleNotFoundError("Could not import module 'PreTrainedModel'"),
-        ImportError("cannot import name 'create_model' from 'open_clip'"),
-        RuntimeError("operator torchvision::nms does not exist"),
         ConfigError("reward.terms.clipscore: it cannot be loaded"),
     ],
 )

@@ -26,9 +26,7 @@ class Shape:
     ("field", "value"),
     [
         ("width", 0),
-        ("width", 2**24 + 1),
         ("width", True),
-        ("width", 1.0),
         ("width", "8"),
         ("width", None),
         ("heads", 0),

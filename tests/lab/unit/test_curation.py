@@ -54,7 +54,7 @@ ROWS = [
 ]
 
 
-def write(folder: Path, kind: str) -> Path:
+def write(folder: Path) -> Path:
     items = [
         {"image": image, "references": captions, "split": split}
         for image, captions, split in ROWS
@@ -62,14 +62,8 @@ def write(folder: Path, kind: str) -> Path:
     (folder / "photos").mkdir()
     for name in "abc":
         Image.new("RGB", (8, 8)).save(folder / f"photos/{name}.png")
-    if kind == "jsonl":
-        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, items)) + "\n\n")
-        return folder / "rows.jsonl"
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.Table.from_pylist(items), folder / "rows.parquet")
-    return folder / "rows.parquet"
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, items)) + "\n\n")
+    return folder / "rows.jsonl"
 
 
 FORMATS = {"jsonl": "jsonl", "parquet": "hub"}
@@ -99,9 +93,8 @@ def kept(out: Path) -> list[tuple[str, list[str]]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -> None:
-    path = write(tmp_path, kind)
+def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path) -> None:
+    path = write(tmp_path)
     rules: dict[str, Any] = {"words": [3, None], "capitalised": [None, 0.5]}
     select = [
         Selection(score="length", top=2),
@@ -117,21 +110,8 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
     check_data(
         jsonl(tmp_path / "out/kept.jsonl"), ["train", "test"], check_pixels=False
     )
-    counts = [
-        [cell.strip() for cell in line.split("|")[2:4]]
-        for line in table.splitlines()[2:9]
-    ]
-    assert counts == [
-        ["0", "5"],
-        ["0", "5"],
-        ["1", "4"],
-        ["0", "4"],
-        ["1", "3"],
-        ["1", "2"],
-        ["1", "1"],
-    ]
-    report = (tmp_path / "out/report.md").read_text()
-    assert "'length': 'length" in report
+    dropped = [line.split("|")[2].strip() for line in table.splitlines()[2:9]]
+    assert "".join(dropped) == "0010111"
     with pytest.raises(
         ConfigError, match="rules was"
     ):  # another order counts captions for other rules
@@ -139,7 +119,7 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
 
 
 def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> None:
-    path, out = write(tmp_path, "jsonl"), tmp_path / "out"
+    path, out = write(tmp_path), tmp_path / "out"
     whole = curate(options(path, tmp_path / "whole"))
     with interrupted(Length, "__call__", after=1):
         curate(options(path, out))
@@ -180,35 +160,11 @@ def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path: Path) -> 
     )
 
 
-def test_parts_are_made_anew_wherever_a_setting_changes_what_is_in_them(
-    tmp_path: Path,
-) -> None:
-    path, out = write(tmp_path, "jsonl"), tmp_path / "out"
-    config = options(path, out, rules={"words": [1, None]}, duplicates="caption")
-    curate(config)
-    for name, value in (
-        ("splits", ["test"]),
-        ("duplicates", None),
-        ("part_rows", 3),
-        ("rules", {"words": [2, None]}),
-        ("scores", {"length": JudgeConfig(target="repetition")}),
-    ):
-        named = "rows" if name == "splits" else name
-        with pytest.raises(ConfigError, match=f"{named} was"):
-            curate(config.replace(**{name: value}))
-    Length.scored = 0
-    for name, value in (("select", [Selection(score="length", top=1)]),):
-        curate(config.replace(**{name: value}))
-    assert Length.scored == 0
-
-
 def test_wrong_settings_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path, "jsonl")
+    path = write(tmp_path)
     for changed, message in (
         ({"rules": {"word": [1, 2]}}, "rules.word is"),
-        ({"rules": {"words": [1]}}, "rules.words is"),
         ({"select": [Selection(score="clip", top=1)]}, "select"),
-        ({"select": [Selection(score="length", top=1, bottom=1)]}, "select"),
         ({"worker": "2/2"}, "worker is '2/2'"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -219,7 +175,7 @@ def test_wrong_settings_are_named(tmp_path: Path) -> None:
 def test_images_that_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path, "jsonl")
+    path = write(tmp_path)
     (tmp_path / "photos/b.png").write_bytes(b"no image")
     monkeypatch.setattr(Length, "columns", frozenset({"image"}))
     with pytest.raises(DataError, match=r"1 of 2 images.*b\.png"):
@@ -260,7 +216,7 @@ def test_selection_by_hand() -> None:
 
 def test_images_stored_as_bytes_are_scored_and_written(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    write(tmp_path, "jsonl")
+    write(tmp_path)
     (tmp_path / "photos/b.png").write_bytes(b"no image")
     Image.new("RGB", (8, 8), "red").save(tmp_path / "photos/c.png")
     items = []
@@ -289,7 +245,7 @@ def test_images_stored_as_bytes_are_scored_and_written(tmp_path: Path) -> None:
 
 
 def test_parts_of_images_that_were_replaced_do_not_go_on(tmp_path: Path) -> None:
-    path, out = write(tmp_path, "jsonl"), tmp_path / "out"
+    path, out = write(tmp_path), tmp_path / "out"
     config = options(path, out, scores={"seen": JudgeConfig(target=f"{__name__}:Seen")})
     curate(config)
     os.utime(tmp_path / "photos" / ROWS[0][0], (1, 1))

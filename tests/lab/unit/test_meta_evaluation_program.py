@@ -125,12 +125,10 @@ def test_metrics_of_groups(tmp_path: Path, student: Path) -> None:
     judges = {
         "L-CLIPS": JudgeConfig(target="l_clipscore", kwargs={"backbone": str(student)})
     }
-    shown = compare_with_people(
+    compare_with_people(
         config(tmp_path, "sugarcrepe_pp", metrics="length", judges=judges)
     )
-    assert "ITT, mean of kinds, % right" in shown
     (found,) = content(tmp_path)["sets"]
-    assert "l_clipscore[" in found["signatures"]["L-CLIPS"]
     names = {
         heading: {figure["name"][:3] for figure in found["figures"][heading]}
         for heading in ("length", "L-CLIPS")
@@ -138,7 +136,6 @@ def test_metrics_of_groups(tmp_path: Path, student: Path) -> None:
     assert names == {"length": {"ITT"}, "L-CLIPS": {"ITT", "TOT"}}, (
         "words have no text encoder"
     )
-    assert found["blind"][0] == "length"
 
 
 @pytest.fixture(scope="module")
@@ -231,17 +228,9 @@ def test_the_generated_world(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match=r"^late.* hard negatives"):
         compare_with_people(settings)
     rated, pairs = content(tmp_path)["sets"]
-    main = [
-        figure["name"]
-        for figure in rated["figures"]["ROUGE-L"]
-        if figure["table"] == "main"
-    ]
-    assert main == ["tau_b", "tau_c", "tau_b within images"]
     assert pairs["figures"]["ROUGE-L"][-1]["name"] == "all pairs"
     assert list(rated["figures"]) == ["ROUGE-L", "late", "next"]
     assert (list(pairs["figures"]), rated["left_out"]) == (["ROUGE-L"], {})
-    shown = (tmp_path / "out" / "agreement.md").read_text()
-    assert "Bold" not in shown, "nobody prints a figure of this set"
 
 
 @pytest.mark.slow
@@ -266,74 +255,40 @@ def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
 def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
     settings = config(tmp_path, "flickr8k_expert", metrics="length")
     (part,) = load("flickr8k_expert", tmp_path, partial=True)
-    pairs = dict.fromkeys(zip(part.image_ids, part.captions, strict=True))
+    judged = list(zip(part.image_ids, part.captions, strict=True))
+    pairs = list(dict.fromkeys(judged))
     lines = [
-        {"image": image, "caption": f"{text.replace(' ', '  ')}", "score": number}
+        {"image": image, "caption": text.replace(" ", "  "), "score": number}
         for number, (image, text) in enumerate(pairs)
     ]
     file = tmp_path / "fleur.jsonl"
+    settings = settings.replace(scores={"FLEUR": str(file)})
     file.write_text("\n".join(map(json.dumps, lines)))
-    compare_with_people(settings.replace(scores={"FLEUR": str(file)}))
+    compare_with_people(settings)
     (result,) = content(tmp_path)["sets"]
-    expected = kendalltau(
-        [
-            list(pairs).index(pair)
-            for pair in zip(part.image_ids, part.captions, strict=True)
-        ],
-        part.ratings,
-    ).statistic
-    assert {figure["name"]: figure["value"] for figure in result["figures"]["FLEUR"]}[
-        "tau_b"
-    ] == pytest.approx(expected)
-    assert result["signatures"]["FLEUR"].startswith("fleur.jsonl[")
+    found = {own["name"]: own["value"] for own in result["figures"]["FLEUR"]}
+    scores = [pairs.index(pair) for pair in judged]
+    expected = kendalltau(scores, part.ratings).statistic
+    assert found["tau_b"] == pytest.approx(expected)
     file.write_text("\n".join(map(json.dumps, lines[1:])))
     with pytest.raises(RewardError, match=lines[0]["image"]):
-        compare_with_people(settings.replace(scores={"FLEUR": str(file)}))
+        compare_with_people(settings)
     file.write_text("\n".join(map(json.dumps, [*lines, {**lines[0], "score": 9}])))
     with pytest.raises(ConfigError, match=f"FLEUR.*line {len(lines) + 1}.*'score'"):
-        compare_with_people(settings.replace(scores={"FLEUR": str(file)}))
-    with pytest.raises(ConfigError, match=r"scores\.ROUGE-L"):
-        compare_with_people(
-            settings.replace(metrics="rouge", scores={"ROUGE-L": str(file)})
-        )
+        compare_with_people(settings)
 
 
 def test_meteor_of_single_captions_is_of_their_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls = []
+    calls: list[Any] = []
 
     def meteor(candidates: dict[str, str], references: dict[str, list[str]]) -> Scores:
-        calls.append((list(candidates.values()), list(references.values())))
-        return Scores(
-            {"METEOR": (0.5, [0.1 * (number + 1) for number in range(len(candidates))])}
-        )
+        calls.extend([[*candidates.values()], [*references.values()]])
+        return Scores({"METEOR": (0.5, [0.1, 0.2])})
 
     monkeypatch.setitem(metrics_module.SCORERS, "meteor", meteor)
-    metric = ToolkitMetric("meteor")
-    scores = metric(
-        None,
-        ["A dog.", "A cat!", "A dog."],
-        references=[["Dogs."], ["Cats"], ["A dog"]],
-    )
-    assert scores == pytest.approx([0.1, 0.2, 0.3])
-    assert calls == [(["a dog", "a cat", "a dog"], [["dogs"], ["cats"], ["a dog"]])]
-    assert metric.signature.startswith("METEOR[pycocoevalcap")
-
-
-def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(
-    tmp_path: Path,
-) -> None:
-    settings = config(tmp_path, "flickr8k_expert", metrics="cider,length")
-    file = tmp_path / "Flickr8k.token.txt"
-    file.write_text(
-        file.read_text().replace("in place", "猫 in place"), encoding="utf-8"
-    )
-    compare_with_people(settings)
-    (found,) = content(tmp_path)["sets"]
-    assert [
-        "+PTB-python[" in found["signatures"][name] for name in ("CIDEr", "length")
-    ] == [
-        True,
-        False,
-    ]
+    texts = ["A dog.", "A cat!"]
+    scores = ToolkitMetric("meteor")(None, texts, references=[["Dogs."], ["Cats"]])
+    assert scores == pytest.approx([0.1, 0.2])
+    assert calls == [["a dog", "a cat"], [["dogs"], ["cats"]]]

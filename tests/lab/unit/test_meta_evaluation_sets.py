@@ -17,7 +17,6 @@ from rl_caption.lab.meta_evaluation.figures import order_figures
 from rl_caption.lab.meta_evaluation.program import compare_with_people
 from rl_caption.lab.meta_evaluation.sets import SETS, load
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
-from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image
 from tests.judgement_sets_for_tests import BUILDERS
 
@@ -84,18 +83,6 @@ def test_rows_and_tables_of_every_set(tmp_path: Path, name: str) -> None:
     assert printed(tmp_path, name) == GOLDEN["sets"][name]
 
 
-def test_images_beside_the_files_of_a_set(tmp_path: Path) -> None:
-    for name, folder, last in (
-        ("flickr8k_expert", "Flickr8k_Dataset", "2_b.jpg"),
-        ("composite", "val2014", "COCO_val2014_000000000012.jpg"),
-        ("pascal50s", "JPEGImages", "2008_3.jpg"),
-        ("foil", "val2014", "COCO_val2014_000000000008.jpg"),
-    ):
-        BUILDERS[name](tmp_path)
-        (tmp_path / folder).mkdir(exist_ok=True)
-        assert read(name, tmp_path).images[-1] == tmp_path / folder / last
-
-
 def test_foil_of_images_that_nothing_was_tuned_on(tmp_path: Path) -> None:
     BUILDERS["foil"](tmp_path)
     with pytest.raises(DataError, match=r"dataset_coco\.json"):
@@ -110,8 +97,6 @@ def test_foil_of_images_that_nothing_was_tuned_on(tmp_path: Path) -> None:
     (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": images}))
     kept = read("foil", tmp_path, held_out=True)
     assert (kept.captions[0], sum(kept.excluded.values())) == ("a bus stops", 2)
-    (tmp_path / "captions_val2014.json").unlink()
-    assert not read("foil", tmp_path).references
 
 
 def test_regions_of_aro(tmp_path: Path) -> None:
@@ -133,41 +118,9 @@ def test_sugarcrepe_pp(tmp_path: Path) -> None:
     scores = {"": np.array([[2.0, 3, 1], [2, 1, 1]] * 5)}
     figures = order_figures(found, scores, np.array([near, far] * 5))
     values = {figure.name: (figure.value, figure.count) for figure in figures}
-    assert list(values)[::5] == [
-        "ITT, swap_obj",
-        "ITT, mean of kinds",
-        "TOT, replace_rel",
-    ]
-    assert (values["ITT, swap_att"], values["TOT, mean of kinds"]) == (
-        (0.5, 2),
-        (0.5, 10),
-    )
+    assert values["ITT, swap_att"] == (0.5, 2)
+    assert values["TOT, mean of kinds"] == (0.5, 10)
     assert "50.0 % of groups have equal scores, which count as wrong" in figures[0].note
-
-
-def test_aro_order(tmp_path: Path) -> None:
-    BUILDERS["aro_order"](tmp_path)
-    (tmp_path / "val2014").mkdir()
-    coco, flickr = load("aro_order", tmp_path, partial=True)
-    assert not flickr.images
-    assert coco.images[1] == tmp_path / "val2014" / "COCO_val2014_000000000007.jpg"
-    true, *shuffled = coco.captions[:5]
-    assert true == "a brown dog, with a red ball, runs on the green grass"
-    words = sorted(true.replace(",", "").split())
-    assert [sorted(text.replace(",", "").split()) for text in shuffled] == [words] * 4
-    assert true not in shuffled
-    assert coco.captions[5:] == ["dogs"] * 5
-    assert (
-        coco.captions
-        == read("aro_order", tmp_path).captions
-        != read("aro_order", tmp_path, seed=1).captions
-    )
-    (figure,) = order_figures(
-        coco, {"": np.array([[2.0, 1, 1, 1, 3], [1, 1, 1, 1, 1]])}
-    )
-    assert (figure.name, figure.value) == ("precision at 1", 0.5), (
-        "one shuffle scores higher; equal scores are right"
-    )
 
 
 @pytest.mark.parametrize("core", [b"numpy._core", b"numpy.core"])
@@ -188,8 +141,6 @@ def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
     assert first is second
     assert first == video_frames(tmp_path / "videos" / "aaa_000001_000011.mp4", 3)
     assert third == video_frames(tmp_path / "videos" / "bbb_000002_000012", 3)
-    with pytest.raises(DataError, match="references is 3: expected 1 to 2"):
-        read("vatex_eval", tmp_path, references=3)
 
 
 def test_nothing_in_a_pickled_file_is_executed(
@@ -202,74 +153,17 @@ def test_nothing_in_a_pickled_file_is_executed(
     assert capsys.readouterr().out == ""
 
 
-def test_activitynet_foil(tmp_path: Path) -> None:
-    """Of the release of EMScore (ShiYaya/emscore, 426e424): segments, and references that overlap
-    by over 0.4.
-    """
-    BUILDERS["activitynet_foil"](tmp_path)
-    (tmp_path / "videos").mkdir()
-    found = read("activitynet_foil", tmp_path)
-    # Seconds 0 to 10 have all of 0 to 4, and 8 of the 28 of 3 to 30; 15 to 40 have 16 of those 28.
-    assert found.references == [["A runner."], ["A long run."]]
-    video = tmp_path / "videos" / "v_1.mp4"
-    assert found.images == [
-        video_frames(video, 10, (0.0, 10.4 / 40)),
-        video_frames(video, 10, (15 / 40, 1.0)),
-    ]
-    # One sentence is right and the other wrong: of the paragraph, the sum counts.
-    (figure,) = order_figures(found, {"": np.array([[0.9, 0.2], [0.4, 0.5]])})
-    assert (figure.value, figure.count) == (1.0, 1)
-
-
-def lines(folder: Path, *rows: Any) -> Path:
-    path = folder / "ratings.jsonl"
-    path.write_text(
-        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows),
-        encoding="utf-8",
-    )
-    return path
-
-
-LINE = {"image": "a.jpg", "caption": "A dog.", "rating": 3}
-
-
 def test_any_file_of_ratings(tmp_path: Path) -> None:
-    path = lines(tmp_path, LINE, "", {**LINE, "rating": 4.5, "group": 7, "system": "x"})
-    found = read("ratings", path)
-    assert (found.captions, found.ratings, found.image_ids) == (
-        ["A dog."] * 2,
-        [3.0, 4.5],
-        ["a.jpg", "7"],
-    )
-    assert (found.within_images, found.published, found.images) == (True, (), [])
-    assert not found.references
+    line = {"image": "a.jpg", "caption": "A dog.\u2028It\u0085runs.", "rating": 3}
+    other = line | {"rating": 4.5, "group": 7, "system": "x"}
+    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in (line, other))
+    (tmp_path / "ratings.jsonl").write_text(text, encoding="utf-8")
     (tmp_path / "a.jpg").write_bytes(b"x")
-    odd = {
-        **LINE,
-        "caption": "A dog.\u2028It\u0085runs.",
-        "references": ["a dog", "dogs"],
-    }
-    lines(tmp_path, json.dumps(odd, ensure_ascii=False))
     found = read("ratings", tmp_path)
-    assert (found.references, found.images) == (
-        [["a dog", "dogs"]],
-        [tmp_path / "a.jpg"],
-    )
-    assert found.captions == [odd["caption"]], "only line feeds end a line"
-
-
-def test_wrong_lines_of_ratings_are_named(tmp_path: Path) -> None:
-    for row, message in (
-        ({**LINE, "rating": "x"}, "line 2: .*'x'"),
-        ({"image": "a.jpg", "rating": 1}, "line 2: 'caption'"),
-        ({**LINE, "references": "a dog"}, "line 2: .*'a dog'"),
-        ({**LINE, "references": ["a dog"]}, "references"),
-        ("[1]", "line 2: "),
-    ):
-        with pytest.raises(DataError, match=message):
-            read("ratings", lines(tmp_path, LINE, row))
-    with pytest.raises(DataError, match="no ratings"):
-        read("ratings", lines(tmp_path, ""))
+    assert found.captions == [line["caption"]] * 2, "only line feeds end a line"
+    assert (found.ratings, found.image_ids) == ([3.0, 4.5], ["a.jpg", "7"])
+    assert found.images == [tmp_path / "a.jpg"] * 2
+    assert found.within_images
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if name != "scenes"])
@@ -278,7 +172,7 @@ def test_missing_files_and_another_number_than_the_published_one_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=r"needs|no ratings|jsonl"):
         load(name, tmp_path)
-    if name not in ("ratings",):
+    if name != "ratings":
         BUILDERS[name](tmp_path)
         with pytest.raises(DataError, match=rf"{name}.* has \d+ "):
             load(name, tmp_path)
@@ -289,7 +183,6 @@ def test_missing_files_and_another_number_than_the_published_one_are_refused(
     [
         ("flickr8k_expert", "ExpertAnnotations.txt", "\t4\t4\t4", "\t4\t4", "float"),
         ("flickr8k_expert", "ExpertAnnotations.txt", "2_b.jpg#1", "2_b.jpg#9", "'2_b.jpg#9'"),
-        ("composite", "8k_correctness.csv", "Input.image_url", "url", "'Input.image_url'"),
         ("pascal50s", "pair_pascal.mat", None, "text", "pair_pascal"),
         ("foil", "foilv1.0_test_2017.json", '"foil": true', '"foil": "no"', "'no'"),
         ("foil", "captions_val2014.json", None, '{"annotations": [{"image_id": 8, "caption": "a"}]}', r"captions_val2014\.json.*000000000007\.jpg'"),
@@ -310,20 +203,9 @@ def test_what_is_wrong_is_named(
     assert file in str(raised.value)
 
 
-def test_unknown_names_and_arguments(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'flickr'"):
-        load("flickr", tmp_path)
-    with pytest.raises(ConfigError, match=r"set_kwargs\.side is.*composite"):
-        load("composite", tmp_path, kwargs={"side": 1})
-
-
 def test_the_real_files_have_the_published_counts(shared_data: Path) -> None:
     counts = {}
-    for name, folder in (
-        ("abstract50s", "abstract48s"),
-        ("foil", "foil"),
-        ("sugarcrepe", "sugarcrepe"),
-    ):
-        (part,) = load(name, shared_data / folder)
-        counts[name] = len(part.image_ids)
-    assert counts == {"abstract50s": 400, "foil": 943, "sugarcrepe": 7_511}
+    for folder in ("abstract48s", "foil", "sugarcrepe"):
+        (part,) = load(folder.replace("48", "50"), shared_data / folder)
+        counts[folder] = len(part.image_ids)
+    assert counts == {"abstract48s": 400, "foil": 943, "sugarcrepe": 7_511}

@@ -46,32 +46,6 @@ def photos(tmp_path: Path) -> DataConfig:
     return DataConfig(format="jsonl", path=str(tmp_path / "photos.jsonl"))
 
 
-def asked_photos(folder: Path, train: int) -> DataConfig:
-    """Photos with four questions each: ``train`` to train on and two of the split val."""
-    lines: list[dict[str, Any]] = []
-    colours = ["red", "green", "blue", "grey", "pink"]
-    for number in range(train + 2):
-        noise_image(number).save(folder / f"{number}.png")
-        questions = [
-            {
-                "question": f"What colour is the {thing} of photo {number}?",
-                "choices": colours[:4] if number % 2 else colours[1:],
-                "answer": colours[1 + (number + index) % 3],
-            }
-            for index, thing in enumerate(["dog", "cat", "boat", "sky"])
-        ]
-        lines.append(
-            {
-                "image": f"{number}.png",
-                "references": [f"{colours[number % 5]} things, {number} of them"],
-                "split": "train" if number < train else "val",
-                "questions": questions,
-            }
-        )
-    (folder / "asked.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return DataConfig(format="jsonl", path=str(folder / "asked.jsonl"))
-
-
 def answer(body: dict[str, Any]) -> tuple[int, Any]:
     """Writes three questions and a wrong one of an image; knows what is in the caption, and that
     grass is green.
@@ -100,23 +74,17 @@ def config(data: DataConfig, out: Path, **options: Any) -> QuestionsConfig:
     return QuestionsConfig(data=data, out=str(out), part_rows=2, **options)
 
 
-def rows_of(out: Path, split: str = "train") -> list[Any]:
-    return list(
-        build_data(DataConfig(format="jsonl", path=str(out / "questions.jsonl"))).split(
-            split
-        )
-    )
+def rows_of(out: Path) -> list[Any]:
+    data = DataConfig(format="jsonl", path=str(out / "questions.jsonl"))
+    return list(build_data(data).split("train"))
 
 
 def test_what_is_written_is_a_data_set_with_counts_of_what_was_refused(
     photos: DataConfig, tmp_path: Path
 ) -> None:
     with endpoint(answer) as options:
-        table = write_questions(
-            config(
-                photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options)
-            )
-        )
+        writer = LanguageModelConfig(endpoint=options)
+        table = write_questions(config(photos, tmp_path / "out", writer=writer))
     assert "| kept | 3 |" in table
     rows = rows_of(tmp_path / "out")
     assert [row["questions"] for row in rows] == [[GOOD]] * 3
@@ -147,9 +115,7 @@ def test_a_run_that_a_failing_endpoint_stopped_goes_on_with_the_next_part(
         bodies.clear()
         limit = 100
         write_questions(asking)
-        assert len(bodies) == 7, (
-            "the first part is there: one text, two answers for each of three questions"
-        )
+        assert len(bodies) == 7, "one text, two answers for each of three questions"
         with pytest.raises(ConfigError, match="asked was"):
             write_questions(config(photos, tmp_path / "out", writer=writer, count=2))
     assert [row["questions"] for row in rows_of(tmp_path / "out")] == [[GOOD]] * 3
@@ -158,43 +124,34 @@ def test_a_run_that_a_failing_endpoint_stopped_goes_on_with_the_next_part(
 def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(
     photos: DataConfig, tmp_path: Path
 ) -> None:
-    def sorry_for_one(body: dict[str, Any]) -> tuple[int, Any]:
-        return (
-            (200, writing("sorry")) if "on grass 1" in prompt_of(body) else answer(body)
-        )
+    unreadable = ["on grass 1"]
 
     def sorry(body: dict[str, Any]) -> tuple[int, Any]:
-        return 200, writing("sorry")
+        if any(text in prompt_of(body) for text in unreadable):
+            return 200, writing("sorry")
+        return answer(body)
 
-    with endpoint(sorry_for_one) as options:
-        table = write_questions(
-            config(
-                photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options)
-            )
-        )
-    assert len(rows_of(tmp_path / "out")) == 2
-    assert "| kept | 2 |" in table
-    assert "1 of 3 images have no question" in (tmp_path / "out/report.md").read_text()
-    counted = r"questions\.jsonl.*kept': 0.*repetition': 3.*sorry"
-    with endpoint(sorry) as options, pytest.raises(DataError, match=counted):
-        write_questions(
-            config(
-                photos, tmp_path / "none", writer=LanguageModelConfig(endpoint=options)
-            )
-        )
+    with endpoint(sorry) as options:
+        writer = LanguageModelConfig(endpoint=options)
+        table = write_questions(config(photos, tmp_path / "out", writer=writer))
+        assert len(rows_of(tmp_path / "out")) == 2
+        assert "| kept | 2 |" in table
+        unreadable.append("a dog")
+        with pytest.raises(DataError, match=r"questions\.jsonl.*kept': 0"):
+            write_questions(config(photos, tmp_path / "none", writer=writer))
     assert not (tmp_path / "none/questions.jsonl").exists()
 
 
-def test_questions_of_the_data_are_written_as_they_are(tmp_path: Path) -> None:
-    out, data = tmp_path / "out", asked_photos(tmp_path, train=5)
-    words = ["--data.format", "jsonl", "--data.path", str(data.path), "--out", str(out)]
+def test_questions_of_the_data_are_written_as_they_are(
+    photos: DataConfig, tmp_path: Path
+) -> None:
+    file, out = Path(str(photos.path)), tmp_path / "out"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("\n".join(json.dumps(row | {"questions": [GOOD]}) for row in rows))
+    words = ["--data.format", "jsonl", "--data.path", str(file), "--out", str(out)]
     assert run("questions", words) == 0
-    for split in ("train", "val"):
-        rows = rows_of(out, split)
-        assert [row["questions"] for row in rows] == [
-            row["questions"] for row in build_data(data).split(split)
-        ]
-        assert all(Path(row["image"]).is_file() for row in rows)
+    assert [row["questions"] for row in rows_of(out)] == [[GOOD]] * 3
+    assert all(Path(row["image"]).is_file() for row in rows_of(out))
 
 
 def test_further_questions_repetitions_and_other_keys_are_dropped() -> None:

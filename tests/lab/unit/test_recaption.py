@@ -2,7 +2,6 @@
 drawings, a tiny VLM.
 """
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,14 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_caption.captioners.base import CaptionerError
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row, Splits, load_image
 from rl_caption.data.formats import build_data
 from rl_caption.data.negatives import ColumnNegatives
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.oracle import oracle
-from rl_caption.evaluation import EvaluationError
 from rl_caption.lab.config import (
     PositiveCaptionsConfig,
     PositivesConfig,
@@ -127,36 +124,29 @@ class Numbered(Splits):
 def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(
     tmp_path: Path,
 ) -> None:
-    model, found = tmp_path / "model", {}
-    kwargs = {"model": str(model), "num_samples": 1, "max_new_tokens": 8, "seed": 1}
-    for seed, splits in ((0, ["train"]), (0, ["train"]), (0, ["train", "val"])):
+    model, out = tmp_path / "model", tmp_path / "out"
+
+    def save(seed: int) -> None:
         captioner = tiny_captioner(seed)
         captioner.save_pretrained(captioner.policy, model)
-        out = tmp_path / "-".join(splits)
-        data, asked = (
-            DataConfig(target=f"{__name__}:Numbered"),
-            RecaptionerConfig(target="captioner", kwargs=kwargs),
-        )
-        recaption(
-            RecaptionConfig(data=data, splits=splits, recaptioner=asked, out=str(out))
-        )
-        made = out / "captions.jsonl"
-        found[len(splits)] = [row["long_reference"] for row in rows_of(made, "train")]
-        for split in ("train", "val"):
-            for row, old in zip(
-                rows_of(made, split), Numbered().split(split), strict=True
-            ):
-                assert (
-                    load_image(row["image"]).tobytes()
-                    == load_image(old["image"]).tobytes()
-                )
-    assert found[1] == found[2]
-    captioner = tiny_captioner(1)
-    captioner.save_pretrained(captioner.policy, model)
+
+    kwargs = {"model": str(model), "max_new_tokens": 8, "seed": 1}
+    asked = RecaptionConfig(
+        data=DataConfig(target=f"{__name__}:Numbered"),
+        splits=["train", "val"],
+        recaptioner=RecaptionerConfig(target="captioner", kwargs=kwargs),
+        out=str(out),
+    )
+    save(0)
+    recaption(asked)
+    for split in ("train", "val"):
+        rows, old = rows_of(out / "captions.jsonl", split), Numbered().split(split)
+        for row, known in zip(rows, old, strict=True):
+            image, expected = load_image(row["image"]), load_image(known["image"])
+            assert image.tobytes() == expected.tobytes()
+    save(1)
     with pytest.raises(ConfigError, match="recaptioner was"):
-        recaption(
-            RecaptionConfig(data=data, splits=splits, recaptioner=asked, out=str(out))
-        )
+        recaption(asked)
 
 
 def test_descriptions_of_scenes_are_true_thinned_or_wrong() -> None:
@@ -182,10 +172,7 @@ def test_a_vision_language_model_answers_prompts_in_batches(tmp_path: Path) -> N
     folder = str(tiny_qwen2_vl(tmp_path / "vlm"))
     rows = build_data(SCENES).split("train")[:3]
     asked = CaptionerRecaptioner(folder, "A page: {prompt}, {caption}", batch_size=3)
-    together = asked(rows)
-    assert [len(own) for own in together] == [1, 1, 1]
     alone = CaptionerRecaptioner(folder, "A page: {prompt}, {caption}", batch_size=1)
-    assert alone(rows) == together
     told: list[str] = []
     messages = asked.captioner.messages
 
@@ -194,13 +181,12 @@ def test_a_vision_language_model_answers_prompts_in_batches(tmp_path: Path) -> N
         return messages(row)
 
     asked.captioner.messages = seen
-    asked(rows)
+    together = asked(rows)
+    assert [len(own) for own in together] == [1, 1, 1]
+    assert alone(rows) == together
     assert told == [f"A page: , {row['references'][0]}" for row in rows]
     beams = CaptionerRecaptioner(folder, "guided", num_beams=3, num_return_sequences=2)
     assert [len(own) for own in beams(rows)] == [2, 2, 2]
-    assert "DO NOT make things up" in beams.signature
-    with pytest.raises(CaptionerError, match="absent'"):
-        CaptionerRecaptioner(str(tmp_path / "absent"))
 
 
 class Two(Counting):
@@ -282,19 +268,12 @@ def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_af
     check_positives(
         rows_of(out / "positives.jsonl", "train"), ["image", "text"], "first"
     )
-    with pytest.raises(
-        ConfigError, match=r"images was 'painter of first references'.*'painter of all"
-    ):
+    with pytest.raises(ConfigError, match="images was"):
         make_positives(positives(out, None, painter, data=data))
     file = Path(str(data.path))
-    whole = file.read_text()
-    for old, new in (
-        ("red", "blue"),
-        ("A long caption", "A short caption"),
-    ):  # a reference, a positive caption
-        file.write_text(whole.replace(old, new))
-        with pytest.raises(ConfigError, match="train texts"):
-            make_positives(again())
+    file.write_text(file.read_text().replace("A long caption", "A short caption"))
+    with pytest.raises(ConfigError, match="train texts"):
+        make_positives(again())
 
 
 # --- negatives ----------------------------------------------------------------------------------
@@ -370,8 +349,6 @@ def test_a_language_model_is_shown_examples_and_answers_with_a_line() -> None:
             f"Caption: {true}\nFalse: {false}\n" in prompt for true, false in pairs
         )
         assert prompt.endswith("Caption: a cat on a mat\nFalse:")
-    with pytest.raises(ConfigError, match="nowhere"):
-        LanguageModelWriter(model="nowhere")
 
 
 def test_a_part_without_all_its_rows_is_named_and_loses_none(tmp_path: Path) -> None:
@@ -382,38 +359,3 @@ def test_a_part_without_all_its_rows_is_named_and_loses_none(tmp_path: Path) -> 
     with pytest.raises(DataError, match=part.name):
         recaption(config(tmp_path))
     assert (tmp_path / "captions.jsonl").read_bytes() == written
-
-
-def test_two_rows_of_one_image_id_are_refused(tmp_path: Path) -> None:
-    line = {"image": "0.png", "image_id": "5", "references": ["a"]}
-    (tmp_path / "data.jsonl").write_text("\n".join([json.dumps(line)] * 2))
-    data = DataConfig(
-        format="jsonl", path=str(tmp_path / "data.jsonl"), check_images=False
-    )
-    with pytest.raises(EvaluationError, match=r"split 'train'.*'5'"):
-        recaption(config(tmp_path / "out").replace(data=data))
-    assert not (tmp_path / "out").exists()
-
-
-def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="training"):
-        recaption(config(tmp_path / "out", splits=["training"]))
-    for captions, message in (
-        (["one", "another"], "several captions"),
-        (" ", "train-000000"),
-    ):
-        monkeypatch.setattr(
-            Counting,
-            "__call__",
-            lambda self, rows, captions=captions: [captions] * len(rows),
-        )
-        with pytest.raises(DataError, match=message):
-            recaption(config(tmp_path / "out"))
-
-
-@pytest.mark.parametrize("target", ["Silent", "Counting"])
-def test_answers_that_are_no_lists_of_false_captions_are_refused(
-    tmp_path: Path, target: str
-) -> None:
-    with pytest.raises(DataError):
-        write_negatives(negatives_config(tmp_path, f"{__name__}:{target}"))

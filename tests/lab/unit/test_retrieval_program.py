@@ -67,10 +67,6 @@ def test_models_side_by_side_on_short_and_long_captions(
         )
         assert 1 <= figures["t2i_median_rank"]["value"] <= 12
     assert own["captions"]["long"]["cut"] > own["captions"]["references"]["cut"] == 0
-    as_long = run(tmp_path / "as_long", *models, *data, "--data.long_captions", "true")
-    assert as_long["models"] == found["models"], (
-        "short captions are the references all the same"
-    )
     results = [own]
     monkeypatch.setattr("rl_caption.lab.retrieval._measure", lambda *_: results.pop())
     with pytest.raises(SystemExit):

@@ -70,13 +70,9 @@ def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -
     assert card.data.base_model is None, "the start is no model on the hub"
     for part in (
         "112.50 to 137.50",
-        "95 % bootstrap over images, 1000 resamples",
-        "SPICE: no <b>jar</b>",
-        "decoding: greedy, at most 24 tokens",
         "step 10, the best validation by `val/cider`",
         "- signature: `SIG+x`",
         "- reward: 0.5 cider + 0.5 ref_clipscore",
-        "| val/cider (x100) | 125 | 175 | 75 |",
         f"an alarm at steps 20: the reward had risen and the captions had got worse.\n- {EVIDENCE}",
     ):
         assert part in text, part
@@ -92,15 +88,8 @@ def test_what_is_missing_is_said(trained: Path, tmp_path: Path) -> None:
         (trained / name).unlink()
     card, text = shared(trained / "export" / "best", tmp_path / "out")
     assert card.data.eval_results is None
-    for part in (
-        "No evaluation was given: there are no test scores.",
-        "the run was not finished",
-        "which step it is of was not recorded",
-        "The run has no record of the monitor.",
-        "- software: not recorded",
-        "No licence was named",
-    ):
-        assert part in text, part
+    assert "there are no test scores" in text
+    assert "the run was not finished" in text
     alone = tmp_path / "alone"
     (trained / "export" / "best").rename(alone)
     assert "## Training" not in shared(alone, tmp_path / "more")[1]
@@ -121,13 +110,7 @@ def test_the_folder_is_uploaded(trained: Path, monkeypatch: Any, capsys: Any) ->
         path.name for path in folder_path.iterdir()
     )
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
-    words = [
-        "--repo_id",
-        "somebody/captioner",
-        "--private",
-        "--out",
-        str(trained / "shared"),
-    ]
+    words = ["--repo_id=somebody/captioner", "--private", f"--out={trained}/shared"]
     assert run("share", [str(trained), *words]) == 0
     api.create_repo.assert_called_once_with(
         "somebody/captioner", private=True, exist_ok=True

@@ -58,9 +58,7 @@ def test_captions_through_images(captioner: str) -> None:
     captions = ["a red circle on a grey field", "  ", "two blue squares", "the dog"]
     found = reward(None, captions)
     drawn = reward._images.captions  # type: ignore[attr-defined]
-    assert drawn == [captions[0], captions[2], captions[3]], (
-        "a blank caption is not drawn"
-    )
+    assert drawn == [captions[0], *captions[2:]], "a blank caption is not drawn"
     assert found[1] == 0.0
     written = [reward.rewrite([caption])[0][0] for caption in captions]
     expected = build("rouge_l")(
@@ -69,8 +67,6 @@ def test_captions_through_images(captioner: str) -> None:
     assert [found[row] for row in (0, 2, 3)] == pytest.approx(
         [expected[row] for row in (0, 2, 3)]
     )
-    assert reward.signature.startswith("VBA[colours,")
-    assert vba(captioner).signature != vba(captioner, num_beams=1).signature
 
 
 def test_the_most_similar_of_several_beams_counts(captioner: str) -> None:
@@ -115,11 +111,7 @@ def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> 
         pipelines.append(Pipeline())
         return pipelines[-1]
 
-    parts = {
-        "_class_name": "X",
-        "unet": ["diffusers", "UNet"],
-        "safety_checker": [None, None],
-    }
+    parts = {"_class_name": "X", "unet": ["diffusers", "UNet"]}
     loaded = SimpleNamespace(from_pretrained=load, load_config=lambda model: parts)
     scheduler = SimpleNamespace(from_config=lambda config: f"DPM of {config}")
     module = SimpleNamespace(
@@ -158,13 +150,6 @@ def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> 
         ({"similarity": "repetition"}, "similarity 'repetition'"),
         ({"text_to_image": "scene"}, "text_to_image is 'scene'"),
         ({"text_to_image": "diffusers:x"}, "package diffusers"),
-        (
-            {
-                "text_to_image": "diffusers:x",
-                "text_to_image_kwargs": {"noise": "batch"},
-            },
-            "noise",
-        ),
     ],
 )
 def test_wrong_arguments_are_named(captioner, options, message, monkeypatch):

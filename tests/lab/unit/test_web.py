@@ -66,7 +66,6 @@ def test_captions_and_scores_are_those_of_captioners_and_rewards(
     [
         (["--judges.cider.weight", "1"], "judges.cider"),
         (["--judges.c.target", "cider"], "kwargs.df"),
-        (["--judges.diversity.target", "diversity"], "judges.diversity"),
     ],
 )
 def test_what_is_wrong_is_said_before_it_listens(options, named, paths, capsys) -> None:

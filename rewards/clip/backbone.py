@@ -12,10 +12,10 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,7 @@ from rewards.clip.encoder import (
 )
 from rewards.clip.preprocessing import (
     Preprocessing,
-    causal_text_features,
-    causal_token_features,
+    causal_features,
     embed_by_length,
     is_causal,
     open_clip_tokenizer,
@@ -52,7 +51,6 @@ from rewards.model_files import (
 from rewards.registry import ADDRESSES, CHECKPOINTS
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 WEIGHT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 SORTED_BATCHES = 16
 """Captions tokenised and sorted by length at a time, over ``batch_size``. They are then encoded in
@@ -75,22 +73,6 @@ class Network:
     note: str = ""
     """For the signature, after the name of the weights."""
     long_layout: bool = False
-
-
-def _in_own_precision(method: Callable[..., T]) -> Callable[..., T]:
-    """Without gradients or the caller's autocast: embeddings are cached, and scores signed, as of
-    one precision.
-    """
-
-    @wraps(method)
-    def embed(self: FrozenEncoder, *positional: Any, **named: Any) -> T:
-        with (
-            torch.no_grad(),
-            torch.autocast(torch.device(self.device).type, enabled=False),
-        ):
-            return method(self, *positional, **named)
-
-    return embed
 
 
 class FrozenEncoder:
@@ -143,14 +125,23 @@ class FrozenEncoder:
             batches.append(self.encode_pixels(stacked, normalize).cpu())
         return torch.cat(batches) if batches else torch.zeros(0, 0)
 
-    @_in_own_precision
+    def _embed(
+        self, encode: Callable[[Tensor], Tensor], inputs: Tensor, normalize: bool = True
+    ) -> Tensor:
+        """What ``encode`` makes of inputs, float32, without gradients or the caller's autocast:
+        embeddings are cached, and scores signed, as of one precision.
+        """
+        device = torch.device(self.device)
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            features = encode(inputs.to(device)).float()
+        return nn.functional.normalize(features, dim=-1) if normalize else features
+
     def encode_pixels(self, pixels: Tensor, normalize: bool = True) -> Tensor:
         """Embed pixels [N, 3, S, S] as [N, D], float32, on the model's device."""
         model: Any = self.model
         dtype = getattr(torch, DTYPES[self._options.precision])
-        return _features(model.encode_image(pixels.to(self.device, dtype)), normalize)
+        return self._embed(model.encode_image, pixels.to(dtype), normalize)
 
-    @_in_own_precision
     def encode_texts(self, texts: Sequence[str], normalize: bool = True) -> Tensor:
         """Embed N captions: [N, D], float32, on the CPU, of length 1 if ``normalize``.
 
@@ -159,33 +150,21 @@ class FrozenEncoder:
         Raises:
             RewardError: a caption is too long and ``truncate`` is off.
         """
-        network, groups, batch_size = self.network, [], self._options.batch_size
+        groups, batch_size = [], self._options.batch_size
+        encode = partial(self._embed, self.network.encode_text, normalize=normalize)
         for group in chunks(texts, SORTED_BATCHES * batch_size, "embedding captions"):
             ids = self.token_ids(list(group))
             lengths = torch.full((len(ids),), ids.shape[1])
             if self.texts.trims:
-                lengths = self.token_lengths(ids)
-            features = embed_by_length(
-                network.encode_text,
-                ids,
-                lengths,
-                batch_size * ids.shape[1],
-                self.device,
-            )
-            groups.append(_features(features, normalize).cpu())
+                lengths = self.texts.encoder.lengths(ids)
+            most = batch_size * ids.shape[1]
+            groups.append(embed_by_length(encode, ids, lengths, most).cpu())
         return torch.cat(groups) if groups else torch.zeros(0, 0)
 
     def count_tokens(self, text: str) -> int:
         """See ``DualEncoder.count_tokens``; by the model's own tokenizer."""
         return self.texts.encoder.count_tokens(text)
 
-    def too_long(self, texts: Sequence[str]) -> int:
-        """Number of captions that have more tokens than ``context_length``, so that their end is
-        cut.
-        """
-        return self.texts.too_long(texts)
-
-    @_in_own_precision
     def encode_tokens(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
         """Return token ids [L] and token embeddings [L, D] of each caption: float32, on the CPU, of
         length 1.
@@ -194,21 +173,17 @@ class FrozenEncoder:
         pooled state, so the embedding of the token that is pooled is the embedding of the caption.
         Raises as ``encode_texts``.
         """
-        network, embedded = self.network, []
-        assert network.encode_tokens is not None, "has_tokens is asked first"
+        encode, embedded = self.network.encode_tokens, []
+        assert encode is not None, "has_tokens is asked first"
         for batch in chunks(texts, self._options.batch_size, "embedding tokens"):
             ids = self.token_ids(list(batch))
-            lengths = self.token_lengths(ids)
+            lengths = self.texts.encoder.lengths(ids)
             if self.texts.trims:
                 ids = ids[:, : int(lengths.max())]
-            rows = _features(network.encode_tokens(ids.to(self.device)), True).cpu()
+            rows = self._embed(encode, ids).cpu()
             for tokens, row, end in zip(ids, rows, lengths.tolist(), strict=True):
                 embedded.append((tokens[:end], row[:end]))
         return embedded
-
-    def token_lengths(self, ids: Tensor) -> Tensor:
-        """Numbers of tokens [N] of ids [N, L], before the padding."""
-        return self.texts.encoder.lengths(ids)
 
     def token_ids(self, texts: list[str]) -> Tensor:
         """Token ids [N, L] of N captions, padded; L is at most ``context_length``. Raises as
@@ -308,14 +283,12 @@ def ask_for_weights(name: str, tag: str) -> None:
     import open_clip
     from huggingface_hub import try_to_load_from_cache
 
-    owner, _, file = (
-        open_clip.get_pretrained_cfg(name, tag).get("hf_hub", "").rpartition("/")
-    )
+    address = open_clip.get_pretrained_cfg(name, tag).get("hf_hub", "")
+    owner, _, file = address.rpartition("/")
+    if not owner or Path(tag).is_file():
+        return
     files = [file] if file else WEIGHT_FILES
-    cached = any(
-        isinstance(try_to_load_from_cache(owner, one), str) for one in files if owner
-    )
-    if owner and not Path(tag).is_file() and not cached:
+    if not any(isinstance(try_to_load_from_cache(owner, one), str) for one in files):
         ask_hub(owner, file or "open_clip_config.json")
 
 
@@ -353,8 +326,8 @@ def _load_open_clip(name: str, options: EncoderOptions) -> Network:
         long_layout=layout == "long",
     )
     if causal:
-        network.encode_text = partial(causal_text_features, model)
-        network.encode_tokens = partial(causal_token_features, model)
+        network.encode_text = partial(causal_features, model)
+        network.encode_tokens = partial(causal_features, model, pooled=False)
     return network
 
 
@@ -401,11 +374,3 @@ def _open_clip_model(name: str, options: EncoderOptions) -> tuple[Any, str, str]
             name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True
         )
     return model, "", ""
-
-
-def _features(features: Tensor, normalize: bool) -> Tensor:
-    return (
-        nn.functional.normalize(features.float(), dim=-1)
-        if normalize
-        else features.float()
-    )

@@ -127,10 +127,10 @@ class CaptionWriter:
         its positions.
         """
         texts = [" ".join(caption.split()) for caption in captions]
+        end = self._ends[:1]
         if self.ending == "newline":
-            texts = [f" {text} \n" for text in texts]
+            texts, end = [f" {text} \n" for text in texts], []
         token_ids = self.frozen.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        end = self._ends[:1] if self.ending == "eos" else []
         return [[*ids, *end][: self.room] for ids in token_ids]
 
     def _prefix(self, soft: Tensor) -> Tensor:
@@ -144,17 +144,11 @@ class CaptionWriter:
         """Teacher forcing: sum of -ln p (nats) over the tokens ``ids`` [B, L] where ``mask`` [B, L]
         is true.
         """
-        prefix = self._prefix(soft)
-        inputs = torch.cat([prefix, self._embed(ids)], dim=1)
-        before = torch.ones(prefix.shape[:2], device=mask.device, dtype=torch.long)
-        attended = torch.cat([before, mask.long()], dim=1)
-        logits = self.frozen.network(
-            inputs_embeds=inputs, attention_mask=attended
-        ).logits
-        logits = logits[:, prefix.shape[1] - 1 : -1].float()
-        losses = nn.functional.cross_entropy(
-            logits.transpose(1, 2), ids, reduction="none"
-        )
+        inputs = torch.cat([self._prefix(soft), self._embed(ids)], dim=1)
+        attended = nn.functional.pad(mask.long(), (2, 0), value=1)
+        output = self.frozen.network(inputs_embeds=inputs, attention_mask=attended)
+        logits = output.logits[:, 1:-1].float().mT
+        losses = nn.functional.cross_entropy(logits, ids, reduction="none")
         return (losses * mask).sum()
 
     @torch.no_grad()
@@ -182,14 +176,15 @@ class CaptionWriter:
         )
         texts = self.frozen.tokenizer.batch_decode(ids, skip_special_tokens=True)
         cut = [" ".join(text.lstrip().partition("\n")[0].split()) for text in texts]
-        return [
-            cut[start : start + num_beams] for start in range(0, len(cut), num_beams)
-        ]
+        starts = range(0, len(cut), num_beams)
+        return [cut[start : start + num_beams] for start in starts]
 
 
-def edit_distance(first: str, second: str) -> int:
-    """Fewest characters to insert, delete or replace to make ``second`` of ``first`` (Levenshtein
-    1966).
+def edit_similarity(first: str, second: str) -> float:
+    """1 - edit distance / length of the longer one, in [0, 1]; 0 where both are empty.
+
+    The distance is the fewest characters to insert, delete or replace to make ``second`` of
+    ``first`` (Levenshtein 1966).
     """
     column = np.array([ord(character) for character in second], np.int64)
     steps = np.arange(len(column) + 1)
@@ -198,13 +193,8 @@ def edit_distance(first: str, second: str) -> int:
         best = np.minimum(row[1:] + 1, row[:-1] + (column != ord(character)))
         best = np.concatenate([[count], best])
         row = np.minimum.accumulate(best - steps) + steps  # insertions
-    return int(row[-1])
-
-
-def edit_similarity(first: str, second: str) -> float:
-    """1 - distance / length of the longer one, in [0, 1]; 0 where both are empty."""
     longest = max(len(first), len(second))
-    return 1 - edit_distance(first, second) / longest if longest else 0.0
+    return 1 - int(row[-1]) / longest if longest else 0.0
 
 
 class EditSimilarity:
@@ -241,8 +231,7 @@ def load_similarity(name: str, kwargs: Mapping[str, Any], owner: str) -> Reward:
     if similarity.columns != {"references"}:
         raise ValueError(
             f"{owner}: similarity {name!r} does not compare with references: expected "
-            f"edit_distance or a reward such "
-            "as bertscore"
+            "edit_distance or a reward such as bertscore"
         )
     return similarity
 
@@ -309,12 +298,8 @@ class SemanticBottleneck:
         similarity_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._similarity = load_similarity(similarity, similarity_kwargs or {}, "sba")
-        check_values(
-            Count,
-            num_beams=num_beams,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
-        )
+        lengths = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
+        check_values(Count, batch_size=batch_size, **lengths)
         with naming(f"sba: the folder {model!r} cannot be loaded", (OSError,)):
             bottleneck = Bottleneck.from_pretrained(model)
         config = bottleneck.config
@@ -343,19 +328,15 @@ class SemanticBottleneck:
                     f"one of fingerprint {expected}: name that one"
                 )
         weights = f"{fingerprint(bottleneck.state_dict())[:12]},{frozen.weights},{self._encoder.signature}"
-        compared = (
-            "" if similarity == "edit_distance" else f",{self._similarity.signature}"
-        )
+        compared = ""
+        if similarity != "edit_distance":
+            compared = f",{self._similarity.signature}"
         self.signature = (
             f"SBA[{weights},beams{num_beams},{max_new_tokens} tokens{compared}]"
         )
         self._bottleneck = bottleneck.to(device).eval().requires_grad_(False)
         self._writer = CaptionWriter(frozen, config.ending)
-        self.model, self.num_beams, self.max_new_tokens = (
-            model,
-            num_beams,
-            max_new_tokens,
-        )
+        self.num_beams, self.max_new_tokens = num_beams, max_new_tokens
         self.device, self.batch_size = device, batch_size
 
     def __call__(

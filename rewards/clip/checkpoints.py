@@ -13,10 +13,9 @@ Positions count tokens of CLIP's BPE, start and end included.
 
 from __future__ import annotations
 
-import math
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rewards.base import naming
 from rewards.model_files import check_state, read_state, state_shapes
 
 Layout = Literal["archive", "long", "plain"]
@@ -58,9 +56,7 @@ def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> T
     """
     steps = torch.diff(positions, dim=0)[keep:]
     steps = torch.cat([steps, positions[-1:] - positions[-2:-1]])
-    shares = (
-        torch.arange(factor, device=positions.device, dtype=positions.dtype) / factor
-    )
+    shares = torch.arange(factor).to(positions) / factor
     stretched = positions[keep:, None] + shares[None, :, None] * steps[:, None]
     return torch.cat([positions[:keep], stretched.flatten(0, 1)])
 
@@ -106,33 +102,28 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
     """
     import open_clip
 
+    model: Any
     if _is_torchscript(path):  # OpenAI's, with its own architecture and activation
-        return open_clip.load_openai_model(
-            str(path), precision="fp32", device="cpu"
-        ), "archive"
+        model = open_clip.load_openai_model(str(path), precision="fp32", device="cpu")
+        return model, "archive"
     options: dict[str, Any] = {"force_quick_gelu": quick_gelu}
     if path.suffix not in (".npz", ".npy"):  # big_vision's, which open_clip converts
         state = read_state(path)
         if POSITIONS_FROM_KEEP in state:
             return _load_long(name, state), "long"
-        text: dict[str, Any] = (open_clip.get_model_config(name) or {}).get(
-            "text_cfg", {}
-        )
+        shape: Any = open_clip.get_model_config(name) or {}
         table = state.get(POSITIONS, state.get(f"text.{POSITIONS}"))
-        if table is not None and not text.get(
-            "embed_cls"
-        ):  # a class token has a row of its own
+        # A class token has a row of its own.
+        if table is not None and not shape.get("text_cfg", {}).get("embed_cls"):
             options["force_context_length"] = len(table)
-        model: Any = open_clip.create_model(name, pretrained_image=False, **options)
-        if state_shapes(model) == {
-            key: tuple(value.shape) for key, value in state.items()
-        }:
+        model = open_clip.create_model(name, pretrained_image=False, **options)
+        shapes = {key: tuple(value.shape) for key, value in state.items()}
+        if state_shapes(model) == shapes:
             model.load_state_dict(state)
             return model, "plain"
     # Other layouts, and images of another size.
-    return open_clip.create_model(
-        name, str(path), require_pretrained=True, **options
-    ), "plain"
+    model = open_clip.create_model(name, str(path), require_pretrained=True, **options)
+    return model, "plain"
 
 
 def _is_torchscript(path: Path) -> bool:
@@ -145,13 +136,11 @@ def _is_torchscript(path: Path) -> bool:
         names = archive.namelist()
         if not any(name.endswith("/constants.pkl") for name in names):
             return False
-        if any(
-            name.endswith(".py") and b"__setstate__" in archive.read(name)
-            for name in names
-        ):
-            raise ValueError(
-                f"{path} is a TorchScript archive that runs code of its own when it is read"
-            )
+        for name in names:
+            if name.endswith(".py") and b"__setstate__" in archive.read(name):
+                raise ValueError(
+                    f"{path} is a TorchScript archive that runs code of its own when it is read"
+                )
     return True
 
 
@@ -172,11 +161,9 @@ def _load_long(name: str, state: dict[str, Tensor]) -> Any:
             "position tables of a Long-CLIP checkpoint: expected two of one shape"
         )
     state[POSITIONS] = torch.cat([state[POSITIONS][:KEEP], later[KEEP:]])
+    options: dict[str, Any] = {"force_context_length": len(later)}
     model: Any = open_clip.create_model(
-        name,
-        force_quick_gelu=True,
-        force_context_length=len(later),
-        pretrained_image=False,
+        name, force_quick_gelu=True, pretrained_image=False, **options
     )
     model.load_state_dict(_floats(state))
     convert_weights_to_lp(model, torch.float16)
@@ -191,26 +178,12 @@ def _floats(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
-    """Compute delta = (alpha / r) B A in the shape of the weight W it is added to, float32; r is
-    the rank.
+def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add the low-rank updates (alpha / r) B A of a state dict to its weights W; r is the rank.
+    Returns the float32 state dict without factors.
 
     For W [out, in], A is [r, in] and B [out, r]. For a kernel [out, in, k, k], A is [r k, in k] and
-    B [out k, r k], and their product [out k, in k] is reshaped row by row. Raises ``ValueError`` if
-    the three shapes do not fit.
-    """
-    side = shape[-1] if len(shape) == 4 else 1
-    expected = [[len(a), math.prod(shape[1:]) // side], [shape[0] * side, len(a)]]
-    if [list(a.shape), list(b.shape)] != expected or not len(a) or len(a) % side:
-        raise ValueError(
-            f"A is {list(a.shape)} and B {list(b.shape)} for a weight {list(shape)}"
-        )
-    return (b.float() @ a.float()).reshape(tuple(shape)) * (ALPHA * side / len(a))
-
-
-def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add the low-rank updates of a state dict to its weights: the float32 state dict without
-    factors.
+    B [out k, r k], and their product [out k, in k] is reshaped row by row.
 
     The factors of ``W`` are ``W_lora_A`` and ``W_lora_B`` (``in_proj_weight``), those of
     ``owner.weight`` are ``owner.lora_A`` and ``owner.lora_B``. The updates of ``mlp.c_fc`` and
@@ -228,14 +201,19 @@ def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             weight = match["owner"] + (".weight" if match["joint"] == "." else "")
             factors.setdefault(weight, {})[match["factor"]] = value
     for weight, pair in factors.items():
+        what = f"low-rank update of {weight}"
         if weight not in merged or len(pair) != 2:
+            raise ValueError(f"{what}: a factor or the weight is missing")
+        a, b, shape = pair["A"], pair["B"], merged[weight].shape
+        side = shape[-1] if len(shape) == 4 else 1
+        expected = [(len(a), shape[1:].numel() // side), (shape[0] * side, len(a))]
+        if [a.shape, b.shape] != expected or not len(a) or len(a) % side:
             raise ValueError(
-                f"low-rank update of {weight}: a factor or the weight is missing"
+                f"{what}: A is {[*a.shape]} and B {[*b.shape]} for a weight {[*shape]}"
             )
-        with naming(f"low-rank update of {weight}"):
-            delta = low_rank_delta(pair["A"], pair["B"], merged[weight].shape)
         if not _MLP.fullmatch(weight):
-            merged[weight] = merged[weight] + delta
+            delta = (b.float() @ a.float()).reshape(shape)
+            merged[weight] = merged[weight] + delta * (ALPHA * side / len(a))
     return merged
 
 
@@ -257,24 +235,21 @@ def load_tuned(name: str, path: Path, tuned_from: str) -> Any:
     from open_clip.model import set_model_preprocess_cfg
     from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
-    tag, shape = (
-        open_clip.get_pretrained_cfg(name, tuned_from),
-        open_clip.get_model_config(name),
-    )
+    tag = open_clip.get_pretrained_cfg(name, tuned_from)
+    shape = open_clip.get_model_config(name)
     if not tag or shape is None:
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(name))
         raise ValueError(
             f"tuned_from is {tuned_from!r}: expected a tag of {name!r} ({tags})"
         )
     shape.pop("custom_text", None)
+    shape["quick_gelu"] = bool(tag.get("quick_gelu"))
     weights = {}
     for key, value in merge_low_rank(read_state(path)).items():
         if key not in _ARCHIVE_KEYS:
             weights[key.removeprefix("text.")] = value
     with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten
-        model: Any = open_clip.CLIP(
-            **shape | {"quick_gelu": bool(tag.get("quick_gelu"))}
-        )
+        model: Any = open_clip.CLIP(**shape)
     check_state(weights, state_shapes(model), "weights")
     model.load_state_dict(weights)
     size = {"size": model.visual.image_size}

@@ -26,19 +26,13 @@ PREFIX = "A photo depicts "
 Floats = NDArray[np.floating[Any]]
 
 
-def clip_score(cosines: Floats, w: float = 2.5) -> Floats:
-    """Compute w * max(cosine, 0) of image-caption cosines [N], in [0, w]."""
-    return w * np.clip(cosines, 0.0, 1.0)
-
-
 def harmonic_mean(scores: Floats, agreements: Floats) -> Floats:
     """Compute 2ab / (a + b) of scores a [N] and agreements b [N]; 0 where a + b is 0, which the
     formula leaves open.
     """
     total = scores + agreements
-    return np.where(
-        total != 0, 2 * scores * agreements / np.where(total != 0, total, 1.0), 0.0
-    )
+    divisor = np.where(total != 0, total, 1.0)
+    return np.where(total != 0, 2 * scores * agreements / divisor, 0.0)
 
 
 class ClipScore:
@@ -61,6 +55,8 @@ class ClipScore:
     __name__ = "clipscore"
     columns = frozenset({"image"})
     bounds = (0.0, 2.5)
+    lowest = 0.0
+    """The least that the best cosine to a reference counts."""
 
     @passes_on(EncoderOptions)
     def __init__(
@@ -79,11 +75,8 @@ class ClipScore:
         if str(backbone) == "ViT-B-32" and pretrained is None:
             pretrained = "openai"
         options = EncoderOptions(backbone, pretrained, **encoder)
-        self.backbone, self.prefix, self.w = (
-            load_encoder(options),
-            prefix or "",
-            float(w),
-        )
+        self.backbone = load_encoder(options)
+        self.prefix, self.w = prefix or "", float(w)
         self.bounds = (0.0, self.w)
         self.signature = f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
         self._references = EmbeddingCache(
@@ -116,18 +109,21 @@ class ClipScore:
     ) -> Sequence[float]:
         """Scores of N captions, N at least 1; ``references`` is empty where no column has them."""
         captions = self.embed_texts(texts)
-        cosines = _cosines(captions, self.backbone.embed_images(images))
-        return self._with_references(
-            self._scores(cosines), captions, references
-        ).tolist()
+        scores = self.scores(_cosines(captions, self.backbone.embed_images(images)))
+        if not references:
+            return scores.tolist()
+        written = [self.prefix + text for own in references for text in own]
+        embedded = self._references.embed(
+            written, self.backbone.embed_texts, str, "reference"
+        )
+        counts = [len(own) for own in references]  # at least 1 each
+        cosines = _cosines(np.repeat(captions, counts, axis=0), embedded)
+        best = np.maximum.reduceat(cosines, np.cumsum([0, *counts[:-1]]))
+        return harmonic_mean(scores, np.clip(best, self.lowest, 1.0)).tolist()
 
-    def _scores(self, cosines: Floats) -> Floats:
-        return clip_score(cosines, self.w)
-
-    def _with_references(
-        self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]
-    ) -> Floats:
-        return scores
+    def scores(self, cosines: Floats) -> Floats:
+        """Scores of image-caption cosines [N]: w * max(cosine, 0), in [0, w]."""
+        return self.w * np.clip(cosines, 0.0, 1.0)
 
     def embed_texts(self, texts: Sequence[str]) -> Floats:
         """Embed N captions with the prefix, equal ones once: [N, D] of length 1."""
@@ -168,34 +164,13 @@ class RefClipScore(ClipScore):
         **arguments: Any,
     ) -> None:
         super().__init__(backbone, pretrained, **arguments)
-        self.clip_references = clip_references
-        # Clipped, at most the harmonic mean of w and 1; unclipped, a + b may be arbitrarily close
-        # to 0.
-        self.bounds = (
-            (0.0, 2 * self.w / (1 + self.w))
-            if clip_references
-            else (-math.inf, math.inf)
-        )
-        self.signature = f"{self.signature[:-1]},{'clipped' if clip_references else 'unclipped'} references]"
-
-    def _with_references(
-        self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]
-    ) -> Floats:
-        written = [
-            self.prefix + text
-            for row_references in references
-            for text in row_references
-        ]
-        embedded = self._references.embed(
-            written, self.backbone.embed_texts, str, "reference"
-        )
-        counts = [
-            len(row_references) for row_references in references
-        ]  # at least 1 each
-        cosines = _cosines(np.repeat(captions, counts, axis=0), embedded)
-        best = np.maximum.reduceat(cosines, np.cumsum([0, *counts[:-1]]))
-        best = np.clip(best, 0.0 if self.clip_references else -1.0, 1.0)
-        return harmonic_mean(scores, best)
+        clipped = "clipped"
+        # At most the harmonic mean of w and 1.
+        self.bounds = (0.0, 2 * self.w / (1 + self.w))
+        if not clip_references:  # a + b may be arbitrarily close to 0
+            clipped, self.lowest = "unclipped", -1.0
+            self.bounds = (-math.inf, math.inf)
+        self.signature = f"{self.signature[:-1]},{clipped} references]"
 
 
 def _cosines(left: Floats, right: Floats) -> Floats:

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
-    grid_shape,
-    load_image_encoder,
-    load_text_encoder,
+    ImageEncoder,
+    TextEncoder,
+    example_output,
+    load_part,
     local_encoder,
     save_encoder_config,
 )
@@ -122,15 +123,15 @@ class PretrainedDual(nn.Module):
             image = local_encoder(image, folder / "image_encoder")
             text = local_encoder(text, folder / "text_encoder")
             pretrained = ()
-        self.image_encoder: Any = load_image_encoder(
-            image, config.image_kwargs, "image" in pretrained
+        self.image_encoder: Any = load_part(
+            ImageEncoder, image, config.image_kwargs, "image" in pretrained
         )
-        self.text_encoder: Any = load_text_encoder(
-            text, config.text_kwargs, "text" in pretrained
+        self.text_encoder: Any = load_part(
+            TextEncoder, text, config.text_kwargs, "text" in pretrained
         )
         shape = (config.embed_dim, config.hidden, config.dropout)
-        self.image_head = Head(grid_shape(self.image_encoder)[-1], *shape)
-        self.text_head = Head(grid_shape(self.text_encoder)[-1], *shape)
+        self.image_head = Head(example_output(self.image_encoder).shape[-1], *shape)
+        self.text_head = Head(example_output(self.text_encoder).shape[-1], *shape)
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / TEMPERATURE)))
 
     @property
@@ -187,7 +188,7 @@ class PretrainedDual(nn.Module):
     def from_pretrained(cls, path: str | Path) -> PretrainedDual:
         """Load a folder that ``save_pretrained`` wrote, on the CPU, in evaluation mode.
 
-        Raises as ``read_config``, ``load_weights`` and ``load_image_encoder``.
+        Raises as ``read_config``, ``load_weights`` and ``load_part``.
         """
         model = cls(read_config(DualConfig, Path(path), MODEL_TYPE), Path(path))
         return load_weights(model, Path(path)).requires_grad_(False).eval()

@@ -106,8 +106,9 @@ class EmScore(ClipScore):
         weighted = "no idf"
         if captions is not None:
             ids = self.encoder.token_ids([self.prefix + text for text in captions])
-            rows = zip(ids, self.encoder.token_lengths(ids).tolist(), strict=True)
-            self._idf = token_idf([row[:end].tolist() for row, end in rows])
+            lengths = self.encoder.texts.encoder.lengths(ids).tolist()
+            rows = zip(ids.tolist(), lengths, strict=True)
+            self._idf = token_idf([row[:end] for row, end in rows])
             self._unseen = math.log(len(captions) + 1)
             digest = hashlib.blake2b(
                 "\n".join(captions).encode(), digest_size=6

@@ -118,8 +118,8 @@ class EncoderOptions:
 
     def __post_init__(self) -> None:
         check_values(Precision, precision=self.precision)
-        counts = ("batch_size", "cache_images", "cache_references")
-        check_values(Count, **{name: getattr(self, name) for name in counts})
+        for name in ("batch_size", "cache_images", "cache_references"):
+            check_values(Count, **{name: getattr(self, name)})
 
 
 class EmbeddingCache:
@@ -144,10 +144,9 @@ class EmbeddingCache:
         max_entries: int = CACHED,
     ) -> None:
         self.fingerprint, self.max_entries = fingerprint, max_entries
-        self.folder = None if folder is None else Path(folder) / fingerprint
         self._files = None
-        if self.folder is not None:
-            self._files = CheckedFiles(self.folder)
+        if folder is not None:
+            self._files = CheckedFiles(Path(folder) / fingerprint)
         self._memory: dict[str, Embeddings] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,8 +181,15 @@ class EmbeddingCache:
                 names[id(item)] = hashlib.blake2b(named, digest_size=16).hexdigest()
         keys = [names[id(item)] for item in items]
         sources = dict(zip(keys, items, strict=True))
-        found = {key: self._read(key) for key in sources}
-        embeddings = {key: row for key, row in found.items() if row is not None}
+        embeddings: dict[str, Embeddings] = {}
+        for key in sources:
+            stored = None
+            if key in self._memory:
+                embeddings[key] = self._memory[key]
+            elif self._files is not None:
+                stored = self._files.read(key)
+            if stored is not None:
+                embeddings[key] = np.load(io.BytesIO(stored), allow_pickle=False)
         missing = [key for key in sources if key not in embeddings]
         what = f"embedding {item_name}s that are not cached"
         for chunk in chunks(missing, _CHUNK, what):
@@ -192,25 +198,16 @@ class EmbeddingCache:
             check_finite(rows, chunk_items, item_name)
             for key, row in zip(chunk, rows, strict=True):
                 embeddings[key] = row.copy()
-                self._write(key, embeddings[key])
+                if self._files is not None:
+                    buffer = io.BytesIO()
+                    np.save(buffer, row, allow_pickle=False)
+                    self._files.write(key, buffer.getvalue())
         for key, embedding in embeddings.items():
             if len(self._memory) < self.max_entries:
                 self._memory[key] = embedding
         if not keys:
             return np.zeros((0, 0), np.float32)
         return np.stack([embeddings[key] for key in keys])
-
-    def _read(self, key: str) -> Embeddings | None:
-        if key in self._memory or self._files is None:
-            return self._memory.get(key)
-        array = self._files.read(key)
-        return None if array is None else np.load(io.BytesIO(array), allow_pickle=False)
-
-    def _write(self, key: str, embedding: Embeddings) -> None:
-        if self._files is not None:
-            buffer = io.BytesIO()
-            np.save(buffer, embedding, allow_pickle=False)
-            self._files.write(key, buffer.getvalue())
 
 
 class CachedEncoder:

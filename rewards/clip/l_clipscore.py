@@ -36,6 +36,7 @@ class LClipScore(ClipScore):
         super().__init__(backbone, prefix=prefix, **arguments)
 
 
+@passes_on(LClipScore, RefClipScore)
 class RefLClipScore(LClipScore, RefClipScore):
     """RefL-CLIPScore: harmonic mean of L-CLIPScore and the best cosine to a reference, in [0, 10/7]
     for w = 2.5.
@@ -44,7 +45,3 @@ class RefLClipScore(LClipScore, RefClipScore):
     """
 
     __name__ = "ref_l_clipscore"
-
-    @passes_on(LClipScore, RefClipScore)
-    def __init__(self, backbone: EncoderSource, **arguments: Any) -> None:
-        super().__init__(backbone, **arguments)

@@ -59,6 +59,7 @@ class PacScore(ClipScore):
         )
 
 
+@passes_on(PacScore, RefClipScore)
 class RefPacScore(PacScore, RefClipScore):
     """RefPAC-S: harmonic mean of PAC-S and the best cosine to a reference, in [0, 4/3] for w = 2.
 
@@ -72,15 +73,6 @@ class RefPacScore(PacScore, RefClipScore):
 
     __name__ = "ref_pac_s"
     bounds = (0.0, 4 / 3)
-
-    @passes_on(PacScore, RefClipScore)
-    def __init__(
-        self,
-        backbone: EncoderSource | None = None,
-        pretrained: str | None = None,
-        **arguments: Any,
-    ) -> None:
-        super().__init__(backbone, pretrained, **arguments)
 
 
 class PacVideoScore(EmScore):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,7 @@ class Preprocessing:
 
     def square(self, image: Image.Image) -> Tensor:
         """The resized and cropped RGB image [3, size, size], uint8."""
-        method = (
-            Image.Resampling.BILINEAR
-            if self.interpolation == "bilinear"
-            else Image.Resampling.BICUBIC
-        )
+        method = Image.Resampling[self.interpolation.upper()]
         if self.resize == "squash":
             image = image.resize((self.size, self.size), method)
         else:
@@ -73,12 +69,10 @@ class Preprocessing:
 
     def normalise(self, square: Tensor) -> Tensor:
         """Pixels [3, size, size], float32, of a uint8 image of that shape."""
-        values = square.float() / 255
         mean, std = (
-            torch.tensor(self.mean).view(3, 1, 1),
-            torch.tensor(self.std).view(3, 1, 1),
+            torch.tensor(channels).view(3, 1, 1) for channels in (self.mean, self.std)
         )
-        return (values - mean) / std
+        return (square.float() / 255 - mean) / std
 
 
 def pixels(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
@@ -101,21 +95,15 @@ def preprocessing_of(visual: Any) -> Preprocessing:
     supported.
     """
     config = getattr(visual, "preprocess_cfg", None) or {"size": visual.image_size}
-    size = config["size"]
-    sides = set(size) if isinstance(size, tuple | list) else {size}
-    resize, interpolation = (
-        config.get("resize_mode", "shortest"),
-        config.get("interpolation", "bicubic"),
-    )
-    if (
-        len(sides) != 1
-        or resize not in ("shortest", "squash")
-        or interpolation not in ("bicubic", "bilinear")
+    sides = {*np.ravel(config["size"]).tolist()}
+    resize = config.get("resize_mode", "shortest")
+    interpolation = config.get("interpolation", "bicubic")
+    if (len(sides), resize, interpolation) not in product(
+        [1], ["shortest", "squash"], ["bicubic", "bilinear"]
     ):
         raise ValueError(
             f"preprocessing {config} is not supported: expected a square, resized by 'shortest' or "
-            f"'squash', bicubic "
-            "or bilinear"
+            f"'squash', bicubic or bilinear"
         )
     mean, std = tuple(config.get("mean", CLIP_MEAN)), tuple(config.get("std", CLIP_STD))
     return Preprocessing(int(sides.pop()), mean, std, interpolation, resize)
@@ -178,11 +166,8 @@ def open_clip_tokenizer(name: str) -> Any:
     import open_clip
 
     text = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
-    others = [
-        text.get(key)
-        for key in ("hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs")
-    ]
-    if any(others) or "siglip" in name.lower():
+    others = ("hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs")
+    if any(map(text.get, others)) or "siglip" in name.lower():
         safe = {"trust_remote_code": False} if text.get("hf_tokenizer_name") else {}
         return open_clip.get_tokenizer(name, **safe)
     return clip_tokenizer()
@@ -193,31 +178,27 @@ def embed_by_length(
     ids: Tensor,
     lengths: Tensor,
     max_tokens: int,
-    device: str,
 ) -> Tensor:
-    """Embed N captions in batches of similar length, with little padding: [N, D] on ``device``,
-    without synchronising.
+    """Embed N captions in batches of similar length, with little padding: [N, D], without
+    synchronising.
 
     Args:
         encode: token ids [M, T] -> embeddings [M, D].
         ids: [N, L], on the CPU.
         lengths: [N] tokens of each caption that are read.
         max_tokens: M * T of a batch at most, unless M is 1.
-        device: of the encoder.
     """
     order = lengths.argsort(stable=True)
-    ascending, starts = lengths[order].tolist(), [0]
-    for row, length in enumerate(ascending):
+    starts = [0]
+    for row, length in enumerate(lengths[order].tolist()):
         if row > starts[-1] and (row + 1 - starts[-1]) * length > max_tokens:
             starts.append(row)
-    batches = [
-        order[start:end]
-        for start, end in zip(starts, [*starts[1:], len(order)], strict=True)
-    ]
+    batches = order.tensor_split(starts[1:])
     embeddings = torch.cat(
-        [encode(ids[rows, : int(lengths[rows[-1]])].to(device)) for rows in batches]
+        [encode(ids[rows, : int(lengths[rows[-1]])]) for rows in batches]
     )
-    return torch.empty_like(embeddings).index_copy_(0, order.to(device), embeddings)
+    order = order.to(embeddings.device)
+    return torch.empty_like(embeddings).index_copy_(0, order, embeddings)
 
 
 def is_causal(clip: Any) -> bool:
@@ -227,38 +208,22 @@ def is_causal(clip: Any) -> bool:
     return clip.attn_mask is not None and clip.text_pool_type == "argmax"
 
 
-def causal_text_features(model: Any, ids: Tensor) -> Tensor:
+def causal_features(model: Any, ids: Tensor, pooled: bool = True) -> Tensor:
     """Text embeddings [B, D] of an open_clip model with a causal mask, for ids [B, L] of any L up
-    to its context.
+    to its context; if not ``pooled``, of all tokens, [B, L, D], projected as that of EOT.
 
     Nothing after EOT reaches the embedding under a causal mask, so ids may be cut after the longest
     caption.
     """
-    rows = torch.arange(len(ids), device=ids.device)
-    return _project(model, _causal_states(model, ids)[rows, ids.argmax(dim=1)])
-
-
-def causal_token_features(model: Any, ids: Tensor) -> Tensor:
-    """As ``causal_text_features``, but embeddings [B, L, D] of all tokens, projected in the same
-    way as that of EOT.
-    """
-    return _project(model, _causal_states(model, ids))
-
-
-def _causal_states(model: Any, ids: Tensor) -> Tensor:
     length, dtype = ids.shape[1], model.transformer.get_cast_dtype()
-    hidden = model.token_embedding(ids).to(dtype) + model.positional_embedding[
-        :length
-    ].to(dtype)
+    positions = model.positional_embedding[:length].to(dtype)
+    hidden = model.token_embedding(ids).to(dtype) + positions
     mask = model.attn_mask[:length, :length].to(dtype)
-    return model.ln_final(model.transformer(hidden, attn_mask=mask))
-
-
-def _project(model: Any, states: Tensor) -> Tensor:
-    if model.text_projection is None:
+    states: Tensor = model.ln_final(model.transformer(hidden, attn_mask=mask))
+    if pooled:
+        rows = torch.arange(len(ids), device=ids.device)
+        states = states[rows, ids.argmax(dim=1)]
+    projection = model.text_projection
+    if projection is None:
         return states
-    return (
-        model.text_projection(states)
-        if callable(model.text_projection)
-        else states @ model.text_projection
-    )
+    return projection(states) if callable(projection) else states @ projection

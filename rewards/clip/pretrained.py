@@ -229,10 +229,9 @@ class TransformersText(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """[B, L] -> [B, L, D]."""
-        mask = (
-            torch.arange(ids.shape[1], device=ids.device) < self.lengths(ids)[:, None]
-        )
-        return self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        places = torch.arange(ids.shape[1], device=ids.device)
+        mask = (places < self.lengths(ids)[:, None]).long()
+        return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
 
 
 class ClipText(nn.Module):
@@ -250,9 +249,8 @@ class ClipText(nn.Module):
     def count_tokens(self, text: str) -> int:
         if hasattr(self.tokenizer, "encode"):
             return len(self.tokenizer.encode(text)) + 2
-        cleaned = self.tokenizer.clean_fn(
-            text
-        )  # open_clip's wrapper of one of Transformers
+        # open_clip's wrapper of one of Transformers
+        cleaned = self.tokenizer.clean_fn(text)
         return len(self.tokenizer.tokenizer(cleaned)["input_ids"])
 
     def lengths(self, ids: Tensor) -> Tensor:
@@ -301,12 +299,16 @@ def as_grid(features: Tensor) -> Tensor:
     return features[:, features.shape[1] - side * side :].unflatten(1, (side, side))
 
 
-def load_image_encoder(
-    name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True
+def load_part(
+    protocol: type,
+    name: str,
+    kwargs: Mapping[str, Any] | None = None,
+    pretrained: bool = True,
 ) -> Any:
-    """Load an ``ImageEncoder``, in evaluation mode, on the CPU.
+    """Load an ``ImageEncoder`` or a ``TextEncoder``, in evaluation mode, on the CPU.
 
     Args:
+        protocol: which of the two.
         name: as described at the top of this module.
         kwargs: arguments of the class. A text model of Transformers takes ``bidirectional_blocks``
             (see ``TransformersText``), an image model of open_clip ``vision_cfg`` (see
@@ -315,34 +317,18 @@ def load_image_encoder(
             loaded later.
 
     Raises:
-        ValueError: there is no such model, its library is not installed, or it is no image encoder.
+        ValueError: there is no such model, its library is not installed, or it is another encoder.
     """
-    libraries = {"transformers": TransformersImage, "open_clip": OpenClipImage}
-    return _load(ImageEncoder, libraries, name, kwargs or {}, pretrained)
-
-
-def load_text_encoder(
-    name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True
-) -> Any:
-    """Load a ``TextEncoder``; arguments and errors as for ``load_image_encoder``."""
-    libraries = {"transformers": TransformersText}
-    return _load(TextEncoder, libraries, name, kwargs or {}, pretrained)
-
-
-def _load(
-    protocol: type,
-    libraries: Mapping[str, Any],
-    name: str,
-    kwargs: Mapping[str, Any],
-    pretrained: bool,
-) -> Any:
+    libraries: dict[str, Any] = {"transformers": TransformersText}
+    if protocol is ImageEncoder:
+        libraries = {"transformers": TransformersImage, "open_clip": OpenClipImage}
     library, _, model = name.partition(":")
     what = f"{protocol.__name__} {name!r}"
     with naming(f"{what} cannot be loaded", UNLOADABLE):
         if library in libraries:
-            encoder: Any = libraries[library](model, pretrained, **kwargs)
+            encoder: Any = libraries[library](model, pretrained, **kwargs or {})
         else:
-            encoder = load_target(name, what)(**kwargs)
+            encoder = load_target(name, what)(**kwargs or {})
     if not (isinstance(encoder, nn.Module) and isinstance(encoder, protocol)):
         needed = ", ".join(protocol.__annotations__)
         raise ValueError(
@@ -390,20 +376,15 @@ def _transformers(
 
     config = AutoConfig.from_pretrained(name, **options)
     config = getattr(config, tower, config)
+    kind: Any = {"dtype": torch.float32}
     if not pretrained:
-        return AutoModel.from_config(
-            config, dtype=torch.float32, trust_remote_code=False
-        )
+        return AutoModel.from_config(config, trust_remote_code=False, **kind)
     level = logging.get_verbosity()
     # it warns of the other tower's weights, and of those that are looked at below
     logging.set_verbosity_error()
     try:
         model, info = AutoModel.from_pretrained(
-            name,
-            config=config,
-            dtype=torch.float32,
-            output_loading_info=True,
-            **options,
+            name, config=config, output_loading_info=True, **kind, **options
         )
     finally:
         logging.set_verbosity(level)
@@ -431,13 +412,10 @@ def _attend_both_ways(model: Any, count: int) -> None:
             f"it has {len(prefixes)} blocks: bidirectional_blocks cannot be {count}"
         )
     for prefix in prefixes[-count:]:
-        block = prefix.rstrip(".")
-        modules = model.get_submodule(block).modules()
-        for attention in modules:
+        for attention in model.get_submodule(prefix.rstrip(".")).modules():
             if getattr(attention, "is_causal", False) is True:
-                attention.is_causal = (
-                    False  # decides where there is no mask, as without padding
-                )
+                # Decides where there is no mask, as without padding.
+                attention.is_causal = False
                 attention.register_forward_pre_hook(
                     _padding_mask_alone, with_kwargs=True
                 )
@@ -476,9 +454,8 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     shortest, crops = size.get("shortest_edge"), values.get("do_center_crop")
     height, width = size.get("height"), size.get("width")
     resize: str | int | None = None
-    if (
-        values.get("crop_pct") is not None and shortest is not None
-    ):  # ConvNeXt and ResNet
+    if values.get("crop_pct") is not None and shortest is not None:
+        # ConvNeXt and ResNet.
         height = width = shortest
         resize = int(shortest / values["crop_pct"]) if shortest < 384 else "squash"
     elif crops and shortest is not None:
@@ -535,29 +512,25 @@ def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
         for name, parameter in encoder.named_parameters():
             is_open |= name.startswith(prefixes[-blocks])
             parameter.requires_grad_(is_open)
-    opened = [
-        parameter for parameter in encoder.parameters() if parameter.requires_grad
-    ]
+    opened = {
+        name: own for name, own in encoder.named_parameters() if own.requires_grad
+    }
     if opened:
-        gradients = torch.autograd.grad(
-            _example(encoder).sum(), opened, allow_unused=True
-        )
-        for parameter, gradient in zip(opened, gradients, strict=True):
-            parameter.requires_grad_(gradient is not None)
-    return [
-        name
-        for name, parameter in encoder.named_parameters()
-        if parameter.requires_grad
-    ]
+        output = example_output(encoder).sum()
+        gradients = torch.autograd.grad(output, [*opened.values()], allow_unused=True)
+        for (name, own), gradient in zip([*opened.items()], gradients, strict=True):
+            if gradient is None:
+                own.requires_grad_(False)
+                del opened[name]
+    return [*opened]
 
 
 def _is_pooler(name: str) -> bool:
     """Whether a parameter is a pooler's or an open_clip projection's, on which no grid and no state
     depends.
     """
-    return (
-        ".pooler." in f".{name}" or ".attnpool." in f".{name}" or name == "model.proj"
-    )
+    owners = f".{name}"
+    return ".pooler." in owners or ".attnpool." in owners or name == "model.proj"
 
 
 def _blocks(encoder: nn.Module) -> list[str]:
@@ -565,45 +538,32 @@ def _blocks(encoder: nn.Module) -> list[str]:
 
     def size(module: nn.Module) -> int:
         # Without vocabularies, which outweigh all layers.
-        layers = (
-            layer for layer in module.modules() if not isinstance(layer, nn.Embedding)
-        )
+        layers = [own for own in module.modules() if not isinstance(own, nn.Embedding)]
         return sum(
             own.numel() for layer in layers for own in layer.parameters(recurse=False)
         )
 
-    lists = {}
+    sizes = {}
     for name, module in encoder.named_modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential) and 4 * size(
-            module
-        ) > size(encoder):
-            lists[name] = module
-    if not lists:
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            sizes[name] = size(module)
+    parent = max(sizes, key=lambda name: sizes[name], default="")
+    if 4 * sizes.get(parent, 0) <= size(encoder):
         return []
-    parent = max(lists, key=lambda name: size(lists[name]))
     blocks = []
-    for name, child in lists[parent].named_children():
+    for name, child in encoder.get_submodule(parent).named_children():
         if not all(_is_pooler(f"{name}.{own}") for own, _ in child.named_parameters()):
             blocks.append(f"{parent}.{name}.")
     return blocks
 
 
-def _example(encoder: Any) -> Tensor:
+def example_output(encoder: Any) -> Tensor:
     """What an image encoder makes of a blank image, [1, H, W, D], or a text encoder of one word,
     [1, L, D].
     """
     if isinstance(encoder, ImageEncoder):
-        example = torch.zeros(
-            1, 3, encoder.preprocessing.size, encoder.preprocessing.size
-        )
+        side = encoder.preprocessing.size
+        example = torch.zeros(1, 3, side, side)
     else:
         example = encoder.tokenize(["a"], encoder.context_length)
     return encoder(example.to(next(encoder.parameters()).device))
-
-
-@torch.no_grad()
-def grid_shape(encoder: Any) -> tuple[int, ...]:
-    """[1, H, W, D] of an image encoder, [1, L, D] of a text encoder, by a forward pass of an
-    example.
-    """
-    return tuple(_example(encoder).shape)

@@ -19,14 +19,6 @@ from rewards.options import check_values
 Scale = Literal["clipped", "shifted"]
 
 
-def specs_score(cosines: Floats, scale: Scale = "clipped") -> Floats:
-    """Scores in [0, 1] of image-caption cosines [N]: max(cosine, 0) (paper) or (cosine + 1) / 2
-    (released code).
-    """
-    scores = cosines if scale == "clipped" else (cosines + 1) / 2
-    return np.clip(scores, 0.0, 1.0)
-
-
 class Specs(ClipScore):
     """SPECS: cosine of image and long caption under a specificity-tuned dual encoder; no
     references.
@@ -82,5 +74,9 @@ class Specs(ClipScore):
                 )
         return super().embed_texts(texts)
 
-    def _scores(self, cosines: Floats) -> Floats:
-        return specs_score(cosines, self.scale)
+    def scores(self, cosines: Floats) -> Floats:
+        """Scores in [0, 1] of image-caption cosines [N]: max(cosine, 0) (paper) or (cosine + 1) / 2
+        (released code).
+        """
+        scaled = cosines if self.scale == "clipped" else (cosines + 1) / 2
+        return np.clip(scaled, 0.0, 1.0)

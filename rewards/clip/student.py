@@ -20,12 +20,12 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
-    grid_shape,
-    load_image_encoder,
+    ImageEncoder,
+    example_output,
+    load_part,
     local_encoder,
     save_encoder_config,
 )
@@ -165,28 +165,10 @@ class SharedAttention(nn.Module):
         ``head_mixed_attention``.
         """
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        name = f"{repeat}.weight"
-        before, after = (
-            self.mix_before.get_parameter(name),
-            self.mix_after.get_parameter(name),
-        )
-        return self.proj(
-            head_mixed_attention(q, k, v, before, after, blocked)
-            .transpose(1, 2)
-            .flatten(2)
-        )
-
-
-class MLP(nn.Module):
-    """Linear, exact GELU, linear: [B, N, W] -> [B, N, W]."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        before = self.mix_before.get_parameter(f"{repeat}.weight")
+        after = self.mix_after.get_parameter(f"{repeat}.weight")
+        mixed = head_mixed_attention(q, k, v, before, after, blocked)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
 class SharedBlock(nn.Module):
@@ -200,7 +182,10 @@ class SharedBlock(nn.Module):
         self.norm1 = nn.ModuleList(nn.LayerNorm(width) for _ in range(repeats))
         self.attn = SharedAttention(width, heads, repeats, qkv_bias)
         self.norm2 = nn.ModuleList(nn.LayerNorm(width) for _ in range(repeats))
-        self.mlp = MLP(width, mlp_ratio * width)
+        self.mlp = nn.Sequential()  # with an exact GELU
+        self.mlp.add_module("fc1", nn.Linear(width, mlp_ratio * width))
+        self.mlp.add_module("gelu", nn.GELU())
+        self.mlp.add_module("fc2", nn.Linear(mlp_ratio * width, width))
 
     def forward(self, x: Tensor, blocked: Tensor | None = None) -> Tensor:
         for repeat in range(self.repeats):
@@ -211,12 +196,11 @@ class SharedBlock(nn.Module):
 
 def shared_blocks(config: LCLIPConfig, tower: str) -> nn.ModuleList:
     """The blocks of the tower ``image`` or ``text``."""
-    width, heads, repeats, bias, count = (
-        getattr(config, f"{tower}_{name}")
-        for name in ("width", "heads", "repeats", "qkv_bias", "blocks")
-    )
+    shape = ("width", "heads", "repeats", "qkv_bias")
+    width, heads, repeats, bias = (getattr(config, f"{tower}_{key}") for key in shape)
     return nn.ModuleList(
-        SharedBlock(width, heads, repeats, bias, config.mlp_ratio) for _ in range(count)
+        SharedBlock(width, heads, repeats, bias, config.mlp_ratio)
+        for _ in range(getattr(config, f"{tower}_blocks"))
     )
 
 
@@ -252,10 +236,10 @@ class ImageStudent(nn.Module):
             self.patch_embed = nn.Conv2d(3, width, patch, stride=patch)
         else:
             if encoder is None:
-                encoder = load_image_encoder(
-                    config.image_encoder, config.image_encoder_kwargs
+                encoder = load_part(
+                    ImageEncoder, config.image_encoder, config.image_encoder_kwargs
                 )
-            _, rows, columns, depth = grid_shape(encoder)
+            _, rows, columns, depth = example_output(encoder).shape
             self.patch_embed, cells = nn.Linear(depth, width), rows * columns
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + cells, width))
@@ -293,7 +277,7 @@ class ImageStudent(nn.Module):
                 f"pixels have shape {list(pixels.shape)}: expected [B, 3, {size}, {size}]"
             )
         if self.encoder is None:
-            patches = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+            patches = self.patch_embed(pixels).flatten(2).mT
         else:
             patches = self.patch_embed(self.encoder(pixels).flatten(1, 2))
         start = self.cls_token.expand(len(pixels), -1, -1)
@@ -311,13 +295,9 @@ class TextStudent(nn.Module):
         self.config = config
         width, rank = config.text_width, config.embedding_rank
         # nn.Embedding keeps its N(0, 1), as in the released code.
-        self.token_embed: nn.Module = (
-            nn.Embedding(config.vocab_size, width)
-            if rank is None
-            else nn.Sequential(
-                nn.Embedding(config.vocab_size, rank), nn.Linear(rank, width)
-            )
-        )
+        self.token_embed: nn.Module = nn.Embedding(config.vocab_size, rank or width)
+        if rank is not None:
+            self.token_embed = nn.Sequential(self.token_embed, nn.Linear(rank, width))
         self.pos_embed = nn.Parameter(torch.empty(config.context_length, width))
         self.blocks = shared_blocks(config, "text")
         self.norm = nn.LayerNorm(width)
@@ -376,10 +356,6 @@ class LCLIP(nn.Module):
         """Embed token ids [B, L] as [B, E]; see ``TextStudent.forward``."""
         return self.text(ids)
 
-    def forward(self, pixels: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Embed pixels [B, 3, S, S] and token ids [C, L] as [B, E] and [C, E]."""
-        return self.encode_image(pixels), self.encode_text(ids)
-
     def save_pretrained(self, path: str | Path) -> None:
         """Write ``model.safetensors`` and ``config.json`` to the folder ``path``, which is created
         if needed.
@@ -411,9 +387,6 @@ def load_student(
     if config.image_encoder is None or model_class is TextStudent:
         with torch.device("meta"):  # no weight is initialised
             return load_weights(model_class(config), folder)
-    encoder = load_image_encoder(
-        local_encoder(config.image_encoder, folder / "image_encoder"),
-        config.image_encoder_kwargs,
-        pretrained=False,
-    )
+    name = local_encoder(config.image_encoder, folder / "image_encoder")
+    encoder = load_part(ImageEncoder, name, config.image_encoder_kwargs, False)
     return load_weights(model_class(config, encoder), folder)  # type: ignore[call-arg]

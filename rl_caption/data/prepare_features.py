@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from rewards.base import naming
 from rewards.clip.preprocessing import pixels
-from rewards.clip.pretrained import load_image_encoder
+from rewards.clip.pretrained import ImageEncoder, load_part
 from rewards.files import remove_leftovers
 from rewards.images import list_images
 from rewards.model_files import fingerprint, read_object
@@ -79,7 +79,7 @@ def encode_features(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     unusable = (ValueError, RuntimeError, AssertionError)
     with naming(f"encoder {encoder!r} on {device!r}", unusable, ConfigError):
-        network = load_image_encoder(encoder, kwargs or {}).to(device)
+        network = load_part(ImageEncoder, encoder, kwargs or {}).to(device)
     record: dict[str, Any] = {
         "encoder": encoder,
         "kwargs": dict(kwargs or {}),

@@ -107,7 +107,7 @@ def _measure(
         ranks = both_ways(images, embedded, owners)
         figures = _figures("i2t", ranks["i2t"], range(len(rows)), config)
         figures |= _figures("t2i", ranks["t2i"], owners, config)
-        cut = backbone.too_long(captions)
+        cut = backbone.texts.too_long(captions)
         results[name] = {"texts": len(captions), "cut": cut, "figures": figures}
     parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
     return {

@@ -20,7 +20,7 @@ from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import KEEP, stretch_text_tower
 from rewards.clip.preprocessing import (
     Preprocessing,
-    causal_text_features,
+    causal_features,
     is_causal,
     preprocessing_of,
 )
@@ -106,7 +106,7 @@ def trained_clip(
         )
     encode = {"image": clip.encode_image, "text": clip.encode_text}
     if is_causal(clip):
-        encode["text"] = partial(causal_text_features, clip)
+        encode["text"] = partial(causal_features, clip)
     return TrainedEncoder(clip, encode, max_scale)
 
 

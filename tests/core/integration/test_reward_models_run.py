@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from rewards.clip.dual import PretrainedDual
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.pac import PacScore
-from rewards.clip.pretrained import load_text_encoder
+from rewards.clip.pretrained import TextEncoder, load_part
 from rewards.trust import trust
 from rl_caption.data.base import load_image
 from rl_caption.data.scenes import ScenesData
@@ -378,7 +378,7 @@ def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(
     configs = pretrained_chain(photos)
     trained_run(configs["hybrid"], photos / "hybrid")
     start = PretrainedDual.from_pretrained(dual)
-    encoder = load_text_encoder(str(configs["dual"]["model"]["text"]["encoder"]))
+    encoder = load_part(TextEncoder, str(configs["dual"]["model"]["text"]["encoder"]))
     for name, value in encoder.state_dict().items():
         assert torch.equal(start.text_encoder.state_dict()[name], value)
     assert start.logit_scale <= math.log(12) + 1e-6
@@ -413,7 +413,7 @@ def test_parts_with_random_weights(photos, tmp_path):
     )
     dual = PretrainedDual.from_pretrained(tmp_path / "run/export/best")
     assert dual.preprocessing.size == 32
-    named = load_text_encoder(config["model"]["text"]["encoder"]).state_dict()
+    named = load_part(TextEncoder, config["model"]["text"]["encoder"]).state_dict()
     found = dual.text_encoder.state_dict()
     assert not any(
         torch.allclose(found[name], named[name], atol=1e-3)

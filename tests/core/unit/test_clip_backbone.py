@@ -169,7 +169,7 @@ def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path, tower):
     )
     fits, long = " ".join(["dog"] * 6), " ".join(["dog"] * 7)  # and [CLS] and [SEP]
     backbone = load_frozen_encoder(str(tmp_path))
-    assert backbone.too_long([fits, long]) == 1
+    assert backbone.texts.too_long([fits, long]) == 1
     assert torch.equal(*backbone.encode_texts([fits, long]))
     with pytest.raises(RewardError, match=r"'dog .* has 9 tokens, .* reads 8"):
         load_frozen_encoder(str(tmp_path), truncate=False).encode_texts([fits, long])

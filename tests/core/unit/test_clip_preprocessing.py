@@ -123,7 +123,7 @@ def test_captions_of_similar_length_are_a_batch_and_come_back_in_order(given, mo
         return ids[:, :1].float() * 2
 
     ids = torch.arange(len(given)).unsqueeze(1).repeat(1, 9)
-    found = embed_by_length(encode, ids, lengths, most, "cpu")
+    found = embed_by_length(encode, ids, lengths, most)
     assert found.squeeze(1).tolist() == [2.0 * row for row in range(len(given))]
     assert sum(count for count, _ in batches) == len(given)
     assert all(count == 1 or count * longest <= most for count, longest in batches)

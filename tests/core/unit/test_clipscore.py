@@ -18,7 +18,7 @@ from torch.nn.functional import cosine_similarity
 
 from rewards.base import RewardError
 from rewards.clip.backbone import load_frozen_encoder
-from rewards.clip.clipscore import ClipScore, RefClipScore, clip_score, harmonic_mean
+from rewards.clip.clipscore import ClipScore, RefClipScore, harmonic_mean
 from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore, RefLClipScore
 from rewards.clip.pac import PacScore, RefPacScore
@@ -127,13 +127,9 @@ def test_students_score_bare_captions(tmp_path, columns):
         LClipScore(tmp_path / "absent")
 
 
-def test_formulas_by_hand():
-    assert clip_score(np.array([0.3, -0.2, 1.0, 1.0000001]), 2.5).tolist() == [
-        0.75,
-        0.0,
-        2.5,
-        2.5,
-    ]
+def test_formulas_by_hand(backbone):
+    cosines = np.array([0.3, -0.2, 1.0, 1.0000001])
+    assert ClipScore(backbone).scores(cosines).tolist() == [0.75, 0.0, 2.5, 2.5]
     scores, agreements = (
         np.array([0.75, 0.0, 0.75, 0.0, 2.5, 0.5]),
         np.array([0.5, 0.5, 0.0, 0.0, 1.0, -0.5]),

@@ -143,7 +143,7 @@ def test_the_pooled_token_is_the_captions_embedding(tmp_path, kind):
     assert (
         [len(ids) for ids, _ in found]
         == [len(rows) for _, rows in found]
-        == encoder.token_lengths(encoder.token_ids(TEXTS)).tolist()
+        == encoder.texts.encoder.lengths(encoder.token_ids(TEXTS)).tolist()
     )
     low, high = (score := EmScore(encoder)).bounds
     assert all(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from rewards.clip.pretrained import load_image_encoder
+from rewards.clip.pretrained import ImageEncoder, load_part
 from rl_caption.cli.main import run_program
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
@@ -75,7 +75,7 @@ def test_features_are_the_output_of_the_encoder(tmp_path, dataset, dtype):
         COUNT,
         0,
     )
-    network, found = load_image_encoder(encoder), read(dataset, out)
+    network, found = load_part(ImageEncoder, encoder), read(dataset, out)
     assert sorted(found) == [str(10 + number) for number in range(COUNT)]
     for number in range(COUNT):
         pixels = network.preprocessing(

@@ -40,9 +40,10 @@ import rewards.base
 import rewards.options
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
-    grid_shape,
-    load_image_encoder,
-    load_text_encoder,
+    ImageEncoder,
+    TextEncoder,
+    example_output,
+    load_part,
     open_blocks,
     preprocessing_from,
 )
@@ -115,18 +116,20 @@ def seeded():
 
 @torch.no_grad()
 def test_a_vit_without_its_class_token_row_by_row(tmp_path):
-    encoder = load_image_encoder(save_vit(tmp_path))
+    encoder = load_part(ImageEncoder, save_vit(tmp_path))
     assert not encoder.training
     grid, states = (
         encoder(images()),
         ViTModel.from_pretrained(tmp_path)(images()).last_hidden_state,
     )
     torch.testing.assert_close(grid, states[:, 1:].reshape(2, 4, 4, 16))
-    assert grid_shape(encoder) == (1, 4, 4, 16)
-    assert grid_shape(load_image_encoder(OWN, {"gain": 2.0}))[-1] == 3
+    assert example_output(encoder).shape == (1, 4, 4, 16)
+    assert example_output(load_part(ImageEncoder, OWN, {"gain": 2.0})).shape[-1] == 3
     ViTModel.from_pretrained(tmp_path).half().save_pretrained(tmp_path)
     for pretrained in (True, False):
-        halves = load_image_encoder(f"transformers:{tmp_path}", pretrained=pretrained)
+        halves = load_part(
+            ImageEncoder, f"transformers:{tmp_path}", pretrained=pretrained
+        )
         assert {each.dtype for each in halves.parameters()} == {torch.float32}
 
 
@@ -140,7 +143,7 @@ def test_convolutional_networks_of_transformers(tmp_path):
     )
     for model in models:
         model.save_pretrained(tmp_path)
-        encoder = load_image_encoder(f"transformers:{tmp_path}")
+        encoder = load_part(ImageEncoder, f"transformers:{tmp_path}")
         found = model.eval()(images()).last_hidden_state
         torch.testing.assert_close(encoder(images()), found.permute(0, 2, 3, 1))
         opened = open_blocks(encoder, 1)
@@ -154,10 +157,10 @@ def test_convolutional_networks_of_transformers(tmp_path):
 def test_the_towers_of_a_clip_of_transformers(tmp_path):
     name = save_clip(tmp_path)
     clip = CLIPModel.from_pretrained(tmp_path).eval()
-    found = load_image_encoder(name)(images())
+    found = load_part(ImageEncoder, name)(images())
     states = clip.vision_model(images()).last_hidden_state
     torch.testing.assert_close(found.flatten(1, 2), states[:, 1:])
-    encoder = load_text_encoder(name)
+    encoder = load_part(TextEncoder, name)
     ids = encoder.tokenize(["a man"], 12)
     torch.testing.assert_close(encoder(ids), clip.text_model(ids).last_hidden_state)
 
@@ -165,7 +168,7 @@ def test_the_towers_of_a_clip_of_transformers(tmp_path):
 @torch.no_grad()
 def test_the_image_tower_of_open_clip(tmp_path):
     name = f"open_clip:{ARCHITECTURE}/{tiny_checkpoint(tmp_path)}"
-    image, clip = load_image_encoder(name), open_clip.create_model(ARCHITECTURE)
+    image, clip = load_part(ImageEncoder, name), open_clip.create_model(ARCHITECTURE)
     clip.load_state_dict(torch.load(tmp_path / "seed0.pt"))
     kept: dict[str, Tensor] = {}
     clip.visual.ln_post.register_forward_hook(
@@ -177,10 +180,13 @@ def test_the_image_tower_of_open_clip(tmp_path):
 
 def test_an_architecture_of_open_clip_at_another_size_with_random_weights():
     cfg = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8}
-    encoder = load_image_encoder(
-        "open_clip:RN50", {"vision_cfg": cfg}, pretrained=False
+    encoder = load_part(
+        ImageEncoder, "open_clip:RN50", {"vision_cfg": cfg}, pretrained=False
     )
-    assert (encoder.preprocessing.size, grid_shape(encoder)) == (32, (1, 1, 1, 256))
+    assert (encoder.preprocessing.size, example_output(encoder).shape) == (
+        32,
+        (1, 1, 1, 256),
+    )
     opened = open_blocks(encoder, None)
     encoder(torch.rand(2, 3, 32, 32)).sum().backward()
     assert opened == [
@@ -191,7 +197,7 @@ def test_an_architecture_of_open_clip_at_another_size_with_random_weights():
 @torch.no_grad()
 @pytest.mark.parametrize("save", [save_clip, save_bert, save_roberta])
 def test_states_of_a_text_do_not_depend_on_padding(tmp_path, save):
-    encoder = load_text_encoder(save(tmp_path))
+    encoder = load_part(TextEncoder, save(tmp_path))
     assert encoder.context_length == 12
     ids = encoder.tokenize(CAPTIONS, 12)
     states = encoder(ids)
@@ -210,7 +216,7 @@ def test_states_of_a_text_do_not_depend_on_padding(tmp_path, save):
         12,
         16,
     )
-    assert grid_shape(encoder)[-1] == 16
+    assert example_output(encoder).shape[-1] == 16
 
 
 @pytest.mark.parametrize(
@@ -262,7 +268,7 @@ def test_an_image_processor_that_does_something_else_is_refused():
 def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path):
     name = save_vit(tmp_path, pooler=False)
     first, second = (
-        fingerprint(load_image_encoder(name).state_dict()) for _ in range(2)
+        fingerprint(load_part(ImageEncoder, name).state_dict()) for _ in range(2)
     )
     assert first == second
     weights = load_file(tmp_path / "model.safetensors")
@@ -273,11 +279,11 @@ def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path):
         {"format": "pt"},
     )
     with pytest.raises(ValueError, match=re.escape("layers.1.")):
-        load_image_encoder(name)
+        load_part(ImageEncoder, name)
 
 
 def test_the_last_blocks_are_open_and_what_follows(tmp_path):
-    encoder = load_image_encoder(save_vit(tmp_path))
+    encoder = load_part(ImageEncoder, save_vit(tmp_path))
     every = [name for name, _ in encoder.named_parameters()]
     last_two = [
         name for name in every if re.search(r"layers\.[12]\.|^model\.layernorm\.", name)
@@ -299,7 +305,7 @@ def test_blocks_of_a_large_vocabulary_or_shared(tmp_path):
         AlbertConfig(**TOWER, vocab_size=len(bert_tokenizer()), embedding_size=8)
     )
     texts = (
-        load_text_encoder(save_text(tmp_path / name, own))
+        load_part(TextEncoder, save_text(tmp_path / name, own))
         for name, own in (("b", bert), ("a", albert))
     )
     starts = ("model.encoder.layer.2.", "model.encoder.")
@@ -320,7 +326,7 @@ def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path):
     )
     for name in (f"transformers:{tmp_path / 'dino'}", save_clip(tmp_path / "clip")):
         for blocks in (None, 1):
-            encoder = load_image_encoder(name)
+            encoder = load_part(ImageEncoder, name)
             opened = open_blocks(encoder, blocks)
             encoder(images()).sum().backward()
             assert opened == [
@@ -341,15 +347,15 @@ def test_what_cannot_be_loaded_is_named(tmp_path, monkeypatch):
     )
     for name in missing:
         with pytest.raises(ValueError, match=re.escape(repr(name))):
-            load_image_encoder(name)
+            load_part(ImageEncoder, name)
     with pytest.raises(ValueError, match="ViTModel"):
-        load_text_encoder(vit)
+        load_part(TextEncoder, vit)
     with pytest.raises(ValueError, match="gain"):
-        load_image_encoder(vit, {"gain": 1.0})
+        load_part(ImageEncoder, vit, {"gain": 1.0})
     ViTMAEModel(ViTMAEConfig(**VISION)).save_pretrained(tmp_path / "vit")
     with pytest.raises(ValueError, match="ViTMAEModel"):
-        load_image_encoder(vit)
+        load_part(ImageEncoder, vit)
     monkeypatch.setattr(rewards.base, "TARGETS", {})
     monkeypatch.setattr(rewards.options, "TARGETS", rewards.base.TARGETS)
-    load_image_encoder(OWN)
+    load_part(ImageEncoder, OWN)
     assert OWN in rewards.base.TARGETS["tests.encoders_for_tests"]

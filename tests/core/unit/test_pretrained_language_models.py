@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from rewards.clip.dual import DualConfig, PretrainedDual
-from rewards.clip.pretrained import load_text_encoder, open_blocks
+from rewards.clip.pretrained import TextEncoder, load_part, open_blocks
 from rewards.trust import trust
 from tests.hf_models_for_tests import byte_tokenizer
 
@@ -110,7 +110,7 @@ def family(request, tmp_path_factory):
 
 
 def loaded(name: str, blocks: int, attention: str = "sdpa") -> Any:
-    encoder = load_text_encoder(name, {"bidirectional_blocks": blocks})
+    encoder = load_part(TextEncoder, name, {"bidirectional_blocks": blocks})
     encoder.model.set_attn_implementation(attention)
     return encoder
 
@@ -272,4 +272,4 @@ def test_blocks_that_cannot_switch_are_refused(tmp_path):
     for save_model, blocks, message in cases:
         name = save_model(tmp_path / save_model.__name__)
         with pytest.raises(ValueError, match=message):
-            load_text_encoder(name, {"bidirectional_blocks": blocks})
+            load_part(TextEncoder, name, {"bidirectional_blocks": blocks})

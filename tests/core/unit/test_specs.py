@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rewards.base import RewardError
 from rewards.clip.preprocessing import clip_tokenizer
-from rewards.clip.specs import Specs, specs_score
+from rewards.clip.specs import Specs
 from rewards.registry import build
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 
@@ -56,10 +56,11 @@ def test_published_values_are_of_the_shifted_scale():
     and rounding.
     """
     published = np.array([0.4293, 0.4457, 0.4583])
-    assert specs_score(2 * published - 1, "shifted") == pytest.approx(published)
-    assert specs_score(2 * published - 1, "clipped").tolist() == [0, 0, 0]
-    for scale in ("clipped", "shifted"):
-        assert specs_score(np.array([1 + 1e-7, -1 - 1e-7]), scale).tolist() == [1, 0]  # type: ignore[arg-type]
+    shifted, clipped = Specs(Angles(), scale="shifted"), Specs(Angles())
+    assert shifted.scores(2 * published - 1) == pytest.approx(published)
+    assert clipped.scores(2 * published - 1).tolist() == [0, 0, 0]
+    for reward in (shifted, clipped):
+        assert reward.scores(np.array([1 + 1e-7, -1 - 1e-7])).tolist() == [1, 0]
 
 
 def released_file(folder: Path) -> str:

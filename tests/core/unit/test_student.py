@@ -53,6 +53,10 @@ def tiny(**changes: Any) -> LCLIP:
 # keys.
 
 
+def embedded(model: LCLIP) -> tuple[Tensor, Tensor]:
+    return model.encode_image(PIXELS), model.encode_text(IDS)
+
+
 def slow_linear(x: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.ndarray:
     return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0)
 
@@ -235,7 +239,7 @@ def test_masked_text_does_not_depend_on_padding():
 
 def test_masked_text_learns_without_nan():
     model = LCLIP(TINY).float()
-    image, text = model(PIXELS, IDS)
+    image, text = embedded(model)
     (image.square().sum() + text.square().sum()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -290,7 +294,7 @@ def test_saved_model_is_the_same_model(tmp_path):
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     assert all(
         torch.equal(*pair)
-        for pair in zip(loaded(PIXELS, IDS), model(PIXELS, IDS), strict=True)
+        for pair in zip(embedded(loaded), embedded(model), strict=True)
     )
 
 

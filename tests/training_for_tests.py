@@ -230,6 +230,13 @@ def run_arguments(
     return Ended(process.exitcode, output.read_text() if output.exists() else "")
 
 
+def checked_arguments(arguments: list[str], output: Path, **how: Any) -> str:
+    """``run_arguments``, which have to end with 0; returns what was printed."""
+    ended = run_arguments(arguments, output, **how)
+    assert ended.code == 0, ended.output
+    return ended.output
+
+
 def run_together(
     count: int,
     config: dict[str, Any],
@@ -309,11 +316,9 @@ def _child(
     python_path: str | None = None,
     environment: dict[str, str] | None = None,
     simulated: bool = False,
-    without_lab: bool = False,
 ) -> None:
     """Run the program with a kill armed, NaN in a weight from step ``poison`` on or after step
-    ``spoil``, files limited in size (bytes), on a simulated device, or where ``rl_caption.lab``
-    cannot be imported.
+    ``spoil``, files limited in size (bytes), or on a simulated device.
     """
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
@@ -321,12 +326,6 @@ def _child(
     sys.argv = ["rl_caption", *arguments]
     os.environ.update(environment or {})
     torch.set_num_threads(1)
-    if without_lab:
-        for name in [
-            name for name in sys.modules if name.startswith("rl_caption.lab.")
-        ]:
-            del sys.modules[name]
-        sys.modules["rl_caption.lab"] = None  # type: ignore[assignment]  # importing it is a ModuleNotFoundError
     if python_path is not None:
         sys.path.insert(0, python_path)
     if kill is not None:
@@ -403,6 +402,22 @@ def _break_weights(step: int, after: bool) -> None:
 def lines(folder: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """Records of a run's log."""
     return [json.loads(line) for line in (folder / file).read_text().splitlines()]
+
+
+def steps(folder: Path, key: str = "loss/total") -> list[int]:
+    """Steps whose records in a run's log have a key."""
+    return [line["step"] for line in lines(folder) if key in line]
+
+
+def values(folder: Path, key: str) -> list[Any]:
+    """What a run's log has at a key, record after record."""
+    return [line[key] for line in lines(folder) if key in line]
+
+
+def read_json(path: Path | str) -> Any:
+    """Contents of a JSON file; of a run's folder, its result."""
+    path = Path(path)
+    return json.loads((path / "result.json" if path.is_dir() else path).read_text())
 
 
 def untimed(folder: Path) -> list[dict[str, Any]]:

@@ -1,14 +1,13 @@
-"""Every command of a block is run here, or the block's title says what it needs; and every tutorial, from
-top to bottom.
+"""Every command of README and every pipeline that a page runs, and every tutorial from top to
+bottom.
 
-Commands run as typed, in a folder that looks like the repository's root and holds small files of
-the names that the pages use for the reader's own. Configurations and sizes on the command line are
-shrunk (``SMALL``). What a launcher starts, and the jobs of a grid, run in this process;
-``tests/core/distributed/`` has real launchers.
+Commands run as typed, in a folder that looks like the repository's root and holds photos of the
+reader's own. Configurations and sizes on the command line are shrunk (``SMALL``). What a launcher
+starts, and the jobs of a grid, run in this process. Other commands are understood by their programs:
+``tests/core/unit/test_docs.py``.
 """
 
 import json
-import os
 import re
 import runpy
 import shutil
@@ -16,9 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from glob import glob
-from http.server import ThreadingHTTPServer
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +24,8 @@ from PIL import Image
 
 from rl_caption.config import shipped
 from rl_caption.programs.ablation import grid
-from tests.captions_for_tests import CAPTIONS, REFERENCES
-from tests.docs_for_tests import (
-    PYTHON,
-    ROOT,
-    WRITTEN,
-    Command,
-    commands,
-    folder_of,
-    leaves,
-    program_of,
-    read_by,
-    runnable,
-    shown_files,
-)
+from tests.captions_for_tests import REFERENCES
+from tests.docs_for_tests import PAGES, ROOT, commands, program_of
 
 pytestmark = pytest.mark.slow
 
@@ -96,13 +80,6 @@ SMALL_WORDS = {
     r",meteor": "",  # its Java program takes half a minute to load
 }
 """The same in the words of a command."""
-SMALL_PROGRAMS = {
-    "retrieval.py": '--data.kwargs {"num_train":0,"num_val":0,"num_test":8,"num_unseen":0}',
-    "rl-caption stress": "--num_samples 4 --bootstrap 20 --data.kwargs "
-    '{"num_train":40,"num_val":8,"num_test":8,"num_unseen":0}',
-    "judge.py --set scenes": '--set_kwargs {"num_images":8}',
-}
-"""Options that a program gets where the command does not have them."""
 RESAMPLING = ("evaluate", "judge", "retrieval")
 """Programs that resample a thousand times unless they are told otherwise, those started by other
 programs too.
@@ -126,65 +103,27 @@ def shrunk(config: Any, key: str = "") -> Any:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    """A folder like the repository's root, with small configurations and files of the reader's own."""
+    """A folder like the repository's root, with small configurations, photos and a data set of
+    them.
+    """
     root = tmp_path_factory.mktemp("root")
-    for name in (
-        "scripts",
-        "benchmarks",
-        "docs",
-        "rl_caption",
-        "rewards",
-        "Makefile",
-        "pyproject.toml",
-    ):
+    for name in ("scripts", "docs", "rl_caption", "rewards", "pyproject.toml"):
         (root / name).symlink_to(ROOT / name)
     for file in (ROOT / "configs").rglob("*.yaml"):
         copy = root / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(
-            yaml.safe_dump(shrunk(yaml.safe_load(file.read_text())), sort_keys=False)
-        )
-    shutil.copy(ROOT / "configs/accelerate/cpu2.yaml", root / "cpu2.yaml")
-    write_captions(root)
-    write_own_configuration(root)
-    return root
-
-
-def write_captions(root: Path) -> None:
-    """Photos, a data set of them, captions and references."""
+        config = shrunk(yaml.safe_load(file.read_text()))
+        copy.write_text(yaml.safe_dump(config, sort_keys=False))
     (root / "photos").mkdir()
     rows = []
     for number, (name, captions) in enumerate(REFERENCES.items()):
         for split in ("train", "val", "test"):
             file = f"photos/{split}{name}.png"
-            Image.new("RGB", (64, 64), (60 * number, len(split) * 30, 90)).save(
-                root / file
-            )
+            shade = (60 * number, len(split) * 30, 90)
+            Image.new("RGB", (64, 64), shade).save(root / file)
             rows.append({"image": file, "references": captions, "split": split})
     (root / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    predictions = [
-        {"image_id": int(name), "caption": text} for name, text in CAPTIONS.items()
-    ]
-    for name in ("captions", "CAPTIONS", "P", "A", "B"):
-        (root / f"{name}.json").write_text(json.dumps(predictions))
-    for name in ("references", "REFERENCES", "R"):
-        (root / f"{name}.json").write_text(json.dumps(REFERENCES))
-    annotations = [
-        {"image_id": int(n), "id": i, "caption": c}
-        for n, cs in REFERENCES.items()
-        for i, c in enumerate(cs)
-    ]
-    (root / "annotations").mkdir()
-    images = [{"id": int(name), "file_name": f"{name}.jpg"} for name in CAPTIONS]
-    coco = {"images": images, "annotations": annotations}
-    (root / "annotations/captions_val2014.json").write_text(json.dumps(coco))
-
-
-def write_own_configuration(root: Path) -> None:
-    """A copy of a recipe with the reader's data and run folder."""
-    config = yaml.safe_load((root / "configs/own_scst.yaml").read_text())
-    config["data"]["path"], config["run"]["dir"] = "mine.jsonl", "runs/mine/2"
-    (root / "mine.yaml").write_text(yaml.safe_dump(config))
+    return root
 
 
 def run_python(words: list[str], root: Path) -> None:
@@ -215,7 +154,6 @@ def run_python(words: list[str], root: Path) -> None:
                 None if name == "java" else which(name, **how)
             ),
         )
-        patched.setattr(ThreadingHTTPServer, "serve_forever", lambda _: None)
         try:
             runpy.run_path(str(program), run_name="__main__")
         except SystemExit as ended:
@@ -246,135 +184,37 @@ def train_here(program: str, runs: list[Any], _: int) -> Iterator[tuple[Any, int
         yield run, 0
 
 
-PROGRAMS = {
-    "task": "reward_model",
-    "cells": "ablate",
-    "rollout": "scst",
-    "scorers": "concreteness",
+RUN = re.compile("rl-caption run (own|own_mix|scenes) .*--(only|data)")
+IN_README = [
+    one for one in commands(ROOT / "README.md") if one.words[0] == "rl-caption"
+]
+PIPELINES = {
+    command.text: command
+    for page in PAGES
+    for command in commands(page)
+    if RUN.match(command.text) and command not in IN_README
 }
-"""Section of a configuration -> the program that alone has it; none of them: cross-entropy."""
 
 
-@pytest.fixture(scope="module")
-def make(root) -> Callable[[str, Path], None]:
-    """Makes what a command of a page reads and other commands would have left."""
-    files = sorted((root / "configs").rglob("*.yaml"))
-    owners = {
-        folder: file
-        for file in files
-        if (folder := folder_of(yaml.safe_load(file.read_text())))
-    }
-
-    def made(path: str, page: Path) -> None:
-        if any(root.glob(path.lstrip("/"))):
-            return
-        if path in ("runs/a", "runs/b"):
-            made("runs/demo/xe", page)
-            (root / path).symlink_to(root / "runs/demo/xe")
-        if path.startswith("evaluation/"):
-            words = [
-                "--predictions",
-                "captions.json",
-                "--references",
-                "references.json",
-                "--out",
-                path,
-            ]
-            run_python(["python", "-m", "rl_caption", "evaluate", *words], root)
-        for folder, file in owners.items():
-            if f"{path}/".startswith(f"{folder}/"):
-                config = yaml.safe_load(file.read_text())
-                program = next(
-                    (name for key, name in PROGRAMS.items() if key in config), "xe"
-                )
-                for needed in leaves(config):
-                    if needed.startswith("runs/") and not f"{needed}/".startswith(
-                        f"{folder}/"
-                    ):
-                        made(needed, page)
-                run_python(
-                    [
-                        "python",
-                        "-m",
-                        "rl_caption",
-                        program,
-                        "--config",
-                        str(file.relative_to(root)),
-                    ],
-                    root,
-                )
-        for other in commands(page):
-            if any(
-                option in WRITTEN and path.startswith(f"{out}/")
-                for option, out in pairwise(other.words)
-            ):
-                for needed in sorted(read_by(other)):
-                    made(needed, page)
-                run_python(small_words(other), root)
-
-    return made
-
-
-def small_words(command: Command) -> list[str]:
-    """The words of a command with small sizes."""
+def run_command(command, root):
+    """Run a command as typed, with small sizes."""
     text = "\0".join(command.words)
     for pattern, small in SMALL_WORDS.items():
         text = re.sub(pattern, small, text)
-    words = text.split("\0")
-    for program, options in SMALL_PROGRAMS.items():
-        if program in command.text and options.split()[0] not in words:
-            words += options.split()
-    return [
-        path
-        for word in words
-        for path in (sorted(glob(word)) if "/*" in word else [word])
-    ]
+    run_python(text.split("\0"), root)
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(command, id=command.id) for command in runnable()]
-)
-def test_command_runs(command, root, make, monkeypatch, capsys):
+def test_the_commands_of_readme_run_one_after_the_other(root, monkeypatch):
     monkeypatch.chdir(root)
-    for name, text in shown_files(command.page).items():
-        (root / name).write_text(yaml.safe_dump(shrunk(yaml.safe_load(text))))
-    words = small_words(command)
-    read = read_by(command)
-    if "run" in words[1:-1]:  # it makes its runs, and refuses those that it did not
-        read = set()
-        for file in root.glob("runs/*/*/result.json"):
-            if not file.with_name("stage.json").exists():
-                shutil.rmtree(file.parent)
-    elif "mine.yaml" in words:
-        read |= set(leaves(yaml.safe_load((root / "mine.yaml").read_text())))
-    for path in sorted(read):
-        make(path, command.page)
-    if words[:2] == ["rl-caption", "web"]:
-        pytest.importorskip(
-            "gradio", reason="the extra web is not in all: it holds Pillow below 13"
-        )
-    if words[0] == "make":
-        words.insert(1, "--dry-run")
-    if words[0] in PYTHON:
-        words, redirected = (
-            (words[: words.index(">")], words[-1]) if ">" in words else (words, "")
-        )
-        capsys.readouterr()
-        run_python(words, root)
-        if redirected and not (root / redirected).exists():
-            (root / redirected).parent.mkdir(parents=True, exist_ok=True)
-            (root / redirected).write_text(capsys.readouterr().out)
-    else:
-        programs = os.pathsep.join(
-            [str(Path(sys.executable).parent), os.environ["PATH"]]
-        )
-        subprocess.run(
-            words,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": programs},
-            check=True,
-        )
-    for option, path in pairwise(words):
-        assert option not in WRITTEN or Path(path).exists(), path
+    for command in IN_README:
+        run_command(command, root)
+    assert Path("runs/own/scst/export/best").is_dir()
+
+
+@pytest.mark.parametrize("command", PIPELINES)
+def test_a_pipeline_runs(command, root, monkeypatch):
+    monkeypatch.chdir(root)
+    run_command(PIPELINES[command], root)
 
 
 TINY = {
@@ -410,14 +250,8 @@ def test_tutorial(name, tmp_path, monkeypatch):
     assert (tmp_path / LEAVES[name]).stat().st_size > 0
     if name == "own_photos":
         for model in ("scst", "vlm"):
-            assert (
-                len(
-                    json.loads(
-                        (tmp_path / f"evaluation/{model}/predictions.json").read_text()
-                    )
-                )
-                == 20
-            )
+            captions = tmp_path / f"evaluation/{model}/predictions.json"
+            assert len(json.loads(captions.read_text())) == 20
     if name == "reward_of_your_own":
         rows = re.findall(
             r"^\| *([\w-]+)", (tmp_path / "ablation/table.md").read_text(), re.MULTILINE

@@ -2,7 +2,6 @@
 exported model.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -47,7 +46,7 @@ from rl_caption.runtime.errors import ConfigError
 from rl_caption.training.checkpoint import CheckpointError
 from rl_caption.training.run import NonFiniteError
 from tests.conftest import REPOSITORY
-from tests.training_for_tests import lines
+from tests.training_for_tests import lines, read_json
 from tests.vlm_for_tests import (
     BANNED,
     IDEFICS_TEMPLATE,
@@ -115,6 +114,16 @@ def equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -
     return all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+def written() -> set[int]:
+    """All tokens of the captions that were scored."""
+    return {
+        token
+        for call in Recorder.calls
+        for ids in call["completion_ids"]
+        for token in ids
+    }
+
+
 def moved(start: Path, run: Path) -> set[str]:
     """Names of the weights that the training changed."""
     before, after = load_file(start / "model.safetensors"), exported(run)
@@ -132,12 +141,9 @@ def test_grpo_with_lora_trains_and_exports(folder, tmp_path, capfd):
     # No settings are inherited: the model's own generation_config has top_k 1, with which samples
     # would be equal, and bans most words.
     assert len(Recorder.calls) == 4
-    assert set(BANNED) & {
-        token
-        for call in Recorder.calls
-        for ids in call["completion_ids"]
-        for token in ids
-    }
+    assert set(BANNED) & written()
+    assert not {1, 3, 4, 5, 6} & written(), "a special token"
+    asked = {}
     for call, line in zip(Recorder.calls, logged, strict=True):
         texts = [completion[-1]["content"] for completion in call["completions"]]
         assert len(texts) == 4
@@ -146,25 +152,16 @@ def test_grpo_with_lora_trains_and_exports(folder, tmp_path, capfd):
         assert call["image"][0] is call["image"][1], "equal images are encoded once"
         assert all(own[1] == "two small stars ." for own in call["references"])
         assert call["finished"] == [ids[-1] in (0, 2) for ids in call["completion_ids"]]
-        assert not {1, 3, 4, 5, 6} & {
-            token for ids in call["completion_ids"] for token in ids
-        }, "a special token"
-        words = [len(text.split()) for text in texts]
-        assert line["rewards/words/mean"] == pytest.approx(sum(words) / 4)
-        assert line["reward"] == pytest.approx(
-            line["rewards/cider/mean"] + 0.1 * line["rewards/words/mean"], rel=1e-5
-        )
-    asked = {
-        i: p[0]["content"][1]["text"]
-        for c in Recorder.calls
-        for i, p in zip(c["image_id"], c["prompts"], strict=True)
-    }
-    assert asked == {
-        str(i): "what do you see ?" if i == 0 else "describe this image"
-        for i in range(4)
-    }
+        words = sum(len(text.split()) for text in texts) / 4
+        assert line["rewards/words/mean"] == pytest.approx(words)
+        total = line["rewards/cider/mean"] + 0.1 * words
+        assert line["reward"] == pytest.approx(total, rel=1e-5)
+        for image, prompt in zip(call["image_id"], call["prompts"], strict=True):
+            asked[image] = prompt[0]["content"][1]["text"]
+    usual = dict.fromkeys("0123", "describe this image")
+    assert asked == usual | {"0": "what do you see ?"}
 
-    result = json.loads((run / "result.json").read_text())
+    result = read_json(run)
     assert result["step"] == 4
     share(ShareConfig(path=str(run), out=str(tmp_path / "shared")))
     card = (tmp_path / "shared/README.md").read_text()
@@ -195,17 +192,16 @@ def test_grpo_with_lora_trains_and_exports(folder, tmp_path, capfd):
     fine_tune(again)
     assert [call["image_id"] for call in Recorder.calls] == order[3:]
     assert untimed(stopped) == untimed(run)
-    assert json.loads((stopped / "result.json").read_text()) == result
+    assert read_json(stopped) == result
     assert equal(exported(stopped), after)
     (stopped / "result.json").unlink()  # killed after the last step
     fine_tune(again)
     assert equal(exported(stopped), after)
     assert main(["grpo_vlm", "--config", str(stopped.with_suffix(".yaml"))]) == 0
     assert "is complete" in capfd.readouterr().err
+    changes["trl.learning_rate"] = 0.02
     with pytest.raises(CheckpointError, match=r"trl.learning_rate: 0.01 -> 0.02"):
-        fine_tune(settings(folder, stopped, **{**changes, "trl.learning_rate": 0.02}))
-    with pytest.raises(CheckpointError, match=r"run\.resume"):
-        fine_tune(settings(folder, stopped, **{**changes, "run.resume": False}))
+        fine_tune(settings(folder, stopped, **changes))
 
 
 def test_adapters_are_merged_in_float32_whatever_the_training_computes_in(
@@ -266,68 +262,39 @@ def test_a_checkpoint_of_another_run_is_refused_and_a_damaged_one_passed_over(
         file.write_bytes(content)
 
 
-def test_rloo_with_all_weights_trains(folder, tmp_path):
-    run = tmp_path / "run"
+def test_rloo_with_all_weights_trains_and_is_resumed(folder, tmp_path):
+    run, start = tmp_path / "run", folder / "idefics3"
     changes = {
         "trainer": "rloo",
-        "model.init": str(folder / "idefics3"),
+        "model.init": str(start),
         "model.lora": None,
         "data": SCENES,
         "trl.beta": 0.1,
-        "trl.save_steps": 5,
         "trl.gradient_checkpointing": False,
     }
     fine_tune(settings(folder, run, **changes))
     logged = lines(run)
     assert len(logged) == 2
-    assert {"rewards/cider/mean", "rewards/words/mean", "kl", "entropy"} <= logged[
-        0
-    ].keys()
-    assert logged[0]["kl"] == pytest.approx(0, abs=1e-5), (
-        "the reference is the starting model"
-    )
+    keys = {"rewards/cider/mean", "rewards/words/mean", "kl", "entropy"}
+    assert keys <= logged[0].keys()
+    # The reference is the starting model.
+    assert logged[0]["kl"] == pytest.approx(0, abs=1e-5)
     assert logged[1]["kl"] != 0
-    assert not any("scene" in call for call in Recorder.calls), (
-        "the truth is for no reward"
-    )
-    vlm: Any = load_captioner(folder / "idefics3")
-    names = {
-        "<image>",
-        "<global-img>",
-        "<row_1_col_1>",
-        "<row_2_col_2>",
-        "<pad>",
-        "<|im_start|>",
-    }
-    hidden = set(vlm.tokenizer.convert_tokens_to_ids(sorted(names)))
+    assert not any("scene" in call for call in Recorder.calls), "the truth"
+    vlm: Any = load_captioner(start)
+    names = ["<image>", "<global-img>", "<row_1_col_1>", "<pad>", "<|im_start|>"]
+    hidden = set(vlm.tokenizer.convert_tokens_to_ids(names))
     assert hidden <= set(special_tokens(vlm.processor, vlm.policy.model)[1])
-    assert not hidden & {
-        token
-        for call in Recorder.calls
-        for ids in call["completion_ids"]
-        for token in ids
-    }
-    after, changed = exported(run), moved(folder / "idefics3", run)
+    assert not hidden & written()
+    after, changed = exported(run), moved(start, run)
     assert changed
     assert not any("vision" in name for name in changed)
-    shutil.rmtree(run / "export")  # killed after the last step
-    (run / "result.json").unlink()
-    fine_tune(settings(folder, run, **changes))
-    assert equal(exported(run), after)
-
-
-def test_all_weights_are_resumed_where_files_have_other_names_for_them(
-    folder, tmp_path
-):
-    run, changes = tmp_path / "run", {"model.lora": None, "trl.max_steps": 3}
-    fine_tune(settings(folder, run, **changes))
-    expected = exported(run)
-    for gone in ("export", "checkpoints/checkpoint-3"):  # killed after its first pass
+    for gone in ("export", "checkpoints/checkpoint-2"):  # killed after its first step
         shutil.rmtree(run / gone)
     (run / "result.json").unlink()
     fine_tune(settings(folder, run, **changes))
-    assert equal(exported(run), expected)
-    assert read_run(run).last_step == 3
+    assert equal(exported(run), after)
+    assert read_run(run).last_step == 2
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "idefics3"])
@@ -340,15 +307,13 @@ def test_captions_are_evaluated_after_the_prompts_of_the_training(folder, name):
     some[1]["prompt"] = "what do you see ?"
     dataset: Any = rows.trl_dataset(some, captioner.prompt)
     for row, example in zip(some, dataset.__getitems__([0, 1, 2]), strict=True):
-        messages = prepare_multimodal_messages(
-            example["prompt"], images=[example["image"]]
-        )
+        images = [example["image"]]
+        messages = prepare_multimodal_messages(example["prompt"], images=images)
         made = captioner.processor.apply_chat_template(
             [messages], add_generation_prompt=True, tokenize=True, return_dict=True
         )
-        assert captioner.preprocess([row])["input_ids"].tolist() == list(
-            map(list, made["input_ids"])
-        )
+        expected = list(map(list, made["input_ids"]))
+        assert captioner.preprocess([row])["input_ids"].tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -363,7 +328,6 @@ def test_captions_are_evaluated_after_the_prompts_of_the_training(folder, name):
             },
             "TRL refuses",
         ),
-        ({"trl.report_to": "tensorbord"}, "TRL refuses .*tensorbord"),
         ({"trl.use_vllm": True}, "vllm"),
         ({"reward.normalize": "per_term"}, "reward has normalize"),
         (
@@ -411,71 +375,49 @@ def test_vllm_gets_one_image_token_an_image_or_is_refused(folder):
 )
 def test_wrong_numbers_end_a_run(tmp_path, key, value, precision, error):
     log = Log(tmp_path / "metrics.jsonl", {})
-    arguments, state = (
-        SimpleNamespace(**precision),
-        SimpleNamespace(global_step=3, max_steps=9, is_world_process_zero=True),
-    )
+    arguments = SimpleNamespace(**precision)
+    state = SimpleNamespace(global_step=3, max_steps=9, is_world_process_zero=True)
     good = {
         "loss": 0.1,
         "rewards/rouge_l/mean": 0.2,
         "completions/mean_length": 3.0,
         "completions/clipped_ratio": 0.0,
+        "sampling/sampling_logp_difference/mean": 1e-4,
     }
-    log.on_log(
-        arguments, state, None, good | {"sampling/sampling_logp_difference/mean": 1e-4}
-    )
+    log.on_log(arguments, state, None, good)
     with pytest.raises(error, match=f"{value}"):
         log.on_log(arguments, state, None, good | {key: value})
 
 
-def test_missing_images_and_a_broken_reward_end_the_run(folder, tmp_path):
-    (tmp_path / "data.jsonl").write_text(
-        json.dumps({"image": "gone.png", "references": ["a"]}) + "\n"
-    )
-    changes = {"data.path": str(tmp_path / "data.jsonl")}
-    with pytest.raises(DataError, match=r"gone\.png"):
-        fine_tune(settings(folder, tmp_path / "a", **changes))
-    broken = {"broken": {"target": RECORDER, "kwargs": {"breaks": True}}}
+def test_a_broken_reward_ends_the_run(folder, tmp_path):
+    terms = {"broken": {"target": RECORDER, "kwargs": {"breaks": True}}}
     with pytest.raises(RewardError, match=r"term 'broken'.*caption 0"):
-        fine_tune(settings(folder, tmp_path / "b", **{"reward.terms": broken}))
+        fine_tune(settings(folder, tmp_path / "run", **{"reward.terms": terms}))
 
 
-def test_models_that_trl_cannot_train_are_told(folder, tmp_path):
+def test_a_model_whose_prompts_trl_would_read_otherwise_is_refused(tmp_path):
     prefix = save_vlm("paligemma", tmp_path / "prefix")
     (prefix / "chat_template.jinja").write_text(IDEFICS_TEMPLATE)
     with pytest.raises(ConfigError, match=r"model\.init .*token_type_ids"):
         load_vlm(SavedModelConfig(init=str(prefix)))
-    bare = tmp_path / "bare"
-    shutil.copytree(folder / "qwen2_vl", bare)
-    (bare / "chat_template.jinja").unlink()
-    with pytest.raises(CaptionerError, match="chat template"):
-        load_vlm(SavedModelConfig(init=str(bare)))
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "rloo"])
 def test_the_shipped_configuration_is_understood_by_trl(trainer, monkeypatch):
     for kind in (GRPOConfig, RLOOConfig):  # as where a process sees four devices
-        prepare = kind.__post_init__
-        monkeypatch.setattr(
-            kind,
-            "__post_init__",
-            lambda own, old=prepare: (old(own), setattr(own, "_n_gpu", 4)),
-        )
+
+        def see_four(own, prepare=kind.__post_init__):
+            prepare(own)
+            own._n_gpu = 4
+
+        monkeypatch.setattr(kind, "__post_init__", see_four)
     words = ["--config", "trl/grpo_vlm", "--trainer", trainer, "--trl.beta", "0.0"]
-    config = parse(GrpoVlmConfig, words, "grpo_vlm.py")
-    arguments = trl_arguments(config)
+    arguments = trl_arguments(parse(GrpoVlmConfig, words, "grpo_vlm.py"))
     assert arguments.n_gpu == 1
-    assert type(arguments).__name__ == f"{config.trainer.upper()}Config"
+    assert type(arguments).__name__ == f"{trainer.upper()}Config"
     assert (arguments.top_k, arguments.top_p, arguments.min_p) == (0, 1.0, None)
-    assert (
-        arguments.beta,
-        arguments.disable_dropout,
-        arguments.remove_unused_columns,
-    ) == (
-        0.0,
-        True,
-        False,
-    )
+    assert (arguments.beta, arguments.disable_dropout) == (0.0, True)
+    assert not arguments.remove_unused_columns
 
 
 def test_the_example_of_the_documentation_runs(folder, tmp_path, monkeypatch):
@@ -483,12 +425,10 @@ def test_the_example_of_the_documentation_runs(folder, tmp_path, monkeypatch):
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert 8 <= len(example.splitlines()) <= 20
     example = example.replace("Qwen/Qwen2-VL-2B-Instruct", str(folder / "qwen2_vl"))
-    example = example.replace("photos/", f"{folder}/").replace(
-        "max_steps=500", "max_steps=1, use_cpu=True, bf16=False"
-    )
+    example = example.replace("photos/", f"{folder}/")
+    example = example.replace("max_steps=500", "max_steps=1, use_cpu=True, bf16=False")
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {}
     exec(compile(example, "docs/trl.md", "exec"), found)
-    assert any(
-        "rewards/cider/mean" in line for line in found["trainer"].state.log_history
-    )
+    history = found["trainer"].state.log_history
+    assert any("rewards/cider/mean" in line for line in history)

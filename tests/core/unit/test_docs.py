@@ -1,7 +1,7 @@
 """The pages: their links lead somewhere, and their commands are understood by the programs that
 they name.
 
-Those that need nothing are run by ``tests/core/integration/test_docs_commands.py`` instead.
+Some are run by ``tests/core/integration/test_docs_commands.py``.
 """
 
 import re
@@ -22,7 +22,6 @@ from tests.docs_for_tests import (
     Command,
     commands,
     program_of,
-    runnable,
     shown_files,
     words_of,
 )
@@ -46,9 +45,7 @@ COMMANDS = [
     pytest.param(command, id=command.id)
     for page in PAGES
     for command in commands(page)
-    if command.words[0] in PYTHON
-    and command.words[1:2] != ["-c"]
-    and command not in runnable()
+    if command.words[0] in PYTHON and command.words[1:2] != ["-c"]
 ]
 
 

@@ -8,9 +8,9 @@ from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.data.scenes import ScenesData
 from tests.clip_for_tests import tiny_student
 from tests.encoders_for_tests import save_text_encoder
-from tests.hf_models_for_tests import tiny_regressor
 from tests.training_for_tests import DATA as DATA
 from tests.training_for_tests import changed
+from tests.zoo.language_models import tiny_regressor
 
 CLIP: dict[str, Any] = {
     "embed_dim": 16,

@@ -25,7 +25,7 @@ from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
 from tests.engines import report
-from tests.vlm_for_tests import tiny_qwen2_vl
+from tests.zoo.vision_language import tiny_qwen2_vl
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 import transformers as tf
 
-from tests.vlm_for_tests import CONTENT, IDEFICS_TEMPLATE, QWEN_TEMPLATE
 from tests.zoo.families import (
     CHAT_TEMPLATE,
     CHATML,
@@ -24,6 +23,7 @@ from tests.zoo.families import (
     _tokenizer,
     save_vlm,
 )
+from tests.zoo.vision_language import CONTENT, IDEFICS_TEMPLATE, QWEN_TEMPLATE
 
 
 def cls(path):

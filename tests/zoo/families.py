@@ -43,7 +43,12 @@ from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoPro
 
 from rl_caption.captioners.loading import load_captioner
 from tests.captioners_for_tests import REFERENCES
-from tests.vlm_for_tests import CONTENT, IDEFICS_TEMPLATE, QWEN_TEMPLATE, word_tokenizer
+from tests.zoo.vision_language import (
+    CONTENT,
+    IDEFICS_TEMPLATE,
+    QWEN_TEMPLATE,
+    word_tokenizer,
+)
 
 QWEN = [
     "<|endoftext|>",

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from rl_caption.captioners.loading import load_captioner
 from tests.training_for_tests import ENGINES, lines, run_together, run_two
-from tests.vlm_for_tests import grpo_config, six_images, tiny_qwen2_vl
+from tests.vlm_for_tests import grpo_config, six_images
+from tests.zoo.vision_language import tiny_qwen2_vl
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 

@@ -8,7 +8,7 @@ from transformers import pipeline
 from rl_caption.data.base import Row
 from rl_caption.data.negatives import NEGATIVES
 from rl_caption.runtime.options import load_target
-from tests.hf_models_for_tests import tiny_gpt2
+from tests.zoo.language_models import tiny_gpt2
 
 NAME = "tests.core.extensions.test_negative_source:LanguageModelNegatives"
 

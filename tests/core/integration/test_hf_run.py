@@ -18,7 +18,7 @@ from rl_caption.lab.config import ShareConfig
 from rl_caption.lab.share import share
 from rl_caption.programs.report.read import ReportError
 from tests.captioners_for_tests import REFERENCES
-from tests.hf_models_for_tests import PROMPT, save_model
+from tests.hf_models_for_tests import save_model
 from tests.training_for_tests import (
     Kill,
     assert_same_run,
@@ -30,6 +30,7 @@ from tests.training_for_tests import (
     weights,
     xe_config,
 )
+from tests.zoo.language_models import PROMPT
 
 pytestmark = pytest.mark.slow
 

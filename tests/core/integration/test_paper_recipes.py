@@ -32,13 +32,7 @@ from rl_caption.data.scenes import ScenesData
 from tests.clip_for_tests import TINY, noise_image, weights
 from tests.docs_for_tests import ROOT, commands
 from tests.encoders_for_tests import save_text_encoder, save_vit
-from tests.hf_models_for_tests import (
-    byte_tokenizer,
-    save_model,
-    tiny_gpt2,
-    tiny_regressor,
-    with_template,
-)
+from tests.hf_models_for_tests import save_model, with_template
 from tests.reward_models_for_tests import CLIP, STUDENT, reward_model_config
 from tests.training_for_tests import (
     DATA,
@@ -48,7 +42,8 @@ from tests.training_for_tests import (
     run_arguments,
     write_stage,
 )
-from tests.vlm_for_tests import tiny_qwen2_vl
+from tests.zoo.language_models import byte_tokenizer, tiny_gpt2, tiny_regressor
+from tests.zoo.vision_language import tiny_qwen2_vl
 
 pytestmark = pytest.mark.slow
 

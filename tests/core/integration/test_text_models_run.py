@@ -21,7 +21,6 @@ from rewards.text.perplexity import Perplexity
 from rl_caption.data.formats import rows_of
 from rl_caption.data.published import caption_targets
 from rl_caption.data.scenes import ScenesData
-from tests.hf_models_for_tests import tiny_gpt2, tiny_llama_regressor
 from tests.reward_models_for_tests import DATA, GPT2, text_chain
 from tests.training_for_tests import (
     Kill,
@@ -35,6 +34,7 @@ from tests.training_for_tests import (
     run_two,
     weights,
 )
+from tests.zoo.language_models import tiny_gpt2, tiny_llama_regressor
 
 pytestmark = pytest.mark.slow
 

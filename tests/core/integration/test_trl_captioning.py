@@ -47,17 +47,14 @@ from rl_caption.training.checkpoint import CheckpointError
 from rl_caption.training.run import NonFiniteError
 from tests.conftest import REPOSITORY
 from tests.training_for_tests import lines, read_json
-from tests.vlm_for_tests import (
+from tests.vlm_for_tests import RECORDER, Recorder, grpo_config, six_images
+from tests.zoo.families import save_vlm
+from tests.zoo.vision_language import (
     BANNED,
     IDEFICS_TEMPLATE,
-    RECORDER,
-    Recorder,
-    grpo_config,
-    six_images,
     tiny_idefics3,
     tiny_qwen2_vl,
 )
-from tests.zoo.families import save_vlm
 
 pytestmark = pytest.mark.slow
 

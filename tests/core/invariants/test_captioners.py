@@ -25,7 +25,8 @@ from tests.captioners_for_tests import (
     tiny_captioner,
     tiny_rows,
 )
-from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
+from tests.hf_models_for_tests import FAMILIES, tiny_hf_captioner
+from tests.zoo.language_models import PROMPT
 
 
 @pytest.fixture(params=["pixels", "regions"])

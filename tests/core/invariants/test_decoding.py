@@ -20,7 +20,8 @@ from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
 from rl_caption.training.validation import decode_candidates
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
-from tests.hf_models_for_tests import PROMPT, tiny_hf_captioner
+from tests.hf_models_for_tests import tiny_hf_captioner
+from tests.zoo.language_models import PROMPT
 
 IDS = ["a", "b", "c"]
 BAD_WORDS = {"a", "in", "is", "near", "on", "the"}

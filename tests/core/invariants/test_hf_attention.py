@@ -27,13 +27,11 @@ from rl_caption.captioners.hf_families import Conventions
 from rl_caption.captioners.policy import Policy
 from tests.hf_models_for_tests import (
     ENCODER_DECODERS,
-    SIDE,
-    TEXT,
-    VISION,
     assert_close_gradients,
     save_model,
     tiny_hf_captioner,
 )
+from tests.zoo.encoder_decoders import SIDE, TEXT, VISION
 
 B, K, L, VOCABULARY = 3, 4, 6, 40
 BART = {

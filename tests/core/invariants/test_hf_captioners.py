@@ -27,7 +27,6 @@ from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import sample_slowly, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import (
     ENCODER_DECODERS,
-    PROMPT,
     assert_draws_and_scores,
     assert_gradients_of_one_at_a_time,
     assert_recomputing_changes_nothing,
@@ -35,6 +34,7 @@ from tests.hf_models_for_tests import (
     gradients,
     tiny_hf_captioner,
 )
+from tests.zoo.language_models import PROMPT
 
 K, L = 4, 6
 SLOW = ("florence2",)

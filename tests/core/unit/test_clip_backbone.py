@@ -35,7 +35,7 @@ from tests.clip_for_tests import (
     tiny_checkpoint,
     tiny_student,
 )
-from tests.hf_models_for_tests import bert_tokenizer
+from tests.zoo.language_models import bert_tokenizer
 
 SHORT_AND_LONG = ["a cat", "two black dogs wearing headphones look at the camera"]
 

@@ -16,8 +16,9 @@ from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptio
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.programs.train import _frozen_copy
 from tests.captioners_for_tests import tiny_rows
-from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model
+from tests.hf_models_for_tests import FAMILIES, save_model
 from tests.zoo.families import save_vlm
+from tests.zoo.language_models import PROMPT
 
 IDS = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(2, 1, 1)
 BIG = ("blip2", "instructblip")

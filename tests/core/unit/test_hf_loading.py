@@ -41,8 +41,9 @@ from rl_caption.lab.share import share
 from rl_caption.programs.evaluate import score_captions
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.clip_for_tests import tiny_student
-from tests.hf_models_for_tests import PROMPT, put_on_hub, save_model, tiny_gpt2
-from tests.vlm_for_tests import tiny_qwen2_vl
+from tests.hf_models_for_tests import put_on_hub, save_model
+from tests.zoo.language_models import PROMPT, tiny_gpt2
+from tests.zoo.vision_language import tiny_qwen2_vl
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 

@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from rewards.base import RewardError
 from rewards.registry import build
 from rewards.text.icc import Icc
-from tests.hf_models_for_tests import tiny_gpt2, tiny_regressor
+from tests.zoo.language_models import tiny_gpt2, tiny_regressor
 
 TEXTS = [
     "a red circle on the left",

@@ -33,8 +33,9 @@ from rl_caption.data.base import DataError
 from rl_caption.data.rows import jsonl
 from tests.clip_for_tests import noise_image
 from tests.endpoints_for_tests import endpoint, listing, writing
-from tests.hf_models_for_tests import tiny_gpt2, with_template
-from tests.vlm_for_tests import answering_vlm
+from tests.hf_models_for_tests import with_template
+from tests.zoo.language_models import tiny_gpt2
+from tests.zoo.vision_language import answering_vlm
 
 CAPTION = "a brown dog runs on the grass"
 QUESTIONS = [

@@ -15,7 +15,7 @@ from rewards.base import RewardError
 from rewards.frozen_model import most_tokens
 from rewards.registry import build
 from rewards.text.perplexity import Perplexity
-from tests.hf_models_for_tests import tiny_gpt2
+from tests.zoo.language_models import tiny_gpt2
 
 TEXTS = ["a red circle on the left", "the blue square", "", "a"]
 

@@ -50,7 +50,7 @@ from rewards.clip.pretrained import (
 from rewards.model_files import fingerprint
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 from tests.encoders_for_tests import SIDE, TOWER, VISION, save_vit
-from tests.hf_models_for_tests import bert_tokenizer
+from tests.zoo.language_models import bert_tokenizer
 
 OWN = "tests.encoders_for_tests:MeanColours"
 CAPTIONS = ["a man", "a dog on the grass", "a"]

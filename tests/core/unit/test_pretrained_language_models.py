@@ -28,7 +28,7 @@ from transformers import (
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.pretrained import TextEncoder, load_part, open_blocks
 from rewards.trust import trust
-from tests.hf_models_for_tests import byte_tokenizer
+from tests.zoo.language_models import byte_tokenizer
 
 BLOCKS, CAPTIONS = (
     3,

@@ -22,7 +22,8 @@ from rl_caption.training.checkpoint import seal
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
 from tests.encoders_for_tests import save_text_encoder
-from tests.hf_models_for_tests import bert_tokenizer, save_model, tiny_regressor
+from tests.hf_models_for_tests import save_model
+from tests.zoo.language_models import bert_tokenizer, tiny_regressor
 
 REFUSED = (ValueError, *EXPECTED)
 IMAGE = "tests.encoders_for_tests:TinyImageEncoder"

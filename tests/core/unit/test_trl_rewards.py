@@ -21,8 +21,9 @@ from tests.clip_for_tests import (
     tiny_checkpoint,
     tiny_student,
 )
-from tests.hf_models_for_tests import tiny_gpt2, tiny_regressor, with_template
-from tests.vlm_for_tests import answering_vlm, tiny_idefics3, tiny_qwen2_vl
+from tests.hf_models_for_tests import with_template
+from tests.zoo.language_models import tiny_gpt2, tiny_regressor
+from tests.zoo.vision_language import answering_vlm, tiny_idefics3, tiny_qwen2_vl
 
 pytestmark = pytest.mark.slow
 

@@ -38,7 +38,7 @@ from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.interruptions_for_tests import interrupted
 from tests.training_for_tests import DATA
-from tests.vlm_for_tests import tiny_qwen2_vl
+from tests.zoo.vision_language import tiny_qwen2_vl
 
 SCENES = DataConfig(**DATA)
 

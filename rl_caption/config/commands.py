@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from rewards.registry import available
 from rl_caption.captioners.config import Decoding
 from rl_caption.config.evaluation import check_choice
-from rl_caption.config.schema import Augmentation, TrustConfig
+from rl_caption.config.schema import TrustConfig
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import BatchSize, Section, Seed, Workers
 
@@ -139,10 +139,6 @@ class PrepareFeaturesConfig(TrustConfig):
     """Images per forward pass."""
     num_workers: Workers = 4
     """Threads that read images."""
-    augment: list[Augmentation] = []
-    """Encode a randomly augmented view of each image, for ``data.features_kwargs.views``."""
-    seed: Seed = 0
-    """Of the augmented views."""
 
     @model_validator(mode="after")
     def _check_prepare_features(self) -> Self:

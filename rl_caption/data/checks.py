@@ -123,9 +123,9 @@ class CheckReport:
     rows: Mapping[str, int]
     problems: Mapping[str, Sequence[str]]
     """Kind -> what has it: rows, captions if these are empty, images if they leaked."""
-    kept: Mapping[str, Mapping[int, list[str] | None]]
-    """Split -> index of each row to keep, ascending -> its non-empty references, or None where all
-    are good.
+    kept: Mapping[str, Mapping[int, list[int] | None]]
+    """Split -> index of each row to keep, ascending -> indices of its non-empty references, or None
+    where all are good.
     """
     skips: bool
     """Whether bad rows are left out (``data.on_bad: skip``)."""
@@ -167,12 +167,9 @@ def first_of(offenders: Sequence[str]) -> str:
     return "; ".join(offenders[:SHOWN]) + (f", and {more} more" if more > 0 else "")
 
 
-def _good(references: Mapping[int, list[str] | None], index: int, row: Row) -> Row:
-    good = references[index]
-    if good is None:
-        return row
-    chosen = [number for number, text in enumerate(row["references"]) if text in good]
-    return with_references(row, chosen)
+def _good(references: Mapping[int, list[int] | None], index: int, row: Row) -> Row:
+    chosen = references[index]
+    return row if chosen is None else with_references(row, chosen)
 
 
 @dataclass(slots=True)
@@ -184,9 +181,9 @@ class _Entry:
     image_id: str
     file: ImageFile | LazyImage | None = None
     content: str | None = None
-    features: Sequence[ImageFeatures] = ()
-    references: list[str] | None = None
-    """The non-empty references, where some are empty."""
+    features: ImageFeatures | None = None
+    references: list[int] | None = None
+    """Indices of the non-empty references, where some are empty."""
     bad: bool = False
 
     @property
@@ -243,26 +240,25 @@ def check_data(
     forms = TextForms()
     entries: list[_Entry] = []
     for split in dict.fromkeys(splits):
-        rows = enumerate(progress(data[split], f"checking {split}", "row"))
-        entries += [
-            _check_row(split, index, row, check_images, needs, found, forms)
-            for index, row in rows
-        ]
+        rows = progress(data[split], f"checking {split}", "row")
+        for index, row in enumerate(rows):
+            entry = _Entry(split, index, row["image_id"], _file_of(row.get("image")))
+            for kind, problem in _problems(entry, row, check_images, needs, forms):
+                found[kind].append(problem)
+            entries.append(entry)
     others = list(_other_splits(data, splits))
-    checked = [*entries]
-    if check_images and check_pixels:
-        sizes = {entry.size for entry in entries} - {None}
-        checked += [entry for entry in others if entry.size in sizes]
-    owners: list[tuple[_Entry, ImageFile | LazyImage | ImageFeatures]] = []
-    for entry in checked:
-        if check_images and entry.file is not None:
-            owners.append((entry, entry.file))
-        owners += [(entry, item) for item in entry.features]
+    owners: list[tuple[_Entry, Any]] = [(entry, entry.features) for entry in entries]
+    if check_images:
+        owners += [(entry, entry.file) for entry in entries]
+        sizes = {entry.size for entry in entries if check_pixels} - {None}
+        owners += [(entry, entry.file) for entry in others if entry.size in sizes]
+    owners = [owner for owner in owners if owner[1] is not None]
     verdicts = verify((item for _, item in owners), num_workers, check_pixels, cache)
     dims = Counter(
-        verdicts[item].content for item in verdicts if isinstance(item, ImageFeatures)
+        verdicts[item].content
+        for _, item in owners
+        if isinstance(item, ImageFeatures) and verdicts[item].error is None
     )
-    del dims[None]
     usual = max(dims, key=dims.__getitem__, default=None)
     for entry, item in owners:
         content, error, missing = verdicts[item]
@@ -281,11 +277,21 @@ def check_data(
             found[DUPLICATE_IDS].append(f"{entry.split} image {entry.image_id!r} again")
         for entry in [entry for entry in group if not entry.bad][1:]:
             entry.bad = True
-    for kind, what in LEAKED.items():
-        _check_leaks(
-            _repeated([*entries, *others], attrgetter(what)), splits, kind, found
-        )
-    kept: dict[str, dict[int, list[str] | None]] = {split: {} for split in splits}
+    for kind in LEAKED:
+        found[kind] += _leaks([*entries, *others], splits, kind)
+    return _report(data, splits, entries, found, forms.warnings(tokenizer), on_bad)
+
+
+def _report(
+    data: Splits,
+    splits: Sequence[str],
+    entries: Iterable[_Entry],
+    found: Mapping[str, list[str]],
+    warnings: list[str],
+    on_bad: str,
+) -> CheckReport:
+    """What was found. Raises as ``check_data``."""
+    kept: dict[str, dict[int, list[int] | None]] = {split: {} for split in splits}
     for entry in entries:
         if not entry.bad:
             kept[entry.split][entry.index] = entry.references
@@ -294,7 +300,7 @@ def check_data(
         problems={kind: offenders for kind, offenders in found.items() if offenders},
         kept=kept,
         skips=on_bad == "skip",
-        warnings=forms.warnings(tokenizer),
+        warnings=warnings,
     )
     if on_bad == "fail" and report.problems:
         raise DataError(str(report))
@@ -387,13 +393,7 @@ def verify(
         else:
             verdicts[item] = Verdict(content if is_read else None)
 
-    def result(item: C) -> Verdict:
-        try:
-            return Verdict(item.check())
-        except (RewardError, DataError) as error:
-            return Verdict(error=str(error))
-
-    results = in_parallel(result, list(unseen), num_workers, "checking files")
+    results = in_parallel(_verdict, [*unseen], num_workers, "checking files")
     for (item, stamp), verdict in zip(unseen.items(), results, strict=True):
         verdicts[item] = verdict
         if verdict.error is None and stamp is not None:
@@ -401,6 +401,13 @@ def verify(
     if unseen and cache is not None:
         write_text(cache, json.dumps(stored))
     return verdicts
+
+
+def _verdict(item: ImageFile | LazyImage | ImageFeatures) -> Verdict:
+    try:
+        return Verdict(item.check())
+    except (RewardError, DataError) as error:
+        return Verdict(error=str(error))
 
 
 def in_parallel(
@@ -416,21 +423,20 @@ def in_parallel(
         yield from progress(pool.map(function, items), title, total=len(items))
 
 
-def _check_row(
-    split: str,
-    index: int,
+def _problems(
+    entry: _Entry,
     row: Row,
     check_images: bool,
     needs: Collection[str],
-    found: dict[str, list[str]],
     forms: TextForms,
-) -> _Entry:
-    """Check captions and an in-memory image; return what the other checks need of the row."""
+) -> Iterator[tuple[str, str]]:
+    """Yield kind and place of what is wrong with captions and an in-memory image, and complete the
+    entry.
+    """
     source = row.get("image")
-    entry = _Entry(split, index, row["image_id"], _file_of(source))
-    name = f"{split} image {entry.image_id!r}"
+    name = f"{entry.split} image {entry.image_id!r}"
     if source is None and "image" in needs:
-        found[NO_IMAGES].append(name)
+        yield NO_IMAGES, name
         entry.bad = True
     elif check_images and entry.file is None:
         try:
@@ -439,25 +445,23 @@ def _check_row(
             elif isinstance(source, list | tuple):
                 check_frames(source)
         except RewardError as error:
-            found[UNREADABLE].append(f"{name}: {error}")
+            yield UNREADABLE, f"{name}: {error}"
             entry.bad = True
     if row.get("features") is not None:
-        features = as_image_features(row["features"], entry.image_id)
-        entry.features = (features, *(features.views if split == "train" else ()))
+        entry.features = as_image_features(row["features"], entry.image_id)
     good = []
-    for number, caption in enumerate(row["references"], start=1):
+    for index, caption in enumerate(row["references"]):
         forms.add(f"reference of {name}", caption)
         # Punctuation is no word: metrics drop it.
         if any(map(str.isalnum, caption)) or tokenize(caption):
-            good.append(caption)
+            good.append(index)
         else:
-            found[EMPTY_CAPTIONS].append(f"{name}, caption {number}")
+            yield EMPTY_CAPTIONS, f"{name}, caption {index + 1}"
     if len(good) < len(row["references"]):
         entry.references = good
     if not good and "text" in needs:
-        found[NO_REFERENCES].append(name)
+        yield NO_REFERENCES, name
         entry.bad = True
-    return entry
 
 
 def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
@@ -473,29 +477,23 @@ def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
                 yield _Entry(name, index, row["image_id"], file)
 
 
-def _check_leaks(
-    groups: Iterable[Sequence[_Entry]],
-    names: Collection[str],
-    kind: str,
-    found: dict[str, list[str]],
-) -> None:
-    """Find what several splits contain, one of ``names`` at least; only its rows in the most
+def _leaks(
+    entries: Iterable[_Entry], splits: Collection[str], kind: str
+) -> Iterator[str]:
+    """Yield what several splits contain, one of ``splits`` at least; only its rows in the most
     valuable stay good.
     """
-    for group in groups:
-        first: dict[str, _Entry] = {}
-        for entry in group:
-            first.setdefault(entry.split, entry)
-        shared: Iterable[Any] = [getattr(group[0], LEAKED[kind])]
+    for group in _repeated(entries, attrgetter(LEAKED[kind])):
+        owners = dict.fromkeys(entry.split for entry in group)
+        shared = [getattr(group[0], LEAKED[kind])]
         if kind == LEAKED_CONTENT:
-            shared = {entry.path or entry.image_id: None for entry in group}
+            shared = [*dict.fromkeys(entry.path or entry.image_id for entry in group)]
             # A file that is in two splits is named as a file, and not once more as equal content.
             if len(shared) == 1:
                 continue
-        if len(first) < 2 or not first.keys() & {*names}:
+        if len(owners) < 2 or not owners.keys() & {*splits}:
             continue
-        equal = " = ".join(map(repr, shared))
-        found[kind].append(f"{equal} in {' and '.join(first)}")
+        yield f"{' = '.join(map(repr, shared))} in {' and '.join(owners)}"
         good = [entry for entry in group if not entry.bad]
         kept = max((entry.split for entry in good), key=_value_of_split, default=None)
         for entry in good:

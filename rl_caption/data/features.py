@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,22 +54,16 @@ class FeatureOptions:
             (the name of that file's folder). None is ``{image_id}``, and in HDF5 one of
             ``HDF5_PATTERNS``.
         max_regions: keep at most so many regions, the first of the file; None keeps all.
-        views: roots of V further sets of features in the same layout, which ``prepare_features
-            --augment`` made from random views of the training images. Training draws one of an
-            image's 1 + V at each step; nothing else reads them.
     """
 
     dim: Annotated[int, Field(ge=1)] | None = None
     pattern: str | None = None
     max_regions: Annotated[int, Field(ge=1)] | None = None
-    views: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         with naming("data.features_kwargs", (ValueError,), DataError):
             check_fields(self)
-        if not any(
-            name in (self.pattern or "{image_id}") for name in ("{image_id}", "{stem}")
-        ):
+        if not re.search("{(image_id|stem)}", self.pattern or "{image_id}"):
             raise DataError(
                 f"features_kwargs.pattern is {self.pattern!r}: expected {{image_id}} or {{stem}}"
             )
@@ -91,11 +86,8 @@ def _read_file(path: str, values: bool) -> Any:
         if values:
             return archive[key]
         with archive.zip.open(f"{key}.npy") as file:
-            version = np.lib.format.read_magic(file)
-            read_header = np.lib.format.read_array_header_1_0
-            if version != (1, 0):
-                read_header = np.lib.format.read_array_header_2_0
-            return SimpleNamespace(shape=read_header(file)[0])
+            np.lib.format.read_magic(file)
+            return SimpleNamespace(shape=np.lib.format.read_array_header_1_0(file)[0])
 
 
 class Hdf5File:
@@ -160,8 +152,6 @@ class ImageFeatures:
     """The path of a file, or the key in ``file``."""
     image_id: str
     options: FeatureOptions = field(default=FeatureOptions(), compare=False)
-    views: tuple[ImageFeatures, ...] = ()
-    """Features of further views of the image."""
     file: Hdf5File | None = None
 
     def __str__(self) -> str:
@@ -224,10 +214,8 @@ def features_of(
             if file.dataset(fill_pattern(key, row)) is not None
         )
         pattern = next(usual, HDF5_PATTERNS[0])
-    inner = replace(options, views=[])
-    views = [features_of(rows, view, inner) for view in options.views]
     found = []
-    for row, *further in zip(rows, *views, strict=True):
+    for row in rows:
         place = fill_pattern(pattern, row)
         if file is None:
             place = os.path.join(root, place)
@@ -235,8 +223,7 @@ def features_of(
                 f"{place}.npy"
             )
             place += ".npy" if is_npy else ".npz"
-        views_of = tuple(further)
-        found.append(ImageFeatures(place, row["image_id"], options, views_of, file))
+        found.append(ImageFeatures(place, row["image_id"], options, file))
     return found
 
 

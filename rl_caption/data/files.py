@@ -15,7 +15,7 @@ from rewards.files import atomic_write
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.data.base import SHOWN, DataError
 from rl_caption.data.plain_files import check_type, parse_file, shown
-from rl_caption.data.rows import karpathy_records, read_row
+from rl_caption.data.rows import karpathy_rows, read_row
 
 PREDICTIONS = "predictions.json"
 """File of the captions in the folder of an evaluation."""
@@ -176,9 +176,9 @@ def _annotated(content: Any, path: str | Path, by: IdKey) -> Iterator[_Annotated
         for image, captions in coco_records(content, path):
             yield _Annotated(image.get(key), captions)
     elif isinstance(content.get("images"), list):
-        for record in karpathy_records(path, content):
-            name = record.image_id if by == "image_id" else record.filename
-            yield _Annotated(name or None, record.references, record.split)
+        for split, row in karpathy_rows(content, path):
+            name = row["image_id"] if by == "image_id" else Path(str(row["image"])).name
+            yield _Annotated(name or None, row["references"], split)
     else:
         for name, captions in content.items():
             yield _Annotated(name, captions)

@@ -84,7 +84,6 @@ def _files(value: Any) -> Iterator[Path]:
         yield Path(value.place)
         if value.file is not None:
             yield value.file.path
-        yield from _files(value.views)
     elif isinstance(value, VideoFrame):
         path = Path(value.path)
         yield from sorted(path.iterdir()) if path.is_dir() else [path]

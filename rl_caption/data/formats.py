@@ -13,7 +13,7 @@ The hub, Parquet, CSV, imagefolders and webdataset's tar shards are read by the 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -201,34 +201,27 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
     tables = source if isinstance(source, Mapping) else {"train": source}
     if all(hasattr(table, "select_columns") for table in tables.values()):
         return _rows_of_tables(tables, name)
-    if isinstance(source, Mapping):
-        views = {}
-        for split, items in source.items():
-            listed = items if isinstance(items, Sequence) else list(items)
-            make = partial(
-                _read, f"{name}, split {split!r}", split, ROW_KEYS, None, None, ""
-            )
-            views[split] = RowView(listed, make)
-        return Splits(views, name)
     # Rows of a generator are kept as bytes: millions of them take what their texts take.
-    is_kept = isinstance(source, Sequence)
     groups: dict[str, list[Any]] = {split: [] for split in STANDARD_SPLITS}
-    for index, item in enumerate(source):
-        if checked:
-            split, row = item.pop("split"), item
-        else:
-            where = f"{name}, row {index}"
-            split, row = read_row(item, where, keys=ROW_KEYS, number=f"{index}")
-        groups.setdefault(split, []).append(row if is_kept else pickle.dumps(row))
-    load = None if is_kept else _unpickled
-    splits = {split: RowView(rows, load) for split, rows in groups.items() if rows}
+    for part, items in tables.items():
+        in_part = "" if items is source else f", split {part!r}"
+        for index, item in enumerate(items):
+            if checked:
+                split, row = item.pop("split"), item
+            else:
+                where = f"{name}{in_part}, row {index}"
+                number = f"{part}/{index}" if in_part else f"{index}"
+                split, row = read_row(item, where, keys=ROW_KEYS, number=number)
+            kept = row if isinstance(items, Sequence) else pickle.dumps(row)
+            groups.setdefault(part if in_part else split, []).append(kept)
+    splits = {split: RowView(rows, _kept_row) for split, rows in groups.items() if rows}
     if not splits:
         raise DataError(f"{name} holds no images")
     return Splits(splits, name)
 
 
-def _unpickled(_: int, row: bytes) -> Row:
-    return cast(Row, pickle.loads(row))
+def _kept_row(_: int, row: Any) -> Row:
+    return cast(Row, pickle.loads(row) if isinstance(row, bytes) else row)
 
 
 def _rows_of_tables(
@@ -266,8 +259,8 @@ def _rows_of_tables(
         if is_stored and getattr(table.features[column], "dtype", "") != "string":
             images = table.select_columns([column])
             table = table.remove_columns([column])
-        where_how = (where, part_split, FILE_KEYS, named, images, image_root)
-        rows = RowView(table, partial(_read, *where_how))
+        how = (where, part_split, named, images, image_root)
+        rows = RowView(table, partial(_read, *how))
         for index in range(len(table)):
             name = part_split
             if split is not None and by_column:
@@ -289,14 +282,13 @@ def _row_at(_: int, place: tuple[RowView, int]) -> Row:
 def _read(
     where: str,
     split: str,
-    keys: Collection[str],
-    columns: Mapping[str, str] | None,
+    columns: Mapping[str, str],
     images: Any,
     image_root: str,
     index: int,
     item: Any,
 ) -> Row:
-    """A row of a list or table; an image in the table ``images`` stays there, undecoded."""
+    """A row of a table; an image in the table ``images`` stays there, undecoded."""
     where = f"{where}, row {index}"
     if images is not None:
         (column,) = images.column_names
@@ -304,7 +296,7 @@ def _read(
     if "__key__" in item:  # webdataset: texts are files, which end with a line feed
         for key, value in item.items():
             item[key] = value.strip() if isinstance(value, str) else value
-    return read_row(item, where, image_root, columns, keys, f"{split}/{index}")[1]
+    return read_row(item, where, image_root, columns, number=f"{split}/{index}")[1]
 
 
 def _map_rows(data: Splits, make: Callable[[int, Row], Row]) -> Splits:

@@ -119,19 +119,6 @@ def micro_batch_size(
     return micro_batch_size
 
 
-def draw_view(row: Row, seed: int, step: int) -> Row:
-    """Draw one of the 1 + V stored views of the row's features (``features_kwargs.views``), if
-    there are any.
-    """
-    views = getattr(row.get("features"), "views", ())
-    if not views:
-        return row
-    drawn = int(
-        row_generator(seed, step, f"view/{row['image_id']}").integers(len(views) + 1)
-    )
-    return row if drawn == 0 else {**row, "features": views[drawn - 1]}
-
-
 def augment(
     pixels: Tensor,
     names: Sequence[str],
@@ -209,9 +196,7 @@ class Collate:
     def __call__(self, items: Sequence[tuple[Row, int]]) -> CaptionBatch:
         """Make a batch from (row, step) pairs."""
         rows = [row for row, _ in items]
-        inputs = self.captioner.preprocess(
-            [draw_view(row, self.seed, step) for row, step in items]
-        )
+        inputs = self.captioner.preprocess(rows)
         if self.augmentations and "pixel_values" in inputs:
             augmented = []
             for pixels, (row, step) in zip(inputs["pixel_values"], items, strict=True):

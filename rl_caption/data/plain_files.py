@@ -183,15 +183,6 @@ def hash_text(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def check_name(image_id: str, where: str) -> str:
-    """Return an id that becomes a file's name. Raises ``DataError``, with ``where``, if it has a
-    slash.
-    """
-    if os.sep in image_id:
-        raise DataError(f"{where}: expected an id that can be a file's name")
-    return image_id
-
-
 FORMS = {
     "special": "have left-over special tokens, which count as words in every score: decode with "
     "skip_special_tokens=True, or remove them",

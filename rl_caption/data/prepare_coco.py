@@ -4,14 +4,13 @@ the downloads.
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data, check_row_images
-from rl_caption.data.rows import karpathy, karpathy_records
+from rl_caption.data.rows import karpathy
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +49,13 @@ def prepare(
         raise DataError(
             f"missing in {downloads}: {KARPATHY}. What to download:\n{SOURCES}"
         )
-    counts: dict[str, dict[str, int]] = {"images": Counter(), "captions": Counter()}
-    for record in karpathy_records(file):
-        counts["images"][record.split] += 1
-        counts["captions"][record.split] += len(record.references)
+    rows = karpathy(file)
+    counts = {
+        "images": {split: len(rows[split]) for split in rows},
+        "captions": {
+            split: sum(len(row["references"]) for row in rows[split]) for split in rows
+        },
+    }
     expected = {"images": IMAGES, "captions": CAPTIONS}
     if counts != expected and not subset:
         raise DataError(
@@ -61,10 +63,9 @@ def prepare(
         )
     photos, regions = _link(out, images, "images"), _link(out, features, "features")
     if photos is not None:  # not for equal images in two splits: they are as published
-        data = karpathy(file, photos)
-        rows = [row for split in data.values() for row in split]
+        every = [row for split in karpathy(file, photos).values() for row in split]
         cache = out / ".checked_images.json"
-        check_row_images(rows, "training from pixels", not fast, cache)
+        check_row_images(every, "training from pixels", not fast, cache)
     if regions is not None:
         options = dict(features_kwargs or {})
         data = karpathy(file, features_root=regions, features_kwargs=options)

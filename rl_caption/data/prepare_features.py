@@ -5,7 +5,7 @@ whose grids [H, W, D] are stored.
 import base64
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,7 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.features import check_width, write_features
 from rl_caption.data.files import write_json
-from rl_caption.data.loader import augment as augmented
-from rl_caption.data.plain_files import check_name, parse_json, progress
+from rl_caption.data.plain_files import parse_json, progress
 from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError
 
@@ -36,37 +35,12 @@ RECORD = "encoder.json"
 """File, in the folder of the features, of the settings that made them."""
 
 
-def encode_features(
-    encoder: str,
-    data: str | Path,
-    out: str | Path,
-    image_root: str | Path | None = None,
-    image_extension: str | None = None,
-    flatten: bool = False,
-    kwargs: Mapping[str, Any] | None = None,
-    dtype: str = "float16",
-    batch_size: int = 32,
-    num_workers: int = 4,
-    device: str | None = None,
-    splits: Sequence[str] = (),
-    augment: Sequence[str] = (),
-    seed: int = 0,
-) -> tuple[int, int]:
-    """Write the grid of every image; returns how many were written and how many were there already.
+def encode_features(config: Any) -> tuple[int, int]:
+    """Write the grid of every image, as a ``PrepareFeaturesConfig`` says; returns how many were
+    written and how many were there already.
 
     Images are preprocessed as the encoder requires. Existing features are kept but for those of
-    newer images.
-
-    Args:
-        encoder: see ``rewards.clip.pretrained``; ``kwargs`` are its arguments, where it is a class.
-        data: a Karpathy JSON or its folder, with ``image_root``, ``image_extension`` and
-            ``flatten`` as for ``karpathy``, and ``splits`` (empty: all); or a folder of images,
-            whose ids are their names without extension.
-        out: a folder, for ``ID.npz`` with the array ``features`` [H, W, D] in ``dtype``,
-            ``float16`` or ``float32``.
-        device: such as ``cuda:0``; None is a GPU where there is one.
-        augment: names of ``AUGMENTATIONS``: encode a random view of each image, drawn by ``seed``,
-            for ``features_kwargs.views``.
+    newer images. The file ``ID.npz`` has the array ``features`` [H, W, D].
 
     Raises:
         ConfigError: the encoder or the device cannot be used, or ``out`` has features of another
@@ -74,41 +48,51 @@ def encode_features(
         DataError: images are missing or unreadable (found before anything is encoded), or a value
             of a grid is not finite or beyond ``dtype``.
     """
-    out = Path(out)
-    images = _images(Path(data), image_root, image_extension, flatten, splits)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    out, encoder = Path(config.out), config.encoder
+    images, dtype = _images(config), config.dtype or "float16"
+    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     unusable = (ValueError, RuntimeError, AssertionError)
     with naming(f"encoder {encoder!r} on {device!r}", unusable, ConfigError):
-        network = load_part(ImageEncoder, encoder, kwargs or {}).to(device)
-    record: dict[str, Any] = {
+        network = load_part(ImageEncoder, encoder, config.kwargs).to(device)
+    record: Any = {
         "encoder": encoder,
-        "kwargs": dict(kwargs or {}),
+        "kwargs": config.kwargs,
         "dtype": dtype,
         "preprocessing": asdict(network.preprocessing),
         "weights": fingerprint(network.state_dict()),
     }
-    if augment:
-        record |= {"augment": [*augment], "seed": seed}
     record = json.loads(json.dumps(record))  # tuples become lists
     found = _stored_ids(out, record)
-    pending = {
-        name: path
+    pending = [
+        (name, path)
         for name, path in images.items()
         if name not in found or _is_newer(path, out / f"{name}.npz")
-    }
+    ]
     if pending:
-        rows: list[Row] = [
-            {"image_id": name, "image": path, "references": []}
-            for name, path in pending.items()
-        ]
-        check_row_images(rows, "the encoder", num_workers=num_workers)
+        rows = [Row(image_id=name, image=path, references=[]) for name, path in pending]
+        check_row_images(rows, "the encoder", num_workers=config.num_workers)
         write_json(out / RECORD, record)
-        view = partial(augmented, names=augment, seed=seed, step=0)
-        grids = _encode_images(network, pending, batch_size, num_workers, view)
-        for name, grid in progress(grids, "encoding images", "image", len(pending)):
-            where = f"image {name!r} ({images[name]})"
-            write_features(out / f"{name}.npz", grid, dtype, where)
+        loader: Any = DataLoader(
+            pending,  # type: ignore[arg-type]
+            config.batch_size,
+            num_workers=config.num_workers,
+            collate_fn=partial(_read_batch, network.preprocessing),
+        )
+        for names, inputs in progress(loader, "encoding images", "batch"):
+            with torch.inference_mode():
+                grids = network(inputs.to(device)).float().cpu().numpy()
+            for name, grid in zip(names, grids, strict=True):
+                where = f"image {name!r} ({images[name]})"
+                write_features(out / f"{name}.npz", grid, dtype, where)
     return len(pending), len(images) - len(pending)
+
+
+def _read_batch(
+    preprocessing: Any, images: Sequence[tuple[str, str]]
+) -> tuple[list[str], Tensor]:
+    """Ids and preprocessed pixels [B, 3, S, S] of images."""
+    squares = [pixels(path, preprocessing) for _, path in images]
+    return [name for name, _ in images], torch.stack(squares)
 
 
 def _is_newer(image: str, features: Path) -> bool:
@@ -116,23 +100,18 @@ def _is_newer(image: str, features: Path) -> bool:
     return os.path.isfile(image) and os.path.getmtime(image) > features.stat().st_mtime
 
 
-def _images(
-    path: Path,
-    image_root: str | Path | None,
-    image_extension: str | None,
-    flatten: bool,
-    splits: Sequence[str],
-) -> dict[str, str]:
+def _images(config: Any) -> dict[str, str]:
     """Image id -> file, of a Karpathy JSON or a folder of images."""
+    path = Path(config.data)
     if path.is_dir() and not any(path.glob("dataset*.json")):
         pairs = [(file.stem, str(file)) for file in sorted(list_images(path))]
     else:
-        data = karpathy(path, image_root, image_extension, flatten)
-        rows = (row for split in splits or data for row in data[split])
+        data = karpathy(path, config.image_root, config.image_extension, config.flatten)
+        rows = (row for split in config.splits or data for row in data[split])
         pairs = [(row["image_id"], str(row["image"])) for row in rows]
     images: dict[str, str] = {}
     for name, file in pairs:
-        check_name(name, f"{path}: image {name!r:.80}")
+        _check_name(name, f"{path}: image {name!r:.80}")
         if images.setdefault(name, file) != file:
             raise DataError(
                 f"{path}: image {name!r} is {images[name]!r} and {file!r}: expected one"
@@ -154,37 +133,6 @@ def _stored_ids(folder: Path, record: Mapping[str, Any]) -> set[str]:
             f"{folder} has features of another encoder ({stored}); name another out"
         )
     return names
-
-
-def _encode_images(
-    network: Any,
-    images: Mapping[str, str],
-    batch_size: int,
-    num_workers: int,
-    view: Callable[..., Tensor],
-) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield id and grid [H, W, D] of every image; ``view(pixels, image_id=…)`` augments pixels."""
-    read = partial(_read_batch, images, network.preprocessing, view)
-    ids: Any = list(images)
-    loader: Any = DataLoader(ids, batch_size, num_workers=num_workers, collate_fn=read)
-    device = next(network.parameters()).device
-    for names, inputs in loader:
-        with torch.inference_mode():
-            grids = network(inputs.to(device)).float().cpu().numpy()
-        yield from zip(names, grids, strict=True)
-
-
-def _read_batch(
-    images: Mapping[str, str],
-    preprocessing: Any,
-    view: Callable[..., Tensor],
-    names: Sequence[str],
-) -> tuple[Sequence[str], Tensor]:
-    """Ids and preprocessed pixels [B, 3, S, S] of images."""
-    squares = [
-        view(pixels(images[name], preprocessing), image_id=name) for name in names
-    ]
-    return names, torch.stack(squares)
 
 
 def convert_tsv(
@@ -223,16 +171,15 @@ def convert_tsv(
                 columns = line.rstrip(b"\r\n").split(b"\t")
                 image_id = columns[0].decode(errors="replace")
                 where = f"{path}, line {number}, image {image_id!r:.80}"
-                check_name(image_id, where)
+                _check_name(image_id, where)
                 if image_id in converted:
                     repeated += 1
                     continue
+                place = Path(out) / f"{image_id}.npz"
                 try:
                     features = _features(columns, where)
                     check_width(features.shape, dim, where)
-                    write_features(
-                        Path(out) / f"{image_id}.npz", features, dtype, where
-                    )
+                    write_features(place, features, dtype, where)
                 except DataError as error:
                     if not converted:  # a file of another layout, say
                         raise
@@ -240,11 +187,9 @@ def convert_tsv(
                     continue
                 dim = features.shape[1]
                 converted.add(image_id)
-    lost = [error for image_id, error in bad.items() if image_id not in converted]
-    if lost:
-        raise DataError(
-            f"images without a valid line: {len(lost)}; the first: {lost[0]}"
-        )
+                bad.pop(image_id, None)
+    for first in bad.values():
+        raise DataError(f"images without a valid line: {len(bad)}; the first: {first}")
     return len(converted), repeated
 
 
@@ -262,14 +207,19 @@ def _features(columns: Sequence[bytes], where: str) -> NDArray[np.float32]:
         )
 
 
+def _check_name(image_id: str, where: str) -> None:
+    """Raise ``DataError`` where an id cannot be a file's name."""
+    if os.sep in image_id:
+        raise DataError(f"{where}: expected an id that can be a file's name")
+
+
 def main(config: Any) -> int:
     """Unpack files, or encode photos, as a ``PrepareFeaturesConfig`` says."""
     if config.encoder is None:
         written, left = convert_tsv(config.tsv, config.out, config.dtype or "float32")
         why = "repeated lines skipped"
     else:
-        options = config.model_dump(exclude={"trust"}, exclude_unset=True)
-        written, left = encode_features(**options)
+        written, left = encode_features(config)
         why = "images existed already"
     print(f"{config.out}: {written:,} images written, {left:,} {why}")
     return 0

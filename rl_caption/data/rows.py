@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Required
+from typing import Any, Required
 
 from PIL import Image
 from typing_extensions import TypedDict
@@ -80,7 +80,8 @@ def read_row(
         raise DataError(f"{where} has no 'image'")
     check_type(item, _Values, where, DataError)
     is_path = isinstance(item.get("image"), str | Path)
-    row: Any = {key: item[key] for key in keys if key in item and key != "split"}
+    row: Any = {key: item[key] for key in keys if key in item}
+    split = split_name(row.pop("split", "train"), where)
     row["image_id"] = str(item.get("image_id", item["image"] if is_path else number))
     for key in ("image", "positive_images"):
         if key in row:
@@ -93,27 +94,24 @@ def read_row(
         raise DataError(
             f"{where}: 'negatives' is {negatives}: expected a list for each reference"
         )
-    return split_name(item.get("split", "train"), where), row
+    return split, row
 
 
-def check_keys(names: Iterable[str], keys: Collection[str], where: str) -> None:
+def check_keys(names: Collection[str], keys: Collection[str], where: str) -> None:
     """Raise ``DataError`` where a key is likely a misspelt one of ``keys``.
 
     A row with 'splits' in place of 'split' would silently become training data.
     """
-    wrong = _misspelt(frozenset(names), frozenset(keys))
-    if wrong:
-        raise DataError(f"{where}: {wrong}")
+    for name in names:
+        near = None if name in keys else _nearest(name.lower(), tuple(keys))
+        if near and near not in names:
+            raise DataError(f"{where}: unknown key {name!r}: did you mean {near!r}?")
 
 
 @lru_cache(maxsize=1024)  # rows of a file have the same keys
-def _misspelt(names: frozenset[str], keys: frozenset[str]) -> str | None:
-    """What is said of an unknown key that looks like a missing one of ``keys``."""
-    for key in sorted(names - keys):
-        near = difflib.get_close_matches(key.lower(), sorted(keys - names), 1, 0.8)
-        if near:
-            return f"unknown key {key!r}: did you mean {near[0]!r}?"
-    return None
+def _nearest(name: str, known: tuple[str, ...]) -> str | None:
+    """The known name that is likely meant."""
+    return next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None)
 
 
 def _image(value: Any, root: str | Path, where: str) -> Any:
@@ -193,10 +191,9 @@ def split_name(name: object, where: str) -> str:
     if split in STANDARD_SPLITS:
         return "train" if split == "restval" else split
     plain = split.strip().casefold()
-    usual = [*STANDARD_SPLITS, *OTHER_NAMES]
-    near = difflib.get_close_matches(plain, usual, 1, cutoff=0.8)
+    near = _nearest(plain, (*STANDARD_SPLITS, *OTHER_NAMES))
     # What goes on after a known name, such as testA or val2, is no misspelling.
-    is_misspelt = near and not plain.startswith(near[0])
+    is_misspelt = near and not plain.startswith(near)
     if not plain or plain in MISTAKEN or is_misspelt:
         raise DataError(
             f"{where}: the split is {shown(name)}: expected one of {STANDARD_SPLITS}, or another name"
@@ -271,16 +268,12 @@ def jsonl(
     return by_split(rows, file, max_images, features_root, features_kwargs)
 
 
-class _Karpathy(TypedDict):
-    images: list[dict[str, Any]]
-
-
 class _Sentence(TypedDict, total=False):
     raw: str | None
     tokens: list[str]
 
 
-class _KarpathyImage(TypedDict, total=False):
+class _Image(TypedDict, total=False):
     split: Required[str]
     filename: Required[str]
     filepath: str
@@ -289,27 +282,23 @@ class _KarpathyImage(TypedDict, total=False):
     sentences: list[_Sentence]
 
 
-class Record(NamedTuple):
-    """One image of a Karpathy JSON file; ``filepath`` and ``references`` may be empty."""
-
-    split: str
-    image_id: str
-    filepath: str
-    filename: str
-    references: list[str]
+class _Karpathy(TypedDict):
+    images: list[_Image]
 
 
-def karpathy_records(path: str | Path, content: Any = None) -> Iterator[Record]:
-    """Yield the records of a Karpathy JSON file; ``content`` is what was parsed already.
-
-    Raises ``DataError`` for a wrong record or file.
+def karpathy_rows(
+    content: Any,
+    path: str | Path,
+    root: str | Path = "",
+    image_extension: str | None = None,
+    flatten: bool = False,
+) -> Iterator[tuple[str, Row]]:
+    """Yield the splits and rows of parsed Karpathy JSON; see ``karpathy``. Raises ``DataError`` for
+    a wrong record or file.
     """
-    if content is None:
-        content = parse_file(Path(path).read_bytes(), path)
     check_type(content, _Karpathy, str(path), DataError)
     for index, item in enumerate(content["images"]):
         where = f"{path}, images[{index}]"
-        check_type(item, _KarpathyImage, where, DataError)
         image_id = item.get("imgid") if item.get("cocoid") is None else item["cocoid"]
         if image_id is None:
             raise DataError(f"{where} has no 'cocoid' or 'imgid'")
@@ -318,9 +307,16 @@ def karpathy_records(path: str | Path, content: Any = None) -> Iterator[Record]:
             raw = sentence.get("raw")
             text = " ".join(sentence.get("tokens", [])) if raw is None else raw
             references.append(text)
-        split = split_name(item["split"], where)
-        filepath = item.get("filepath", "")
-        yield Record(split, str(image_id), filepath, item["filename"], references)
+        name = item["filename"]
+        if image_extension:
+            name = os.path.splitext(name)[0] + image_extension
+        folder = "" if flatten else item.get("filepath", "")
+        row = Row(
+            image_id=str(image_id),
+            image=os.path.join(root, folder, name),
+            references=references,
+        )
+        yield split_name(item["split"], where), row
 
 
 def karpathy(
@@ -361,15 +357,6 @@ def karpathy(
             raise DataError(f"{path} must hold one dataset*.json, found {names}")
         (file,) = files
     root = file.parent / (image_root or "")
-    rows: list[tuple[str, Row]] = []
-    for record in karpathy_records(file):
-        name = record.filename
-        if image_extension:
-            name = os.path.splitext(name)[0] + image_extension
-        row: Row = {
-            "image_id": record.image_id,
-            "image": os.path.join(root, "" if flatten else record.filepath, name),
-            "references": record.references,
-        }
-        rows.append((record.split, row))
+    content = parse_file(file.read_bytes(), file)
+    rows = karpathy_rows(content, file, root, image_extension, flatten)
     return by_split(rows, file, max_images, features_root, features_kwargs)

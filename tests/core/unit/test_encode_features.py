@@ -14,10 +14,10 @@ from PIL import Image
 
 from rewards.clip.pretrained import ImageEncoder, load_part
 from rl_caption.cli.main import run_program
+from rl_caption.config.commands import PrepareFeaturesConfig
+from rl_caption.data import prepare_features
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
-from rl_caption.data.loader import draw_view
-from rl_caption.data.prepare_features import encode_features
 from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image
@@ -54,6 +54,15 @@ def options(dataset: Path, **changed: Any) -> dict[str, Any]:
         "image_extension": ".png",
         "batch_size": 2,
     } | changed
+
+
+def encode_features(
+    encoder: str, data: Path, out: Path, **options: Any
+) -> tuple[int, int]:
+    config = PrepareFeaturesConfig(
+        encoder=encoder, data=str(data), out=str(out), **options
+    )
+    return prepare_features.encode_features(config)
 
 
 def read(dataset: Path, out: Path) -> dict[str, np.ndarray]:
@@ -94,36 +103,6 @@ def test_features_are_the_output_of_the_encoder(tmp_path, dataset, dtype):
         dtype,
         SIDE,
     )
-
-
-def test_training_draws_from_the_views_of_an_image(tmp_path, dataset):
-    encode_features(OWN, out=tmp_path / "features", **options(dataset))
-    views = [tmp_path / f"view{seed}_features" for seed in (1, 2)]
-    for seed, out in enumerate(views, start=1):
-        view = {"splits": ["train"], "augment": ["horizontal", "crop"], "seed": seed}
-        assert encode_features(OWN, out=out, **options(dataset, **view)) == (
-            COUNT - 1,
-            0,
-        )
-        with pytest.raises(ConfigError, match="seed"):
-            encode_features(
-                OWN, out=out, **options(dataset, **view | {"seed": seed + 1})
-            )
-    kwargs = {"views": [str(view) for view in views]}
-    data = karpathy(
-        dataset,
-        "images",
-        ".png",
-        features_root=tmp_path / "features",
-        features_kwargs=kwargs,
-    )
-    check_data(data, data.splits)
-    row = data.split("train")[0]
-    drawn = [draw_view(row, 0, step)["features"].load().tobytes() for step in range(40)]
-    assert len(set(drawn)) == 3
-    (views[0] / f"{row['image_id']}.npz").unlink()
-    with pytest.raises(DataError, match=f"view1_features/{row['image_id']}.npz"):
-        check_data(data, data.splits)
 
 
 def test_a_killed_run_goes_on_and_images_are_added(tmp_path, dataset):

@@ -19,7 +19,7 @@ from rewards.images import open_image
 from rewards.text.detail_units import default_tagger, word_class
 from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import join_words, split_words
-from rl_caption.data.rows import karpathy_records
+from rl_caption.data.rows import karpathy
 from rl_caption.lab.meta_evaluation.sets.base import (
     Files,
     Judged,
@@ -183,8 +183,8 @@ def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
         ]
         files.check_count("pairs", len(rows), 99_480)
     if held_out:
-        records = karpathy_records(files.require("dataset_coco.json"))
-        seen = {record.filename for record in records if record.split == "train"}
+        trained = karpathy(files.require("dataset_coco.json"))["train"]
+        seen = {Path(str(row["image"])).name for row in trained}
         unseen = [row for row in rows if row.image_id not in seen]
         excluded["the image is in Karpathy's training split"] = len(rows) - len(unseen)
         rows = unseen

@@ -202,13 +202,6 @@ class Decoding(Section):
         return self
 
     @property
-    def has_constraints(self) -> bool:
-        """Whether the tokens that may come next depend on those before."""
-        return bool(
-            self.no_repeat_ngram_size or self.block_trigrams or self.remove_bad_endings
-        )
-
-    @property
     def captions_per_image(self) -> int:
         """Number of captions of each image: K samples and the greedy caption, or what beam search
         returns.

@@ -7,7 +7,7 @@ no caption.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -102,8 +102,9 @@ def decode_with_scores(
         raise ValueError(
             "sampling needs noise [B, K, L]: one uniform number for each token"
         )
-    if decoding.has_constraints:
-        next_logits = _add_processors(next_logits, constraints(captioner, decoding))
+    processors = constraints(captioner, decoding)
+    if processors:
+        next_logits = _add_processors(next_logits, processors)
     return Generated(
         _decode_tree(captioner, next_logits, images, decoding, noise, share_prefixes),
         None,
@@ -122,28 +123,8 @@ def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
     if decoding.block_trigrams:
         processors.append(partial(penalise_trigrams, alpha=decoding.block_trigrams))
     if decoding.remove_bad_endings:
-        processors.append(
-            partial(
-                refuse_bad_endings,
-                decode=captioner.decode,
-                eos_token_id=captioner.eos_token_id,
-            )
-        )
-    return processors
-
-
-def truncations(decoding: Decoding) -> list[Processor]:
-    """Processors that truncate the distribution of samples, in the order of Transformers."""
-    from transformers.generation.logits_process import (
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-    )
-
-    processors: list[Processor] = []
-    if decoding.top_k:
-        processors.append(TopKLogitsWarper(decoding.top_k))
-    if decoding.top_p < 1:
-        processors.append(TopPLogitsWarper(decoding.top_p))
+        decode, eos = captioner.decode, captioner.eos_token_id
+        processors.append(partial(refuse_bad_endings, decode=decode, eos_token_id=eos))
     return processors
 
 
@@ -191,9 +172,7 @@ def _add_processors(next_logits: NextLogits, processors: list[Processor]) -> Nex
         nonlocal earlier
         logits = next_logits(prefixes).float()
         if prefixes is None:
-            earlier = torch.empty(
-                len(logits), 0, dtype=torch.long, device=logits.device
-            )
+            earlier = logits.new_empty(len(logits), 0, dtype=torch.long)
         else:
             earlier = prefixes.extend(earlier)
         for process in processors:
@@ -204,20 +183,23 @@ def _add_processors(next_logits: NextLogits, processors: list[Processor]) -> Nex
 
 
 def draw_tokens(
-    logits: Tensor,
-    noise: Tensor,
-    decoding: Decoding,
-    truncate: Sequence[Processor],
-    best: Tensor,
+    logits: Tensor, noise: Tensor, decoding: Decoding, best: Tensor
 ) -> Tensor:
     """Draw K tokens [N, K] from each of the distributions of ``logits`` [N, V] by ``noise`` [N, K];
-    ``best`` [N, 1] is the arg max.
+    ``best`` [N, 1] is the arg max. Top-k and top-p truncate them in the order of Transformers.
     """
-    if not truncate:
+    from transformers.generation.logits_process import (
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    if not decoding.top_k and decoding.top_p == 1:
         return sample_tokens(logits, noise, decoding.temperature, best)
-    left = logits / decoding.temperature
-    for process in truncate:
-        left = process(torch.empty(0), left)
+    left: Any = logits / decoding.temperature
+    if decoding.top_k:
+        left = TopKLogitsWarper(decoding.top_k)(None, left)  # type: ignore[arg-type]
+    if decoding.top_p < 1:
+        left = TopPLogitsWarper(decoding.top_p)(None, left)  # type: ignore[arg-type]
     return sample_tokens(left, noise, 1.0)
 
 
@@ -231,22 +213,15 @@ def _decode_tree(
 ) -> Tensor:
     per_image = decoding.captions_per_image
     limit = decoding.max_new_tokens
-    truncate = truncations(decoding)
     logits = forbid(next_logits(None), captioner.forbidden)
     image = torch.arange(images, device=logits.device)  # of each prefix
-    captions = torch.arange(
-        images * per_image, device=logits.device
-    )  # that have not ended
     prefix = image.repeat_interleave(per_image)  # of each caption
-    ids = torch.full(
-        (len(captions), limit), captioner.pad_token_id, device=logits.device
-    )
+    captions = torch.arange(len(prefix), device=logits.device)  # that have not ended
+    ids = torch.full((len(prefix), limit), captioner.pad_token_id, device=logits.device)
     for position in range(limit):
         chosen = best = logits.argmax(-1, keepdim=True)
         if noise is not None and decoding.num_samples:
-            drawn = draw_tokens(
-                logits, noise[image, :, position], decoding, truncate, best
-            )
+            drawn = draw_tokens(logits, noise[image, :, position], decoding, best)
             chosen = torch.cat([drawn, best], dim=1)
         tokens = chosen[prefix, captions % per_image]
         ids[captions, position] = tokens
@@ -258,24 +233,19 @@ def _decode_tree(
         parent = prefix[goes_on]
         if share_prefixes:
             vocabulary = logits.shape[-1]
-            pairs, prefix = torch.unique(
-                parent * vocabulary + tokens, return_inverse=True
-            )
-            tokens = pairs % vocabulary
-            parent = pairs // vocabulary
+            pairs = parent * vocabulary + tokens
+            pairs, prefix = torch.unique(pairs, return_inverse=True)
+            tokens, parent = pairs % vocabulary, pairs // vocabulary
         else:
             prefix = torch.arange(len(captions), device=logits.device)
         prefixes = Prefixes(tokens, parent, image[parent])
-        if len(tokens) > (1 - COMPACT_AT) * len(image) and bool(
-            (parent.diff() > 0).all()
-        ):
+        many = len(tokens) > (1 - COMPACT_AT) * len(image)
+        if many and bool((parent.diff() > 0).all()):
             # None have parted and few have ended: all rows stay, the ended ones with padding as
             # their next token.
-            in_place = torch.full_like(image, captioner.pad_token_id).index_copy_(
-                0, parent, tokens
-            )
+            padding = torch.full_like(image, captioner.pad_token_id)
             prefix = parent[prefix]
-            prefixes = Prefixes(in_place, None, image)
+            prefixes = Prefixes(padding.index_copy_(0, parent, tokens), None, image)
         image = prefixes.image
         logits = forbid(next_logits(prefixes), captioner.forbidden)
     return ids[:, : position + 1].unflatten(0, (images, per_image))
@@ -302,37 +272,34 @@ def beam_search(
     0; the others are not renormalised.
     """
     width, groups = decoding.num_beams, decoding.num_beam_groups
-    limit = decoding.max_new_tokens
-    each = width // groups
+    each, limit = width // groups, decoding.max_new_tokens
     processors = constraints(captioner, decoding)
     logits = next_logits(None).repeat_interleave(width, 0)
-    device = logits.device
+    device, eos = logits.device, captioner.eos_token_id
     active = torch.arange(images, device=device)  # images that are not done
     scores = torch.full((images, groups, each), -torch.inf, device=device)
     best_scores = scores.double()
-    prefixes = torch.full((images, width, limit), captioner.pad_token_id, device=device)
-    best = prefixes.unflatten(1, (groups, each)).clone()
+    best = torch.full((*scores.shape, limit), captioner.pad_token_id, device=device)
+    prefixes = best.clone()
     scores[..., 0] = 0.0  # all beams are equal at first: only one of a group counts
     going = scores[..., 0] == 0  # groups that are not done
     for length in range(1, limit + 1):
         divisor = length**decoding.length_penalty
         logprobs = forbid(logits, captioner.forbidden).log_softmax(-1)
         for process in processors:
-            logprobs = process(prefixes[..., : length - 1].flatten(0, 1), logprobs)
+            logprobs = process(prefixes[..., : length - 1].flatten(0, 2), logprobs)
         logprobs = logprobs.unflatten(0, scores.shape)
-        row = torch.arange(len(active), device=device).unsqueeze(1)
         taken = torch.zeros_like(logprobs[:, 0, 0])  # by how many earlier groups
-        kept: list[tuple[Tensor, ...]] = []
+        kept: list[list[Tensor]] = []
         for group in range(groups):
-            diversity = decoding.diversity_penalty * taken.unsqueeze(1)
+            penalty = decoding.diversity_penalty * taken.unsqueeze(1)
             found, parent, token = _best_extensions(
-                scores[:, group], logprobs[:, group] - diversity
+                scores[:, group], logprobs[:, group] - penalty
             )
-            parent = parent + group * each
-            ends = (token == captioner.eos_token_id) & found.isfinite()
             counted = going[:, group, None].expand(-1, each)
-            ended = prefixes[row, parent[:, :each]]
-            ended[..., length - 1] = captioner.eos_token_id
+            ends = (token == eos) & found.isfinite()
+            ended = prefixes[:, group].take_along_dim(parent[:, :each, None], 1)
+            ended[..., length - 1] = eos
             ended_scores = found[:, :each].double() / divisor
             best_scores[active, group], best[active, group] = _best_of(
                 best_scores[active, group],
@@ -341,22 +308,19 @@ def beam_search(
                 ended,
             )
             order = ends.long().sort(dim=-1, stable=True).indices[:, :each]
-            kept.append(
-                tuple(tensor.gather(1, order) for tensor in (found, parent, token))
-            )
+            kept.append([some.gather(1, order) for some in (found, parent, token)])
             taken.scatter_add_(1, kept[-1][2], counted.float())
         scores, parent, token = (
             torch.stack(some, 1) for some in zip(*kept, strict=True)
         )
         going &= best_scores[active, :, -1] < scores[..., 0].double() / divisor
-        rows = (parent.flatten(1) + width * row).flatten()
-        token = token.flatten(1)
-        prefixes = prefixes.flatten(0, 1)[rows].unflatten(0, token.shape)
+        prefixes = prefixes.take_along_dim(parent.unsqueeze(-1), 2)
         prefixes[..., length - 1] = token
+        first = torch.arange(0, len(active) * width, each, device=device)
+        rows = parent + first.view(-1, groups, 1)
         stay = going.any(1)
         active, going, scores, prefixes, token, rows = (
-            tensor[stay]
-            for tensor in (active, going, scores, prefixes, token, rows.view(-1, width))
+            some[stay] for some in (active, going, scores, prefixes, token, rows)
         )
         if not len(active) or length == limit:
             break
@@ -364,18 +328,16 @@ def beam_search(
         # At first there was one prefix an image.
         before = image_of if length == 1 else rows.flatten()
         logits = next_logits(Prefixes(token.flatten(), before, image_of))
+    scores = (scores.double() / divisor).where(going.unsqueeze(-1), -torch.inf)
     best_scores[active], best[active] = _best_of(
-        best_scores[active],
-        best[active],
-        (scores.double() / divisor).where(going.unsqueeze(-1), -torch.inf),
-        prefixes.unflatten(1, (groups, each)),
+        best_scores[active], best[active], scores, prefixes
     )
-    best_scores, order = best_scores.flatten(1).sort(
-        dim=-1, descending=True, stable=True
-    )
-    order = order[:, : decoding.num_return_sequences]
+    count = decoding.num_return_sequences
+    order = best_scores.flatten(1).argsort(dim=-1, descending=True, stable=True)
+    order = order[:, :count]
     captions = best.flatten(1, 2).take_along_dim(order.unsqueeze(-1), 1)
-    return Generated(captions[..., :length], best_scores[:, : order.shape[1]].float())
+    best_scores = best_scores.flatten(1).gather(1, order)
+    return Generated(captions[..., :length], best_scores.float())
 
 
 def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -384,9 +346,8 @@ def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, 
     From ``scores`` [A, W] and ``logprobs`` [A, W, V]: scores, beams and tokens [A, 2 W], best
     first; extensions by a forbidden token have the score -inf.
     """
-    best, index = (
-        (scores.unsqueeze(-1) + logprobs).flatten(1).topk(2 * scores.shape[1], dim=-1)
-    )
+    extended = (scores.unsqueeze(-1) + logprobs).flatten(1)
+    best, index = extended.topk(2 * scores.shape[1], dim=-1)
     best = best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf)
     vocabulary = logprobs.shape[-1]
     return best, index // vocabulary, index % vocabulary
@@ -425,9 +386,8 @@ def logits_without_cache(
         if prefixes is not None:
             earlier = prefixes.extend(earlier)
             expanded = select_rows(inputs, prefixes.image)
-        ids = nn.functional.pad(
-            earlier, (0, 1), value=captioner.pad_token_id
-        )  # its logits are those of the next token
+        # The logits of padding are those of the next token.
+        ids = nn.functional.pad(earlier, (0, 1), value=captioner.pad_token_id)
         return captioner.token_logits(policy, expanded, ids.unsqueeze(1))[:, 0, -1]
 
     return next_logits

@@ -1,8 +1,6 @@
 """Transformers' own ``generate``, whose tokens are chosen here."""
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.decoding import constraints, draw_tokens, truncations
+from rl_caption.captioners.decoding import constraints, draw_tokens
 from rl_caption.captioners.tokens import forbid
 
 
@@ -42,17 +40,12 @@ def generate(
         return_dict_in_generate=True,
     )
     devices = [model.device] if model.device.type == "cuda" else []
-    with _own_settings(model), torch.random.fork_rng(devices):
-        return model.generate(**row, generation_config=config, **how)
-
-
-@contextmanager
-def _own_settings(model: Any) -> Iterator[None]:
     saved, model.generation_config = model.generation_config, GenerationConfig()
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            return model.generate(**row, generation_config=config, **how)
     finally:
         model.generation_config = saved
         transformers.logging.set_verbosity(level)
@@ -65,7 +58,7 @@ def sample(
     the greedy one.
     """
     policy: Any = captioner.policy
-    processors, truncate = constraints(captioner, decoding), truncations(decoding)
+    processors = constraints(captioner, decoding)
     drawn, steps = len(noise), itertools.count()
 
     def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -78,7 +71,7 @@ def sample(
             logits = process(input_ids[:, input_ids.shape[1] - step :], logits)
         best = logits.argmax(-1, keepdim=True)
         uniform = noise[:, step, None]
-        some = draw_tokens(logits[:drawn], uniform, decoding, truncate, best[:drawn])
+        some = draw_tokens(logits[:drawn], uniform, decoding, best[:drawn])
         chosen = torch.cat([some, best[drawn:]])
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
 

@@ -135,6 +135,12 @@ class RewardModelConfig(TrustConfig):
                 "data.features_root and data.num_frames: reward models learn from images, leave "
                 "both out"
             )
+        teacher = getattr(self, "teacher", None)
+        if isinstance(teacher, TeacherConfig) and teacher.name is None:
+            raise ConfigError(
+                f"teacher.name is not set, which {self.task} needs: a dual encoder, such as "
+                "ViT-B-32 or a folder"
+            )
         return self
 
     def check(self) -> None:

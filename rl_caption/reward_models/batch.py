@@ -89,9 +89,8 @@ class PixelCache:
 
 def draw(items: Sequence[T], row: Row, seed: int, step: int, what: str) -> T:
     """One of ``items``, a pure function of (seed, step, what, image id)."""
-    return items[
-        int(row_generator(seed, step, f"{what}/{row['image_id']}").integers(len(items)))
-    ]
+    generator = row_generator(seed, step, f"{what}/{row['image_id']}")
+    return items[int(generator.integers(len(items)))]
 
 
 def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
@@ -115,20 +114,12 @@ def sampled_sentences(
     return " ".join(sentences[index] for index in chosen)
 
 
-def plain_form(caption: str) -> str:
-    """A caption as a word-level captioner writes it: lower-case words of the caption tokeniser, no
-    punctuation.
-    """
-    return " ".join(tokenize(caption))
-
-
 def chance(share: float, what: str, row: Row, seed: int, step: int) -> bool:
     """True with probability ``share``: a pure function of (seed, step, ``what``, image id)."""
     if share in (0, 1):
         return share == 1
-    return (
-        float(row_generator(seed, step, f"{what}/{row['image_id']}").random()) < share
-    )
+    generator = row_generator(seed, step, f"{what}/{row['image_id']}")
+    return float(generator.random()) < share
 
 
 @dataclass(frozen=True)
@@ -159,8 +150,9 @@ class PairCollate:
         augmentations: names of ``augment``, and ``rand_augment``: another random view of an image
             at every step.
         seed: of all random choices.
-        plain_captions: fraction of (image, step) whose texts are in ``plain_form``, in [0, 1];
-            which ones is a pure function of (seed, step, image id).
+        plain_captions: fraction of (image, step) whose texts are as a word-level captioner writes
+            them, in [0, 1]: lower-case words of the caption tokeniser, no punctuation. Which ones
+            is a pure function of (seed, step, image id).
         groups: add the targets ``image_group``, ``text_group`` and those of further texts.
         sentences: learn from so many sentences of each caption, the least and the most number;
             None learns whole captions.
@@ -194,10 +186,9 @@ class PairCollate:
             pairs.images.update(added.images)
             batch.targets.update(added.targets)
         for name, column in pairs.images.items():
-            views = [
-                self._view(image_id, image, step)
-                for (image_id, image), step in zip(column, steps, strict=True)
-            ]
+            views = []
+            for (image_id, image), step in zip(column, steps, strict=True):
+                views.append(self._view(image_id, image, step))
             batch.inputs[name] = torch.stack(views)
         if self.groups:
             batch.targets["image_group"] = _groups(ids)
@@ -205,7 +196,7 @@ class PairCollate:
             texts = []
             for text, (row, step) in zip(whole, items, strict=True):
                 plain = chance(self.plain_captions, "plain", row, self.seed, step)
-                texts.append(plain_form(text) if plain else text)
+                texts.append(" ".join(tokenize(text)) if plain else text)
             assert self.tokens is not None
             batch.inputs[name] = self.tokens(texts)
             if self.groups:

@@ -32,7 +32,6 @@ from rl_caption.reward_models.encoders import (
     save_clip,
     trained_clip,
 )
-from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.validation import EmbeddingValidator, validation_loss
@@ -68,13 +67,10 @@ def train_embeddings(
     run: Run,
     config: Any,
     model: EmbeddingModel,
-    objective: Objective,
-    metric: str,
+    metric: str = RETRIEVAL,
     towers: Sequence[str] = ("image", "text"),
     teacher: Teacher | None = None,
     signature: str = "",
-    measured: str = "",
-    decays: Callable[[str, Tensor], bool] | None = None,
     validated: Mapping[str, Any] | None = None,
     **collated: Any,
 ) -> TrainState:
@@ -82,13 +78,21 @@ def train_embeddings(
 
     Args:
         config: the task's, whose training draws ``captions``.
-        metric: chooses the best model, and depends on ``measured`` besides the data.
+        metric: chooses the best model, where ``eval.best_by`` does not.
         towers: those that the model has.
         teacher: gives the embeddings that the objective compares with.
         validated: what else ``EmbeddingValidator`` measures: ``negatives`` or ``triplets``.
         **collated: what else ``PairCollate`` takes.
     """
-    options, tokens = config.train, model.texts
+    options, tokens, objective = config.train, model.texts, config.objective()
+    measured, decays = signature, None
+    best_by = getattr(config.eval, "best_by", None)
+    if best_by is not None:
+        # Its value depends on the batch, the loss and the negatives.
+        sections = config.model_dump(include={"loss", "negatives"})
+        metric, measured = best_by, f"train.batch_size {options.batch_size}, {sections}"
+    if isinstance(config, ClipConfig):
+        decays, collated["plain_captions"] = config.decays, options.plain_captions
     references = [caption for row in run.val_rows for caption in row["references"]]
     cut = tokens.too_long(references) if "text" in towers else 0
     if cut:
@@ -135,7 +139,7 @@ def train_embeddings(
         validate,
         model.export,
         metric,
-        measured or signature,
+        measured,
         model.is_trained,
     )
 
@@ -230,37 +234,6 @@ class ClipConfig(RewardModelConfig):
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""
         return {"model.init": self.model.init if self.model.name is None else None}
-
-    def train_pairs(
-        self,
-        run: Run,
-        model: EmbeddingModel,
-        objective: Objective,
-        best_by: str | None = None,
-        metric: str = RETRIEVAL,
-        **options: Any,
-    ) -> TrainState:
-        """Train a task on pairs of images and captions.
-
-        Args:
-            best_by: ``eval.best_by``; None takes ``metric``.
-            **options: further ones of ``train_embeddings``.
-        """
-        measured = ""
-        if best_by:  # its value depends on the batch, the loss and the negatives
-            sections = self.model_dump(include={"loss", "negatives"})
-            measured = f"train.batch_size {self.train.batch_size}, {sections}"
-        return train_embeddings(
-            run,
-            self,
-            model,
-            objective,
-            best_by or metric,
-            measured=measured,
-            decays=self.decays,
-            plain_captions=self.train.plain_captions,
-            **options,
-        )
 
     def build_model(
         self, processes: int, tune: Callable[[Any], None] = lambda clip: None

@@ -27,6 +27,7 @@ from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
+    train_embeddings,
 )
 from rl_caption.reward_models.losses import (
     Embeddings,
@@ -66,14 +67,11 @@ def contrastive(
     """
     images, texts, scale = student["image"], student["text"], student["scale"]
     masks = "image_group" in target
-
-    def excluded_pairs(name: str) -> Tensor | None:
-        return (
-            false_negatives(target["image_group"], target[f"{name}_group"])
-            if masks
-            else None
-        )
-
+    excluded: dict[str, Tensor] = {}
+    for name in ("text", "text_short") if masks else ():
+        if name in student:
+            groups = target["image_group"], target[f"{name}_group"]
+            excluded[name] = false_negatives(*groups)
     false = false_excluded = None
     metrics = contrastive_metrics(student)
     if "false" in target:
@@ -81,8 +79,8 @@ def contrastive(
         columns = [student[name] for name in names]
         false, false_excluded = torch.cat(columns), target["false"].T.flatten() == 0
         if masks:
-            groups = torch.cat([target[f"{name}_group"] for name in names])
-            false_excluded = false_excluded | (target["text_group"][:, None] == groups)
+            others = torch.cat([target[f"{name}_group"] for name in names])
+            false_excluded = false_excluded | (target["text_group"][:, None] == others)
         metrics["contrastive/hard_negatives"] = _above_false(
             student, columns, target["false"]
         )
@@ -91,7 +89,7 @@ def contrastive(
         texts,
         scale,
         label_smoothing,
-        excluded=excluded_pairs("text"),
+        excluded=excluded.get("text"),
         false=false,
         false_excluded=false_excluded,
     )
@@ -102,7 +100,7 @@ def contrastive(
             scale,
             pca_rank,
             label_smoothing,
-            excluded_pairs("text_short"),
+            excluded.get("text_short"),
         )
         loss, metrics = loss + short * term, metrics | {"contrastive/short": term}
     return loss, metrics
@@ -113,15 +111,10 @@ def _above_false(
     student: Embeddings, columns: Sequence[Tensor], counts: Tensor
 ) -> Tensor:
     """Fraction of hard negatives whose cosine to their image is below that of its caption."""
-    images, true = (
-        student["image"],
-        F.cosine_similarity(student["image"], student["text"], dim=-1),
-    )
-    right = torch.stack(
-        [true > F.cosine_similarity(images, column, dim=-1) for column in columns],
-        dim=1,
-    )
-    return (right * counts).sum() / counts.sum().clamp(min=1)
+    images = student["image"]
+    true = F.cosine_similarity(images, student["text"], dim=-1)
+    right = [true > F.cosine_similarity(images, column, dim=-1) for column in columns]
+    return (torch.stack(right, 1) * counts).sum() / counts.sum().clamp(min=1)
 
 
 def short_info_nce(
@@ -284,24 +277,22 @@ class ContrastiveConfig(ClipConfig):
             )
         additions: list[Any] = []
         if loss.short:
-            source = train.short_captions
-            additions.append(
-                partial(add_short_captions, source=source, seed=train.seed)
-            )
-        hard = build_negatives(negatives, rows, train.seed)
-        if hard is not None:
+            short, seed = train.short_captions, train.seed
+            additions.append(partial(add_short_captions, source=short, seed=seed))
+        hard = None
+        if negatives.count:
+            source = caption_source(negatives.source, negatives.kwargs, rows)
+            hard = HardNegatives(source, negatives.count, negatives.share, train.seed)
             additions.append(hard)
-        return self.train_pairs(
+        opposed = validation_negatives(hard, run.val_rows, self.eval.best_by)
+        return train_embeddings(
             run,
+            self,
             model,
-            self.objective(),
             sentences=train.sentences,
             additions=additions,
             groups=loss.false_negatives == "mask",
-            best_by=self.eval.best_by,
-            validated={
-                "negatives": validation_negatives(hard, run.val_rows, self.eval.best_by)
-            },
+            validated={"negatives": opposed},
         )
 
 
@@ -311,29 +302,21 @@ def add_short_captions(
     source: ShortSource,
     seed: int,
 ) -> Addition:
-    """Add the text ``text_short`` to a batch (``short_caption``)."""
-    pairs = zip(items, captions, strict=True)
-    texts = [
-        short_caption(row, caption, step, source, seed)
-        for (row, step), caption in pairs
-    ]
-    return Addition({"text_short": texts})
+    """Add the text ``text_short`` to a batch, for Long-CLIP's second term: a pure function of
+    (seed, step, image id).
 
-
-def short_caption(
-    row: Row, caption: str, step: int, source: ShortSource, seed: int
-) -> str:
-    """The short caption of a row in a step, for Long-CLIP's second term: a pure function of (seed,
-    step, image id).
-
-    ``first_sentence`` is ``caption`` up to the first full stop before a space or line end
+    ``first_sentence`` is the caption up to the first full stop before a space or line end
     (Long-CLIP's code, which leaves the full stop out); ``references`` draws one of the row's
     ``short_references``.
     """
-    if source == "first_sentence":
-        head, stop, _ = caption.replace("\n", " ").partition(". ")
-        return head + stop.strip()
-    return draw(row["short_references"], row, seed, step, "short")
+    texts = []
+    for (row, step), caption in zip(items, captions, strict=True):
+        if source == "first_sentence":
+            head, stop, _ = caption.replace("\n", " ").partition(". ")
+            texts.append(head + stop.strip())
+        else:
+            texts.append(draw(row["short_references"], row, seed, step, "short"))
+    return Addition({"text_short": texts})
 
 
 @dataclass(frozen=True)
@@ -372,16 +355,6 @@ class HardNegatives:
         """At most ``count`` false captions of a row."""
         generator = row_generator(self.seed, step, f"negatives/{row['image_id']}")
         return [text for _, text in self.source(row, caption, generator)[: self.count]]
-
-
-def build_negatives(
-    config: NegativesConfig, rows: Sequence[Row], seed: int
-) -> HardNegatives | None:
-    """Hard negatives of the training rows; None where ``count`` is 0. Raises as ``caption_source``."""
-    if not config.count:
-        return None
-    source = caption_source(config.source, config.kwargs, rows)
-    return HardNegatives(source, config.count, config.share, seed)
 
 
 def validation_negatives(

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,7 +45,7 @@ from rl_caption.reward_models.losses import (
     cosine_matrix,
     info_nce,
 )
-from rl_caption.reward_models.teacher import Teacher, Tower, check_teacher, load_teacher
+from rl_caption.reward_models.teacher import Teacher, Tower, load_teacher
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError, naming
 from rl_caption.runtime.options import Section, Weight
@@ -187,11 +187,6 @@ class DistillConfig(RewardModelConfig):
     """Weights of the terms of the loss."""
     train: DistillTrainConfig = Field(default_factory=DistillTrainConfig)
 
-    @model_validator(mode="after")
-    def _check_distill(self) -> Self:
-        check_teacher(self.teacher, "distill has a")
-        return self
-
     @property
     def names(self) -> tuple[Tower, ...]:
         """Names of the student's towers."""
@@ -246,7 +241,6 @@ class DistillConfig(RewardModelConfig):
             run,
             self,
             model,
-            self.objective(),
             RETRIEVAL if is_dual else f"val/teacher_cosine_{self.towers}",
             names,
             teacher,

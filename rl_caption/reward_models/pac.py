@@ -28,6 +28,7 @@ from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
+    train_embeddings,
 )
 from rl_caption.reward_models.encoders import train_only
 from rl_caption.reward_models.losses import (
@@ -136,8 +137,7 @@ class PositiveAugmentedConfig(ClipConfig):
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""
-        train, best_by = self.train, self.eval.best_by
-
+        train = self.train
         tune = partial(
             train_only,
             what=train.trainable,
@@ -145,27 +145,21 @@ class PositiveAugmentedConfig(ClipConfig):
             alpha=train.lora_alpha,
         )
         model = self.build_model(run.accelerator.num_processes, tune)
-        weights = {
-            "image": self.loss.positive_images,
-            "text": self.loss.positive_captions,
-        }
-        positives = [name for name, weight in weights.items() if weight]
+        positives = []
+        if self.loss.positive_images:
+            positives.append("image")
+        if self.loss.positive_captions:
+            positives.append("text")
         splits = {"train": run.train_rows}
-        if best_by == LOSS:
+        if self.eval.best_by == LOSS:
             splits[self.eval.split] = run.val_rows
         cache, checks = run.folder / CHECKED_IMAGES, self.data.check_images
-        with (
-            run.accelerator.main_process_first()
-        ):  # the others then find the verdicts in the cache
+        # The others then find the verdicts in the cache.
+        with run.accelerator.main_process_first():
             for split, rows in splits.items():
                 check_positives(rows, positives, train.captions, checks, cache, split)
-        return self.train_pairs(
-            run,
-            model,
-            self.objective(),
-            additions=[GeneratedPositives(positives, train.captions, train.seed)],
-            best_by=best_by,
-        )
+        generated = GeneratedPositives(positives, train.captions, train.seed)
+        return train_embeddings(run, self, model, additions=[generated])
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from rl_caption.reward_models.clip_models import (
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
+    train_embeddings,
 )
 from rl_caption.reward_models.losses import (
     Embeddings,
@@ -83,19 +84,16 @@ def specificity(
         for name in ("base", "positive", "negative")
     )
     contrast = info_nce(student["image"], student["text"], scale, symmetric=symmetric)
-    loss, metrics = (
-        alpha * contrast,
-        contrastive_metrics(student) | {"specificity/contrastive": contrast},
-    )
-    for name, weight, gaps in (
-        ("positive", beta, positive - base),
-        ("negative", gamma, base - negative),
-    ):
-        margin = (
-            dynamic_margin(gaps, counts, largest)
-            if fixed_margin is None
-            else gaps.new_tensor(fixed_margin)
-        )
+    loss = alpha * contrast
+    metrics = contrastive_metrics(student) | {"specificity/contrastive": contrast}
+    hinges = {
+        "positive": (beta, positive - base),
+        "negative": (gamma, base - negative),
+    }
+    for name, (weight, gaps) in hinges.items():
+        margin = gaps.new_tensor(fixed_margin or 0.0)
+        if fixed_margin is None:
+            margin = dynamic_margin(gaps, counts, largest)
         term = (F.relu(margin - gaps) * counts).sum() / counted
         loss = loss + weight * term
         metrics[f"specificity/{name}_hinge"] = term
@@ -111,9 +109,8 @@ def dynamic_margin(gaps: Tensor, counts: Tensor, largest: float) -> Tensor:
     A gap is the score of the better text less that of the worse one: the margin asks of every row
     the mean gap of the batch (SPECS, section 3). 0 where no row counts.
     """
-    return (
-        ((gaps * counts).sum() / counts.sum().clamp(min=1)).detach().clamp(0, largest)
-    )
+    mean = (gaps * counts).sum() / counts.sum().clamp(min=1)
+    return mean.detach().clamp(0, largest)
 
 
 class SpecificityLossConfig(ClipLossConfig):
@@ -161,10 +158,7 @@ class SpecificityConfig(ClipConfig):
 
     def objective(self) -> Objective:
         """``specificity`` with the weights of this configuration."""
-        options = {
-            key: value for key, value in vars(self.loss).items() if key != "max_scale"
-        }
-        return partial(specificity, **options)
+        return partial(specificity, **self.loss.model_dump(exclude={"max_scale"}))
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""
@@ -181,18 +175,14 @@ class SpecificityConfig(ClipConfig):
             donors,
         )
         captions = [row["references"][0] for row in run.val_rows]  # always the same
-        fixed = make_triplets(
-            captions,
-            [row["image_id"] for row in run.val_rows],
-            train.seed,
-            shuffle_rate=0.0,
-        )
-        return self.train_pairs(
+        ids = [row["image_id"] for row in run.val_rows]
+        fixed = make_triplets(captions, ids, train.seed, shuffle_rate=0.0)
+        return train_embeddings(
             run,
+            self,
             model,
-            self.objective(),
+            "val/specificity",
             additions=[triplets],
-            metric="val/specificity",
             validated={"triplets": fixed},
         )
 
@@ -234,13 +224,11 @@ class StepTriplets:
         """Image id -> its triplet; None where its caption has fewer than two details."""
         if step != self._step:
             order = step_indices(len(self.rows), self.batch_size, step, self.seed)
-            batch = {
-                row["image_id"]: row for row in (self.rows[index] for index in order)
-            }
-            chosen = [
-                row["references"][caption_index(row, self.captions, self.seed, step)]
-                for row in batch.values()
-            ]
+            batch = {row["image_id"]: row for row in map(self.rows.__getitem__, order)}
+            chosen = []
+            for row in batch.values():
+                index = caption_index(row, self.captions, self.seed, step)
+                chosen.append(row["references"][index])
             seed = int(row_generator(self.seed, step, "triplets").integers(2**31))
             triplets = make_triplets(
                 chosen, [*batch], seed, self.shuffle_rate, self.donors
@@ -252,7 +240,4 @@ class StepTriplets:
 def donors_of(rows: Sequence[Row]) -> list[Donor]:
     """The first reference of each row, cut into detail units that false details are taken from."""
     units = detail_units_of([row["references"][0] for row in rows])
-    return [
-        Donor(row["image_id"], details)
-        for row, details in zip(rows, units, strict=True)
-    ]
+    return list(map(Donor, [row["image_id"] for row in rows], units))

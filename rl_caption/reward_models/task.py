@@ -55,45 +55,34 @@ class EmbeddingTask:
         process's micro-batches.
         """
         target = concatenate([self.target(batch) for batch in batches])
+        passes: list[Callable[[], Tensor]] = []
         if len(batches) == 1:
             outputs = self.model(batches[0].inputs)
-            gradients, log = self._gradients(_detach_values(outputs), target)
-            backward_all(
-                self.accelerator,
-                self.model,
-                [partial(_surrogate, outputs, gradients, 1.0)],
-            )
-            yield log
-            return
-        states, embedded = [], []
-        with torch.no_grad():
+            gradients, log = self._gradients(outputs, target)
+            passes.append(partial(_surrogate, outputs, gradients, 1.0))
+        else:
+            device = self.accelerator.device
+            devices = [device] if device.type == "cuda" else []
+            # The second passes have the random numbers (dropout) of the first ones.
+            with torch.no_grad(), torch.random.fork_rng(devices):
+                embedded = [self.model(batch.inputs) for batch in batches]
+            gradients, log = self._gradients(concatenate(embedded), target)
+            start = 0
             for batch in batches:
-                states.append(self._random_states())
-                embedded.append(_detach_values(self.model(batch.inputs)))
-        gradients, log = self._gradients(concatenate(embedded), target)
-        end, start, passes = self._random_states(), 0, []
-        for batch, state in zip(batches, states, strict=True):
-            rows = slice(start, start + len(batch.rows))
-            start += len(batch.rows)
-            own = {
-                name: value[rows] if value.ndim else value
-                for name, value in gradients.items()
-            }
-            weight = 1 / len(batches)
-            passes.append(partial(self._second_pass, batch, state, own, weight))
+                rows = slice(start, start + len(batch.rows))
+                start += len(batch.rows)
+                own = {
+                    name: value[rows] if value.ndim else value
+                    for name, value in gradients.items()
+                }
+                weight = 1 / len(batches)
+                passes.append(partial(self._second_pass, batch, own, weight))
         backward_all(self.accelerator, self.model, passes)
-        self._restore(end)
         yield log
 
     def _second_pass(
-        self,
-        batch: PairBatch,
-        state: list[Tensor],
-        gradients: Embeddings,
-        weight: float,
+        self, batch: PairBatch, gradients: Embeddings, weight: float
     ) -> Tensor:
-        """The second forward pass of a micro-batch, with the random numbers (dropout) of the first."""
-        self._restore(state)
         return _surrogate(self.model(batch.inputs), gradients, weight)
 
     def _gradients(
@@ -127,17 +116,6 @@ class EmbeddingTask:
             log.add(name, value)
         return gradients, log
 
-    def _random_states(self) -> list[Tensor]:
-        states, device = [torch.get_rng_state()], self.accelerator.device
-        if device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(device))
-        return states
-
-    def _restore(self, states: list[Tensor]) -> None:
-        torch.set_rng_state(states[0])
-        for state in states[1:]:
-            torch.cuda.set_rng_state(state, self.accelerator.device)
-
     def _gather(self, rows: Tensor) -> Tensor:
         """[B, ...] of this process to [P B, ...] of all, float32, in the global batch's order;
         scalars as they are.
@@ -159,10 +137,6 @@ def _surrogate(outputs: Embeddings, gradients: Embeddings, weight: float) -> Ten
         if value.requires_grad
     ]
     return torch.stack(terms).sum()
-
-
-def _detach_values(outputs: Embeddings) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in outputs.items()}
 
 
 def concatenate(micro_batches: Sequence[Embeddings]) -> dict[str, Tensor]:

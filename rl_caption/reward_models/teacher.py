@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import Captions, PairBatch
 from rl_caption.runtime.engines import print_main
-from rl_caption.runtime.errors import ConfigError, naming
+from rl_caption.runtime.errors import naming
 
 T = TypeVar("T")
 Tower: TypeAlias = Literal["image", "text"]
@@ -67,7 +68,7 @@ class Teacher:
             self._disk = EmbeddingCache(
                 f"{backbone.fingerprint}-raw", cache_dir, max_entries=1
             )
-        self.width = int(self.text_embeddings(["a"]).shape[1])
+        self.width = int(self.embed("text", ["a"]).shape[1])
         self._tables: dict[str, tuple[dict[str, int], Tensor]] = {}
         """Tower -> row of each image id or caption in a table of embeddings [N, D]."""
 
@@ -84,44 +85,33 @@ class Teacher:
                 encoded = self.backbone.encode_pixels(views, normalize=False)
             elif all(key in index for key in keys):
                 encoded = table[[index[key] for key in keys]]
-            elif tower == "image":
-                encoded = self.image_embeddings(batch.rows)
             else:
-                encoded = self.text_embeddings(keys)
+                encoded = self.embed(tower, batch.rows if tower == "image" else keys)
             embeddings[tower] = encoded.to(self.accelerator.device)
         return embeddings
 
-    def image_embeddings(self, rows: Sequence[Row]) -> Tensor:
-        """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from
-        ``cache_dir`` if there.
+    def embed(self, tower: str, items: Sequence[Any]) -> Tensor:
+        """Embeddings of the images of N rows as they are, or of N captions: [N, D] on the CPU.
+
+        They are read from ``cache_dir`` if there; captions by their token ids.
         """
-        images = [row["image"] for row in rows]
-        return self._embed(images, self.backbone.encode_images, image_identity, "image")
-
-    def text_embeddings(self, captions: Sequence[str]) -> Tensor:
-        """Embeddings of N captions, [N, D] on the CPU; read from ``cache_dir`` if there, by their
-        token ids.
-        """
-
-        def identity(caption: str) -> str:
-            return f"tokens:{self.backbone.token_ids([caption])[0].tolist()}"
-
-        return self._embed(captions, self.backbone.encode_texts, identity, "caption")
-
-    def _embed(
-        self,
-        items: Sequence[Any],
-        encode: Callable[..., Tensor],
-        identity: Callable[[Any], str],
-        what: str,
-    ) -> Tensor:
+        encode: Any = self.backbone.encode_texts
+        if tower == "image":
+            encode = self.backbone.encode_images
+            items = [row["image"] for row in items]
+        encode = partial(encode, normalize=False)
         if self._disk is None:
-            return encode(items, normalize=False)
-
-        def compute(missing: Sequence[Any]) -> Any:
-            return encode(missing, normalize=False).numpy()
-
-        return torch.from_numpy(self._disk.embed(items, compute, identity, what))
+            return encode(items)
+        token_ids = self.backbone.token_ids
+        rows = self._disk.embed(
+            items,
+            lambda missing: encode(missing).numpy(),
+            image_identity
+            if tower == "image"
+            else lambda caption: f"tokens:{token_ids([caption])[0].tolist()}",
+            tower,
+        )
+        return torch.from_numpy(rows)
 
     def prepare(
         self, rows: Sequence[Row], captions: Captions, cache_bytes: int
@@ -133,11 +123,11 @@ class Teacher:
         texts = [caption for row in rows for caption in row["references"][:count]]
         distinct = list(dict.fromkeys(texts))
         ids = [row["image_id"] for row in rows]
-        plans: list[tuple[str, list[str], Sequence[Any], Any]] = [
-            ("text", distinct, distinct, self.text_embeddings),
-            ("image", ids, rows, self.image_embeddings),
+        plans: list[tuple[str, list[str], Sequence[Any]]] = [
+            ("text", distinct, distinct),
+            ("image", ids, rows),
         ]
-        for tower, keys, items, embed in plans:
+        for tower, keys, items in plans:
             if tower not in self.towers or (tower == "image" and self.augmented):
                 continue
             needed = len(items) * self.width * 4
@@ -156,19 +146,9 @@ class Teacher:
             for start in range(0, len(items), PART):
                 part = items[start : start + PART]
                 table[start : start + PART] = embed_distributed(
-                    self.accelerator, part, embed
+                    self.accelerator, part, partial(self.embed, tower)
                 )
             self._tables[tower] = {key: row for row, key in enumerate(keys)}, table
-
-
-def check_teacher(teacher: TeacherConfig, what: str) -> None:
-    """Raise ``ConfigError`` where the section ``teacher`` names none; ``what`` says which task
-    needs it for what.
-    """
-    if teacher.name is None:
-        raise ConfigError(
-            f"teacher.name is not set: {what} teacher, such as ViT-B-32 or a folder"
-        )
 
 
 def load_teacher(
@@ -178,7 +158,7 @@ def load_teacher(
     towers: Sequence[Tower],
 ) -> Teacher:
     """The frozen model of the section ``teacher``. ``ConfigError`` where it cannot be loaded."""
-    assert teacher.name is not None  # check_teacher
+    assert teacher.name is not None  # the configuration checks it
     with naming("teacher"), accelerator.main_process_first():  # which may download it
         backbone = load_frozen_encoder(
             teacher.name,

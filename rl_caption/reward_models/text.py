@@ -29,7 +29,7 @@ from rl_caption.config.reward_models import (
 )
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import PairBatch, caption_index
-from rl_caption.reward_models.teacher import Teacher, check_teacher, load_teacher
+from rl_caption.reward_models.teacher import Teacher, load_teacher
 from rl_caption.runtime.engines import (
     Averages,
     autocast,
@@ -181,7 +181,6 @@ class SemanticBottleneckConfig(TextConfig):
 
     @model_validator(mode="after")
     def _check_semantic_bottleneck(self) -> Self:
-        check_teacher(self.teacher, f"{self.task} reads the text features of a")
         if self.model.language_model is None:
             raise ConfigError(
                 "model.language_model is not set: a folder or hub name of a causal language model, "
@@ -332,11 +331,9 @@ class TextTask:
     first: int | None = 0
     padding: int = 0
     spread: float | None = None
+    name: str = field(init=False)
     network: nn.Module = field(init=False)
     samples: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.name = self.config.task
 
     def fit(
         self,
@@ -348,7 +345,7 @@ class TextTask:
         """Train ``network``. A resumed run must have the same ``vocabulary``, token -> id."""
         starts_trained = self.spread is not None
         metric = "val/r_squared" if starts_trained else "val/token_logprob"
-        self.network = network
+        self.name, self.network = self.config.task, network
         self.run.restore(
             network,
             signature,
@@ -388,11 +385,13 @@ class TextTask:
             inputs["target"] = torch.tensor([row["target"] for row in rows])
         return PairBatch(rows, inputs, list(captions))
 
-    def _loss(self, network: nn.Module, batch: PairBatch) -> Tensor:
+    def _loss(
+        self, network: nn.Module, batch: PairBatch, count: Tensor | int = 1
+    ) -> Tensor:
         inputs = dict(batch.inputs)
         if self.teacher is not None:
             inputs |= self.teacher(batch)
-        return network(inputs)
+        return network(inputs) / count
 
     def _count(self, batch: PairBatch) -> Tensor:
         """Number of tokens, or captions, that the loss is a sum over."""
@@ -409,11 +408,7 @@ class TextTask:
         run, log = self.run, Averages()
         counts = torch.stack([self._count(batch) for batch in batches])
         count = global_count(run.accelerator, counts.sum())
-
-        def loss_of(batch: PairBatch) -> Tensor:
-            return self._loss(run.model, batch) / count
-
-        passes = [partial(loss_of, batch) for batch in batches]
+        passes = [partial(self._loss, run.model, batch, count) for batch in batches]
         loss = backward_all(run.accelerator, run.model, passes)
         log.add_sum("loss/total", loss, 1 / run.accelerator.num_processes)
         yield log

@@ -68,10 +68,7 @@ def make_triplets(
     """
     units = [detail_units(caption) for caption in captions]
     if donors is None:
-        donors = [
-            Donor(image_id, details)
-            for image_id, details in zip(image_ids, units, strict=True)
-        ]
+        donors = list(map(Donor, image_ids, units))
     triplets: list[Triplet | None] = []
     for caption, details, owner in zip(captions, units, image_ids, strict=True):
         draws = Draws("triplet", seed, str(owner), caption)
@@ -119,10 +116,7 @@ def append_unit(base: str, unit: str) -> str:
 
 def shuffled_words(unit: str, draws: Draws) -> str:
     """Put the words of a unit in random order; punctuation at its two ends stays there."""
-    pieces = _CORE.fullmatch(unit)
-    if pieces is None:
-        return unit
-    lead, core, tail = pieces.groups()
+    lead, core, tail = _CORE.fullmatch(unit).groups()  # type: ignore[union-attr]
     return lead + " ".join(draws.permute(core.split())) + tail
 
 
@@ -139,15 +133,9 @@ def triplet_texts(
     A triplet that is None does not count, nor does one with a text longer than the context:
     truncated, its texts would be equal. The texts of both are "".
     """
-    counts = [
-        float(triplet is not None and not tokens.too_long(triplet))
-        for triplet in triplets
-    ]
-    columns = {
-        name: [
-            getattr(triplet, name) if count else ""
-            for triplet, count in zip(triplets, counts, strict=True)
-        ]
-        for name in Triplet._fields
-    }
+    counts, texts = [], []
+    for triplet in triplets:
+        counts.append(float(triplet is not None and not tokens.too_long(triplet)))
+        texts.append(triplet if triplet and counts[-1] else Triplet("", "", ""))
+    columns = {name: [getattr(t, name) for t in texts] for name in Triplet._fields}
     return columns, torch.tensor(counts)

@@ -5,6 +5,7 @@ specificity.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,14 +132,10 @@ class EmbeddingValidator:
             self.negatives = ()
         needed = ("image", "text") if self.paired else self.towers
         self.expected: dict[str, Tensor] = {}
-        if teacher is not None and "image" in needed:
-            self.expected["image"] = embed_distributed(
-                self.accelerator, self.rows, teacher.image_embeddings
-            )
-        if teacher is not None and "text" in needed:
-            self.expected["text"] = embed_distributed(
-                self.accelerator, self.distinct, teacher.text_embeddings
-            )[self.repeat]
+        if teacher is not None:
+            for tower in needed:
+                embed = partial(teacher.embed, tower)
+                self.expected[tower] = self._embed_all(tower, embed)
         remedy = "teacher.precision fp32 is the usual remedy"
         _check_finite(self.expected, "the teacher's", remedy)
 
@@ -193,36 +190,37 @@ class EmbeddingValidator:
         name.
         """
         embeddings = {}
-        if "image" in self.towers:
-            embeddings["image"] = self._embed("image", self.rows)
-        if "text" in self.towers:
-            embeddings["text"] = self._embed("text", self.distinct)[self.repeat]
+        for tower in self.towers:
+            embeddings[tower] = self._embed_all(tower, partial(self._embed, tower))
         texts = dict(self.grown) if self.triplets else {}
         if self.negatives:
             _, true, false = zip(*self.negatives, strict=True)
             texts |= {"true": [*true], "false": [*false]}
+        embed = partial(self._embed, "text")
         for name, column in texts.items():
-            embeddings[name] = self._embed("text", column)
+            embeddings[name] = embed_distributed(self.accelerator, column, embed)
         return embeddings
 
-    def _embed(self, tower: str, items: Sequence[Any]) -> Tensor:
-        """The network's embeddings of N rows or captions, [N, D] on the CPU, in batches and by all
-        processes.
+    def _embed_all(self, tower: str, embed: Callable[[list], Tensor]) -> Tensor:
+        """Embeddings of all rows, or of all references, equal ones embedded once: [N, D] on the
+        CPU, by all processes.
         """
+        items: Sequence[Any] = self.rows if tower == "image" else self.distinct
+        embedded = embed_distributed(self.accelerator, items, embed)
+        return embedded if tower == "image" else embedded[self.repeat]
 
-        def embed(share: list) -> Tensor:
-            embedded = []
-            for start in range(0, len(share), self.batch_size):
-                part = share[start : start + self.batch_size]
-                if tower == "image":
-                    batch = torch.stack([self.pixels.of(row) for row in part])
-                else:
-                    batch = self.tokens(part)
-                inputs = {tower: batch.to(self.accelerator.device)}
-                embedded.append(self.network(inputs)[tower].float())
-            return torch.cat(embedded)
-
-        return embed_distributed(self.accelerator, items, embed)
+    def _embed(self, tower: str, items: list) -> Tensor:
+        """The network's embeddings of rows or captions [N, D], in batches."""
+        embedded = []
+        for start in range(0, len(items), self.batch_size):
+            part = items[start : start + self.batch_size]
+            if tower == "image":
+                batch = torch.stack([self.pixels.of(row) for row in part])
+            else:
+                batch = self.tokens(part)
+            inputs = {tower: batch.to(self.accelerator.device)}
+            embedded.append(self.network(inputs)[tower].float())
+        return torch.cat(embedded)
 
 
 def _nearer(images: Tensor, texts: Tensor, others: Tensor) -> float:

@@ -13,9 +13,14 @@ from torch.nn import functional as F
 from rewards.clip.backbone import load_frozen_encoder
 from rl_caption.cli.configuration import parse
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig
+from rl_caption.reward_models.clip_models import (
+    ClipConfig,
+    ClipLossConfig,
+    train_embeddings,
+)
 from rl_caption.reward_models.losses import (
     Embeddings,
+    Objective,
     contrastive_metrics,
     cosine_matrix,
 )
@@ -40,9 +45,12 @@ class SigmoidConfig(ClipConfig):
 
     loss: SigmoidLossConfig = Field(default_factory=SigmoidLossConfig)
 
+    def objective(self) -> Objective:
+        return partial(sigmoid, bias=self.loss.bias)
+
     def fit(self, run: Run) -> TrainState:
         model = self.build_model(run.accelerator.num_processes)
-        return self.train_pairs(run, model, partial(sigmoid, bias=self.loss.bias))
+        return train_embeddings(run, self, model)
 
 
 def sigmoid(

@@ -316,7 +316,7 @@ def test_a_score_that_shares_the_teachers_folder_has_embeddings_of_length_1_and_
     images = [row["image"] for row in ROWS]
     raw = Teacher(
         backbone, ("image",), Accelerator(cpu=True), cache_dir=str(tmp_path)
-    ).image_embeddings(ROWS)
+    ).embed("image", ROWS)
     assert (raw.norm(dim=1) - 1).abs().min() > 1e-2
     unit = CachedEncoder(backbone, tmp_path).embed_images(images)
     torch.testing.assert_close(
@@ -324,7 +324,7 @@ def test_a_score_that_shares_the_teachers_folder_has_embeddings_of_length_1_and_
     )
     again = Teacher(
         backbone, ("image",), Accelerator(cpu=True), cache_dir=str(tmp_path)
-    ).image_embeddings(ROWS)
+    ).embed("image", ROWS)
     assert torch.equal(again, raw)
 
 
@@ -338,7 +338,7 @@ def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(
     )
     seen = teacher(PairBatch(ROWS, {"image": pixels}, []))["image"]
     assert torch.equal(seen, backbone.encode_pixels(pixels, normalize=False))
-    assert not torch.allclose(seen, teacher.image_embeddings(ROWS), atol=1e-3)
+    assert not torch.allclose(seen, teacher.embed("image", ROWS), atol=1e-3)
 
 
 def test_of_first_captions_the_teacher_embeds_no_others(backbone, counts):

@@ -59,9 +59,7 @@ class RewardBuilder:
         """Build the reward ``name`` (of ``registry.REWARDS``, or ``module:Class``) with its
         arguments ``kwargs``.
 
-        Raises:
-            ValueError: as ``registry.build``; or the reward reads English words, and the captions
-                of the data set are split by another tokenizer than ``ptb``.
+        Raises as ``registry.build``.
         """
         name = short_name(name)
         arguments = self._complete(name, kwargs)
@@ -69,16 +67,6 @@ class RewardBuilder:
         if key in self.encoders:
             arguments["backbone"] = self.encoders[key]
         reward = build(name, **arguments)
-        tokenizer = getattr(reward, "tokenizer", self.tokenizer)
-        if (
-            name in REWARDS
-            and "tokenizer" not in arguments
-            and tokenizer != self.tokenizer
-        ):
-            raise ValueError(
-                f"reward {name!r} is for English captions (tokenizer {tokenizer!r}), the data have "
-                f"{self.tokenizer!r}"
-            )
         if key and isinstance(reward, ClipScore):
             self.encoders.setdefault(key, reward.backbone)
         return reward

@@ -15,7 +15,6 @@ REWARDS: dict[str, str] = {
     "bertscore": "rewards.text.bertscore:BertScore",
     "bleu": "rewards.text.bleu:Bleu",
     "caption_qa": "rewards.language.caption_qa:CaptionQA",
-    "chair": "rewards.text.chair:Chair",
     "cider": "rewards.text.cider:CiderD",
     "claims": "rewards.language.claims:Claims",
     "clipscore": "rewards.clip.clipscore:ClipScore",

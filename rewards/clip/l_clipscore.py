@@ -36,7 +36,6 @@ class LClipScore(ClipScore):
         super().__init__(backbone, prefix=prefix, **arguments)
 
 
-@passes_on(LClipScore, RefClipScore)
 class RefLClipScore(LClipScore, RefClipScore):
     """RefL-CLIPScore: harmonic mean of L-CLIPScore and the best cosine to a reference, in [0, 10/7]
     for w = 2.5.
@@ -45,3 +44,7 @@ class RefLClipScore(LClipScore, RefClipScore):
     """
 
     __name__ = "ref_l_clipscore"
+
+    @passes_on(LClipScore, RefClipScore)
+    def __init__(self, backbone: EncoderSource, **arguments: Any) -> None:
+        super().__init__(backbone, **arguments)

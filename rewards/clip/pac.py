@@ -59,7 +59,6 @@ class PacScore(ClipScore):
         )
 
 
-@passes_on(PacScore, RefClipScore)
 class RefPacScore(PacScore, RefClipScore):
     """RefPAC-S: harmonic mean of PAC-S and the best cosine to a reference, in [0, 4/3] for w = 2.
 
@@ -73,6 +72,10 @@ class RefPacScore(PacScore, RefClipScore):
 
     __name__ = "ref_pac_s"
     bounds = (0.0, 4 / 3)
+
+    @passes_on(PacScore, RefClipScore)
+    def __init__(self, backbone: EncoderSource | None = None, **arguments: Any) -> None:
+        super().__init__(backbone, **arguments)
 
 
 class PacVideoScore(EmScore):

@@ -282,7 +282,7 @@ def environment() -> Iterator[Finding]:
     try:
         import torch
 
-        from rl_caption.evaluation.toolkit import JavaError, find_java
+        from rl_caption.evaluation.toolkit import JavaError, java_version
     except (ImportError, OSError, RuntimeError) as failure:
         yield Finding("torch", f"does not import: {failure}", OTHER_TORCH, True)
         return
@@ -296,7 +296,7 @@ def environment() -> Iterator[Finding]:
         cost = "training runs on the CPU: enough for the demo, slow for real data sets"
         yield Finding("GPU", "none", cost)
     try:
-        yield Finding("Java", find_java().version)
+        yield Finding("Java", java_version())
     except JavaError as failure:
         cost = "evaluate leaves METEOR, SPICE and Java's tokenizer out"
         yield Finding("Java", str(failure), cost)

@@ -165,11 +165,6 @@ LAB = {
         "rl_caption.lab.config:ConcretenessConfig",
         modules=("pandas",),
     ),
-    "stress": Program(
-        "what a reward pays for, tried before training on it",
-        "rl_caption.lab.stress:stress",
-        "rl_caption.lab.config:StressConfig",
-    ),
     "web": Program(
         "caption photos in a page in the browser, by several captioners side by side",
         "rl_caption.lab.web:serve",

@@ -36,7 +36,7 @@ def score_files(config: ScoreConfig) -> dict[str, Any]:
     Raises:
         DataError: a wrong file, or a captioned image without references or file.
         ConfigError: the reward cannot be built.
-        EvaluationError: ``out`` cannot be written; found before anything is scored.
+        EvaluationError, OSError: ``out`` cannot be written; found before anything is scored.
         RewardError: the reward failed.
     """
     reward, captions, references = config.reward, config.captions, config.references

@@ -16,12 +16,10 @@ from rl_caption.runtime.options import Resamples, Section, Seed
 
 
 class RetrievalConfig(Section):
-    """The dual encoder for image-text retrieval (docs/evaluation.md)."""
+    """The dual encoder for image-text retrieval (docs/judging.md)."""
 
     backbone: str | None = None
-    """Folder or name of the encoder, as for CLIP-based rewards (docs/rewards.md); in
-    ``evaluate``, null computes no recall.
-    """
+    """Folder or name of the encoder, as for CLIP-based rewards (docs/rewards.md)."""
     pretrained: str | None = None
     """If ``backbone`` is an architecture: a tag such as ``openai``, or a checkpoint file."""
     kwargs: dict = {}
@@ -63,13 +61,6 @@ class EvaluateConfig(PairsConfig):
     """Rewards whose means are further metrics, such as CLIPScore, by their column headings
     (docs/evaluation.md).
     """
-    chair: dict = {}
-    """Options of the reward ``chair`` (docs/rewards.md) except ``measure``, such as ``{synonyms:
-    FILE, objects: FILE}``: computes hallucinated objects as CHAIR-i and CHAIR-s; empty computes
-    none.
-    """
-    retrieval: RetrievalConfig = Field(default_factory=RetrievalConfig)
-    """How often captions, and references, retrieve their image (recall)."""
     out: str = "evaluation"
     """Folder for ``predictions.json`` and ``scores.json``."""
     report: bool = False

@@ -1,6 +1,5 @@
 """Readers of JSON, YAML, CSV and text, whose errors name the file and the key."""
 
-import csv
 import hashlib
 import json
 import os
@@ -90,26 +89,6 @@ def json_lines(
             if line.strip():
                 where = f"{path}, line {number}"
                 yield number, where, parse_json(line, where)
-
-
-def csv_rows(
-    path: Path, columns: Sequence[str]
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield ``FILE, line N`` and the values of each row of a CSV file in UTF-8, whose first line
-    has the headings.
-
-    Raises ``DataError`` where one of ``columns`` is absent, or a row has no value in it.
-    """
-    with (
-        naming(str(path), (UnicodeDecodeError, csv.Error, KeyError), DataError),
-        open(path, encoding="utf-8-sig", newline="") as file,
-    ):
-        reader = csv.DictReader(file)
-        for row in reader:
-            where = f"{path}, line {reader.line_num}"
-            if any(row[column] is None for column in columns):
-                raise DataError(f"{where} has fewer columns than the first line")
-            yield where, row
 
 
 def read_utf8(path: Path) -> str:

@@ -10,18 +10,17 @@ from rl_caption.evaluation.metrics import (
     validation_cider,
 )
 from rl_caption.evaluation.results import check_writable, format_table, write_evaluation
-from rl_caption.evaluation.toolkit import Java, JavaError, find_java, ptb_tokenize
+from rl_caption.evaluation.toolkit import JavaError, java_version, ptb_tokenize
 
 __all__ = [
     "DEFAULT_METRICS",
     "Evaluation",
     "EvaluationError",
-    "Java",
     "JavaError",
     "check_writable",
     "evaluate_captions",
-    "find_java",
     "format_table",
+    "java_version",
     "ptb_tokenize",
     "validation_cider",
     "write_evaluation",

@@ -1,9 +1,9 @@
-"""Bootstrap intervals of every metric over images, and a paired test between two systems.
+"""Bootstrap intervals of metrics over images, and a paired test between two systems.
 
-Images are drawn with replacement, each with all of its references. Every metric is a function of
-sums over the drawn
-images: BLEU, METEOR and CHAIR of their counts, all others are means of per-image scores. CIDEr's
-document frequencies, and so its per-image scores, stay those of the whole set.
+Images are drawn with replacement, each with all of its references. BLEU is a function of counts
+summed over the drawn images, all others are means of per-image scores; METEOR, whose score of a set
+is no mean, has none. CIDEr's document frequencies, and so its per-image scores, stay those of the
+whole set.
 
 Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine Translation
 Evaluation") for the bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for the permutation test.
@@ -11,7 +11,7 @@ Evaluation") for the bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for the
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
@@ -20,8 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BeforeValidator
 from typing_extensions import TypedDict
 
-from rl_caption.evaluation.hallucination import CHAIR_KEYS, chair_of_sums
 from rl_caption.evaluation.metrics import METRIC_KEYS, Evaluation, EvaluationError
+
+BLEU = METRIC_KEYS["bleu"]
 
 Floats = NDArray[np.float64]
 Weights = NDArray[np.int64]
@@ -48,18 +49,24 @@ class Estimate(NamedTuple):
         return self.low, self.high
 
 
-class Statistic(NamedTuple):
+class Sums(NamedTuple):
     """K metrics of one system as a function of sums over its N images."""
 
-    keys: tuple[str, ...]
+    keys: list[str]
+    """Those of BLEU come first, if any."""
     per_image: Floats
-    """[N, C] what is summed."""
-    of_sums: Callable[[Floats, int], Floats]
-    """([S, C] sums, N) -> [S, K] metrics."""
+    """[N, C] what is summed: BLEU's 10 counts, scores."""
+
+    def metrics(self, sums: Floats) -> Floats:
+        """[S, K] metrics of [S, C] sums over N images."""
+        means = sums / len(self.per_image)
+        if self.keys[0] != BLEU[0]:
+            return means
+        return np.hstack([bleu_of_sums(sums[:, :10]), means[:, 10:]])
 
     def of_drawn(self, drawn: Weights) -> Floats:
         """[K] metrics of a resample; ``drawn`` [N] is how often each image is in it."""
-        return self.of_sums(drawn[None] @ self.per_image, len(drawn))[0]
+        return self.metrics(drawn[None] @ self.per_image)[0]
 
 
 class Difference(TypedDict):
@@ -118,26 +125,20 @@ def estimates(
     ]
 
 
-def statistics_of(evaluation: Evaluation, keys: Collection[str]) -> list[Statistic]:
-    """Return those of the metrics ``keys`` that can be resampled: functions of summed counts, and
-    means of scores that every image has. Images are sorted by id: draws do not depend on the rows
-    of files.
+def sums_of(evaluation: Evaluation, keys: Collection[str]) -> Sums | None:
+    """What can be resampled of the metrics ``keys``: BLEU, and means of scores that every image
+    has; None where nothing can. Images are sorted by id: draws do not depend on the rows of files.
     """
-    scores = evaluation.per_image
-    order = sorted(scores)
-    means = [key for key in keys if all(key in row for row in scores.values())]
-    statistics = []
-    for name, counts in evaluation.counts.items():
-        counted, of_sums = OF_SUMS[name]
-        if set(counted) <= set(keys):
-            by_image = dict(zip(scores, counts, strict=True))
-            of_images = np.array([by_image[image_id] for image_id in order])
-            statistics.append(Statistic(counted, of_images, of_sums))
-            means = [key for key in means if key not in counted]
-    if means and order:
-        rows = [[scores[image_id][key] for key in means] for image_id in order]
-        statistics.append(Statistic(tuple(means), np.array(rows), means_of_sums))
-    return statistics
+    scores, counts = evaluation.per_image, evaluation.bleu_counts
+    means = [key for key in keys if key not in (*BLEU, "METEOR")]
+    means = [key for key in means if all(key in row for row in scores.values())]
+    per_image = np.array([[row[key] for key in means] for row in scores.values()])
+    if counts is not None and BLEU[0] in keys:
+        means = [*BLEU, *means]
+        per_image = np.hstack([counts, per_image])
+    if not per_image.size:
+        return None
+    return Sums(means, per_image[np.argsort(list(scores))])
 
 
 def with_intervals(
@@ -147,14 +148,13 @@ def with_intervals(
 
     An evaluation of one image is returned as it is, and so is any with ``resamples`` 0.
     """
-    if resamples == 0 or evaluation.n < 2:
+    sums = sums_of(evaluation, evaluation.metrics)
+    if resamples == 0 or evaluation.n < 2 or sums is None:
         return evaluation
-    intervals: dict[str, tuple[float, float]] = {}
-    for statistic in statistics_of(evaluation, evaluation.metrics):
-        images = np.arange(evaluation.n)
-        found = estimates(statistic.of_drawn, images, resamples, seed)
-        for key, estimate in zip(statistic.keys, found, strict=True):
-            intervals[key] = estimate.interval
+    found = estimates(sums.of_drawn, np.arange(evaluation.n), resamples, seed)
+    intervals = {
+        key: estimate.interval for key, estimate in zip(sums.keys, found, strict=True)
+    }
     how = f"95 % percentile bootstrap over images, {resamples} resamples, seed {seed}"
     return replace(evaluation, intervals=intervals, interval=how)
 
@@ -174,25 +174,25 @@ def compare(
     """
     check_same_images(first.per_image, second.per_image, ("the first", "the second"))
     shared = [key for key in first.metrics if key in second.metrics]
-    pairs = zip(
-        statistics_of(first, shared), statistics_of(second, shared), strict=True
+    a, b = sums_of(first, shared), sums_of(second, shared)
+    if a is None or b is None:
+        return {}
+    found = estimates(
+        lambda drawn: b.of_drawn(drawn) - a.of_drawn(drawn),
+        np.arange(first.n),
+        resamples,
+        seed,
     )
-    differences: dict[str, Difference] = {}
-    for a, b in pairs:
-
-        def difference(drawn: Weights, a: Statistic = a, b: Statistic = b) -> Floats:
-            return b.of_drawn(drawn) - a.of_drawn(drawn)
-
-        found = estimates(difference, np.arange(first.n), resamples, seed)
-        p_values = _p_values(a, b, first.n, resamples, seed)
-        for key, estimate, p in zip(a.keys, found, p_values, strict=True):
-            differences[key] = Difference(
-                first=first.metrics[key],
-                second=second.metrics[key],
-                difference=second.metrics[key] - first.metrics[key],
-                interval=estimate.interval,
-                p=p,
-            )
+    differences = {}
+    p_values = _p_values(a, b, resamples, seed)
+    for key, estimate, p in zip(a.keys, found, p_values, strict=True):
+        differences[key] = Difference(
+            first=first.metrics[key],
+            second=second.metrics[key],
+            difference=second.metrics[key] - first.metrics[key],
+            interval=estimate.interval,
+            p=p,
+        )
     return {key: differences[key] for key in shared if key in differences}
 
 
@@ -214,24 +214,20 @@ def check_same_images(
             )
 
 
-def _p_values(
-    a: Statistic, b: Statistic, count: int, resamples: int, seed: int
-) -> list[float]:
+def _p_values(a: Sums, b: Sums, resamples: int, seed: int) -> list[float]:
     """Two-sided p-values of the K differences of two systems."""
+    from scipy import stats
+
     moved = b.per_image - a.per_image
     total_a, total_b = a.per_image.sum(axis=0), b.per_image.sum(axis=0)
 
-    def difference(
-        exchanged: NDArray[np.int64], _: NDArray[np.int64], axis: int
-    ) -> Floats:
-        shift = exchanged.reshape(-1, count).astype(np.float64) @ moved
-        metrics = b.of_sums(total_b - shift, count) - a.of_sums(total_a + shift, count)
+    def difference(exchanged: Weights, _: Weights, axis: int) -> Floats:
+        shift = exchanged.reshape(-1, len(moved)).astype(np.float64) @ moved
+        metrics = b.metrics(total_b - shift) - a.metrics(total_a + shift)
         return metrics if exchanged.ndim > 1 else metrics[0]
 
-    from scipy import stats
-
     found = stats.permutation_test(
-        (np.zeros(count, np.int64), np.ones(count, np.int64)),
+        (np.zeros(len(moved), np.int64), np.ones(len(moved), np.int64)),
         difference,
         permutation_type="samples",
         vectorized=True,
@@ -242,61 +238,10 @@ def _p_values(
     return [float(p) for p in found.pvalue]
 
 
-def means_of_sums(sums: Floats, count: int) -> Floats:
-    """Means over ``count`` images, [S, K], of [S, K] sums."""
-    return sums / count
-
-
-def bleu_of_sums(sums: Floats, count: int) -> Floats:
+def bleu_of_sums(sums: Floats) -> Floats:
     """BLEU-1 to BLEU-4, [S, 4] in [0, 1], of [S, 10] summed counts (``rewards.text.bleu``)."""
     correct, possible = sums[:, :4], sums[:, 4:8]
     precisions = np.cumsum(np.log((correct + 1e-15) / (possible + 1e-9)), axis=1)
     ratio = (sums[:, -2] + 1e-15) / (sums[:, -1] + 1e-9)
     brevity = np.minimum(0.0, 1 - 1 / ratio)
     return np.exp(precisions / np.arange(1, 5) + brevity[:, None])
-
-
-def meteor_of_sums(sums: Floats, count: int) -> Floats:
-    """METEOR 1.5, [S, 1] in [0, 1], of [S, 23] summed statistics, with its parameters for English.
-
-    The statistics as the program prints them: words and function words of the caption and its
-    reference (4), matched content and function words of both for each of four matchers (16),
-    chunks, and matched words of both. Denkowski and Lavie 2014, section 2; alpha 0.85, beta 0.2,
-    gamma 0.6, delta 0.75, matcher weights 1, 0.6, 0.8, 0.6.
-    """
-    alpha, beta, gamma, delta, weights = (
-        0.85,
-        0.2,
-        0.6,
-        0.75,
-        np.array([1.0, 0.6, 0.8, 0.6]),
-    )
-    length, reference, function, reference_function = sums[:, :4].T
-    matched = sums[:, 4:20].reshape(-1, 4, 4)
-    chunks, words, reference_words = sums[:, 20:].T
-    with np.errstate(divide="ignore", invalid="ignore"):
-        precision = (
-            delta * matched[:, :, 0] + (1 - delta) * matched[:, :, 2]
-        ) @ weights
-        precision /= delta * (length - function) + (1 - delta) * function
-        recall = (delta * matched[:, :, 1] + (1 - delta) * matched[:, :, 3]) @ weights
-        recall /= (
-            delta * (reference - reference_function) + (1 - delta) * reference_function
-        )
-        mean = precision * recall / (alpha * precision + (1 - alpha) * recall)
-        fragmentation = chunks / ((words + reference_words) / 2)
-    fragmentation[
-        (words == length) & (reference_words == reference) & (chunks == 1)
-    ] = 0.0
-    score = mean * (1 - gamma * fragmentation**beta)
-    return np.where(np.isfinite(score), score, 0.0)[:, None]
-
-
-OF_SUMS: Mapping[str, tuple[tuple[str, ...], Callable[[Floats, int], Floats]]] = {
-    "bleu": (METRIC_KEYS["bleu"], bleu_of_sums),
-    "meteor": (METRIC_KEYS["meteor"], meteor_of_sums),
-    "chair": (CHAIR_KEYS, chair_of_sums),
-}
-"""Key of ``Evaluation.counts`` -> the metrics that are functions of these counts, and that
-function.
-"""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,16 +36,12 @@ from rl_caption.evaluation.toolkit import (
     JavaError,
     Scores,
     UndefinedMetric,
-    find_java,
+    java_version,
     meteor,
     ptb_tokenize,
     spice,
 )
 from rl_caption.runtime.errors import UserError
-
-if TYPE_CHECKING:
-    from rl_caption.data.base import Row
-    from rl_caption.data.scenes.world import Scene
 
 logger = logging.getLogger(__name__)
 
@@ -59,18 +55,8 @@ METRIC_KEYS: dict[str, tuple[str, ...]] = {
 }
 """Name of a metric -> the keys it is reported under, in the order that papers print."""
 DEFAULT_METRICS = tuple(METRIC_KEYS)
-DEGENERATION_KEYS = {
-    "length/mean": "length",
-    "vocabulary/size": "vocabulary",
-    "captions/novel": "novel",
-    "captions/bad_endings": "bad_endings",
-    "captions/repeated_ngrams": "repeated_ngrams",
-    "captions/duplicates": "duplicates",
-    "captions/empty": "empty",
-}
-"""Metric key -> the key of ``rewards.text.degeneration``."""
-ENGLISH = ("meteor", "spice")
-"""Metrics whose stems, synonyms, paraphrases or parser are English, in the toolkit's programs."""
+SIGNS = {"length": "length/mean", "vocabulary": "vocabulary/size"}
+"""Key of ``rewards.text.degeneration`` -> metric key, where that is not ``captions/KEY``."""
 OTHER_LANGUAGES = ("unicode", "char")
 """Tokenizers of captions that are not English."""
 JUDGE = "judge/"
@@ -96,8 +82,6 @@ class Evaluation:
     """Key of a metric that was asked for and could not be computed -> reason."""
     per_image: dict[str, dict[str, float]] = field(default_factory=dict)
     """Image id -> key -> value, of metrics that are defined for one image."""
-    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """``judge/NAME`` -> smallest and largest possible score."""
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Key -> bootstrap interval over images (``confidence.with_intervals``)."""
     interval: str = ""
@@ -106,28 +90,10 @@ class Evaluation:
     """
     decoding: str = ""
     """How the captions were decoded, where they were decoded for this evaluation."""
-    counts: dict[str, NDArray[np.float64]] = field(
-        default_factory=dict, repr=False, compare=False
+    bleu_counts: NDArray[np.float64] | None = field(
+        default=None, repr=False, compare=False
     )
-    """``bleu``, ``meteor``, ``chair`` -> [N, C] statistics of whose sums over images the corpus
-    score is a function.
-    """
-
-    def with_metrics(
-        self,
-        metrics: dict[str, float],
-        per_image: dict[str, dict[str, float]],
-        signature: str,
-        **others: Any,
-    ) -> Evaluation:
-        """Return a copy with further metrics of the set and of single images, a new signature, and
-        other new fields.
-        """
-        merged = dict(self.per_image)
-        for image_id, values in per_image.items():
-            merged[image_id] = merged.get(image_id, {}) | values
-        changes = {"metrics": self.metrics | metrics, "per_image": merged, **others}
-        return replace(self, signature=signature, **changes)
+    """[N, 10] counts of BLEU, of whose sums over images it is a function."""
 
 
 def evaluate_captions(
@@ -137,7 +103,7 @@ def evaluate_captions(
     metrics: Sequence[str] = DEFAULT_METRICS,
     tokenizer: Tokenizer = "auto",
     training_captions: Iterable[str] | None = None,
-    scenes: Mapping[str, Scene] | None = None,
+    scenes: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Evaluate one caption for each image against the references of its image.
 
@@ -166,41 +132,37 @@ def evaluate_captions(
     candidates, tokens, tokens_name = tokenise(captions, references, tokenizer)
     words = words_tokenizer(tokenizer, TOKENIZER)
     warn_of_forms(captions, references, words)
-    not_english = (
-        ""
-        if words == TOKENIZER
-        else f"for English only, but the tokenizer is {tokenizer!r}"
-    )
     values: dict[str, float] = {}
-    left_out: dict[str, str] = {}
-    counts: dict[str, NDArray[np.float64]] = {}
+    left_out = {"captions/novel": "no training captions were given"}
+    not_english = f"for English only, but the tokenizer is {tokenizer!r}"
+    if words != TOKENIZER:
+        english = [name.upper() for name in ("meteor", "spice") if name in metrics]
+        left_out |= dict.fromkeys(["captions/bad_endings", *english], not_english)
+    counts = None
     per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in captions}
     asked = [name for name in METRIC_KEYS if name in metrics]
     for name in tqdm(asked, desc="metrics", unit="metric", disable=None):
+        if METRIC_KEYS[name][0] in left_out:
+            continue
         try:
-            if name in ENGLISH and not_english:
-                raise UndefinedMetric(not_english)
             scores = SCORERS[name](candidates, tokens)
         except (JavaError, UndefinedMetric) as error:
             logger.info("%s left out: %s", name, error)
             left_out.update(dict.fromkeys(METRIC_KEYS[name], str(error)))
             continue
-        if scores.counts is not None:
-            counts[name] = scores.counts
+        counts = scores.counts if name == "bleu" else counts
         for key, (values[key], of_images) in scores.values.items():
             for row, score in zip(per_image.values(), of_images, strict=True):
                 row[key] = score
-    values |= _degeneration(captions, training_captions, words)
-    if not_english:
-        left_out["captions/bad_endings"] = not_english
-    if "captions/novel" not in values:
-        left_out["captions/novel"] = "no training captions were given"
+    values |= _signs(captions, training_captions, words)
     if scenes is not None:
         values |= _oracle_scores(captions, scenes, per_image)
     java = "METEOR" in values or "SPICE" in values
     signature = _signature(captions, references, tokens_name, java)
+    left_out = {key: why for key, why in left_out.items() if key not in values}
+    number = len(captions)
     return Evaluation(
-        values, signature, len(captions), left_out, per_image, counts=counts
+        values, signature, number, left_out, per_image, bleu_counts=counts
     )
 
 
@@ -219,12 +181,6 @@ def warn_of_forms(
         logger.warning("WARNING: %s", sentence)
 
 
-def scenes_of(rows: Sequence[Row]) -> dict[str, Scene] | None:
-    """Image id -> generated scene; None where a row has none."""
-    has_scenes = bool(rows) and all("scene" in row for row in rows)
-    return {row["image_id"]: row["scene"] for row in rows} if has_scenes else None
-
-
 def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
     """Raise ``EvaluationError`` unless image ids, by which references are looked up, are unique."""
     counts = Counter(row["image_id"] for row in rows)
@@ -234,15 +190,6 @@ def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
             f"{len(repeated)} image ids are in more than one row of {source}, such as "
             f"{repeated[:3]}: write one row per image, with all its references"
         )
-
-
-def metrics_tokenizer(asked: Tokenizer, data: str) -> Tokenizer:
-    """Tokenizer of the metrics: ``asked``, but for ``auto`` that of the data (``data.tokenizer``)
-    if not English.
-    """
-    return (
-        cast(Tokenizer, data) if asked == "auto" and data in OTHER_LANGUAGES else asked
-    )
 
 
 def words_tokenizer(asked: str, data: str) -> str:
@@ -298,10 +245,8 @@ def tokenize_references(
 def _check_ids(
     captions: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> None:
-    if not captions:
-        raise EvaluationError("there are no captions to evaluate")
     unknown = [image_id for image_id in captions if image_id not in references]
-    if unknown:
+    if unknown or not captions:
         raise EvaluationError(
             f"{len(unknown)} of {len(captions)} captions are of images that are not in the "
             f"references, such as {unknown[:3]}; the references have {len(references)} images, "
@@ -319,7 +264,7 @@ def check_asked(metrics: Sequence[str], tokenizer: str) -> None:
         )
     if tokenizer == "java":
         with naming("tokenizer 'java' cannot be used", (JavaError,), EvaluationError):
-            find_java()
+            java_version()
 
 
 def check_referenced(
@@ -328,11 +273,8 @@ def check_referenced(
     """Raise ``EvaluationError`` where images whose captions are evaluated have no list of
     references.
     """
-    bare = [
-        image_id
-        for image_id in captioned
-        if not references[image_id] or isinstance(references[image_id], str)
-    ]
+    texts = {image_id: references.get(image_id) for image_id in captioned}
+    bare = [key for key, own in texts.items() if not own or isinstance(own, str)]
     if bare:
         raise EvaluationError(
             f"{len(bare)} of {len(captioned)} images have no list of reference captions, such as {bare[:3]}"
@@ -349,21 +291,18 @@ def tokenise(
     """
     # Two calls, as the toolkit makes them: its tokenizer looks at the next line to end an
     # abbreviation.
-    flat, untested = _tokenise(
-        [text for key in captions for text in references[key]], tokenizer
-    )
+    written = [text for key in captions for text in references[key]]
+    flat, untested = _tokenise(written, tokenizer)
     candidates, more = _tokenise(list(captions.values()), tokenizer)
     tokens = iter(flat)
-    tokenised_references = {
-        key: [next(tokens) for _ in references[key]] for key in captions
-    }
+    given = {key: [next(tokens) for _ in references[key]] for key in captions}
     name = "none[split at spaces]" if tokenizer == "none" else "PTB[corenlp3.4.1]"
     if tokenizer in OTHER_LANGUAGES:
         name = f"{tokenizer}[NFKC,unicode{unicodedata.unidata_version}]"
     if untested + more:
         count = f"{untested + more} of {len(flat) + len(candidates)} texts not compared with Java"
         name = f"PTB-python[rl-caption{__version__},{count}]"
-    return dict(zip(captions, candidates, strict=True)), tokenised_references, name
+    return dict(zip(captions, candidates, strict=True)), given, name
 
 
 def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
@@ -375,8 +314,7 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
     untested = sum(not is_tested(text, in_lines=True) for text in texts)
     if tokenizer == "java" or (tokenizer == "auto" and untested):
         try:
-            find_java()
-            logger.info("tokenising %d texts with Java", len(texts))
+            java_version()
             return ptb_tokenize(texts), 0
         except JavaError as error:
             if tokenizer == "java":
@@ -438,10 +376,8 @@ def _split(
     separator: str | None = None,
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
     """Tokens of N candidates and of the references of each."""
-    tokens = []
-    for image_id in candidates:
-        tokens.append([text.split(separator) for text in references[image_id]])
-    return [caption.split(separator) for caption in candidates.values()], tokens
+    own = [[text.split(separator) for text in references[key]] for key in candidates]
+    return [caption.split(separator) for caption in candidates.values()], own
 
 
 SCORERS: dict[
@@ -456,7 +392,7 @@ SCORERS: dict[
 """Name of a metric -> function of tokenised captions and references."""
 
 
-def _degeneration(
+def _signs(
     captions: Mapping[str, str], training_captions: Iterable[str] | None, tokenizer: str
 ) -> dict[str, float]:
     """Signs of bad captions, always on Python tokens, so that machines with and without Java agree."""
@@ -466,25 +402,23 @@ def _degeneration(
         seen = {tuple(split(text)) for text in training_captions}
     tokens = list(map(split, captions.values()))
     found = degeneration_statistics(tokens, seen, tokenizer)
-    return {
-        key: found[name] for key, name in DEGENERATION_KEYS.items() if name in found
-    }
+    return {SIGNS.get(name, f"captions/{name}"): found[name] for name in found}
 
 
 def _oracle_scores(
     captions: Mapping[str, str],
-    scenes: Mapping[str, Scene],
+    scenes: Mapping[str, Any],
     per_image: dict[str, dict[str, float]],
 ) -> dict[str, float]:
     """Mean oracle scores; those of each image are added to ``per_image``."""
-    from rl_caption.data.scenes.oracle import oracle
+    from rl_caption.data.scenes.oracle import OracleScore, oracle
 
-    found: dict[str, list[float]] = {}
     for image_id, caption in captions.items():
-        for name, value in oracle(caption, scenes[image_id])._asdict().items():
-            per_image[image_id][f"oracle/{name}"] = float(value)
-            found.setdefault(f"oracle/{name}", []).append(float(value))
-    return {key: math.fsum(values) / len(values) for key, values in found.items()}
+        scores = oracle(caption, scenes[image_id])._asdict().items()
+        per_image[image_id] |= {f"oracle/{name}": float(one) for name, one in scores}
+    keys = [f"oracle/{name}" for name in OracleScore._fields]
+    rows = per_image.values()
+    return {key: math.fsum(row[key] for row in rows) / len(rows) for key in keys}
 
 
 def _signature(
@@ -493,11 +427,18 @@ def _signature(
     tokenizer: str,
     java: bool,
 ) -> str:
-    number = sum(len(references[image_id]) for image_id in captions)
-    how = f"tokenizer:{tokenizer}+df:references of this call+eos:not counted+references:{number}"
-    versions = f"pycocoevalcap{importlib.metadata.version('pycocoevalcap')}"
-    versions += f"+java{find_java().version}" if java else ""
-    return f"COCO-captions+{how}+ids:{len(captions)} of {len(references)}+{versions}+rl-caption{__version__}"
+    parts = [
+        "COCO-captions",
+        f"tokenizer:{tokenizer}",
+        "df:references of this call",
+        "eos:not counted",
+        f"references:{sum(len(references[image_id]) for image_id in captions)}",
+        f"ids:{len(captions)} of {len(references)}",
+        f"pycocoevalcap{importlib.metadata.version('pycocoevalcap')}",
+        *([f"java{java_version()}"] if java else []),
+        f"rl-caption{__version__}",
+    ]
+    return "+".join(parts)
 
 
 def check_judges(
@@ -562,17 +503,19 @@ def add_judges(
     """
     prompts, columns = reward_inputs(rows)
     texts = [captions[row["image_id"]] for row in rows]
+    metrics = dict(evaluation.metrics)
+    per_image = {name: dict(own) for name, own in evaluation.per_image.items()}
+    signature = evaluation.signature
     for name, reward in tqdm(judges.items(), "judges", disable=None, delay=2):
         logger.info("scoring %d captions by %s", len(texts), name)
         scores = score_captions(reward, f"judges.{name}", prompts, texts, columns)
-        per_image = {
-            row["image_id"]: {JUDGE + name: score}
-            for row, score in zip(rows, scores, strict=True)
-        }
-        evaluation = evaluation.with_metrics(
-            {JUDGE + name: math.fsum(scores) / len(scores)},
-            per_image,
-            f"{evaluation.signature}+{JUDGE}{name}[{reward.signature}]",
-            bounds=evaluation.bounds | {JUDGE + name: reward.bounds},
-        )
-    return evaluation
+        for row, score in zip(rows, scores, strict=True):
+            per_image[row["image_id"]][JUDGE + name] = score
+        metrics[JUDGE + name] = math.fsum(scores) / len(scores)
+        signature += f"+{JUDGE}{name}[{reward.signature}]"
+    return replace(
+        evaluation,
+        metrics=metrics,
+        per_image=per_image,
+        signature=signature,
+    )

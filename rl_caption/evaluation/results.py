@@ -1,18 +1,14 @@
 """Evaluations as tables and as files: ``predictions.json``, ``scores.json``, ``comparison.json``."""
 
-import csv
 import hashlib
-import io
 import re
 import tempfile
-from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired
+from typing import NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
-from rewards.base import naming
 from rl_caption.data.files import PREDICTIONS, write_json
 from rl_caption.evaluation.confidence import Difference, Interval
 from rl_caption.evaluation.metrics import (
@@ -21,7 +17,6 @@ from rl_caption.evaluation.metrics import (
     Evaluation,
     EvaluationError,
 )
-from rl_caption.evaluation.retrieval import KS, REFERENCES, RETRIEVAL
 
 COMPARISON = "comparison.json"
 SETTINGS = "settings.json"
@@ -46,11 +41,6 @@ def _shares(headings: Mapping[str, str]) -> dict[str, Column]:
     }
 
 
-def _ranks(prefix: str, heading: str) -> dict[str, Column]:
-    columns = _shares({f"{prefix}R@{k}": f"{heading}R@{k}" for k in KS})
-    return columns | {f"{prefix}median_rank": Column(f"{heading}median rank", 1.0, 1)}
-
-
 CAPTION_COLUMNS = {key: Column(key) for keys in METRIC_KEYS.values() for key in keys}
 GROUPS = (
     CAPTION_COLUMNS,
@@ -73,22 +63,10 @@ GROUPS = (
             "oracle/unparsed": "oracle unparsed",
         }
     ),
-    _shares(
-        {
-            "CHAIR-i": "CHAIR-i",
-            "CHAIR-s": "CHAIR-s",
-            "objects/recall": "objects mentioned",
-        }
-    ),
-    _ranks(RETRIEVAL, "") | _ranks(REFERENCES, "references' "),
 )
 """Columns of the tables of an evaluation, before those of judges."""
-COLUMNS = dict(
-    ChainMap(
-        _shares({"captions/duplicates": "duplicates", "captions/empty": "empty"}),
-        *GROUPS,
-    )
-)
+COLUMNS = _shares({"captions/duplicates": "duplicates", "captions/empty": "empty"})
+COLUMNS |= {key: column for group in GROUPS for key, column in group.items()}
 """Every metric key but those of judges; the tables show all but duplicate and empty captions."""
 
 
@@ -111,23 +89,28 @@ def column_of(key: str) -> Column:
 
 
 def format_table(rows: Mapping[str, Evaluation]) -> str:
-    """Return evaluations (system -> evaluation) as text, one table for each group of metrics.
+    """Return evaluations (system -> evaluation) as Markdown, one table for each group of metrics.
 
-    The groups are caption metrics, signs of bad captions, oracle, objects, retrieval and judges.
-    Caption metrics are multiplied by 100, as papers print them, and the first line says so; other
-    headings name their unit. Judges are printed as computed, but for CIDEr-D, which is multiplied
-    by 100, too; their range is in the heading. A value that could not be computed is "–", and the
-    reason stands below the tables. Intervals stand below their values, signatures at the end.
+    The groups are caption metrics, signs of bad captions, oracle and judges. Caption metrics are
+    multiplied by 100, as papers print them, and the first line says so; other headings name their
+    unit. Judges are printed as computed, but for CIDEr-D, which is multiplied by 100, too. Intervals stand in brackets behind their values. A value that could not
+    be computed is "–", and the reason stands below the tables, with the signatures.
     """
-    judges = _judge_columns(rows)
+    judges = [key for row in rows.values() for key in row.metrics if JUDGE in key]
+    judged = {key: column_of(key) for key in judges}
     present = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
     blocks: list[str] = []
-    shown: list[str] = []
-    for columns in (*GROUPS, judges):
+    shown: dict[str, Column] = {}
+    for columns in (*GROUPS, judged):
         group = {key: columns[key] for key in columns if key in present}
-        shown += group
         if group:
-            blocks.append("\n".join(_block(rows, group)))
+            head = ["system", "n", *(column.heading for column in group.values())]
+            lines = []
+            for name, row in rows.items():
+                cells = [_cell(row, key, column) for key, column in group.items()]
+                lines.append([name, str(row.n), *cells])
+            blocks.append(markdown(head, lines))
+            shown |= group
     notes = _reasons(rows, shown)
     for name, row in rows.items():
         empty = round(row.metrics.get("captions/empty", 0) * row.n)
@@ -138,42 +121,19 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
             f"{JUDGE}cider and CIDEr may differ in document frequencies and in EOS: see the "
             f"signature"
         )
-    intervals = (row.interval if row.intervals else "" for row in rows.values())
-    notes += _said("intervals", intervals)
-    notes += _said("decoding", (row.decoding for row in rows.values()))
-    signatures = [row.signature for row in rows.values()]
-    if len(set(signatures)) == 1:
-        notes += _said("signature", signatures)
+    for what, key in (("intervals", "interval"), ("decoding", "decoding")):
+        told = dict.fromkeys(getattr(row, key) for row in rows.values())
+        notes += [f"{what}: {text}" for text in told if text]
+    signatures = {name: row.signature for name, row in rows.items()}
+    if len(set(signatures.values())) == 1:
+        notes.append(f"signature: {next(iter(signatures.values()))}")
     else:
         notes.append("signatures differ:")
-        notes += [f"  {name}: {row.signature}" for name, row in rows.items()]
+        notes += [f"  {name}: {signature}" for name, signature in signatures.items()]
     line = " ".join(key for key in CAPTION_COLUMNS if key in present)
     if line:
         blocks.insert(0, f"x100: {line} (CIDEr of 1.0 is printed as 100.00)")
     return "\n\n".join([*blocks, "\n".join(notes)])
-
-
-def _said(what: str, texts: Iterable[str]) -> list[str]:
-    """A note for each different text that is not empty."""
-    return [f"{what}: {text}" for text in dict.fromkeys(texts) if text]
-
-
-def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
-    """A column for each judge, with its range in the heading, as in ``L-CLIPS, 0 to 2.5``."""
-    ranges: dict[str, dict[str, None]] = {}
-    for row in rows.values():
-        for key in row.metrics:
-            if key.startswith(JUDGE):
-                own = ranges.setdefault(key, {})
-                factor = factor_of(key)
-                for low, high in [row.bounds[key]] if key in row.bounds else []:
-                    own[f"{factor * low:.4g} to {factor * high:.4g}"] = None
-    columns = {}
-    for key, own in ranges.items():
-        column = column_of(key)
-        heading = ", ".join(filter(None, [column.heading, " or ".join(own)]))
-        columns[key] = column._replace(heading=heading)
-    return columns
 
 
 def format_value(value: float, column: Column, sign: str = "") -> str:
@@ -181,49 +141,31 @@ def format_value(value: float, column: Column, sign: str = "") -> str:
     return f"{value * column.factor:{sign}.{column.decimals}f}"
 
 
-def _block(rows: Mapping[str, Evaluation], columns: Mapping[str, Column]) -> list[str]:
-    """The lines of one table: values of each system and, below, their intervals."""
-    lines = [["system", "n", *(column.heading for column in columns.values())]]
-    for name, row in rows.items():
-        values, intervals = [], []
-        for key, column in columns.items():
-            value = row.metrics.get(key)
-            values.append(LEFT_OUT if value is None else format_value(value, column))
-            ends = row.intervals.get(key, ())
-            intervals.append(" to ".join(format_value(end, column) for end in ends))
-        lines.append([name, str(row.n), *values])
-        if any(intervals):
-            lines.append(["", "", *intervals])
-    return _align_columns(lines)
+def _cell(row: Evaluation, key: str, column: Column) -> str:
+    """A value and its interval."""
+    if key not in row.metrics:
+        return LEFT_OUT
+    value = format_value(row.metrics[key], column)
+    ends = [format_value(end, column) for end in row.intervals.get(key, ())]
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
-def _align_columns(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Pad the cells of a table, the first column to the left, and rule off its head."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = []
-    for first, *others in lines:
-        cells = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
-        padded.append("  ".join(cells))
-    return [padded[0], "-" * len(padded[0]), *padded[1:]]
-
-
-def _reasons(rows: Mapping[str, Evaluation], keys: Sequence[str]) -> list[str]:
+def _reasons(
+    rows: Mapping[str, Evaluation], columns: Mapping[str, Column]
+) -> list[str]:
     """A note for each reason why metrics lack a value, and of which systems if not of all."""
     reasons: dict[str, list[str]] = {}
-    for key in keys:
+    for key, column in columns.items():
         missing: dict[str, list[str]] = {}
         for name, row in rows.items():
             if key not in row.metrics:
-                missing.setdefault(row.left_out.get(key, "not asked for"), []).append(
-                    name
-                )
-        heading = COLUMNS[key].heading.split(",")[0] if key in COLUMNS else key
+                reason = row.left_out.get(key, "not asked for")
+                missing.setdefault(reason, []).append(name)
         for reason, names in missing.items():
             systems = f" ({', '.join(names)})" if len(names) < len(rows) else ""
+            heading = column.heading.removesuffix(", %") if key in COLUMNS else key
             reasons.setdefault(reason, []).append(heading.removeprefix(JUDGE) + systems)
-    return [
-        f"{LEFT_OUT} {', '.join(names)}: {reason}" for reason, names in reasons.items()
-    ]
+    return [f"{LEFT_OUT} {', '.join(own)}: {reason}" for reason, own in reasons.items()]
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -232,17 +174,10 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines])
 
 
-def csv_text(lines: Iterable[Sequence[Any]]) -> str:
-    """Rows as CSV; None is an empty cell."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()
-
-
 def format_differences(
     differences: Mapping[str, Difference], names: Sequence[str], resamples: int
 ) -> str:
-    """Return the result of ``confidence.compare`` of two systems as a table, a line for each
+    """Return the result of ``confidence.compare`` of two systems as Markdown, a line for each
     metric.
     """
     first, second = names
@@ -251,26 +186,24 @@ def format_differences(
         f"difference: {second} minus {first}; interval: paired bootstrap over images; p: two-sided "
         f"permutation test; {resamples} resamples each; not corrected for the number of metrics"
     )
-    return "\n".join([*_align_columns([head, *difference_rows(differences)]), "", note])
+    return f"{markdown(head, difference_rows(differences))}\n\n{note}"
 
 
-def difference_rows(differences: Mapping[str, Difference]) -> Iterator[list[str]]:
-    """Yield a line for each metric: heading, both systems, difference, interval, p, as papers print
+def difference_rows(differences: Mapping[str, Difference]) -> list[list[str]]:
+    """A line for each metric: heading, both systems, difference, interval, p, as papers print
     them.
     """
+    lines = []
     for key, gain in differences.items():
         column = column_of(key)
-        interval = " to ".join(
-            format_value(end, column, "+") for end in gain["interval"]
-        )
-        yield [
-            column.heading,
-            format_value(gain["first"], column),
-            format_value(gain["second"], column),
-            format_value(gain["difference"], column, "+"),
-            interval,
-            f"{gain['p']:.4f}",
+        values = [
+            format_value(value, column) for value in (gain["first"], gain["second"])
         ]
+        moved = format_value(gain["difference"], column, "+")
+        ends = [format_value(end, column, "+") for end in gain["interval"]]
+        p = f"{gain['p']:.4f}"
+        lines.append([column.heading, *values, moved, " to ".join(ends), p])
+    return lines
 
 
 def folder_of(name: str) -> str:
@@ -292,15 +225,12 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
 def check_writable(out_dir: str | Path) -> Path:
     """Create a folder and write a byte into it, so that a long computation does not end in an
-    error.
+    error. ``OSError`` where that fails.
     """
     folder = Path(out_dir)
-    with naming(
-        f"results cannot be written to {str(folder)!r}", (OSError,), EvaluationError
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(b"\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        probe.write(b"\n")
     return folder
 
 
@@ -323,16 +253,16 @@ def write_evaluation(
     read by ``image_name`` are written with it instead. Ids are integers where all of them are
     decimal numbers of up to 18 digits without leading zeros, as in COCO, else strings.
     ``scores.json`` has ``metrics``, ``signature``, ``n``, ``left_out`` and, where they are known,
-    ``intervals`` (key -> [low, high]), ``interval`` (how these were made) and ``decoding``. Raises ``EvaluationError`` where the folder cannot be written to.
+    ``intervals`` (key -> [low, high]), ``interval`` (how these were made) and ``decoding``.
     """
     path = write_predictions(captions, out_dir)
-    content = {
-        key: getattr(evaluation, key)
-        for key in ("metrics", "signature", "n", "left_out")
-    }
-    further = ("intervals", "interval", "decoding")
-    content |= {key: value for key in further if (value := getattr(evaluation, key))}
-    return path, _write_results(path.with_name("scores.json"), content)
+    content = {}
+    for key in ScoresFile.__annotations__:
+        if (value := getattr(evaluation, key)) or key == "left_out":
+            content[key] = value
+    scores = path.with_name("scores.json")
+    write_json(scores, content)
+    return path, scores
 
 
 def sha256_of(file: Path) -> str:
@@ -353,7 +283,8 @@ def write_predictions(captions: Mapping[str, str], out_dir: str | Path) -> Path:
         {key: ids[image_id], "caption": caption}
         for image_id, caption in captions.items()
     ]
-    return _write_results(folder / PREDICTIONS, rows)
+    write_json(folder / PREDICTIONS, rows)
+    return folder / PREDICTIONS
 
 
 def result_ids(image_ids: Iterable[str]) -> dict[str, int | str]:
@@ -373,32 +304,3 @@ class ScoresFile(TypedDict):
     intervals: NotRequired[dict[str, Interval]]
     interval: NotRequired[str]
     decoding: NotRequired[str]
-
-
-def write_comparison(
-    differences: Mapping[str, Difference],
-    names: Sequence[str],
-    resamples: int,
-    seed: int,
-    folder: Path,
-) -> Path:
-    """Write ``comparison.json``: systems, resamples, seed and the differences by metric key, not
-    times 100.
-    """
-    content = {
-        "systems": list(names),
-        "resamples": resamples,
-        "seed": seed,
-        "interval": "95 % paired bootstrap over images",
-        "p": "two-sided permutation test",
-        "differences": differences,
-    }
-    return _write_results(folder / COMPARISON, content)
-
-
-def _write_results(path: Path, content: Any) -> Path:
-    with naming(
-        f"results cannot be written to {path.parent}", (OSError,), EvaluationError
-    ):
-        write_json(path, content)
-    return path

@@ -1,27 +1,19 @@
 """Image-text retrieval by cosine: ranks and recall, both ways, with ties by their expectation.
 
 The protocol is that of Karpathy and Fei-Fei, "Deep Visual-Semantic Alignments for Generating Image
-Descriptions", CVPR 2015, section 4.1; ``add_retrieval`` has generated captions as queries.
+Descriptions", CVPR 2015, section 4.1.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from rewards.clip.encoder import CachedEncoder, Embeddings
-from rl_caption.evaluation.metrics import Evaluation
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 KS = (1, 5, 10)
 TIE = 1e-6
 """Cosines nearer than this are tied."""
-RETRIEVAL = "retrieval/"
-REFERENCES = f"{RETRIEVAL}references/"
-"""Prefixes of the keys of generated captions, and of people's."""
 
 
 def retrieval_recall(
@@ -129,65 +121,3 @@ def hit_probability(
         )
         miss = np.where(before < ranks, miss * factor, miss)
     return 1 - miss
-
-
-def add_retrieval(
-    evaluation: Evaluation,
-    rows: Sequence[Mapping[str, Any]],
-    captions: Mapping[str, str],
-    encoder: CachedEncoder,
-) -> Evaluation:
-    """Return ``evaluation`` with R@1, R@5, R@10 and the median rank of captions as queries for
-    their images.
-
-    The references of the same images are measured, too, as what people reach. Their R@k is averaged
-    within an image first; the median rank is over all captions, or all references.
-
-    Args:
-        evaluation: of ``captions``.
-        rows: all images of the split, which are the candidates, with ``image_id``, ``image`` and
-            ``references``.
-        captions: image id -> caption, for all of these images or some.
-        encoder: embeds both.
-
-    Raises:
-        RewardError: an image cannot be read.
-    """
-    images = encoder.embed_images([row["image"] for row in rows])
-    captioned = [n for n, row in enumerate(rows) if row["image_id"] in captions]
-    names = [rows[number]["image_id"] for number in captioned]
-    texts = {
-        RETRIEVAL: [[captions[name]] for name in names],
-        REFERENCES: [rows[number]["references"] for number in captioned],
-    }
-    metrics: dict[str, float] = {}
-    per_image: dict[str, dict[str, float]] = {name: {} for name in names}
-    for prefix, of_images in texts.items():
-        queries, owners = [], []
-        for number, own in zip(captioned, of_images, strict=True):
-            queries += own
-            owners += [number] * len(own)
-        embedded = embed_distinct(encoder, queries)
-        ranks = retrieval_ranks(embedded, images, owners, np.arange(len(images)))
-        counts = np.bincount(owners, minlength=len(rows))[captioned]
-        for column, name in zip(
-            ranks.T, ["rank", *(f"R@{k}" for k in KS)], strict=True
-        ):
-            values = (
-                np.bincount(owners, column, len(rows))[captioned] / counts
-            ).tolist()
-            for row, value in zip(per_image.values(), values, strict=True):
-                row[prefix + name] = value
-            metrics[prefix + name] = math.fsum(values) / len(values)
-        del metrics[f"{prefix}rank"]
-        metrics[f"{prefix}median_rank"] = float(np.median(ranks[:, 0]))
-    signature = (
-        f"{evaluation.signature}+retrieval[{encoder.signature},{len(rows)} images]"
-    )
-    return evaluation.with_metrics(metrics, per_image, signature)
-
-
-def embed_distinct(encoder: CachedEncoder, texts: Sequence[str]) -> Embeddings:
-    """[N, D] embeddings of texts, equal ones embedded once."""
-    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-    return encoder.embed_texts(list(places))[[places[text] for text in texts]]

@@ -64,7 +64,14 @@ def evaluate_samples(
     ``EvaluationError`` where an image has another number of captions than the first or fewer than
     two, or no reference, or fewer than two images have references.
     """
-    count = _captions_per_image(samples, references)
+    check_referenced(samples, references)
+    count = len(next(iter(samples.values()), ()))
+    for image_id, texts in samples.items():
+        if isinstance(texts, str) or len(texts) != count or count < 2:
+            raise EvaluationError(
+                f"the samples of image {image_id!r} are {texts!r:.80}: expected a list of at least "
+                f"two captions, as many for every image ({count} for the first)"
+            )
     written, df = tokenize_references(references, tokenizer)
     split = tokenizer_of(tokenizer)
     scores, diversity, matches, matrices = [], [], [], []
@@ -95,31 +102,9 @@ def best_of(
         first_scores, near = scores[:, :k], similarity[:, :k, :k]
         # Of the others alone, in one order: rounding would tell captions apart that are equally
         # similar.
-        agreement = np.sort(np.where(np.eye(k, dtype=bool), 0.0, near), axis=2).sum(
-            axis=2
-        )
-        chosen = np.take_along_axis(
-            first_scores, agreement.argmax(axis=1)[:, None], axis=1
-        )
+        others = np.sort(np.where(np.eye(k, dtype=bool), 0.0, near), axis=2)
+        choice = others.sum(axis=2).argmax(axis=1)[:, None]
+        chosen = np.take_along_axis(first_scores, choice, axis=1)
         of_k = (first_scores, first_scores.max(axis=1), chosen)
         means.append(BestOf(*(float(scores_of.mean()) for scores_of in of_k)))
     return means
-
-
-def _captions_per_image(
-    samples: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[str]]
-) -> int:
-    """The number of captions of every image."""
-    if not samples:
-        raise EvaluationError("there are no samples to evaluate")
-    check_referenced(
-        samples, {image_id: references.get(image_id, ()) for image_id in samples}
-    )
-    count = len(next(iter(samples.values())))
-    for image_id, texts in samples.items():
-        if isinstance(texts, str) or len(texts) != count or count < 2:
-            raise EvaluationError(
-                f"the samples of image {image_id!r} are {texts!r:.80}: expected a list of at least "
-                f"two captions, as many for every image ({count} for the first)"
-            )
-    return count

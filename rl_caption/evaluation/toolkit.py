@@ -7,7 +7,6 @@ string of tokens separated by single spaces.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import re
@@ -17,11 +16,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
 from rl_caption.runtime.errors import UserError
 
@@ -48,32 +46,22 @@ class UndefinedMetric(ValueError):
     """A metric has no meaningful value on this input. The message is the reason."""
 
 
-class Java(NamedTuple):
-    """A Java runtime: absolute path, and version, such as ``17.0.15``."""
-
-    path: str
-    version: str
-
-
 class Scores(NamedTuple):
     """What one metric function returns for N images; BLEU has four keys, the others one."""
 
     values: dict[str, tuple[float, list[float]]]
     """Metric key -> (score of the set, [N] scores of single images, as in ``candidates``)."""
     counts: NDArray[np.float64] | None = None
-    """[N, C] statistics whose sums over images give the set's score; None where it is a mean."""
+    """[N, 10] of BLEU, whose sums over images give the set's score."""
 
 
-def find_java() -> Java:
-    """The ``java`` of PATH; ``JavaError`` if there is none or it does not run."""
+def java_version() -> str:
+    """Version of the ``java`` of PATH, such as ``17.0.15``; ``JavaError`` if there is none or it
+    does not run.
+    """
     path = shutil.which("java")
     if path is None:
         raise JavaError("no Java runtime: 'java' is not on PATH")
-    return Java(path, _version(path))
-
-
-@functools.cache
-def _version(path: str) -> str:
     # macOS has a placeholder called java that only prints where to get Java.
     command = [path, "-version"]
     try:
@@ -89,14 +77,11 @@ def _version(path: str) -> str:
 @contextmanager
 def java_options(name: str) -> Iterator[None]:
     """Inside, Java reads UTF-8 whatever the locale, and what a program raises is ``JavaError``."""
-    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
-    options = ["-Dfile.encoding=UTF-8"]
-    if not find_java().version.startswith(
-        "1."
-    ):  # Java 8 and older do not know --add-opens
-        options += opened
     before = os.environ.get("JAVA_TOOL_OPTIONS")
-    os.environ["JAVA_TOOL_OPTIONS"] = " ".join([*filter(None, [before]), *options])
+    options = [before or "", "-Dfile.encoding=UTF-8"]
+    if not java_version().startswith("1."):  # Java 8 has no --add-opens
+        options += [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED]
+    os.environ["JAVA_TOOL_OPTIONS"] = " ".join(options).strip()
     try:
         yield
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
@@ -119,16 +104,10 @@ def ptb_tokenize(captions: Sequence[str]) -> list[str]:
 
     if not captions:
         return []
-    rows = {
-        row: [
-            {
-                "caption": _LINE_BREAKS.sub(" ", caption)
-                .encode("utf-8", "replace")
-                .decode()
-            }
-        ]
-        for row, caption in enumerate(captions)
-    }
+    rows = {}
+    for row, caption in enumerate(captions):
+        text = _LINE_BREAKS.sub(" ", caption).encode("utf-8", "replace").decode()
+        rows[row] = [{"caption": text}]
     with java_options("the PTB tokenizer"):
         tokens = PTBTokenizer().tokenize(rows)
         return [tokens[row][0] for row in rows]
@@ -137,22 +116,10 @@ def ptb_tokenize(captions: Sequence[str]) -> list[str]:
 def meteor(
     candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> Scores:
-    """METEOR 1.5 (``-l en -norm``) of the set and of each image, in [0, 1].
-
-    Source: Denkowski and Lavie 2014. The counts are the program's 23 statistics of each image
-    (``confidence.meteor_of_sums``).
+    """METEOR 1.5 (``-l en -norm``) of the set and of each image, in [0, 1]. Source: Denkowski and
+    Lavie 2014.
     """
     from pycocoevalcap.meteor.meteor import Meteor
-
-    statistics: list[str] = []
-
-    class Watched(Meteor):  # type: ignore[misc]
-        """The toolkit's class, with a progress bar; it keeps the statistics of each image."""
-
-        def _stat(self, *arguments: Any) -> str:
-            statistics.append(super()._stat(*arguments))
-            bar.update()
-            return statistics[-1]
 
     # '|||' separates the fields of a line; the toolkit takes it out of captions alone.
     given = {
@@ -162,26 +129,11 @@ def meteor(
         for image_id in candidates
     }
     captions = {image_id: [caption] for image_id, caption in candidates.items()}
-    logger.info(
-        "METEOR of %d captions with Java %s", len(candidates), find_java().version
-    )
-    bar = tqdm(total=len(candidates), desc="METEOR", unit="caption", disable=None)
-    with java_options("METEOR"), bar:
-        scorer = Watched()
+    logger.info("METEOR of %d captions with Java %s", len(captions), java_version())
+    with java_options("METEOR"):
+        scorer = Meteor()
         scorer.lock = threading.RLock()  # its own would wait for itself after an error
-        total, scores = scorer.compute_score(given, captions)
-    counts = np.array(
-        [[float(number) for number in line.split()] for line in statistics]
-    )
-    exact = (
-        (counts[:, 21] == counts[:, 0])
-        & (counts[:, 22] == counts[:, 1])
-        & (counts[:, 20] == 1)
-    )
-    counts[exact, 20] = (
-        0.0  # a caption equal to its reference adds no chunk to the set's sums
-    )
-    return Scores({"METEOR": (total, scores)}, counts)
+        return Scores({"METEOR": scorer.compute_score(given, captions)})
 
 
 def spice(

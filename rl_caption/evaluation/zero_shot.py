@@ -7,15 +7,13 @@ ICML 2021, section 3.1.4: the embeddings of a class's prompts are averaged and n
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from rewards.base import naming, optional
-from rewards.clip.encoder import CachedEncoder, Embeddings
+from rewards.clip.encoder import CachedEncoder
 from rl_caption.data.base import DataError
 
-Prompts = Literal["imagenet", "cifar", "plain"]
 CIFAR_PROMPTS = (
     "a photo of a {}.",
     "a blurry photo of a {}.",
@@ -37,12 +35,11 @@ CIFAR_PROMPTS = (
     "a photo of the big {}.",
 )
 """CLIP's 18 prompts for CIFAR-10 and CIFAR-100."""
-PROMPTS = {"cifar": CIFAR_PROMPTS, "plain": ("a photo of a {}.",)}
 IMAGENET_CLASS = re.compile(r"n\d{8}")
 
 
 def zero_shot_accuracy(
-    encoder: CachedEncoder, folder: str | Path, prompts: Prompts = "imagenet"
+    encoder: CachedEncoder, folder: str | Path, prompts: str = "imagenet"
 ) -> float:
     """Share of images whose class is the nearest one, in [0, 1].
 
@@ -51,35 +48,21 @@ def zero_shot_accuracy(
         folder: has a folder of images for each class (ImageNet's layout). Names such as
             ``n01440764`` are classes of ImageNet-1k, all 1,000 of which must be there; other names
             are those of the classes, with ``_`` for spaces.
-        prompts: ``imagenet`` (CLIP's 80), ``cifar`` (its 18), or ``plain`` (``a photo of a {}.``).
+        prompts: ``imagenet`` (CLIP's 80) or ``cifar`` (its 18).
 
     Raises:
         DataError: the folder has fewer than two classes, or one has no image.
         RewardError: an image cannot be read, or open_clip is not installed.
     """
     names, images, classes = labelled_images(Path(folder))
-    class_embeddings = embed_classes(encoder, names, prompts)
-    embeddings = encoder.embed_images(images)
-    return float(
-        np.mean(np.argmax(embeddings @ class_embeddings.T, axis=1) == np.array(classes))
-    )
-
-
-def embed_classes(
-    encoder: CachedEncoder, names: Sequence[str], prompts: Prompts = "imagenet"
-) -> Embeddings:
-    """Embed classes by their names: [C, D], normalised means of the normalised embeddings of their
-    prompts.
-    """
-    writers: Sequence[Callable[[str], str]] = [
-        text.format for text in PROMPTS.get(prompts, ())
-    ]
+    writers: Sequence[Callable[[str], str]] = [text.format for text in CIFAR_PROMPTS]
     if prompts == "imagenet":
         writers = _metadata().OPENAI_IMAGENET_TEMPLATES
     rows = encoder.embed_texts([write(name) for name in names for write in writers])
     means = rows.reshape(len(names), len(writers), -1).mean(axis=1)
-    normalised: Embeddings = means / np.linalg.norm(means, axis=1, keepdims=True)
-    return normalised
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    nearest = (encoder.embed_images(images) @ means.T).argmax(axis=1)
+    return float(np.mean(nearest == np.array(classes)))
 
 
 def labelled_images(folder: Path) -> tuple[list[str], list[str], list[int]]:

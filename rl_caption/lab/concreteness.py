@@ -11,24 +11,25 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pandas import DataFrame, Index, Series
+from pandas import DataFrame, Index, Series, read_csv
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
-from rewards.base import Reward, score_captions
-from rewards.build import RewardBuilder
+from rewards.base import score_captions
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
 from rl_caption.data.formats import where_from
-from rl_caption.data.plain_files import csv_rows, json_lines, read_utf8, single_spaced
+from rl_caption.data.plain_files import json_lines, read_utf8, single_spaced
 from rl_caption.evaluation import check_writable
 from rl_caption.lab.config import ConcretenessConfig
-from rl_caption.runtime.errors import naming
+from rl_caption.monitoring.judges import build_judges
+from rl_caption.runtime.errors import ConfigError, naming
 
 Floats = NDArray[np.float64]
 MEANS = {"logit": 0.5, "median": 0.0}
@@ -91,16 +92,8 @@ class Combination:
         )
 
 
-def binarize(ratings: Sequence[float]) -> list[bool]:
-    """Whether each of [N] ratings is above their median. ``ValueError`` where none is."""
-    labels = (np.asarray(ratings) > np.median(ratings)).tolist()
-    if not any(labels):
-        raise ValueError(f"none of {len(ratings)} ratings is above their median")
-    return labels
-
-
 def fit_combination(
-    scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0
+    scores: ArrayLike, labels: ArrayLike, l2: float = 1.0
 ) -> Combination:
     """Logistic regression of [N] labels on scores [N, F], with the penalty l2 / 2 |weights|² on the
     log-likelihood.
@@ -114,20 +107,14 @@ def fit_combination(
     features, signs = np.asarray(scores, np.float64), np.where(labels, 1.0, -1.0)
 
     def objective(values: Floats) -> tuple[float, Floats]:
-        margins = signs * (features @ values[:-1] + values[-1])
+        weights = values[:-1]
+        margins = signs * (features @ weights + values[-1])
         slopes = -signs * expit(-margins)
-        gradient = np.append(features.T @ slopes + l2 * values[:-1], slopes.sum())
-        return float(
-            np.logaddexp(0, -margins).sum() + l2 / 2 * values[:-1] @ values[:-1]
-        ), gradient
+        loss = np.logaddexp(0, -margins).sum() + l2 / 2 * weights @ weights
+        return loss, np.append(features.T @ slopes + l2 * weights, slopes.sum())
 
-    result = minimize(
-        objective,
-        np.zeros(features.shape[1] + 1),
-        jac=True,
-        method="L-BFGS-B",
-        options={"ftol": 1e-14},
-    )
+    start, options = np.zeros(features.shape[1] + 1), {"ftol": 1e-14}
+    result = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
     if not np.isfinite(result.x).all() or not result.success:
         raise ValueError(
             f"the regression has no optimum: {result.message}; try a higher l2"
@@ -156,51 +143,41 @@ def make_targets(config: ConcretenessConfig) -> str:
         dict.fromkeys(caption for _, caption, _ in _captioned(config, "captions"))
     )
     rated = _ratings(config)
-    with naming("ratings"):
-        labels = binarize(list(rated.values())) if rated else []
-    scorers: dict[str, Reward] = {}
-    builder = RewardBuilder()
-    for name, judge in config.scorers.items():
-        with naming(f"scorers.{name}"):
-            scorers[name] = builder.build(judge.target or name, judge.kwargs)
+    ratings = np.array(list(rated.values()))
+    labels = ratings > np.median(ratings) if rated else ratings
+    if rated and not labels.any():
+        raise ConfigError(
+            f"ratings: none of {len(rated)} ratings is above their median"
+        )
+    scorers = build_judges(config.scorers, None, [], "scorers")
     every = list(dict.fromkeys([*captions, *rated]))
-    columns = {
-        name: _score(name, scorer, every, config) for name, scorer in scorers.items()
-    }
+    lengths = [len(caption.split()) for caption in every]
+    columns = {}
+    for name, scorer in scorers.items():
+        scores = score_captions(scorer, f"scorers.{name}", None, every, {})
+        columns[name] = np.array(scores)
+        if config.standardize != "none":
+            with naming(f"scorers.{name}"):
+                columns[name] = standardize(scores, lengths, config.standardize)
     table = DataFrame(columns, index=Index(every, name="caption"))
-    summary: dict[str, Any] = {
-        "signatures": {name: scorer.signature for name, scorer in scorers.items()}
-    }
+    signatures = {name: scorer.signature for name, scorer in scorers.items()}
+    summary: dict[str, Any] = {"signatures": signatures}
     targets = {f"targets_{name}": table[name] for name in scorers}
     if rated:
         features = table.loc[list(rated)].to_numpy()
         with naming("ratings"):
             combination = fit_combination(features, labels, config.l2)
-        right = (combination(features) > 0.5) == np.array(labels)
+        right = (combination(features) > 0.5) == labels
         summary["weights"] = dict(zip(scorers, combination.weights, strict=True))
         summary |= {"intercept": combination.intercept, "accuracy": float(right.mean())}
         targets = {"targets": Series(combination(table.to_numpy()), table.index)}
-    files = {"scores": table}
-    files |= {name: values.to_frame("target") for name, values in targets.items()}
-    for name, values in files.items():
+    targets = {name: own.to_frame("target") for name, own in targets.items()}
+    for name, values in {"scores": table, **targets}.items():
         lines = values.loc[captions].reset_index().to_dict("records")
         write_json_lines(out / f"{name}.jsonl", lines)
-    write_json(
-        out / "combination.json", summary | {"config": config.model_dump(mode="json")}
-    )
+    content = summary | {"config": config.model_dump(mode="json")}
+    write_json(out / "combination.json", content)
     return json.dumps(summary, indent=1)
-
-
-def _score(
-    name: str, scorer: Reward, captions: Sequence[str], config: ConcretenessConfig
-) -> Floats:
-    """Scores of captions, standardised by their number of words as the configuration says."""
-    scores = score_captions(scorer, f"scorers.{name}", None, captions, {})
-    if config.standardize == "none":
-        return np.array(scores)
-    with naming(f"scorers.{name}"):
-        lengths = [len(caption.split()) for caption in captions]
-        return standardize(scores, lengths, config.standardize)
 
 
 def _captioned(
@@ -215,7 +192,9 @@ def _captioned(
         raise DataError(f"{key} {path} does not exist{where_from(config.source)}")
     lines: Iterable[tuple[str, Any]]
     if path.suffix == ".csv":
-        lines = csv_rows(path, ["caption"])
+        with naming(str(path), (ValueError,), error=DataError):
+            table = read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
+        lines = ((f"{path}, line {n}", row) for n, row in enumerate(table, start=2))
     elif path.suffix == ".jsonl":
         lines = ((where, item) for _, where, item in json_lines(path))
     else:
@@ -238,6 +217,4 @@ def _ratings(config: ConcretenessConfig) -> dict[str, float]:
                 f"{where}: the rating is {rating}: expected a finite number"
             )
         ratings_of[caption].append(rating)
-    return {
-        caption: sum(ratings) / len(ratings) for caption, ratings in ratings_of.items()
-    }
+    return {caption: fmean(ratings) for caption, ratings in ratings_of.items()}

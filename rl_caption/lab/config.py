@@ -13,10 +13,7 @@ from rl_caption.config.schema import (
     DataConfig,
     JudgeConfig,
     PairsConfig,
-    RewardConfig,
-    RewardTerm,
     TrustConfig,
-    WorldConfig,
 )
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import (
@@ -117,7 +114,7 @@ class PartsConfig(PairsConfig):
     """Splits to process; others are kept unchanged. Empty processes all."""
     part_rows: Annotated[int, Field(ge=1, le=10**7)] = 512
     """Rows that are processed at a time, and saved as one part."""
-    worker: str | None = None
+    worker: Annotated[str, Field(pattern=r"^\d+/[1-9]\d*$")] | None = None
     """``K/N``, with K from 0 to N - 1: process only every N-th part, starting with part K. A run
     without it uses the parts of such runs and completes what is missing.
     """
@@ -157,26 +154,8 @@ class RecaptionConfig(PartsConfig):
 
     recaptioner: RecaptionerConfig = Field(default_factory=RecaptionerConfig)
     """The model that writes the captions."""
-    language_model: str | None = None
-    """Folder or hub name of a causal language model whose log-probabilities compare the old and new
-    captions; null compares only their lengths.
-    """
     out: str = "recaptioned"
     """Folder for ``captions.jsonl``, ``report.md`` and ``parts``."""
-
-
-class PositiveCaptionsConfig(RecaptionerConfig):
-    """The model that writes further captions; none by default."""
-
-    target: str | None = None
-    """As of ``recaption``; null writes no captions."""
-
-
-class WriterConfig(RecaptionerConfig):
-    """The language model that writes false captions."""
-
-    target: str | None = "language_model"
-    """``language_model``, or ``package.module:Class`` of your own."""
 
 
 class PositivesConfig(PartsConfig):
@@ -184,7 +163,7 @@ class PositivesConfig(PartsConfig):
     (docs/papers.md).
     """
 
-    captions: PositiveCaptionsConfig = Field(default_factory=PositiveCaptionsConfig)
+    captions: RecaptionerConfig = RecaptionerConfig(target=None)
     """The model that writes ``positive_captions``, one of each image."""
     images: TextToImageConfig = Field(default_factory=TextToImageConfig)
     """The model that generates ``positive_images``, one of each reference."""
@@ -195,7 +174,7 @@ class PositivesConfig(PartsConfig):
 class WriteNegativesConfig(PartsConfig):
     """``negatives``: write false captions of the references of a data set (docs/recaptioning.md)."""
 
-    writer: WriterConfig = Field(default_factory=WriterConfig)
+    writer: RecaptionerConfig = RecaptionerConfig(target="language_model")
     """The language model that writes them: ``language_model`` or ``package.module:Class``, and its
     options.
     """
@@ -204,7 +183,7 @@ class WriteNegativesConfig(PartsConfig):
 
 
 class LanguageModelConfig(Section):
-    """A language model: a local one, or an endpoint; neither where both are null."""
+    """A language model: a local one, or an endpoint."""
 
     model: str | None = None
     """Folder or hub name of a causal language model of Transformers."""
@@ -219,11 +198,6 @@ class LanguageModelConfig(Section):
     off; ``{}`` sends none to the endpoint.
     """
 
-    @property
-    def is_set(self) -> bool:
-        """Whether it names a model."""
-        return self.model is not None or self.endpoint is not None
-
 
 class QuestionsConfig(PartsConfig):
     """``questions``: write multiple-choice questions of a data set's images
@@ -233,12 +207,10 @@ class QuestionsConfig(PartsConfig):
     splits: list[str] = []
     """Splits to process; others are kept unchanged. Empty processes all."""
     writer: LanguageModelConfig = Field(default_factory=LanguageModelConfig)
-    """The language model that writes questions from the references; where none is set, those that
-    the data have are taken.
-    """
-    reader: LanguageModelConfig = Field(default_factory=LanguageModelConfig)
+    """The language model that writes questions from the references."""
+    reader: LanguageModelConfig | None = None
     """The language model that answers them, to refuse what is answered right without a caption, or
-    not from the references; where none is set, the writer's.
+    not from the references; null is the writer.
     """
     count: Annotated[int, Field(ge=1, le=100)] = 6
     """Most questions of an image that the writer is asked for."""
@@ -323,50 +295,6 @@ class WebConfig(TrustConfig):
         return self
 
 
-class TestedRewardConfig(RewardConfig):
-    """The reward that is tested; it has no terms by default."""
-
-    terms: dict[str, RewardTerm] = {}
-    """Weight and options of each term, by its name."""
-
-
-class StressConfig(PairsConfig):
-    """``stress``: what a reward pays for, tried before training on it (docs/stress.md)."""
-
-    reward: TestedRewardConfig = Field(default_factory=TestedRewardConfig)
-    """The reward to test; ``reward.normalize`` must be ``none``, as scores of different calls are
-    compared.
-    """
-    data: WorldConfig = Field(default_factory=WorldConfig)
-    """Images and their captions; the generated world, whose truth is known, unless you name your
-    own.
-    """
-    split: str = "test"
-    """Split whose images are used. The first reference of an image is judged, and the reward sees
-    the others; on data of your own it sees the second half, and the gold score the first.
-    """
-    train_split: str = "train"
-    """Split whose references give document frequencies."""
-    max_images: Steps | None = 200
-    """Use only the first images, at most this number; null uses all."""
-    model: str | None = None
-    """Folder of a saved captioner, or name of one on the hub, whose samples are scored; null
-    samples nothing.
-    """
-    num_samples: Annotated[int, Field(ge=2, le=4096)] = 64
-    """Captions sampled for each image."""
-    max_new_tokens: Tokens = 20
-    """Length limit of the samples in tokens, EOS included."""
-    judges: dict[str, JudgeConfig] = {}
-    """Rewards that the tested one does not see, by name: further gold scores."""
-    bootstrap: Annotated[int, Field(ge=2, le=10**6)] = 1000
-    """Number of bootstrap resamples of images for the 95 % intervals."""
-    seed: Seed = 0
-    """Of all choices."""
-    out: str = "stress"
-    """Folder for ``stress.json``."""
-
-
 class ShareConfig(Section):
     """``share RUN_OR_EXPORT --repo_id USER/NAME``: a trained model with its card."""
 
@@ -409,8 +337,6 @@ class ReproduceConfig(TrustConfig):
     """
     captions: list[str] = []
     """``ROW=FILE``: captions by the system of a row, in COCO's result format."""
-    scores: list[str] = []
-    """``ROW=FILE``: scores of the metric of a row, JSON lines with image, caption and score."""
     partial: bool = False
     """Accept data with another number of judgements."""
     out: str | None = None

@@ -12,73 +12,22 @@ import numpy as np
 from pandas import DataFrame
 
 from rewards.base import Reward, score_captions
-from rewards.build import RewardBuilder
 from rewards.images import image_identity
-from rewards.text.degeneration import BAD_ENDINGS
 from rewards.text.detail_units import default_tagger, word_class
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError, Row, load_image, with_references
 from rl_caption.data.checks import in_parallel
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import CurateConfig, Selection
-from rl_caption.lab.parts import Columns, Report, Rows, add_columns, selected_rows
-from rl_caption.runtime.errors import ConfigError, config_errors
+from rl_caption.lab.parts import Columns, Report, Rows, add_columns
+from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.monitoring.judges import build_judges
+from rl_caption.runtime.errors import ConfigError
 
 Steps = dict[str, DataFrame]
 """Name of a step of the selection -> the captions that are left after it."""
 UNREADABLE = "image cannot be read"
 """Reason of captions whose image cannot be decoded."""
-STOP_WORDS = BAD_ENDINGS.union(
-    [
-        "i",
-        "you",
-        "he",
-        "she",
-        "it",
-        "we",
-        "they",
-        "him",
-        "her",
-        "them",
-        "us",
-        "me",
-        "there",
-        "here",
-        "by",
-        "not",
-        "no",
-        "so",
-        "such",
-        "when",
-        "how",
-        "what",
-        "all",
-        "any",
-        "both",
-        "each",
-        "more",
-        "most",
-        "other",
-        "only",
-        "own",
-        "too",
-        "up",
-        "down",
-        "out",
-        "off",
-        "over",
-        "under",
-        "then",
-        "once",
-        "about",
-        "after",
-        "before",
-        "above",
-        "below",
-        "can",
-    ]
-)
-"""English function words."""
 AUXILIARIES = frozenset(
     [
         "is",
@@ -112,19 +61,17 @@ def curate(config: CurateConfig) -> str:
             expected = f"expected [least, most] of one of {', '.join(MEASURES)}"
             raise ConfigError(f"rules.{name} is {limits}: {expected}")
     for step in config.select:
-        if step.score not in {"random", *config.scores} or (
-            step.top is not None and step.bottom is not None
-        ):
-            expected = (
-                f"one of top and bottom, and a score among {', '.join(config.scores)}"
-            )
+        both = step.top is not None and step.bottom is not None
+        if both or step.score not in {"random", *config.scores}:
+            names = ", ".join(config.scores)
+            expected = f"one of top and bottom, and a score among {names}"
             raise ConfigError(f"select has {step}: expected {expected}")
-    rewards, builder = {}, RewardBuilder()
-    for name, score in config.scores.items():
-        with config_errors(f"scores.{name}"):
-            reward = score.target or name
-            unclipped = {"clip": False} if reward == "icc" else {}
-            rewards[name] = builder.build(reward, unclipped | score.kwargs)
+    scores = {}
+    for name, judge in config.scores.items():
+        reward = judge.target or name
+        unclipped = {"clip": False} if reward == "icc" else {}
+        scores[name] = JudgeConfig(target=reward, kwargs=unclipped | judge.kwargs)
+    rewards = build_judges(scores, None, [], "scores")
     made_by = {
         "rules": [list(rule) for rule in config.rules.items()],  # their order matters
         "scores": {name: reward.signature for name, reward in rewards.items()},
@@ -141,17 +88,13 @@ def curate(config: CurateConfig) -> str:
         places = itertools.count()
         kept = []
         for split, row, _ in made:
-            indices = [
-                index
-                for index, _ in enumerate(row["references"])
-                if next(places) in left
-            ]
+            numbers = range(len(row["references"]))
+            indices = [number for number in numbers if next(places) in left]
             if indices:
                 kept.append((split, with_references(row, indices), dict[str, Any]()))
         return Report(_table(steps, rewards), [], kept)
 
-    selected = selected_rows(config, ids_differ=False)
-    return add_columns(config, selected, "kept", made_by, columns, report)
+    return add_columns(config, "kept", made_by, columns, report, ids_differ=False)
 
 
 def measure_rows(
@@ -161,12 +104,11 @@ def measure_rows(
     breaks, ``UNREADABLE`` or None; the ``key``, which is equal for duplicates; and its scores by
     name, where it has no reason.
     """
-    errors: list[str | None] = [None] * len(rows)
+    errors: Sequence[str] = [""] * len(rows)
     if any("image" in reward.columns for reward in rewards.values()):
-        errors = list(
-            in_parallel(_error_of, rows, config.data.num_workers, "checking images")
-        )
-    unreadable = [error for error in errors if error is not None]
+        workers = config.data.num_workers
+        errors = list(in_parallel(_error_of, rows, workers, "checking images"))
+    unreadable = list(filter(None, errors))
     if unreadable and config.data.on_bad == "fail":
         count = f"{len(unreadable)} of {len(rows)} images cannot be used"
         raise DataError(
@@ -191,19 +133,19 @@ def measure_rows(
     return columns
 
 
-def _error_of(row: Row) -> str | None:
-    """Why the image of a row cannot be decoded."""
+def _error_of(row: Row) -> str:
+    """Why the image of a row cannot be decoded; empty where it can."""
     try:
         load_image(row["image"])
     except DataError as error:
         return str(error)
-    return None
+    return ""
 
 
 def _broken_rule(config: CurateConfig, caption: str) -> str | None:
     for name, (least, most) in config.rules.items():
-        value = MEASURES[name](caption)
-        if (least is not None and value < least) or (most is not None and value > most):
+        low, high = (-np.inf if least is None else least), most
+        if not low <= MEASURES[name](caption) <= (np.inf if high is None else high):
             return name
     return None
 
@@ -229,11 +171,10 @@ def select(config: CurateConfig, captions: list[dict[str, Any]]) -> Steps:
     for name, limits in config.rules.items():
         left = steps[f"{name} in {limits}"] = left[left["reason"] != name]
     if config.duplicates is not None:
-        title = f"duplicate {config.duplicates}"
-        left = steps[title] = left.drop_duplicates("key")
+        left = left.drop_duplicates("key")
+        steps[f"duplicate {config.duplicates}"] = left
     for step in config.select:
-        title = str(step.model_dump(exclude_none=True))
-        left = steps[title] = selected(step, left)
+        left = steps[str(step.model_dump(exclude_none=True))] = selected(step, left)
     return steps
 
 
@@ -265,15 +206,6 @@ def _table(steps: Steps, scores: Iterable[str]) -> str:
     return markdown(["step", "dropped", "left", *headings], lines)
 
 
-def _capitalised(caption: str) -> float:
-    words = [word for word in caption.split() if word[0].isalpha()]
-    return sum(word[0].isupper() for word in words) / len(words) if words else 0.0
-
-
-def _stop_words(caption: str) -> float:
-    return sum(word in STOP_WORDS for word in tokenize(caption))
-
-
 @lru_cache(maxsize=1)
 def _classes(caption: str) -> list[str]:
     """The ``word_class`` of each word of a caption but auxiliary verbs."""
@@ -285,11 +217,6 @@ def _classes(caption: str) -> list[str]:
 MEASURES: dict[str, Callable[[str], float]] = {
     "characters": len,
     "words": lambda caption: len(tokenize(caption)),
-    "capitalised": _capitalised,
-    "stop_words": _stop_words,
-    "stop_word_fraction": lambda caption: (
-        _stop_words(caption) / max(1, len(tokenize(caption)))
-    ),
     "actions": lambda caption: _classes(caption).count("V"),
     "complexity": lambda caption: sum(kind in "JVI" for kind in _classes(caption)),
 }

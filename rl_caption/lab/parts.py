@@ -7,14 +7,12 @@ the parts that are missing. The rows are written with their new columns when all
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from rewards.files import atomic_write, remove_leftovers
-from rl_caption.data.base import DataError, Row, Splits, load_image
+from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json, write_json_lines, write_text
 from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.formats import build_data
@@ -42,39 +40,13 @@ class Report(NamedTuple):
     """Rows with their split and their new columns."""
 
 
-def selected_rows(
-    config: PartsConfig, ids_differ: bool = True
-) -> tuple[Splits, list[tuple[str, Row]]]:
-    """Read the data of a configuration: all of it, and the rows of the ``splits`` that are worked
-    on.
-
-    Raises:
-        ConfigError: ``worker`` is not K/N, or the images are videos.
-        DataError: the data cannot be read, or have no such split.
-        EvaluationError: an image id is in several rows of a split where files or captions go by it:
-            where images are in memory, and with ``ids_differ``.
-    """
-    _own_parts(config.worker, 1)
-    data = build_data(config.data)
-    for name, rows in data.items():
-        if ids_differ or not all(isinstance(row["image"], str | Path) for row in rows):
-            check_one_row_each(rows, f"split {name!r}")
-    names = dict.fromkeys(config.splits or data.splits)
-    selected = [(name, row) for name in names for row in data.split(name)]
-    if any(isinstance(row.get("image"), list | tuple) for _, row in selected):
-        raise ConfigError(
-            f"images of {data.source} are videos: expected one image each"
-        )
-    return data, selected
-
-
 def add_columns(
     config: PartsConfig,
-    selected: tuple[Splits, Rows],
     name: str,
     made_by: Mapping[str, Any],
     columns: Callable[[Rows], Sequence[Columns]],
     report: Callable[[list[tuple[str, Row, Columns]]], Report],
+    ids_differ: bool = True,
 ) -> str:
     """Make the missing parts, and write ``NAME.jsonl`` and ``report.md`` when all are there; return
     the table, or of a worker a sentence that counts its parts.
@@ -85,35 +57,43 @@ def add_columns(
 
     Args:
         config: the program's configuration.
-        selected: all data, and the rows that are worked on (``selected_rows``).
         name: of the file.
         made_by: what the new columns depend on, beside the data; told in ``report.md``.
         columns: makes the new columns of each of some rows.
         report: what is written, of all rows with their split and their new columns.
+        ids_differ: whether files or captions go by image ids, as they do where images are in
+            memory.
 
     Raises:
-        ConfigError: ``out`` has parts that were made by others, or of other settings or data.
-        DataError: a part is damaged; the message names it.
+        ConfigError: the images are videos, or ``out`` has parts that were made by others, or of
+            other settings or data.
+        DataError: the data cannot be read, or have no such split; a part is damaged.
+        EvaluationError: an image id by which something goes is in several rows of a split.
     """
-    data, rows = selected
+    data = build_data(config.data)
+    for split, own in data.items():
+        if ids_differ or not all(isinstance(row["image"], str | Path) for row in own):
+            check_one_row_each(own, f"split {split!r}")
+    names = dict.fromkeys(config.splits or data.splits)
+    splits = {split: list(data.split(split)) for split in names}
+    rows = [(split, row) for split, own in splits.items() for row in own]
+    if any(isinstance(row.get("image"), list | tuple) for _, row in rows):
+        raise ConfigError(
+            f"images of {data.source} are videos: expected one image each"
+        )
     out, size = Path(config.out), config.part_rows
     batches = [rows[start : start + size] for start in range(0, len(rows), size)]
     files = [out / "parts" / f"{number:06d}.jsonl" for number in range(len(batches))]
-    by_split = {
-        split: [row for _, row in group]
-        for split, group in groupby(rows, itemgetter(0))
-    }
-    settings = {
-        "rows": len(rows),
-        "part_rows": size,
-        "data": fingerprint(by_split),
-        **made_by,
-    }
-    missing, summary = _missing_parts(out, files, config.worker, settings)
+    settings = {"rows": len(rows), "part_rows": size, "data": fingerprint(splits)}
+    _check_settings(out, settings | dict(made_by))
+    first, step = map(int, (config.worker or "0/1").split("/"))
+    own_parts = range(first, len(files), step)
+    missing = [number for number in own_parts if not files[number].exists()]
     for number in progress(missing, name, "part"):
         write_json_lines(files[number], columns(batches[number]))
     if config.worker is not None:
-        return summary
+        there = len(own_parts) - len(missing)
+        return f"{len(missing)} parts made, {there} were there; {len(files)} in all"
     made = []
     for file, batch in zip(files, batches, strict=True):
         lines = [line for _, _, line in json_lines(file)]
@@ -126,7 +106,7 @@ def add_columns(
     found = report(made)
     written = [_line(split, row, out) | dict(new) for split, row, new in found.rows]
     for split in data.splits:
-        if config.splits and split not in config.splits:
+        if split not in splits:
             written += [_line(split, row, out) for row in data.split(split)]
     write_json_lines(out / f"{name}.jsonl", written)
     count = f"{name}.jsonl: {len(written):,} rows"
@@ -168,39 +148,16 @@ def file_name(text: str) -> str:
     return quoted
 
 
-def _own_parts(worker: str | None, total: int) -> range:
-    """Indices, below ``total``, of the parts of worker ``K/N`` (None: all). Raises ``ConfigError``
-    for other text.
-    """
-    if worker is None:
-        return range(total)
-    first, _, step = worker.partition("/")
-    if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
-        raise ConfigError(
-            f"worker is {worker!r}: expected K/N, such as 0/4 to 3/4 of four workers"
-        )
-    return range(int(first), total, int(step))
+def _check_settings(out: Path, settings: Mapping[str, Any]) -> None:
+    """Record the settings in ``out``; ``ConfigError`` where files in it were made by others.
 
-
-def _missing_parts(
-    out: Path,
-    files: Sequence[Path],
-    worker: str | None,
-    settings: Mapping[str, Any],
-) -> tuple[list[int], str]:
-    """Numbers of the parts that a worker has to make, of ``files`` for all parts; and a sentence
-    that counts them.
-
-    ``settings`` are recorded in ``out``; ``ConfigError`` where the parts in it were made by others.
     Of ``data`` among them, a ``fingerprint``, times of files may differ.
     """
-    worker_parts = _own_parts(worker, len(files))
     record = out / SETTINGS
-    if record.exists() and any(
-        path.is_file() and path != record for path in out.rglob("*")
-    ):
+    made = (path for path in out.rglob("*") if path.is_file() and path != record)
+    if record.exists() and any(made):
         stored = read_json(record, ConfigError)
-        changed, _ = changes(stored.pop("data", {}), settings.get("data", {}))
+        changed, _ = changes(stored["data"], settings["data"])
         for name in settings.keys() - {"data"}:
             if stored.get(name) != settings[name]:
                 changed.append(
@@ -213,7 +170,3 @@ def _missing_parts(
             )
     write_json(record, settings)
     remove_leftovers(out / "parts")
-    missing = [number for number in worker_parts if not files[number].exists()]
-    there = len(worker_parts) - len(missing)
-    count = f"{len(missing)} parts made, {there} were there; {len(files)} in all"
-    return missing, count

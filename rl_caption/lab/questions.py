@@ -6,8 +6,8 @@ too: one that is answered without the image is refused. Prompts are our own.
 
 import hashlib
 import json
+import logging
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from rewards.base import RewardError
@@ -22,9 +22,11 @@ from rewards.language.models import LanguageModel, Question, build_model
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import markdown
-from rl_caption.lab.config import LanguageModelConfig, QuestionsConfig
-from rl_caption.lab.parts import Columns, Report, Rows, add_columns, selected_rows
+from rl_caption.lab.config import QuestionsConfig
+from rl_caption.lab.parts import Columns, Report, Rows, add_columns
 from rl_caption.runtime.errors import config_errors
+
+logger = logging.getLogger(__name__)
 
 PROMPT = (
     "Write {count} different multiple-choice questions about an image, from its descriptions "
@@ -50,8 +52,6 @@ REFUSALS = {
     "unsaid": "refused: not answered right from the references",
 }
 """Reason, as in the column ``refused`` -> its row of the report."""
-Written = tuple[list[ImageQuestion], Counter[str]]
-"""Questions of an image, and reason -> number of those that were refused."""
 
 
 def write_questions(config: QuestionsConfig) -> str:
@@ -60,28 +60,33 @@ def write_questions(config: QuestionsConfig) -> str:
 
     Raises:
         ConfigError: a model cannot be made, or ``out`` has parts of other settings.
-        DataError: the data cannot be read, a row has no references to ask about (without a writer:
-            no questions), or no question is kept.
+        DataError: the data cannot be read, a row has no references to ask about, or no question is
+            kept.
         RewardError: a model does not answer; the message names image and question.
     """
-    data, rows = selected_rows(config)
-    writer = _model(config, "writer")
-    reader = _model(config, "reader") or writer
-    for split, row in rows:  # before any work
-        if not (row.get("questions") if writer is None else _descriptions(row)):
-            what = "questions (or set writer)" if writer is None else "references"
-            raise DataError(f"{split} image {row['image_id']!r} has no {what}")
-
-    unread: list[str] = []
+    with config_errors("writer"):
+        writer = build_model("questions", **config.writer.model_dump())
+    reader = writer
+    if config.reader is not None:
+        with config_errors("reader"):
+            reader = build_model("questions", **config.reader.model_dump())
 
     def columns(batch: Rows) -> list[Columns]:
-        written = _write(writer, config, batch, unread)
-        if reader is not None:
-            written = _filter(reader, config.seed, batch, written)
-        return [
-            {"questions": questions, "refused": dict(reasons)}
-            for questions, reasons in written
-        ]
+        prompts = []
+        for split, row in batch:
+            where = f"{split} image {row['image_id']!r}"
+            told = "\n".join(f"- {single_spaced(text)}" for text in _descriptions(row))
+            if not told:
+                raise DataError(f"{where} has no references")
+            text = PROMPT.format(count=config.count, descriptions=told)
+            prompts.append(Question(text, (), where))
+        written = []
+        for answer in writer.write(prompts, config.max_new_tokens):
+            questions, unreadable = read_questions(config.count, answer)
+            if not questions:
+                logger.warning("no question can be read: %.200r", answer)
+            written.append((questions, Counter(unreadable=unreadable)))
+        return _filter(reader, config.seed, batch, written)
 
     def report(made: list[Any]) -> Report:
         kept = [line for line in made if line[2]["questions"]]
@@ -90,98 +95,53 @@ def write_questions(config: QuestionsConfig) -> str:
             counts[text] = sum(new["refused"].get(reason, 0) for *_, new in made)
         if not kept:
             raise DataError(
-                f"{config.out}/questions.jsonl would have no rows: {counts}; the last answer that "
-                f"could not be read: {unread[-1] if unread else 'none'}"
+                f"{config.out}/questions.jsonl would have no rows: {counts}"
             )
         bare = len(made) - len(kept)
         notes = [f"{bare:,} of {len(made):,} images have no question and are left out"]
         lines = [[name, f"{number:,}"] for name, number in counts.items()]
         return Report(markdown(["questions", "number"], lines), notes, kept)
 
-    texts = [PROMPT, GUESS_PROMPT]
-    texts += [] if writer else [json.dumps(row.get("questions")) for _, row in rows]
+    texts = (PROMPT + GUESS_PROMPT).encode()
     made_by = {
-        "writer": writer and writer.signature,
-        "reader": reader and reader.signature,
+        "writer": writer.signature,
+        "reader": reader.signature,
         "asked": f"{config.count} an image, {config.max_new_tokens} tokens, seed {config.seed}",
-        "texts": hashlib.blake2b(json.dumps(texts).encode(), digest_size=4).hexdigest(),
+        "texts": hashlib.blake2b(texts, digest_size=4).hexdigest(),
     }
-    return add_columns(config, (data, rows), "questions", made_by, columns, report)
-
-
-def _model(config: QuestionsConfig, name: str) -> LanguageModel | None:
-    """Writer or reader; None where it is not set."""
-    options: LanguageModelConfig = getattr(config, name)
-    if not options.is_set:
-        return None
-    with config_errors(name):
-        return build_model("questions", **options.model_dump())
+    return add_columns(config, "questions", made_by, columns, report)
 
 
 def _descriptions(row: Row) -> list[str]:
-    return [
-        text
-        for text in [*row["references"], row.get("long_reference", "")]
-        if text.strip()
-    ]
+    texts = [*row["references"], row.get("long_reference", "")]
+    return [text for text in texts if text.strip()]
 
 
-def _write(
-    writer: LanguageModel | None, config: QuestionsConfig, rows: Rows, unread: list[str]
-) -> list[Written]:
-    """At most ``count`` questions of each row; without a writer, those that it has.
-
-    Answers that cannot be read are added to ``unread``.
+def read_questions(count: int, answer: str) -> tuple[list[ImageQuestion], int]:
+    """The first ``count`` questions in an answer, less those that are wrong or repeated, and the
+    number of these; 1 where the answer cannot be read.
     """
-    if writer is None:
-        return [(list(row["questions"]), Counter()) for _, row in rows]
-    prompts = []
-    for split, row in rows:
-        descriptions = "\n".join(
-            f"- {single_spaced(text)}" for text in _descriptions(row)
-        )
-        text = PROMPT.format(count=config.count, descriptions=descriptions)
-        prompts.append(Question(text, (), f"{split} image {row['image_id']!r}"))
-
-    written: list[Written] = []
-    for answer in writer.write(prompts, config.max_new_tokens):
-        try:
-            written.append(read_questions(config.count, answer))
-        except (ValueError, RecursionError):
-            unread.append(answer)
-            written.append(([], Counter(unreadable=1)))
-    return written
-
-
-def read_questions(count: int, answer: str) -> Written:
-    """The first ``count`` questions in an answer, less those that are wrong or repeated, which are
-    counted.
-
-    Raises ``ValueError`` where there is none.
-    """
+    try:
+        items = json.loads(answer[answer.find("[") : answer.rfind("]") + 1])[:count]
+    except (ValueError, RecursionError):
+        return [], 1
     questions: dict[str, ImageQuestion] = {}
-    problem = ""
-    items = json.loads(answer[answer.find("[") : answer.rfind("]") + 1])[:count]
     for item in items:
         try:
             (question,) = check_questions([item], "it")
-        except RewardError as error:
-            problem = str(error)
-        else:
-            fields = ImageQuestion(
-                question=question["question"],
-                choices=question["choices"],
-                answer=question["answer"],
-            )
-            questions.setdefault(single_spaced(question["question"]).casefold(), fields)
-    if not questions:
-        raise ValueError(problem)
-    return list(questions.values()), Counter(unreadable=len(items) - len(questions))
+        except RewardError:
+            continue
+        fields: Any = {key: question[key] for key in ImageQuestion.__annotations__}  # type: ignore[literal-required]
+        questions.setdefault(single_spaced(question["question"]).casefold(), fields)
+    return list(questions.values()), len(items) - len(questions)
 
 
 def _filter(
-    reader: LanguageModel, seed: int, rows: Rows, written: Sequence[Written]
-) -> list[Written]:
+    reader: LanguageModel,
+    seed: int,
+    rows: Rows,
+    written: list[tuple[list[ImageQuestion], Counter[str]]],
+) -> list[Columns]:
     """The questions that the reader answers right from the references, and not from nothing."""
     asked: list[Question] = []
     right: list[int] = []
@@ -197,14 +157,14 @@ def _filter(
                 right.append(place)
     answers = zip(reader.choose(asked), right, strict=True)
     marks = iter([is_found(masses, place) for masses, place in answers])
-    kept: list[Written] = []
-    for questions, before in written:
-        left, refused = list[ImageQuestion](), Counter(before)
+    columns: list[Columns] = []
+    for questions, refused in written:
+        kept = []
         for item in questions:
             guessed, said = next(marks), next(marks)
             if said and not guessed:
-                left.append(item)
+                kept.append(item)
             else:
                 refused["guessed" if guessed else "unsaid"] += 1
-        kept.append((left, refused))
-    return kept
+        columns.append({"questions": kept, "refused": dict(refused)})
+    return columns

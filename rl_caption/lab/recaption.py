@@ -6,16 +6,15 @@ false captions of the references.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rewards.build import RewardBuilder
 from rewards.devices import chunks
 from rewards.files import atomic_write
 from rewards.text.tokenize import tokenize
@@ -34,7 +33,6 @@ from rl_caption.lab.parts import (
     Rows,
     add_columns,
     file_name,
-    selected_rows,
 )
 from rl_caption.lab.recaptioners import TARGETS, answers_of
 from rl_caption.lab.visual_bottleneck import TextToImage, load_text_to_image
@@ -47,16 +45,10 @@ def recaption(config: RecaptionConfig) -> str:
     (``parts.add_columns``).
 
     Raises:
-        ConfigError: the recaptioner or the language model cannot be made, or ``out`` has parts of
-            other settings.
+        ConfigError: the recaptioner cannot be made, or ``out`` has parts of other settings.
         DataError: the data cannot be read, or a new caption is empty, or there are several of an
             image.
     """
-    language_model: Any = None
-    if config.language_model is not None:
-        with config_errors("language_model"):
-            options = {"model": config.language_model, "floor": -100.0}
-            language_model = RewardBuilder().build("perplexity", options)
     recaptioner = load_writer(config.recaptioner, "recaptioner")
 
     def columns(batch: Rows) -> list[Columns]:
@@ -67,12 +59,9 @@ def recaption(config: RecaptionConfig) -> str:
             )
         return [{"long_reference": caption} for (caption,) in written]
 
-    texts = {"before": "references", "after": "long_reference"}
-    report = partial(_report, texts, language_model=language_model)
+    report = partial(_report, {"before": "references", "after": "long_reference"})
     made_by = {"recaptioner": recaptioner.signature}
-    return add_columns(
-        config, selected_rows(config), "captions", made_by, columns, report
-    )
+    return add_columns(config, "captions", made_by, columns, report)
 
 
 def make_positives(config: PositivesConfig) -> str:
@@ -106,13 +95,9 @@ def make_positives(config: PositivesConfig) -> str:
                 line["positive_images"] = files
         return new
 
-    texts = {
-        name: name for name in ("references", "positive_captions", "positive_images")
-    }
-    report = partial(_report, texts)
-    return add_columns(
-        config, selected_rows(config), "positives", made_by, columns, report
-    )
+    texts = "references", "positive_captions", "positive_images"
+    report = partial(_report, dict(zip(texts, texts, strict=True)))
+    return add_columns(config, "positives", made_by, columns, report)
 
 
 def write_negatives(config: WriteNegativesConfig) -> str:
@@ -144,25 +129,24 @@ def write_negatives(config: WriteNegativesConfig) -> str:
             new.append({"negatives": negatives})
         return new
 
-    report = partial(_report, {name: name for name in ("references", "negatives")})
+    report = partial(_report, {"references": "references", "negatives": "negatives"})
     made_by = {"writer": writer.signature}
-    return add_columns(
-        config, selected_rows(config), "negatives", made_by, columns, report
-    )
+    return add_columns(config, "negatives", made_by, columns, report)
 
 
-def _report(
-    columns: Mapping[str, str], made: list[Any], language_model: Any = None
-) -> Report:
-    """All rows, and a table of the texts in some columns, by their headings."""
-    texts = {
-        heading: [text for _, row, new in made for text in _texts((row | new).get(key))]
-        for heading, key in columns.items()
-    }
-    notes = []
-    if language_model is not None:
-        notes = [f"log-probability in nats, EOS included: {language_model.signature}"]
-    return Report(statistics_table(texts, language_model), notes, made)
+def _report(columns: Mapping[str, str], made: list[Any]) -> Report:
+    """All rows, and a table: number, length and vocabulary of the texts in some columns, by their
+    headings.
+    """
+    lines = []
+    for heading, key in columns.items():
+        texts = [text for _, row, new in made for text in _texts((row | new).get(key))]
+        words = list(map(tokenize, texts))
+        mean = np.mean(list(map(len, words))) if words else 0
+        different = len(set(chain.from_iterable(words)))
+        lines.append([heading, f"{len(texts):,}", f"{mean:.1f}", f"{different:,}"])
+    head = ["captions", "number", "words, mean", "different words"]
+    return Report(markdown(head, lines), [], made)
 
 
 def _texts(value: Any) -> list[str]:
@@ -216,38 +200,14 @@ def captions_of(recaptioner: Any, rows: Rows) -> list[list[str]]:
     none for a row.
     """
     kept = []
-    for split, group in groupby(
-        rows, itemgetter(0)
-    ):  # another split may have the same image ids
+    # Another split may have the same image ids.
+    for split, group in groupby(rows, itemgetter(0)):
         own = [row for _, row in group]
-        for row, answer in zip(
-            own, answers_of(recaptioner, own, str | list[str]), strict=True
-        ):
+        answers = answers_of(recaptioner, own, str | list[str])
+        for row, answer in zip(own, answers, strict=True):
             texts = [answer] if isinstance(answer, str) else answer
             kept.append([caption for caption in texts if caption.strip()])
             if not kept[-1]:
                 image = f"{split} image {row['image_id']!r}"
                 raise DataError(f"{recaptioner.signature} wrote no caption of {image}")
     return kept
-
-
-def statistics_table(
-    captions: Mapping[str, Sequence[str]], language_model: Any = None
-) -> str:
-    """A Markdown table with a row for each name: number, length, vocabulary and likelihood of its
-    captions.
-    """
-    lines = []
-    for name, texts in captions.items():
-        words = [tokenize(caption) for caption in texts]
-        mean = np.mean([len(own) for own in words]) if words else 0
-        vocabulary = {word for own in words for word in own}
-        line = [name, f"{len(texts):,}", f"{mean:.1f}", f"{len(vocabulary):,}"]
-        if language_model is not None:
-            line.append(f"{np.mean(language_model(None, list(texts))):.3f}")
-            line.append(f"{np.median(language_model.log_likelihoods(texts)):.1f}")
-        lines.append(line)
-    head = ["captions", "number", "words, mean", "different words"]
-    if language_model is not None:
-        head += ["log-probability a token", "of a caption, median"]
-    return markdown(head, lines)

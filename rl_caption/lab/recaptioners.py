@@ -16,8 +16,6 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.data.scenes.language import long_reference
-from rl_caption.data.scenes.negatives import hard_negatives
-from rl_caption.data.scenes.world import Draws
 from rl_caption.runtime.errors import config_errors, errors_of_user_code
 from rl_caption.runtime.options import check_type
 
@@ -70,11 +68,9 @@ class CaptionerRecaptioner:
             for the row's own prompt (a page title, for example), ``{image_id}`` for the image's id.
             None leaves the rows as they are.
         dtype: of the weights of a model of Transformers, such as ``bfloat16``.
-        num_beams: width of beam search; 1 decodes greedily.
-        max_new_tokens: most tokens of a caption.
-        batch_size: images that are captioned at a time.
-        seed: of sampling. **decode: further options of ``Decoding``. ``num_return_sequences`` (of
-        beam search) or ``num_samples``
+        seed: of sampling.
+        **decode: options of ``Decoding``, greedy with at most 64 tokens and 32 images at a time
+            unless it says otherwise. ``num_return_sequences`` (of beam search) or ``num_samples``
             give several captions of each image.
 
     Raises:
@@ -87,9 +83,6 @@ class CaptionerRecaptioner:
         model: str,
         prompt: str | None = None,
         dtype: str = "float32",
-        num_beams: int = 1,
-        max_new_tokens: int = 64,
-        batch_size: int = 32,
         seed: int = 0,
         **decode: Any,
     ) -> None:
@@ -97,18 +90,14 @@ class CaptionerRecaptioner:
 
         from rl_caption.captioners.loading import load_captioner
 
-        self.decoding = Decoding(
-            num_beams=num_beams,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
-            **decode,
-        )
+        options = {"max_new_tokens": 64, "batch_size": 32} | decode
+        self.decoding = Decoding(**options)
         self.prompt = PROMPTS["captions"].get(prompt, prompt)
         self.captioner, self.seed = load_captioner(model, dtype=dtype), seed
         self.accelerator = Accelerator()
         self.policy = self.captioner.policy.to(self.accelerator.device)
-        told = {"beams": num_beams, "tokens": max_new_tokens, "seed": seed} | decode
-        told |= {"dtype": dtype, "prompt": self.prompt}
+        del options["batch_size"]
+        told = options | {"seed": seed, "dtype": dtype, "prompt": self.prompt}
         self.signature = f"captioner[{model_label(model)},{told}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
@@ -134,42 +123,14 @@ class CaptionerRecaptioner:
 
 
 class SceneRecaptioner:
-    """Describes generated scenes from what is known of them, as well or badly as it is asked to.
+    """Describes generated scenes exactly, in words that ``seed`` chooses."""
 
-    Args:
-        keep: probability that a sentence of the full description is kept, in (0, 1]; at least one
-            is.
-        wrong: probability that a sentence is replaced by a false one (a hard negative), in [0, 1].
-        seed: of these draws.
-    """
-
-    def __init__(self, keep: float = 1.0, wrong: float = 0.0, seed: int = 0) -> None:
-        self.keep, self.wrong, self.seed = keep, wrong, seed
-        self.signature = f"scenes[keep{keep:g},wrong{wrong:g},seed{seed}]"
+    def __init__(self, seed: int = 0) -> None:
+        self.seed, self.signature = seed, f"scenes[seed{seed}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[str]:
-        """Describe the scenes; a pure function of them and the options."""
-        captions = []
-        for row in rows:
-            scene = row["scene"]
-            draws = Draws("recaption", self.seed, repr(scene))
-            clauses = long_reference(scene, self.seed).removesuffix(".").split(". ")
-            sentences = [f"{clause}." for clause in clauses]
-            kept = [sentence for sentence in sentences if draws.chance(self.keep)]
-            told = []
-            for sentence in kept or [draws.choice(sentences)]:
-                false = [
-                    text
-                    for kind, text in hard_negatives(scene, sentence, self.seed)
-                    if kind != "word_order"
-                ]
-                told.append(
-                    draws.choice(false)
-                    if false and draws.chance(self.wrong)
-                    else sentence
-                )
-            captions.append(" ".join(told))
-        return captions
+        """Describe the scenes; a pure function of them and the seed."""
+        return [long_reference(row["scene"], self.seed) for row in rows]
 
 
 class LanguageModelWriter:

@@ -3,20 +3,20 @@ captions, in a split.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rewards.clip.encoder import CachedEncoder
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.evaluation import check_writable
-from rl_caption.evaluation.confidence import estimates
+from rl_caption.evaluation.confidence import Floats, Weights, estimates
 from rl_caption.evaluation.metrics import check_has_images
 from rl_caption.evaluation.results import markdown
-from rl_caption.evaluation.retrieval import KS, both_ways, embed_distinct
+from rl_caption.evaluation.retrieval import KS, both_ways
 from rl_caption.lab.config import CompareRetrievalConfig
 from rl_caption.programs.evaluate import load_dual_encoder
 
@@ -49,20 +49,15 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     table = ""
     for name, encoder in encoders.items():
         result = results[name] = _measure(encoder, rows, texts, config)
+        size = f"{result['parameters'] / 1e6:.2f}"
         for kind, found in result["captions"].items():
-            figures = found["figures"]
-            cells = [_cell(key, figure) for key, figure in figures.items()]
-            size = f"{result['parameters'] / 1e6:.2f}"
+            cells = [_cell(key, figure) for key, figure in found["figures"].items()]
             lines.append([name, size, kind, *cells, str(found["cut"])])
-            table = markdown(
-                ["model", "parameters, M", "texts", *figures, "texts cut"], lines
-            )
+            head = ["model", "parameters, M", "texts", *found["figures"], "texts cut"]
+            table = markdown(head, lines)
         write_text(folder / "retrieval.md", table + "\n")
-        content = {
-            "config": config.model_dump(mode="json"),
-            "images": len(rows),
-            "models": results,
-        }
+        plain = config.model_dump(mode="json")
+        content = {"config": plain, "images": len(rows), "models": results}
         write_json(folder / "retrieval.json", content)
     return f"{table}\n\nRecall in %; in brackets 95 % bootstrap intervals over images"
 
@@ -102,13 +97,16 @@ def _measure(
     backbone: Any = encoder.encoder
     images = encoder.embed_images([row["image"] for row in rows])
     results = {}
-    for name, (captions, owners) in texts.items():
-        embedded = embed_distinct(encoder, captions)
-        ranks = both_ways(images, embedded, owners)
-        figures = _figures("i2t", ranks["i2t"], range(len(rows)), config)
-        figures |= _figures("t2i", ranks["t2i"], owners, config)
+    for kind, (captions, owners) in texts.items():
+        ranks = both_ways(images, encoder.embed_texts(captions), owners)
+        figures = {}
+        for way, queries in (("i2t", range(len(rows))), ("t2i", owners)):
+            statistic = partial(_recall, ranks[way])
+            found = estimates(statistic, queries, config.bootstrap, config.seed)
+            for name, estimate in zip(FIGURES, found, strict=True):
+                figures[f"{way}_{name}"] = estimate._asdict()
         cut = backbone.texts.too_long(captions)
-        results[name] = {"texts": len(captions), "cut": cut, "figures": figures}
+        results[kind] = {"texts": len(captions), "cut": cut, "figures": figures}
     parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
     return {
         "signature": encoder.signature,
@@ -117,25 +115,10 @@ def _measure(
     }
 
 
-def _figures(
-    way: str,
-    ranks: NDArray[np.float64],
-    images: Sequence[int],
-    config: CompareRetrievalConfig,
-) -> dict[str, dict[str, float | None]]:
-    """Recall and median rank of Q queries by their ``ranks``, [Q, 1 + K], with intervals over their
-    images, [Q].
-    """
-
-    def statistic(weights: NDArray[np.int64]) -> NDArray[np.float64]:
-        drawn = np.repeat(ranks, weights, axis=0)
-        return np.append(drawn[:, 1:].mean(axis=0), np.median(drawn[:, 0]))
-
-    found = estimates(statistic, images, config.bootstrap, config.seed)
-    return {
-        f"{way}_{name}": estimate._asdict()
-        for name, estimate in zip(FIGURES, found, strict=True)
-    }
+def _recall(ranks: Floats, weights: Weights) -> Floats:
+    """Recall and median rank of drawn queries by their ``ranks``, [Q, 1 + K]."""
+    drawn = np.repeat(ranks, weights, axis=0)
+    return np.append(drawn[:, 1:].mean(axis=0), np.median(drawn[:, 0]))
 
 
 def _cell(key: str, figure: Mapping[str, float | None]) -> str:

@@ -6,10 +6,9 @@ Every number on the card comes from the files of the run and of its evaluation.
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
@@ -19,8 +18,7 @@ from rewards.model_files import check_folder, read_object
 from rl_caption.captioners.hf_families import check_architectures
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.evaluation import format_table
-from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.evaluation.results import CAPTION_COLUMNS, column_of, markdown
+from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import ShareConfig
 from rl_caption.programs.report.read import (
     EvaluationFolder,
@@ -105,13 +103,9 @@ def model_card(
         model_name=Path(config.path).resolve().name,
         library_name="open_clip" if is_open_clip else library,
         pipeline_tag=None if is_scorer else "image-to-text",
-        tags=[
-            "rl-caption",
-            "image-caption-scoring" if is_scorer else "image-captioning",
-        ],
+        tags=["rl-caption", f"image-caption{'-scoring' if is_scorer else 'ing'}"],
         license=config.license,
         base_model=start if is_on_hub else None,
-        eval_results=_results(evaluation) if evaluation else None,
     )
     table = run.validations() if run else []
     scores = format_table({"this model": evaluation.scores}) if evaluation else ""
@@ -130,24 +124,3 @@ def model_card(
         scores=scores,
         split=evaluation.settings.get("split") if evaluation else "",
     )
-
-
-def _results(evaluation: EvaluationFolder) -> list[EvalResult] | None:
-    results = []
-    settings: Any = evaluation.settings
-    data = settings.get("data", {})
-    name = Path(data.get("path") or data.get("format", "unknown")).name
-    for key, value in evaluation.scores.metrics.items():
-        if key in CAPTION_COLUMNS or key.startswith(JUDGE):
-            column = column_of(key)
-            result = EvalResult(
-                task_type="image-to-text",
-                dataset_type=name,
-                dataset_name=name,
-                dataset_split=settings.get("split"),
-                metric_type=key.removeprefix(JUDGE),
-                metric_name=column.heading,
-                metric_value=round(column.factor * value, column.decimals),
-            )
-            results.append(result)
-    return results or None

@@ -114,8 +114,7 @@ def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
             of ``pipelines``.
     """
     for name, component in index.items():
-        is_class = isinstance(component, list | tuple) and len(component) > 0
-        library = component[0] if is_class else None
+        library = component[0] if isinstance(component, list | tuple) else None
         known = library in (None, "diffusers", "transformers")
         if not known and not hasattr(pipelines, str(library)):
             raise ValueError(

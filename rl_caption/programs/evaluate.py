@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rewards.base import Reward
-from rewards.build import RewardBuilder
 from rewards.clip.encoder import EncoderOptions
 from rewards.devices import is_main_process
 from rl_caption.config.evaluation import (
@@ -27,7 +26,6 @@ from rl_caption.config.evaluation import (
     RetrievalConfig,
 )
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import reward_inputs
 from rl_caption.data.files import (
     Captions,
     References,
@@ -47,8 +45,8 @@ from rl_caption.evaluation import (
     write_evaluation,
 )
 from rl_caption.evaluation.confidence import check_same_images, compare, with_intervals
-from rl_caption.evaluation.hallucination import add_chair
 from rl_caption.evaluation.metrics import (
+    OTHER_LANGUAGES,
     EvaluationError,
     add_judges,
     check_asked,
@@ -56,8 +54,6 @@ from rl_caption.evaluation.metrics import (
     check_judges,
     check_one_row_each,
     check_referenced,
-    metrics_tokenizer,
-    scenes_of,
     words_tokenizer,
 )
 from rl_caption.evaluation.results import (
@@ -68,10 +64,8 @@ from rl_caption.evaluation.results import (
     result_ids,
     sha256_of,
     unique_names,
-    write_comparison,
     write_predictions,
 )
-from rl_caption.evaluation.retrieval import add_retrieval
 from rl_caption.evaluation.samples import evaluate_samples
 from rl_caption.runtime.errors import ConfigError, config_errors, naming
 
@@ -197,8 +191,16 @@ def compare_systems(config: CompareConfig) -> str:
         write_json(out / folder_of(name) / SETTINGS, settings_of(config) | source)
     first, second = evaluations.values()
     differences = compare(first, second, config.bootstrap, seed=config.seed)
-    file = write_comparison(differences, names, config.bootstrap, config.seed, out)
-    print(f"wrote {file} and a folder for each system", file=sys.stderr)
+    content = {
+        "systems": names,
+        "resamples": config.bootstrap,
+        "seed": config.seed,
+        "interval": "95 % paired bootstrap over images",
+        "p": "two-sided permutation test",
+        "differences": differences,
+    }
+    write_json(out / COMPARISON, content)
+    print(f"wrote {out / COMPARISON} and a folder for each system", file=sys.stderr)
     _report(config, images.rows)
     table = format_differences(differences, names, config.bootstrap)
     return f"{format_table(evaluations)}\n\n{table}"
@@ -309,7 +311,7 @@ def score_captions(
     captions, how = _decode(config, images, accelerator)
     if scorer is None:
         return None
-    with suppress(EvaluationError):  # a failure of the scoring does not take them along
+    with suppress(OSError):  # a failure of the scoring does not take them along
         write_predictions(captions, config.out)
     return scorer.score(captions, how), captions, images.rows
 
@@ -443,11 +445,10 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
 
 
 class _Scorer:
-    """Scores captions of ``images`` by metrics, retrieval, CHAIR and judges, all built before
-    anything long starts.
+    """Scores captions of ``images`` by metrics and judges, all built before anything long starts.
 
-    The constructor checks that the rows of the images ``captioned`` (ids) have what these need;
-    retrieval needs all rows. ``judges`` (name -> reward) replace those of the configuration.
+    The constructor checks that the rows of the images ``captioned`` (ids) have what these need.
+    ``judges`` (name -> reward) replace those of the configuration.
     """
 
     def __init__(
@@ -472,37 +473,25 @@ class _Scorer:
             judges = build_judges(config.judges, None, references, "judges", tokenizer)
         self.judges = judges or {}
         check_judges(self.judges, rows, images.source)
-        self.encoder: CachedEncoder | None = None
-        self.chair: Any = None
-        if config.retrieval.backbone is not None:
-            check_has_images("retrieval", images.rows, images.source)
-            self.encoder = load_dual_encoder(config.retrieval, "retrieval")
-        if config.chair:
-            with config_errors("chair"):
-                self.chair = RewardBuilder(tokenizer=tokenizer).build(
-                    "chair", config.chair
-                )
-            check_judges({"chair": self.chair}, rows, images.source, key="")
-            self.chair.objects_of(len(rows), reward_inputs(rows)[1])
 
     def score(self, captions: Mapping[str, str], decoding: str = "") -> Evaluation:
         """Compute the metrics of captions."""
-        config, rows, images = self.config, self.images.rows, self.images
+        config, rows = self.config, self.images.rows
+        scenes = {row["image_id"]: row["scene"] for row in rows if "scene" in row}
+        training = {text for texts in self.images.training() for text in texts}
+        tokenizer: Any = config.tokenizer
+        if tokenizer == "auto" and config.data.tokenizer in OTHER_LANGUAGES:
+            tokenizer = config.data.tokenizer
         evaluation = evaluate_captions(
             captions,
             self.images.references,
             metrics=self.metrics,
-            tokenizer=metrics_tokenizer(config.tokenizer, config.data.tokenizer),
-            training_captions={text for texts in images.training() for text in texts}
-            or None,
-            scenes=scenes_of(rows),
+            tokenizer=tokenizer,
+            training_captions=training or None,
+            scenes=scenes if len(scenes) == len(rows) else None,
         )
         evaluation = replace(evaluation, decoding=decoding)
         captioned = [row for row in rows if row["image_id"] in captions]
-        if self.encoder is not None:
-            evaluation = add_retrieval(evaluation, rows, captions, self.encoder)
-        if self.chair is not None:
-            evaluation = add_chair(evaluation, captioned, captions, self.chair)
         return add_judges(evaluation, captioned, captions, self.judges)
 
 

@@ -24,10 +24,6 @@ class JudgeSetConfig(TrustConfig):
     """Further metrics, by their headings: rewards with options, as in ``evaluate``, such as
     CLIPScore with its backbone.
     """
-    scores: dict[str, str] = {}
-    """Scores of further metrics, by their headings, that were computed elsewhere: JSON lines with
-    ``image``, ``caption`` and ``score``.
-    """
     set_kwargs: dict = {}
     """Further options of the set, such as ``{held_out: true}`` of foil."""
     partial: bool = False

@@ -3,10 +3,10 @@
 """
 
 import logging
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,12 @@ from rewards.clip.clipscore import ClipScore
 from rewards.text.cider import CiderD
 from rewards.text.tokenize import TOKENIZER, tokenize, untested_texts
 from rl_caption.config.build import ConfigError, quiet_libraries
-from rl_caption.data.base import DataError
 from rl_caption.data.checks import missing_files
 from rl_caption.data.files import write_json, write_text
-from rl_caption.data.plain_files import json_lines, single_spaced
 from rl_caption.evaluation import JavaError, check_writable
 from rl_caption.evaluation.confidence import Floats
 from rl_caption.evaluation.metrics import SCORERS
-from rl_caption.evaluation.results import LEFT_OUT, markdown, sha256_of
+from rl_caption.evaluation.results import LEFT_OUT, markdown
 from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.figures import (
@@ -43,7 +41,6 @@ from rl_caption.lab.meta_evaluation.figures import (
     rated_figures,
 )
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
-from rl_caption.lab.meta_evaluation.sets.base import READING
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import config_errors
 
@@ -59,7 +56,6 @@ NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "spice": ("SPICE", f"{__name__}:ToolkitMetric", {"metric": "spice"}),
 }
 """Name on the command line -> heading, name of the reward, its arguments."""
-FILE_SCORES = f"{__name__}:FileScores"
 CORRELATED = ("tau", "pearson", "spearman")
 PLAIN = ("1 / r^2", "1 - R^2")
 """Beginnings of the names of figures that are printed as they are, all others times 100."""
@@ -80,13 +76,8 @@ class ToolkitMetric:
     def __init__(self, metric: str) -> None:
         """Choose ``meteor`` or ``spice``."""
         self.__name__ = metric
-
-    @property
-    def signature(self) -> str:
-        """Name and version of the toolkit."""
-        from importlib.metadata import version
-
-        return f"{self.__name__.upper()}[pycocoevalcap{version('pycocoevalcap')}]+ptb"
+        toolkit = f"pycocoevalcap{version('pycocoevalcap')}"
+        self.signature = f"{metric.upper()}[{toolkit}]+ptb"
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -96,67 +87,18 @@ class ToolkitMetric:
         candidates, references = {}, {}
         lists = reference_lists(columns, self.__name__, len(texts))
         for number, (text, own) in enumerate(zip(texts, lists, strict=True)):
-            name = str(number)
-            candidates[name] = " ".join(tokenize(text))
-            references[name] = [" ".join(tokenize(reference)) for reference in own]
-        where = f"metric {self.__name__!r}"
-        with naming(where, (ValueError,), RewardError, (JavaError,)):
+            candidates[str(number)] = " ".join(tokenize(text))
+            references[str(number)] = [" ".join(tokenize(one)) for one in own]
+        with naming(f"metric {self.__name__!r}", (ValueError,), RewardError):
             scored = SCORERS[self.__name__](candidates, references)
         _, scores = scored.values[self.__name__.upper()]
         return checked_scores(self, scores, len(texts))
-
-
-class FileScores:
-    """Scores that were computed elsewhere, as a ``Reward``.
-
-    Args:
-        file: JSON lines with ``image`` (the name of its file, or the id that the set has for it),
-            ``caption`` and ``score``; equal pairs may be repeated with an equal score.
-        heading: of the metric, in messages.
-
-    Raises:
-        DataError: the file is missing or damaged, or has two scores of one caption; it names the
-            line.
-    """
-
-    columns = frozenset({"image_id"})
-    bounds = (-math.inf, math.inf)
-
-    def __init__(self, file: str, heading: str = "scores") -> None:
-        self.__name__, self.file = heading, Path(file)
-        self.signature = f"{self.file.name}[{sha256_of(self.file)[:12]}]"
-        self._scores: dict[tuple[str, str], float] = {}
-        for _, where, row in json_lines(self.file):
-            with naming(where, READING, DataError):
-                key = str(row["image"]), single_spaced(row["caption"])
-                score = float(row["score"])
-                if self._scores.setdefault(key, score) != score:
-                    raise ValueError(
-                        f"'score' is {score}, and {self._scores[key]} before"
-                    )
-
-    def __call__(
-        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
-    ) -> list[float]:
-        """Look up the scores of N captions of the images ``image_id``. ``RewardError`` for one that
-        is not there.
-        """
-        texts = map(single_spaced, as_texts(completions))
-        keys = list(zip(map(str, columns["image_id"]), texts, strict=True))
-        absent = [key for key in keys if key not in self._scores]
-        if absent:
-            raise RewardError(
-                f"{self.file} has no score of {len(absent)} of {len(keys)} captions, such as image "
-                f"and caption {absent[0]}"
-            )
-        return [self._scores[key] for key in keys]
 
 
 def build_metrics(
     names: str | Sequence[str],
     judges: Mapping[str, JudgeConfig],
     judgement_sets: Sequence[JudgementSet] = (),
-    scores: Mapping[str, str] | None = None,
 ) -> dict[str, Reward]:
     """Return heading -> metric.
 
@@ -166,7 +108,6 @@ def build_metrics(
         judges: heading -> reward with arguments. CIDEr-D is without EOS unless its arguments say
             otherwise.
         judgement_sets: the sets that will be scored.
-        scores: heading -> file of scores, as for ``FileScores``.
 
     Raises:
         ConfigError: there is no metric, one is there twice or does not exist, or one needs what a
@@ -180,11 +121,8 @@ def build_metrics(
     for heading, judge in judges.items():
         target = judge.target or heading
         asked.append((f"judges.{heading}", heading, target, judge.kwargs))
-    for heading, file in (scores or {}).items():
-        options = {"file": file, "heading": heading}
-        asked.append((f"scores.{heading}", heading, FILE_SCORES, options))
     if not asked:
-        raise ConfigError("metrics, judges and scores are empty: name a metric")
+        raise ConfigError("metrics and judges are empty: name a metric")
     metrics: dict[str, Reward] = {}
     builder = RewardBuilder()
     for key, heading, reward, arguments in asked:
@@ -255,7 +193,7 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     folder = check_writable(config.out)
     files = config.data, config.images
     parts = sets.load(config.set, *files, config.partial, config.set_kwargs)
-    metrics = build_metrics(config.metrics, config.judges, parts, config.scores)
+    metrics = build_metrics(config.metrics, config.judges, parts)
     draws = config.bootstrap, config.seed
     results: list[SetResult] = []
     for judged in parts:

@@ -20,39 +20,32 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from rewards.base import Reward, score_captions
-from rewards.build import RewardBuilder
 from rewards.text.detail_units import detail_units_of
 from rl_caption.config.build import build_data, usable_split
+from rl_caption.data.base import Row
 from rl_caption.data.files import write_text
 from rl_caption.data.scenes.world import Draws
 from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import SpecificityRatesConfig
+from rl_caption.monitoring.judges import build_judges
 from rl_caption.reward_models.triplets import (
     Donor,
     append_unit,
     negative_unit,
     shuffled_words,
 )
-from rl_caption.runtime.errors import config_errors
 
 
 class Chain(NamedTuple):
     """A caption of one image that grows by one detail a step, c_1 to c_K, K >= 2; and a false next
-    detail at each step.
-
-    ``captions`` are [K], ``negatives``, n_1 to n_K-1, [K - 1].
+    detail at each step; or the scores of these texts.
     """
 
-    captions: Sequence[str]
-    negatives: Sequence[str]
-
-
-class ChainScores(NamedTuple):
-    """Scores of the texts of one ``Chain``, [K] and [K - 1]."""
-
-    captions: Sequence[float]
-    negatives: Sequence[float]
+    captions: Sequence[Any]
+    """[K]"""
+    negatives: Sequence[Any]
+    """[K - 1], n_1 to n_K-1."""
 
 
 class SpecificityRates(NamedTuple):
@@ -73,22 +66,14 @@ def measure_rates(config: SpecificityRatesConfig) -> str:
         DataError: the data cannot be read.
         RewardError: a judge failed.
     """
-    folder, builder = check_writable(config.out), RewardBuilder()
-    judges = {}
-    for name, options in config.judges.items():
-        with config_errors(f"judges.{name}"):
-            judges[name] = builder.build(options.target or name, options.kwargs)
+    folder = check_writable(config.out)
+    judges = build_judges(config.judges, None, [], "judges")
     data = build_data(config.data)
     rows = list(data.split(usable_split(data, config.split))[: config.max_images])
-    captions = [row["references"][0] for row in rows]
-    ids = [row["image_id"] for row in rows]
-    grown = make_chains(captions, config.seed, config.shuffle_rate, ids)
-    places = [place for place, one in enumerate(grown) if one is not None]
-    chains = [one for one in grown if one is not None]
-    images = {"image": [rows[place]["image"] for place in places]}
     lines = []
     for name, judge in judges.items():
-        rates = specificity_rates(score_chains(judge, chains, images))
+        scores = score_rows(judge, rows, config.seed, config.shuffle_rate)
+        rates = specificity_rates(scores)
         percent = [f"{100 * rate:.2f}" for rate in rates[:2]]
         lines.append([name, *percent, *map(str, rates[2:]), judge.signature])
     headings = ["judge", "SR_pos, %", "SR_neg, %", "captions", "steps", "signature"]
@@ -97,19 +82,18 @@ def measure_rates(config: SpecificityRatesConfig) -> str:
     return table
 
 
-def specificity_rates(scores: Sequence[ChainScores]) -> SpecificityRates:
+def specificity_rates(scores: Sequence[Chain]) -> SpecificityRates:
     """Compute SR_pos and SR_neg of scored chains by equations 1 and 2."""
     up, down = [], []
     for chain in scores:
         for step, false in enumerate(chain.negatives):
             up.append(chain.captions[step + 1] > chain.captions[step])
             down.append(false < chain.captions[step])
-    return SpecificityRates(
-        sum(up) / len(up), sum(down) / len(down), len(scores), len(up)
-    )
+    count = len(up)
+    return SpecificityRates(sum(up) / count, sum(down) / count, len(scores), count)
 
 
-def released_specificity_rates(cosines: Sequence[ChainScores]) -> SpecificityRates:
+def released_specificity_rates(cosines: Sequence[Chain]) -> SpecificityRates:
     """Compute the rates as the released code does, for comparison with the published 95.37 and
     90.37 only.
 
@@ -124,25 +108,24 @@ def released_specificity_rates(cosines: Sequence[ChainScores]) -> SpecificityRat
         stored = chain.captions[: len(chain.negatives)]
         count = sum(cosine > 0 for cosine in stored) - 1
         if count > 1:
-            up = sum(stored[k + 1] > stored[k] for k in range(count)) / count
-            down = sum(stored[k] > chain.negatives[k] for k in range(count)) / count
-            rates.append((up, down))
+            own = Chain(stored[: count + 1], chain.negatives[:count])
+            rates.append(specificity_rates([own]))
             steps += count
     if not rates:
         raise ValueError(
             f"all of {len(cosines)} captions are skipped: none has three stored cosines above 0"
         )
-    positive, negative = (
-        math.fsum(column) / len(rates) for column in zip(*rates, strict=True)
+    positive, negative, *_ = (
+        math.fsum(own) / len(rates) for own in zip(*rates, strict=True)
     )
     return SpecificityRates(positive, negative, len(rates), steps)
 
 
 def make_chains(
     captions: Sequence[str],
+    image_ids: Sequence[Hashable],
     seed: int = 0,
     shuffle_rate: float = 0.0,
-    image_ids: Sequence[Hashable] | None = None,
 ) -> list[Chain | None]:
     """Grow N captions unit by unit, with a negative at each step, made as those of
     ``make_triplets``.
@@ -153,39 +136,47 @@ def make_chains(
 
     Args:
         captions: [N].
+        image_ids: [N]; no unit is taken from a caption of the same image.
         seed: decides which units negatives are made of.
         shuffle_rate: fraction of negative units whose words are shuffled. The released evaluation
             shuffles none, so that a metric cannot win by noticing broken English.
-        image_ids: [N]; no unit is taken from a caption of the same image. Without them, equal
-            captions are taken to be of one image.
     """
     units = detail_units_of(captions)
-    owners = list(captions) if image_ids is None else list(image_ids)
-    donors = [
-        Donor(owner, unit_texts)
-        for owner, unit_texts in zip(owners, units, strict=True)
-    ]
+    donors = list(map(Donor, image_ids, units))
     chains: list[Chain | None] = []
-    for caption, unit_texts, owner in zip(captions, units, owners, strict=True):
+    for caption, (owner, details) in zip(captions, donors, strict=True):
         draws = Draws("chain", seed, str(owner), caption)
-        grown, negatives = list(accumulate(unit_texts)), []
-        for step in range(1, len(unit_texts)):
-            unit = negative_unit(donors, step, owner, unit_texts[step], draws)
+        grown, negatives = list(accumulate(details)), []
+        for step in range(1, len(details)):
+            unit = negative_unit(donors, step, owner, details[step], draws)
             if unit is None:
                 break
-            shuffled = (
-                shuffled_words(unit, draws) if draws.chance(shuffle_rate) else unit
-            )
-            negatives.append(append_unit(grown[step - 1], shuffled))
-        chains.append(
-            Chain(grown[: len(negatives) + 1], negatives) if negatives else None
-        )
+            if draws.chance(shuffle_rate):
+                unit = shuffled_words(unit, draws)
+            negatives.append(append_unit(grown[step - 1], unit))
+        chain = Chain(grown[: len(negatives) + 1], negatives)
+        chains.append(chain if negatives else None)
     return chains
+
+
+def score_rows(
+    reward: Reward, rows: Sequence[Row], seed: int = 0, shuffle_rate: float = 0.0
+) -> list[Chain]:
+    """Scores of the chains that grow from the first reference of each row."""
+    captions = [row["references"][0] for row in rows]
+    ids = [row["image_id"] for row in rows]
+    chains, images = [], []
+    made = make_chains(captions, ids, seed, shuffle_rate)
+    for chain, row in zip(made, rows, strict=True):
+        if chain is not None:
+            chains.append(chain)
+            images.append(row["image"])
+    return score_chains(reward, chains, {"image": images})
 
 
 def score_chains(
     reward: Reward, chains: Sequence[Chain], columns: Mapping[str, Sequence[Any]]
-) -> list[ChainScores]:
+) -> list[Chain]:
     """Score every text of N chains with a reward; ``columns`` are [N] values of what it needs:
     ``image``, ...
     """
@@ -195,16 +186,7 @@ def score_chains(
         own = [*chain.captions, *chain.negatives]
         texts += own
         owners += [number] * len(own)
-    values = {
-        name: [column[number] for number in owners] for name, column in columns.items()
-    }
-    scores = iter(
-        score_captions(reward, f"reward {reward.__name__!r}", None, texts, values)
-    )
-    return [
-        ChainScores(
-            [next(scores) for _ in chain.captions],
-            [next(scores) for _ in chain.negatives],
-        )
-        for chain in chains
-    ]
+    values = {name: [column[n] for n in owners] for name, column in columns.items()}
+    where = f"reward {reward.__name__!r}"
+    scores = iter(score_captions(reward, where, None, texts, values))
+    return [Chain(*([next(scores) for _ in own] for own in chain)) for chain in chains]

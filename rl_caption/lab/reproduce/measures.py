@@ -32,21 +32,19 @@ from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.evaluation.zero_shot import zero_shot_accuracy
 from rl_caption.lab.config import ReproduceConfig
 from rl_caption.lab.meta_evaluation import sets
-from rl_caption.lab.meta_evaluation.costs import EncoderCost, encoder_cost
-from rl_caption.lab.meta_evaluation.figures import BLIND, blind_figures, rated_figures
+from rl_caption.lab.meta_evaluation.costs import encoder_cost
+from rl_caption.lab.meta_evaluation.figures import rated_figures
 from rl_caption.lab.meta_evaluation.program import (
-    FILE_SCORES,
     NAMES,
     check_columns,
     score_set,
 )
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.lab.meta_evaluation.specificity import (
-    ChainScores,
+    Chain,
     SpecificityRates,
-    make_chains,
     released_specificity_rates,
-    score_chains,
+    score_rows,
 )
 from rl_caption.lab.reproduce.tables import (
     Column,
@@ -73,11 +71,9 @@ class Measures:
         self.data = find_data(table, config.data)
         self.models = _named("model", config.model, table.models)
         self.captions = _named("captions", config.captions, self.rows)
-        self.scores = _named("scores", config.scores, self.rows)
-        for name, file in (*self.captions.items(), *self.scores.items()):
+        for name, file in self.captions.items():
             if not Path(file).exists():
                 raise ConfigError(f"{name}: {file!r} is not there")
-        self.given = self.models.keys() | self.scores.keys()
         self._builder = RewardBuilder()
 
     def obstacle(self, row: Row, column: Column) -> str | None:
@@ -91,7 +87,7 @@ class Measures:
             if row.name not in self.captions:
                 return f"needs --captions '{row.name}=FILE': {row.source['how']}"
             model = column.get("model")
-        elif row.name in self.scores or data in row.source.get("released", {}):
+        elif data in row.source.get("released", {}):
             model = None
         elif "why" in row.source:
             return str(row.source["why"])
@@ -112,31 +108,30 @@ class Measures:
         if "specificity" in column:
             rates = self._specificity(model, data)
             return factor * float(getattr(rates, column["specificity"]))
+        if "captions" in column:
+            return factor * self._captions(row, column)
+        encoder = self._encoder(model)
         if "size" in column:
-            return factor * float(getattr(self._cost(model), column["size"]))
-        if "zero_shot" in column:
-            prompts = data_sets()[data]["prompts"]
-            encoder = self._encoder(model)
-            return factor * zero_shot_accuracy(encoder, self.data[data], prompts)
-        return factor * self._captions(row, column)
+            cost = encoder_cost(encoder.encoder)  # type: ignore[arg-type]
+            return factor * float(getattr(cost, column["size"]))
+        prompts = data_sets()[data]["prompts"]
+        return factor * zero_shot_accuracy(encoder, self.data[data], prompts)
 
     def _agreement(self, row: Row, column: Column) -> float:
         """The mean of the figures of a column, over the parts of a set."""
-        kwargs = json.dumps(column.get("kwargs", {}))
-        which = str(data_of(column)), column["set"], kwargs
+        data, kwargs = str(data_of(column)), json.dumps(column.get("kwargs", {}))
         values = []
-        for number, judged in enumerate(self._sets(*which)):
+        for number, judged in enumerate(self._sets(data, column["set"], kwargs)):
             if column.get("part", judged.name) != judged.name:
                 continue
-            found = self._figures(row.name, which, number)
+            found = self._figures(row.name, data, column["set"], kwargs, number)
             for name in column.get("figures") or [column["figure"]]:
-                alternatives = [name] if isinstance(name, str) else name
-                defined = [one for one in alternatives if found.get(one) is not None]
+                names = [name] if isinstance(name, str) else name
+                defined = [found[one] for one in names if found.get(one) is not None]
                 if not defined:
-                    raise ConfigError(
-                        f"{judged.name}: {' or '.join(alternatives)} is not defined"
-                    )
-                values.append(found[defined[0]])
+                    wanted = " or ".join(names)
+                    raise ConfigError(f"{judged.name}: {wanted} is not defined")
+                values.append(defined[0])
         return fmean(values)
 
     @cache
@@ -148,23 +143,18 @@ class Measures:
 
     @cache
     def _figures(
-        self, name: str, which: tuple[str, str, str], number: int
+        self, name: str, data: str, set_name: str, kwargs: str, number: int
     ) -> Mapping[str, Any]:
-        row, judged = self.rows[name], self._sets(*which)[number]
+        row, judged = self.rows[name], self._sets(data, set_name, kwargs)[number]
         source = row.source
-        named, released = str(source.get("name", "")), source.get("released", {})
-        if named in BLIND:
-            figures = blind_figures(judged)[named]
-        elif which[1] in released and not {name, row.model} & self.given:
-            figures = rated_figures(judged, judged.released[released[which[1]]])
+        named, released = source.get("name", ""), source.get("released", {})
+        if set_name in released and row.model not in self.models:
+            figures = rated_figures(judged, judged.released[released[set_name]])
         else:
-            if name in self.scores:
-                options = {"file": self.scores[name], "heading": name}
-                metric = self._builder.build(FILE_SCORES, options)
-            elif named in NAMES:
+            if named in NAMES:
                 metric = self._builder.build(*NAMES[named][1:])
             else:
-                video = source.get("video") if which[1] in VIDEOS else None
+                video = source.get("video") if set_name in VIDEOS else None
                 metric = self._reward(video or source["reward"], row.model, source)
             check_columns(name, metric.columns, [judged])
             figures = score_set(judged, metric)
@@ -192,43 +182,28 @@ class Measures:
     @cache
     def _specificity(self, model: str, data: str) -> SpecificityRates:
         """As the released code averages: ``released_specificity_rates``, of cosines."""
-        examples = self._examples(data)
-        captions = [example["references"][0] for example in examples]
-        ids = [example["image_id"] for example in examples]
-        chains, images = [], []
-        grown = make_chains(captions, image_ids=ids)
-        for one, example in zip(grown, examples, strict=True):
-            if one is not None:
-                chains.append(one)
-                images.append(example["image"])
         metric = self._reward("specs", model, {"kwargs": {"scale": "shifted"}})
         cosines = []
-        for scored in score_chains(metric, chains, {"image": images}):
-            grow, false = ([2 * score - 1 for score in scores] for scores in scored)
-            cosines.append(ChainScores(grow, false))
+        for scored in score_rows(metric, self._examples(data)):
+            cosines.append(Chain(*([2 * score - 1 for score in own] for own in scored)))
         return released_specificity_rates(cosines)
 
     def _captions(self, row: Row, column: Column) -> float:
         """A metric of the COCO toolkit, or the mean of a reward, of captions in a file."""
         data, metric = str(data_of(column)), column["captions"]
+        captions, references = self._read(row.name, data)
         if metric in CAPTION_COLUMNS:
             evaluation = self._evaluation(row.name, data)
             if metric not in evaluation.metrics:
                 raise ConfigError(evaluation.left_out[metric])
             return evaluation.metrics[metric]
-        captions, references = self._read(row.name, data)
         reward = self._reward(metric, column.get("model"), column)
-        columns: dict[str, Any] = {
-            "references": references_for(captions, references, data)
-        }
+        own: Any = references_for(captions, references, data)
+        columns = {"references": own}
         if "image" in reward.columns:
-            beside = (self.data[data] / below for below in data_sets()[data]["images"])
-            images = self.config.images or next(filter(Path.is_dir, beside), None)
-            if images is None:
-                raise ConfigError(
-                    f"{metric} looks at images: name their folder by --images"
-                )
-            columns["image"] = find_images(images, captions)
+            beside = [self.data[data] / below for below in data_sets()[data]["images"]]
+            images = next(filter(Path.is_dir, beside), beside[0])
+            columns["image"] = find_images(self.config.images or images, captions)
         texts = list(captions.values())
         return fmean(score_captions(reward, metric, None, texts, columns))
 
@@ -236,6 +211,7 @@ class Measures:
     def _evaluation(self, name: str, data: str) -> Evaluation:
         return evaluate_captions(*self._read(name, data))
 
+    @cache
     def _read(self, name: str, data: str) -> tuple[Captions, References]:
         """The captions of a row's file, and the references of the data set."""
         file, entry = self.captions[name], data_sets()[data]
@@ -245,11 +221,6 @@ class Measures:
         references = read_references(path, split)
         captions = read_captions(file)
         return with_ids_of(captions, references, references.images, file), references
-
-    @cache
-    def _cost(self, model: str) -> EncoderCost:
-        encoder: Any = self._encoder(model).encoder
-        return encoder_cost(encoder)
 
     @cache
     def _encoder(self, model: str) -> CachedEncoder:

@@ -16,14 +16,13 @@ from rewards.base import RewardError
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.files import write_json, write_text
 from rl_caption.evaluation import check_writable
-from rl_caption.evaluation.results import LEFT_OUT, markdown
+from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import ReproduceConfig
 from rl_caption.lab.reproduce.measures import Measures
 from rl_caption.lab.reproduce.tables import (
     PAPERS,
     Paper,
     Table,
-    data_of_table,
     describe_data,
     find_table,
     load_paper,
@@ -33,30 +32,23 @@ from rl_caption.runtime.errors import ConfigError, UserError
 
 @dataclass
 class Cell:
-    """One value of a table: published (None in extra rows), and measured, or why it is not."""
+    """One published value of a table, and what was measured, or why nothing was."""
 
     row: str
     column: str
-    published: Decimal | None
+    published: Decimal
     measured: float | None = None
     reason: str | None = None
 
     @property
-    def as_printed(self) -> Decimal | None:
-        """The measured value with as many decimals as the published one; with four where nothing is
-        published.
-        """
-        if self.measured is None:
-            return None
-        decimals = self.published or Decimal("0.0001")
-        return Decimal(repr(self.measured)).quantize(decimals)
+    def as_printed(self) -> Decimal:
+        """The measured value with as many decimals as the published one."""
+        return Decimal(repr(self.measured)).quantize(self.published)
 
     @property
     def difference(self) -> Decimal | None:
-        """Measured less published, both as printed."""
-        if self.as_printed is None or self.published is None:
-            return None
-        return self.as_printed - self.published
+        """Measured less published, both as printed; None where nothing was measured."""
+        return None if self.measured is None else self.as_printed - self.published
 
 
 def main(config: ReproduceConfig) -> int:
@@ -99,10 +91,11 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
     text = as_markdown(table, cells)
     if folder is not None:
         write_text(folder / "reproduce.md", text)
-        content = [asdict(cell) | {"difference": cell.difference} for cell in cells]
-        for row in content:
-            for key in ("published", "difference"):
-                row[key] = None if row[key] is None else float(row[key])
+        content = []
+        for cell in cells:
+            told = asdict(cell) | {"published": float(cell.published)}
+            gain = cell.difference
+            content.append(told | {"difference": None if gain is None else float(gain)})
         values = {"paper": table.paper, "table": table.key, "cells": content}
         write_json(folder / "reproduce.json", values | {"notes": list(table.notes)})
         print(f"wrote reproduce.md and reproduce.json in {folder}", file=sys.stderr)
@@ -113,10 +106,9 @@ def make_cells(table: Table, measures: Measures) -> list[Cell]:
     """The cells of a table, with the reasons why some cannot be measured."""
     cells = []
     for row in table.rows:
-        for (name, column), published in zip(
-            table.columns.items(), row.values, strict=True
-        ):
-            if published is not None or row.extra:
+        columns = table.columns.items()
+        for (name, column), published in zip(columns, row.values, strict=True):
+            if published is not None:
                 reason = None if "mean" in column else measures.obstacle(row, column)
                 cells.append(Cell(row.name, name, published, reason=reason))
     return cells
@@ -126,18 +118,15 @@ def _fill_means(table: Table, cells: Sequence[Cell]) -> None:
     """Columns that are means of others, in the rows in which all of these are measured."""
     for cell in cells:
         names = table.columns[cell.column].get("mean", ())
-        others = [
-            other
-            for other in cells
-            if other.row == cell.row
-            and other is not cell
-            and (names == "all" or other.column in names)
-        ]
-        values = [other.measured for other in others if other.measured is not None]
+        if not names:
+            continue
+        others = [one for one in cells if one.row == cell.row and one is not cell]
+        others = [one for one in others if names == "all" or one.column in names]
+        values = [one.measured for one in others if one.measured is not None]
         if values and len(values) == len(others):
             cell.measured = fmean(values)
-        elif names:
-            reasons = [other.reason for other in others if other.reason]
+        else:
+            reasons = [one.reason for one in others if one.reason]
             cell.reason = (reasons or ["not all of its columns are"])[0]
 
 
@@ -165,14 +154,11 @@ def as_markdown(table: Table, cells: Sequence[Cell]) -> str:
     """
     lines, equal = [], []
     for cell in cells:
-        if cell.measured is None:
-            continue
-        printed = [LEFT_OUT, str(cell.as_printed), LEFT_OUT]
         if cell.difference is not None:
-            sign = "+" if cell.difference > 0 else ""
-            printed = [str(cell.published), printed[1], f"{sign}{cell.difference}"]
+            difference = f"{'+' if cell.difference > 0 else ''}{cell.difference}"
+            values = str(cell.published), str(cell.as_printed), difference
+            lines.append([cell.row, cell.column, *values])
             equal.append(cell.difference == 0)
-        lines.append([cell.row, cell.column, *printed])
     blocks = [
         f"## {load_paper(table.paper).title}, Table {table.key}: {table.title}",
         markdown(["row", "column", "published", "measured", "difference"], lines),
@@ -196,7 +182,7 @@ def list_tables(paper: Paper) -> Iterator[str]:
     for table in paper.tables.values():
         yield f"\n## rl-caption reproduce {paper.name} {table.key}: {table.title}\n"
         measures = Measures(table, ReproduceConfig())
-        for name in data_of_table(table):
+        for name in table.data:
             yield f"- data: {describe_data(name)}"
             measures.data[name] = Path(name)
         cells = make_cells(table, measures)

@@ -38,12 +38,8 @@ class Row(NamedTuple):
 
     name: str
     values: Sequence[Decimal | None]
-    """[C] with the digits that are printed; None where nothing is printed, or the row is not in the
-    paper.
-    """
+    """[C] with the digits that are printed; None where nothing is printed."""
     source: Mapping[str, Any]
-    extra: bool = False
-    """Whether the paper does not have it; its values are all None."""
 
     @property
     def model(self) -> str | None:
@@ -65,6 +61,11 @@ class Table(NamedTuple):
     """Name of a model -> which weights it is, where they are from and what they cost."""
     notes: Sequence[str]
 
+    @property
+    def data(self) -> list[str]:
+        """The data sets that it is measured on."""
+        return list(dict.fromkeys(filter(None, map(data_of, self.columns.values()))))
+
 
 class Paper(NamedTuple):
     """A paper's tables by their numbers."""
@@ -82,14 +83,31 @@ def load_paper(name: str) -> Paper:
     text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text)
     as_printed = yaml.load(text, yaml.BaseLoader)["tables"]  # makes texts only
-    tables = {
-        key: _table(name, key, content, as_printed[key]["rows"]) for key in as_printed
-    }
-    cited = yaml.safe_load((FOLDER.parent / "papers.yaml").read_text(encoding="utf-8"))[
-        name
-    ]
-    title = f"{cited['authors']}, {cited['title']}, {cited.get('venue', '')} {cited['year']}"
+    tables = {}
+    for key, table in as_printed.items():
+        tables[key] = _table(name, key, content, table["rows"])
+    cited = yaml.safe_load((FOLDER.parent / "papers.yaml").read_text(encoding="utf-8"))
+    own = {"venue": ""} | cited[name]
+    title = "{authors}, {title}, {venue} {year}".format_map(own)
     return Paper(name, " ".join(title.split()), tables)
+
+
+def _table(
+    paper: str, key: str, content: Any, printed: Mapping[str, Sequence[str]]
+) -> Table:
+    values, models = content["tables"][key], dict(content["models"])
+    # A table's own sources come before those of the paper.
+    own, default = values.get("metrics", {}), values.get("default")
+    rows = []
+    for name, texts in printed.items():
+        source = own.get(name) or default or content["metrics"].get(name)
+        source = source or content.get("default", {})
+        numbers = [None if text == "null" else Decimal(text) for text in texts]
+        rows.append(Row(name, numbers, source))
+        if source.get("model") == ROW:
+            models[name] = source["how"]
+    notes = values.get("notes", ())
+    return Table(paper, key, values["title"], values["columns"], rows, models, notes)
 
 
 def find_table(paper: str, key: str, names: Sequence[str] | None = None) -> Table:
@@ -127,16 +145,8 @@ def data_of(column: Column) -> str | None:
 def describe_data(name: str) -> str:
     """Which files a data set has, where they are from and what they cost."""
     entry = data_sets()[name]
-    files = (
-        " or ".join(", ".join(names) for names in entry.get("files", ()))
-        or "its images"
-    )
+    files = " or ".join(map(", ".join, entry.get("files", [["its images"]])))
     return f"{name} ({files}), from {entry['from']}; {entry['cost']}"
-
-
-def data_of_table(table: Table) -> list[str]:
-    """The data sets that a table is measured on."""
-    return list(dict.fromkeys(filter(None, map(data_of, table.columns.values()))))
 
 
 def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
@@ -145,53 +155,20 @@ def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
     Raises:
         ConfigError: a folder has none of the files that the table needs.
     """
-    needed = data_of_table(table)
     places: dict[str, Path] = {}
     for text in folders:
         name, named, path = text.partition("=")
-        found = {name: Path(path)} if named and name in needed else {}
-        if not named:
-            below = sorted(place for place in Path(text).iterdir() if place.is_dir())
-            for place in [*below[::-1], Path(text)]:
-                found |= {name: place for name in needed if _is_in(name, place)}
+        found = {name: Path(path)} if named and name in table.data else {}
+        below = [] if named else [Path(text), *sorted(Path(text).iterdir())]
+        for name in table.data:
+            for files in data_sets()[name].get("files", ()):
+                for place in below:
+                    if all((place / file).exists() for file in files):
+                        found.setdefault(name, place)
         if not found:
-            described = "; ".join(map(describe_data, needed))
+            described = "; ".join(map(describe_data, table.data))
             raise ConfigError(
                 f"--data {text!r} has none of the data of the table: {described}"
             )
         places = found | places
     return places
-
-
-def _is_in(name: str, folder: Path) -> bool:
-    """Whether the files of a data set are in a folder."""
-    alternatives = data_sets()[name].get("files", ())
-    return any(
-        all((folder / file).exists() for file in files) for files in alternatives
-    )
-
-
-def _table(
-    paper: str,
-    key: str,
-    content: Mapping[str, Any],
-    printed: Mapping[str, Sequence[str]],
-) -> Table:
-    values, shared = content["tables"][key], content["metrics"]
-    own = values.get("metrics", {})
-    nothing = ["null"] * len(values["columns"])
-    models = dict(content["models"])
-    rows = []
-    for name, texts in [
-        *printed.items(),
-        *((n, nothing) for n in values.get("extra", ())),
-    ]:
-        # A table's own sources come before those of the paper.
-        sources = own.get(name), values.get("default"), shared.get(name)
-        source = next(filter(None, sources), content.get("default", {}))
-        numbers = [None if text == "null" else Decimal(text) for text in texts]
-        rows.append(Row(name, numbers, source, extra=name not in printed))
-        if source.get("model") == ROW:
-            models[name] = source["how"]
-    notes = values.get("notes", ())
-    return Table(paper, key, values["title"], values["columns"], rows, models, notes)

@@ -3,6 +3,8 @@
 A grid that was stopped goes on: finished runs are kept, and an interrupted one continues.
 """
 
+import csv
+import io
 import json
 import os
 import re
@@ -24,7 +26,6 @@ from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.results import (
     LEFT_OUT,
     Column,
-    csv_text,
     format_value,
     markdown,
 )
@@ -273,7 +274,10 @@ def write_tables(
         [result.label, result.seed, *map(result.figures.get, keys)]
         for result in results
     ]
-    write_text(out / "runs.csv", csv_text([["system", "seed", *keys], *rows]))
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerows([["system", "seed", *keys], *rows])
+    write_text(out / "runs.csv", written.getvalue())
     for failure in failures:
         say(f"error: {failure}")
     return int(bool(failures))

@@ -16,7 +16,6 @@ from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.lab.config import (
-    PositiveCaptionsConfig,
     PositivesConfig,
     RecaptionConfig,
     RecaptionerConfig,
@@ -111,7 +110,7 @@ def recaptioned(out: Path) -> Any:
 def captioned(out: Path) -> Any:
     return make_positives(
         PositivesConfig(
-            data=SCENES, captions=PositiveCaptionsConfig(target=NAME), out=str(out)
+            data=SCENES, captions=RecaptionerConfig(target=NAME), out=str(out)
         )
     )
 

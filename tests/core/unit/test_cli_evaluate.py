@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import math
-import statistics
 import subprocess
 import sys
 import unicodedata
@@ -17,8 +16,6 @@ import pytest
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.clip.backbone import load_encoder
-from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import build_data
@@ -26,7 +23,6 @@ from rl_caption.config.evaluation import (
     CompareConfig,
     EvaluateConfig,
     EvaluateFileConfig,
-    RetrievalConfig,
 )
 from rl_caption.config.schema import DataConfig, JudgeConfig
 from rl_caption.data.base import DataError
@@ -272,59 +268,7 @@ def test_a_judge_is_a_metric_with_its_range_and_signature(folder: Path) -> None:
     assert "ids:3 of 4" in written["signature"]
     low, high = written["intervals"]["judge/L-CLIPS"]
     assert min(alone) - 1e-6 <= low <= mean <= high <= max(alone) + 1e-6
-    assert "L-CLIPS, 0 to 2.5" in table
-
-
-def test_captions_and_references_find_their_image(folder: Path) -> None:
-    retrieval = RetrievalConfig(backbone=str(folder / "student"))
-    evaluate_split(with_judges(folder, judges={}, retrieval=retrieval))
-    written = json.loads((folder / "out/scores.json").read_text())
-    encoder = load_encoder(EncoderOptions(folder / "student"))
-    pool = encoder.embed_images(
-        [folder / f"{row['image_id']}.png" for row in tiny_rows()]
-    )
-    ranks = []
-    for number, row in enumerate(tiny_rows()):
-        if row["image_id"] in OWN:
-            near = pool @ encoder.embed_texts([OWN[row["image_id"]]])[0]
-            ranks.append(1 + int((near > near[number] + 1e-6).sum()))
-    metrics = written["metrics"]
-    assert metrics["retrieval/R@1"] == pytest.approx(ranks.count(1) / 3)
-    assert metrics["retrieval/median_rank"] == pytest.approx(statistics.median(ranks))
-    assert metrics["retrieval/R@5"] == metrics["retrieval/references/R@5"] == 1.0, (
-        "of four images"
-    )
-    assert {"retrieval/R@1", "retrieval/references/R@1"} < written["intervals"].keys()
-    assert f"+retrieval[{encoder.signature},4 images]" in written["signature"]
-
-
-OBJECTS = {"synonyms": ["dog", "circle", "square", "train", "track"]}
-
-
-def test_hallucinated_objects_are_metrics_of_the_whole_set(folder: Path) -> None:
-    """By hand: of four mentions the tracks are wrong, and of five objects a dog and a train are not
-    mentioned.
-    """
-    (folder / "objects.json").write_text(
-        json.dumps({"image-0": ["dog"], "image-1": [], "image-2": ["train"]})
-    )
-    chair = OBJECTS | {"objects": str(folder / "objects.json")}
-    evaluate_split(with_judges(folder, judges={}, chair=chair))
-    written = json.loads((folder / "out/scores.json").read_text())
-    expected = {"CHAIR-i": 1 / 4, "CHAIR-s": 1 / 3, "objects/recall": 3 / 5}
-    assert {key: written["metrics"][key] for key in expected} == pytest.approx(expected)
-    assert "+CHAIR[5 objects[" in written["signature"]
-    low, high = written["intervals"]["CHAIR-i"]
-    assert (low, high) == (0.0, 0.5)  # none is wrong, or all captions are image-2's
-    (folder / "other.json").write_text(
-        json.dumps(predictions(OWN | {"image-2": "a dog"}))
-    )
-    systems = [str(folder / "captions.json"), str(folder / "other.json")]
-    compared = compare_systems(
-        with_judges(folder, judges={}, chair=chair, predictions=None, compare=systems)
-    )
-    (line,) = [line for line in compared.splitlines() if line.startswith("CHAIR-i")]
-    assert line.split()[2:5] == ["25.0", "0.0", "-25.0"]
+    assert f"| captions | 3 | {mean:.4f} [" in table
 
 
 def test_captions_of_a_model_are_scored_image_by_image(folder: Path) -> None:
@@ -341,7 +285,6 @@ def test_captions_of_a_model_are_scored_image_by_image(folder: Path) -> None:
     assert evaluation.metrics["judge/L-CLIPS"] == pytest.approx(
         math.fsum(scores) / 4, rel=1e-6
     )
-    assert evaluation.bounds == {"judge/L-CLIPS": (0.0, 2.5)}
     assert "CIDEr" in evaluation.per_image["image-0"]
 
 
@@ -349,7 +292,6 @@ def refuse(*_: Any, **__: Any) -> None:
     raise AssertionError("this takes long, and the mistake could be known")
 
 
-STUDENT = RetrievalConfig(backbone="student")
 MODEL = {"predictions": None, "model": "model"}
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
@@ -368,16 +310,6 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
         r"^judges\.L-CLIPS.*and 3 of 3.*split 'test'.*'.*image-0.png'",
     ),
     (
-        {"judges": {}, "references": "references.json", "retrieval": STUDENT},
-        EvaluationError,
-        "^retrieval looks at im",
-    ),
-    (
-        {"chair": OBJECTS | {"objects": "few.json"}, "judges": {}},
-        RewardError,
-        "image 'image-0'",
-    ),
-    (
         MODEL | {"data": DataConfig(format="jsonl", path="bare.jsonl")},
         EvaluationError,
         r"1 of 1.*\['image-0.png'\]",
@@ -394,7 +326,6 @@ def test_mistakes_are_found_before_anything_is_scored_or_loaded(
     monkeypatch.setattr(program, "_decode", refuse)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", "")  # no Java
-    Path("few.json").write_text('{"image-1": ["dog"]}')
     Path("bare.jsonl").write_text(
         '{"image": "image-0.png", "references": [], "split": "test"}'
     )

@@ -1,7 +1,6 @@
 """Result files and tables of evaluations."""
 
 import json
-import math
 import os
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from rl_caption.evaluation import (
     Evaluation,
-    EvaluationError,
     check_writable,
     format_table,
     write_evaluation,
@@ -67,7 +65,7 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("mine")
     for folder in (taken, taken / "below"):
-        with pytest.raises(EvaluationError, match=r"'.*taken"):
+        with pytest.raises(OSError, match=r"'.*taken"):
             check_writable(folder)
     assert taken.read_text() == "mine"
     assert os.listdir(check_writable(tmp_path / "a" / "b")) == []
@@ -76,9 +74,9 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
 def test_table_multiplies_by_100_and_says_so() -> None:
     lines = format_table({"xe": EVALUATION}).splitlines()
     assert lines[0] == "x100: BLEU-4 METEOR CIDEr (CIDEr of 1.0 is printed as 100.00)"
-    assert lines[2].split() == ["system", "n", "BLEU-4", "METEOR", "CIDEr"]
-    assert lines[4].split() == ["xe", "2", "25.00", "–", "123.45"]
-    assert lines[8].split() == ["xe", "2", "9.50", "120", "50.0"]
+    assert lines[2] == "| system | n | BLEU-4 | METEOR | CIDEr |"
+    assert lines[4] == "| xe | 2 | 25.00 | – | 123.45 |"
+    assert lines[8] == "| xe | 2 | 9.50 | 120 | 50.0 |"
     assert "– METEOR: no Java runtime" in lines
     assert lines[-1] == "signature: COCO-captions+ids:2 of 2"
 
@@ -88,8 +86,6 @@ def test_table_names_the_systems_that_lack_a_value() -> None:
         {**METRICS, "METEOR": 0.2, "SPICE": 0.1}, "COCO-captions+ids:2 of 2+java17", 2
     )
     table = format_table({"xe, long": full, "scst": EVALUATION})
-    block = table.split("\n\n")[1].splitlines()
-    assert len({len(line) for line in block}) == 1, "columns line up"
     assert "– METEOR (scst): no Java runtime" in table
     assert "SPICE (scst): not asked for" in table
     assert (
@@ -98,42 +94,19 @@ def test_table_names_the_systems_that_lack_a_value() -> None:
     )
 
 
-def with_judges(bounds: dict[str, tuple[float, float]]) -> Evaluation:
-    values = {"CIDEr": 1.0} | {f"judge/{name}": 0.61238 for name in bounds}
-    return Evaluation(
-        values, "S", 2, bounds={f"judge/{name}": pair for name, pair in bounds.items()}
-    )
+def with_judges(*names: str) -> Evaluation:
+    values = {"CIDEr": 1.0} | {f"judge/{name}": 0.61238 for name in names}
+    return Evaluation(values, "S", 2)
 
 
-def test_judges_have_a_table_with_their_ranges() -> None:
-    inf = math.inf
-    judged = with_judges(
-        {
-            "L-CLIPS": (0.0, 2.5),
-            "RefL, mine": (0.0, 10 / 7),
-            "z": (-inf, inf),
-            "penalty": (-inf, 0),
-        }
-    )
+def test_judges_have_a_table() -> None:
+    judged = with_judges("L-CLIPS", "RefL, mine")
     blocks = format_table({"xe": judged, "scst": EVALUATION}).split("\n\n")
     lines = blocks[3].splitlines()
-    assert lines[0].split("  ", 1)[1].strip() == (
-        "n  L-CLIPS, 0 to 2.5  RefL, mine, 0 to 1.429  z, -inf to inf  penalty, -inf to 0"
-    )
-    assert [line.split() for line in lines[2:]] == [
-        ["xe", "2", *["0.6124"] * 4],
-        ["scst", "2", *["–"] * 4],
-    ]
-    assert (
-        ", L-CLIPS (scst), RefL, mine (scst), z (scst), penalty (scst): not asked for"
-        in blocks[4]
-    )
-    cider = format_table({"xe": with_judges({"cider": (0.0, 10.0)})})
-    assert "cider (x100), 0 to 1000" in cider
+    assert lines[0] == "| system | n | L-CLIPS | RefL, mine |"
+    assert lines[2:] == ["| xe | 2 | 0.6124 | 0.6124 |", "| scst | 2 | – | – |"]
+    assert ", L-CLIPS (scst), RefL, mine (scst): not asked for" in blocks[4]
+    cider = format_table({"xe": with_judges("cider")})
+    assert "cider (x100)" in cider
     assert "61.24" in cider, "on the scale of CIDEr"
     assert "0.6124" not in cider
-    differing = {
-        "a": with_judges({"L": (0.0, 2.5)}),
-        "b": with_judges({"L": (0.0, 1.0)}),
-    }
-    assert "L, 0 to 2.5 or 0 to 1" in format_table(differing)

@@ -99,7 +99,6 @@ def test_mbleu_is_the_mean_of_the_toolkits_corpus_scores() -> None:
 
 def test_bad_input_is_named() -> None:
     for samples, references, message in (
-        ({}, REFERENCES, "no samples"),
         ({"1": ["a", "b"], "2": ["a"]}, REFERENCES, r"image '2'.*2"),
         ({"1": "ab"}, REFERENCES, "image '1' are 'ab'"),
         ({"9": ["a", "b"]}, REFERENCES, "'9'"),

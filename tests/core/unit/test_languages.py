@@ -204,14 +204,6 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path):
         "char"
         in build_reranker("consensus", {}, list(CHINESE.values()), "char").signature
     )
-    (tmp_path / "objects.txt").write_text("dog, puppy\n")
-    english = {"chair": RewardTerm(kwargs={"synonyms": str(tmp_path / "objects.txt")})}
-    with pytest.raises(
-        ConfigError, match=r"'chair'.*English captions.*'ptb'.*'unicode'"
-    ):
-        build_reward(
-            RewardConfig(terms=english), list(GERMAN.values()), tokenizer="unicode"
-        )
     with pytest.raises(
         ValueError, match=r"data.tokenizer is 'char'.*remove_bad_endings"
     ):

@@ -212,7 +212,7 @@ def test_evaluations_side_by_side(tmp_path: Path) -> None:
     one = write_evaluation(tmp_path / "one", 1.0, intervals={"CIDEr": [0.9, 1.125]})
     two = write_evaluation(tmp_path / "two", 1.25, "blue", signature="OTHER")
     text = make_page([one, two])
-    assert "90.00 to 112.50" in text
+    assert "[90.00, 112.50]" in text
     assert "signatures differ" in text
     assert "no &lt;b&gt;jar&lt;/b&gt;" in text
     assert [*Seen(text).cards["test-000000"]["captions"]] == ["one", "two"]

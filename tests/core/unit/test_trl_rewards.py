@@ -79,8 +79,6 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     videos = ("emscore", "ref_emscore", "pac_s_video", "ref_pac_s_video")
     arguments |= dict.fromkeys(("pac_s", "ref_pac_s", *videos), loaded)
     arguments["bertscore"] = {"model": str(tiny_bert(folder / "bert")), "layers": 2}
-    (folder / "synonyms.txt").write_text("circle\nsquare\n")
-    arguments["chair"] = {"synonyms": str(folder / "synonyms.txt")}
     arguments["icc"] = {"model": str(tiny_regressor(folder / "icc"))}
     arguments["perplexity"] = {"model": str(tiny_gpt2(folder / "gpt2"))}
     language_model = with_template(

@@ -95,7 +95,7 @@ def kept(out: Path) -> list[tuple[str, list[str]]]:
 
 def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path) -> None:
     path = write(tmp_path)
-    rules: dict[str, Any] = {"words": [3, None], "capitalised": [None, 0.5]}
+    rules: dict[str, Any] = {"words": [3, None], "characters": [None, 99]}
     select = [
         Selection(score="length", top=2),
         Selection(score="length", min=23, max=38),
@@ -165,7 +165,6 @@ def test_wrong_settings_are_named(tmp_path: Path) -> None:
     for changed, message in (
         ({"rules": {"word": [1, 2]}}, "rules.word is"),
         ({"select": [Selection(score="clip", top=1)]}, "select"),
-        ({"worker": "2/2"}, "worker is '2/2'"),
     ):
         with pytest.raises(ConfigError, match=message):
             curate(options(path, tmp_path / "out", **changed))
@@ -188,10 +187,6 @@ def test_measures_by_hand() -> None:
     for measure, caption, expected in (
         ("characters", "a dog.", 6),
         ("words", "A dog, running.", 3),
-        ("capitalised", "A big Dog 3", 2 / 3),
-        ("capitalised", "3 4", 0.0),
-        ("stop_words", "the dog is on a mat", 4),
-        ("stop_word_fraction", "the dog is on a mat", 4 / 6),
         ("actions", "a man is riding a horse", 1),
         ("actions", "a nice morning", 0),
         ("complexity", "a brown dog runs in the grass", 3),

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy.stats import kendalltau
 
 from rewards.base import RewardError
 from rewards.images import frames_of
@@ -250,32 +249,6 @@ def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
                 assert abs(difference + 0.002) > 0.0006, (
                     "a perturbed last digit would be seen"
                 )
-
-
-def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
-    settings = config(tmp_path, "flickr8k_expert", metrics="length")
-    (part,) = load("flickr8k_expert", tmp_path, partial=True)
-    judged = list(zip(part.image_ids, part.captions, strict=True))
-    pairs = list(dict.fromkeys(judged))
-    lines = [
-        {"image": image, "caption": text.replace(" ", "  "), "score": number}
-        for number, (image, text) in enumerate(pairs)
-    ]
-    file = tmp_path / "fleur.jsonl"
-    settings = settings.replace(scores={"FLEUR": str(file)})
-    file.write_text("\n".join(map(json.dumps, lines)))
-    compare_with_people(settings)
-    (result,) = content(tmp_path)["sets"]
-    found = {own["name"]: own["value"] for own in result["figures"]["FLEUR"]}
-    scores = [pairs.index(pair) for pair in judged]
-    expected = kendalltau(scores, part.ratings).statistic
-    assert found["tau_b"] == pytest.approx(expected)
-    file.write_text("\n".join(map(json.dumps, lines[1:])))
-    with pytest.raises(RewardError, match=lines[0]["image"]):
-        compare_with_people(settings)
-    file.write_text("\n".join(map(json.dumps, [*lines, {**lines[0], "score": 9}])))
-    with pytest.raises(ConfigError, match=f"FLEUR.*line {len(lines) + 1}.*'score'"):
-        compare_with_people(settings)
 
 
 def test_meteor_of_single_captions_is_of_their_tokens(

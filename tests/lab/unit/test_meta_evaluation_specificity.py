@@ -5,7 +5,6 @@ from rl_caption.data.scenes import ScenesData
 from rl_caption.lab.config import SpecificityRatesConfig
 from rl_caption.lab.meta_evaluation.specificity import (
     Chain,
-    ChainScores,
     make_chains,
     measure_rates,
     released_specificity_rates,
@@ -16,8 +15,8 @@ from rl_caption.lab.meta_evaluation.specificity import (
 # Steps up: yes, tie, yes | yes. Negatives below: yes, tie, no | yes. Micro: 3/4 and 2/4, where a macro average would
 # give (2/3 + 1) / 2 and (1/3 + 1) / 2.
 SCORES = [
-    ChainScores([0.1, 0.2, 0.2, 0.3], [0.0, 0.2, 0.4]),
-    ChainScores([-0.5, 0.0], [-0.6]),
+    Chain([0.1, 0.2, 0.2, 0.3], [0.0, 0.2, 0.4]),
+    Chain([-0.5, 0.0], [-0.6]),
 ]
 
 
@@ -30,7 +29,7 @@ def test_the_released_estimator_by_hand():
     # skipped.
     assert released_specificity_rates(SCORES) == (1 / 2, 1 / 2, 1, 2)
     # A cosine below 0 leaves out a step: stored -.1 .1 .2 .3, n = 2, steps (-.1, .1) and (.1, .2).
-    negative = ChainScores([-0.1, 0.1, 0.2, 0.3, 0.1], [0.0, 0.0, 0.0, 0.0])
+    negative = Chain([-0.1, 0.1, 0.2, 0.3, 0.1], [0.0, 0.0, 0.0, 0.0])
     assert released_specificity_rates([negative]) == (1, 1 / 2, 1, 2)
     assert specificity_rates([negative]) == (3 / 4, 3 / 4, 1, 4)
     # Macro: chains weigh alike, (1/2 + 1) / 2.
@@ -42,8 +41,8 @@ def test_chains_are_prefixes_and_units_of_other_images():
         num_train=0, num_val=0, num_test=14, num_unseen=0, image_size=32
     )
     captions = [row["long_reference"] for row in scenes.split("test")]
-    chains = make_chains(captions)
-    assert make_chains(captions, seed=1) != chains
+    chains = make_chains(captions, range(14))
+    assert make_chains(captions, range(14), seed=1) != chains
     for caption, chain in zip(captions, chains, strict=True):
         assert chain is not None
         assert list(chain.captions) == prefixes(detail_units(caption))
@@ -88,12 +87,12 @@ def test_any_reward_scores_chains():
 
 def test_chains_end_where_no_other_image_has_a_unit():
     long = "A dog runs and a cat sits. The sky is blue."
-    assert make_chains([long, long]) == [None, None], "equal captions are one image's"
-    chain, short = make_chains([long, "A bus"])
+    assert make_chains([long, long], "aa") == [None, None], "one image"
+    chain, short = make_chains([long, "A bus"], "ab")
     assert short is None, "a caption of one unit"
     assert chain is not None
     assert list(chain.negatives) == [f"{base} A bus" for base in chain.captions[:-1]]
-    chain, _ = make_chains([long, "A man waits and a cat sits."])
+    chain, _ = make_chains([long, "A man waits and a cat sits."], "ab")
     assert chain is None, "the other image's second unit is the true one"
 
 

@@ -19,7 +19,6 @@ from rl_caption.cli.main import main
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.evaluation.zero_shot import (
     CIFAR_PROMPTS,
-    embed_classes,
     labelled_images,
     zero_shot_accuracy,
 )
@@ -50,7 +49,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def values_of(table: Table, column: str) -> list[Decimal | None]:
     index = list(table.columns).index(column)
-    return [row.values[index] for row in table.rows if not row.extra]
+    return [row.values[index] for row in table.rows]
 
 
 Cells = Mapping[tuple[str, str], Any]
@@ -110,11 +109,10 @@ def test_what_measures_a_table_exists(table: Table) -> None:
 def test_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], student: Path
 ) -> None:
-    data = tmp_path / "sets" / "abstract"
+    data = tmp_path / "sets" / "pascal"
     data.mkdir(parents=True)
-    BUILDERS["abstract50s"](data)
-    command = f"pac_s 5 --data {data.parent} --rows CIDEr CLIP-S PAC-S --partial"
-    scores = tmp_path / "scores.jsonl"
+    BUILDERS["pascal50s"](data)
+    command = f"pac_s 4 --data {data.parent} --rows CIDEr CLIP-S PAC-S --partial"
     cells = made(tmp_path / "out", command)
     shown = capsys.readouterr().out
     assert shown.strip() == (tmp_path / "out" / "reproduce.md").read_text().strip()
@@ -124,15 +122,6 @@ def test_the_command_line(
     # Images are not there: a model that is given does not help, and is not needed for the rest.
     cells = made(tmp_path / "out", f"{command} --model clip={student}")
     assert "images" in cells["CLIP-S", "Mean"]["reason"]
-    lines = [
-        {"image": f"Scene{number}_0.png", "caption": text, "score": len(text)}
-        for number, texts in enumerate((["one dog", "one cat"], ["men", "women"]))
-        for text in texts
-    ]
-    scores.write_text("\n".join(map(json.dumps, lines)))
-    cells = made(tmp_path / "out", f"{command} --scores PAC-S={scores}")
-    # A tie counts one half; the other caption of the second pair is the longer one, and is right.
-    assert cells["PAC-S", "Mean"]["measured"] == 75
 
 
 @pytest.mark.parametrize(
@@ -141,7 +130,6 @@ def test_the_command_line(
         (["pac", "1"], "'pac'"),
         (["pac_s", "1"], "Flickr8k.token.txt"),
         (["pac_s", "1", "--model", "other=x"], "other"),
-        (["pac_s", "1", "--scores", "LEIC={folder}/none"], "LEIC"),
         (["pac_s", "1", "--rows", "CIDER"], "CIDER"),
     ],
 )
@@ -196,8 +184,6 @@ def test_zero_shot_classification(tmp_path: Path, student: Path) -> None:
     for name in names:
         prompts = encoder.embed_texts([text.format(name) for text in CIFAR_PROMPTS])
         rows.append(prompts.mean(axis=0) / np.linalg.norm(prompts.mean(axis=0)))
-    embedded = embed_classes(encoder, names, "cifar")
-    assert embedded == pytest.approx(np.array(rows), abs=1e-6)
     guesses = np.argmax(encoder.embed_images(images) @ np.transpose(rows), axis=1)
     expected = np.mean(guesses == labels)
     assert zero_shot_accuracy(encoder, tmp_path / "photos", "cifar") == pytest.approx(

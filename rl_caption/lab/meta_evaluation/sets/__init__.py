@@ -21,22 +21,25 @@ from rl_caption.runtime.options import check_options
 __all__ = ["SETS", "Judged", "JudgementSet", "load"]
 
 SETS: dict[str, Callable[..., Sequence[JudgementSet]]] = {
-    "flickr8k_expert": rated.flickr8k_expert,
-    "flickr8k_crowdflower": rated.flickr8k_crowdflower,
-    "composite": rated.composite,
-    "pascal50s": pairs.pascal50s,
-    "abstract50s": pairs.abstract50s,
-    "foil": pairs.foil,
-    "vatex_eval": videos.vatex_eval,
-    "activitynet_foil": videos.activitynet_foil,
-    "sugarcrepe": pairs.sugarcrepe,
-    "aro": pairs.aro,
-    "sugarcrepe_pp": pairs.sugarcrepe_pp,
-    "aro_order": pairs.aro_order,
-    "icc_captions": rated.icc_captions,
-    "icc_words": rated.icc_words,
-    "ratings": rated.ratings,
-    "scenes": scenes.scenes,
+    read.__name__: read
+    for read in (
+        rated.flickr8k_expert,
+        rated.flickr8k_crowdflower,
+        rated.composite,
+        pairs.pascal50s,
+        pairs.abstract50s,
+        pairs.foil,
+        videos.vatex_eval,
+        videos.activitynet_foil,
+        pairs.sugarcrepe,
+        pairs.aro,
+        pairs.sugarcrepe_pp,
+        pairs.aro_order,
+        rated.icc_captions,
+        rated.icc_words,
+        rated.ratings,
+        scenes.scenes,
+    )
 }
 """Name of a set -> its function."""
 

@@ -353,7 +353,10 @@ def aro_order(files: Files, seed: int = 0) -> list[JudgementSet]:
         rows = []
         for number, (image, text) in enumerate(written):
             shuffled = _shuffles(text, np.random.default_rng((seed, number)))
-            captions = [_as_released(one) for one in (text, *shuffled)]
+            captions = []
+            for one in (text, *shuffled):  # prepared as in the released code
+                words = re.sub(r"([.!\"()*#:;~])", " ", one.lower()).split()
+                captions.append(" ".join(words[:MAX_WORDS]))
             rows.append(Judged(image, captions, image=folder and folder / image))
         convention = (
             f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores "
@@ -385,11 +388,6 @@ def _shuffles(text: str, generator: np.random.Generator) -> list[str]:
     for parts in (within, whole):
         shuffled.append(list(chain.from_iterable(parts)))
     return [join_words(words) or text for words in shuffled]
-
-
-def _as_released(text: str) -> str:
-    """As captions are prepared in the released code."""
-    return " ".join(re.sub(r"([.!\"()*#:;~])", " ", text.lower()).split()[:MAX_WORDS])
 
 
 _ARO_LEFT_OUT = """

@@ -35,21 +35,23 @@ def rate_captions(rows: Sequence[Row], seed: int = 0) -> list[JudgementSet]:
     pairs: list[Judged] = []
     for row in rows:
         image_id, image, scene = row["image_id"], row["image"], row["scene"]
-        written = row["references"]
-        true = _plain(written[0])
-        others = [[text for text in written if _plain(text) != true]]
+        true, *plain = [" ".join(tokenize(text)) for text in row["references"]]
+        further = zip(row["references"][1:], plain, strict=True)
+        others = [[text for text, words in further if words != true]]
         captions = [true]
-        for kind, text in hard_negatives(scene, written[0], seed):
-            captions.append(_plain(text))
-            pair = true, captions[-1]
-            pairs.append(
-                Judged(image_id, pair, kind=kind, references=others, image=image)
+        for kind, text in hard_negatives(scene, row["references"][0], seed):
+            captions.append(" ".join(tokenize(text)))
+            pair = Judged(
+                image_id,
+                (true, captions[-1]),
+                kind=kind,
+                references=others,
+                image=image,
             )
+            pairs.append(pair)
         for text in dict.fromkeys(captions):
-            rating = oracle(text, scene).f1
-            rated.append(
-                Judged(image_id, [text], rating, references=others, image=image)
-            )
+            f1 = oracle(text, scene).f1
+            rated.append(Judged(image_id, [text], f1, references=others, image=image))
     return [
         JudgementSet(
             "scenes, oracle F1",
@@ -64,7 +66,3 @@ def rate_captions(rows: Sequence[Row], seed: int = 0) -> list[JudgementSet]:
             "wrong",
         ),
     ]
-
-
-def _plain(text: str) -> str:
-    return " ".join(tokenize(text))

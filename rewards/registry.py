@@ -85,7 +85,7 @@ def build(name: str, **kwargs: Any) -> Reward:
         if not low <= high:
             raise ValueError("expected its smallest and largest score")
     try:
-        inspect.signature(reward).bind(
+        inspect.signature(reward.__call__).bind(
             None, [], **dict.fromkeys((*COLUMNS, *reward.columns))
         )
     except TypeError as error:

@@ -19,49 +19,25 @@ DATA = {
     },
 }
 STEPS = (0, 10, 20)
-LINES: list[dict[str, Any]] = [
-    {
-        "step": 0,
-        "val/cider": 1.25,
-        "val/reward": 0.5,
-        "val/judge/rouge_l": 0.4375,
-        "hacking/alarm": 0.0,
-    },
-    {
-        "step": 1,
-        "reward/total": 0.125,
-        "reward/lclip": 0.25,
-        "policy/entropy": 1.5,
-        "time/step": 0.5,
-    },
-    {
-        "step": 10,
-        "reward/total": 0.75,
-        "reward/lclip": 0.8,
-        "policy/entropy": 1.0625,
-        "time/step": 0.25,
-    },
-    {
-        "step": 10,
-        "val/cider": 1.75,
-        "val/reward": 0.625,
-        "val/judge/rouge_l": 0.5625,
-        "hacking/alarm": 0.0,
-    },
-    {
-        "step": 20,
-        "reward/total": 0.875,
-        "reward/lclip": 0.9,
-        "policy/entropy": 0.1,
-        "time/step": 0.25,
-    },
-    {
-        "step": 20,
-        "val/cider": 0.75,
-        "val/reward": 0.96875,
-        "val/judge/rouge_l": 0.3125,
-        "hacking/alarm": 1.0,
-    },
+
+
+def _validation(step: int, cider: float, reward: float, judge: float) -> dict[str, Any]:
+    judges = {"val/judge/rouge_l": judge, "hacking/alarm": float(step == 20)}
+    return {"step": step, "val/cider": cider, "val/reward": reward, **judges}
+
+
+def _step(step: int, total: float, lclip: float, entropy: float) -> dict[str, Any]:
+    rewards = {"reward/total": total, "reward/lclip": lclip}
+    return {"step": step, **rewards, "policy/entropy": entropy, "time/step": 0.25}
+
+
+LINES = [
+    _validation(0, 1.25, 0.5, 0.4375),
+    _step(1, 0.125, 0.25, 1.5),
+    _step(10, 0.75, 0.8, 1.0625),
+    _validation(10, 1.75, 0.625, 0.5625),
+    _step(20, 0.875, 0.9, 0.1),
+    _validation(20, 0.75, 0.96875, 0.3125),
 ]
 EVIDENCE = "the judge rouge_l, which is not in the reward, fell from 0.4375 to 0.3125 (-28.6%, 4.0 standard errors)"
 STATE = {
@@ -91,16 +67,9 @@ def write_run(folder: Path, **config: Any) -> Path:
         "train": {"max_steps": 20},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(values | config))
-    env = {
-        "python": "3.12.1",
-        "platform": "Linux",
-        "versions": {"torch": "2.12"},
-        "signature": "SIG+x",
-        "processes": 1,
-    }
-    (folder / "env.json").write_text(
-        json.dumps(env | {"command": ["scripts/scst.py", "--run.dir", "a b"]})
-    )
+    env = {"python": "3.12.1", "platform": "Linux", "versions": {"torch": "2.12"}}
+    env |= {"signature": "SIG+x", "processes": 1, "command": ["scripts/scst.py"]}
+    (folder / "env.json").write_text(json.dumps(env))
     write_lines(folder, LINES)
     (folder / "result.json").write_text(json.dumps(STATE))
     for step, word in zip(STEPS, ("small", "large", "large large"), strict=True):
@@ -134,18 +103,10 @@ def write_evaluation(
 ) -> Path:
     """What ``evaluate.py`` leaves of 30 captions."""
     folder.mkdir(parents=True)
-    metrics = {
-        "CIDEr": cider,
-        "BLEU-4": cider / 4,
-        "length/mean": 6.0,
-        "judge/L-CLIPS": cider / 2,
-    }
-    scores = {
-        "metrics": metrics,
-        "signature": "SIG",
-        "n": 30,
-        "left_out": {"SPICE": "no <b>jar</b>"},
-    }
+    metrics = {"CIDEr": cider, "BLEU-4": cider / 4, "length/mean": 6.0}
+    metrics["judge/L-CLIPS"] = cider / 2
+    scores = {"metrics": metrics, "signature": "SIG", "n": 30}
+    scores["left_out"] = {"SPICE": "no <b>jar</b>"}
     (folder / "scores.json").write_text(json.dumps(scores | more))
     rows = [
         {"image_id": image_id, "caption": f"a {word} square"}
@@ -160,18 +121,9 @@ def write_comparison(folder: Path) -> Path:
     """What ``evaluate.py --compare`` leaves of two systems."""
     for name, cider in (("xe", 1.0), ("rl", 1.25)):
         write_evaluation(folder / name, cider, name)
-    found = {
-        "first": 1.0,
-        "second": 1.25,
-        "difference": 0.25,
-        "interval": [0.125, 0.375],
-        "p": 0.001,
-    }
-    content = {
-        "systems": ["xe", "rl"],
-        "resamples": 1000,
-        "seed": 0,
-        "differences": {"CIDEr": found},
-    }
+    found = {"first": 1.0, "second": 1.25, "difference": 0.25}
+    found |= {"interval": [0.125, 0.375], "p": 0.001}
+    content = {"systems": ["xe", "rl"], "resamples": 1000, "seed": 0}
+    content["differences"] = {"CIDEr": found}
     (folder / "comparison.json").write_text(json.dumps(content))
     return folder

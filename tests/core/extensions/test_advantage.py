@@ -2,8 +2,7 @@
 (docs/scst.md).
 """
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 import torch
@@ -58,10 +57,9 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-def test_a_run_trains_with_it_in_one_process_or_two(
-    start: Path, tmp_path: Path
-) -> None:
+def test_a_run_trains_with_it_in_one_process_or_two(start, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     ended = checked_run(scst_config(one, start, **OPTIONS), one, "scst")
     assert f"+{NAME}(epsilon=0.01)[nspi3]" in ended.output, "the signature names it"
@@ -80,7 +78,7 @@ def test_a_run_trains_with_it_in_one_process_or_two(
         assert a["loss/total"] == pytest.approx(b["loss/total"], rel=1e-4, abs=1e-6)
 
 
-def test_it_sees_the_whole_step_however_it_is_split() -> None:
+def test_it_sees_the_whole_step_however_it_is_split():
     captioner = tiny_captioner()
     task = scst_task(captioner, advantage=NAME)
     whole = gradient(captioner, task, batches_of(captioner, 8, 8))
@@ -97,7 +95,7 @@ def test_it_sees_the_whole_step_however_it_is_split() -> None:
     )
 
 
-def test_greedy_captions_are_decoded_where_it_asks_for_them() -> None:
+def test_greedy_captions_are_decoded_where_it_asks_for_them():
     rollout, name = RolloutConfig(), "tests.core.extensions.test_advantage:Halfway"
     assert not build_decoding(rollout, build_advantage("leave_one_out", {})).with_greedy
     advantage = build_advantage(name, {"share": 0.5})
@@ -114,9 +112,7 @@ def test_greedy_captions_are_decoded_where_it_asks_for_them() -> None:
         (NAME, {"rewards": 1}, "train.advantage_kwargs.rewards is"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(
-    name: str, kwargs: dict[str, Any], part: str
-) -> None:
+def test_what_cannot_be_used_is_refused_by_name(name, kwargs, part):
     with pytest.raises(ConfigError) as refused:
         build_advantage(name, kwargs)
     assert part in str(refused.value)
@@ -131,7 +127,7 @@ def test_what_cannot_be_used_is_refused_by_name(
     ],
     ids=["another shape", "lists", "an error"],
 )
-def test_a_wrong_answer_is_an_error_of_the_advantage(advantage: Any) -> None:
+def test_a_wrong_answer_is_an_error_of_the_advantage(advantage):
     captioner = tiny_captioner()
     task = scst_task(captioner)
     task.advantage = advantage

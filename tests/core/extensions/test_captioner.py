@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -140,7 +140,7 @@ def tiny(seed: int = 0) -> GruCaptioner:
     return captioner
 
 
-def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
+def test_the_programs_train_export_and_evaluate_it(tmp_path):
     start, folder = tmp_path / "xe", tmp_path / "scst"
     two, model = {"train.max_steps": 2}, {"target": NAME, "kwargs": {"width": 12}}
     checked_run(xe_config(start, model=model, **two), start)
@@ -165,7 +165,7 @@ def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_captions_without_a_cache_are_those_of_each_caption_alone() -> None:
+def test_captions_without_a_cache_are_those_of_each_caption_alone():
     captioner = tiny()
     inputs, noise = (
         captioner.preprocess(tiny_rows(3)),
@@ -178,7 +178,7 @@ def test_captions_without_a_cache_are_those_of_each_caption_alone() -> None:
     mask = caption_mask(tokens, EOS)
     assert not mask.all(), "the case must hold a caption that ends early"
 
-    def next_logits(one: dict[str, Tensor], ids: list[int]) -> Tensor:
+    def next_logits(one, ids):
         return captioner.token_logits(
             captioner.policy, one, torch.tensor([[[*ids, PAD]]])
         )[0, 0, -1]
@@ -189,8 +189,8 @@ def test_captions_without_a_cache_are_those_of_each_caption_alone() -> None:
     assert torch.equal(greedy[mask[:, 4:]], tokens[:, 4:][mask[:, 4:]])
 
 
-def test_its_step_does_not_depend_on_how_it_is_split() -> None:
-    captioner: Any = tiny()
+def test_its_step_does_not_depend_on_how_it_is_split():
+    captioner = tiny()
     task = scst_task(captioner, advantage="greedy", xe_weight=0.1)
     split = gradient(captioner, task, batches_of(captioner, 8, 2))
     assert_equal_gradients(
@@ -209,15 +209,13 @@ def test_its_step_does_not_depend_on_how_it_is_split() -> None:
         ({"target": NAME, "kwargs": {"width": 0}}, "model.kwargs.width is 0"),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_any_work(
-    model: dict[str, Any], part: str
-) -> None:
+def test_what_cannot_be_used_is_refused_before_any_work(model, part):
     with pytest.raises(ValueError) as refused:
         XeConfig(model=NewModelConfig(**model))
     assert part in str(refused.value)
 
 
-def test_what_a_saved_one_cannot_be_is_named(tmp_path: Path) -> None:
+def test_what_a_saved_one_cannot_be_is_named(tmp_path):
     captioner = tiny()
     captioner.save_pretrained(captioner.policy, tmp_path)
     trust([NAME])

@@ -25,7 +25,7 @@ from rl_caption.runtime.errors import ConfigError
 from tests.training_for_tests import xe_config
 
 NAME = "tests.core.extensions.test_data_format:csv_captions"
-ROWS: Any = None
+ROWS = None
 """Rows in memory, which a configuration names."""
 
 
@@ -41,7 +41,7 @@ def csv_captions(
         image_root: the folder of the images; None is that of the file.
         val_every: each so many-th image is in ``val``, the others are in ``train``.
     """
-    captions: dict[str, list[str]] = {}
+    captions = {}
     with open(path, encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             captions.setdefault(line.get("image", ""), []).append(line["caption"])
@@ -67,7 +67,7 @@ def memory(folder: Path, name: str) -> Any:
         return datasets.DatasetDict(
             train=table.select([0, 1, 2, 4, 5, 6]), val=table.select([3, 7])
         )
-    splits: dict[str, list[Any]] = {"train": [], "val": []}
+    splits = {"train": [], "val": []}
     for row in rows:
         splits[row.pop("split")].append(row)
     return splits
@@ -79,7 +79,7 @@ def run_in_process(program: str, config: dict[str, Any], folder: Path) -> None:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> dict[str, Any]:
+def data(tmp_path) -> dict[str, Any]:
     """Eight images of one colour, each with two captions."""
     (tmp_path / "images").mkdir()
     text = ["image,caption"]
@@ -97,9 +97,7 @@ def data(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["lists", "list", "tables"])
-def test_rows_in_memory_are_the_data_of_any_program(
-    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_rows_in_memory_are_the_data_of_any_program(data, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(sys.modules[__name__], "ROWS", memory(tmp_path, kind))
     made = {"target": f"{__name__}:ROWS", "path": "of no use"}
     rows = build_data(DataConfig(**made))
@@ -127,7 +125,7 @@ def test_rows_in_memory_are_the_data_of_any_program(
         ({"image": 3, "references": ["a"]}, "row 1, 'image' is 3"),
     ],
 )
-def test_a_wrong_row_is_named(row: dict[str, Any], part: str) -> None:
+def test_a_wrong_row_is_named(row, part):
     with pytest.raises(DataError, match=part):
         rows_of([{"image": "b.png", "references": ["b"]}, row])
 
@@ -146,15 +144,13 @@ def test_a_wrong_row_is_named(row: dict[str, Any], part: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(
-    data: dict[str, Any], changes: dict[str, Any], part: str
-) -> None:
+def test_what_cannot_be_used_is_refused_by_name(data, changes, part):
     with pytest.raises(ConfigError) as refused:
         load(XeConfig, words=[f"--data={json.dumps(data | changes)}"])
     assert part in str(refused.value)
 
 
-def test_what_only_its_making_can_find_is_refused_too(data: dict[str, Any]) -> None:
+def test_what_only_its_making_can_find_is_refused_too(data):
     config = DataConfig(**data)
     with pytest.raises(ConfigError, match=r"data\.path"):
         build_data(config.replace(path=None))

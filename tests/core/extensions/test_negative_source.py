@@ -1,7 +1,5 @@
 """Hard negatives by a language model: the class of docs/reward_models.md, from outside the package."""
 
-from pathlib import Path
-
 import numpy as np
 from transformers import pipeline
 
@@ -50,11 +48,11 @@ class LanguageModelNegatives:
         )
 
 
-def test_a_language_model_writes_negatives(tmp_path: Path) -> None:
+def test_a_language_model_writes_negatives(tmp_path):
     source = load_target(NAME, "negatives.source", NEGATIVES)(
         str(tiny_gpt2(tmp_path)), max_new_tokens=4
     )
     source.examples = ""  # the tiny model has 48 positions
-    row: Row = {"image_id": "1", "image": tmp_path, "references": ["a dog"]}
+    row = {"image_id": "1", "image": tmp_path, "references": ["a dog"]}
     written = source(row, "a dog", np.random.default_rng(0))
     assert all(kind == "language_model" and text for kind, text in written)

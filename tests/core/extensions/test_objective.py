@@ -3,8 +3,7 @@
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 import torch
@@ -56,7 +55,7 @@ class ClippedReinforce:
         )
 
 
-def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
+def test_a_run_trains_with_it(start, tmp_path):
     options = {"train.kl_coef": 0.0, "train.objective": NAME}
     options["train.objective_kwargs"] = {"limit": 0.5}
     ended = checked_run(scst_config(tmp_path, start, **options), tmp_path, "scst")
@@ -68,7 +67,7 @@ def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
     assert f"+{NAME}(limit=0.5)" in ended.output, "the signature names it"
 
 
-def test_without_a_clip_it_is_reinforce() -> None:
+def test_without_a_clip_it_is_reinforce():
     captioner = tiny_captioner()
     start = tiny_captioner(seed=9).policy.eval().requires_grad_(False)
     batches = batches_of(captioner, 4, 4)
@@ -83,7 +82,7 @@ def test_without_a_clip_it_is_reinforce() -> None:
     assert_equal_gradients(found, expected)
 
 
-def test_the_count_may_be_any_total_of_weights() -> None:
+def test_the_count_may_be_any_total_of_weights():
     captioner, found, total = tiny_captioner(), [], 0.25
     for count in (torch.tensor(1.0), torch.tensor(total)):
         task = scst_task(
@@ -105,7 +104,7 @@ def test_the_count_may_be_any_total_of_weights() -> None:
     ],
     ids=["a loss alone", "numbers", "an error"],
 )
-def test_a_wrong_answer_is_an_error_of_the_objective(objective: Any) -> None:
+def test_a_wrong_answer_is_an_error_of_the_objective(objective):
     captioner = tiny_captioner()
     task = scst_task(captioner)
     task.objective = objective
@@ -129,7 +128,7 @@ def test_what_cannot_be_used_is_refused_by_name(name, kwargs, shared, part):
     assert part in str(refused.value)
 
 
-def test_reinforce_takes_the_keys_that_it_has() -> None:
+def test_reinforce_takes_the_keys_that_it_has():
     assert build_objective("reinforce", {}, "sequence", 0.3) == Reinforce(
         "sequence", 0.3
     )
@@ -138,7 +137,7 @@ def test_reinforce_takes_the_keys_that_it_has() -> None:
     assert Reinforce(kl_coef=1e-4).needs_reference
 
 
-def test_terms_may_have_means_of_their_own() -> None:
+def test_terms_may_have_means_of_their_own():
     """A sum and a count for each term: the KL penalty is a mean over tokens, whatever the policy
     gradient is.
     """

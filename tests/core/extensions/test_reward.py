@@ -4,7 +4,6 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,7 +67,7 @@ class Closeness(LengthMatch):
     columns: frozenset[str] = frozenset()
 
 
-def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
+def test_a_run_trains_with_it(start, tmp_path):
     terms = {
         "length": {"weight": 0.5, "target": NAME, "kwargs": {"words": 4}},
         "cider": {"weight": 0.5},
@@ -89,9 +88,7 @@ def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
     assert "0.5*[length_match[4,unfinished0]]" in ended.output, "the signature names it"
 
 
-def test_captions_in_files_are_scored_with_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_captions_in_files_are_scored_with_it(tmp_path, capsys):
     captions, out = tmp_path / "captions.json", tmp_path / "scores.json"
     captions.write_text('[{"image_id": "1", "caption": "a dog runs"}]')
     name = NAME.replace("LengthMatch", "Closeness")
@@ -103,7 +100,7 @@ def test_captions_in_files_are_scored_with_it(
     assert "unfinished is 3: expected 0 to 1" in capsys.readouterr().err
 
 
-def test_it_is_a_reward_like_those_of_the_package() -> None:
+def test_it_is_a_reward_like_those_of_the_package():
     reward = build(NAME, words=3)
     assert isinstance(reward, Reward)
     assert reward(None, ["a b c", "a", "a b c"], finished=[True, True, False]) == [
@@ -119,12 +116,10 @@ def test_it_is_a_reward_like_those_of_the_package() -> None:
         (NAME, {"words": 200}, "reward.terms.mine: words is 200: expected 1 to 100"),
         (NAME, {"word": 3}, "'word'; it takes (words"),
         (f"{__name__}:Missing", {}, "'Missing'"),
-        (f"{__name__}:Path", {}, "which is not a reward"),
+        (f"{__name__}:main", {}, "which is not a reward"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(
-    target: str, kwargs: dict[str, Any], part: str
-) -> None:
+def test_what_cannot_be_used_is_refused_by_name(target, kwargs, part):
     with pytest.raises(ConfigError) as refused:
         build_reward(
             RewardConfig(terms={"mine": RewardTerm(target=target, kwargs=kwargs)}),

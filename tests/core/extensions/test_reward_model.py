@@ -72,12 +72,11 @@ def config_in(folder: Path, **changes: Any) -> dict[str, Any]:
     )
 
 
-def test_a_run_trains_with_it_and_is_resumed_as_if_it_had_not_been_killed(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.slow
+def test_a_run_trains_with_it_and_is_resumed_as_if_it_had_not_been_killed(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
 
-    def losses(folder: Path) -> list[float]:
+    def losses(folder):
         logged = lines(folder, "metrics.jsonl")
         return [line["loss/total"] for line in logged if "loss/total" in line]
 
@@ -93,7 +92,7 @@ def test_a_run_trains_with_it_and_is_resumed_as_if_it_had_not_been_killed(
     assert one == other
 
 
-def test_the_loss_is_that_of_a_loop_over_the_pairs() -> None:
+def test_the_loss_is_that_of_a_loop_over_the_pairs():
     generator = torch.Generator().manual_seed(1)
     images, texts = (
         F.normalize(torch.randn(3, 4, generator=generator), dim=-1) for _ in range(2)
@@ -117,9 +116,7 @@ def test_the_loss_is_that_of_a_loop_over_the_pairs() -> None:
         ("tests.core.extensions.test_reward_model:sigmoid", [], "task"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(
-    task: str, words: list[str], key: str, capsys: Any
-) -> None:
+def test_what_cannot_be_used_is_refused_by_name(task, words, key, capsys):
     with pytest.raises((ConfigError, SystemExit)) as refused:
         parse(RewardModelConfig, ["--task", task, *words], "test")
     assert key in str(refused.value) + capsys.readouterr().err

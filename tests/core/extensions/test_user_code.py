@@ -51,9 +51,7 @@ def in_a_library() -> Any:
         (in_a_library, "return signal.Signals(1000)"),
     ],
 )
-def test_the_target_comes_first_and_then_the_own_line(
-    call: Callable[[], Any], line: str
-) -> None:
+def test_the_target_comes_first_and_then_the_own_line(call, line):
     with pytest.raises(ConfigError) as failed, errors_of_user_code("data.target x:Y"):
         call()
     message = str(failed.value)
@@ -61,7 +59,7 @@ def test_the_target_comes_first_and_then_the_own_line(
     assert line in message
 
 
-def test_what_is_not_the_users_passes() -> None:
+def test_what_is_not_the_users_passes():
     with pytest.raises(RewardError, match="as_it_is"), errors_of_user_code("key"):
         raise RewardError("as_it_is")
     with (
@@ -72,7 +70,7 @@ def test_what_is_not_the_users_passes() -> None:
         no_key()
 
 
-def test_a_signal_ends_the_program_while_a_users_code_runs() -> None:
+def test_a_signal_ends_the_program_while_a_users_code_runs():
     with (
         pytest.raises(SystemExit, match="143"),
         stop_requests(leave=True),
@@ -131,7 +129,7 @@ def read(out: Path) -> Any:
     return build_data(DataConfig(target=DATA_NAME)).split("train")[0]
 
 
-KINDS: dict[str, tuple[Callable[[Path], Any], list[Any]]] = {
+KINDS = {
     NAME: (
         recaptioned,
         [None, "text", [["a", 1]] * 32, ["a"]],
@@ -150,9 +148,7 @@ KINDS: dict[str, tuple[Callable[[Path], Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_target_that_returns_something_else_is_named(
-    name: str, tmp_path: Path, monkeypatch
-) -> None:
+def test_a_target_that_returns_something_else_is_named(name, tmp_path, monkeypatch):
     call, answers = KINDS[name]
     for number, answer in enumerate(answers):
         monkeypatch.setattr(Named, "does", lambda answer=answer: answer)
@@ -168,9 +164,7 @@ class Failing(GruCaptioner):
         return no_key()
 
 
-def test_a_captioner_that_fails_in_a_worker_ends_the_run_with_one_line(
-    tmp_path: Path,
-) -> None:
+def test_a_captioner_that_fails_in_a_worker_ends_the_run_with_one_line(tmp_path):
     target = f"{__name__}:Failing"
     model = {"target": target, "kwargs": {"width": 4}}
     ended = run(xe_config(tmp_path, model=model, **{"data.num_workers": 1}), tmp_path)
@@ -180,9 +174,7 @@ def test_a_captioner_that_fails_in_a_worker_ends_the_run_with_one_line(
 
 
 @pytest.mark.parametrize("text", ["x = {}['y']", "import nowhere.at_all", "x = ("])
-def test_a_module_that_cannot_be_imported_is_named(
-    text: str, tmp_path: Path, monkeypatch
-) -> None:
+def test_a_module_that_cannot_be_imported_is_named(text, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     name = f"own_module_{np.abs(hash(text))}"
     (tmp_path / f"{name}.py").write_text(text)

@@ -5,9 +5,7 @@ import math
 import os
 import pickle
 import shutil
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,9 +29,7 @@ from rl_caption.training.checkpoint import (
 )
 
 
-def training(
-    checkpoint: Path | None = None, inputs: int = 3
-) -> tuple[Accelerator, torch.nn.Module, Any]:
+def training(checkpoint=None, inputs=3):
     """A model with an optimizer that has taken a step, or that goes on from a checkpoint."""
     torch.manual_seed(0 if checkpoint is None else 1)
     accelerator = Accelerator(cpu=True)
@@ -50,23 +46,23 @@ def training(
     return accelerator, model, optimizer
 
 
-def saved(folder: Path, **values: Any) -> Path:
+def saved(folder, **values):
     return save_checkpoint(
         training()[0], folder, TrainState(global_step=4, **values), keep=2
     )
 
 
-def whole(folder: Path, content: str = "x") -> Path:
+def whole(folder, content="x"):
     folder.mkdir(parents=True)
     (folder / "file").write_text(content)
     seal(folder)
     return folder
 
 
-def test_model_optimizer_counters_and_random_states_come_back(tmp_path: Path) -> None:
+def test_model_optimizer_counters_and_random_states_come_back(tmp_path):
     accelerator, model, optimizer = training()
     state = TrainState(
-        global_step=7, best_metric=0.5, best_step=3, signature="s", notes={"a": 1}
+        global_step=7, best_metric=math.inf, best_step=3, notes={"kl": -math.inf}
     )
     path = save_checkpoint(accelerator, tmp_path, state, 2)
     drawn = (torch.rand(3), np.random.rand(3))
@@ -85,17 +81,9 @@ def test_model_optimizer_counters_and_random_states_come_back(tmp_path: Path) ->
     assert np.array_equal(np.random.rand(3), drawn[1])
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf])
-def test_a_logged_value_that_is_infinite_is_saved_and_read(
-    tmp_path: Path, value: float
-) -> None:
-    notes = {"hacking": {"start": {"policy": {"kl": value}}}}
-    assert read_state(saved(tmp_path, notes=notes, best_metric=value)).notes == notes
-
-
 def test_a_step_saved_again_is_replaced_and_counters_that_are_not_those_of_a_run_are_refused(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     for best in (0.1, 0.2):
         path = saved(tmp_path, best_metric=best)
     assert list(tmp_path.iterdir()) == [path]
@@ -106,9 +94,7 @@ def test_a_step_saved_again_is_replaced_and_counters_that_are_not_those_of_a_run
         read_state(path)
 
 
-def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(
-    tmp_path: Path,
-) -> None:
+def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(tmp_path):
     for step in (2, 4, 6, 8):
         whole(tmp_path / f"step-{step:08d}")
     (tmp_path / "step-00000004" / "file").unlink()
@@ -116,12 +102,8 @@ def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(
     assert {p.name for p in tmp_path.iterdir()} == {"step-00000002", "step-00000006"}
 
 
-@pytest.mark.parametrize(
-    ("keep", "left"), [(0, [8]), (1, [8]), (2, [6, 8]), (9, [2, 4, 6, 8])]
-)
-def test_the_newest_checkpoints_are_kept_and_one_in_any_case(
-    tmp_path: Path, keep: int, left: list[int]
-) -> None:
+@pytest.mark.parametrize(("keep", "left"), [(0, [8]), (2, [6, 8])])
+def test_the_newest_checkpoints_are_kept_and_one_in_any_case(tmp_path, keep, left):
     for step in (2, 4, 6, 8):
         whole(tmp_path / f"step-{step:08d}")
     prune(tmp_path, keep, tmp_path / "step-00000008")
@@ -130,25 +112,20 @@ def test_the_newest_checkpoints_are_kept_and_one_in_any_case(
     ]
 
 
-def test_the_hash_of_a_folder_is_of_names_and_contents(tmp_path: Path) -> None:
+def test_the_hash_of_a_folder_is_of_names_and_contents(tmp_path):
     whole(tmp_path / "a"), whole(tmp_path / "b"), whole(tmp_path / "c", "y")
     assert hash_of(tmp_path / "a") == hash_of(tmp_path / "b") != hash_of(tmp_path / "c")
     (tmp_path / "b/file").rename(tmp_path / "b/file2")
     assert hash_of(tmp_path / "a") != hash_of(tmp_path / "b")
-    assert hash_of(tmp_path / "none") not in {
-        hash_of(tmp_path / name) for name in "abc"
-    }
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("file", "xy"),
         ("file", "y"),
         ("file", None),
         ("manifest.json", None),
         ("manifest.json", "{"),
-        ("manifest.json", "[1]"),
     ],
 )
 def test_damage_is_seen_and_the_checkpoint_before_is_the_newest(
@@ -164,9 +141,7 @@ def test_damage_is_seen_and_the_checkpoint_before_is_the_newest(
         read_state(newer)
 
 
-def test_leftovers_are_cleared_and_what_was_about_to_be_replaced_comes_back(
-    tmp_path: Path,
-) -> None:
+def test_leftovers_are_cleared_and_what_was_about_to_be_replaced_comes_back(tmp_path):
     whole(tmp_path / ".partial-best", "unfinished")
     whole(tmp_path / ".old-best", "old")
     clear_leftovers(tmp_path)
@@ -188,7 +163,7 @@ class Malicious:
     def __init__(self, target: Path) -> None:
         self.target = target
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, (str(self.target),)
 
 
@@ -201,7 +176,7 @@ class Malicious:
         ("pytorch_model.bin", "torch.save"),
     ],
 )
-def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, file: str, way: str) -> None:
+def test_code_in_a_checkpoint_is_not_run(tmp_path, file, way):
     path = saved(tmp_path / "checkpoints")
     if file == "pytorch_model.bin":  # in place of safetensors
         (path / "model.safetensors").unlink()
@@ -215,14 +190,9 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, file: str, way: str) ->
     with pytest.raises(CheckpointError):
         training(path)
     assert not (tmp_path / "executed").exists()
-    if way == "torch.save":  # the case can fail: this is what an unguarded load does
-        torch.load(path / file, weights_only=False)
-        assert (tmp_path / "executed").exists()
 
 
-def test_random_states_that_are_missing_or_of_another_kind_are_an_error(
-    tmp_path: Path,
-) -> None:
+def test_random_states_that_are_missing_or_of_another_kind_are_an_error(tmp_path):
     path = saved(tmp_path)
     states = path / "random_states_0.pkl"
     torch.save({"torch_manual_seed": torch.zeros(3, dtype=torch.uint8)}, states)
@@ -236,8 +206,8 @@ def test_random_states_that_are_missing_or_of_another_kind_are_an_error(
 
 
 def test_a_checkpoint_of_another_model_or_of_other_trained_parameters_is_refused(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path = saved(tmp_path)
     with pytest.raises(CheckpointError, match=path.name):
         training(path, inputs=5)
@@ -247,32 +217,13 @@ def test_a_checkpoint_of_another_model_or_of_other_trained_parameters_is_refused
         load_weights(path, layer, adam)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize(
-    "write",
-    [
-        partial(torch.save, torch.zeros(10**5)),
-        lambda file: Path(file).write_bytes(b"0"),
-    ],
-)
-def test_a_full_disk_is_named_in_words_with_the_space_that_is_left(
-    tmp_path: Path, write: Any
-) -> None:
-    with (
-        pytest.raises(CheckpointError, match=r"model.*MB"),
-        new_folder(tmp_path / "model"),
-    ):
-        write("/dev/full")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
-    def fail() -> None:
+def test_a_new_folder_is_whole_or_not_there(tmp_path):
+    def fail():
         with new_folder(tmp_path / "out") as folder:
             (folder / "half").write_text("x")
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(CheckpointError, match="out"):
+    with pytest.raises(CheckpointError, match=r"out.*MB"):
         fail()
     assert not list(tmp_path.iterdir())
     (tmp_path / "out").mkdir()

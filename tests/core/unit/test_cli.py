@@ -3,8 +3,6 @@
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,18 +25,18 @@ train: {lr: 1.0e-3, betas: [0.9, 0.98]}
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> str:
+def file(tmp_path):
     (tmp_path / "a.yaml").write_text(FILE)
     return str(tmp_path / "a.yaml")
 
 
-def refused(kind: type[Any], arguments: list[str]) -> str:
+def refused(kind, arguments):
     with pytest.raises(ConfigError) as error:
         parse(kind, arguments, "scst.py")
     return str(error.value)
 
 
-def test_a_file_and_overrides(file: str) -> None:
+def test_a_file_and_overrides(file):
     overrides = [
         "--train.lr",
         "1e-5",
@@ -66,7 +64,7 @@ def test_a_file_and_overrides(file: str) -> None:
     }
 
 
-def test_bare_switches_lists_and_positional_words() -> None:
+def test_bare_switches_lists_and_positional_words():
     words = ["--metrics", "x", "y", "--report", "--trust", "a:B"]
     evaluate = parse(EvaluateConfig, words, "evaluate.py")
     found = (evaluate.metrics, evaluate.report, evaluate.trust)
@@ -132,8 +130,8 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("arguments", "key", "named"), MISTAKES)
 def test_a_mistake_is_answered_by_its_key_and_what_would_be_right(
-    file: str, arguments: list[str], key: str, named: str
-) -> None:
+    file, arguments, key, named
+):
     try:
         message = refused(ScstConfig, [word.replace("F", file) for word in arguments])
     except FileNotFoundError as error:
@@ -156,16 +154,14 @@ def test_a_mistake_is_answered_by_its_key_and_what_would_be_right(
         ("1: 2", "line 1"),
     ],
 )
-def test_what_is_no_configuration_is_named(
-    text: str, part: str, tmp_path: Path
-) -> None:
+def test_what_is_no_configuration_is_named(text, part, tmp_path):
     (tmp_path / "a.yaml").write_text(text)
     message = refused(ScstConfig, ["--config", str(tmp_path / "a.yaml")])
     assert part in message
     assert "a.yaml" in message
 
 
-def test_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+def test_scalars_are_those_of_yaml_1_2(tmp_path):
     text = "[1e-4, 1.5, -3, no, yes, true, 2024-01-01, 1:30, null, .inf, 1_000, 0x1f, '1', 1.]"
     (tmp_path / "a.yaml").write_text(f"a: {text}")
     found = read_mapping(tmp_path / "a.yaml")["a"]
@@ -231,9 +227,7 @@ monitor: {judges: {bleu: {}}}
         ),
     ],
 )
-def test_files_and_words_are_merged(
-    child: str, words: list[str], changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_files_and_words_are_merged(child, words, changes, tmp_path):
     (tmp_path / "base.yaml").write_text(BASE)
     (tmp_path / "own.yaml").write_text(
         f"base: base.yaml\n{child}" if child != "{}" else "base: base.yaml"
@@ -251,7 +245,7 @@ def test_files_and_words_are_merged(
     assert merged_values(ScstConfig, tmp_path / "own.yaml", words) == expected
 
 
-def test_several_base_files_are_read_left_to_right(tmp_path: Path) -> None:
+def test_several_base_files_are_read_left_to_right(tmp_path):
     (tmp_path / "a.yaml").write_text("train: {lr: 0.1, seed: 1}")
     (tmp_path / "b.yaml").write_text("train: {lr: 0.2}")
     (tmp_path / "own.yaml").write_text(
@@ -263,7 +257,7 @@ def test_several_base_files_are_read_left_to_right(tmp_path: Path) -> None:
     assert (train["lr"], train["seed"], train["epochs"]) == (0.2, 1, 3)
 
 
-def test_help_and_print_config(file: str, capsys: Any, tmp_path: Path) -> None:
+def test_help_and_print_config(file, capsys, tmp_path):
     with pytest.raises(SystemExit):
         parse(ScstConfig, ["--help"], "scst")
     text = capsys.readouterr().out
@@ -279,7 +273,7 @@ def test_help_and_print_config(file: str, capsys: Any, tmp_path: Path) -> None:
     assert again == parse(ScstConfig, ["--config", file], "scst")
 
 
-def test_a_reader_that_has_gone_ends_a_program_without_a_message() -> None:
+def test_a_reader_that_has_gone_ends_a_program_without_a_message():
     with subprocess.Popen(
         [sys.executable, "-m", "rl_caption", "configs", "list"],
         stdout=subprocess.PIPE,
@@ -290,9 +284,7 @@ def test_a_reader_that_has_gone_ends_a_program_without_a_message() -> None:
         assert process.wait() == 128 + signal.SIGPIPE
 
 
-def test_a_working_directory_that_was_removed_is_said(
-    tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_a_working_directory_that_was_removed_is_said(tmp_path, monkeypatch, capsys):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -303,7 +295,7 @@ def test_a_working_directory_that_was_removed_is_said(
     assert "working directory" in capsys.readouterr().err
 
 
-def test_programs_are_listed(capsys: Any) -> None:
+def test_programs_are_listed(capsys):
     assert main(["--help"]) == 0
     assert "self-critical" in capsys.readouterr().out
     assert main([]) == 2

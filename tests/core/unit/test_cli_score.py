@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -30,9 +29,7 @@ CAPTIONS = [
 ]
 
 
-def score_files(
-    reward: str, captions: Any, references: Any = None, **options: Any
-) -> dict[str, Any]:
+def score_files(reward, captions, references=None, **options):
     values = {"captions": captions, "references": references, **options}
     plain = {
         key: str(value) if isinstance(value, Path) else value
@@ -41,7 +38,7 @@ def score_files(
     return score.score_files(ScoreConfig(reward=reward, **plain))
 
 
-def saved(folder: Path, name: str, content: Any) -> Path:
+def saved(folder, name, content):
     path = folder / name
     path.write_text(
         content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
@@ -50,7 +47,7 @@ def saved(folder: Path, name: str, content: Any) -> Path:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> dict[str, Path]:
+def files(tmp_path):
     """Captions and references of four images."""
     contents = {"captions": CAPTIONS, "references": REFERENCES}
     return {
@@ -59,7 +56,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def karpathy(references: dict[str, list[str]]) -> dict[str, Any]:
+def karpathy(references):
     splits = ["train", "restval", "val", "test"]
     return {
         "dataset": "tiny",
@@ -76,7 +73,7 @@ def karpathy(references: dict[str, list[str]]) -> dict[str, Any]:
     }
 
 
-def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
+def test_karpathy_splits_and_ids(tmp_path):
     content = karpathy(REFERENCES)
     path = saved(tmp_path, "dataset.json", content)
     assert list(read_references(path, "train")) == ["1", "2"]
@@ -93,7 +90,7 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
         read_references(saved(tmp_path, "references.json", REFERENCES), "test")
 
 
-def test_bad_files_are_explained(tmp_path: Path) -> None:
+def test_bad_files_are_explained(tmp_path):
     """Doubled ids, empty texts and unknown images; a key that stands twice in JSON; captions that
     are no list.
     """
@@ -124,11 +121,11 @@ def test_bad_files_are_explained(tmp_path: Path) -> None:
             read_references(tmp_path / "file.json")
 
 
-def json_lines(rows: list[dict[str, Any]]) -> str:
+def json_lines(rows):
     return "".join(json.dumps(row) + "\n\n" for row in rows)
 
 
-def test_references_and_captions_may_be_json_lines(tmp_path: Path) -> None:
+def test_references_and_captions_may_be_json_lines(tmp_path):
     first = {"image": "photos/1.jpg", "references": ["a dog"]}
     second = {"image": "photos/2.jpg", "references": ["a cat"]}
     second |= {"split": "test", "image_id": 7}
@@ -157,9 +154,7 @@ def test_references_and_captions_may_be_json_lines(tmp_path: Path) -> None:
     assert read_captions(file) == {"photos/1.jpg": "a dog", "7": "a cat"}
 
 
-def test_captions_by_path_are_scored_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_captions_by_path_are_scored_as_they_are(tmp_path, monkeypatch):
     folder = tmp_path / "my/photos"
     folder.mkdir(parents=True)
     rows = []
@@ -176,7 +171,7 @@ def test_captions_by_path_are_scored_as_they_are(
     ]
     captions = saved(tmp_path, "captions.json", written)
 
-    def scores(reward: str, **sources: Any) -> list[float]:
+    def scores(reward, **sources):
         return [*score_files(reward, captions, **sources)["scores"].values()]
 
     plain = score_files("cider", saved(tmp_path, "plain.json", CAPTIONS), by_id)
@@ -188,7 +183,7 @@ def test_captions_by_path_are_scored_as_they_are(
     assert looked == scores("l_clipscore", references=references, kwargs=student)
 
 
-def test_only_images_are_found_and_an_exact_name_wins(tmp_path: Path) -> None:
+def test_only_images_are_found_and_an_exact_name_wins(tmp_path):
     names = [
         "1.txt",
         "1.png",
@@ -217,7 +212,7 @@ def test_only_images_are_found_and_an_exact_name_wins(tmp_path: Path) -> None:
 # the program
 
 
-def test_files_are_scored_the_published_way(tmp_path: Path) -> None:
+def test_files_are_scored_the_published_way(tmp_path):
     captions = saved(tmp_path, "captions.json", CAPTIONS)
     references = saved(tmp_path, "references.json", karpathy(REFERENCES))
     result = score_files("cider", captions, references, out=tmp_path / "scores.json")
@@ -238,8 +233,8 @@ def test_files_are_scored_the_published_way(tmp_path: Path) -> None:
 
 
 def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+    files, tmp_path
+):
     captions = [CAPTIONS[0] | {"caption": "a sign that reads 猫"}, *CAPTIONS[1:]]
     saved(tmp_path, "captions.json", captions)
     noted = "+PTB-python[1 of "
@@ -248,9 +243,7 @@ def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signa
     assert noted not in found
 
 
-def test_eos_and_document_frequencies_by_request(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_eos_and_document_frequencies_by_request(files, tmp_path):
     references = files["references"]
     result = score_files("cider", **files, eos=True)
     assert list(result["scores"].values()) == pytest.approx(
@@ -270,7 +263,7 @@ def test_eos_and_document_frequencies_by_request(
         score_files("cider", one, references, df=tmp_path / "df.npz", eos=True)
 
 
-def test_what_cannot_be_scored_is_explained(files: dict[str, Path]) -> None:
+def test_what_cannot_be_scored_is_explained(files):
     for arguments, message in (
         ({"reward": "cidr"}, "'cidr'.*cider"),
         ({"reward": "rouge_l", "eos": True}, "'rouge_l'.*'eos'"),
@@ -283,7 +276,7 @@ def test_what_cannot_be_scored_is_explained(files: dict[str, Path]) -> None:
             score_files(**{"reward": "cider", **files, **arguments})
 
 
-def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> None:
+def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path):
     """The tokenizer would remove ``.`` and lower-case the rest."""
     texts = [row | {"caption": f"A {row['caption']} ."} for row in CAPTIONS]
     given = {key: [f"A {text} ." for text in own] for key, own in REFERENCES.items()}
@@ -302,9 +295,7 @@ def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> No
         score_files("cider", captions, references, df=tmp_path / "df.npz")
 
 
-def test_scores_that_can_only_be_0_are_warned_of(
-    files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_scores_that_can_only_be_0_are_warned_of(files, tmp_path, caplog):
     score_files("cider", **files)
     assert not caplog.records
     same = saved(tmp_path, "r.json", dict.fromkeys(REFERENCES, REFERENCES["1"]))
@@ -313,9 +304,7 @@ def test_scores_that_can_only_be_0_are_warned_of(
     assert "(1)" in caplog.text
 
 
-def test_a_result_that_cannot_be_written_is_known_before_anything_is_read(
-    tmp_path: Path,
-) -> None:
+def test_a_result_that_cannot_be_written_is_known_before_anything_is_read(tmp_path):
     words = ["--reward", "cider", "--captions", "absent.json"]
     with pytest.raises(EvaluationError, match=re.escape(str(tmp_path.parent))):
         run_program("score", [*words, "--out", str(tmp_path)])
@@ -331,18 +320,14 @@ class Bright:
         "bright",
     )
 
-    def __call__(
-        self, prompts: Any, completions: list[str], **columns: Any
-    ) -> list[float]:
+    def __call__(self, prompts, completions, **columns):
         return [
             float(Path(path).stem == key)
             for path, key in zip(columns["image"], columns["image_id"], strict=True)
         ]
 
 
-def test_rewards_from_outside_get_images(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_rewards_from_outside_get_images(files, tmp_path):
     captions = files["captions"]
     (tmp_path / "images").mkdir()
     for row in CAPTIONS:

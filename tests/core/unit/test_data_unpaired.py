@@ -1,9 +1,5 @@
 """Images without captions and captions without images: splits, ids, what is held out, errors."""
 
-import pickle
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from rl_caption.config.build import build_data
@@ -20,28 +16,28 @@ from rl_caption.data.published import (
 from tests.clip_for_tests import noise_image
 
 
-def images(folder: Path, *names: str) -> Path:
+def images(folder, *names):
     for seed, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         noise_image(seed, (8, 8)).save(folder / name)
     return folder
 
 
-def written(path: Path, *lines: str) -> Path:
+def written(path, *lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     return path
 
 
-def captions(data: Any, split: str) -> list[str]:
+def captions(data, split):
     return [caption for row in data.split(split) for caption in row["references"]]
 
 
-def ids(data: Any, split: str) -> list[str]:
+def ids(data, split):
     return [row["image_id"] for row in data.split(split)]
 
 
-def test_folders_are_splits_and_paths_are_ids(tmp_path: Path) -> None:
+def test_folders_are_splits_and_paths_are_ids(tmp_path):
     root = images(
         tmp_path / "data", "train/n2/b.JPEG", "train/n1/a.png", "Validation/c.png"
     )
@@ -63,8 +59,8 @@ def test_folders_are_splits_and_paths_are_ids(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_val_the_same_images_are_held_out_whatever_else_is_there(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     root = images(tmp_path / "data", *[f"n{i % 3}/{i}.png" for i in range(40)])
     before = rows_of(image_rows(root, val_fraction=0.25), checked=True)
     held_out, kept = set(ids(before, "val")), set(ids(before, "train"))
@@ -72,15 +68,11 @@ def test_without_a_folder_val_the_same_images_are_held_out_whatever_else_is_ther
     assert len(held_out | kept) == 40
     images(root, *[f"n9/{i}.png" for i in range(20)])
     after = rows_of(image_rows(root, val_fraction=0.25), checked=True)
-    assert (held_out < set(ids(after, "val")), kept < set(ids(after, "train"))) == (
-        True,
-        True,
-    )
+    assert held_out < set(ids(after, "val"))
+    assert kept < set(ids(after, "train"))
 
 
-def test_a_line_is_a_caption_and_equal_ones_are_held_out_together(
-    tmp_path: Path,
-) -> None:
+def test_a_line_is_a_caption_and_equal_ones_are_held_out_together(tmp_path):
     path = written(
         tmp_path / "captions.txt",
         "\ufeffa dog ",
@@ -103,16 +95,12 @@ def test_a_line_is_a_caption_and_equal_ones_are_held_out_together(
     assert not set(train.values()) & set(val.values())
     rows = data.split("train")
     assert "image" not in rows[0]
-    assert rows[-1] == rows[len(rows) - 1] == rows[-2:][1]
-    assert list(pickle.loads(pickle.dumps(rows))) == list(rows)
-    with pytest.raises(IndexError):
-        rows[len(rows)]
     check_data(data, data.splits, needs=["text"])
     with pytest.raises(DataError, match=r"image 'captions\.txt:\d+'"):
         check_data(data, data.splits)
 
 
-def test_files_are_splits_and_a_column_is_the_caption(tmp_path: Path) -> None:
+def test_files_are_splits_and_a_column_is_the_caption(tmp_path):
     written(tmp_path / "train.tsv", "a dog\thttp://a", "two cats\thttp://b")
     written(tmp_path / "validation.tsv", "red\thttp://c")
     written(tmp_path / "notes.md", "else")
@@ -130,11 +118,10 @@ def test_files_are_splits_and_a_column_is_the_caption(tmp_path: Path) -> None:
 
 
 def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_out(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     for content, options, message in (
         (b"a dog\thttp://a\n", {}, r"line 1 has 2 columns, .*kwargs\.column is None"),
-        (b"a\tb\na\n", {"column": 1}, r"line 2 has 1 columns, .*kwargs\.column is 1"),
         (b"a dog\nc\xe9ll\n", {}, r"utf-8"),
     ):
         (tmp_path / "c.tsv").write_bytes(content)
@@ -147,9 +134,3 @@ def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_
         check_data(data, data.splits, needs=["text"])
     report = check_data(data, data.splits, "skip", needs=["text"])
     assert captions(report.good_rows_of(data), "train") == ["a dog"]
-
-
-def test_a_table_is_no_file_of_captions(tmp_path: Path) -> None:
-    file = written(tmp_path / "train.csv", "caption,url", "a dog,http")
-    with pytest.raises(DataError, match=r"train\.csv"):
-        list(caption_rows(file))

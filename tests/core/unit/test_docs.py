@@ -6,7 +6,6 @@ Some are run by ``tests/core/integration/test_docs_commands.py``.
 
 import re
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,6 @@ from tests.docs_for_tests import (
     PAGES,
     PYTHON,
     ROOT,
-    Command,
     commands,
     program_of,
     shown_files,
@@ -31,7 +29,7 @@ STAND_INS = {"mine.yaml": "configs/demo_scst.yaml"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page: Path) -> None:
+def test_links_lead_to_files(page):
     text = re.sub(r"`[^`]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
     for link in re.findall(r"\]\(([^)\s#]+)", text):
         if not link.startswith(("http:", "https:")):
@@ -49,7 +47,7 @@ COMMANDS = [
 ]
 
 
-def understand(words: list[str]) -> None:
+def understand(words):
     """Read a command line as its program does, and do nothing else."""
     program, arguments = program_of(words)
     if program.parent.name == "scripts":
@@ -68,9 +66,7 @@ def understand(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_are_understood(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_are_understood(command, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     files = shown_files(command.page)
     for name, text in files.items():
@@ -91,6 +87,6 @@ def test_commands_are_understood(
         "accelerate launch --num_proces 2 scripts/scst.py --config demo_scst",
     ],
 )
-def test_commands_with_mistakes_are_not(command: str) -> None:
+def test_commands_with_mistakes_are_not(command):
     with pytest.raises((AssertionError, ConfigError)):
         understand(words_of(command))

@@ -4,7 +4,6 @@ import importlib
 import importlib.metadata
 import json
 import re
-import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -15,8 +14,6 @@ import yaml
 from PIL import Image
 
 from rl_caption.cli import preflight as doctor
-from rl_caption.cli.configuration import program_of, read_file
-from rl_caption.config.shipped import shipped_configs
 from rl_caption.runtime.errors import EXTRAS, OPTIONAL, ConfigError, user_errors
 from tests.training_for_tests import changed, scst_config, write_pipeline, xe_config
 
@@ -24,12 +21,12 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
-def torchvision_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+def torchvision_is_not_probed(monkeypatch):
     """The probe starts a process for seconds."""
     monkeypatch.setattr(doctor, "import_error", str)
 
 
-def line_after(report: str, name: str) -> str:
+def line_after(report, name):
     """The indented cost under the line that starts with ``name``."""
     lines = report.splitlines()
     (index,) = [
@@ -56,10 +53,10 @@ def test_a_package_that_is_missing_is_named_with_its_cost(
     assert ("pip install" if code else "rl-caption run demo") in report.splitlines()[-1]
 
 
-def test_the_packages_are_those_of_the_project_file() -> None:
+def test_the_packages_are_those_of_the_project_file():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
-    def names(requirements: list[str]) -> set[str]:
+    def names(requirements):
         return {re.match(r"[\w-]+", text)[0] for text in requirements} - {"rl-caption"}
 
     assert set(doctor.NEEDED) == names(project["dependencies"])
@@ -94,30 +91,10 @@ def test_a_torchvision_that_does_not_load_is_told(monkeypatch, capsys):
     assert "rl-caption doctor --mend" in report.splitlines()[-1]
 
 
-def test_what_is_missing_besides_packages_is_named_with_its_cost(
-    tmp_path, monkeypatch, capsys
-):
-    usage = shutil.disk_usage("/")._replace(free=int(1e9))
-    monkeypatch.setattr(
-        "rl_caption.cli.preflight.shutil.disk_usage", lambda folder: usage
-    )
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.main([]) == 0, "none of it is fatal"
-    report = capsys.readouterr().out
-    for name, cost in (
-        ("Java ", "evaluate leaves METEOR, SPICE"),
-        ("free disk space  1.0 GB", "a checkpoint"),
-    ):
-        assert line_after(report, name).startswith("-> ")
-        assert cost in line_after(report, name)
-
-
 TERMS = {"cider": {"weight": 1.0}, "repetition": {"weight": 1e-3}}
 
 
-def report_on(
-    folder: Path, capsys: pytest.CaptureFixture[str], **changes: object
-) -> tuple[int, str]:
+def report_on(folder, capsys, **changes):
     """Exit code and section on a tiny run whose captioner is ``folder/start``."""
     config = scst_config(
         folder / "run",
@@ -150,30 +127,6 @@ def test_a_pipeline_whose_later_stages_start_from_earlier_ones(tmp_path, capsys)
     words = ["run", str(file), "--scst.reward.terms", "{cider: {}}"]
     assert doctor.main(words) == 0
     assert f"To start it: rl-caption run {file}" in capsys.readouterr().out
-
-
-RECIPES = {
-    name: program_of(read_file(file)) for name, file in shipped_configs().items()
-}
-
-
-def test_a_recipe_of_any_other_program_is_checked(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "environment", list)
-    others = {
-        program: name
-        for name, program in RECIPES.items()
-        if program not in ("xe", "scst")
-    }
-    assert {"evaluate", "reward_model", "ablate", "grpo_vlm", "run"} < others.keys()
-    del others["accelerate launch"]
-    for program, name in others.items():
-        words = ["run", name] if program == "run" else [program, "--config", name]
-        doctor.main(words)
-        said = capsys.readouterr().out
-        assert (
-            f"To start it: rl-caption {program} " in said
-            or f"not yet {program}" in said
-        )
 
 
 @pytest.mark.parametrize(
@@ -226,8 +179,8 @@ def test_captions_that_the_tokenizer_cannot_split_are_told_before_training(
     ],
 )
 def test_a_torchvision_that_does_not_load_ends_a_program_in_one_message(
-    wrapped: Exception, capsys: pytest.CaptureFixture[str]
-) -> None:
+    wrapped, capsys
+):
     failure = RuntimeError("operator torchvision::nms does not exist")
     with pytest.raises(SystemExit, match="1"), user_errors():
         raise wrapped from failure

@@ -4,8 +4,6 @@ back by the data.
 
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from rl_caption.data.checks import check_data
 from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image
-from tests.encoders_for_tests import SIDE, save_vit
+from tests.encoders_for_tests import save_vit
 from tests.interruptions_for_tests import interrupted
 
 OWN = "tests.encoders_for_tests:MeanColours"
@@ -29,7 +27,7 @@ COUNT = 5
 
 
 @pytest.fixture
-def dataset(tmp_path) -> Path:
+def dataset(tmp_path):
     """A Karpathy JSON of five photos of several sizes and modes, in ``images``, with ids that are
     not their names.
     """
@@ -47,7 +45,7 @@ def dataset(tmp_path) -> Path:
     return folder
 
 
-def options(dataset: Path, **changed: Any) -> dict[str, Any]:
+def options(dataset, **changed):
     return {
         "data": dataset,
         "image_root": "images",
@@ -56,16 +54,14 @@ def options(dataset: Path, **changed: Any) -> dict[str, Any]:
     } | changed
 
 
-def encode_features(
-    encoder: str, data: Path, out: Path, **options: Any
-) -> tuple[int, int]:
+def encode_features(encoder, data, out, **options):
     config = PrepareFeaturesConfig(
         encoder=encoder, data=str(data), out=str(out), **options
     )
     return prepare_features.encode_features(config)
 
 
-def read(dataset: Path, out: Path) -> dict[str, np.ndarray]:
+def read(dataset, out):
     """Image id -> features [R, D], as training reads them."""
     data = karpathy(dataset, "images", ".png", features_root=out)
     check_data(data, data.splits)
@@ -95,33 +91,17 @@ def test_features_are_the_output_of_the_encoder(tmp_path, dataset, dtype):
         np.testing.assert_allclose(
             found[str(10 + number)], grid.flatten(0, 1), rtol=tolerance, atol=tolerance
         )
-    record = json.loads((out / "encoder.json").read_text())
     with np.load(out / "10.npz") as file:
         assert (file["features"].shape, file["features"].dtype) == ((4, 4, 16), dtype)
-    assert (record["encoder"], record["dtype"], record["preprocessing"]["size"]) == (
-        encoder,
-        dtype,
-        SIDE,
-    )
 
 
 def test_a_killed_run_goes_on_and_images_are_added(tmp_path, dataset):
-    whole, out = tmp_path / "whole", tmp_path / "part"
-    encode_features(OWN, out=whole, dtype="float32", **options(dataset))
+    out, photos = tmp_path / "part", dataset / "images"
     with interrupted(np, "savez", after=3):
-        encode_features(OWN, out=out, dtype="float32", **options(dataset))
-    assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (2, 3)
-    assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (
-        0,
-        COUNT,
-    )
-    right, found = read(dataset, whole), read(dataset, out)
-    for image_id in right:
-        np.testing.assert_array_equal(found[image_id], right[image_id])
-
-    photos = (
-        dataset / "images"
-    )  # a folder of photos is a dataset, too; their ids are their names
+        encode_features(OWN, out=out, **options(dataset))
+    assert encode_features(OWN, out=out, **options(dataset)) == (2, 3)
+    assert encode_features(OWN, out=out, **options(dataset)) == (0, COUNT)
+    # A folder of photos is a dataset, too; their ids are their names.
     (photos / "notes.txt").write_text("no photo")
     out = tmp_path / "photos"
     assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (COUNT, 0)
@@ -170,11 +150,10 @@ def test_what_cannot_be_used_is_named(tmp_path, dataset):
     twice.mkdir()
     for suffix in (".png", ".jpg"):
         noise_image(0).save(twice / f"a{suffix}")
-    bare: dict[str, Any] = {"image_root": None, "image_extension": None}
+    bare = {"image_root": None, "image_extension": None}
     for wrong, error, message in (
         ({"data": twice, **bare}, DataError, r"'a' is .*a\.jpg.*a\.png"),
         ({"encoder": "torch.nn:Identity"}, ConfigError, "Identity"),
-        ({"device": "cuda:99"}, ConfigError, "cuda:99"),
     ):
         with pytest.raises(error, match=message):
             encode_features(
@@ -184,10 +163,6 @@ def test_what_cannot_be_used_is_named(tmp_path, dataset):
     damaged.write_bytes(damaged.read_bytes()[:200])
     with pytest.raises(DataError, match=r"1 of 5 .*photo4\.png"):
         encode_features(OWN, out=tmp_path / "out", **options(dataset))
-    with pytest.raises(DataError, match=r"5 of 5 .*photo1\.jpg"):
-        encode_features(
-            OWN, out=tmp_path / "out", **options(dataset, image_extension=None)
-        )
     assert not (tmp_path / "out").exists(), "found before anything is encoded"
 
 
@@ -200,5 +175,3 @@ def test_the_command_line(tmp_path, dataset, capsys):
     assert max(found.max() for found in read(dataset, out).values()) > 1.5, (
         "three times a colour"
     )
-    with pytest.raises(ConfigError, match="tsv"):
-        run_program("prepare_features", ["--out", str(out)])

@@ -18,7 +18,7 @@ from rl_caption.evaluation.results import format_differences
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 
 
-def of_means(values: np.ndarray, key: str = "SPICE") -> Evaluation:
+def of_means(values, key="SPICE"):
     """An evaluation whose metric is the mean of ``values``."""
     per_image = {
         str(number): {key: float(value)} for number, value in enumerate(values)
@@ -28,7 +28,7 @@ def of_means(values: np.ndarray, key: str = "SPICE") -> Evaluation:
     )
 
 
-def test_intervals_equal_scipys() -> None:
+def test_intervals_equal_scipys():
     values = np.random.default_rng(1).gamma(2.0, size=40)
     found = with_intervals(of_means(values), 20000)
     wanted = stats.bootstrap(
@@ -50,7 +50,7 @@ def test_intervals_equal_scipys() -> None:
     )
 
 
-def test_p_equals_scipys_exact_test() -> None:
+def test_p_equals_scipys_exact_test():
     generator = np.random.default_rng(3)
     first = generator.normal(size=9)
     second = first + generator.normal(0.5, 1.0, size=9)
@@ -69,7 +69,7 @@ def test_p_equals_scipys_exact_test() -> None:
     assert found["interval"][0] < found["difference"] < found["interval"][1]
 
 
-def test_equal_systems_do_not_differ_in_any_order_of_images() -> None:
+def test_equal_systems_do_not_differ_in_any_order_of_images():
     one, other = (
         evaluate_captions(
             captions, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none"
@@ -84,7 +84,7 @@ def test_equal_systems_do_not_differ_in_any_order_of_images() -> None:
         )
 
 
-def test_intervals_and_tests_do_not_depend_on_the_order_of_rows() -> None:
+def test_intervals_and_tests_do_not_depend_on_the_order_of_rows():
     generator = np.random.default_rng(5)
     first, second = (
         of_means(generator.gamma(2.0, size=11)),
@@ -118,7 +118,7 @@ def test_intervals_and_tests_do_not_depend_on_the_order_of_rows() -> None:
     assert with_intervals(one, 200).intervals == with_intervals(other, 200).intervals
 
 
-def test_bleu_is_resampled_by_its_counts() -> None:
+def test_bleu_is_resampled_by_its_counts():
     whole = evaluate_captions(CAPTIONS, REFERENCES, metrics=("bleu",), tokenizer="none")
     counts = whole.bleu_counts
     weights = np.array([[2, 0, 1, 1], [0, 0, 4, 0]])
@@ -139,7 +139,7 @@ def test_bleu_is_resampled_by_its_counts() -> None:
         assert values == pytest.approx(bleu_of_counts(drawn @ counts), rel=1e-9)
 
 
-def test_intervals_are_drawn_anew_from_their_seed() -> None:
+def test_intervals_are_drawn_anew_from_their_seed():
     one = evaluate_captions(
         CAPTIONS, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none"
     )
@@ -154,14 +154,14 @@ def test_intervals_are_drawn_anew_from_their_seed() -> None:
     assert with_intervals(one, 0) == one
 
 
-def test_systems_of_other_images_are_refused() -> None:
+def test_systems_of_other_images_are_refused():
     with pytest.raises(EvaluationError, match="2 of 4"):
         compare(of_means(np.arange(4.0)), of_means(np.arange(2.0)), 10)
     with pytest.raises(EvaluationError, match=r"1 of 2.*a.json.*b.json.*\['2'\]"):
         check_same_images({"1": "", "2": ""}, {"1": ""}, ["a.json", "b.json"])
 
 
-def test_the_table_names_direction_and_units() -> None:
+def test_the_table_names_direction_and_units():
     differences = compare(of_means(np.zeros(4)), of_means(np.ones(4)), 19)
     assert differences["SPICE"]["p"] == 2 / 2**4, (
         "one exchange of 16, in two directions"

@@ -13,7 +13,7 @@ SAMPLES = {
 }
 
 
-def test_best_of_k_by_hand() -> None:
+def test_best_of_k_by_hand():
     scores = np.array([[1.0, 4.0, 2.0]])
     similarity = np.array([[[1.0, 0.1, 0.5], [0.1, 1.0, 0.3], [0.5, 0.3, 1.0]]])
     one, two, three = best_of(scores, similarity)
@@ -24,9 +24,7 @@ def test_best_of_k_by_hand() -> None:
     )
 
 
-def test_of_equally_similar_captions_the_first_is_the_choice_whatever_rounding_says() -> (
-    None
-):
+def test_of_equally_similar_captions_the_first_is_the_choice_whatever_rounding_says():
     """All captions are to the others 0.1, 0.2 and 0.3, in another order; what each is to itself
     does not count.
     """
@@ -45,7 +43,7 @@ def test_of_equally_similar_captions_the_first_is_the_choice_whatever_rounding_s
         assert last.consensus == 1.0
 
 
-def test_scores_are_those_of_validation() -> None:
+def test_scores_are_those_of_validation():
     found = evaluate_samples(SAMPLES, REFERENCES)
     each = [
         validation_cider({key: own[i] for key, own in SAMPLES.items()}, REFERENCES)
@@ -55,7 +53,7 @@ def test_scores_are_those_of_validation() -> None:
     assert found.best_of[-1].mean == pytest.approx(sum(each) / 3)
 
 
-def test_diversity_of_copies_and_of_different_captions() -> None:
+def test_diversity_of_copies_and_of_different_captions():
     copies = evaluate_samples(
         {key: [text] * 3 for key, text in CAPTIONS.items()}, REFERENCES
     ).metrics
@@ -78,7 +76,7 @@ def test_diversity_of_copies_and_of_different_captions() -> None:
     assert (other["Div-1"], other["Div-2"]) == (1.0, 6 / 8)
 
 
-def test_mbleu_is_the_mean_of_the_toolkits_corpus_scores() -> None:
+def test_mbleu_is_the_mean_of_the_toolkits_corpus_scores():
     from pycocoevalcap.bleu.bleu import Bleu
 
     texts = {
@@ -97,7 +95,7 @@ def test_mbleu_is_the_mean_of_the_toolkits_corpus_scores() -> None:
     )
 
 
-def test_bad_input_is_named() -> None:
+def test_bad_input_is_named():
     for samples, references, message in (
         ({"1": ["a", "b"], "2": ["a"]}, REFERENCES, r"image '2'.*2"),
         ({"1": "ab"}, REFERENCES, "image '1' are 'ab'"),

@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,10 +27,10 @@ VERSION = (
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def stand_in(tmp_path, monkeypatch):
     """Put a shell script named ``java`` first on PATH."""
 
-    def write(script: str) -> Path:
+    def write(script):
         path = tmp_path / "java"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -41,9 +40,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return write
 
 
-def test_no_java_on_path_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_java_on_path_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JavaError, match=r"'java'.*PATH"):
         java_version()
@@ -60,7 +57,7 @@ def test_no_java_on_path_is_named(
 
 
 @posix
-def test_a_placeholder_counts_as_no_java(stand_in) -> None:
+def test_a_placeholder_counts_as_no_java(stand_in):
     stand_in(VERSION)
     assert java_version() == "17.0.1"
     stand_in("echo 'Unable to locate a Java Runtime.' >&2; exit 1")
@@ -69,7 +66,7 @@ def test_a_placeholder_counts_as_no_java(stand_in) -> None:
 
 
 @posix
-def test_a_program_that_crashes_leaves_its_metric_out(stand_in) -> None:
+def test_a_program_that_crashes_leaves_its_metric_out(stand_in):
     stand_in(f"{VERSION}\nread line; exit 9")
     evaluation = evaluate_captions(
         CAPTIONS, REFERENCES, metrics=("meteor", "rouge"), tokenizer="none"
@@ -80,7 +77,7 @@ def test_a_program_that_crashes_leaves_its_metric_out(stand_in) -> None:
 
 
 @needs_java
-def test_tokens_equal_the_toolkits_tokenizer() -> None:
+def test_tokens_equal_the_toolkits_tokenizer():
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     captions = [
@@ -102,8 +99,9 @@ def test_tokens_equal_the_toolkits_tokenizer() -> None:
     )
 
 
+@pytest.mark.slow
 @needs_java
-def test_meteor_equals_the_toolkits_class() -> None:
+def test_meteor_equals_the_toolkits_class():
     case = json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"][0]
     # '|||' separates the fields of METEOR's input; the toolkit takes it out of captions but not of references.
     references = {**case["references"], "5": ["a ||| café in the park"]}
@@ -112,7 +110,7 @@ def test_meteor_equals_the_toolkits_class() -> None:
 
 
 @pytest.fixture
-def spice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in) -> Path:
+def spice(tmp_path, monkeypatch, stand_in):
     """A ``java`` that writes the scores in ``answer.json`` as SPICE does, beside its parser's jars."""
     from pycocoevalcap.spice import spice as module
 
@@ -140,7 +138,7 @@ def by_spice():
 
 
 @posix
-def test_spice_scores_are_read(spice: Path) -> None:
+def test_spice_scores_are_read(spice):
     evaluation = by_spice()
     assert evaluation.metrics["SPICE"] == 0.4375
     assert [evaluation.per_image[key]["SPICE"] for key in "1234"] == [
@@ -156,7 +154,7 @@ def test_spice_scores_are_read(spice: Path) -> None:
     "answer",
     ['[{"image_id": "1"}]', '[{"image_id": "1", "scores": {"All": {"f": NaN}}}]', "[]"],
 )
-def test_spice_without_a_score_is_left_out(spice: Path, answer: str) -> None:
+def test_spice_without_a_score_is_left_out(spice, answer):
     (spice / "answer.json").write_text(answer)
     evaluation = by_spice()
     assert "SPICE" in evaluation.left_out
@@ -164,6 +162,6 @@ def test_spice_without_a_score_is_left_out(spice: Path, answer: str) -> None:
 
 
 @posix
-def test_spice_without_its_jars_is_left_out_and_nothing_is_fetched(spice: Path) -> None:
+def test_spice_without_its_jars_is_left_out_and_nothing_is_fetched(spice):
     (spice / "lib/corenlp-models.jar").unlink()
     assert "corenlp-models.jar" in by_spice().left_out["SPICE"]

@@ -5,9 +5,6 @@ free.
 import errno
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -30,7 +27,7 @@ SMALL = LCLIPConfig(
 )
 
 
-WRITERS: dict[str, Callable[[Path], Any]] = {
+WRITERS = {
     "new.json": lambda path: write_json(path, {"a": 1}),
     "df.npz": lambda path: DocumentFrequencies.from_references(
         [[["a", "dog"]]], eos=True
@@ -40,7 +37,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -67,9 +64,7 @@ def test_a_full_disk_names_the_file_and_the_free_space_and_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
-def test_whatever_ends_the_writing_the_temporary_goes(
-    tmp_path: Path, kind: type[BaseException]
-) -> None:
+def test_whatever_ends_the_writing_the_temporary_goes(tmp_path, kind):
     with pytest.raises(kind), atomic_write(tmp_path / "new" / "a.txt") as file:  # noqa: PT012
         file.write(b"half")
         assert len(names(tmp_path / "new")) == 1
@@ -88,9 +83,7 @@ def test_whatever_ends_the_writing_the_temporary_goes(
     )
 
 
-def test_leftovers_of_killed_writers_are_removed_and_nothing_else(
-    tmp_path: Path,
-) -> None:
+def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path):
     with atomic_write(tmp_path / "a.txt"):
         (leftover,) = names(tmp_path)
     stay = [

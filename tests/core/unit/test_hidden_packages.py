@@ -3,14 +3,13 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPOSITORY
 
 
-def started(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def started(words, folder):
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(
         [sys.executable, *words],
@@ -31,9 +30,7 @@ def started(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         ("datasets.py", "datasets"),
     ],
 )
-def test_a_file_that_hides_a_package_is_named_in_one_line(
-    file: str, package: str, tmp_path: Path
-) -> None:
+def test_a_file_that_hides_a_package_is_named_in_one_line(file, package, tmp_path):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("class Brevity:\n    pass\n")
     ended = started(["-m", "rl_caption", "scst", "--help"], tmp_path)
@@ -42,17 +39,8 @@ def test_a_file_that_hides_a_package_is_named_in_one_line(
     assert line.startswith(f"error: {tmp_path / file} hides the package {package!r}")
 
 
-def test_other_files_and_folders_hide_nothing(tmp_path: Path) -> None:
+def test_other_files_and_folders_hide_nothing(tmp_path):
     (tmp_path / "my_rewards.py").touch()
     (tmp_path / "datasets").mkdir()
     for folder in (tmp_path, REPOSITORY):
         assert started(["-m", "rl_caption", "--version"], folder).returncode == 0
-
-
-@pytest.mark.slow
-def test_under_the_launcher(tmp_path: Path) -> None:
-    (tmp_path / "rewards.py").write_text("")
-    launcher = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
-    ended = started([*launcher, "-m", "rl_caption", "scst", "--help"], tmp_path)
-    assert ended.returncode == 1
-    assert f"error: {tmp_path / 'rewards.py'} hides the package" in ended.stderr

@@ -1,8 +1,6 @@
 """What the sources of hard negatives promise to training."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +15,9 @@ from rl_caption.reward_models.batch import sampled_sentences
 from rl_caption.reward_models.contrastive import HardNegatives
 
 
-def test_negatives_are_a_function_of_the_generator() -> None:
+def test_negatives_are_a_function_of_the_generator():
     texts = ["a cat", "a cow", "a pig"]
-    row: Any = {"image_id": "1", "references": ["a dog"], "negatives": [texts]}
+    row = {"image_id": "1", "references": ["a dog"], "negatives": [texts]}
     source = ColumnNegatives()
     drawn = HardNegatives(source, 4).of(row, "a dog", 5)
     assert sorted(drawn) == texts
@@ -27,22 +25,16 @@ def test_negatives_are_a_function_of_the_generator() -> None:
     assert HardNegatives(source, 1).of(row, "a dog", 5) == drawn[:1]
 
 
-def test_negatives_of_scenes_are_false_and_of_the_kinds_asked_for() -> None:
-    row: Any = ScenesData(num_train=3, num_val=0, num_test=0, num_unseen=0).split(
-        "train"
-    )[1]
+def test_negatives_of_scenes_are_false_and_of_the_kinds_asked_for():
+    row = ScenesData(num_train=3, num_val=0, num_test=0, num_unseen=0).split("train")[1]
     for kind, text in SceneNegatives(["replace_object", "replace_attribute"])(
         row, row["references"][0], np.random.default_rng(0)
     ):
         assert kind in ("replace_object", "replace_attribute")
         assert oracle(text, row["scene"]).precision < 1
-    with pytest.raises(DataError, match="image '7'"):
-        SceneNegatives()(
-            {"image_id": "7", "references": ["a"]}, "a", np.random.default_rng(0)
-        )
 
 
-def test_negatives_and_positives_of_the_data(tmp_path: Path) -> None:
+def test_negatives_and_positives_of_the_data(tmp_path):
     file = tmp_path / "rows.jsonl"
     item = {
         "image": "a.png",
@@ -56,12 +48,9 @@ def test_negatives_and_positives_of_the_data(tmp_path: Path) -> None:
     assert ColumnNegatives()(row, "one dog", np.random.default_rng(0)) == []
     with pytest.raises(DataError, match="'a cat'"):
         ColumnNegatives()(row, "a cat", np.random.default_rng(0))
-    file.write_text(json.dumps(item | {"negatives": [["a cat"]]}))
-    with pytest.raises(DataError, match="line 1: 'negatives'"):
-        jsonl(file)
 
 
-def test_sentences_are_sampled_in_their_order() -> None:
+def test_sentences_are_sampled_in_their_order():
     caption = "A dog runs. It is brown! Is it fast? Yes."
     sentences = ["A dog runs.", "It is brown!", "Is it fast?", "Yes."]
     drawn = [

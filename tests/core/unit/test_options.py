@@ -3,7 +3,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pytest
@@ -35,15 +35,13 @@ class Shape:
         ("dropout", float("nan")),
     ],
 )
-def test_a_field_of_another_type_choice_or_range_is_named(
-    field: str, value: Any
-) -> None:
+def test_a_field_of_another_type_choice_or_range_is_named(field, value):
     check_fields(Shape(width=8, heads=2))
     with pytest.raises(ValueError, match=rf"^{field} is "):
         check_fields(Shape(**{"width": 8, field: value}))
 
 
-def test_arguments_are_checked_alike() -> None:
+def test_arguments_are_checked_alike():
     check_values(Count | None, distractors=None, k=3)
     check_values(Annotated[float, Field(gt=0)], w=np.float64(2.5))
     for annotation, value in (
@@ -55,7 +53,7 @@ def test_arguments_are_checked_alike() -> None:
             check_values(annotation, w=value)
 
 
-def test_targets_are_found_in_a_table_or_a_module_and_others_are_named() -> None:
+def test_targets_are_found_in_a_table_or_a_module_and_others_are_named():
     table = {"cider": "rewards.text.cider:CiderD"}
     assert load_target("cider", "reward", table) is load_target(
         "rewards.text.cider:CiderD", "reward", table

@@ -2,8 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,14 +15,14 @@ from rl_caption.training.run_folder import RESULT, write_run_files
 from tests.training_for_tests import scst_config, write_pipeline, xe_config
 
 
-def stages_of(file: Path, *words: str) -> dict[str, Any]:
+def stages_of(file, *words):
     """Stage -> its configuration."""
     stages, _ = make_stages(str(file), words)
     return {stage.name: stage.config for stage in stages}
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Path:
+def two(tmp_path):
     """Cross-entropy, then self-critical training."""
     xe, scst = tmp_path / "läufe/xe", tmp_path / "läufe/scst"
     return write_pipeline(
@@ -34,9 +32,7 @@ def two(tmp_path: Path) -> Path:
     )
 
 
-def test_data_and_root_reach_every_stage_and_any_other_key_one(
-    two: Path, tmp_path: Path
-) -> None:
+def test_data_and_root_reach_every_stage_and_any_other_key_one(two, tmp_path):
     words = [
         "--data.kwargs.num_train=40",
         "--scst.train.lr=0.5",
@@ -75,9 +71,7 @@ def test_what_is_not_for_a_stage_is_named(words, part, two, tmp_path, capsys):
     assert part in str(ended.value) + capsys.readouterr().err
 
 
-def test_changes_stand_in_the_file_and_a_grid_is_a_stage(
-    two: Path, tmp_path: Path
-) -> None:
+def test_changes_stand_in_the_file_and_a_grid_is_a_stage(two, tmp_path):
     (tmp_path / "grid.yaml").write_text(
         f"recipe: {tmp_path}/scst.yaml\ncells: {{a: {{terms: {{cider: {{}}}}}}}}\nout: {tmp_path}/grid"
     )
@@ -96,7 +90,7 @@ def test_changes_stand_in_the_file_and_a_grid_is_a_stage(
     )
 
 
-def test_no_pipeline_is_said(capsys: Any) -> None:
+def test_no_pipeline_is_said(capsys):
     with pytest.raises(SystemExit):
         run_program("run", ["own_xe"])
     assert "own_xe is no pipeline" in capsys.readouterr().err
@@ -108,10 +102,10 @@ def test_no_pipeline_is_said(capsys: Any) -> None:
 
 
 @pytest.fixture
-def finished(two: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def finished(two, monkeypatch):
     """The pipeline after a run, whose trainings only write what tells that they are done."""
 
-    def train(stage: Stage) -> None:
+    def train(stage):
         write_run_files(stage.folder, stage.config.model_dump(mode="json"), {})
         export = stage.folder / "export/best"
         export.mkdir(parents=True, exist_ok=True)
@@ -126,15 +120,13 @@ def finished(two: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return two
 
 
-def actions(file: Path, *words: str) -> dict[str, str]:
+def actions(file, *words):
     stages, wishes = make_stages(str(file), words)
     planned = plan(stages, wishes["again"])
     return {one.stage.name: one.action for one in planned}
 
 
-def test_what_is_finished_is_skipped_and_trained_anew_where_that_is_asked(
-    finished: Path,
-) -> None:
+def test_what_is_finished_is_skipped_and_trained_anew_where_that_is_asked(finished):
     assert actions(finished) == {"xe": "skip", "scst": "skip"}
     free = ["--data.num_workers", "2", "--xe.train.micro_batch_size", "2"]
     assert actions(finished, *free) == {"xe": "skip", "scst": "skip"}, (
@@ -156,9 +148,7 @@ def test_another_configuration_is_refused_with_what_differs(words, part, finishe
         run_pipeline(str(finished), words)
 
 
-def test_other_data_and_other_exports_are_refused(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_other_data_and_other_exports_are_refused(finished, tmp_path):
     export = tmp_path / "läufe/xe/export/best/manifest.json"
     before = export.read_text()
     export.write_text("{}")

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from rl_caption.cli.main import run_program
 from rl_caption.data import prepare_coco
 from rl_caption.data.base import DataError
-from rl_caption.data.files import read_references
 from rl_caption.data.prepare_coco import prepare
 from rl_caption.data.rows import karpathy
 from tests.coco_for_tests import (
@@ -22,40 +19,30 @@ from tests.coco_for_tests import (
     write_photos,
 )
 
-COUNTS = prepare_coco.IMAGES, prepare_coco.CAPTIONS
-
 
 @pytest.fixture(autouse=True)
-def tiny_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny_counts(monkeypatch):
     monkeypatch.setattr(prepare_coco, "IMAGES", {"train": 10, "val": 4, "test": 4})
     monkeypatch.setattr(prepare_coco, "CAPTIONS", {"train": 50, "val": 20, "test": 20})
 
 
 @pytest.fixture
-def downloads(tmp_path: Path) -> Path:
+def downloads(tmp_path):
     return write_downloads(tmp_path / "downloads")
 
 
-def change(downloads: Path, edit: Callable[[Any], Any]) -> None:
+def change(downloads, edit):
     path = downloads / "dataset_coco.json"
     content = json.loads(path.read_text())
     edit(content["images"])
     path.write_text(json.dumps(content))
 
 
-def test_everything_at_once_and_a_second_time_nothing(
-    downloads: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_everything_at_once_and_a_second_time_nothing(downloads, tmp_path, capsys):
     out = tmp_path / "coco"
-    images, features = (
-        write_photos(tmp_path / "photos"),
-        write_features(tmp_path / "regions", 8),
-    )
-    options: dict[str, Any] = {
-        "images": images,
-        "features": features,
-        "features_kwargs": {"dim": 8},
-    }
+    options = {"images": write_photos(tmp_path / "photos")}
+    options["features"] = write_features(tmp_path / "regions", 8)
+    options["features_kwargs"] = {"dim": 8}
     summary = prepare(out, downloads, **options)
     assert summary["images"] == {"train": 10, "val": 4, "test": 4}
     assert summary["captions"] == {"train": 50, "val": 20, "test": 20}
@@ -66,11 +53,6 @@ def test_everything_at_once_and_a_second_time_nothing(
     assert Path(str(row["image"])).is_file()
     assert row["features"].load(8).shape[1] == 8
 
-    references = read_references(out / "dataset_coco.json", "test")
-    assert references == {
-        str(100 + number): captions_of(number) for number in range(14, 18)
-    }
-
     shutil.copytree(downloads, tmp_path / "cli" / "downloads")
     assert run_program("prepare_coco", ["--out", str(tmp_path / "cli")]) == 0
     assert "test: 4 images, 20 captions" in capsys.readouterr().out
@@ -80,9 +62,7 @@ def test_everything_at_once_and_a_second_time_nothing(
     )
 
 
-def test_what_is_missing_is_named_with_where_to_get_it(
-    downloads: Path, tmp_path: Path
-) -> None:
+def test_what_is_missing_is_named_with_where_to_get_it(downloads, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(
         DataError, match=r"empty: dataset_coco\.json.*\n.*\n.*https://cs\.stanford"
@@ -91,9 +71,9 @@ def test_what_is_missing_is_named_with_where_to_get_it(
 
 
 def test_counts_and_captions_that_do_not_agree_are_reported_together(
-    downloads: Path, tmp_path: Path
-) -> None:
-    def damage(images: Any) -> None:
+    downloads, tmp_path
+):
+    def damage(images):
         images[15]["sentences"].pop()
         images[16]["cocoid"] = 999
         del images[3]
@@ -106,9 +86,7 @@ def test_counts_and_captions_that_do_not_agree_are_reported_together(
     assert prepare(tmp_path / "coco", write_downloads(tmp_path / "downloads"))
 
 
-def test_missing_images_and_wrong_features_are_counted_and_named(
-    downloads: Path, tmp_path: Path
-) -> None:
+def test_missing_images_and_wrong_features_are_counted_and_named(downloads, tmp_path):
     photos, features = write_photos(tmp_path / "p"), write_features(tmp_path / "f", 8)
     (photos / "val2014/COCO_val2014_000000000110.jpg").unlink()
     np.savez(features / "105.npz", features=np.ones((3, 9), np.float32))
@@ -123,15 +101,6 @@ def test_missing_images_and_wrong_features_are_counted_and_named(
         prepare(
             tmp_path / "other", downloads, features=features, features_kwargs={"dim": 8}
         )
-    with pytest.raises(DataError, match="features exists"):
-        prepare(tmp_path / "other", downloads, features=photos)
-
-
-def test_the_counts_are_those_of_the_official_files() -> None:
-    assert sum(COUNTS[0].values()) == 82_783 + 40_504, (
-        "images of train2014 and of val2014"
-    )
-    assert sum(COUNTS[1].values()) == 414_113 + 202_654, "their captions"
 
 
 def test_a_part_of_coco_is_taken_where_that_is_said_and_the_download_never_overwritten(
@@ -145,7 +114,3 @@ def test_a_part_of_coco_is_taken_where_that_is_said_and_the_download_never_overw
         "val": 4,
         "test": 4,
     }
-    before = (downloads / "dataset_coco.json").read_bytes()
-    with pytest.raises(DataError, match=r"downloads/dataset_coco\.json"):
-        prepare(downloads, downloads)
-    assert (downloads / "dataset_coco.json").read_bytes() == before

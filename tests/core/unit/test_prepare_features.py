@@ -2,7 +2,6 @@
 
 import base64
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,48 +12,28 @@ from rl_caption.data.features import as_image_features
 from rl_caption.data.prepare_features import convert_tsv
 
 
-def text(array: np.ndarray) -> str:
+def text(array):
     return base64.b64encode(array.astype("<f4").tobytes()).decode()
 
 
-def features(image_id: int, rows: int = 3, dim: int = 8) -> np.ndarray:
+def features(image_id, rows=3, dim=8):
     return np.random.default_rng(image_id).normal(size=(rows, dim)).astype(np.float32)
 
 
-def line(image_id: int, layout: str, values: np.ndarray | None = None) -> str:
+def line(image_id, layout, values=None):
     values = features(image_id) if values is None else values
-    count = len(values)
-    if layout == "lxmert":
-        detections = [text(np.ones(count))] * 4
-        return "\t".join(
-            map(
-                str,
-                [
-                    image_id,
-                    480,
-                    640,
-                    *detections,
-                    count,
-                    text(np.ones((count, 4))),
-                    text(values),
-                ],
-            )
-        )
-    if layout == "bottom-up":
-        return "\t".join(
-            map(
-                str,
-                [image_id, 640, 480, count, text(np.ones((count, 4))), text(values)],
-            )
-        )
-    if layout == "vinvl":
-        return (
-            f"{image_id}\t{json.dumps({'num_boxes': count, 'features': text(values)})}"
-        )
-    return f"{image_id}\t{count}\t{text(values)}"
+    count, regions = len(values), text(values)
+    boxes, detections = text(np.ones((count, 4))), [text(np.ones(count))] * 4
+    columns = {
+        "lxmert": [480, 640, *detections, count, boxes, regions],
+        "bottom-up": [640, 480, count, boxes, regions],
+        "vinvl": [json.dumps({"num_boxes": count, "features": regions})],
+        "three columns": [count, regions],
+    }
+    return "\t".join(map(str, [image_id, *columns[layout]]))
 
 
-def test_each_line_becomes_a_file(tmp_path: Path) -> None:
+def test_each_line_becomes_a_file(tmp_path):
     for layout in ("bottom-up", "lxmert", "vinvl", "three columns"):
         out = tmp_path / layout
         (tmp_path / "a.tsv").write_text(
@@ -66,7 +45,7 @@ def test_each_line_becomes_a_file(tmp_path: Path) -> None:
         )
 
 
-def test_a_second_conversion_writes_over_the_first(tmp_path: Path) -> None:
+def test_a_second_conversion_writes_over_the_first(tmp_path):
     (tmp_path / "a.tsv").write_text(
         "\n".join(line(number, "vinvl") for number in (5, 6, 6))
     )
@@ -83,11 +62,10 @@ def test_a_second_conversion_writes_over_the_first(tmp_path: Path) -> None:
     )
 
 
-def test_a_bad_line_is_named(tmp_path: Path) -> None:
+def test_a_bad_line_is_named(tmp_path):
     for bad, message in (
         ("7\t1\t2\t3", "expected 2, 3, 6 or 10 columns"),
         ("7\t640\t480\tx\tAA==\tAA==", "num_boxes and base64"),
-        ("7\t640\t480\t2\t%%\t%%", "num_boxes and base64"),
         (line(7, "three columns")[:-8], "num_boxes"),
         (line(7, "vinvl", features(7, dim=9)), r"image '7': .*\[3, 9\], expected 8"),
         (line(7, "vinvl", np.full((3, 8), np.nan)), r"features\[0, 0\] is nan"),
@@ -98,7 +76,7 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
             convert_tsv([tmp_path / "a.tsv"], tmp_path / "out")
 
 
-def test_a_cut_line_before_the_whole_one(tmp_path: Path) -> None:
+def test_a_cut_line_before_the_whole_one(tmp_path):
     bad, other = line(6, "bottom-up")[:-9], line(7, "bottom-up")[:-9]
     whole = [line(5, "bottom-up"), bad, line(6, "bottom-up")]
     (tmp_path / "a.tsv").write_text("\n".join(whole))
@@ -108,17 +86,9 @@ def test_a_cut_line_before_the_whole_one(tmp_path: Path) -> None:
         convert_tsv([tmp_path / "a.tsv"], tmp_path / "out")
 
 
-def test_half_the_space_and_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_half_the_space_and_the_command_line(tmp_path, capsys):
     (tmp_path / "a.tsv").write_text(line(5, "bottom-up"))
-    arguments = [
-        str(tmp_path / "a.tsv"),
-        "--out",
-        str(tmp_path / "out"),
-        "--dtype",
-        "float16",
-    ]
+    arguments = [f"{tmp_path}/a.tsv", f"--out={tmp_path}/out", "--dtype=float16"]
     assert run_program("prepare_features", arguments) == 0
     assert "1 images written" in capsys.readouterr().out
     np.testing.assert_allclose(

@@ -22,7 +22,7 @@ from tests.clip_for_tests import noise_image
 SIDE = 224
 
 
-def photo() -> Image.Image:
+def photo():
     """Smooth and noisy, and not of full contrast, so that every operation shows."""
     ramp = np.linspace(30, 200, SIDE)[:, None, None] * np.ones((SIDE, SIDE, 3))
     noise = np.asarray(noise_image(3, (SIDE, SIDE)), dtype=float) / 8
@@ -31,7 +31,7 @@ def photo() -> Image.Image:
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_operation_is_that_of_torchvision(operation: str, sign: int) -> None:
+def test_an_operation_is_that_of_torchvision(operation, sign):
     autoaugment = pytest.importorskip("torchvision.transforms.autoaugment")
     space = autoaugment.RandAugment(
         num_ops=4, magnitude=9, num_magnitude_bins=31
@@ -48,12 +48,10 @@ def test_an_operation_is_that_of_torchvision(operation: str, sign: int) -> None:
     assert (ours.tobytes() == image.tobytes()) == (operation == "Identity")
 
 
-def test_a_view_is_four_of_all_operations_by_seed_step_and_image(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drawn: list[tuple[str, float]] = []
+def test_a_view_is_four_of_all_operations_by_seed_step_and_image(monkeypatch):
+    drawn = []
 
-    def recorded(image: Image.Image, operation: str, strength: float) -> Image.Image:
+    def recorded(image, operation, strength):
         drawn.append((operation, strength / STRENGTH))
         return apply_operation(image, operation, strength)
 
@@ -61,12 +59,8 @@ def test_a_view_is_four_of_all_operations_by_seed_step_and_image(
     square = torch.from_numpy(np.array(photo().resize((32, 32)))).permute(2, 0, 1)
     before = square.clone()
     rand_augment(square, 1, 4, "a")
-    assert drawn == [
-        ("ShearY", 1),
-        ("Contrast", -1),
-        ("Identity", 1),
-        ("Brightness", 1),
-    ], "in every process"
+    assert drawn[:2] == [("ShearY", 1), ("Contrast", -1)], "in every process"
+    assert drawn[2:] == [("Identity", 1), ("Brightness", 1)]
     keys = [(0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b")]
     assert len({rand_augment(square, *key).numpy().tobytes() for key in keys}) == 4
     drawn.clear()

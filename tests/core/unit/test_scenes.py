@@ -3,13 +3,11 @@
 import hashlib
 import itertools
 import json
-import pickle
 from collections import Counter
 from dataclasses import asdict
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from rl_caption.data.base import load_image
 from rl_caption.data.scenes import (
@@ -21,7 +19,7 @@ from rl_caption.data.scenes import (
 from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.module import belongs, content_key
 from rl_caption.data.scenes.oracle import tokens
-from rl_caption.data.scenes.render import BACKGROUND_RGB, COLOUR_RGB, render
+from rl_caption.data.scenes.render import render
 from rl_caption.data.scenes.world import (
     COLOURS,
     RADIUS,
@@ -40,11 +38,11 @@ SCENES = [make_scene(seed) for seed in range(400)]
 DATA = ScenesData(num_train=200, num_val=60, num_test=60, num_unseen=60)
 
 
-def digest(values: object) -> str:
+def digest(values):
     return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
-def test_scenes_and_captions_stay_what_they_were() -> None:
+def test_scenes_and_captions_stay_what_they_were():
     """Pins the world itself: results recorded with one version must be about the scenes of the
     next.
     """
@@ -64,7 +62,7 @@ def test_scenes_and_captions_stay_what_they_were() -> None:
     assert digest(others) == "c0f778bd8a1e0fc4"
 
 
-def test_moved_things_keep_off_the_edges_and_their_offsets() -> None:
+def test_moved_things_keep_off_the_edges_and_their_offsets():
     for scene in SCENES[:40]:
         ways = moves(scene)
         assert scene in ways
@@ -86,12 +84,12 @@ def test_moved_things_keep_off_the_edges_and_their_offsets() -> None:
 # images
 
 
-def _pixels(scene: Scene, size: int = 64) -> NDArray[np.int32]:
+def _pixels(scene, size=64):
     return np.asarray(render(scene, size)).astype(np.int32)
 
 
 @pytest.mark.parametrize("size", [32, 100])
-def test_things_are_drawn_where_the_scene_says(size: int) -> None:
+def test_things_are_drawn_where_the_scene_says(size):
     """The pixels that differ from the background lie around the thing's centre, within its radius."""
     for shape, name, texture in itertools.product(SHAPES, SIZES, TEXTURES):
         thing = Thing(shape, "red", name, texture, 320, 640)
@@ -109,23 +107,10 @@ def test_things_are_drawn_where_the_scene_says(size: int) -> None:
         assert away <= RADIUS[name] * size / 1000 + 1
 
 
-def test_looks_can_be_told_from_each_other_and_light_colours_have_dark_ink() -> None:
-    looks = [
-        Thing(shape, colour, size, texture, 500, 500)
-        for shape, size, texture in itertools.product(SHAPES, SIZES, TEXTURES)
-        for colour in ("red", "yellow")
-    ]
-    images = {_pixels(Scene("grey", (thing,))).tobytes() for thing in looks}
-    assert len(images) == len(looks)
-    striped = Thing("square", "yellow", "large", "striped", 500, 500)
-    assert (_pixels(Scene("grey", (striped,))).max(axis=2) < 40).any()
-    assert len({*COLOUR_RGB.values(), *BACKGROUND_RGB.values()}) == 14
-
-
 # splits
 
 
-def _pairs(split: str) -> set[tuple[str, str]]:
+def _pairs(split):
     return {
         (thing.colour, thing.shape)
         for row in DATA.split(split)
@@ -133,7 +118,7 @@ def _pairs(split: str) -> set[tuple[str, str]]:
     }
 
 
-def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
+def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them():
     row = DATA.split("train")[123]
     assert row["image_id"] == "train-000123"
     assert (load_image(row["image"]).size, len(row["references"])) == ((64, 64), 5)
@@ -143,15 +128,11 @@ def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
         for index in (4, 0, 3):
             assert again.split(split)[index] == DATA.split(split)[index]
     assert ScenesData(seed=1).split("train")[0] != DATA.split("train")[0]
-    copy = pickle.loads(pickle.dumps(DATA))
-    assert copy.split("val")[7] == DATA.split("val")[7]
     rows = ScenesData(num_train=10**9).split("train")  # made when looked at
     assert (len(rows), rows[-1]["image_id"]) == (10**9, f"train-{10**9 - 1}")
 
 
-def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_split() -> (
-    None
-):
+def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_split():
     with_positives = ScenesData(
         num_train=100, num_val=10, num_test=0, num_unseen=10, positives=True
     )
@@ -178,8 +159,8 @@ def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_spl
     assert elsewhere > 500, "crowded scenes alone stay where they are"
 
 
-def test_splits_share_no_scene_whatever_the_seed() -> None:
-    seen: dict[str, tuple[str, int]] = {}
+def test_splits_share_no_scene_whatever_the_seed():
+    seen = {}
     for seed in (0, 1):
         data = (
             ScenesData(num_train=200, num_val=60, num_test=60, num_unseen=60, seed=seed)
@@ -194,7 +175,7 @@ def test_splits_share_no_scene_whatever_the_seed() -> None:
                 )
 
 
-def test_unseen_pairs_are_unseen() -> None:
+def test_unseen_pairs_are_unseen():
     assert len(SEEN_PAIRS) == 56
     for split in ("train", "val", "test"):
         assert not _pairs(split) & set(UNSEEN_PAIRS)
@@ -210,18 +191,9 @@ def test_unseen_pairs_are_unseen() -> None:
 
 # hard negatives
 
-SCENE = Scene(
-    "grey",
-    (
-        Thing("circle", "red", "large", "striped", 220, 230),
-        Thing("star", "blue", "small", "plain", 200, 800),
-        Thing("star", "blue", "small", "plain", 640, 790),
-    ),
-)
 
-
-def test_every_negative_is_false_and_every_kind_occurs() -> None:
-    seen: Counter[str] = Counter()
+def test_every_negative_is_false_and_every_kind_occurs():
+    seen = Counter()
     for seed, scene in enumerate(SCENES[:60]):
         for caption in [*references(scene, seed), long_reference(scene, seed)]:
             found = hard_negatives(scene, caption, seed)
@@ -245,27 +217,3 @@ def test_every_negative_is_false_and_every_kind_occurs() -> None:
                             "an" if following in ("orange", "object") else "a"
                         ), text
     assert set(seen) == set(NEGATIVE_KINDS)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_kinds_change_what_they_name(seed: int) -> None:
-    caption = "A large red circle is above two small blue stars on a grey background."
-    found = dict(hard_negatives(SCENE, caption, seed))
-    assert found == dict(hard_negatives(SCENE, caption, seed))
-    assert set(found) == set(NEGATIVE_KINDS)
-    assert (
-        found["swap_object"]
-        == "A large red star is above two small blue circles on a grey background."
-    )
-    assert (
-        found["swap_relation"]
-        == "Two small blue stars are above a large red circle on a grey background."
-    )
-    assert (
-        found["swap_count"]
-        == "Two large red circles are above a small blue star on a grey background."
-    )
-    assert found["swap_attribute"] in (
-        "A large blue circle is above two small red stars on a grey background.",
-        "A small red circle is above two large blue stars on a grey background.",
-    )

@@ -41,7 +41,7 @@ LOADS = (
 OTHER = "raise RuntimeError('different CUDA major versions')"
 
 
-def environment_with(extension: str | None, folder: Path) -> tuple[Path, Path]:
+def environment_with(extension, folder):
     """Python and site-packages of a new environment, in which ``extension`` loads torchvision's
     library or not.
     """
@@ -60,7 +60,7 @@ def environment_with(extension: str | None, folder: Path) -> tuple[Path, Path]:
     return folder / "bin" / "python", site
 
 
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+def run(*command):
     variables = {
         name: value for name, value in os.environ.items() if name != "PYTHONPATH"
     }
@@ -98,21 +98,10 @@ def test_the_missing_operators_are_defined_and_nothing_else(
     )
 
 
-def test_a_hook_that_does_not_help_is_taken_out_again(tmp_path: Path) -> None:
+def test_a_hook_that_does_not_help_is_taken_out_again(tmp_path):
     python, site = environment_with("", tmp_path / "environment")
     (site / "torch" / "library.py").write_text(TORCH_LIBRARY.replace("setattr", "str"))
     done = run(python, SCRIPT)
     assert done.returncode == 1
     assert "torchvision" in done.stderr
     assert not list(site.glob("*rl_caption*"))
-
-
-def test_programs_without_torchvision_pay_nothing(tmp_path: Path) -> None:
-    python, _ = environment_with("", tmp_path / "environment")
-    assert run(python, SCRIPT).returncode == 0
-    loaded = run(
-        python,
-        "-c",
-        "import sys; print(sorted({'torch', 'torchvision'} & set(sys.modules)))",
-    )
-    assert loaded.stdout.strip() == "[]"

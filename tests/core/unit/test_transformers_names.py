@@ -20,7 +20,7 @@ MODULES = {"utils"}
 REWARDS = Path(__file__).parents[3] / "rewards"
 
 
-def test_rewards_take_from_transformers_only_names_that_old_versions_have() -> None:
+def test_rewards_take_from_transformers_only_names_that_old_versions_have():
     for path in REWARDS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "transformers":

@@ -23,7 +23,7 @@ REDS = range(0, 240, 20)
 """Red of each of 12 frames."""
 
 
-def make_video(path: Path, kind: str, reds: range = REDS) -> Path:
+def make_video(path, kind, reds=REDS):
     """Write frames of one colour each, as a folder, a GIF, a WebP or an MPEG-4 file."""
     frames = [Image.new("RGB", (32, 32), (red, 0, 0)) for red in reds]
     if kind == "folder":
@@ -37,12 +37,8 @@ def make_video(path: Path, kind: str, reds: range = REDS) -> Path:
         av = pytest.importorskip("av", reason="PyAV is not installed")
         with av.open(str(path), "w") as container:
             stream = container.add_stream("mpeg4", rate=10)
-            stream.width, stream.height, stream.pix_fmt, stream.bit_rate = (
-                32,
-                32,
-                "yuv420p",
-                4_000_000,
-            )
+            stream.width = stream.height = 32
+            stream.pix_fmt, stream.bit_rate = "yuv420p", 4_000_000
             for frame in frames:
                 container.mux(stream.encode(av.VideoFrame.from_image(frame)))
             container.mux(stream.encode())
@@ -54,7 +50,7 @@ def make_video(path: Path, kind: str, reds: range = REDS) -> Path:
     return path
 
 
-def test_frames_are_centres_of_equal_segments_of_the_video_or_of_a_part() -> None:
+def test_frames_are_centres_of_equal_segments_of_the_video_or_of_a_part():
     assert uniform(12, 4) == [1, 4, 7, 10]
     assert uniform(12, 1) == [6]
     assert uniform(2, 4) == [0, 0, 1, 1]
@@ -68,7 +64,7 @@ def test_frames_are_centres_of_equal_segments_of_the_video_or_of_a_part() -> Non
 
 
 @pytest.mark.parametrize("kind", ["folder", "gif", "webp", "mp4"])
-def test_frames_of_every_kind_of_video(tmp_path: Path, kind: str) -> None:
+def test_frames_of_every_kind_of_video(tmp_path, kind):
     frames = pickle.loads(
         pickle.dumps(video_frames(make_video(tmp_path / "a", kind), 4))
     )
@@ -81,7 +77,7 @@ def test_frames_of_every_kind_of_video(tmp_path: Path, kind: str) -> None:
     assert image_identity(same) == image_identity(frames) != image_identity(other)
 
 
-def test_a_changed_video_is_another_one(tmp_path: Path) -> None:
+def test_a_changed_video_is_another_one(tmp_path):
     path = make_video(tmp_path / "a", "gif")
     frames = video_frames(path, 2)
     key, first = image_identity(frames), open_image(frames[0]).tobytes()
@@ -90,9 +86,7 @@ def test_a_changed_video_is_another_one(tmp_path: Path) -> None:
     assert open_image(frames[0]).tobytes() != first
 
 
-def test_unusable_videos_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_videos_are_named(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     for name in ("text.gif", "text.mp4"):
         (tmp_path / name).write_text("no video")
@@ -108,7 +102,7 @@ def test_unusable_videos_are_named(
         open_image(video_frames(tmp_path / "text.mp4", 2)[0])
 
 
-def test_rows_have_videos_and_the_checks_read_them(tmp_path: Path) -> None:
+def test_rows_have_videos_and_the_checks_read_them(tmp_path):
     kinds = {"folder": "a", "gif": "b.gif", "webp": "c.webp"}
     for kind, name in kinds.items():
         make_video(tmp_path / name.split(".")[0], kind, range(10, 250, 20 + len(name)))
@@ -130,7 +124,7 @@ def test_rows_have_videos_and_the_checks_read_them(tmp_path: Path) -> None:
         check_row_images(data.split("train"), "the reward")
 
 
-def test_the_key_of_a_frame_changes_with_each_of_its_fields(tmp_path: Path) -> None:
+def test_the_key_of_a_frame_changes_with_each_of_its_fields(tmp_path):
     for name, last in (("a.gif", 200), ("b.gif", 201)):
         frames = [Image.new("L", (4, 4), shade) for shade in (0, 100, last)]
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])

@@ -2,9 +2,6 @@
 
 import json
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,20 +30,18 @@ class Share:
         self.letter, self.scale = letter, scale
         self.__name__ = self.signature = f"share of {letter}"
 
-    def __call__(
-        self, prompts: Any, completions: Sequence[str], **columns: Any
-    ) -> list[float]:
+    def __call__(self, prompts, completions, **columns):
         return [
             self.scale * text.count(self.letter) / len(text) for text in completions
         ]
 
 
-def sigmoid(value: float) -> float:
+def sigmoid(value):
     return 1 / (1 + math.exp(-value))
 
 
 @pytest.mark.parametrize(("reading", "mean"), [("logit", 0.5), ("median", 0.0)])
-def test_standardisation_by_hand(reading: str, mean: float) -> None:
+def test_standardisation_by_hand(reading, mean):
     # logit(1/2) = 0 and logit(0.8) = ln 4: mean ln 2, deviation ln 2, so z is -1 and 1.
     found = standardize([0.5, 0.8, 0.3], [4, 4, 7], reading)
     assert found.tolist() == pytest.approx(
@@ -57,7 +52,7 @@ def test_standardisation_by_hand(reading: str, mean: float) -> None:
     )
 
 
-def test_standardisation_takes_length_out() -> None:
+def test_standardisation_takes_length_out():
     generator = np.random.default_rng(0)
     lengths = generator.integers(3, 9, 600)
     scores = 1 / (1 + np.exp(-generator.normal(-lengths / 2.0, 1.0)))
@@ -71,7 +66,7 @@ def test_standardisation_takes_length_out() -> None:
         )
 
 
-def test_ends_are_clipped_and_others_refused() -> None:
+def test_ends_are_clipped_and_others_refused():
     # logit(0.1) = -ln 9 and logit(0.9) = ln 9: z is -1 and 1 again.
     assert standardize(
         [0.0, 1.0], [1, 1], "median", margin=0.1
@@ -81,7 +76,7 @@ def test_ends_are_clipped_and_others_refused() -> None:
             standardize([0.5, wrong], [1, 1])
 
 
-def test_logistic_regression_is_the_optimum() -> None:
+def test_logistic_regression_is_the_optimum():
     """Against the first-order conditions, and by hand for one binary feature without penalty."""
     generator = np.random.default_rng(1)
     scores = generator.normal(size=(200, 2))
@@ -111,7 +106,7 @@ CAPTIONS = [
 ]
 
 
-def config(folder: Path, **changes: Any) -> ConcretenessConfig:
+def config(folder, **changes):
     (folder / "captions.txt").write_text("\n".join([*CAPTIONS, "", "a  cat"]))
     ratings = [
         ("a cat", 3),
@@ -137,11 +132,11 @@ def config(folder: Path, **changes: Any) -> ConcretenessConfig:
     return ConcretenessConfig(**values)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_without_ratings_each_scorer_has_targets_of_its_own(tmp_path: Path) -> None:
+def test_without_ratings_each_scorer_has_targets_of_its_own(tmp_path):
     make_targets(config(tmp_path))
     out = tmp_path / "out"
     scores = [caption.count("a") / len(caption) for caption in CAPTIONS]
@@ -159,9 +154,7 @@ def test_without_ratings_each_scorer_has_targets_of_its_own(tmp_path: Path) -> N
     ).splits == ("train", "val")
 
 
-def test_with_ratings_scores_are_combined(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_ratings_scores_are_combined(tmp_path, capsys):
     config(tmp_path)
     words = [f"--captions={tmp_path}/captions.txt", f"--out={tmp_path}/out"]
     words += [f"--ratings={tmp_path}/ratings.jsonl", "--standardize=none", "--l2=0.5"]
@@ -170,7 +163,7 @@ def test_with_ratings_scores_are_combined(
         words.append(f"--scorers.{letter}.kwargs.letter={letter}")
     assert main(["concreteness", *words]) == 0
 
-    def features(captions: list[str]) -> list[list[float]]:
+    def features(captions):
         return [
             [text.count(letter) / len(text) for letter in "at"] for text in captions
         ]
@@ -185,9 +178,7 @@ def test_with_ratings_scores_are_combined(
     assert found == pytest.approx(expected(features(CAPTIONS)).tolist())
 
 
-def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(
-    tmp_path: Path,
-) -> None:
+def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(tmp_path):
     expected = config(tmp_path, ratings=str(tmp_path / "ratings.jsonl"))
     make_targets(expected)
     rows = [f'0,"{caption}"' for caption in CAPTIONS]
@@ -209,7 +200,7 @@ def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(
     assert read(tmp_path / "csv/targets.jsonl") == read(tmp_path / "out/targets.jsonl")
 
 
-def test_wrong_ratings_are_named_before_anything_is_scored(tmp_path: Path) -> None:
+def test_wrong_ratings_are_named_before_anything_is_scored(tmp_path):
     made = config(
         tmp_path,
         ratings=str(tmp_path / "ratings.jsonl"),

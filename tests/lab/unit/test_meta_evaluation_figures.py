@@ -1,8 +1,6 @@
 """Figures of agreement by hand and against scipy, their intervals, and what ties count."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from scipy.stats import kendalltau
 
 from rl_caption.lab.meta_evaluation.figures import (
     CORRELATIONS,
-    Figure,
     blind_figures,
     order_figures,
     rated_figures,
@@ -22,11 +19,11 @@ from rl_caption.lab.meta_evaluation.sets import Judged, JudgementSet
 
 
 def rated_set(
-    ratings: Sequence[float],
-    images: Sequence[Any],
-    captions: Sequence[str] = (),
-    **options: Any,
-) -> JudgementSet:
+    ratings,
+    images,
+    captions=(),
+    **options,
+):
     texts = captions or ["a"] * len(ratings)
     rows = [
         Judged(str(image), [text], float(rating))
@@ -35,12 +32,10 @@ def rated_set(
     return JudgementSet("set", rows, "", **options)
 
 
-RATED: Any = {"ratings": [1, 2, 2, 3], "images": "xxyy", "captions": "abcd"}
+RATED = {"ratings": [1, 2, 2, 3], "images": "xxyy", "captions": "abcd"}
 
 
-def pair_set(
-    kinds: Sequence[str] = "uuv", better: Sequence[float] = (), **options: Any
-) -> Any:
+def pair_set(kinds="uuv", better=(), **options):
     preferences = better or [1.0] * len(kinds)
     rows = [
         Judged(str(number), (f"a{number}", f"b{number}"), better=value, kind=kind)
@@ -49,13 +44,11 @@ def pair_set(
     return JudgementSet("set", rows, "", **options)
 
 
-def pairs(first: Sequence[float], second: Sequence[float]) -> np.ndarray:
+def pairs(first, second):
     return np.stack([first, second], axis=1).astype(float)
 
 
-def main_figures(
-    part: JudgementSet, scores: Sequence[float], *draws: int
-) -> list[Figure]:
+def main_figures(part, scores, *draws):
     return [
         figure
         for figure in rated_figures(part, scores, *draws)
@@ -63,7 +56,7 @@ def main_figures(
     ]
 
 
-def test_what_a_row_counts() -> None:
+def test_what_a_row_counts():
     margins, better = (
         np.array([[1.0], [-1], [0], [-1], [4]]),
         np.array([1, 1, 1, 0, 0.5]),
@@ -76,14 +69,14 @@ def test_what_a_row_counts() -> None:
     assert chance == pytest.approx([1 / 3, 1 / 2, 1, 0, 0])
 
 
-def test_resamples_with_one_value_have_no_interval() -> None:
+def test_resamples_with_one_value_have_no_interval():
     for figure in main_figures(rated_set([1, 2], "xy"), [1, 2], 20):
         assert (figure.value, figure.low) == (1, None), (
             "some resamples have one image only"
         )
 
 
-def test_accuracy_is_strict() -> None:
+def test_accuracy_is_strict():
     scores = {"": pairs([2.0, 1.0, 1.0], [1.0, 1.0, 0.0])}
     found = order_figures(pair_set(), scores)
     assert [(figure.name, figure.value, figure.count) for figure in found] == [
@@ -94,7 +87,7 @@ def test_accuracy_is_strict() -> None:
     assert (kinds[-1].name, kinds[-1].value) == ("mean of kinds", 0.75)
 
 
-def test_what_is_right_without_a_look() -> None:
+def test_what_is_right_without_a_look():
     captions = [("a cat", "a big cat"), ("a dog on it", "a dog"), ("two", "six")]
     rows = [
         Judged(str(number), own, kind=kind)
@@ -113,7 +106,7 @@ def test_what_is_right_without_a_look() -> None:
     assert [own[-1].value for own in blind_figures(order).values()] == [0.5, 0.75, 0.25]
 
 
-def test_tau_within_images() -> None:
+def test_tau_within_images():
     scores = [1, 2, 2, 1, 5, 5, 7, 8]
     ratings = [1, 2, 1, 2, 1, 2, 3, 3]
     images = (
@@ -131,7 +124,7 @@ def test_tau_within_images() -> None:
 SCORES, RATINGS = np.array([0.0, 1.0, 2.0, 1.0]), np.array([1.0, 2.0, 4.0, 5.0])
 
 
-def test_correlations_by_hand() -> None:
+def test_correlations_by_hand():
     # Means 1 and 3. Deviations -1 0 1 0 and -2 -1 1 2: products 3, squares 2 and 10.
     assert CORRELATIONS["pearson"](SCORES, RATINGS) == pytest.approx(3 / math.sqrt(20))
     assert CORRELATIONS["1 / r^2"](SCORES, RATINGS) == pytest.approx(20 / 9)
@@ -148,7 +141,7 @@ def test_correlations_by_hand() -> None:
         assert math.isinf(unexplained_variance(np.ones(2), np.array([1.0, 2.0])))
 
 
-def test_further_figures_of_rated_captions() -> None:
+def test_further_figures_of_rated_captions():
     captions = ["a dog"] * 2 + ["a dog runs on green grass"] * 3 + ["one"]
     scores, ratings = [0.1, 0.4, 0.3, 0.9, 0.7, 0.2], [1, 3, 2, 4, 5, 3]
     part = rated_set(ratings, "xxxyyy", captions)

@@ -1,9 +1,7 @@
 """judge.py: metrics against human judgements, from the command line to the tables."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,9 +43,7 @@ class Length:
         self.scored: list[str] = []
         self.calls = 0
 
-    def __call__(
-        self, prompts: Any, completions: Sequence[str], **columns: Any
-    ) -> list[float]:
+    def __call__(self, prompts, completions, **columns):
         self.scored += completions
         self.calls += 1
         return [float(len(text.split())) for text in completions]
@@ -56,9 +52,7 @@ class Length:
 class FailsOnPairs(Length):
     """Fails on any set but the first that it is given."""
 
-    def __call__(
-        self, prompts: Any, completions: Sequence[str], **columns: Any
-    ) -> list[float]:
+    def __call__(self, prompts, completions, **columns):
         if self.calls:
             raise RewardError("out of memory")
         return super().__call__(prompts, completions, **columns)
@@ -70,9 +64,9 @@ class Ages(Length):
     columns = frozenset({"age"})
 
 
-def config(folder: Path, name: str, **changes: Any) -> JudgeSetConfig:
+def config(folder, name, **changes):
     BUILDERS[name](folder)
-    values: dict[str, Any] = {
+    values = {
         "set": name,
         "data": str(folder),
         "partial": True,
@@ -81,13 +75,11 @@ def config(folder: Path, name: str, **changes: Any) -> JudgeSetConfig:
     return JudgeSetConfig(**(values | {"out": str(folder / "out")} | changes))
 
 
-def content(folder: Path) -> dict[str, Any]:
+def content(folder):
     return json.loads((folder / "out" / "agreement.json").read_text())
 
 
-def test_the_command_line_writes_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_writes_tables(tmp_path, capsys):
     BUILDERS["flickr8k_expert"](tmp_path)
     words = "--set flickr8k_expert --metrics rouge,cider --partial true --bootstrap 20"
     words += f" --data {tmp_path} --out {tmp_path / 'out'}"
@@ -103,7 +95,7 @@ def test_the_command_line_writes_tables(
     assert content(tmp_path)["config"]["metrics"] == "rouge,cider"
 
 
-def test_equal_rows_are_scored_once(tmp_path: Path) -> None:
+def test_equal_rows_are_scored_once(tmp_path):
     BUILDERS["flickr8k_expert"](tmp_path)
     (part,) = load("flickr8k_expert", tmp_path, partial=True)
     metric = Length()
@@ -117,7 +109,7 @@ def test_equal_rows_are_scored_once(tmp_path: Path) -> None:
     assert len(draws.scored) == 5 * 2 * 4, "a draw shows other references"
 
 
-def test_metrics_of_groups(tmp_path: Path, student: Path) -> None:
+def test_metrics_of_groups(tmp_path, student):
     (tmp_path / "val2017").mkdir()
     for number in (1, 2):
         noise_image(number).save(tmp_path / "val2017" / f"{number:012}.jpg")
@@ -138,14 +130,12 @@ def test_metrics_of_groups(tmp_path: Path, student: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def student(tmp_path_factory):
     return tiny_student(tmp_path_factory.mktemp("student"))
 
 
 @pytest.mark.parametrize("name", ["aro", "pascal50s", "vatex_eval", "activitynet_foil"])
-def test_scores_of_images_regions_and_frames(
-    tmp_path: Path, student: Path, name: str
-) -> None:
+def test_scores_of_images_regions_and_frames(tmp_path, student, name):
     """Metrics that see references, too, are refused by sets without these."""
     BUILDERS[name](tmp_path)
     photos = tmp_path / "photos"
@@ -172,15 +162,12 @@ def test_scores_of_images_regions_and_frames(
     for part, found in zip(parts, content(tmp_path)["sets"], strict=True):
         assert found["figures"].keys() - found["blind"] == judges.keys()
         for heading in judges:
-            assert all(figure["count"] > 0 for figure in found["figures"][heading])
-            assert any(
-                figure["value"] is not None for figure in found["figures"][heading]
-            ), part.name
+            figures = found["figures"][heading]
+            assert all(figure["count"] > 0 for figure in figures)
+            assert any(figure["value"] is not None for figure in figures), part.name
 
 
-def test_a_metric_without_what_it_needs_is_refused(
-    tmp_path: Path, student: Path
-) -> None:
+def test_a_metric_without_what_it_needs_is_refused(tmp_path, student):
     for metrics, message in (
         ("cider", r"CIDEr.*sugarcrepe"),
         (f"{__name__}:Ages", "'age'"),
@@ -197,9 +184,7 @@ def test_a_metric_without_what_it_needs_is_refused(
         compare_with_people(config(tmp_path, "sugarcrepe", metrics="", judges=judges))
 
 
-def test_without_java_meteor_is_left_out_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_java_meteor_is_left_out_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     shown = compare_with_people(
         config(tmp_path, "flickr8k_expert", metrics="rouge,meteor")
@@ -210,7 +195,7 @@ def test_without_java_meteor_is_left_out_with_the_reason(
     }
 
 
-def test_the_generated_world(tmp_path: Path) -> None:
+def test_the_generated_world(tmp_path):
     """And a metric that fails late leaves the finished figures."""
     judges = {
         name: JudgeConfig(target=f"{__name__}:{kind}")
@@ -233,7 +218,7 @@ def test_the_generated_world(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
+def test_the_published_tables_of_flickr8k(shared_data):
     made = build_metrics("bleu,rouge,cider", {})
     for case, names in zip(
         GOLDEN, (["BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"], ["ROUGE-L"]), strict=True
@@ -252,11 +237,11 @@ def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
 
 
 def test_meteor_of_single_captions_is_of_their_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[Any] = []
+    monkeypatch,
+):
+    calls = []
 
-    def meteor(candidates: dict[str, str], references: dict[str, list[str]]) -> Scores:
+    def meteor(candidates, references):
         calls.extend([[*candidates.values()], [*references.values()]])
         return Scores({"METEOR": (0.5, [0.1, 0.2])})
 

@@ -4,7 +4,6 @@ are.
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,13 +24,13 @@ GOLDEN = json.loads(
 )
 
 
-def read(name: str, folder: Path, **kwargs: Any) -> Any:
+def read(name, folder, **kwargs):
     """The first part of a set, or the only one."""
     part, *_ = load(name, folder, partial=True, kwargs=kwargs)
     return part
 
 
-def printed(folder: Path, name: str) -> dict[str, Any]:
+def printed(folder, name):
     """Rows and tables of a tiny set, as JSON has them."""
     BUILDERS[name](folder)
     photos = folder / "photos"
@@ -58,7 +57,7 @@ def printed(folder: Path, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "texts", [["a dog", "a dog", "b", "c", "d"], ["a dog", "b", "c", "d"]]
 )
-def test_json_of_flickr8k(tmp_path: Path, texts: list[str]) -> None:
+def test_json_of_flickr8k(tmp_path, texts):
     judgements = [
         {"caption": "a  cat", "rating": 2.0},
         {"caption": "a dog", "rating": 4.0},
@@ -79,11 +78,11 @@ def test_json_of_flickr8k(tmp_path: Path, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_rows_and_tables_of_every_set(tmp_path: Path, name: str) -> None:
+def test_rows_and_tables_of_every_set(tmp_path, name):
     assert printed(tmp_path, name) == GOLDEN["sets"][name]
 
 
-def test_foil_of_images_that_nothing_was_tuned_on(tmp_path: Path) -> None:
+def test_foil_of_images_that_nothing_was_tuned_on(tmp_path):
     BUILDERS["foil"](tmp_path)
     with pytest.raises(DataError, match=r"dataset_coco\.json"):
         read("foil", tmp_path, held_out=True)
@@ -99,7 +98,7 @@ def test_foil_of_images_that_nothing_was_tuned_on(tmp_path: Path) -> None:
     assert (kept.captions[0], sum(kept.excluded.values())) == ("a bus stops", 2)
 
 
-def test_regions_of_aro(tmp_path: Path) -> None:
+def test_regions_of_aro(tmp_path):
     BUILDERS["aro"](tmp_path)
     (tmp_path / "images").mkdir()
     noise_image(0).save(tmp_path / "images" / "5.jpg")
@@ -110,7 +109,7 @@ def test_regions_of_aro(tmp_path: Path) -> None:
         Region(tmp_path / "none.jpg", (0, 0, 1, 1)).render()
 
 
-def test_sugarcrepe_pp(tmp_path: Path) -> None:
+def test_sugarcrepe_pp(tmp_path):
     BUILDERS["sugarcrepe_pp"](tmp_path)
     found = read("sugarcrepe_pp", tmp_path)
     near = [0.9, 0.8, 0.7]
@@ -124,7 +123,7 @@ def test_sugarcrepe_pp(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("core", [b"numpy._core", b"numpy.core"])
-def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
+def test_vatex_eval(tmp_path, core):
     """Of the release of EMScore (ShiYaya/emscore, 426e424); NumPy 1 wrote another name of its
     module.
     """
@@ -134,7 +133,7 @@ def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
             file.read_bytes().replace(b"numpy._core", core).replace(b"numpy.core", core)
         )
     (tmp_path / "videos" / "bbb_000002_000012").mkdir(parents=True)
-    found: Any = load(
+    found = load(
         "vatex_eval", tmp_path, partial=True, kwargs={"references": 1, "num_frames": 3}
     )
     first, second, third = [row.image for row in found[1].rows]
@@ -143,9 +142,7 @@ def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
     assert third == video_frames(tmp_path / "videos" / "bbb_000002_000012", 3)
 
 
-def test_nothing_in_a_pickled_file_is_executed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_in_a_pickled_file_is_executed(tmp_path, capsys):
     BUILDERS["vatex_eval"](tmp_path)
     (tmp_path / "gts_list.pkl").write_bytes(b"cbuiltins\nprint\n(S'executed'\ntR.")
     with pytest.raises(DataError, match=r"gts_list\.pkl.*builtins\.print"):
@@ -153,7 +150,7 @@ def test_nothing_in_a_pickled_file_is_executed(
     assert capsys.readouterr().out == ""
 
 
-def test_any_file_of_ratings(tmp_path: Path) -> None:
+def test_any_file_of_ratings(tmp_path):
     line = {"image": "a.jpg", "caption": "A dog.\u2028It\u0085runs.", "rating": 3}
     other = line | {"rating": 4.5, "group": 7, "system": "x"}
     text = "\n".join(json.dumps(row, ensure_ascii=False) for row in (line, other))
@@ -168,8 +165,8 @@ def test_any_file_of_ratings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SETS if name != "scenes"])
 def test_missing_files_and_another_number_than_the_published_one_are_refused(
-    tmp_path: Path, name: str
-) -> None:
+    tmp_path, name
+):
     with pytest.raises(DataError, match=r"needs|no ratings|jsonl"):
         load(name, tmp_path)
     if name != "ratings":
@@ -189,9 +186,7 @@ def test_missing_files_and_another_number_than_the_published_one_are_refused(
         ("ratings", "mine.jsonl", '"rating": 2', '"rating": 2,,', r"line 2.*JSON"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(
-    tmp_path: Path, name: str, file: str, old: str | None, new: str, message: str
-) -> None:
+def test_what_is_wrong_is_named(tmp_path, name, file, old, new, message):
     """``old`` is replaced by ``new``, or all of the file."""
     BUILDERS[name](tmp_path)
     path = tmp_path / file
@@ -203,7 +198,7 @@ def test_what_is_wrong_is_named(
     assert file in str(raised.value)
 
 
-def test_the_real_files_have_the_published_counts(shared_data: Path) -> None:
+def test_the_real_files_have_the_published_counts(shared_data):
     counts = {}
     for folder in ("abstract48s", "foil", "sugarcrepe"):
         (part,) = load(folder.replace("48", "50"), shared_data / folder)

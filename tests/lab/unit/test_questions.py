@@ -4,8 +4,6 @@ the data.
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +28,7 @@ UNSAID = {"question": "Who waits?", "choices": ["a man", "a boy"], "answer": "a 
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> DataConfig:
+def photos(tmp_path):
     lines = []
     for number in range(3):
         noise_image(number).save(tmp_path / f"{number}.png")
@@ -45,7 +43,7 @@ def photos(tmp_path: Path) -> DataConfig:
     return DataConfig(format="jsonl", path=str(tmp_path / "photos.jsonl"))
 
 
-def answer(body: dict[str, Any]) -> tuple[int, Any]:
+def answer(body):
     """Writes three questions and a wrong one of an image; knows what is in the caption, and that
     grass is green.
     """
@@ -69,18 +67,18 @@ def answer(body: dict[str, Any]) -> tuple[int, Any]:
     return 400, {}
 
 
-def config(data: DataConfig, out: Path, **options: Any) -> QuestionsConfig:
+def config(data, out, **options):
     return QuestionsConfig(data=data, out=str(out), part_rows=2, **options)
 
 
-def rows_of(out: Path) -> list[Any]:
+def rows_of(out):
     data = DataConfig(format="jsonl", path=str(out / "questions.jsonl"))
     return list(build_data(data).split("train"))
 
 
 def test_what_is_written_is_a_data_set_with_counts_of_what_was_refused(
-    photos: DataConfig, tmp_path: Path
-) -> None:
+    photos, tmp_path
+):
     with endpoint(answer) as options:
         writer = LanguageModelConfig(endpoint=options)
         table = write_questions(config(photos, tmp_path / "out", writer=writer))
@@ -93,14 +91,14 @@ def test_what_is_written_is_a_data_set_with_counts_of_what_was_refused(
 
 
 def test_a_run_that_a_failing_endpoint_stopped_goes_on_with_the_next_part(
-    photos: DataConfig, tmp_path: Path
-) -> None:
-    bodies: list[dict[str, Any]] = []
+    photos, tmp_path
+):
+    bodies = []
     # the two images of the first part: two texts, two answers for each of six questions; then an
     # error
     limit = 14
 
-    def counted(body: dict[str, Any]) -> tuple[int, Any]:
+    def counted(body):
         bodies.append(body)
         return answer(body) if len(bodies) <= limit else (503, {})
 
@@ -120,12 +118,10 @@ def test_a_run_that_a_failing_endpoint_stopped_goes_on_with_the_next_part(
     assert [row["questions"] for row in rows_of(tmp_path / "out")] == [[GOOD]] * 3
 
 
-def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(
-    photos: DataConfig, tmp_path: Path
-) -> None:
+def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(photos, tmp_path):
     unreadable = ["on grass 1"]
 
-    def sorry(body: dict[str, Any]) -> tuple[int, Any]:
+    def sorry(body):
         if any(text in prompt_of(body) for text in unreadable):
             return 200, writing("sorry")
         return answer(body)
@@ -141,7 +137,7 @@ def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(
     assert not (tmp_path / "none/questions.jsonl").exists()
 
 
-def test_further_questions_repetitions_and_other_keys_are_dropped() -> None:
+def test_further_questions_repetitions_and_other_keys_are_dropped():
     again = GOOD | {"question": "what  RUNS?", "why": "x"}
     assert read_questions(3, json.dumps([GOOD, again, UNSAID, GUESSED])) == (
         [GOOD, UNSAID],
@@ -155,9 +151,7 @@ def test_further_questions_repetitions_and_other_keys_are_dropped() -> None:
     assert read_questions(6, json.dumps([{**GOOD, "answer": "A"}])) == ([], 1)
 
 
-def test_rows_and_models_that_do_not_fit_are_named_before_any_work(
-    photos: DataConfig, tmp_path: Path
-) -> None:
+def test_rows_and_models_that_do_not_fit_are_named_before_any_work(photos, tmp_path):
     with pytest.raises(ConfigError, match=r"^writer"):
         write_questions(config(photos, tmp_path / "out"))
     both = LanguageModelConfig(

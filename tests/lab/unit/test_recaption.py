@@ -2,17 +2,15 @@
 drawings, a tiny VLM.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import DataError, Row, Splits, load_image
+from rl_caption.data.base import DataError, Splits, load_image
 from rl_caption.data.formats import build_data
 from rl_caption.data.negatives import ColumnNegatives
 from rl_caption.data.scenes import ScenesData
@@ -47,14 +45,12 @@ class Counting:
     signature = "counting"
     seen = 0
 
-    def __call__(self, rows: Sequence[Row]) -> list[str]:
+    def __call__(self, rows):
         Counting.seen += len(rows)
         return [f"A long caption of {row['image_id']}." for row in rows]
 
 
-def config(
-    out: Path, target: str = f"{__name__}:Counting", **changed: Any
-) -> RecaptionConfig:
+def config(out, target=f"{__name__}:Counting", **changed):
     kwargs = changed.pop("kwargs", {})
     return RecaptionConfig(
         data=SCENES,
@@ -65,7 +61,7 @@ def config(
     )
 
 
-def rows_of(file: Path, split: str, **options: Any) -> Sequence[Any]:
+def rows_of(file, split, **options):
     return build_data(DataConfig(format="jsonl", path=str(file), **options)).split(
         split
     )
@@ -119,12 +115,10 @@ class Numbered(Splits):
         super().__init__({"train": rows[:4], "val": rows[4:]}, "memory")
 
 
-def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(
-    tmp_path: Path,
-) -> None:
+def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(tmp_path):
     model, out = tmp_path / "model", tmp_path / "out"
 
-    def save(seed: int) -> None:
+    def save(seed):
         captioner = tiny_captioner(seed)
         captioner.save_pretrained(captioner.policy, model)
 
@@ -147,21 +141,21 @@ def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(
         recaption(asked)
 
 
-def test_descriptions_of_scenes_are_true() -> None:
+def test_descriptions_of_scenes_are_true():
     rows = ScenesData(num_train=30, num_val=0, num_test=0, num_unseen=0).split("train")
     for row, caption in zip(rows, SceneRecaptioner()(rows), strict=True):
         assert oracle(caption, row["scene"]).f1 == 1
 
 
-def test_a_vision_language_model_answers_prompts_in_batches(tmp_path: Path) -> None:
+def test_a_vision_language_model_answers_prompts_in_batches(tmp_path):
     folder = str(tiny_qwen2_vl(tmp_path / "vlm"))
     rows = build_data(SCENES).split("train")[:3]
     asked = CaptionerRecaptioner(folder, "A page: {prompt}, {caption}", batch_size=3)
     alone = CaptionerRecaptioner(folder, "A page: {prompt}, {caption}", batch_size=1)
-    told: list[str] = []
+    told = []
     messages = asked.captioner.messages
 
-    def seen(row: Any) -> Any:
+    def seen(row):
         told.append(row["prompt"])
         return messages(row)
 
@@ -177,7 +171,7 @@ def test_a_vision_language_model_answers_prompts_in_batches(tmp_path: Path) -> N
 class Two(Counting):
     """Two captions of each image, and a blank one."""
 
-    def __call__(self, rows: Sequence[Row]) -> list[list[str]]:  # type: ignore[override]
+    def __call__(self, rows):  # type: ignore[override]
         return [
             [caption, " ", f"Once more: {caption}"]
             for caption in super().__call__(rows)
@@ -190,17 +184,17 @@ class Painter:
     signature = "painter"
     made = 0
 
-    def __call__(self, captions: Sequence[str]) -> list[Image.Image]:
+    def __call__(self, captions):
         Painter.made += len(captions)
         return [Image.new("RGB", (len(caption), 8)) for caption in captions]
 
 
 def positives(
-    out: Path,
-    captions: str | None = f"{__name__}:Two",
-    images: str | None = None,
-    **changed: Any,
-) -> Any:
+    out,
+    captions=f"{__name__}:Two",
+    images=None,
+    **changed,
+):
     painter = TextToImageConfig(
         target=images, batch_size=2, captions=changed.pop("of", "all")
     )
@@ -213,7 +207,7 @@ def positives(
     return PositivesConfig(data=changed.pop("data", SCENES), **own, **changed)
 
 
-def test_positives_are_rows_for_pac_s(tmp_path: Path) -> None:
+def test_positives_are_rows_for_pac_s(tmp_path):
     table = make_positives(
         positives(tmp_path, images=f"{__name__}:Painter", splits=["train", "val"])
     )
@@ -269,16 +263,14 @@ class Swapping:
 
     signature = "swapping"
 
-    def __call__(self, captions: Sequence[str]) -> list[list[str]]:
+    def __call__(self, captions):
         return [
             [" ".join(reversed(text.split())), " ", text.upper(), f"{text}  not"]
             for text in captions
         ]
 
 
-def negatives_config(
-    out: Path, target: str = f"{__name__}:Swapping", **options: Any
-) -> WriteNegativesConfig:
+def negatives_config(out, target=f"{__name__}:Swapping", **options):
     writer = RecaptionerConfig(target=target, kwargs=options.pop("kwargs", {}))
     return WriteNegativesConfig(
         data=SCENES, writer=writer, part_rows=3, out=str(out), **options
@@ -288,11 +280,11 @@ def negatives_config(
 class Silent:
     signature = "silent"
 
-    def __call__(self, captions: Sequence[str]) -> list[list[str]]:
+    def __call__(self, captions):
         return []
 
 
-def test_false_captions_are_a_column_beside_their_references(tmp_path: Path) -> None:
+def test_false_captions_are_a_column_beside_their_references(tmp_path):
     table = write_negatives(negatives_config(tmp_path))
     assert "| negatives |" in table
     for row, known in zip(
@@ -316,13 +308,13 @@ class Answering:
 
     signature = "answering"
 
-    def write(self, questions: Sequence[Any], max_new_tokens: int) -> list[str]:
+    def write(self, questions, max_new_tokens):
         self.prompts = [question.text for question in questions]
         last = [text.rpartition("Caption: ")[2] for text in self.prompts]
         return [f" False: no {text.partition(chr(10))[0]}\nmore" for text in last]
 
 
-def test_a_language_model_is_shown_examples_and_answers_with_a_line() -> None:
+def test_a_language_model_is_shown_examples_and_answers_with_a_line():
     model = Answering()
     writer = LanguageModelWriter(model=model, max_new_tokens=4)
     written = writer(["a cat on\na mat", "a dog"])
@@ -336,7 +328,7 @@ def test_a_language_model_is_shown_examples_and_answers_with_a_line() -> None:
         assert prompt.endswith("Caption: a cat on a mat\nFalse:")
 
 
-def test_a_part_without_all_its_rows_is_named_and_loses_none(tmp_path: Path) -> None:
+def test_a_part_without_all_its_rows_is_named_and_loses_none(tmp_path):
     recaption(config(tmp_path))
     written = (tmp_path / "captions.jsonl").read_bytes()
     part = sorted((tmp_path / "parts").glob("*.jsonl"))[0]

@@ -26,7 +26,6 @@ from rl_caption.lab.meta_evaluation.sets import SETS
 from rl_caption.lab.reproduce.program import Cell, as_markdown
 from rl_caption.lab.reproduce.tables import (
     PAPERS,
-    Table,
     data_of,
     data_sets,
     load_paper,
@@ -43,11 +42,11 @@ NAMES = [f"{table.paper} {table.key}" for table in TABLES]
 
 
 @pytest.fixture(scope="module")
-def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def student(tmp_path_factory):
     return tiny_student(tmp_path_factory.mktemp("student"))
 
 
-def values_of(table: Table, column: str) -> list[Decimal | None]:
+def values_of(table, column):
     index = list(table.columns).index(column)
     return [row.values[index] for row in table.rows]
 
@@ -55,14 +54,14 @@ def values_of(table: Table, column: str) -> list[Decimal | None]:
 Cells = Mapping[tuple[str, str], Any]
 
 
-def made(out: Path, command: str, *more: str) -> Cells:
+def made(out, command, *more):
     """Row and column -> cell of a table that the command line makes."""
     assert main(["reproduce", *command.split(), *more, "--out", str(out)]) == 0
     cells = json.loads((out / "reproduce.json").read_text())["cells"]
     return {(cell["row"], cell["column"]): cell for cell in cells}
 
 
-def test_every_table_has_the_numbers_and_sums_of_the_paper() -> None:
+def test_every_table_has_the_numbers_and_sums_of_the_paper():
     assert sorted(GOLDEN) == sorted(NAMES)
     assert len(GOLDEN) == 40
     for name, table in zip(NAMES, TABLES, strict=True):
@@ -82,7 +81,7 @@ def test_every_table_has_the_numbers_and_sums_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=NAMES)
-def test_what_measures_a_table_exists(table: Table) -> None:
+def test_what_measures_a_table_exists(table):
     for name, column in table.columns.items():
         data = data_of(column)
         assert data is None or data in data_sets(), name
@@ -106,9 +105,7 @@ def test_what_measures_a_table_exists(table: Table) -> None:
         assert "captions" not in row.source or row.source["how"]
 
 
-def test_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], student: Path
-) -> None:
+def test_the_command_line(tmp_path, capsys, student):
     data = tmp_path / "sets" / "pascal"
     data.mkdir(parents=True)
     BUILDERS["pascal50s"](data)
@@ -133,9 +130,7 @@ def test_the_command_line(
         (["pac_s", "1", "--rows", "CIDER"], "CIDER"),
     ],
 )
-def test_what_is_missing_is_said_before_any_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], named: str
-) -> None:
+def test_what_is_missing_is_said_before_any_work(tmp_path, capsys, words, named):
     with pytest.raises(SystemExit):
         main(
             ["reproduce", *(word.replace("{folder}", str(tmp_path)) for word in words)]
@@ -143,7 +138,7 @@ def test_what_is_missing_is_said_before_any_work(
     assert named in capsys.readouterr().err
 
 
-def test_the_list_says_what_a_row_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_says_what_a_row_needs(capsys):
     assert main(["reproduce", "specs"]) == 0
     shown = capsys.readouterr().out.split("specs 2: ")
     assert "- CLIP: needs --model 'clip=BACKBONE'" in shown[0]
@@ -151,7 +146,7 @@ def test_the_list_says_what_a_row_needs(capsys: pytest.CaptureFixture[str]) -> N
     assert "BLEU-4; ROUGE; METEOR; CIDEr; SPICE: from the data alone" in shown[1]
 
 
-def test_differences_are_of_the_printed_digits(tmp_path: Path) -> None:
+def test_differences_are_of_the_printed_digits(tmp_path):
     cell = Cell("CIDEr", "Expert tau_c", Decimal("43.9"), 43.891)
     assert (cell.as_printed, cell.difference) == (Decimal("43.9"), Decimal("0.0"))
     other = Cell("METEOR", "CF tau_b", Decimal("22.2"), 22.269)
@@ -162,20 +157,20 @@ def test_differences_are_of_the_printed_digits(tmp_path: Path) -> None:
     assert "1 of 2 measured values are the published ones" in text
 
 
-def test_released_scores_of_icc(shared_data: Path, tmp_path: Path) -> None:
+def test_released_scores_of_icc(shared_data, tmp_path):
     cells = made(tmp_path, f"icc 5 --data {shared_data / 'concreteness'}")
     for name in ("Pearson", "Spearman", "tau"):
         assert cells["After Distillation", name]["difference"] == 0
 
 
-def classes(folder: Path, names: list[str]) -> None:
+def classes(folder, names):
     for number, name in enumerate(names):
         (folder / name).mkdir(parents=True)
         for index in range(2):
             noise_image(10 * number + index).save(folder / name / f"{index}.png")
 
 
-def test_zero_shot_classification(tmp_path: Path, student: Path) -> None:
+def test_zero_shot_classification(tmp_path, student):
     classes(tmp_path / "photos", ["fire_truck", "cat", "dog"])
     encoder = load_encoder(EncoderOptions(str(student), device="cpu"))
     names, images, labels = labelled_images(tmp_path / "photos")
@@ -195,7 +190,7 @@ def test_zero_shot_classification(tmp_path: Path, student: Path) -> None:
     assert "urban1k" in cells["CLIP", "Urban-1k T2I"]["reason"]
 
 
-def test_retrieval_and_size_of_a_model(tmp_path: Path, student: Path) -> None:
+def test_retrieval_and_size_of_a_model(tmp_path, student):
     for name in ("image", "caption"):
         (tmp_path / "urban" / name).mkdir(parents=True)
     texts = [f"a street with {number} cars and a red bus" for number in range(4)]
@@ -220,9 +215,7 @@ def test_retrieval_and_size_of_a_model(tmp_path: Path, student: Path) -> None:
     assert cells["WP+MD", "ms for a batch of 128"]["measured"] > 0
 
 
-def test_captions_of_a_system(
-    tmp_path: Path, student: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_captions_of_a_system(tmp_path, student, monkeypatch):
     monkeypatch.setenv("PATH", "")  # no Java
     references = {
         n: [f"a dog runs on grass {n}", f"the dog {n} runs"] for n in range(4)
@@ -251,9 +244,7 @@ def test_captions_of_a_system(
     assert measured == pytest.approx(100 * expected)
 
 
-def test_specificity_rates_are_those_of_the_released_code(
-    tmp_path: Path, student: Path
-) -> None:
+def test_specificity_rates_are_those_of_the_released_code(tmp_path, student):
     folder = tmp_path / "dci"
     for name in ("complete", "photos"):
         (folder / name).mkdir(parents=True)

@@ -1,8 +1,6 @@
 """retrieval: dual encoders side by side, from the command line to the tables."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,15 +19,13 @@ SCENES = {
 }
 
 
-def run(out: Path, *words: str) -> dict[str, Any]:
+def run(out, *words):
     assert main(["retrieval", "--bootstrap", "50", "--out", str(out), *words]) == 0
-    found: dict[str, Any] = json.loads((out / "retrieval.json").read_text())
+    found = json.loads((out / "retrieval.json").read_text())
     return found
 
 
-def test_models_side_by_side_on_short_and_long_captions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_side_by_side_on_short_and_long_captions(tmp_path, capsys, monkeypatch):
     folders = {name: str(tiny_student(tmp_path / name)) for name in ("one", "two")}
     models = [
         word

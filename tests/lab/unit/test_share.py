@@ -1,8 +1,6 @@
 """A shared model is complete, and its card has the numbers of its run and evaluation."""
 
 import json
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import huggingface_hub
@@ -23,7 +21,7 @@ INTERVALS = {
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Path:
+def trained(tmp_path):
     """A finished run that chose step 10 of 20 and had an alarm at 20, with a captioner from
     scratch.
     """
@@ -35,13 +33,13 @@ def trained(tmp_path: Path) -> Path:
     return folder
 
 
-def shared(path: Path, out: Path, *words: str) -> tuple[ModelCard, str]:
+def shared(path, out, *words):
     """The card that ``share`` writes, and its text."""
     assert run_program("share", [str(path), "--out", str(out), *words]) == str(out)
     return ModelCard.load(out / "README.md"), (out / "README.md").read_text()
 
 
-def judged(folder: Path, weights: Any, **more: Any) -> str:
+def judged(folder, weights, **more):
     """An evaluation of the captions of a model."""
     write_evaluation(folder, 1.25, **more)
     settings = json.loads((folder / "settings.json").read_text())
@@ -49,7 +47,7 @@ def judged(folder: Path, weights: Any, **more: Any) -> str:
     return str(folder)
 
 
-def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -> None:
+def test_a_card_has_what_run_and_evaluation_say(trained, tmp_path):
     export = trained / "export" / "best"
     more = INTERVALS | {"decoding": "greedy, at most 24 tokens"}
     evaluation = judged(tmp_path / "evaluation", weights_hash(export), **more)
@@ -72,7 +70,7 @@ def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -
     }
 
 
-def test_what_is_missing_is_said(trained: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_said(trained, tmp_path):
     for name in ("metrics.jsonl", "result.json", "env.json"):
         (trained / name).unlink()
     _, text = shared(trained / "export" / "best", tmp_path / "out")
@@ -83,7 +81,7 @@ def test_what_is_missing_is_said(trained: Path, tmp_path: Path) -> None:
     assert "## Training" not in shared(alone, tmp_path / "more")[1]
 
 
-def test_reward_models_say_how_they_score(tmp_path: Path) -> None:
+def test_reward_models_say_how_they_score(tmp_path):
     tiny_student(tmp_path / "student")
     card, text = shared(tmp_path / "student", tmp_path / "shared")
     assert card.data.tags == ["rl-caption", "image-caption-scoring"]
@@ -91,7 +89,7 @@ def test_reward_models_say_how_they_score(tmp_path: Path) -> None:
     assert "test scores" not in text
 
 
-def test_the_folder_is_uploaded(trained: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_the_folder_is_uploaded(trained, monkeypatch, capsys):
     api, sent = Mock(), set[str]()
     api.create_repo.return_value = "https://huggingface.co/somebody/captioner"
     api.upload_folder.side_effect = lambda folder_path, **_: sent.update(
@@ -108,9 +106,7 @@ def test_the_folder_is_uploaded(trained: Path, monkeypatch: Any, capsys: Any) ->
     assert capsys.readouterr().out == "https://huggingface.co/somebody/captioner\n"
 
 
-def test_nothing_is_copied_where_something_is_wrong(
-    trained: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_nothing_is_copied_where_something_is_wrong(trained, tmp_path, capsys):
     export, out = trained / "export" / "best", tmp_path / "out"
     other = judged(tmp_path / "other", "0123456789")
     (tmp_path / "empty").mkdir()

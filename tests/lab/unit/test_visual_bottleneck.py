@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +23,7 @@ class Colours:
     def __init__(self) -> None:
         self.captions: list[str] = []
 
-    def __call__(self, captions: Sequence[str]) -> Sequence[Any]:
+    def __call__(self, captions):
         self.captions += captions
         return [
             Image.new("RGB", (16, 16), (10 * len(caption), 0, 0))
@@ -33,14 +32,14 @@ class Colours:
 
 
 @pytest.fixture(scope="module")
-def captioner(tmp_path_factory: pytest.TempPathFactory) -> str:
+def captioner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("captioner")
     made = tiny_captioner()
     made.save_pretrained(made.policy, folder)
     return str(folder)
 
 
-def vba(captioner: str, **options: Any) -> VisualBottleneck:
+def vba(captioner, **options):
     return VisualBottleneck(
         captioner,
         **{
@@ -53,7 +52,7 @@ def vba(captioner: str, **options: Any) -> VisualBottleneck:
     )
 
 
-def test_captions_through_images(captioner: str) -> None:
+def test_captions_through_images(captioner):
     reward = vba(captioner, batch_size=2)
     captions = ["a red circle on a grey field", "  ", "two blue squares", "the dog"]
     found = reward(None, captions)
@@ -69,7 +68,7 @@ def test_captions_through_images(captioner: str) -> None:
     )
 
 
-def test_the_most_similar_of_several_beams_counts(captioner: str) -> None:
+def test_the_most_similar_of_several_beams_counts(captioner):
     captions = ["a red circle on a grey field", "two blue squares"]
     reward = vba(captioner, num_beams=3, num_return_sequences=3)
     rewritten = reward.rewrite(captions)
@@ -90,13 +89,13 @@ class Pipeline:
         self.scheduler = SimpleNamespace(config="config")
         self.calls: list[Any] = []
 
-    def to(self, device: str) -> Pipeline:
+    def to(self, device):
         return self
 
-    def set_progress_bar_config(self, disable: bool) -> None:
+    def set_progress_bar_config(self, disable):
         assert disable
 
-    def __call__(self, prompts: list[str], **options: Any) -> Any:
+    def __call__(self, prompts, **options):
         noise = [
             float(torch.rand(1, generator=own)) for own in options.pop("generator")
         ]
@@ -104,10 +103,10 @@ class Pipeline:
         return SimpleNamespace(images=[Image.new("RGB", (8, 8)) for _ in prompts])
 
 
-def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipelines: list[Pipeline] = []
+def test_diffusion_is_asked_as_in_the_paper(monkeypatch):
+    pipelines = []
 
-    def load(model: str, **options: Any) -> Pipeline:
+    def load(model, **options):
         pipelines.append(Pipeline())
         return pipelines[-1]
 

@@ -1,7 +1,5 @@
 """Photos captioned side by side: captions, scores, and the page in Gradio."""
 
-from pathlib import Path
-
 import pytest
 from accelerate import Accelerator
 from PIL import Image
@@ -12,7 +10,7 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.cli.main import run
 from rl_caption.config.schema import JudgeConfig
 from rl_caption.lab.config import WebConfig
-from rl_caption.lab.web import Table, build_page, make_table
+from rl_caption.lab.web import build_page, make_table
 from rl_caption.training.validation import decode_candidates
 from tests.captioners_for_tests import tiny_captioner
 
@@ -20,7 +18,7 @@ NAMES = ["first", "<img src=x>"]
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def paths(tmp_path_factory):
     place = tmp_path_factory.mktemp("runs")
     for seed, name in enumerate(NAMES):
         captioner = tiny_captioner(seed)
@@ -29,21 +27,19 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def table_of(paths: list[str]) -> Table:
+def table_of(paths):
     judges = {"ROUGE": JudgeConfig(target="rouge_l"), "repetition": JudgeConfig()}
     return make_table(WebConfig(models=paths, judges=judges))
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> list[str]:
+def photos(tmp_path):
     for name, colour in (("red.png", (200, 30, 30)), ("blue.png", (30, 30, 200))):
         Image.new("RGB", (16, 16), colour).save(tmp_path / name)
     return [str(tmp_path / name) for name in ("red.png", "blue.png")]
 
 
-def test_captions_and_scores_are_those_of_captioners_and_rewards(
-    table_of: Table, photos: list[str]
-) -> None:
+def test_captions_and_scores_are_those_of_captioners_and_rewards(table_of, photos):
     table = table_of(photos, "a red square\n\nred")
     assert [line[:2] for line in table] == [
         [photo, name] for name in NAMES for photo in ("red.png", "blue.png")
@@ -68,14 +64,14 @@ def test_captions_and_scores_are_those_of_captioners_and_rewards(
         (["--judges.c.target", "cider"], "kwargs.df"),
     ],
 )
-def test_what_is_wrong_is_said_before_it_listens(options, named, paths, capsys) -> None:
+def test_what_is_wrong_is_said_before_it_listens(options, named, paths, capsys):
     pytest.importorskip("gradio")
     with pytest.raises(SystemExit):
         run("web", ["--models", paths[0], *options])
     assert named in capsys.readouterr().err
 
 
-def test_the_page_of_gradio(table_of: Table) -> None:
+def test_the_page_of_gradio(table_of):
     pytest.importorskip("gradio")
     page = build_page(WebConfig(), table_of)
     assert "References" in str(page.get_config_file())

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -55,16 +54,14 @@ def needs_java(test):
 
 
 @cache
-def _karpathy_references(file: Path) -> dict[str, list[list[str]]]:
+def _karpathy_references(file):
     return {
         row["image_name"]: list(map(tokenize, row["captions"]))
         for row in json.loads(file.read_text())
     }
 
 
-def published_system(
-    shared_data: Path, name: str
-) -> tuple[list[list[str]], list[list[list[str]]], dict[str, float]]:
+def published_system(shared_data, name):
     """Tokens of a published system's captions of Karpathy's test split, of the references, and its
     recorded scores.
     """

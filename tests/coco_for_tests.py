@@ -3,8 +3,6 @@ downloaded.
 """
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -14,7 +12,7 @@ WORDS = ("dog", "cat", "horse", "bird")
 WIDTH, HEIGHT = 32, 24
 
 
-def captions_of(number: int) -> list[str]:
+def captions_of(number):
     """Five captions with white space as Karpathy's file has it."""
     word = WORDS[number % 4]
     return [
@@ -26,16 +24,16 @@ def captions_of(number: int) -> list[str]:
     ]
 
 
-def file_of(number: int) -> tuple[str, str]:
+def file_of(number):
     """Folder and name of a photo."""
     folder = "train2014" if SPLITS[number] == "train" else "val2014"
     return folder, f"COCO_{folder}_{100 + number:012d}.jpg"
 
 
-def write_downloads(folder: Path) -> Path:
+def write_downloads(folder):
     """``dataset_coco.json``, and ``annotations`` as the official archive unpacks."""
-    records: list[dict[str, Any]] = []
-    official: dict[str, dict[str, list[Any]]] = {
+    records = []
+    official = {
         name: {"images": [], "annotations": []} for name in ("train2014", "val2014")
     }
     for number, split in enumerate(SPLITS):
@@ -69,7 +67,7 @@ def write_downloads(folder: Path) -> Path:
     return folder
 
 
-def write_photos(folder: Path) -> Path:
+def write_photos(folder):
     """``train2014`` and ``val2014``."""
     for number in range(len(SPLITS)):
         place, name = file_of(number)
@@ -81,7 +79,7 @@ def write_photos(folder: Path) -> Path:
     return folder
 
 
-def write_features(folder: Path, dim: int = 2048) -> Path:
+def write_features(folder, dim=2048):
     """Bottom-up features: 2 to 5 regions with boxes."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(len(SPLITS)):

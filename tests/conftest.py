@@ -4,9 +4,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -33,20 +31,20 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 @pytest.fixture(autouse=True)
-def trust_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def trust_of_one_test(monkeypatch):
     """What a test trusts, and the folders that it lets modules be found in, the next test does not."""
     monkeypatch.setattr("rewards.trust._trusted", set())
     monkeypatch.setattr("sys.path", [*sys.path])
 
 
 @pytest.fixture
-def random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def random_weights(monkeypatch):
     """Let language models of random weights answer, which are about to say something else."""
     monkeypatch.setattr("rewards.language.models.LEAST_PROBABILITY", 0.0)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+def pytest_runtest_makereport():
     """Escape what xdist cannot send: names of files that are not UTF-8, in what a test printed or
     logged.
     """
@@ -59,7 +57,7 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
+def shared_data():
     """Folder with the public datasets that are not shipped with the package; skips the test where
     it is absent.
 
@@ -76,7 +74,7 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def start(tmp_path_factory):
     """A tiny captioner, exported after two steps of cross-entropy."""
     from tests.training_for_tests import checked_run, xe_config
 

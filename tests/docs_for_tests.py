@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -41,17 +40,17 @@ class Command:
     text: str
 
     @property
-    def id(self) -> str:
+    def id(self):
         """For the name of a test."""
         return f"{self.page.name}: {' '.join(self.words)}"[:120]
 
     @property
-    def words(self) -> list[str]:
+    def words(self):
         """The program and its options; the names of any configuration replaced."""
         return [NAMES_OF_FILES.get(word, word) for word in words_of(self.text)]
 
 
-def shown_files(page: Path) -> dict[str, str]:
+def shown_files(page):
     """Files whose name stands in the first line of their block."""
     texts = [text for _, _, text in FENCE.findall(page.read_text(encoding="utf-8"))]
     return {
@@ -60,10 +59,10 @@ def shown_files(page: Path) -> dict[str, str]:
 
 
 @cache
-def commands(page: Path) -> tuple[Command, ...]:
+def commands(page):
     """Those of blocks, and those with options inside sentences that begin with a program."""
 
-    def found() -> Iterator[Command]:
+    def found():
         for language, _, text in FENCE.findall(page.read_text(encoding="utf-8")):
             if language not in ("", "sh", "bash", "console"):
                 continue
@@ -85,7 +84,7 @@ def commands(page: Path) -> tuple[Command, ...]:
     return tuple(found())
 
 
-def words_of(command: str) -> list[str]:
+def words_of(command):
     """Without what stands for more (``...``), brackets of what may be left out, variables in front,
     pipes, and files that output goes to.
     """
@@ -103,7 +102,7 @@ def words_of(command: str) -> list[str]:
     return words
 
 
-def program_of(words: list[str]) -> tuple[Path, list[str]]:
+def program_of(words):
     """The file of a Python program and its arguments, without what launches it."""
     if words[:2] == ["accelerate", "launch"] or words[:3] == [
         "python",

@@ -3,23 +3,21 @@
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 
 @contextmanager
 def endpoint(
-    answer: Callable[[dict[str, Any]], tuple[Any, ...]],
-) -> Iterator[dict[str, Any]]:
+    answer,
+):
     """Options of an OpenAI-compatible endpoint that answers by a function of the request's body.
 
     It returns status, content (an object of JSON, or bytes), and headers, if any.
     """
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             body |= {"path": self.path, "key": self.headers.get("Authorization")}
             status, content, *headers = answer(body)
@@ -34,7 +32,7 @@ def endpoint(
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -48,7 +46,7 @@ def endpoint(
         server.shutdown()
 
 
-def listing(**masses: float) -> dict[str, Any]:
+def listing(**masses):
     """An answer of the endpoint, with probabilities of tokens."""
     listed = [
         {"token": token, "logprob": math.log(mass)} for token, mass in masses.items()
@@ -58,12 +56,12 @@ def listing(**masses: float) -> dict[str, Any]:
     return {"choices": [choice], "usage": {"total_tokens": 50}}
 
 
-def writing(text: str) -> dict[str, Any]:
+def writing(text):
     """An answer of the endpoint that is a text."""
     return {"choices": [{"message": {"content": text}}], "usage": {"total_tokens": 50}}
 
 
-def prompt_of(body: dict[str, Any]) -> str:
+def prompt_of(body):
     """The text of a request, without its image."""
     content = body["messages"][0]["content"]
     return content if isinstance(content, str) else content[-1]["text"]

@@ -2,9 +2,6 @@
 
 import json
 import pickle
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.io import savemat
@@ -15,11 +12,11 @@ IMAGES = ["1_a.jpg", "2_b.jpg", "3_c.jpg"]
 WORDS = ["a dog runs", "a cat sits", "two men talk"]
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path, content):
     path.write_text(json.dumps(content))
 
 
-def token_file(path: Path) -> None:
+def token_file(path):
     """Five captions of each of three images, in the format of Flickr8k and Flickr30k."""
     named = zip(IMAGES, WORDS, strict=True)
     lines = [
@@ -30,7 +27,7 @@ def token_file(path: Path) -> None:
     path.write_text("".join(lines))
 
 
-def flickr8k(folder: Path) -> None:
+def flickr8k(folder):
     token_file(folder / "Flickr8k.token.txt")
     expert = [
         "1_a.jpg\t1_a.jpg#0\t4\t4\t4",
@@ -46,7 +43,7 @@ def flickr8k(folder: Path) -> None:
     (folder / "CrowdFlowerAnnotations.txt").write_text("\n".join(crowd))
 
 
-def composite(folder: Path) -> None:
+def composite(folder):
     """Three captions a row in 8k, four in the others, and the two lines at the end of the real
     files.
     """
@@ -71,13 +68,13 @@ def composite(folder: Path) -> None:
         (folder / f"{part}_correctness.csv").write_text("\n".join(lines))
 
 
-def cell(text: str) -> np.ndarray:
+def cell(text):
     wrapped = np.empty((1, 1), object)
     wrapped[0, 0] = text
     return wrapped
 
 
-def consensus(path: Path, pairs: list[tuple[str, str, int]]) -> None:
+def consensus(path, pairs):
     """Votes of 48 people on each pair (first, second, votes for the first)."""
     fields = [("A", "O"), ("B", "O"), ("C", "O"), ("rating", "O")]
     triplets = np.empty((1, 48 * len(pairs)), fields)
@@ -93,7 +90,7 @@ def consensus(path: Path, pairs: list[tuple[str, str, int]]) -> None:
     savemat(path, {"triplets": triplets})
 
 
-def pascal50s(folder: Path) -> None:
+def pascal50s(folder):
     """Four pairs, one of each kind; the second has its captions in the other order, the third is a
     tie of votes.
     """
@@ -119,7 +116,7 @@ def pascal50s(folder: Path) -> None:
     )
 
 
-def abstract50s(folder: Path) -> None:
+def abstract50s(folder):
     consensus(
         folder / "consensus_abstract.mat",
         [("one dog", "one cat", 40), ("men", "women", 20)],
@@ -131,7 +128,7 @@ def abstract50s(folder: Path) -> None:
     write_json(folder / "abstract_candsB.json", names)
 
 
-def foil(folder: Path) -> None:
+def foil(folder):
     """Two images with three pairs, and the COCO captions that they were made from."""
     images = [{"id": n, "file_name": f"COCO_val2014_{n:012}.jpg"} for n in (7, 8)]
     captions = {
@@ -166,7 +163,7 @@ def foil(folder: Path) -> None:
     write_json(folder / "captions_val2014.json", {"annotations": coco})
 
 
-def sugarcrepe(folder: Path) -> None:
+def sugarcrepe(folder):
     for kind in SUGARCREPE:
         pair = {
             "filename": "000000000001.jpg",
@@ -179,7 +176,7 @@ def sugarcrepe(folder: Path) -> None:
         )
 
 
-def sugarcrepe_pp(folder: Path) -> None:
+def sugarcrepe_pp(folder):
     for kind in SUGARCREPE_PP:
         captions = {
             "caption": f"a dog {kind}",
@@ -190,7 +187,7 @@ def sugarcrepe_pp(folder: Path) -> None:
         write_json(folder / f"{kind}.json", rows)
 
 
-def aro_order(folder: Path) -> None:
+def aro_order(folder):
     captions = ["A brown dog, with a red ball, runs on the green grass.", "Dogs."]
     row = {"image": "val2014/COCO_val2014_000000000007.jpg", "caption": captions}
     write_json(folder / "coco_karpathy_test.json", [row])
@@ -200,7 +197,7 @@ def aro_order(folder: Path) -> None:
     )
 
 
-def aro(folder: Path) -> None:
+def aro(folder):
     box = {"bbox_x": 1, "bbox_y": 2, "bbox_w": 10, "bbox_h": 8, "image_path": "5.jpg"}
     captions = {
         "true_caption": "the dog is on the mat",
@@ -216,7 +213,7 @@ def aro(folder: Path) -> None:
     write_json(folder / "visual_genome_attribution.json", attributes + rare)
 
 
-def ratings(folder: Path) -> None:
+def ratings(folder):
     rows = [
         {
             "image": f"{n}.jpg",
@@ -230,7 +227,7 @@ def ratings(folder: Path) -> None:
     (folder / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-def icc_captions(folder: Path) -> None:
+def icc_captions(folder):
     rows = [
         "sample_id,caption,concreteness_annotation,icc_score",
         '1.0,"A dog, on a couch",3,0.9',
@@ -243,7 +240,7 @@ def icc_captions(folder: Path) -> None:
     (folder / "caption_concreteness_annotations.csv").write_text("\n".join(rows) + "\n")
 
 
-def icc_words(folder: Path) -> None:
+def icc_words(folder):
     head = (
         "Word\tBigram\tConc.M\tConc.SD\tUnknown\tTotal\tPercent_known\tSUBTLEX\tDom_Pos"
     )
@@ -263,7 +260,7 @@ def icc_words(folder: Path) -> None:
     )
 
 
-def vatex_eval(folder: Path) -> None:
+def vatex_eval(folder):
     """Pickled NumPy arrays, as ``VATEX-EVAL-demo.py`` of EMScore reads them: ratings are [people,
     captions], flat.
     """
@@ -287,7 +284,7 @@ def vatex_eval(folder: Path) -> None:
         (folder / f"{name}.pkl").write_bytes(pickle.dumps(content, protocol=2))
 
 
-def activitynet_foil(folder: Path) -> None:
+def activitynet_foil(folder):
     """As ``ActivityNet-FOIL_demo.py`` of EMScore reads them."""
     right = ["A man  runs.", "He stops.", "A dog barks."]
     foiled = ["A woman runs.", "He stops.", "A cat barks."]
@@ -325,7 +322,7 @@ _NAMED = (
     icc_captions,
     icc_words,
 )
-BUILDERS: dict[str, Callable[[Path], None]] = {
+BUILDERS = {
     "flickr8k_expert": flickr8k,
     "flickr8k_crowdflower": flickr8k,
     **{build.__name__: build for build in _NAMED},

@@ -1,9 +1,6 @@
 """Folders as the programs leave them, small and written by hand, for tests of reports."""
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -21,12 +18,12 @@ DATA = {
 STEPS = (0, 10, 20)
 
 
-def _validation(step: int, cider: float, reward: float, judge: float) -> dict[str, Any]:
+def _validation(step, cider, reward, judge):
     judges = {"val/judge/rouge_l": judge, "hacking/alarm": float(step == 20)}
     return {"step": step, "val/cider": cider, "val/reward": reward, **judges}
 
 
-def _step(step: int, total: float, lclip: float, entropy: float) -> dict[str, Any]:
+def _step(step, total, lclip, entropy):
     rewards = {"reward/total": total, "reward/lclip": lclip}
     return {"step": step, **rewards, "policy/entropy": entropy, "time/step": 0.25}
 
@@ -50,12 +47,12 @@ STATE = {
 }
 
 
-def image_ids(count: int = 30, split: str = "val") -> list[str]:
+def image_ids(count=30, split="val"):
     """Ids as the generated world gives them."""
     return [f"{split}-{index:06d}" for index in range(count)]
 
 
-def write_run(folder: Path, **config: Any) -> Path:
+def write_run(folder, **config):
     """A finished run with three validations, the last of them with an alarm; the first caption is a
     nasty one.
     """
@@ -79,14 +76,14 @@ def write_run(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def write_lines(folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+def write_lines(folder, lines):
     """The log of a run."""
     (folder / "metrics.jsonl").write_text(
         "".join(json.dumps(line) + "\n" for line in lines)
     )
 
 
-def write_validation(folder: Path, step: int, captions: list[str]) -> None:
+def write_validation(folder, step, captions):
     """Captions of a validation."""
     place = folder / "eval" / f"step-{step:08d}"
     place.mkdir(parents=True)
@@ -98,9 +95,7 @@ def write_validation(folder: Path, step: int, captions: list[str]) -> None:
     (place / "predictions.json").write_text(json.dumps(rows))
 
 
-def write_evaluation(
-    folder: Path, cider: float, word: str = "red", **more: Any
-) -> Path:
+def write_evaluation(folder, cider, word="red", **more):
     """What ``evaluate.py`` leaves of 30 captions."""
     folder.mkdir(parents=True)
     metrics = {"CIDEr": cider, "BLEU-4": cider / 4, "length/mean": 6.0}
@@ -117,7 +112,7 @@ def write_evaluation(
     return folder
 
 
-def write_comparison(folder: Path) -> Path:
+def write_comparison(folder):
     """What ``evaluate.py --compare`` leaves of two systems."""
     for name, cider in (("xe", 1.0), ("rl", 1.25)):
         write_evaluation(folder / name, cider, name)

@@ -13,11 +13,9 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -85,7 +83,7 @@ DATA = {
 }
 
 
-def xe_config(folder: Path, **changes: Any) -> dict[str, Any]:
+def xe_config(folder, **changes):
     """Cross-entropy with dropout (so that random states matter) and accumulation; ``changes`` are
     dotted keys.
     """
@@ -111,7 +109,7 @@ def xe_config(folder: Path, **changes: Any) -> dict[str, Any]:
     )
 
 
-def scst_config(folder: Path, init: Path, **changes: Any) -> dict[str, Any]:
+def scst_config(folder, init, **changes):
     """Self-critical training with every term of the loss; ``changes`` are dotted keys."""
     return changed(
         {
@@ -135,7 +133,7 @@ def scst_config(folder: Path, init: Path, **changes: Any) -> dict[str, Any]:
     )
 
 
-def write_pipeline(folder: Path, **stages: tuple[str, dict[str, Any]]) -> Path:
+def write_pipeline(folder, **stages):
     """Write a pipeline of stages, each with its program and configuration, into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     listed = {}
@@ -148,7 +146,7 @@ def write_pipeline(folder: Path, **stages: tuple[str, dict[str, Any]]) -> Path:
     return folder / "pipeline.yaml"
 
 
-def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def changed(config, changes):
     """A copy of ``config`` with the values at dotted keys replaced."""
     config = json.loads(json.dumps(config))
     for key, value in changes.items():
@@ -185,7 +183,7 @@ class Ended:
     """Standard output and error."""
 
 
-def run(config: dict[str, Any], folder: Path, program: str = "xe", **how: Any) -> Ended:
+def run(config, folder, program="xe", **how):
     """Run ``python -m rl_caption PROGRAM --config FILE`` in a fork; ``how`` as in ``_child``."""
     file = folder.with_name(f"{folder.name}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -195,9 +193,7 @@ def run(config: dict[str, Any], folder: Path, program: str = "xe", **how: Any) -
     )
 
 
-def checked_run(
-    config: dict[str, Any], folder: Path, program: str = "xe", **how: Any
-) -> Ended:
+def checked_run(config, folder, program="xe", **how):
     """``run``, which has to end with 0; with a kill by SIGKILL with that, so that it was reached."""
     ended, kill = run(config, folder, program, **how), how.get("kill")
     assert ended.code == (
@@ -206,9 +202,7 @@ def checked_run(
     return ended
 
 
-def run_arguments(
-    arguments: list[str], output: Path, kill_after: float | None = None, **how: Any
-) -> Ended:
+def run_arguments(arguments, output, kill_after=None, **how):
     """Run ``python -m rl_caption ARGUMENTS`` in a fork, killed after so many seconds, and return
     how it ended.
     """
@@ -230,7 +224,7 @@ def run_arguments(
     return Ended(process.exitcode, output.read_text() if output.exists() else "")
 
 
-def checked_arguments(arguments: list[str], output: Path, **how: Any) -> str:
+def checked_arguments(arguments, output, **how):
     """``run_arguments``, which have to end with 0; returns what was printed."""
     ended = run_arguments(arguments, output, **how)
     assert ended.code == 0, ended.output
@@ -238,14 +232,14 @@ def checked_arguments(arguments: list[str], output: Path, **how: Any) -> str:
 
 
 def run_together(
-    count: int,
-    config: dict[str, Any],
-    folder: Path,
-    program: str,
-    kill: Kill | None = None,
-    engine: dict[str, str] | None = None,
-    spoil: int | None = None,
-) -> list[Ended]:
+    count,
+    config,
+    folder,
+    program,
+    kill=None,
+    engine=None,
+    spoil=None,
+):
     """Run the program in ``count`` processes that train together (gloo), with the environment of an
     ``engine``.
 
@@ -260,13 +254,13 @@ def run_together(
 
 
 def run_arguments_together(
-    count: int,
-    arguments: list[str],
-    folder: Path,
-    kill: Kill | None = None,
-    engine: dict[str, str] | None = None,
-    spoil: int | None = None,
-) -> list[Ended]:
+    count,
+    arguments,
+    folder,
+    kill=None,
+    engine=None,
+    spoil=None,
+):
     """The same of the words of a command line; logs are beside ``folder``."""
     file = folder.with_name(f"{folder.name}.yaml")
     port = get_free_port()
@@ -279,7 +273,7 @@ def run_arguments_together(
             | engine_memory.launched(rank, count, port)
             | (engine or {})
         )
-        how: dict[str, Any] = {
+        how = {
             "environment": environment,
             "kill": kill if rank == 0 else None,
         }
@@ -307,16 +301,16 @@ run_two = partial(run_together, 2)
 
 
 def _child(
-    arguments: list[str],
-    output: str,
-    kill: Kill | None = None,
-    poison: int | None = None,
-    spoil: int | None = None,
-    largest_file: int | None = None,
-    python_path: str | None = None,
-    environment: dict[str, str] | None = None,
-    simulated: bool = False,
-) -> None:
+    arguments,
+    output,
+    kill=None,
+    poison=None,
+    spoil=None,
+    largest_file=None,
+    python_path=None,
+    environment=None,
+    simulated=False,
+):
     """Run the program with a kill armed, NaN in a weight from step ``poison`` on or after step
     ``spoil``, files limited in size (bytes), or on a simulated device.
     """
@@ -344,15 +338,15 @@ def _child(
     sys.exit(main(arguments))
 
 
-def _arm(kill: Kill) -> None:
+def _arm(kill):
     module, path = kill.target.split(":")
     *parents, name = path.split(".")
-    owner: Any = importlib.import_module(module)
+    owner = importlib.import_module(module)
     for parent in parents:
         owner = getattr(owner, parent)
     original, calls = getattr(owner, name), 0
 
-    def armed(*positional: Any, **named: Any) -> Any:
+    def armed(*positional, **named):
         nonlocal calls
         calls += 1
         if calls != kill.call:
@@ -366,7 +360,7 @@ def _arm(kill: Kill) -> None:
     setattr(owner, name, armed)
 
 
-def _write_half(original: Any, *positional: Any, **named: Any) -> None:
+def _write_half(original, *positional, **named):
     """Do half of what a function does that writes or removes the path among its arguments."""
     path = next(Path(value) for value in positional if isinstance(value, str | Path))
     if original.__name__ == "rmtree":
@@ -378,7 +372,7 @@ def _write_half(original: Any, *positional: Any, **named: Any) -> None:
     path.write_bytes(whole[: (before + len(whole)) // 2])
 
 
-def _break_weights(step: int, after: bool) -> None:
+def _break_weights(step, after):
     """Make a weight NaN before step ``step`` is taken, or after it; of a sharded one this process's
     shard.
     """
@@ -387,7 +381,7 @@ def _break_weights(step: int, after: bool) -> None:
     name = "end_step" if after else "begin_step"
     original = getattr(Run, name)
 
-    def broken(self: Any, *arguments: Any) -> Any:
+    def broken(self, *arguments):
         result = original(self, *arguments)
         if self.state.global_step + (not after) == step:
             *_, last = (
@@ -399,28 +393,28 @@ def _break_weights(step: int, after: bool) -> None:
     setattr(Run, name, broken)
 
 
-def lines(folder: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+def lines(folder, file="metrics.jsonl"):
     """Records of a run's log."""
     return [json.loads(line) for line in (folder / file).read_text().splitlines()]
 
 
-def steps(folder: Path, key: str = "loss/total") -> list[int]:
+def steps(folder, key="loss/total"):
     """Steps whose records in a run's log have a key."""
     return [line["step"] for line in lines(folder) if key in line]
 
 
-def values(folder: Path, key: str) -> list[Any]:
+def values(folder, key):
     """What a run's log has at a key, record after record."""
     return [line[key] for line in lines(folder) if key in line]
 
 
-def read_json(path: Path | str) -> Any:
+def read_json(path):
     """Contents of a JSON file; of a run's folder, its result."""
     path = Path(path)
     return json.loads((path / "result.json" if path.is_dir() else path).read_text())
 
 
-def untimed(folder: Path) -> list[dict[str, Any]]:
+def untimed(folder):
     """Records of ``metrics.jsonl`` without the keys that tell time."""
     timed = ("time/", "val/seconds", "train/images_per_second")
     return [
@@ -429,22 +423,20 @@ def untimed(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def files(folder: Path) -> set[str]:
+def files(folder):
     """Relative paths of all files in a folder."""
     return {
         str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
     }
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
+def weights(folder):
     """Weights of a checkpoint or of an exported model."""
     (file,) = set(folder.glob("*.safetensors")) - {folder / "optimizer.safetensors"}
     return load_file(file)
 
 
-def _last_and_best(
-    one: Path, other: Path
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+def _last_and_best(one, other):
     """Name of each weight of the last checkpoint and of the exported model, with its values in both
     runs.
     """
@@ -457,7 +449,7 @@ def _last_and_best(
         )
 
 
-def assert_close_runs(one: Path, other: Path, rel: float = 1e-5) -> None:
+def assert_close_runs(one, other, rel=1e-5):
     """Steps, samples, best model and last checkpoint of two runs are equal up to float32 rounding."""
     logs = untimed(one), untimed(other)
     assert [line["step"] for line in logs[0]] == [line["step"] for line in logs[1]]
@@ -479,7 +471,7 @@ def assert_close_runs(one: Path, other: Path, rel: float = 1e-5) -> None:
         ), f"{name} differs"
 
 
-def assert_same_run(run_folder: Path, whole: Path) -> None:
+def assert_same_run(run_folder, whole):
     """Every file that tells the result of a run equals that of the run that was never stopped, bit
     for bit.
     """
@@ -505,13 +497,13 @@ def assert_same_run(run_folder: Path, whole: Path) -> None:
             )
 
 
-def stage_config(pipeline: str, stage: str) -> Any:
+def stage_config(pipeline, stage):
     """The configuration of a stage of a shipped pipeline."""
     stages, _ = make_stages(pipeline)
     return next(one for one in stages if one.name == stage).config
 
 
-def write_stage(pipeline: str, stage: str, file: Path) -> Path:
+def write_stage(pipeline, stage, file):
     """Write the configuration of a stage of a shipped pipeline to a file."""
     values = stage_config(pipeline, stage).model_dump(mode="json", exclude_unset=True)
     file.write_text(yaml.safe_dump(values))

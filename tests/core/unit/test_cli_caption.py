@@ -13,7 +13,6 @@ from rl_caption.cli.caption import caption, find_images
 from rl_caption.cli.configuration import parse
 from rl_caption.config.commands import CaptionConfig
 from rl_caption.data.base import DataError
-from rl_caption.evaluation import EvaluationError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 
@@ -106,5 +105,5 @@ def test_all_files_that_cannot_be_captioned_are_named_at_once_or_skipped(
 
 def test_a_place_that_cannot_be_written_to_is_found_before_captioning(photos, tmp_path):
     out = photos / "b.png" / "captions.json"
-    with pytest.raises(EvaluationError, match=r"b\.png"):
+    with pytest.raises(OSError, match=r"b\.png"):
         main(["--model", "no/model", "--out", str(out), str(photos)])

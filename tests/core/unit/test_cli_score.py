@@ -178,6 +178,8 @@ def test_captions_by_path_are_scored_as_they_are(tmp_path, monkeypatch):
     expected = [*plain["scores"].values()]
     assert scores("cider", references=references) == expected
     assert scores("cider", references=by_id) == expected
+    with pytest.raises(DataError, match="give --images"):
+        scores("l_clipscore", kwargs=student)
     looked = scores("l_clipscore", images=".", kwargs=student)
     assert looked == scores("l_clipscore", images="my/photos", kwargs=student)
     assert looked == scores("l_clipscore", references=references, kwargs=student)
@@ -308,36 +310,6 @@ def test_a_result_that_cannot_be_written_is_known_before_anything_is_read(tmp_pa
     words = ["--reward", "cider", "--captions", "absent.json"]
     with pytest.raises(EvaluationError, match=re.escape(str(tmp_path.parent))):
         run_program("score", [*words, "--out", str(tmp_path)])
-
-
-class Bright:
-    """Whether image and id belong together."""
-
-    __name__, columns, bounds, signature = (
-        "bright",
-        frozenset({"image", "image_id"}),
-        (0.0, 1.0),
-        "bright",
-    )
-
-    def __call__(self, prompts, completions, **columns):
-        return [
-            float(Path(path).stem == key)
-            for path, key in zip(columns["image"], columns["image_id"], strict=True)
-        ]
-
-
-def test_rewards_from_outside_get_images(files, tmp_path):
-    captions = files["captions"]
-    (tmp_path / "images").mkdir()
-    for row in CAPTIONS:
-        (tmp_path / "images" / f"{row['image_id']}.jpg").touch()
-    assert (
-        score_files(f"{__name__}:Bright", captions, images=tmp_path / "images")["mean"]
-        == 1
-    )
-    with pytest.raises(DataError, match="give --images"):
-        score_files(f"{__name__}:Bright", captions)
 
 
 def test_main_prints_the_scale_and_writes(files, tmp_path, capsys):

@@ -204,7 +204,6 @@ def test_the_key_of_an_image_changes_with_each_thing_that_it_names(tmp_path):
     ]
     for file in files:
         os.utime(file, ns=(10**9, 10**9))
-    assert files[0].stat().st_size == files[1].stat().st_size
     grey = Image.fromarray(RAMP)
     others = [
         grey,

@@ -96,8 +96,7 @@ def test_another_choice_of_references_at_every_step_and_the_same_again():
     assert choices == [chosen(step) for step in range(12)]
     assert set(sum(choices, ())) == set(rows[0]["references"])
     batch = Collate(captioner, 12)([(rows[0], 0)])
-    assert batch.targets is not None
-    assert batch.targets.shape[1] == 3, "all references"
+    assert captioner.decode(batch.targets[0]) == rows[0]["references"]
     batch = Collate(captioner)([(rows[0], 0)])
     assert batch.targets is batch.target_mask is None
 

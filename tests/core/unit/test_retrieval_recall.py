@@ -97,7 +97,6 @@ def test_two_images_that_share_a_caption_share_the_hit():
     "change",
     [
         {"owners": torch.tensor([0, 1, 2]), "texts": torch.ones(3, 4)},
-        {"owners": torch.tensor([0]), "images": torch.ones(1, 4)},
         {"owners": torch.tensor([1, 1])},
         {"texts": torch.tensor([[1.0, 0, 0, 0], [0.0, 0, 0, 0]])},
         {"images": torch.tensor([[1.0, 0, 0, torch.nan], [1.0, 0, 0, 0]])},

@@ -1,8 +1,6 @@
 """Tiny dual encoders with random weights, saved as the real ones are, and images to show them."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import open_clip
@@ -34,10 +32,10 @@ TINY = {
 class Drawn:
     """A renderable image that counts how often it is drawn."""
 
-    def __init__(self, shade: int) -> None:
+    def __init__(self, shade):
         self.shade, self.drawn = shade, 0
 
-    def render(self) -> Image.Image:
+    def render(self):
         self.drawn += 1
         return Image.new("RGB", (40, 40), (self.shade, 10, 200))
 
@@ -45,7 +43,7 @@ class Drawn:
 class Counted:
     """Passes everything on to an encoder and counts the images and texts that it was asked for."""
 
-    def __init__(self, encoder: Any) -> None:
+    def __init__(self, encoder):
         self.encoder, self.images, self.texts = encoder, 0, 0
         self.fingerprint, self.signature = encoder.fingerprint, encoder.signature
         self.context_length, self.count_tokens = (
@@ -53,16 +51,16 @@ class Counted:
             encoder.count_tokens,
         )
 
-    def encode_images(self, images: Any) -> torch.Tensor:
+    def encode_images(self, images):
         self.images += len(images)
         return self.encoder.encode_images(images)
 
-    def encode_texts(self, texts: Any) -> torch.Tensor:
+    def encode_texts(self, texts):
         self.texts += len(texts)
         return self.encoder.encode_texts(texts)
 
 
-def tiny_checkpoint(folder: Path, seed: int = 0) -> str:
+def tiny_checkpoint(folder, seed=0):
     """Make the architecture known to open_clip and save a checkpoint of it; return the file."""
     path = folder / f"seed{seed}.pt"
     if not path.exists():
@@ -73,17 +71,17 @@ def tiny_checkpoint(folder: Path, seed: int = 0) -> str:
     return str(path)
 
 
-def weights() -> dict[str, torch.Tensor]:
+def weights():
     """A state of the tiny architecture, with OpenAI's keys."""
     torch.manual_seed(
         19
     )  # a seed under which the cosines of all rows are above 0, with and without updates
     return {
         key: value.clone() for key, value in open_clip.CLIP(**TINY).state_dict().items()
-    }  # type: ignore[arg-type]
+    }
 
 
-def low_rank_weights() -> dict[str, torch.Tensor]:
+def low_rank_weights():
     """A state as PAC-S++ saves it: rank 4, factors of every weight of the blocks and of the
     patches' kernel.
     """
@@ -104,7 +102,7 @@ def low_rank_weights() -> dict[str, torch.Tensor]:
     return state
 
 
-def tiny_student(folder: Path, pad_attention: str = "masked") -> Path:
+def tiny_student(folder, pad_attention="masked"):
     """Save a student; return its folder."""
     torch.manual_seed(
         2
@@ -117,9 +115,7 @@ def tiny_student(folder: Path, pad_attention: str = "masked") -> Path:
     return folder
 
 
-def noise_image(
-    seed: int, size: tuple[int, int] = (50, 37), mode: str = "RGB"
-) -> Image.Image:
+def noise_image(seed, size=(50, 37), mode="RGB"):
     """Make an image of random pixels."""
     values = np.random.default_rng(seed).integers(
         0, 256, (size[1], size[0], 3), dtype=np.uint8

@@ -2,14 +2,13 @@
 
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     BertConfig,
     BertModel,
@@ -33,7 +32,7 @@ VISION = {**TOWER, "image_size": SIDE, "patch_size": 8, "initializer_range": 0.3
 HALF = (0.5, 0.5, 0.5)
 
 
-def save_vit(folder: Path, seed: int = 0, pooler: bool = True) -> str:
+def save_vit(folder, seed=0, pooler=True):
     """Save a ViT with its image processor; return its name as an encoder."""
     torch.manual_seed(seed)
     ViTModel(ViTConfig(**VISION), add_pooling_layer=pooler).save_pretrained(folder)
@@ -48,11 +47,11 @@ class MeanColours(nn.Module):
 
     preprocessing = Preprocessing(SIDE, (0.0,) * 3, (1.0,) * 3, "bilinear", "squash")
 
-    def __init__(self, gain: float = 1.0) -> None:
+    def __init__(self, gain=1.0):
         super().__init__()
         self.gain = nn.Parameter(torch.tensor(float(gain)))
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def forward(self, pixels):
         return self.gain * nn.functional.avg_pool2d(pixels, 8).permute(0, 2, 3, 1)
 
 
@@ -64,7 +63,7 @@ class TinyImageEncoder(nn.Module):
     4, 12].
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed=0):
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -77,13 +76,13 @@ class TinyImageEncoder(nn.Module):
             32, (0.5,) * 3, (0.5,) * 3, "bilinear", "squash"
         )
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def forward(self, pixels):
         for stage in self.stages:
             pixels = stage(pixels)
         return pixels.permute(0, 2, 3, 1)
 
 
-def save_text_encoder(folder: Path) -> str:
+def save_text_encoder(folder):
     """Save a random BERT of two layers, with a tokenizer of the generated world's words; returns
     its name.
     """

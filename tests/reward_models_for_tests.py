@@ -1,8 +1,6 @@
 """Tiny reward models and the configurations that train them."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.data.scenes import ScenesData
@@ -12,7 +10,7 @@ from tests.training_for_tests import DATA as DATA
 from tests.training_for_tests import changed
 from tests.zoo.language_models import tiny_regressor
 
-CLIP: dict[str, Any] = {
+CLIP = {
     "embed_dim": 16,
     "vision_cfg": {
         "image_size": 32,
@@ -29,7 +27,7 @@ CLIP: dict[str, Any] = {
         "layers": 1,
     },
 }
-RESNET: dict[str, Any] = CLIP | {
+RESNET = CLIP | {
     "vision_cfg": {
         "image_size": 32,
         "layers": [1, 1, 1, 1],
@@ -37,7 +35,7 @@ RESNET: dict[str, Any] = CLIP | {
         "head_width": 8,
     },
 }
-STUDENT: dict[str, Any] = {
+STUDENT = {
     "embed_dim": 16,
     "image_size": 32,
     "patch_size": 16,
@@ -61,7 +59,7 @@ GPT2 = {
 }
 
 
-def config_of(task: str = "contrastive", **sections: Any) -> Any:
+def config_of(task="contrastive", **sections):
     """The configuration of a task from the values of its sections."""
     kind = RewardModelConfig.choose({"task": task})
     if task == "distill":
@@ -69,7 +67,7 @@ def config_of(task: str = "contrastive", **sections: Any) -> Any:
     return kind(**sections)
 
 
-def reward_model_config(folder: Path, task: str, **changes: Any) -> dict[str, Any]:
+def reward_model_config(folder, task, **changes):
     """A tiny run of ``task`` in ``folder``, with accumulation; ``changes`` are dotted keys."""
     return changed(
         {
@@ -93,7 +91,7 @@ def reward_model_config(folder: Path, task: str, **changes: Any) -> dict[str, An
     )
 
 
-def chain(folder: Path) -> dict[str, dict[str, Any]]:
+def chain(folder):
     """Configurations of teacher, both towers and the whole student, each after those that it
     starts from.
 
@@ -152,7 +150,7 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def pretrained_chain(folder: Path) -> dict[str, dict[str, Any]]:
+def pretrained_chain(folder):
     """Configurations of a dual encoder of pretrained parts, and of an L-CLIP over its frozen image
     encoder.
     """
@@ -183,7 +181,7 @@ def pretrained_chain(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def text_chain(folder: Path) -> dict[str, dict[str, Any]]:
+def text_chain(folder):
     """Configurations of a language model, of a semantic bottleneck on it, and of a regression on
     captions.
     """
@@ -206,7 +204,7 @@ def text_chain(folder: Path) -> dict[str, dict[str, Any]]:
     if not roberta.exists():  # without dropout, whose masks belong to processes
         off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         tiny_regressor(roberta, **off)
-    changes: dict[str, dict[str, Any]] = {
+    changes = {
         "language_model": {"model": {"vocab_size": 320, "kwargs": GPT2}},
         "semantic_bottleneck": {
             "model": {"language_model": str(lm), "ending": "eos"},

@@ -1,17 +1,11 @@
 """Self-critical steps of a tiny captioner, and their gradients."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
 from rewards.mixed import MixedReward
-from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
 from rl_caption.data.loader import Collate
-from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.advantages import build_advantage, needs_greedy
 from rl_caption.scst.objectives import Reinforce
 from rl_caption.scst.step import SelfCriticalTask
@@ -26,14 +20,14 @@ class WordCount:
     """
 
     __name__ = "words"
-    columns: frozenset[str] = frozenset()
+    columns = frozenset()
     bounds = (-10.0, 10.0)
     signature = "words"
 
-    def __init__(self, shift: float = 0.0) -> None:
+    def __init__(self, shift=0.0):
         self.shift = shift
 
-    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+    def __call__(self, prompts, completions, **columns):
         words = [text.split() for text in completions]
         return [
             self.shift + len(w) / 10 + sum("a" in x for x in w) / (len(w) + 1)
@@ -41,9 +35,7 @@ class WordCount:
         ]
 
 
-def batches_of(
-    captioner: Captioner, count: int, size: int, rows: Sequence[Any] = ()
-) -> list[CaptionBatch]:
+def batches_of(captioner, count, size, rows=()):
     rows = rows or tiny_rows(count)
     collate = Collate(captioner, max_target_tokens=LENGTH, seed=3)
     return [
@@ -52,9 +44,7 @@ def batches_of(
     ]
 
 
-def scst_task(
-    captioner: Captioner, shift: float = 0.0, **options: Any
-) -> SelfCriticalTask:
+def scst_task(captioner, shift=0.0, **options):
     advantage = build_advantage(options.pop("advantage", "leave_one_out"), {})
     terms = {
         name: options.pop(name)
@@ -82,9 +72,7 @@ def scst_task(
     )
 
 
-def gradient(
-    captioner: Captioner, task: Any, batches: list[CaptionBatch], step: int = 0
-) -> dict[str, Tensor]:
+def gradient(captioner, task, batches, step=0):
     """The step's gradient by parameter; parameters without one are left out."""
     captioner.policy.zero_grad()
     captioner.policy.train()
@@ -96,13 +84,11 @@ def gradient(
     }
 
 
-def norm(gradients: dict[str, Tensor]) -> float:
+def norm(gradients):
     return float(torch.stack([g.norm() for g in gradients.values()]).norm())
 
 
-def assert_equal_gradients(
-    one: dict[str, Tensor], other: dict[str, Tensor], atol: float = 1e-6
-) -> None:
+def assert_equal_gradients(one, other, atol=1e-6):
     assert one.keys() == other.keys()
     assert norm(one) > 1e-3, "a gradient of zero proves nothing"
     for name in one:

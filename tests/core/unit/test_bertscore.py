@@ -3,9 +3,6 @@ refused.
 """
 
 import importlib
-import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,7 +35,7 @@ def bert(tmp_path_factory):
     return folder
 
 
-def by_hand(folder: Path, layers: int, caption: str, reference: str) -> float:
+def by_hand(folder, layers, caption, reference):
     """Zhang et al. 2020, section 3: each token's best cosine on the other side; [CLS] and [SEP] may
     be matched only.
     """
@@ -108,21 +105,9 @@ def test_the_first_word_has_its_space(tmp_path):
     assert len(encode(scorer._scorer._tokenizer, "dog " * 90)) == 32
 
 
-def test_bad_input_is_refused(bert, tmp_path, monkeypatch):
-    for arguments, message in (
-        ([str(bert)], "layers"),
-        ([str(bert), 9], "layers 9"),
-        ([str(tmp_path), 1], r"config\.json"),
-    ):
+def test_bad_input_is_refused(bert):
+    for arguments, message in (([], "layers"), ([9], "layers 9")):
         with pytest.raises(ValueError, match=message):
-            BertScore(*arguments)  # type: ignore[arg-type]
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    for content in ("[]", "{"):
-        (tmp_path / "config.json").write_text(content)
-        with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
-            BertScore(str(tmp_path), 1)
+            BertScore(str(bert), *arguments)
     with pytest.raises(RewardError, match="row 0"):
         BertScore(str(bert), 1)(None, ["a dog"], references=[["a dog", " "]])
-    monkeypatch.setitem(sys.modules, "bert_score", None)
-    with pytest.raises(ValueError, match=r"'rl-caption\[bertscore\]'"):
-        BertScore(str(bert), 1)

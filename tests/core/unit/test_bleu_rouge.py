@@ -18,9 +18,7 @@ CASE = json.loads(
 )["cases"][0]
 
 
-def corpus_bleu(
-    candidates: list[list[str]], references: list[list[list[str]]]
-) -> list[float]:
+def corpus_bleu(candidates, references):
     counts = [bleu_counts(*pair) for pair in zip(candidates, references, strict=True)]
     return bleu_of_counts(np.sum(counts, axis=0).tolist())
 
@@ -52,8 +50,6 @@ def test_recorded_scores(factor):
     [
         "magic_result",
         "contrastive_result",
-        "nucleus_result_run_1",
-        "top_k_result_run_1",
     ],
 )
 def test_published_systems_have_their_recorded_scores(system, shared_data):
@@ -75,15 +71,6 @@ def test_longest_common_subsequence():
 def test_captions_without_a_word_agree_with_each_other_alone():
     assert [rouge_l([], [own]) for own in ([], ["a"], ["-"])] == [1.0, 0.0, 0.0]
     assert rouge_l(["a"], [[]]) == 0.0
-
-
-def test_rewards():
-    references = [["A dog runs.", "The dog is running!"], ["two cats"]]
-    for reward, name in ((Bleu(), "bleu4"), (Bleu(1), "bleu1"), (RougeL(), "rouge_l")):
-        assert reward.__name__ == name
-        perfect, wrong = reward(None, ["a dog runs", "a plane"], references=references)
-        assert 0 <= wrong < perfect <= 1
-        assert name == "bleu4" or perfect == pytest.approx(1.0, rel=1e-6)
 
 
 def test_wrong_arguments_are_refused():

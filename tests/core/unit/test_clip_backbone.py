@@ -3,11 +3,7 @@ embeddings.
 """
 
 import json
-import logging
-import pickle
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import open_clip
@@ -24,7 +20,7 @@ from rewards.clip.encoder import (
     EmbeddingCache,
 )
 from rewards.clip.preprocessing import Preprocessing, pixels
-from rewards.clip.student import LCLIP, ImageStudent
+from rewards.clip.student import ImageStudent
 from tests.captions_for_tests import LazyColumn
 from tests.clip_for_tests import (
     ARCHITECTURE,
@@ -35,6 +31,7 @@ from tests.clip_for_tests import (
     tiny_checkpoint,
     tiny_student,
 )
+from tests.encoders_for_tests import TOWER
 from tests.zoo.language_models import bert_tokenizer
 
 SHORT_AND_LONG = ["a cat", "two black dogs wearing headphones look at the camera"]
@@ -52,38 +49,32 @@ def backbone(tiny):
 
 def test_embeddings_equal_those_of_the_model_itself(backbone, tiny, tmp_path):
     assert backbone.context_length == 77
-    noise_image(1).save(tmp_path / "one.png")
-    images = [tmp_path / "one.png", str(tmp_path / "one.png"), noise_image(1), Drawn(3)]
+    file = tmp_path / "one.png"
+    noise_image(1).save(file)
     model, transform = open_clip.create_model_from_pretrained(
-        ARCHITECTURE, tiny_checkpoint(tiny, 0)
+        ARCHITECTURE, tiny_checkpoint(tiny)
     )
-    model.eval()
+    shown = [noise_image(1), noise_image(1), noise_image(1), Drawn(3).render()]
     with torch.no_grad():
-        stacked = torch.stack(
-            [transform(image) for image in (*[noise_image(1)] * 3, Drawn(3).render())]
-        )
-        image_features = normalize(model.encode_image(stacked), dim=-1)
+        pixels = torch.stack([transform(image) for image in shown])
+        images = normalize(model.eval().encode_image(pixels), dim=-1)
         # The model reads all 77 positions; the backbone cuts them after the longest caption.
-        text_features = normalize(
-            model.encode_text(open_clip.tokenize(SHORT_AND_LONG)), dim=-1
-        )
-    assert torch.allclose(backbone.encode_images(images), image_features, atol=1e-6)
-    assert torch.allclose(
-        backbone.encode_texts(SHORT_AND_LONG), text_features, atol=1e-6
-    )
-    assert not backbone.encode_texts(["a cat"]).requires_grad
+        ids = open_clip.tokenize(SHORT_AND_LONG)
+        texts = normalize(model.encode_text(ids), dim=-1)
+    found = backbone.encode_images([file, str(file), noise_image(1), Drawn(3)])
+    assert torch.allclose(found, images, atol=1e-6)
+    found = backbone.encode_texts(SHORT_AND_LONG)
+    assert torch.allclose(found, texts, atol=1e-6)
+    assert not found.requires_grad
 
 
 def test_embeddings_are_of_the_precision_that_was_asked_for_whatever_autocast_surrounds_them(
     backbone,
 ):
-    def embedded() -> list[torch.Tensor]:
-        tokens = (rows for _, rows in backbone.encode_tokens(SHORT_AND_LONG))
-        return [
-            backbone.encode_images([noise_image(1)]),
-            backbone.encode_texts(SHORT_AND_LONG),
-            *tokens,
-        ]
+    def embedded():
+        tokens = [rows for _, rows in backbone.encode_tokens(SHORT_AND_LONG)]
+        texts = backbone.encode_texts(SHORT_AND_LONG)
+        return [backbone.encode_images([noise_image(1)]), texts, *tokens]
 
     expected = embedded()
     with torch.autocast("cpu", torch.bfloat16):
@@ -91,46 +82,12 @@ def test_embeddings_are_of_the_precision_that_was_asked_for_whatever_autocast_su
     assert all(map(torch.equal, found, expected))
 
 
-def test_students_load_from_their_folder(tmp_path):
-    transform = open_clip.image_transform(32, is_train=False)
-    for pad_attention, length in (("masked", 4), ("full", 77)):
-        folder = tiny_student(tmp_path / pad_attention, pad_attention)
-        student, model = load_frozen_encoder(str(folder)), LCLIP.from_pretrained(folder)
-        with torch.no_grad():
-            images = normalize(
-                model.encode_image(transform(noise_image(1))[None]), dim=-1
-            )
-            texts = normalize(
-                model.encode_text(open_clip.tokenize(["a cat"])[:, :length]), dim=-1
-            )
-        assert torch.allclose(
-            student.encode_images([noise_image(1)]), images, atol=1e-6
-        )
-        assert torch.allclose(student.encode_texts(["a cat"]), texts, atol=1e-6)
-        together = student.encode_texts(SHORT_AND_LONG)
-        assert torch.allclose(together[:1], texts, atol=1e-5), (
-            "a caption must not depend on those beside it"
-        )
-
-
-def test_folders_of_open_clip_load(tmp_path, tiny, backbone):
-    (tmp_path / "open_clip_config.json").write_text(
-        json.dumps({"model_cfg": TINY, "preprocess_cfg": {}})
-    )
-    torch.save(
-        torch.load(tiny_checkpoint(tiny, 0)), tmp_path / "open_clip_pytorch_model.bin"
-    )
-    found = load_frozen_encoder(str(tmp_path))
-    assert torch.equal(
-        found.encode_texts(SHORT_AND_LONG), backbone.encode_texts(SHORT_AND_LONG)
-    )
-
-
 def test_long_captions_are_cut_or_refused(tiny, backbone):
     long, longer = "cat " * 75, "cat " * 76
-    assert torch.equal(backbone.encode_texts([longer]), backbone.encode_texts([long]))
-    strict = load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 0), truncate=False)
-    assert torch.equal(strict.encode_texts([long]), backbone.encode_texts([long]))
+    expected = backbone.encode_texts([long])
+    assert torch.equal(backbone.encode_texts([longer]), expected)
+    strict = load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny), truncate=False)
+    assert torch.equal(strict.encode_texts([long]), expected)
     with pytest.raises(RewardError, match=r"'cat cat.*has 78 tokens.*reads 77"):
         strict.encode_texts(["short", longer])
 
@@ -139,92 +96,71 @@ def test_long_captions_are_cut_or_refused(tiny, backbone):
 def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path, tower):
     tokenizer = bert_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    text = {
-        "context_length": 8,
-        "vocab_size": len(tokenizer),
-        "hf_tokenizer_name": str(tmp_path),
-    }
+    text = {"context_length": 8, "vocab_size": len(tokenizer)}
+    text["hf_tokenizer_name"] = str(tmp_path)
     if tower == "SigLIP":
         text |= {"width": 16, "heads": 2, "layers": 1, "pool_type": "last"}
     else:  # more positions than the tokenizer's context
-        shape = {
-            "hidden_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "intermediate_size": 32,
-        }
-        BertConfig(
-            vocab_size=len(tokenizer), max_position_embeddings=64, **shape
-        ).save_pretrained(tmp_path)
         text |= {"hf_model_name": str(tmp_path), "hf_model_pretrained": False}
+        shape = {"vocab_size": len(tokenizer), "max_position_embeddings": 64}
+        BertConfig(**TOWER, **shape).save_pretrained(tmp_path)
     shape = TINY | {"custom_text": True, "text_cfg": text}
-    (tmp_path / "open_clip_config.json").write_text(
-        json.dumps({"model_cfg": shape, "preprocess_cfg": {}})
-    )
-    torch.save(
-        open_clip.CustomTextCLIP(
-            16, shape["vision_cfg"], shape["text_cfg"]
-        ).state_dict(),
-        tmp_path / "open_clip_pytorch_model.bin",
-    )
-    fits, long = " ".join(["dog"] * 6), " ".join(["dog"] * 7)  # and [CLS] and [SEP]
+    content = {"model_cfg": shape, "preprocess_cfg": {}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(content))
+    model = open_clip.CustomTextCLIP(16, shape["vision_cfg"], text)
+    torch.save(model.state_dict(), tmp_path / "open_clip_pytorch_model.bin")
+    captions = ["dog " * 6, "dog " * 7]  # and [CLS] and [SEP]
     backbone = load_frozen_encoder(str(tmp_path))
-    assert backbone.texts.too_long([fits, long]) == 1
-    assert torch.equal(*backbone.encode_texts([fits, long]))
+    assert backbone.texts.too_long(captions) == 1
+    assert torch.equal(*backbone.encode_texts(captions))
+    strict = load_frozen_encoder(str(tmp_path), truncate=False)
     with pytest.raises(RewardError, match=r"'dog .* has 9 tokens, .* reads 8"):
-        load_frozen_encoder(str(tmp_path), truncate=False).encode_texts([fits, long])
+        strict.encode_texts(captions)
 
 
-def test_fingerprint_depends_on_weights_precision_and_nothing_else(
-    tiny, backbone, tmp_path
+def test_a_fingerprint_depends_on_weights_shape_preprocessing_and_precision_alone(
+    tiny, backbone, tmp_path, monkeypatch
 ):
     copy = tmp_path / "elsewhere.pt"
-    copy.write_bytes(Path(tiny_checkpoint(tiny, 0)).read_bytes())
+    copy.write_bytes(Path(tiny_checkpoint(tiny)).read_bytes())
+    again = load_frozen_encoder(ARCHITECTURE, str(copy), batch_size=3)
+    assert again.fingerprint == backbone.fingerprint
     half = load_frozen_encoder(ARCHITECTURE, str(copy), precision="bf16")
-    assert (
-        load_frozen_encoder(ARCHITECTURE, str(copy), batch_size=3).fingerprint
-        == backbone.fingerprint
-    )
-    others = {
-        half.fingerprint,
-        load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 1)).fingerprint,
-    }
-    assert len(others | {backbone.fingerprint}) == 3
-    assert (
-        backbone.signature
-        == f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
-    )
-    assert half.encode_texts(["a cat"]).dtype == torch.float32
-    assert torch.allclose(
-        half.encode_texts(["a cat"]), backbone.encode_texts(["a cat"]), atol=0.05
-    )
+    other = load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 1))
+    assert len({each.fingerprint for each in (backbone, half, other)}) == 3
+    name = f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
+    assert backbone.signature == name
+    found = half.encode_texts(["a cat"])
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, backbone.encode_texts(["a cat"]), atol=0.05)
+    # equal weights
+    folders = [tiny_student(tmp_path / kind, kind) for kind in ("masked", "full")]
+    students = [load_frozen_encoder(str(folder)) for folder in folders]
+    darker = Preprocessing(32, mean=(0.0, 0.0, 0.0))
+    monkeypatch.setattr(ImageStudent, "preprocessing", darker)
+    students.append(load_frozen_encoder(str(folders[0])))
+    assert len({each.fingerprint for each in students}) == 3
 
 
-def test_pickles_with_its_weights(tmp_path, tiny):
-    backbone = load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 0))
-    copy = pickle.loads(pickle.dumps(backbone))
-    assert torch.equal(copy.encode_texts(["a cat"]), backbone.encode_texts(["a cat"]))
-
-
-def test_wrong_arguments_are_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "damaged.pt").write_bytes(b"not a checkpoint")
-    (tmp_path / "empty").mkdir()
-    for name, options, message in (
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
         (ARCHITECTURE, {}, "needs 'pretrained'"),
         (ARCHITECTURE, {"pretrained": "damaged.pt"}, "damaged.pt"),
-        ("empty", {}, "empty"),
         ("hf-hub:a/b", {"pretrained": "openai"}, "leave 'pretrained' out"),
-        (ARCHITECTURE, {"pretrained": "x", "precision": "int8"}, "fp32.*fp16.*bf16"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            load_frozen_encoder(name, **options)
+    ],
+)
+def test_wrong_arguments_are_named(tmp_path, monkeypatch, name, options, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "damaged.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(ValueError, match=message):
+        load_frozen_encoder(name, **options)
 
 
 def test_tags_of_openai_get_their_activation(monkeypatch):
-    asked: dict[str, Any] = {}
+    asked = {}
 
-    def stop(name: str, pretrained: str | None, **options: Any) -> Any:
+    def stop(name, pretrained, **options):
         asked[str(pretrained)] = options["force_quick_gelu"]
         raise RuntimeError("stopped before the download")
 
@@ -240,34 +176,28 @@ def test_frames_of_a_video_are_averaged(tmp_path, backbone):
     """The mean of the normalised embeddings, normalised again; known by the frames, in any order."""
     images = [noise_image(seed) for seed in (1, 2, 3)]
     images[2].save(tmp_path / "three.png")
-    frames: list[Any] = [images[0], images[1], tmp_path / "three.png"]
-    cached = CachedEncoder(backbone, tmp_path / "cache")
+    frames = [images[0], images[1], tmp_path / "three.png"]
+    counted = Counted(backbone)
+    cached = CachedEncoder(counted, tmp_path / "cache")
+    alone = [images[0], [images[0]] * 3, (images[0],)]
+    found = cached.embed_images([frames, *alone, tuple(frames[::-1])])
     embedded = backbone.encode_images(images)
-    found = cached.embed_images(
-        [frames, images[0], [images[0]] * 3, (images[0],), tuple(frames[::-1])]
-    )
     assert np.allclose(found[0], normalize(embedded.mean(0), dim=0), atol=1e-6)
     assert np.array_equal(found[0], found[4])
     assert np.allclose(found[1:4], embedded[0], atol=1e-6)
-    again = CachedEncoder(Counted(backbone), tmp_path / "cache")
+    seen = counted.images
+    again = CachedEncoder(counted, tmp_path / "cache")
     assert np.array_equal(again.embed_images([frames[1:] + frames[:1]])[0], found[0])
-    assert again.encoder.images == 0, "read from the cache on disk"
+    assert counted.images == seen, "read from the cache on disk"
     assert not np.allclose(again.embed_images([frames[:2]])[0], found[0], atol=1e-4)
-    assert again.encoder.images == 2
-    score = ClipScore(cached)
-    assert score(None, ["a cat"], image=[[images[0]]]) == score(
-        None, ["a cat"], image=images[:1]
-    )
 
 
 def test_a_broken_frame_is_named_with_its_index(tmp_path, backbone):
     broken, score = tmp_path / "broken.png", ClipScore(backbone)
-    rows = {"image": [noise_image(1), [noise_image(1), noise_image(2), broken]]}
-    with pytest.raises(OSError, match=r"broken\.png"):
-        score(None, ["a cat", "a dog"], **rows)
     broken.write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    frames = [noise_image(1), noise_image(2), broken]
     with pytest.raises(RewardError, match=r"frame 2.*broken\.png"):
-        score(None, ["a cat", "a dog"], **rows)
+        score(None, ["a cat", "a dog"], image=[noise_image(1), frames])
     with pytest.raises(RewardError, match=r"row 1 has no image"):
         score(None, ["a cat", "a dog"], image=[noise_image(1), []])
 
@@ -275,133 +205,103 @@ def test_a_broken_frame_is_named_with_its_index(tmp_path, backbone):
 class CountingEncoder:
     """Embeds an image as its first pixel and remembers what it was asked."""
 
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
+    def __init__(self):
+        self.seen = []
 
-    def __call__(self, images: Sequence[Any]) -> np.ndarray:
+    def __call__(self, images):
         self.seen += images
-        rows = [
-            np.asarray(pixels(image, Preprocessing(8)))[:, 0, 0] for image in images
-        ]
-        return np.array(rows, np.float32)
+        rows = [np.asarray(pixels(image, Preprocessing(8))) for image in images]
+        return np.array([row[:, 0, 0] for row in rows], np.float32)
 
 
 def test_cache_encodes_every_image_once_and_sees_a_changed_file(tmp_path):
-    noise_image(1).save(tmp_path / "one.png")
-    path, drawn, encode = str(tmp_path / "one.png"), Drawn(7), CountingEncoder()
+    path, drawn, encode = tmp_path / "one.png", Drawn(7), CountingEncoder()
+    noise_image(1).save(path)
     cache = EmbeddingCache("f")
-    first = cache.embed([path, noise_image(2), path, drawn, drawn], encode)
-    assert len(encode.seen) == 3
+    first = cache.embed([str(path), noise_image(2), path, drawn, drawn], encode)
     assert np.array_equal(first[0], first[2])
     assert drawn.drawn == 2, "once to know it, once to encode it"
-    again = cache.embed([drawn, Drawn(7), Path(path), noise_image(2)], encode)
+    again = cache.embed([drawn, Drawn(7), path, noise_image(2)], encode)
     assert len(encode.seen) == 3, "equal content and equal paths are known"
     assert np.array_equal(again, first[[3, 3, 0, 1]])
-    lazy = LazyColumn(
-        [noise_image(seed) for seed in (1, 2, 1, 3)]
-    )  # makes an image whenever it is read
+    # makes an image whenever it is read
+    lazy = LazyColumn([noise_image(seed) for seed in (1, 2, 1, 3)])
     assert np.array_equal(cache.embed(lazy, encode)[1:3], first[[1, 0]])
-    assert cache.embed([], encode).shape[0] == 0
     noise_image(2, (60, 60)).save(path)
     assert not np.array_equal(cache.embed([path], encode)[0], first[0])
-    Path(path).unlink()
+    path.unlink()
     with pytest.raises(OSError, match=r"one\.png"):
         cache.embed([path], encode)
     with pytest.raises(RewardError, match="not finite"):
-        cache.embed(
-            [noise_image(9)], lambda images: np.full((1, 3), np.nan, np.float32)
-        )
+        cache.embed([noise_image(9)], lambda _: np.full((1, 3), np.nan, np.float32))
 
 
 def test_a_cache_of_half_the_data_finds_half_of_it_in_every_epoch():
     """Least recently used out first would find none of it."""
-    encoded: list[str] = []
+    encoded = []
 
-    def encode(texts: Sequence[str]) -> np.ndarray:
+    def encode(texts):
         encoded.extend(texts)
         return np.array([[float(text)] for text in texts], np.float32)
 
     cache = EmbeddingCache("f", max_entries=50)
     for epoch in range(4):
-        for batch in np.arange(100).reshape(10, 10):
-            assert (
-                cache.embed([str(row) for row in batch], encode, str)[:, 0].tolist()
-                == batch.tolist()
-            )
+        for start in range(0, 100, 10):
+            batch = list(map(str, range(start, start + 10)))
+            found = cache.embed(batch, encode, str)[:, 0]
+            assert found.tolist() == list(map(float, batch))
         assert len(encoded) == 100 + 50 * epoch
 
 
-def test_damaged_cache_files_are_made_anew(tmp_path, caplog):
+def test_damaged_cache_files_are_made_anew(tmp_path):
     image, encode = noise_image(1), CountingEncoder()
-    first = EmbeddingCache("f", tmp_path).embed([image], encode)
+
+    def embedded(image):
+        return EmbeddingCache("f", tmp_path).embed([image], encode)
+
+    first = embedded(image)
     (path,) = tmp_path.rglob("*.emb")
-    EmbeddingCache("f", tmp_path).embed([noise_image(2)], encode)
+    embedded(noise_image(2))
     (other,) = set(tmp_path.rglob("*.emb")) - {path}
     whole = path.read_bytes()
     for damaged in (whole[:-5], b"", whole[:-1] + b"\x01", other.read_bytes()):
         path.write_bytes(damaged)
         before = len(encode.seen)
         for _ in range(2):  # the second time it was made anew
-            assert np.array_equal(
-                EmbeddingCache("f", tmp_path).embed([image], encode), first
-            )
+            assert np.array_equal(embedded(image), first)
         assert len(encode.seen) == before + 1
-    assert caplog.text.count("is damaged") == 4
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, caplog):
-    def full(source: Any, target: Any) -> None:
+    def full(source, target):
         raise OSError(28, "No space left on device")
 
     cache, encode = EmbeddingCache("f", tmp_path), CountingEncoder()
     monkeypatch.setattr("rewards.files.os.replace", full)
-    with caplog.at_level(logging.WARNING):
-        cache.embed([noise_image(1), noise_image(2)], encode)
-    assert caplog.text.count("No space left") == caplog.text.count("MB are free") == 1
+    cache.embed([noise_image(1), noise_image(2)], encode)
+    assert caplog.text.count("No space left") == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     cache.embed([noise_image(1)], encode)
     assert len(encode.seen) == 2
 
 
-def test_a_cached_embedding_belongs_to_one_fingerprint_wherever_its_file_lies(
-    tmp_path,
-):
-    asked: list[str] = []
-    buffer = np.zeros((1, 2), np.float32)
+def test_a_cached_embedding_belongs_to_one_fingerprint_wherever_its_file_lies(tmp_path):
+    asked, buffer = [], np.zeros((1, 2), np.float32)
 
-    def embed(cache: EmbeddingCache, item: str, value: float) -> float:
-        def encode(items: Sequence[str]) -> Any:
+    def embed(cache, item, value):
+        def encode(items):
             asked.extend(items)
-            buffer[:] = value
+            buffer[:] = value  # what the encoder does with it later does not matter
             return buffer
 
         return float(cache.embed([item], encode, str)[0, 0])
 
     first = EmbeddingCache("one", tmp_path)
-    assert embed(first, "a", 1.0) == embed(first, "a", 9.0) == 1.0
+    assert embed(first, "a", 1.0) == 1.0
     assert embed(first, "b", 2.0) == 2.0
-    assert embed(first, "a", 9.0) == 1.0, (
-        "what the encoder does with its memory later does not matter"
-    )
+    assert embed(first, "a", 9.0) == 1.0
     assert embed(EmbeddingCache("one", tmp_path), "a", 9.0) == 1.0
     assert asked == ["a", "b"]
     assert embed(EmbeddingCache("two", tmp_path), "a", 3.0) == 3.0
-    assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
     (tmp_path / "one").rename(tmp_path / "three")
     assert embed(EmbeddingCache("three", tmp_path), "a", 4.0) == 4.0
-    assert asked == ["a", "b", "a", "a"]
-
-
-def test_a_fingerprint_changes_with_shape_preprocessing_and_precision_of_equal_weights(
-    tmp_path, monkeypatch
-):
-    folders = [tiny_student(tmp_path / name, name) for name in ("masked", "full")]
-    loaded = [load_frozen_encoder(str(folder)) for folder in folders]
-    states = [each.model.state_dict() for each in loaded]
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-    half = load_frozen_encoder(str(folders[0]), precision="bf16")
-    other = Preprocessing(32, mean=(0.0, 0.0, 0.0))
-    monkeypatch.setattr(ImageStudent, "preprocessing", other)
-    darker = load_frozen_encoder(str(folders[0]))
-    found = {each.fingerprint for each in (*loaded, half, darker)}
-    assert len(found) == 4

@@ -1,14 +1,12 @@
 """Pixels and token ids: equal to open_clip's; batches of captions of similar length."""
 
 import json
-from typing import Any
 
 import open_clip
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from rewards.clip.preprocessing import (
     Preprocessing,
@@ -20,7 +18,7 @@ from rewards.clip.preprocessing import (
 )
 from tests.clip_for_tests import TINY, noise_image
 
-CLIP: Any = open_clip.SimpleTokenizer(context_length=77)
+CLIP = open_clip.SimpleTokenizer(context_length=77)
 TOKENS = WordTokens(CLIP)
 WRITTEN = [
     *(
@@ -44,7 +42,7 @@ WRITTEN = [
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK"])
 def test_pixels_equal_those_of_open_clip(mode):
-    transform: Any = open_clip.image_transform(224, is_train=False)
+    transform = open_clip.image_transform(224, is_train=False)
     for size in ((50, 37), (37, 50), (224, 224), (10, 300), (640, 427)):
         image = noise_image(3, size, mode)
         assert torch.allclose(
@@ -85,48 +83,32 @@ def test_tokens_of_any_text(text):
     assert torch.equal(TOKENS([text], 77), CLIP([text], context_length=77))
 
 
-def test_words_are_cached(monkeypatch):
-    tokens, seen = open_clip.SimpleTokenizer(), []
-    encode = tokens.encode
-    monkeypatch.setattr(
-        tokens, "encode", lambda text: seen.append(text) or encode(text)
-    )
-    cached = WordTokens(tokens, max_words=3)
-    for text in ("a dog", "a dog runs", "cat", "a"):
-        cached.encode(text)
-    assert seen == ["a", "dog", "runs", "cat", "a"], "the least recently used leaves"
-
-
-def test_tokenizers_with_other_settings_stay_as_they_are(tmp_path):
-    assert (
-        open_clip_tokenizer("ViT-B-32")
-        is clip_tokenizer()
-        is open_clip_tokenizer("ViT-L-14")
-    )
-    for settings_ in ({"clean": "whitespace"}, {"reduction_mask": "simple"}):
-        text = {**TINY["text_cfg"], "tokenizer_kwargs": settings_}  # type: ignore[dict-item]
-        (tmp_path / "open_clip_config.json").write_text(
-            json.dumps({"model_cfg": TINY | {"text_cfg": text}})
-        )
-        assert (
-            type(open_clip_tokenizer(f"local-dir:{tmp_path}"))
-            is open_clip.SimpleTokenizer
-        )
+@pytest.mark.parametrize(
+    "options", [{"clean": "whitespace"}, {"reduction_mask": "simple"}]
+)
+def test_tokenizers_with_other_settings_stay_as_they_are(tmp_path, options):
+    usual = [open_clip_tokenizer(name) for name in ("ViT-B-32", "ViT-L-14")]
+    assert usual == [clip_tokenizer()] * 2
+    text = {**TINY["text_cfg"], "tokenizer_kwargs": options}
+    content = {"model_cfg": TINY | {"text_cfg": text}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(content))
+    found = open_clip_tokenizer(f"local-dir:{tmp_path}")
+    assert type(found) is open_clip.SimpleTokenizer
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 40))
 def test_captions_of_similar_length_are_a_batch_and_come_back_in_order(given, most):
-    lengths, batches = torch.tensor(given), []
+    shapes = []
 
-    def encode(ids: Tensor) -> Tensor:
-        batches.append(tuple(ids.shape))
+    def encode(ids):
+        shapes.append(tuple(ids.shape))
         return ids[:, :1].float() * 2
 
-    ids = torch.arange(len(given)).unsqueeze(1).repeat(1, 9)
-    found = embed_by_length(encode, ids, lengths, most)
-    assert found.squeeze(1).tolist() == [2.0 * row for row in range(len(given))]
-    assert sum(count for count, _ in batches) == len(given)
-    assert all(count == 1 or count * longest <= most for count, longest in batches)
-    assert [longest for _, longest in batches] == sorted(
-        longest for _, longest in batches
-    )
+    count = len(given)
+    ids = torch.arange(count).unsqueeze(1).repeat(1, 9)
+    found = embed_by_length(encode, ids, torch.tensor(given), most)
+    assert found.squeeze(1).tolist() == [2.0 * row for row in range(count)]
+    assert sum(rows for rows, _ in shapes) == count
+    assert all(rows == 1 or rows * longest <= most for rows, longest in shapes)
+    lengths = [longest for _, longest in shapes]
+    assert lengths == sorted(lengths)

@@ -6,7 +6,6 @@ import pickle
 import random
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pycocoevalcap.bleu.bleu
@@ -35,47 +34,41 @@ CAPTIONS = {
 ANSWERS = {42: ["A dog runs."], 73: ["a red, red bus isn't on the street"], 74: [""]}
 
 
-def annotations(captions: dict[int, list[str]]) -> dict[Any, list[dict[str, str]]]:
-    return {
-        image_id: [{"caption": text} for text in texts]
-        for image_id, texts in captions.items()
-    }
+def annotations(captions):
+    return {name: [{"caption": text} for text in own] for name, own in captions.items()}
 
 
-def random_sets(seed: int) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def random_sets(seed):
+    """References and one caption of up to eight images."""
     draw = random.Random(seed)
+    words = ["a", "b", "c", "dog", "'s", "cat\xa0x", "the", "of"]
 
-    def caption() -> str:
-        return " ".join(
-            draw.choices("a b c dog 's cat\xa0x the of", k=draw.randrange(12))
-        )
+    def captions(count):
+        lengths = [draw.randrange(12) for _ in range(count)]
+        return [" ".join(draw.choices(words, k=length)) for length in lengths]
 
-    ids = [f"image-{number}" for number in range(draw.randrange(1, 9))]
-    return {key: [caption() for _ in range(draw.randrange(1, 5))] for key in ids}, {
-        key: [caption()] for key in ids
-    }
+    names = [f"image-{number}" for number in range(draw.randrange(1, 9))]
+    references = {name: captions(draw.randrange(1, 5)) for name in names}
+    return references, {name: captions(1) for name in names}
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_scores_and_shapes_are_those_of_the_original(seed):
     gts, res = random_sets(seed)
-    total, scores = compat.Bleu(4).compute_score(gts, res, verbose=0)
-    assert (total, scores) == pycocoevalcap.bleu.bleu.Bleu(4).compute_score(
-        gts, res, verbose=0
+    ours, theirs = (
+        package.Bleu(4).compute_score(gts, res, verbose=0)
+        for package in (compat, pycocoevalcap.bleu.bleu)
     )
-    originals = (pycocoevalcap.cider.cider.Cider, pycocoevalcap.rouge.rouge.Rouge)
-    for ours, original in zip((compat.Cider, compat.Rouge), originals, strict=True):
-        if len(gts) == 1 and ours is compat.Cider:
-            continue  # its weights are all 0
-        mean, of_captions = ours().compute_score(gts, res)
-        expected_mean, expected = original().compute_score(gts, res)
-        assert (mean, of_captions.tolist(), of_captions.dtype) == (
-            expected_mean,
-            expected.tolist(),
-            expected.dtype,
-        )
-        assert type(mean) is type(expected_mean)
-        assert ours().method() == original().method()
+    assert ours == theirs
+    pairs = [(compat.Rouge(), pycocoevalcap.rouge.rouge.Rouge())]
+    if len(gts) > 1:  # of one image all weights are 0
+        pairs.append((compat.Cider(), pycocoevalcap.cider.cider.Cider()))
+    for scorer, original in pairs:
+        mean, scores = scorer.compute_score(gts, res)
+        expected_mean, expected = original.compute_score(gts, res)
+        assert (mean, scores.tolist()) == (expected_mean, expected.tolist())
+        assert (type(mean), scores.dtype) == (type(expected_mean), expected.dtype)
+        assert scorer.method() == original.method()
 
 
 @pytest.mark.java
@@ -90,17 +83,20 @@ def test_the_example_of_the_original_gives_the_same_tokens_and_scores():
     assert compat.Meteor().compute_score(gts, res) == expected
 
 
-def test_what_the_original_would_stop_at_is_named():
-    for gts, res, image in (
-        ({"x": ["a"]}, {"y": ["a"]}, "'x', 'y'"),
-        ({"x": ["a"]}, {"x": ["a", "b"]}, "'x'"),
-        ({"x": ["a"]}, {"x": "a"}, "'x'"),
-        ({"x": []}, {"x": ["a"]}, "'x'"),
-        ({}, {}, "0 images"),
-    ):
-        for scorer in (compat.Bleu(), compat.Cider(), compat.Rouge()):
-            with pytest.raises(ValueError, match=image):
-                scorer.compute_score(gts, res)  # type: ignore[arg-type]
+@pytest.mark.parametrize("scorer", [compat.Bleu(), compat.Cider(), compat.Rouge()])
+@pytest.mark.parametrize(
+    ("gts", "res"),
+    [
+        ({"x": ["a"]}, {"y": ["a"]}),
+        ({"x": ["a"]}, {"x": ["a", "b"]}),
+        ({"x": ["a"]}, {"x": "a"}),
+        ({"x": []}, {"x": ["a"]}),
+        ({}, {}),
+    ],
+)
+def test_what_the_original_would_stop_at_is_named(scorer, gts, res):
+    with pytest.raises(ValueError, match=r"'x'|0 images"):
+        scorer.compute_score(gts, res)
 
 
 def test_scores_of_text_need_neither_torch_nor_java_nor_the_original():
@@ -132,22 +128,17 @@ def test_a_reward_is_a_metric_of_torchmetrics():
     metrics = pytest.importorskip("torchmetrics")
     from rewards.compat.torchmetrics import RewardMetric
 
-    captions, references = (
-        ["a dog", "a cat", "two birds"],
-        [["a dog"], ["the cat"], ["a bird"]],
-    )
+    captions = ["a dog", "a cat", "two birds"]
+    references = [["a dog"], ["the cat"], ["a bird"]]
     expected = build("rouge_l")(None, captions, references=references)
     metric = pickle.loads(pickle.dumps(RewardMetric("rouge_l")))
     assert isinstance(metric, metrics.Metric)
-    metric.update(captions[:1], references=references[:1])
-    metric.update(captions[1:], references=references[1:])
+    for part in (slice(1), slice(1, 3)):
+        metric.update(captions[part], references=references[part])
     assert metric.compute().item() == pytest.approx(np.mean(expected), rel=1e-15)
-    other = RewardMetric(build("rouge_l"))
-    other.update(captions[:1], references=references[:1])
-    assert other.compute().item() == expected[0]
-    assert RewardMetric("bleu", {"n": 2}).reward.__name__ == "bleu2"
-    other.reset()
+    metric.reset()
     with pytest.raises(ValueError, match="rouge_l"):
-        other.compute()
+        metric.compute()
     with pytest.raises(RewardError, match="references"):
-        other.update(captions)
+        metric.update(captions)
+    assert RewardMetric("bleu", {"n": 2}).reward.__name__ == "bleu2"

@@ -2,13 +2,10 @@
 by case.
 """
 
-import sys
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rewards.base import RewardError
 from rewards.text.detail_units import default_tagger, detail_units, prefixes
 
 WORDS = [
@@ -85,10 +82,10 @@ captions = st.lists(sentences, max_size=5).map(
 class GivenTags:
     """A tagger that looks words up."""
 
-    def __init__(self, **tags: str) -> None:
+    def __init__(self, **tags):
         self.tags = tags
 
-    def __call__(self, sentences: list[list[str]]) -> list[list[str]]:
+    def __call__(self, sentences):
         return [[self.tags.get(word, ".") for word in words] for words in sentences]
 
 
@@ -178,28 +175,6 @@ def test_sentences_end_at_full_stops_and_not_at_others():
     # Whatever the tags, units end at the end of a sentence; without phrases, they end nowhere else.
     assert detail_units(text, GivenTags()) == sentences
     assert set(prefixes(sentences)) <= set(prefixes(detail_units(text)))
-
-
-def test_a_description_of_the_generated_world():
-    text = "The picture shows a large green heart, two pink squares and a star. The background is beige."
-    assert detail_units(text) == [
-        *[
-            "The picture shows a large green heart",
-            ", two pink squares",
-            " and a star.",
-        ],
-        " The background is beige.",
-    ]
-
-
-def test_a_missing_textblob_is_named_with_its_extra(
-    monkeypatch,
-):
-    monkeypatch.setitem(sys.modules, "textblob.taggers", None)
-    default_tagger.cache_clear()
-    with pytest.raises(RewardError, match=r"pip install 'rl-caption\[specs\]'"):
-        default_tagger()
-    assert detail_units("a dog", GivenTags(a="DT", dog="NN")) == ["a dog"]
 
 
 def test_a_verb_after_an_article_is_a_noun_or_an_adjective():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rewards.base import RewardError
+from rewards.text.cider import cider_d
 from rewards.text.diversity import (
     Consensus,
     Diversity,
@@ -25,16 +26,12 @@ def test_self_cider_by_hand():
     assert self_cider(np.ones((3, 3))) == pytest.approx(0.0, abs=1e-7)
     assert self_cider(np.eye(3)) == pytest.approx(1.0)
     assert self_cider(np.zeros((3, 3))) == 0.0
-    # Eigenvalues 1.5 and 0.5.
-    expected = -math.log(math.sqrt(1.5) / (math.sqrt(1.5) + math.sqrt(0.5))) / math.log(
-        2
-    )
+    one, other = math.sqrt(1.5), math.sqrt(0.5)  # of the eigenvalues
+    expected = -math.log(one / (one + other)) / math.log(2)
     assert self_cider(np.array([[1.0, 0.5], [0.5, 1.0]])) == pytest.approx(expected)
-    assert (
-        0
-        < self_cider(np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.9], [0.0, 0.9, 1.0]]))
-        < 1
-    ), "an eigenvalue is below 0"
+    # an eigenvalue is below 0
+    odd = self_cider(np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.9], [0.0, 0.9, 1.0]]))
+    assert 0 < odd < 1
 
 
 def test_distinct_ngrams_over_words():
@@ -44,49 +41,44 @@ def test_distinct_ngrams_over_words():
     assert distinct_ngrams([[], []], 1) == 0.0
 
 
+def test_a_similarity_is_the_mean_of_both_directions():
+    texts = [["a", "a", "b"], ["a", "b"]]
+    one, other = cider_d(texts, [[text] for text in texts[::-1]], ALIKE)
+    assert one != other, "counts are clipped on one side"
+    matrix = similarities(texts, ALIKE)
+    assert matrix[0, 1] == matrix[1, 0] == pytest.approx((one + other) / 20)
+
+
 def test_the_reward_is_one_minus_the_similarity_to_the_others():
-    texts, ids = (
-        [
-            "a red dog runs",
-            "a red dog sits",
-            "two cats",
-            "a red dog runs",
-            "one bird here now",
-        ],
-        list("11121"),
-    )
+    texts = ["a red dog runs", "a red dog sits", "two cats", "a red dog runs", "one"]
+    ids = list("11121")
     near = (3 / 4 + 2 / 3 + 1 / 2) / 4
-    assert Diversity(eos=False)(None, texts, image_id=ids) == pytest.approx(
-        [1 - near / 3] * 2 + [1.0, 0.0, 1.0]
-    )
+    found = Diversity(eos=False)(None, texts, image_id=ids)
+    assert found == pytest.approx([1 - near / 3] * 2 + [1.0, 0.0, 1.0])
     with_end, without = 1 - (4 / 5 + 2 / 4 + 1 / 3 + 0) / 4, 1 - near
-    for reward, columns, expected in (
-        (Diversity(), {}, with_end),
-        (Diversity(), {"finished": [False] * 2}, without),
-        (Diversity(eos=False), {}, without),
+    for eos, columns, expected in (
+        (True, {}, with_end),
+        (True, {"finished": [False] * 2}, without),
+        (False, {}, without),
     ):
-        assert reward(None, texts[:2], image_id=ids[:2], **columns) == pytest.approx(
-            [expected] * 2
-        )
+        found = Diversity(eos=eos)(None, texts[:2], image_id=ids[:2], **columns)
+        assert found == pytest.approx([expected] * 2)
 
 
-def test_copies_score_nothing_however_short():
-    for eos in (True, False):
-        for text in ("a red dog runs home", "dog", ""):
-            assert Diversity(eos=eos)(
-                None, [text] * 3, image_id=["1"] * 3
-            ) == pytest.approx([0.0] * 3)
+@pytest.mark.parametrize("eos", [True, False])
+@pytest.mark.parametrize("text", ["a red dog runs home", "dog", ""])
+def test_copies_score_nothing_however_short(eos, text):
+    found = Diversity(eos=eos)(None, [text] * 3, image_id=["1"] * 3)
+    assert found == pytest.approx([0.0] * 3)
 
 
 def test_a_run_counts_document_frequencies_for_it():
     terms = {"cider": RewardTerm(), "diversity": RewardTerm()}
     made = build_reward(RewardConfig(terms=terms), [["a dog"], ["a cat"]]).rewards
-    assert made["diversity"].df is made["cider"].df  # type: ignore[attr-defined]
+    assert made["diversity"].df is made["cider"].df
     # ``a`` is in every document and weighs nothing.
-    assert made["diversity"](
-        None, ["a dog", "a cat"], image_id=["1", "1"]
-    ) == pytest.approx([1.0, 1.0])
-    assert "df[" in made["diversity"].signature
+    found = made["diversity"](None, ["a dog", "a cat"], image_id=["1", "1"])
+    assert found == pytest.approx([1.0, 1.0])
 
 
 def test_bad_input_is_named():
@@ -97,20 +89,12 @@ def test_bad_input_is_named():
 
 
 def test_a_small_agreement_keeps_its_digits_beside_that_of_a_caption_with_itself():
-    texts = [
-        " ".join(["dog", *(f"{word}{number}" for number in range(60))])
-        for word in "abc"
-    ]
-    tokens = [text.split() for text in texts]
-    near = 10 * similarities(
-        tokens, DocumentFrequencies.from_counts({}, 1.0, eos=False)
-    )
+    others = " ".join(f"%s{number}" for number in range(60))
+    texts = ["dog " + others.replace("%s", word) for word in "abc"]
+    near = 10 * similarities([text.split() for text in texts], ALIKE)
     for count in (2, 3):
         scores = Consensus()(None, texts[:count], image_id=["x"] * count)
-        others = [
-            sum(Fraction(near[row, other]) for other in range(count) if other != row)
-            for row in range(count)
-        ]
-        assert scores == pytest.approx(
-            [float(total / (count - 1)) for total in others], rel=1e-15, abs=0
-        )
+        for row, score in enumerate(scores):
+            own = [Fraction(near[row, k]) for k in range(count) if k != row]
+            expected = float(sum(own) / (count - 1))
+            assert score == pytest.approx(expected, rel=1e-15, abs=0)

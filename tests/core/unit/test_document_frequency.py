@@ -6,7 +6,6 @@ import pickle
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,58 +16,29 @@ from rewards.text.ngrams import ngram_counts, table_of_rows
 CORPUS = [[["a", "dog"], ["a", "red", "dog"]], [["a", "cat"]], [["the", "café"]]]
 
 
-def counted(eos: bool = False) -> DocumentFrequencies:
+def counted(eos=False):
     return DocumentFrequencies.from_references(CORPUS, eos=eos)
 
 
 @pytest.mark.parametrize("seed", [1, 7])
 def test_counts_are_those_of_the_definition(seed):
-    source, expected = random.Random(seed), Counter[tuple[str, ...]]()
+    source, expected = random.Random(seed), Counter()
     corpus = [
-        [
-            source.choices("abcdef", k=source.randint(0, 7))
-            for _ in range(source.randint(0, 4))
-        ]
+        [source.choices("abcdef", k=source.randint(0, 7)) for _ in range(4)]
         for _ in range(30)
     ]
     df = DocumentFrequencies.from_references(corpus, eos=False, n=5)
     for part in corpus:
         expected.update({ngram for tokens in part for ngram in ngram_counts(tokens, 5)})
     assert dict(df.table.items()) == expected
-    wrapped = DocumentFrequencies.from_counts(
-        expected, df.log_documents, n=5, eos=False
-    )
-    assert wrapped.fingerprint == df.fingerprint
-
-
-def test_fingerprint_and_file_of_earlier_versions(tmp_path):
-    # Recorded with version 0.1.0 when it held a dict of tuples (commit dc70266).
-    assert (counted().fingerprint, counted(eos=True).fingerprint) == (
-        "d545c617ded3d0d0",
-        "b3e7a3c7f54333cc",
-    )
-    df = DocumentFrequencies.from_counts(
-        {("a",): 2.5, ("b", "a"): 1}, math.log(7), n=2, eos=False, tokenizer="mine"
-    )
-    assert df.fingerprint == "f7090c3bca2a6379"
-    df.save(tmp_path / "df.npz")
-    assert dict(DocumentFrequencies.load(tmp_path / "df.npz").table.items()) == {
-        ("a",): 2.5,
-        ("b", "a"): 1,
-    }
-
-
-def test_nothing_can_be_set():
-    df = counted(eos=True)
-    counts = dict(df.table.items())
-    assert (counts[EOS,], counts["dog", EOS]) == (3, 1)
-    with pytest.raises(ValueError, match="read-only"):
-        df.table.counts[0] = 5
-    gaps = DocumentFrequencies.from_counts(
-        {("b", "a", "c"): 2, ("a",): 1}, 1.0, eos=False
-    )
-    expected = [(("a",), 1), (("b", "a", "c"), 2)]
-    assert list(gaps.table.items()) == expected, "a prefix is not counted"
+    made = DocumentFrequencies.from_counts(expected, df.log_documents, n=5, eos=False)
+    assert made.fingerprint == df.fingerprint
+    # a prefix is not counted
+    gaps = {("a",): 1, ("b", "a", "c"): 2}
+    df = DocumentFrequencies.from_counts(gaps, 1.0, eos=False)
+    assert dict(df.table.items()) == gaps
+    ended = dict(counted(eos=True).table.items())
+    assert (ended[EOS,], ended["dog", EOS]) == (3, 1)
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):
@@ -83,16 +53,20 @@ def test_saved_and_loaded_is_the_same(tmp_path):
 
 
 def test_fingerprint_is_of_the_content_not_of_its_order():
-    same = (
-        DocumentFrequencies.from_references(CORPUS[::-1], eos=False),
-        pickle.loads(pickle.dumps(counted())),
-    )
-    others = (
-        DocumentFrequencies.from_references(CORPUS[:2], eos=False),
-        counted(eos=True),
-    )
-    assert {df.fingerprint for df in same} == {counted().fingerprint}
-    assert len({df.fingerprint for df in (*others, counted())}) == 3
+    turned = DocumentFrequencies.from_references(CORPUS[::-1], eos=False)
+    assert turned.fingerprint == counted().fingerprint
+    one = {"counts": {("a",): 2}, "log_documents": 1.0, "n": 2, "eos": False}
+    made = DocumentFrequencies.from_counts
+    changes = [
+        {},
+        {"counts": {("a",): 1}},
+        {"log_documents": 1.5},
+        {"n": 3},
+        {"eos": True},
+        {"tokenizer": "mine"},
+    ]
+    fingerprints = {made(**one | change).fingerprint for change in changes}
+    assert len(fingerprints) == len(changes)
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path):
@@ -112,77 +86,68 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         DocumentFrequencies.load(path)
 
 
-def test_impossible_corpora_are_refused(tmp_path):
-    cases: list[tuple[Any, dict[str, Any], str]] = [
-        (
-            {("a",): 3, ("a", "b"): 9, ("b", "a"): 2},
-            {},
-            r"\('a', 'b'\).*9 of 3 documents",
-        ),
+# pickles of other packages
+
+
+@pytest.mark.parametrize(
+    ("counts", "options", "message"),
+    [
+        ({("a",): 3, ("a", "b"): 9}, {}, r"\('a', 'b'\).*9 of 3 documents"),
         ({("a", "b"): 1}, {"n": 1}, r"\('a', 'b'\) has 2.*1.*= 1"),
-    ]
-    for counts, options, message in cases:
-        with pytest.raises(ValueError, match=message):
-            DocumentFrequencies.from_counts(counts, math.log(3), eos=False, **options)
-    with pytest.raises(ValueError, match="image"):
-        DocumentFrequencies.from_references([], eos=False)
-    broken = DocumentFrequencies.from_counts(
-        {("a\nb", "c"): 1, ("d",): 2}, math.log(3), eos=False
-    )
-    with pytest.raises(
-        ValueError, match="line break"
-    ):  # a file could not tell the words apart
+    ],
+)
+def test_impossible_counts_are_refused(counts, options, message):
+    with pytest.raises(ValueError, match=message):
+        DocumentFrequencies.from_counts(counts, math.log(3), eos=False, **options)
+
+
+def test_a_word_with_a_line_break_is_not_saved(tmp_path):
+    """A file could not tell the words apart."""
+    counts = {("a\nb", "c"): 1, ("d",): 2}
+    broken = DocumentFrequencies.from_counts(counts, math.log(3), eos=False)
+    with pytest.raises(ValueError, match="line break"):
         broken.save(tmp_path / "df.npz")
     assert not list(tmp_path.iterdir())
 
 
-# pickles of other packages
-
-
-def legacy(ref_len: object, eos: bool = False) -> dict[str, object]:
-    counts: dict[tuple[str, ...], float] = defaultdict(float)
-    counts.update(
-        {ngram: float(count) for ngram, count in counted(eos=eos).table.items()}
-    )
-    return {"document_frequency": counts, "ref_len": ref_len}
+def legacy(ref_len, counts=None):
+    """What other packages pickle."""
+    return {"document_frequency": counts or {("a",): 60.0}, "ref_len": ref_len}
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_both_conventions_of_ref_len(protocol, tmp_path):
+def test_pickles_keep_counts_eos_and_the_longest_ngram(protocol, tmp_path):
     path = tmp_path / "coco-train-words.p"
-    for ref_len in (113287, math.log(113287), np.log(113287.0), np.int64(113287)):
-        path.write_bytes(pickle.dumps(legacy(ref_len, eos=protocol == 4), protocol))
+    for eos in (True, False):
+        counts = defaultdict(float, counted(eos=eos).table.items())
+        path.write_bytes(pickle.dumps(legacy(113287, counts), protocol))
         df = load_legacy_pickle(path)
-        assert (df.documents, df.eos) == (113287, protocol == 4)
-        assert df.log_documents == pytest.approx(math.log(113287), rel=1e-15)
-        assert dict(df.table.items()) == dict(counted(eos=df.eos).table.items())
+        assert (df.documents, df.eos) == (113287, eos)
+        assert dict(df.table.items()) == counts
+    path.write_bytes(pickle.dumps(legacy(100, {("a",): 60.0, ("a", "dog"): 30.0})))
+    assert load_legacy_pickle(path).n == 2
 
 
-@pytest.mark.parametrize("images", [2, 3, 8, 12, 20, 30, 49, 50, 51, 8091])
+@pytest.mark.parametrize("images", [2, 3, 8, 12, 20, 30, 49, 50, 51, 8091, 113287])
 def test_whole_numbers_are_numbers_of_images_and_others_logarithms(images, tmp_path):
-    path = tmp_path / "words.p"
+    path, log = tmp_path / "words.p", math.log(images)
     for ref_len in (
         images,
+        np.int64(images),
         float(images),
-        math.log(images),
-        np.log(np.float32(images)),
+        log,
+        np.log(float(images)),
+        float(np.log(np.float32(images))),
     ):
-        content = {
-            "document_frequency": {("a",): float(images)},
-            "ref_len": float(ref_len),
-        }
-        path.write_bytes(pickle.dumps(content))
-        assert load_legacy_pickle(path).log_documents == pytest.approx(
-            math.log(images), rel=1e-6
-        )
+        path.write_bytes(pickle.dumps(legacy(ref_len, {("a",): float(images)})))
+        found = load_legacy_pickle(path).log_documents
+        assert found == pytest.approx(log, rel=1e-6)
 
 
 @pytest.mark.parametrize("ref_len", [12, 12.0, 2.4, 112, 60.5])
 def test_fewer_images_than_an_ngram_is_in_are_refused(ref_len, tmp_path):
     path = tmp_path / "words.p"
-    path.write_bytes(
-        pickle.dumps({"document_frequency": {("a",): 113.0}, "ref_len": ref_len})
-    )
+    path.write_bytes(pickle.dumps(legacy(ref_len, {("a",): 113.0})))
     with pytest.raises(ValueError, match=r"words\.p"):
         load_legacy_pickle(path)
 
@@ -196,23 +161,16 @@ def test_python_2_strings_are_read(tmp_path):
     assert (dict(df.table.items())["café",], df.documents) == (2, 100)
 
 
-def test_the_longest_ngram_of_a_pickle_is_that_of_the_file(tmp_path):
-    counts = {("a",): 60.0, ("a", "dog"): 30.0}
-    (tmp_path / "two.p").write_bytes(
-        pickle.dumps({"document_frequency": counts, "ref_len": 100})
-    )
-    assert load_legacy_pickle(tmp_path / "two.p").n == 2
-
-
 class RunsSomething:
-    def __init__(self, target: object, *arguments: object) -> None:
+    def __init__(self, target, *arguments):
         self.call = (target, arguments)
 
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+    def __reduce__(self):
         return self.call
 
 
-def test_a_malicious_pickle_runs_nothing(tmp_path):
+@pytest.mark.parametrize("key", ["ref_len", "document_frequency", "more"])
+def test_a_malicious_pickle_runs_nothing(key, tmp_path):
     trace, path = tmp_path / "ran", tmp_path / "bad.p"
     for attack in (
         RunsSomething(os.system, f"touch {trace}"),
@@ -221,28 +179,30 @@ def test_a_malicious_pickle_runs_nothing(tmp_path):
         RunsSomething(getattr, "x", "upper"),
         RunsSomething(np.load, str(trace)),
     ):
-        for key in ("ref_len", "document_frequency", "more"):
-            path.write_bytes(pickle.dumps({**legacy(113287), key: attack}))
-            with pytest.raises(ValueError, match=r"bad\.p.*plain data"):
-                load_legacy_pickle(path)
-            assert not trace.exists()
+        path.write_bytes(pickle.dumps({**legacy(113287), key: attack}))
+        with pytest.raises(ValueError, match=r"bad\.p.*plain data"):
+            load_legacy_pickle(path)
+        assert not trace.exists()
 
 
-def test_other_content_is_refused(tmp_path):
-    path = tmp_path / "other.p"
-    for content in (
-        b"not a pickle",
+@pytest.mark.parametrize(
+    "content",
+    [
         {"document_frequency": {("a",): 1.0}},
         {"document_frequency": {}, "ref_len": 100},
-        {"document_frequency": {"a": 1.0}, "ref_len": 100},
-        {"document_frequency": {("a",): 1.0}, "ref_len": -1},
-        {"document_frequency": {("0",): 9.0, ("12", "0"): 1.0}, "ref_len": 100},
-    ):
-        path.write_bytes(
-            content if isinstance(content, bytes) else pickle.dumps(content)
-        )
-        with pytest.raises(ValueError, match=path.name):
-            load_legacy_pickle(path)
+        legacy(100, {"a": 1.0}),
+        legacy(-1),
+        legacy(100, {("0",): 9.0, ("12", "0"): 1.0}),
+    ],
+)
+def test_other_content_is_refused(content, tmp_path):
+    path = tmp_path / "other.p"
+    path.write_bytes(pickle.dumps(content))
+    with pytest.raises(ValueError, match=path.name):
+        load_legacy_pickle(path)
+    path.write_bytes(b"not a pickle")
+    with pytest.raises(ValueError, match=path.name):
+        load_legacy_pickle(path)
 
 
 def test_rows_of_ngrams_must_be_ascending():

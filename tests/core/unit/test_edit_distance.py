@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rewards.clip.bottleneck import edit_similarity
 
 
-def by_recursion(first: str, second: str) -> int:
+def by_recursion(first, second):
     @cache
-    def distance(i: int, j: int) -> int:
+    def distance(i, j):
         if not i or not j:
             return i + j
         replaced = distance(i - 1, j - 1) + (first[i - 1] != second[j - 1])

@@ -1,9 +1,7 @@
 """ICC under a tiny RoBERTa with one label: the logit, clipping, cutting, and what is refused."""
 
 import math
-import pickle
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from rewards.base import RewardError
 from rewards.registry import build
 from rewards.text.icc import Icc
-from tests.zoo.language_models import tiny_gpt2, tiny_regressor
+from tests.zoo.language_models import tiny_regressor
 
 TEXTS = [
     "a red circle on the left",
@@ -32,7 +30,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def by_hand(folder: Path, text: str) -> float:
+def by_hand(folder, text):
     """The logit, by one pass of the model, as the README of the released model computes it."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -66,23 +64,13 @@ def test_long_captions_are_cut_to_the_positions_after_padding(folder):
     assert long == pytest.approx(longer, abs=1e-6)
 
 
-def test_signature_and_pickling(folder):
-    reward, raw = Icc(str(folder)), Icc(str(folder), clip=False)
-    assert reward.signature != raw.signature
-    assert pickle.loads(pickle.dumps(raw))(None, TEXTS) == pytest.approx(
-        raw(None, TEXTS), abs=1e-6
-    )
-
-
-def test_bad_models_and_arguments_are_named(folder, tmp_path):
+def test_bad_models_and_scores_are_named(folder, tmp_path):
     with pytest.raises(ValueError, match="3 labels"):
         Icc(str(tiny_regressor(tmp_path / "three", labels=3)))
     headless = shutil.copytree(folder, tmp_path / "headless")
     AutoModel.from_pretrained(folder).save_pretrained(headless)
     with pytest.raises(ValueError, match=r"headless.*classifier\.dense\.bias"):
         Icc(str(headless))
-    with pytest.raises(ValueError, match="gpt2"):
-        Icc(str(tiny_gpt2(tmp_path / "gpt2")))
     broken = Icc(str(folder))
     broken._frozen.network.classifier.out_proj.bias.data.fill_(math.nan)
     with pytest.raises(RewardError, match="nan"):

@@ -1,7 +1,6 @@
 """Mistakes that a configuration of a reward model alone shows."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,16 +16,14 @@ WHOLE = {"batch_size": 8}
 PARTS = {"batch_size": 8, "micro_batch_size": 4}
 
 
-def contrastive(
-    kwargs: dict[str, Any] = CLIP, train: dict[str, Any] = WHOLE, **sections: Any
-) -> Any:
+def contrastive(kwargs=CLIP, train=WHOLE, **sections):
     return config_of("contrastive", model={"kwargs": kwargs}, train=train, **sections)
 
 
 RANDOM = {"encoder": "timm:x", "pretrained": False, "train_blocks": None}
 
 
-def refused(config: Any, processes: int = 1) -> str:
+def refused(config, processes=1):
     with pytest.raises(ConfigError) as error:
         config.build_model(processes)
     return str(error.value)
@@ -49,7 +46,7 @@ def test_a_model_that_cannot_be_made_is_named(tmp_path):
     assert "open_clip_config.json" in refused(damaged)
 
 
-def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
+def parts(image, text):
     return {
         "model": {"image": image, "text": {"encoder": "transformers:x"} | text},
         "train": WHOLE,
@@ -85,7 +82,7 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_mistakes_are_found_before_the_data(values, keys, monkeypatch, tmp_path):
-    def too_late(*_: Any, **options: Any) -> None:
+    def too_late(*_, **options):
         raise AssertionError("the data is checked first")
 
     monkeypatch.setattr(program, "open_run", too_late)
@@ -96,41 +93,6 @@ def test_mistakes_are_found_before_the_data(values, keys, monkeypatch, tmp_path)
         )
     for key in keys:
         assert key in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("task", "key"),
-    [
-        ("distill", "loss.max_scale"),
-        ("distill", "model.context_length"),
-        ("contrastive", "loss.alpha"),
-        ("specificity", "train.label_smoothing"),
-    ],
-)
-def test_a_key_of_another_task_is_refused_by_the_parser(task, key):
-    with pytest.raises(ConfigError, match=key):
-        parse(RewardModelConfig, ["--task", task, f"--{key}", "1"], "test")
-
-
-def test_the_task_is_chosen_by_the_file_or_the_command_line_and_help_has_its_keys_alone(
-    tmp_path, capsys
-):
-    (tmp_path / "a.yaml").write_text("{task: specificity, loss: {alpha: 2}}")
-    words = ["--config", str(tmp_path / "a.yaml"), "--loss.beta", "3"]
-    config: Any = parse(RewardModelConfig, words, "test")
-    assert (config.task, config.loss.alpha, config.loss.beta) == ("specificity", 2, 3)
-    for more, has, lacks in (
-        (words, "--loss.alpha", "--loss.short"),
-        ([], "--loss.short", "--loss.alpha"),
-    ):
-        with pytest.raises(SystemExit):
-            parse(RewardModelConfig, [*more, "--help"], "test")
-        text = capsys.readouterr().out
-        assert has in text
-        assert lacks not in text
-        assert "text_regression" in text, "every task is named"
-    with pytest.raises(ConfigError, match=r"task.*'specifity'.*specificity"):
-        parse(RewardModelConfig, ["--task", "specifity"], "test")
 
 
 def test_shipped_configurations_pass():

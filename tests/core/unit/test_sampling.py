@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from rewards.mixed import MixedReward
 from rl_caption.captioners.tokens import forbid, sample_tokens
@@ -16,7 +15,7 @@ from rl_caption.scst.rollout import term_scores
 FORBIDDEN = (0, 1, 4)
 
 
-def noise_to_its_ends(rows: int) -> Tensor:
+def noise_to_its_ends(rows):
     """[rows, 40] numbers in [0, 1), the smallest and the largest float32 among them."""
     noise = torch.rand(rows, 40, generator=torch.Generator().manual_seed(0))
     noise[:, 0], noise[:, 1] = 0.0, 1 - 2**-24
@@ -46,7 +45,7 @@ def test_sums_that_round_differently_draw_no_forbidden_token(monkeypatch):
     """A sum in parallel may end higher at a token of probability 0 than at the one before it."""
     exact = torch.Tensor.cumsum
 
-    def rounded(values: Tensor, dim: int) -> Tensor:
+    def rounded(values, dim):
         found = exact(values, dim)
         found[:, 4] += 0.01
         return found
@@ -72,12 +71,9 @@ def test_a_policy_of_nan_draws_some_token_so_that_the_loss_can_say_so():
 class OwnImage:
     """1 for a caption that names its own image, reference and whether it ended."""
 
-    __name__, columns, bounds, signature = (
-        "own",
-        frozenset({"references", "image_id", "finished"}),
-        (0.0, 1.0),
-        "own",
-    )
+    __name__ = signature = "own"
+    columns = frozenset({"references", "image_id", "finished"})
+    bounds = (0.0, 1.0)
 
     def __call__(self, prompts, completions, references, image_id, finished, **columns):
         rows = zip(completions, references, image_id, finished, strict=True)
@@ -91,26 +87,23 @@ class OwnImage:
 def test_samples_and_greedy_captions_are_scored_with_the_row_of_their_own_image(
     with_greedy,
 ):
-    rows = [
-        {"image_id": f"image{i}", "references": [f"reference{i}"], "image": None}
-        for i in range(2)
-    ]
-    finished = torch.tensor([[True, False, True], [False, False, True]])
-    texts = [
-        [f"image{i} reference{i} {ended}" for ended in row]
-        for i, row in enumerate(finished.tolist())
-    ]
-    greedy = (
-        {"greedy_texts": ["image0 reference0 False", "image1 reference1 True"]}
-        if with_greedy
-        else {}
-    )
-    ended = {"greedy_finished": torch.tensor([False, True])} if with_greedy else {}
-    mask = torch.ones(2, 3, 4, dtype=torch.bool)
+    names = ["image0 reference0", "image1 reference1"]
+    rows = []
+    for name in names:
+        image_id, reference = name.split()
+        rows.append({"image_id": image_id, "references": [reference], "image": None})
+    finished = [[True, False, True], [False, False, True]]
+    greedy = {}
+    if with_greedy:
+        greedy["greedy_texts"] = [f"{names[0]} False", f"{names[1]} True"]
+        greedy["greedy_finished"] = torch.tensor([False, True])
     rollout = Rollout(
-        torch.zeros(2, 3, 4, dtype=torch.long), mask, finished, texts, **greedy, **ended
+        torch.zeros(2, 3, 4, dtype=torch.long),
+        torch.ones(2, 3, 4, dtype=torch.bool),
+        torch.tensor(finished),
+        [[f"{names[i]} {ended}" for ended in finished[i]] for i in range(2)],
+        **greedy,
     )
-    found = term_scores(
-        MixedReward({"own": (OwnImage(), 1.0)}), rollout, CaptionBatch(rows, {})
-    )
+    reward = MixedReward({"own": (OwnImage(), 1.0)})
+    found = term_scores(reward, rollout, CaptionBatch(rows, {}))
     assert found == {"own": [1.0] * (8 if with_greedy else 6)}

@@ -1,14 +1,10 @@
 """SPECS and the score by length, against cosines computed by hand."""
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from rewards.base import RewardError
 from rewards.clip.preprocessing import clip_tokenizer
@@ -24,13 +20,13 @@ class Angles:
 
     fingerprint, signature, context_length = "angles", "angles", 8
 
-    def count_tokens(self, text: str) -> int:
+    def count_tokens(self, text):
         return len(clip_tokenizer().encode(text)) + 2
 
-    def encode_images(self, images: Sequence[Any]) -> Tensor:
+    def encode_images(self, images):
         return torch.tensor([[1.0, 0.0]] * len(images))
 
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+    def encode_texts(self, texts):
         angles = [math.radians(float(text.split()[0])) for text in texts]
         return torch.tensor([[math.cos(angle), math.sin(angle)] for angle in angles])
 
@@ -39,66 +35,51 @@ ROWS = {"image": [noise_image(1)] * 4}
 CAPTIONS = ["0", "60 b", "90", "120"]
 
 
-def test_the_score_is_the_cosine_on_either_scale():
-    expected: dict[Any, list[float]] = {
-        "clipped": [1, 0.5, 0, 0],
-        "shifted": [1, 0.75, 0.5, 0.25],
-    }
-    for scale, scores in expected.items():
-        reward = Specs(Angles(), scale=scale)
-        assert reward(None, CAPTIONS, **ROWS) == pytest.approx(scores, abs=1e-6)
-        assert reward.bounds == (0.0, 1.0)
-        assert reward.signature == f"specs[angles,{scale}]"
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [("clipped", [1, 0.5, 0, 0]), ("shifted", [1, 0.75, 0.5, 0.25])],
+)
+def test_the_score_is_the_cosine_on_either_scale(scale, expected):
+    reward = Specs(Angles(), scale=scale)
+    assert reward(None, CAPTIONS, **ROWS) == pytest.approx(expected, abs=1e-6)
+    assert reward.bounds == (0.0, 1.0)
+    assert reward.signature == f"specs[angles,{scale}]"
+    # rounding
+    assert reward.scores(np.array([1 + 1e-7, -1 - 1e-7])).tolist() == [1, 0]
 
 
 def test_published_values_are_of_the_shifted_scale():
-    """The three scores that the released code prints for its example, whose cosines are below 0;
-    and rounding.
-    """
+    """The three scores that the released code prints for its example, whose cosines are below 0."""
     published = np.array([0.4293, 0.4457, 0.4583])
     shifted, clipped = Specs(Angles(), scale="shifted"), Specs(Angles())
     assert shifted.scores(2 * published - 1) == pytest.approx(published)
     assert clipped.scores(2 * published - 1).tolist() == [0, 0, 0]
-    for reward in (shifted, clipped):
-        assert reward.scores(np.array([1 + 1e-7, -1 - 1e-7])).tolist() == [1, 0]
-
-
-def released_file(folder: Path) -> str:
-    """A small model in the layout of SPECS's released weights: OpenAI's keys and a second table of
-    positions.
-    """
-    state = torch.load(tiny_checkpoint(folder), weights_only=True)
-    table = torch.randn(248, 16, generator=torch.Generator().manual_seed(1))
-    torch.save(
-        {**state, "positional_embedding": table, "positional_embedding_res": table},
-        folder / "spec.pt",
-    )
-    return str(folder / "spec.pt")
 
 
 def test_released_weights_are_shifted(tmp_path):
-    """Their cosines are often negative: clipped, the three captions would score 0 all alike."""
-    plain, released = tiny_checkpoint(tmp_path), released_file(tmp_path)
-    cases: list[tuple[str, dict[str, Any], str]] = [
+    """Their cosines are often negative: clipped, the three captions would score 0 all alike. They
+    have OpenAI's keys and a second table of positions.
+    """
+    plain, released = tiny_checkpoint(tmp_path), str(tmp_path / "spec.pt")
+    state = torch.load(plain, weights_only=True)
+    tables = ("positional_embedding", "positional_embedding_res")
+    torch.save(state | dict.fromkeys(tables, torch.randn(248, 16)), released)
+    for path, given, used in (
         (released, {}, "shifted"),
         (released, {"scale": "clipped"}, "clipped"),
         (plain, {}, "clipped"),
-    ]
-    for path, given, used in cases:
-        reward: Any = build("specs", backbone=ARCHITECTURE, pretrained=path, **given)
+    ):
+        reward = build("specs", backbone=ARCHITECTURE, pretrained=path, **given)
         assert reward.scale == used
         assert reward.signature.endswith(f",{used}]")
 
 
 def test_a_caption_above_the_context_is_named():
-    texts, rows = (
-        ["0", "60 b c d e", "60 b c d e"],
-        {"image": [noise_image(1)] * 3},
-    )  # a digit is a token
+    texts = ["0", "60 b c d e", "60 b c d e f"]  # a digit is a token
+    rows = {"image": [noise_image(1)] * 3}
     with pytest.raises(RewardError, match=r"reads 8 tokens, '60 b c d e f' has 9"):
-        Specs(Angles())(None, [*texts[:2], "60 b c d e f"], **rows)
-    assert len(Specs(Angles())(None, texts, **rows)) == 3
-    assert len(Specs(Angles(), truncate=True)(None, ["60 b c d e f"] * 3, **rows)) == 3
-    assert Specs(Angles(), truncate=True).signature == "specs[angles,clipped,truncate]"
-    with pytest.raises(ValueError, match="scale is 'affine'"):
-        Specs(Angles(), scale="affine")  # type: ignore[arg-type]
+        Specs(Angles())(None, texts, **rows)
+    assert len(Specs(Angles())(None, texts[:2] * 2, **ROWS)) == 4
+    cut = Specs(Angles(), truncate=True)
+    assert len(cut(None, texts, **rows)) == 3
+    assert cut.signature == "specs[angles,clipped,truncate]"

@@ -4,7 +4,6 @@ toolkit uses.
 
 import json
 import random
-from collections.abc import Callable
 from html.entities import html5
 from pathlib import Path
 
@@ -61,7 +60,7 @@ PAIRS = [chr(number) for number in (*range(0x20, 0x7F), *range(0xA1, 0x180))] + 
 GAPS = [" ", " ", " ", "", "", "\t", "\xa0", "-", "/", ", ", ". "]
 
 
-def odd_strings(count: int, seed: int = 0) -> list[str]:
+def odd_strings(count, seed=0):
     """Strings of up to seven pieces: words, entities, abbreviations, numbers, clitics, addresses,
     signs.
     """
@@ -69,7 +68,7 @@ def odd_strings(count: int, seed: int = 0) -> list[str]:
     heads = "dog it they I ca wo Y O d rock man is A B M AT R Q".split()  # noqa: SIM905
     tails = "s S m d re ve ll t T n em clock 80s M T B 90 til tis".split()  # noqa: SIM905
 
-    def number() -> str:
+    def number():
         parts = [
             "".join(draw.choices("0123456789", k=draw.randint(1, 4)))
             for _ in range(draw.randint(1, 3))
@@ -78,11 +77,11 @@ def odd_strings(count: int, seed: int = 0) -> list[str]:
         units = ["", "", "st", "th", "%", "pm", "mm", "s", "x5", "°"]
         return sign + draw.choice([*".,:/- \xa0", ""]).join(parts) + draw.choice(units)
 
-    def abbreviation() -> str:
+    def abbreviation():
         word = draw.choice(ABBREVIATED)
         return draw.choice([word, word.upper(), word.capitalize(), word[:-1]])
 
-    kinds: list[tuple[float, Callable[[], str]]] = [
+    kinds = [
         (0.3, lambda: draw.choice(ODD_WORDS)),
         (0.12, lambda: draw.choice(ENTITIES)),
         (0.12, abbreviation),
@@ -96,7 +95,7 @@ def odd_strings(count: int, seed: int = 0) -> list[str]:
     ]
     weights, makers = zip(*kinds, strict=True)
 
-    def string() -> str:
+    def string():
         pieces = draw.choices(makers, weights, k=draw.randint(0, 7))
         return "".join(make() + draw.choice(GAPS) for make in pieces)
 
@@ -119,13 +118,6 @@ def test_recorded_sentences():
 def test_tokens_of_tokens_are_the_tokens(caption):
     tokens = tokenize(caption)
     assert tokenize(" ".join(tokens)) == tokens
-
-
-@given(st.text(max_size=60))
-def test_any_text_gives_words_without_white_space(text):
-    for token in tokenize(text):
-        assert token
-        assert token.split() == [token]
 
 
 @given(
@@ -189,7 +181,7 @@ NEXT_LINES = [
 ]
 
 
-def assert_equal(texts: list[str], found: list, expected: list) -> None:
+def assert_equal(texts, found, expected):
     assert list(zip(texts, found, strict=True)) == list(
         zip(texts, expected, strict=True)
     )
@@ -202,9 +194,10 @@ def test_ends_of_lines_equal_the_live_toolkit():
         for start in ("", "x ", "x. ")
         for end in ENDS.split()
     ]
-    lines = [
-        line for end in ends for following in NEXT_LINES for line in (end, following)
-    ]
+    lines = []
+    for end in ends:
+        for following in NEXT_LINES:
+            lines += [end, following]
     assert all(is_tested(line, in_lines=True) for line in lines)
     assert_equal(lines, tokenize_lines(lines), ptb_tokenize(lines))
 
@@ -214,16 +207,11 @@ def test_odd_captions_equal_the_live_toolkit():
     """Entities, abbreviations, numbers, currencies, clitics, quotes, addresses, markup, emoji,
     accents, nothing.
     """
-    captions = [
-        caption for seed in range(2) for caption in odd_strings(5000, seed=seed)
-    ]
+    captions = odd_strings(10_000)
     tested = [caption for caption in captions if is_tested(caption)]
     assert len(tested) > 0.75 * len(captions)
-    assert_equal(
-        tested,
-        [tokenize(text) for text in tested],
-        [text.split() for text in ptb_tokenize(tested)],
-    )
+    expected = [text.split() for text in ptb_tokenize(tested)]
+    assert_equal(tested, [tokenize(text) for text in tested], expected)
     # As a file, where the next line counts and no-break spaces stay.
     lines = [caption for caption in captions if is_tested(caption, in_lines=True)]
     assert_equal(lines, tokenize_lines(lines), ptb_tokenize(lines))
@@ -236,62 +224,24 @@ def test_every_named_entity_equals_the_live_toolkit():
     assert_equal(texts, tokenize_lines(texts), ptb_tokenize(texts))
 
 
-def corpus(dataset: str, folder: Path) -> list[str]:
+def corpus(dataset, folder):
+    """Captions that people wrote."""
     if dataset == "coco_val2017":
-        content = json.loads(
-            (folder / "coco_val2017_captions" / "captions_val2017.json").read_text()
-        )
-        return [annotation["caption"] for annotation in content["annotations"]]
-    if dataset == "flickr8k":
-        lines = (
-            (folder / dataset / "Flickr8k.token.txt")
-            .read_text(encoding="utf-8")
-            .splitlines()
-        )
-        return [line.split("\t", 1)[1] for line in lines]
-    if dataset == "coco_karpathy_test":
-        files = [
-            folder / dataset / "refs.json",
-            *sorted((folder / dataset / "predictions").glob("*.json")),
-        ]
-        rows = [row for path in files for row in json.loads(path.read_text())]
-        return [
-            text for row in rows for text in row.get("captions", [row.get("caption")])
-        ]
-    paths = sorted((folder / dataset).glob("*.jsonl"))
-    lines = [
-        line for path in paths for line in path.read_text(encoding="utf-8").splitlines()
-    ]
-    return [text for line in lines for text in texts_of(json.loads(line))]
-
-
-def texts_of(content: object) -> list[str]:
-    if isinstance(content, str):
-        return [content] if " " in content else []
-    inner = (
-        content.values()
-        if isinstance(content, dict)
-        else content
-        if isinstance(content, list)
-        else ()
-    )
-    return [text for value in inner for text in texts_of(value)]
+        path = folder / "coco_val2017_captions" / "captions_val2017.json"
+        annotations = json.loads(path.read_text())["annotations"]
+        return [annotation["caption"] for annotation in annotations]
+    path = folder / dataset / "Flickr8k.token.txt"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.split("\t", 1)[1] for line in lines]
 
 
 @needs_java
 @pytest.mark.parametrize(
-    ("dataset", "count"),
-    [
-        ("coco_val2017", 25014),
-        ("coco_karpathy_test", 44992),
-        ("flickr8k", 40460),
-        ("long_captions", 5000),
-    ],
+    ("dataset", "count"), [("coco_val2017", 25014), ("flickr8k", 40460)]
 )
 def test_real_captions_equal_the_live_toolkit(dataset, count, shared_data):
     captions = [caption.replace("\n", " ") for caption in corpus(dataset, shared_data)]
     assert len(captions) >= count
-    expected = PTBTokenizer().tokenize(
-        {0: [{"caption": caption} for caption in captions]}
-    )[0]
+    given = {0: [{"caption": caption} for caption in captions]}
+    expected = PTBTokenizer().tokenize(given)[0]
     assert_equal(captions, tokenize_lines(captions), expected)

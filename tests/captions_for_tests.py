@@ -2,13 +2,13 @@
 tests with Java.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from functools import cache
 
 import pytest
 
+from rewards.files import load_json
 from rewards.text.tokenize import tokenize
 
 REFERENCES = {
@@ -57,7 +57,7 @@ def needs_java(test):
 def _karpathy_references(file):
     return {
         row["image_name"]: list(map(tokenize, row["captions"]))
-        for row in json.loads(file.read_text())
+        for row in load_json(file)
     }
 
 
@@ -67,9 +67,7 @@ def published_system(shared_data, name):
     """
     folder = shared_data / "coco_karpathy_test"
     tokens = _karpathy_references(folder / "refs.json")
-    results = json.loads((folder / "predictions" / f"{name}.json").read_text())
+    results = load_json(folder / "predictions" / f"{name}.json")
     references = [tokens[row["image_name"]] for row in results]
-    recorded = json.loads((folder / "scores_pycocoevalcap.json").read_text())["scores"][
-        name
-    ]
+    recorded = load_json(folder / "scores_pycocoevalcap.json")["scores"][name]
     return [tokenize(row["caption"]) for row in results], references, recorded

@@ -7,6 +7,8 @@ import json
 import numpy as np
 from PIL import Image
 
+from rl_caption.data.files import write_json
+
 SPLITS = ["train"] * 8 + ["restval"] * 2 + ["val"] * 4 + ["test"] * 4
 WORDS = ("dog", "cat", "horse", "bird")
 WIDTH, HEIGHT = 32, 24
@@ -58,9 +60,7 @@ def write_downloads(folder):
                 {"image_id": 100 + number, "id": 1, "caption": text.strip()}
             )
     (folder / "annotations").mkdir(parents=True, exist_ok=True)
-    (folder / "dataset_coco.json").write_text(
-        json.dumps({"images": records, "dataset": "coco"})
-    )
+    write_json(folder / "dataset_coco.json", {"images": records, "dataset": "coco"})
     for place, content in official.items():
         text = json.dumps({"info": {"year": 2014}, "licenses": [], **content})
         (folder / "annotations" / f"captions_{place}.json").write_text(text)

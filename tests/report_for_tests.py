@@ -4,6 +4,8 @@ import json
 
 import yaml
 
+from rl_caption.data.files import write_json
+
 NASTY = """</script><script>alert("1")</script> & 'two' <img src=x onerror=alert(3)> <!-- \u2028"""
 DATA = {
     "format": "scenes",
@@ -66,9 +68,9 @@ def write_run(folder, **config):
     (folder / "config.yaml").write_text(yaml.safe_dump(values | config))
     env = {"python": "3.12.1", "platform": "Linux", "versions": {"torch": "2.12"}}
     env |= {"signature": "SIG+x", "processes": 1, "command": ["scripts/scst.py"]}
-    (folder / "env.json").write_text(json.dumps(env))
+    write_json(folder / "env.json", env)
     write_lines(folder, LINES)
-    (folder / "result.json").write_text(json.dumps(STATE))
+    write_json(folder / "result.json", STATE)
     for step, word in zip(STEPS, ("small", "large", "large large"), strict=True):
         captions = [f"there is a {word} red square {index}" for index in range(30)]
         captions[0] = f"{NASTY} {step}"
@@ -92,7 +94,7 @@ def write_validation(folder, step, captions):
         {"image_id": image_id, "caption": caption}
         for image_id, caption in zip(ids, captions, strict=True)
     ]
-    (place / "predictions.json").write_text(json.dumps(rows))
+    write_json(place / "predictions.json", rows)
 
 
 def write_evaluation(folder, cider, word="red", **more):
@@ -102,13 +104,13 @@ def write_evaluation(folder, cider, word="red", **more):
     metrics["judge/L-CLIPS"] = cider / 2
     scores = {"metrics": metrics, "signature": "SIG", "n": 30}
     scores["left_out"] = {"SPICE": "no <b>jar</b>"}
-    (folder / "scores.json").write_text(json.dumps(scores | more))
+    write_json(folder / "scores.json", scores | more)
     rows = [
         {"image_id": image_id, "caption": f"a {word} square"}
         for image_id in image_ids(split="test")
     ]
-    (folder / "predictions.json").write_text(json.dumps(rows))
-    (folder / "settings.json").write_text(json.dumps({"data": DATA, "split": "test"}))
+    write_json(folder / "predictions.json", rows)
+    write_json(folder / "settings.json", {"data": DATA, "split": "test"})
     return folder
 
 
@@ -120,5 +122,5 @@ def write_comparison(folder):
     found |= {"interval": [0.125, 0.375], "p": 0.001}
     content = {"systems": ["xe", "rl"], "resamples": 1000, "seed": 0}
     content["differences"] = {"CIDEr": found}
-    (folder / "comparison.json").write_text(json.dumps(content))
+    write_json(folder / "comparison.json", content)
     return folder

@@ -26,6 +26,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from benchmarks import engine_memory
 from rewards.clip.preprocessing import clip_tokenizer
+from rewards.files import load_json
 from rl_caption.cli.stages import make_stages
 from rl_caption.config.reward_models import RewardModelConfig
 
@@ -411,7 +412,7 @@ def values(folder, key):
 def read_json(path):
     """Contents of a JSON file; of a run's folder, its result."""
     path = Path(path)
-    return json.loads((path / "result.json" if path.is_dir() else path).read_text())
+    return load_json(path / "result.json" if path.is_dir() else path)
 
 
 def untimed(folder):

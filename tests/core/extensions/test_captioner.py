@@ -17,6 +17,7 @@ from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rewards.files import load_json
 from rewards.trust import trust
 from rl_caption.captioners.base import Captioner, CaptionerError
 from rl_caption.captioners.config import Decoding, NewModelConfig, SavedModelConfig
@@ -25,6 +26,7 @@ from rl_caption.captioners.tokens import caption_mask, forbid
 from rl_caption.config.build import build_captioner
 from rl_caption.config.schema import XeConfig
 from rl_caption.data.base import Row, load_image
+from rl_caption.data.files import write_json
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import REFERENCES, sample_slowly, tiny_rows
@@ -87,7 +89,7 @@ class GruCaptioner(Captioner):
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> GruCaptioner:
-        config = json.loads((Path(path) / "config.json").read_text())
+        config = load_json(Path(path) / "config.json")
         captioner = cls(config["words"], config["width"])
         captioner.policy.load_state_dict(load_file(Path(path) / "model.safetensors"))
         return captioner
@@ -95,7 +97,7 @@ class GruCaptioner(Captioner):
     def save_pretrained(self, policy: nn.Module, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         config = {"model_type": NAME, "words": self.words, "width": self.width}
-        (path / "config.json").write_text(json.dumps(config))
+        write_json(path / "config.json", config)
         save_file(policy.state_dict(), path / "model.safetensors")
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
@@ -159,9 +161,9 @@ def test_the_programs_train_export_and_evaluate_it(tmp_path):
     config |= {"split": "val", "metrics": ["cider"], "tokenizer": "python"}
     config |= {"decode": {"max_new_tokens": 8}, "out": str(out)}
     checked_run(config, out, "evaluate")
-    best = json.loads((folder / "result.json").read_text())["best_step"]
+    best = load_json(folder / "result.json")["best_step"]
     validated = (folder / "eval" / f"step-{best:08d}" / "predictions.json").read_text()
-    assert json.loads((out / "predictions.json").read_text()) == json.loads(validated)
+    assert load_json(out / "predictions.json") == json.loads(validated)
 
 
 @torch.no_grad()

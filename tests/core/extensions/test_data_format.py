@@ -14,12 +14,14 @@ import pytest
 from PIL import Image
 from pydantic import Field
 
+from rewards.files import load_json
 from rl_caption.cli.configuration import load
 from rl_caption.cli.main import run_program
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig, XeConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
+from rl_caption.data.files import write_json
 from rl_caption.data.formats import rows_of
 from rl_caption.runtime.errors import ConfigError
 from tests.training_for_tests import xe_config
@@ -74,7 +76,7 @@ def memory(folder: Path, name: str) -> Any:
 
 
 def run_in_process(program: str, config: dict[str, Any], folder: Path) -> None:
-    (folder / "config.yaml").write_text(json.dumps(config))
+    write_json(folder / "config.yaml", config)
     run_program(program, ["--config", str(folder / "config.yaml")])
 
 
@@ -114,7 +116,7 @@ def test_rows_in_memory_are_the_data_of_any_program(data, tmp_path, monkeypatch,
     evaluation = {"data": made, "model": exported, "split": "val", "metrics": ["rouge"]}
     evaluation |= {"out": str(tmp_path / "scores"), "tokenizer": "python"}
     run_in_process("evaluate", evaluation, tmp_path)
-    assert len(json.loads((tmp_path / "scores/predictions.json").read_text())) == 2
+    assert len(load_json(tmp_path / "scores/predictions.json")) == 2
 
 
 @pytest.mark.parametrize(

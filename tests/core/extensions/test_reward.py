@@ -2,13 +2,13 @@
 (docs/rewards.md).
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from rewards.base import Reward, as_texts, checked_scores, required_column
+from rewards.files import load_json
 from rewards.registry import build
 from rl_caption.cli.main import main
 from rl_caption.config.build import build_reward
@@ -94,7 +94,7 @@ def test_captions_in_files_are_scored_with_it(tmp_path, capsys):
     name = NAME.replace("LengthMatch", "Closeness")
     words = [f"--captions={captions}", f"--out={out}", f"--reward={name}", "--kwargs"]
     assert main(["score", *words, '{"words": 2}']) == 0
-    assert json.loads(out.read_text())["scores"] == {"1": 0.5}
+    assert load_json(out)["scores"] == {"1": 0.5}
     with pytest.raises(SystemExit):
         main(["score", *words, '{"words": 2, "unfinished": 3}'])
     assert "unfinished is 3: expected 0 to 1" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """The benchmarks run and compare what they say they compare. No time is asserted."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -18,6 +17,7 @@ from benchmarks import (
 from benchmarks.harness import Timing
 from benchmarks.l_clip import measure as measure_l_clip
 from benchmarks.scst_step import PHASES, Shapes
+from rewards.files import load_json
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
 
 TIMING = Timing(repeats=1, tiny=True)
@@ -124,7 +124,7 @@ def test_every_part_for_a_gpu_runs_in_a_rehearsal(command, tmp_path):
     code = gpu.main(words)
     page = (tmp_path / f"{command}.md").read_text()
     assert code == 0, page
-    parts = json.loads((tmp_path / f"{command}.json").read_text())["parts"]
+    parts = load_json(tmp_path / f"{command}.json")["parts"]
     assert list(parts) == list(gpu.COMMANDS[command])
     for name, part in gpu.COMMANDS[command].items():
         assert bool(parts[name]["rows"]) == part.module.startswith("benchmarks"), name

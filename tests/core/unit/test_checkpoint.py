@@ -1,6 +1,5 @@
 """Checkpoints: atomic, pruned, verified, and never a way to run code."""
 
-import json
 import math
 import os
 import pickle
@@ -12,6 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from rl_caption.data.files import write_json
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.checkpoint import (
     CheckpointError,
@@ -88,7 +88,7 @@ def test_a_step_saved_again_is_replaced_and_counters_that_are_not_those_of_a_run
         path = saved(tmp_path, best_metric=best)
     assert list(tmp_path.iterdir()) == [path]
     assert read_state(path).best_metric == 0.2
-    (path / "trainer_state.json").write_text(json.dumps({"no_such_counter": 1}))
+    write_json(path / "trainer_state.json", {"no_such_counter": 1})
     seal(path)
     with pytest.raises(CheckpointError, match="no_such_counter"):
         read_state(path)

@@ -1,6 +1,5 @@
 """The captioning program: which files it takes, what it prints and writes, and what it refuses."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rewards.files import load_json
 from rl_caption.captioners.config import Decoding
 from rl_caption.cli.caption import caption, find_images
 from rl_caption.cli.configuration import parse
@@ -62,8 +62,7 @@ def test_captions_of_the_captioner_are_printed_and_written(
     printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [Path(path).name for path, _ in printed] == ["a.JPG", "b.png", "c.webp"]
     assert [
-        [record["image_id"], record["caption"]]
-        for record in json.loads(out.read_text())
+        [record["image_id"], record["caption"]] for record in load_json(out)
     ] == printed
     # 24 tokens are asked for by default; the model has positions for 16.
     captioner, decoding = tiny_captioner(), Decoding(max_new_tokens=16, num_beams=beams)
@@ -91,7 +90,7 @@ def test_all_files_that_cannot_be_captioned_are_named_at_once_or_skipped(
     assert all(repr(os.fsdecode(name))[1:-1] in str(raised.value) for name in names)
     assert not out.exists()
     assert main([*arguments, "--on_bad", "skip"]) == 0
-    assert {Path(row["image_id"]).name for row in json.loads(out.read_text())} == {
+    assert {Path(row["image_id"]).name for row in load_json(out)} == {
         "a.JPG",
         "b.png",
         "c.webp",

@@ -16,6 +16,7 @@ from PIL import Image
 
 from rewards.base import RewardError
 from rewards.clip.l_clipscore import LClipScore
+from rewards.files import load_json
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import build_data
 from rl_caption.config.evaluation import (
@@ -25,6 +26,7 @@ from rl_caption.config.evaluation import (
 )
 from rl_caption.config.schema import DataConfig, JudgeConfig
 from rl_caption.data.base import DataError
+from rl_caption.data.files import write_json
 from rl_caption.evaluation import EvaluationError, evaluate_captions
 from rl_caption.programs import evaluate as program
 from rl_caption.programs.evaluate import (
@@ -77,7 +79,7 @@ def files(tmp_path):
         "karpathy": KARPATHY,
     }
     for name, content in contents.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        write_json(tmp_path / f"{name}.json", content)
     return {name: str(tmp_path / f"{name}.json") for name in contents} | {
         "out": str(tmp_path / "out")
     }
@@ -91,7 +93,7 @@ def configured(files, **changes):
 
 def scored(config):
     evaluate_split(config)
-    scores = json.loads((Path(config.out) / "scores.json").read_text())
+    scores = load_json(Path(config.out) / "scores.json")
     return scores["n"], scores["metrics"]
 
 
@@ -134,8 +136,8 @@ def test_a_split_of_the_references_selects_the_images(files, caplog):
         configured(files, references=files["karpathy"], split="test")
     )
     own = {key: CAPTIONS[key] for key in ("3", "4")}
-    Path(files["a"]).write_text(json.dumps(predictions(own)))
-    Path(files["b"]).write_text(json.dumps({key: REFERENCES[key] for key in own}))
+    write_json(Path(files["a"]), predictions(own))
+    write_json(Path(files["b"]), {key: REFERENCES[key] for key in own})
     assert found == scored(configured(files, references=files["b"]))
     assert found[0] == 2
     with pytest.raises(EvaluationError, match=r"a\.json.*karpathy\.json.*--split"):
@@ -145,8 +147,8 @@ def test_a_split_of_the_references_selects_the_images(files, caplog):
 
 
 def test_images_without_a_caption_are_counted_and_named(files, caplog):
-    Path(files["a"]).write_text(
-        json.dumps(predictions({key: CAPTIONS[key] for key in ("1", "3")}))
+    write_json(
+        Path(files["a"]), predictions({key: CAPTIONS[key] for key in ("1", "3")})
     )
     score_captions(configured(files))
     assert "a.json has no caption of 2 images" in warning(caplog)
@@ -162,8 +164,8 @@ def test_tokens_that_are_given_are_kept_as_they_are(files):
         key: [f"A {text} -LRB- ." for text in texts]
         for key, texts in REFERENCES.items()
     }
-    Path(files["a"]).write_text(json.dumps(predictions(captions)))
-    Path(files["references"]).write_text(json.dumps(references))
+    write_json(Path(files["a"]), predictions(captions))
+    write_json(Path(files["references"]), references)
     expected = evaluate_captions(
         captions, references, metrics=["rouge"], tokenizer="none"
     )
@@ -197,10 +199,11 @@ def folder(tmp_path):
                 "references": row["references"],
             }
             file.write(json.dumps(line | {"split": "test"}) + "\n")
-    (tmp_path / "references.json").write_text(
-        json.dumps({row["image_id"]: row["references"] for row in rows})
+    write_json(
+        tmp_path / "references.json",
+        {row["image_id"]: row["references"] for row in rows},
     )
-    (tmp_path / "captions.json").write_text(json.dumps(predictions(OWN)))
+    write_json(tmp_path / "captions.json", predictions(OWN))
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, tmp_path / "model")
     tiny_student(tmp_path / "student")
@@ -246,7 +249,7 @@ def test_a_judge_is_a_metric_with_its_range_and_signature(folder):
         reward(None, [text], image=[Image.open(folder / f"{name}.png")])[0]
         for name, text in OWN.items()
     ]
-    written = json.loads((folder / "out/scores.json").read_text())
+    written = load_json(folder / "out/scores.json")
     mean = written["metrics"]["judge/L-CLIPS"]
     assert mean == pytest.approx(math.fsum(alone) / 3, rel=1e-6)
     assert mean > 0
@@ -330,7 +333,7 @@ def test_decoded_captions_outlive_a_failure(folder):
                 folder, predictions=None, model=str(folder / "model"), judges=judges
             )
         )
-    assert len(json.loads((out / "predictions.json").read_text())) == 4
+    assert len(load_json(out / "predictions.json")) == 4
     assert not (out / "scores.json").exists(), "of other captions"
 
 
@@ -349,9 +352,10 @@ def test_captions_that_cost_scores_by_their_form_are_counted_and_named(
     change, count, files, caplog
 ):
     references = {key: [*texts, "un café"] for key, texts in REFERENCES.items()}
-    Path(files["references"]).write_text(json.dumps(references))
-    Path(files["a"]).write_text(
-        json.dumps(predictions({key: change(text) for key, text in CAPTIONS.items()}))
+    write_json(Path(files["references"]), references)
+    write_json(
+        Path(files["a"]),
+        predictions({key: change(text) for key, text in CAPTIONS.items()}),
     )
     evaluate_split(configured(files))
     if count is None:
@@ -362,7 +366,7 @@ def test_captions_that_cost_scores_by_their_form_are_counted_and_named(
 
 
 def settings_in(folder):
-    return json.loads((folder / "settings.json").read_text())  # type: ignore[no-any-return]
+    return load_json(folder / "settings.json")  # type: ignore[no-any-return]
 
 
 def test_evaluations_record_whose_captions_they_are_of(folder):
@@ -391,7 +395,7 @@ def test_evaluations_record_whose_captions_they_are_of(folder):
 def test_a_comparison_leaves_nothing_of_other_captions(folder):
     config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
     captions, dogs = folder / "captions.json", folder / "dogs.json"
-    dogs.write_text(json.dumps(predictions(dict.fromkeys(OWN, "a dog"))))
+    write_json(dogs, predictions(dict.fromkeys(OWN, "a dog")))
     model, out = str(folder / "model"), str(folder / "out/dogs")
     evaluate_split(changed(config, predictions=None, model=model, out=out))
     assert "weights" in settings_in(folder / "out/dogs")
@@ -415,10 +419,10 @@ def test_two_evaluations_are_compared_by_their_folders(folder):
     pair = [str(folder / "eval.xe"), str(folder / "eval.rl")]
     evaluate_split(changed(config, predictions=None, model=model, out=pair[0]))
     captions = predictions(dict.fromkeys(REFERENCE_IDS, "a dog"))
-    Path(dogs).write_text(json.dumps(captions))
+    write_json(Path(dogs), captions)
     evaluate_split(changed(config, predictions=dogs, out=pair[1]))
     compare_systems(changed(config, predictions=None, compare=pair))
-    compared = json.loads((folder / "out/comparison.json").read_text())
+    compared = load_json(folder / "out/comparison.json")
     assert compared["systems"] == ["eval.xe", "eval.rl"]
     assert settings_in(folder / "out/eval.xe")["weights"] == weights_hash(model)
     bare = CompareConfig(compare=[pair[0], dogs], out=str(folder / "out"))
@@ -437,23 +441,20 @@ def test_folders_are_compared_on_the_data_that_they_name(folder):
         out=str(folder / "out"),
     )
     compare_systems(pair)
-    assert (
-        json.loads((folder / "out/first/scores.json").read_text())["metrics"]
-        == scored(config)[1]
-    )
+    assert load_json(folder / "out/first/scores.json")["metrics"] == scored(config)[1]
     settings = settings_in(folder / "second")
     for change, key in (
         ({"split": "val"}, "split"),
         ({"data": settings["data"] | {"path": "elsewhere"}}, "path"),
         ({"data": settings["data"] | {"kwargs": {"seed": 1}}}, "kwargs"),
     ):
-        (folder / "second/settings.json").write_text(json.dumps(settings | change))
+        write_json(folder / "second/settings.json", settings | change)
         with pytest.raises(ConfigError, match=rf"\({key}\)"):
             compare_systems(pair)
     received = settings["data"] | {"target": "os:system", "format": "karpathy"}
     for name in ("first", "second"):
         path = folder / name / "settings.json"
-        path.write_text(json.dumps(settings | {"data": received}))
+        write_json(path, settings | {"data": received})
     with pytest.raises(ConfigError, match="os:system"):
         compare_systems(pair)
 
@@ -480,6 +481,6 @@ def test_runs_are_compared_on_a_split_that_chose_nothing_or_it_is_said(
     settings = settings_in(tmp_path / "out/first")
     assert settings["split"] == (asked or "test")
     assert settings["weights"] == weights_hash(runs[0] / "export/best")
-    stored = json.loads((tmp_path / "out/first/predictions.json").read_text())
+    stored = load_json(tmp_path / "out/first/predictions.json")
     rows = build_data(DataConfig(**DATA)).split(asked or "test")  # type: ignore[arg-type]
     assert {row["image_id"] for row in stored} == {row["image_id"] for row in rows}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from rewards.files import load_json
 from rewards.text.cider import cider_d
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
@@ -19,9 +20,9 @@ from rl_caption.evaluation import EvaluationError
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import tiny_student
 
-CASE = json.loads(
-    (Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text()
-)["cases"][0]
+CASE = load_json(Path(__file__).parents[1] / "golden" / "cider_four_images.json")[
+    "cases"
+][0]
 REFERENCES = {str(number): texts for number, texts in enumerate(CASE["references"], 1)}
 CAPTIONS = [
     {"image_id": number, "caption": text}
@@ -223,7 +224,7 @@ def test_files_are_scored_the_published_way(tmp_path):
         dict(zip("1234", CASE["cider_d"], strict=True)), rel=1e-12
     )
     assert result["mean"] == pytest.approx(2.9901221045895823, rel=1e-12)
-    assert json.loads((tmp_path / "scores.json").read_text()) == result
+    assert load_json(tmp_path / "scores.json") == result
     named = [
         {"image_name": f"COCO_{row['image_id']}.jpg", "caption": row["caption"]}
         for row in CAPTIONS
@@ -320,6 +321,4 @@ def test_main_prints_the_scale_and_writes(files, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "cider 2.990122 (mean of 4 captions" in printed
     assert "[0, 10]" in printed
-    assert json.loads((tmp_path / "s.json").read_text())["mean"] == pytest.approx(
-        2.9901221045895823
-    )
+    assert load_json(tmp_path / "s.json")["mean"] == pytest.approx(2.9901221045895823)

@@ -10,6 +10,7 @@ from PIL import Image
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, load_image
 from rl_caption.data.checks import check_data
+from rl_caption.data.files import write_json
 from rl_caption.data.formats import build_data
 from rl_caption.data.rows import jsonl, karpathy
 
@@ -30,9 +31,7 @@ def record(number, split="train", **changes):
 
 
 def write(folder, *records, name="dataset.json"):
-    (folder / name).write_text(
-        json.dumps({"images": records, "dataset": "tiny"}), encoding="utf-8"
-    )
+    write_json(folder / name, {"images": records, "dataset": "tiny"})
     return folder / name
 
 

@@ -1,11 +1,11 @@
 """The demo: all of its stages in small."""
 
-import json
 import re
 from pathlib import Path
 
 import yaml
 
+from rewards.files import load_json
 from rl_caption.cli.main import main
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -52,7 +52,7 @@ def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(
     for folder in folders:
         split = "unseen_page" if "unseen" in folder.name else "page"
         page = (tmp_path / "runs/demo" / split / "report.html").read_text()
-        cider = json.loads((folder / "scores.json").read_text())["metrics"]["CIDEr"]
+        cider = load_json(folder / "scores.json")["metrics"]["CIDEr"]
         assert f" {100 * cider:.2f}" in page
         assert page.count("<article") == (4 if "unseen" in folder.name else 8)
     steps = {

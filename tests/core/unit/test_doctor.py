@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.metadata
-import json
 import re
 import sys
 import tomllib
@@ -14,6 +13,7 @@ import yaml
 from PIL import Image
 
 from rl_caption.cli import preflight as doctor
+from rl_caption.data.files import write_json_lines
 from rl_caption.runtime.errors import EXTRAS, OPTIONAL, ConfigError, user_errors
 from tests.training_for_tests import changed, scst_config, write_pipeline, xe_config
 
@@ -164,7 +164,7 @@ def test_captions_that_the_tokenizer_cannot_split_are_told_before_training(
         | {"split": split}
         for split in ("train", "val")
     ]
-    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_json_lines(tmp_path / "mine.jsonl", rows)
     words = ["xe", "--config", "own_xe", "--data.path", str(tmp_path / "mine.jsonl")]
     for tokenizer, told in (("ptb", True), ("char", False)):
         doctor.main([*words, "--data.tokenizer", tokenizer, "--data.on_bad", "skip"])

@@ -2,7 +2,6 @@
 back by the data.
 """
 
-import json
 import os
 
 import numpy as np
@@ -16,6 +15,7 @@ from rl_caption.config.commands import PrepareFeaturesConfig
 from rl_caption.data import prepare_features
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
+from rl_caption.data.files import write_json
 from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image
@@ -41,7 +41,7 @@ def dataset(tmp_path):
         )
         items.append({"filename": f"photo{number}.jpg", "imgid": 10 + number, "split": "train" if number else "val",
                       "sentences": [{"raw": "a dog"}]})  # fmt: skip
-    (folder / "dataset_tiny.json").write_text(json.dumps({"images": items}))
+    write_json(folder / "dataset_tiny.json", {"images": items})
     return folder
 
 

@@ -4,7 +4,6 @@ refused.
 
 import contextlib
 import copy
-import json
 import math
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from rewards.files import load_json
 from rl_caption.data.files import read_captions, read_references
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.data.scenes.world import Scene, Thing
@@ -48,7 +48,7 @@ IMAGES = st.lists(
 
 
 def golden(name):
-    content = json.loads((GOLDEN / name).read_text(encoding="utf-8"))
+    content = load_json(GOLDEN / name)
     assert content["source"]
     assert content["command"]
     return content["cases"]
@@ -99,10 +99,10 @@ def test_karpathy_test_split_equals_the_toolkit(case, shared_data):
 def test_fakecap_equals_the_published_scores(shared_data):
     case = golden("karpathy_fakecap.json")[0]
     folder = shared_data / "coco_fakecap_oracle"
-    candidates = json.loads((folder / "res.json").read_text(encoding="utf-8"))
+    candidates = load_json(folder / "res.json")
     evaluation = evaluate_captions(
         {image_id: captions[0] for image_id, captions in candidates.items()},
-        json.loads((folder / "gts.json").read_text(encoding="utf-8")),
+        load_json(folder / "gts.json"),
         metrics=("bleu", "rouge", "cider"),
         tokenizer="none",
     )

@@ -1,10 +1,10 @@
 """Result files and tables of evaluations."""
 
-import json
 import os
 
 import pytest
 
+from rewards.files import load_json
 from rl_caption.evaluation import (
     Evaluation,
     check_writable,
@@ -30,9 +30,7 @@ def written(folder, captions):
         folder / "predictions.json",
         folder / "scores.json",
     )
-    return json.loads(predictions.read_text(encoding="utf-8")), json.loads(
-        scores.read_text(encoding="utf-8")
-    )
+    return load_json(predictions), load_json(scores)
 
 
 def test_files_hold_what_was_found(tmp_path):

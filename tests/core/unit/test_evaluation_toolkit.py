@@ -1,12 +1,13 @@
 """The toolkit's Java programs: its own classes in UTF-8, whatever is wrong with them as a reason."""
 
-import json
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from rewards.files import load_json
+from rl_caption.data.files import write_json
 from rl_caption.evaluation import (
     EvaluationError,
     JavaError,
@@ -102,7 +103,7 @@ def test_tokens_equal_the_toolkits_tokenizer():
 @pytest.mark.slow
 @needs_java
 def test_meteor_equals_the_toolkits_class():
-    case = json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"][0]
+    case = load_json(GOLDEN)["cases"][0]
     # '|||' separates the fields of METEOR's input; the toolkit takes it out of captions but not of references.
     references = {**case["references"], "5": ["a ||| café in the park"]}
     values, _ = toolkit.meteor(case["captions"], references)
@@ -119,7 +120,7 @@ def spice(tmp_path, monkeypatch, stand_in):
         {"image_id": key, "scores": {"All": {"f": value}}}
         for key, value in values.items()
     ]
-    (tmp_path / "answer.json").write_text(json.dumps(items))
+    write_json(tmp_path / "answer.json", items)
     copy = f'while [ "$1" != -out ]; do shift; done; /bin/cat "{tmp_path}/answer.json" > "$2"'
     stand_in(f"{VERSION}\n{copy}")
     (tmp_path / "lib").mkdir()

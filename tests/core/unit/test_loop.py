@@ -2,7 +2,6 @@
 refusing NaN.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 
+from rewards.files import load_json
 from rl_caption.captioners.config import Decoding
 from rl_caption.config.schema import (
     CaptionEvalConfig,
@@ -410,7 +410,7 @@ def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path):
     assert len(training.exported) == 3  # the last model, too
     assert (tmp_path / "export/best/score").read_text() == "1"
     assert logged(tmp_path, "val/cider") == {0: 0.1, 1: 0.5, 2: 0.5, 3: 0.3, 4: 0.4}
-    assert json.loads((tmp_path / "result.json").read_text())["best_metric"] == 0.5
+    assert load_json(tmp_path / "result.json")["best_metric"] == 0.5
 
 
 def test_of_a_loss_the_lowest_is_the_best_and_patience_waits_for_a_lower_one(tmp_path):

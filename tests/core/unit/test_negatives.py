@@ -1,11 +1,10 @@
 """What the sources of hard negatives promise to training."""
 
-import json
-
 import numpy as np
 import pytest
 
 from rl_caption.data.base import DataError
+from rl_caption.data.files import write_json_lines
 from rl_caption.data.negatives import ColumnNegatives
 from rl_caption.data.rows import jsonl
 from rl_caption.data.scenes import ScenesData
@@ -41,7 +40,7 @@ def test_negatives_and_positives_of_the_data(tmp_path):
         "references": ["a dog", "one dog"],
         "negatives": [["a cat", "a cow"], []],
     }
-    file.write_text(json.dumps(item | {"positive_captions": ["one dog", "some dog"]}))
+    write_json_lines(file, [item | {"positive_captions": ["one dog", "some dog"]}])
     row = jsonl(file).split("train")[0]
     found = ColumnNegatives()(row, "a dog", np.random.default_rng(0))
     assert sorted(found) == [("data", "a cat"), ("data", "a cow")]

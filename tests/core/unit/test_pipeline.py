@@ -6,10 +6,12 @@ import sys
 import pytest
 import yaml
 
+from rewards.files import load_json
 from rl_caption.cli import pipeline as pipelines
 from rl_caption.cli.main import main, run_program
 from rl_caption.cli.pipeline import plan, run_pipeline
 from rl_caption.cli.stages import Stage, make_stages
+from rl_caption.data.files import write_json
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.training.run_folder import RESULT, write_run_files
 from tests.training_for_tests import scst_config, write_pipeline, xe_config
@@ -110,9 +112,7 @@ def finished(two, monkeypatch):
         export = stage.folder / "export/best"
         export.mkdir(parents=True, exist_ok=True)
         (export / "config.json").write_text("{}")
-        (export / "manifest.json").write_text(
-            json.dumps({"config.json": stage.config.train.lr})
-        )
+        write_json(export / "manifest.json", {"config.json": stage.config.train.lr})
         (stage.folder / RESULT).write_text("{}")
 
     monkeypatch.setattr(Stage, "start", train)
@@ -156,9 +156,9 @@ def test_other_data_and_other_exports_are_refused(finished, tmp_path):
         run_pipeline(str(finished), [])
     export.write_text(before)
     note = tmp_path / "läufe/scst/stage.json"
-    inputs = json.loads(note.read_text())
+    inputs = load_json(note)
     inputs["data"]["train texts"] = "32 rows 0"
-    note.write_text(json.dumps(inputs))
+    write_json(note, inputs)
     with pytest.raises(ConfigError, match=r"scst: .*train texts: 32 rows 0 -> 32 rows"):
         run_pipeline(str(finished), [])
     note.unlink()

@@ -1,15 +1,16 @@
 """From the downloads of COCO to the folder that the configurations read."""
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rewards.files import load_json
 from rl_caption.cli.main import run_program
 from rl_caption.data import prepare_coco
 from rl_caption.data.base import DataError
+from rl_caption.data.files import write_json
 from rl_caption.data.prepare_coco import prepare
 from rl_caption.data.rows import karpathy
 from tests.coco_for_tests import (
@@ -33,9 +34,9 @@ def downloads(tmp_path):
 
 def change(downloads, edit):
     path = downloads / "dataset_coco.json"
-    content = json.loads(path.read_text())
+    content = load_json(path)
     edit(content["images"])
-    path.write_text(json.dumps(content))
+    write_json(path, content)
 
 
 def test_everything_at_once_and_a_second_time_nothing(downloads, tmp_path, capsys):

@@ -8,7 +8,9 @@ from dataclasses import asdict
 
 import pytest
 
+from rewards.files import load_json
 from rl_caption.config.schema import ScstConfig
+from rl_caption.data.files import write_json
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.checkpoint import CheckpointError, seal
 from rl_caption.training.run_folder import (
@@ -33,7 +35,7 @@ def checkpoint(folder, step):
     path = folder / "checkpoints" / f"step-{step:08d}"
     path.mkdir(parents=True)
     state = TrainState(global_step=step, configuration=computed(config_of(folder)))
-    (path / "trainer_state.json").write_text(json.dumps(asdict(state)))
+    write_json(path / "trainer_state.json", asdict(state))
     seal(path)
     return path
 
@@ -125,6 +127,6 @@ def test_variables_that_choose_kernels_are_recorded(tmp_path, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setenv("HF_TOKEN", "secret")
     write_run_files(tmp_path, {}, {})
-    recorded = json.loads((tmp_path / "env.json").read_text())["environment"]
+    recorded = load_json(tmp_path / "env.json")["environment"]
     assert recorded["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert "HF_TOKEN" not in recorded

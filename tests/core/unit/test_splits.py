@@ -2,7 +2,6 @@
 column.
 """
 
-import json
 import pickle
 
 import pytest
@@ -10,7 +9,7 @@ from PIL import Image
 
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
-from rl_caption.data.files import read_references
+from rl_caption.data.files import read_references, write_json, write_json_lines
 from rl_caption.data.formats import build_data, rows_of
 from tests.core.unit.test_data_published import encoded, sample, tar
 
@@ -27,7 +26,7 @@ def json_lines(folder, *splits):
         for number, split in enumerate(splits)
     ]
     path = folder / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    write_json_lines(path, rows)
     return DataConfig(format="jsonl", path=str(path))
 
 
@@ -42,7 +41,7 @@ def karpathy(folder, *splits):
         for number, split in enumerate(splits)
     ]
     path = folder / "dataset.json"
-    path.write_text(json.dumps({"images": rows}), encoding="utf-8")
+    write_json(path, {"images": rows})
     return DataConfig(format="karpathy", path=str(path))
 
 

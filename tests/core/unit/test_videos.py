@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from rewards.base import RewardError
+from rewards.files import load_json
 from rewards.images import image_identity, open_image
 from rewards.videos import uniform, video_frames
 from rl_caption.config.schema import DataConfig
@@ -116,7 +117,7 @@ def test_rows_have_videos_and_the_checks_read_them(tmp_path):
     cache = tmp_path / "cache.json"
     with pytest.raises(DataError, match=r"1.*/e'(.|\n)*1.*d\.gif"):
         check_data(data, ["train"], cache=cache)
-    remembered = [Path(key).name for key in json.loads(cache.read_text())]
+    remembered = [Path(key).name for key in load_json(cache)]
     assert remembered == ["b.gif'", "c.webp'"]
     report = check_data(data, ["train"], on_bad="skip", cache=cache)
     assert list(report.kept["train"]) == [0, 1, 2]

@@ -1,11 +1,11 @@
 """judge.py: metrics against human judgements, from the command line to the tables."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from rewards.base import RewardError
+from rewards.files import load_json
 from rewards.images import frames_of
 from rewards.videos import VideoFrame
 from rl_caption.cli.main import main
@@ -24,9 +24,9 @@ from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image, tiny_student
 from tests.judgement_sets_for_tests import BUILDERS
 
-GOLDEN = json.loads(
-    (Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text()
-)["cases"]
+GOLDEN = load_json(Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json")[
+    "cases"
+]
 
 
 class Length:
@@ -76,7 +76,7 @@ def config(folder, name, **changes):
 
 
 def content(folder):
-    return json.loads((folder / "out" / "agreement.json").read_text())
+    return load_json(folder / "out" / "agreement.json")
 
 
 def test_the_command_line_writes_tables(tmp_path, capsys):

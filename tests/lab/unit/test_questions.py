@@ -11,6 +11,7 @@ from rewards.base import RewardError
 from rewards.language.caption_qa import NOT_SAID
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
+from rl_caption.data.files import write_json_lines
 from rl_caption.data.formats import build_data
 from rl_caption.lab.config import LanguageModelConfig, QuestionsConfig
 from rl_caption.lab.questions import read_questions, write_questions
@@ -39,7 +40,7 @@ def photos(tmp_path):
                 "split": "train",
             }
         )
-    (tmp_path / "photos.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    write_json_lines(tmp_path / "photos.jsonl", lines)
     return DataConfig(format="jsonl", path=str(tmp_path / "photos.jsonl"))
 
 

@@ -2,7 +2,6 @@
 tiny data.
 """
 
-import json
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +14,9 @@ from PIL import Image
 from rewards.clip.backbone import load_encoder
 from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore
+from rewards.files import load_json
 from rl_caption.cli.main import main
+from rl_caption.data.files import write_json
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.evaluation.zero_shot import (
     CIFAR_PROMPTS,
@@ -34,9 +35,9 @@ from rl_caption.runtime.options import wrong_arguments
 from tests.clip_for_tests import noise_image, tiny_student
 from tests.judgement_sets_for_tests import BUILDERS
 
-GOLDEN = json.loads(
-    (Path(__file__).parents[1] / "golden" / "published_tables.json").read_text()
-)["tables"]
+GOLDEN = load_json(Path(__file__).parents[1] / "golden" / "published_tables.json")[
+    "tables"
+]
 TABLES = [table for name in PAPERS for table in load_paper(name).tables.values()]
 NAMES = [f"{table.paper} {table.key}" for table in TABLES]
 
@@ -57,7 +58,7 @@ Cells = Mapping[tuple[str, str], Any]
 def made(out, command, *more):
     """Row and column -> cell of a table that the command line makes."""
     assert main(["reproduce", *command.split(), *more, "--out", str(out)]) == 0
-    cells = json.loads((out / "reproduce.json").read_text())["cells"]
+    cells = load_json(out / "reproduce.json")["cells"]
     return {(cell["row"], cell["column"]): cell for cell in cells}
 
 
@@ -212,11 +213,11 @@ def test_captions_of_a_system(tmp_path, student, monkeypatch):
     references = {
         n: [f"a dog runs on grass {n}", f"the dog {n} runs"] for n in range(4)
     }
-    (tmp_path / "refs.json").write_text(json.dumps(references))
+    write_json(tmp_path / "refs.json", references)
     captions = [
         {"image_id": n, "caption": f"a dog runs on grass {n}"} for n in range(4)
     ]
-    (tmp_path / "captions.json").write_text(json.dumps(captions))
+    write_json(tmp_path / "captions.json", captions)
     command = f"l_clipscore V --data {tmp_path}"
     given = "--captions", f"S_Mix (BU)={tmp_path / 'captions.json'}"
     cells = made(tmp_path / "out", command, *given)
@@ -249,9 +250,9 @@ def test_specificity_rates_are_those_of_the_released_code(tmp_path, student):
     for number, text in enumerate(captions):
         noise_image(number).save(folder / "photos" / f"{number}.jpg")
         note = {"image": f"{number}.jpg", "summaries": {"base": [text]}}
-        (folder / "complete" / f"{number}.json").write_text(json.dumps(note))
-    (folder / "splits.json").write_text(
-        json.dumps({"test": [f"{number}.json" for number in range(3)]})
+        write_json(folder / "complete" / f"{number}.json", note)
+    write_json(
+        folder / "splits.json", {"test": [f"{number}.json" for number in range(3)]}
     )
     command = f"specs 1 --data {tmp_path} --model spec={student}"
     cells = made(tmp_path / "out", command)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rewards.clip.backbone import load_frozen_encoder
+from rewards.files import load_json
 from rl_caption.cli.main import main
 from rl_caption.data.scenes import ScenesData
 from rl_caption.evaluation.retrieval import retrieval_recall
@@ -21,7 +22,7 @@ SCENES = {
 
 def run(out, *words):
     assert main(["retrieval", "--bootstrap", "50", "--out", str(out), *words]) == 0
-    found = json.loads((out / "retrieval.json").read_text())
+    found = load_json(out / "retrieval.json")
     return found
 
 
@@ -67,6 +68,6 @@ def test_models_side_by_side_on_short_and_long_captions(tmp_path, capsys, monkey
     monkeypatch.setattr("rl_caption.lab.retrieval._measure", lambda *_: results.pop())
     with pytest.raises(SystemExit):
         run(tmp_path / "late", *models, *data)
-    assert json.loads((tmp_path / "late/retrieval.json").read_text())["models"] == {
-        "one": own
-    }, "not lost"
+    assert load_json(tmp_path / "late/retrieval.json")["models"] == {"one": own}, (
+        "not lost"
+    )

@@ -1,14 +1,15 @@
 """A shared model is complete, and its card has the numbers of its run and evaluation."""
 
-import json
 from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard
 
+from rewards.files import load_json
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.main import run, run_program
+from rl_caption.data.files import write_json
 from rl_caption.training.checkpoint import seal
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import tiny_student
@@ -42,8 +43,8 @@ def shared(path, out, *words):
 def judged(folder, weights, **more):
     """An evaluation of the captions of a model."""
     write_evaluation(folder, 1.25, **more)
-    settings = json.loads((folder / "settings.json").read_text())
-    (folder / "settings.json").write_text(json.dumps(settings | {"weights": weights}))
+    settings = load_json(folder / "settings.json")
+    write_json(folder / "settings.json", settings | {"weights": weights})
     return str(folder)
 
 

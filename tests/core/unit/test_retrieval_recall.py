@@ -38,13 +38,10 @@ def test_recall_equals_a_slow_loop(chunk_size):
         images[:, None].double(), texts[None].double(), dim=-1
     )
     rows = list(range(20))
-    expected = {
-        f"i2t_r{k}": slow_recall(cosines, rows, owners.tolist(), k) for k in (1, 5, 10)
-    }
-    expected |= {
-        f"t2i_r{k}": slow_recall(cosines.T, owners.tolist(), rows, k)
-        for k in (1, 5, 10)
-    }
+    expected, of = {}, owners.tolist()
+    for k in (1, 5, 10):
+        expected[f"i2t_r{k}"] = slow_recall(cosines, rows, of, k)
+        expected[f"t2i_r{k}"] = slow_recall(cosines.T, of, rows, k)
     assert got == pytest.approx(expected)
     of_text, of_image = (
         torch.nn.functional.normalize(each, dim=1).numpy() for each in (texts, images)
@@ -56,10 +53,8 @@ def test_recall_equals_a_slow_loop(chunk_size):
         for row, own in zip(cosines.T, owners, strict=True)
     ]
     assert ranks[:, 0].tolist() == nearer
-    order = torch.randperm(53, generator=generator)
-    assert retrieval_recall(
-        3 * images, 0.1 * texts[order], owners[order]
-    ) == pytest.approx(expected)
+    again = retrieval_recall(3 * images, 0.1 * texts.flip(0), owners.flip(0))
+    assert again == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 6])

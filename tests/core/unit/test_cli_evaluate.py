@@ -59,10 +59,9 @@ class Failing:
     """A reward that fails."""
 
     __name__, columns, bounds, signature = "failing", frozenset(), (0.0, 1.0), "failing"
-    error: type[BaseException] = RewardError
 
     def __call__(self, prompts, completions, **columns):
-        raise self.error("no score today")
+        raise RewardError("no score today")
 
 
 def predictions(captions=CAPTIONS, key="image_id"):
@@ -136,8 +135,8 @@ def test_a_split_of_the_references_selects_the_images(files, caplog):
         configured(files, references=files["karpathy"], split="test")
     )
     own = {key: CAPTIONS[key] for key in ("3", "4")}
-    write_json(Path(files["a"]), predictions(own))
-    write_json(Path(files["b"]), {key: REFERENCES[key] for key in own})
+    write_json(files["a"], predictions(own))
+    write_json(files["b"], {key: REFERENCES[key] for key in own})
     assert found == scored(configured(files, references=files["b"]))
     assert found[0] == 2
     with pytest.raises(EvaluationError, match=r"a\.json.*karpathy\.json.*--split"):
@@ -164,8 +163,8 @@ def test_tokens_that_are_given_are_kept_as_they_are(files):
         key: [f"A {text} -LRB- ." for text in texts]
         for key, texts in REFERENCES.items()
     }
-    write_json(Path(files["a"]), predictions(captions))
-    write_json(Path(files["references"]), references)
+    write_json(files["a"], predictions(captions))
+    write_json(files["references"], references)
     expected = evaluate_captions(
         captions, references, metrics=["rouge"], tokenizer="none"
     )
@@ -193,11 +192,7 @@ def folder(tmp_path):
     with (tmp_path / "data.jsonl").open("w") as file:
         for row in rows:
             row["image"].resize((40, 36)).save(tmp_path / f"{row['image_id']}.png")
-            line = {
-                "image": f"{row['image_id']}.png",
-                "image_id": row["image_id"],
-                "references": row["references"],
-            }
+            line = row | {"image": f"{row['image_id']}.png"}
             file.write(json.dumps(line | {"split": "test"}) + "\n")
     write_json(
         tmp_path / "references.json",
@@ -352,7 +347,7 @@ def test_captions_that_cost_scores_by_their_form_are_counted_and_named(
     change, count, files, caplog
 ):
     references = {key: [*texts, "un café"] for key, texts in REFERENCES.items()}
-    write_json(Path(files["references"]), references)
+    write_json(files["references"], references)
     write_json(
         Path(files["a"]),
         predictions({key: change(text) for key, text in CAPTIONS.items()}),
@@ -419,7 +414,7 @@ def test_two_evaluations_are_compared_by_their_folders(folder):
     pair = [str(folder / "eval.xe"), str(folder / "eval.rl")]
     evaluate_split(changed(config, predictions=None, model=model, out=pair[0]))
     captions = predictions(dict.fromkeys(REFERENCE_IDS, "a dog"))
-    write_json(Path(dogs), captions)
+    write_json(dogs, captions)
     evaluate_split(changed(config, predictions=dogs, out=pair[1]))
     compare_systems(changed(config, predictions=None, compare=pair))
     compared = load_json(folder / "out/comparison.json")

@@ -292,9 +292,6 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path, datasets):
         DataError, match=r"1 unreadable images: train .*rows\.parquet.*row 0"
     ):
         check_data(data, ["train"])
-    named["references"] = "texts"
-    with pytest.raises(DataError, match=r"data\.columns\.references"):
-        rows_of(format="hub", path=str(path), columns=named)
     with pytest.raises(DataError, match=r"data\.path"):
         rows_of(format="hub", path=str(tmp_path / "no"))
 

@@ -3,10 +3,8 @@ refusing NaN.
 """
 
 import math
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +38,7 @@ class Slope:
 
     name = "slope"
 
-    def __init__(self, weights: nn.Parameter, slope: float, loss: float) -> None:
+    def __init__(self, weights, slope, loss):
         self.weights, self.slope, self.loss = weights, slope, loss
         self.samples: list[dict[str, Any]] = [{"image_id": "a"}, {"image_id": "b"}]
         self.seen: list[tuple[int, list[str]]] = []
@@ -65,19 +63,17 @@ class Training:
 
     def __init__(
         self,
-        folder: Path,
-        scores: Sequence[float] = (),
-        slope: float = 1.0,
-        loss: float = 1.0,
-        **options: Any,
-    ) -> None:
+        folder,
+        scores=(),
+        slope=1.0,
+        loss=1.0,
+        **options,
+    ):
         accelerator = Accelerator(cpu=True)
         model = nn.Linear(4, 1, bias=False)
         nn.init.zeros_(model.weight)
-        rows = [
-            {"image_id": f"i{index}", "image": "", "references": []}
-            for index in range(100)
-        ]
+        row = {"image": "", "references": []}
+        rows = [row | {"image_id": f"i{index}"} for index in range(100)]
         given = {"lr": 1.0, "max_steps": 4, "schedule": "constant"} | options
         state = given.pop("state", None) or TrainState(metric="val/cider")
         self.validate_first = given.pop("validate_first", False)
@@ -104,7 +100,7 @@ class Training:
         run.loader = lambda collate: nullcontext(iter(batches))  # type: ignore[method-assign, assignment]
         if factors is not None:
             run.learning_rate = lambda step: run.train.lr * factors[step]  # type: ignore[method-assign]
-        self.task, self.exported = Slope(model.weight, slope, loss), list[Path]()
+        self.task, self.exported = Slope(model.weight, slope, loss), []
         self.scores, self.metric = iter(scores), state.metric
 
     def validate(self, step, logged):

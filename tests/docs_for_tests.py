@@ -38,6 +38,8 @@ class Command:
 
     page: Path
     text: str
+    runs: bool = False
+    """Whether it stands in a block whose title names nothing that a reader has to bring."""
 
     @property
     def id(self):
@@ -63,7 +65,7 @@ def commands(page):
     """Those of blocks, and those with options inside sentences that begin with a program."""
 
     def found():
-        for language, _, text in FENCE.findall(page.read_text(encoding="utf-8")):
+        for language, title, text in FENCE.findall(page.read_text(encoding="utf-8")):
             if language not in ("", "sh", "bash", "console"):
                 continue
             text = re.sub(
@@ -74,7 +76,7 @@ def commands(page):
             )
             for line in re.sub(r"\\\n\s*|(?<=\|)\n\s*", " ", text).splitlines():
                 if words_of(line):
-                    yield Command(page, line)
+                    yield Command(page, line, not title)
         for text in re.findall(
             r"`([^`\n]+ --[^`]+)`", FENCE.sub("", page.read_text(encoding="utf-8"))
         ):

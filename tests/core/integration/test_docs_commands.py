@@ -184,37 +184,27 @@ def train_here(program: str, runs: list[Any], _: int) -> Iterator[tuple[Any, int
         yield run, 0
 
 
-RUN = re.compile("rl-caption run (own|own_mix|scenes) .*--(only|data)")
-IN_README = [
-    one for one in commands(ROOT / "README.md") if one.words[0] == "rl-caption"
-]
-PIPELINES = {
-    command.text: command
+RUN = re.compile(r"rl-caption (run (own|own_mix|scenes) .*--(only|data)|recaption )")
+RUNNING = {
+    page.name: [
+        command
+        for command in commands(page)
+        if command.runs and (page.name == "README.md" or RUN.match(command.text))
+    ]
     for page in PAGES
-    for command in commands(page)
-    if RUN.match(command.text) and command not in IN_README
 }
 
 
-def run_command(command, root):
-    """Run a command as typed, with small sizes."""
-    text = "\0".join(command.words)
-    for pattern, small in SMALL_WORDS.items():
-        text = re.sub(pattern, small, text)
-    run_python(text.split("\0"), root)
-
-
-def test_the_commands_of_readme_run_one_after_the_other(root, monkeypatch):
+@pytest.mark.parametrize("page", [page for page, found in RUNNING.items() if found])
+def test_the_commands_of_a_page_run_one_after_the_other(page, root, monkeypatch):
     monkeypatch.chdir(root)
-    for command in IN_README:
-        run_command(command, root)
-    assert Path("runs/own/scst/export/best").is_dir()
-
-
-@pytest.mark.parametrize("command", PIPELINES)
-def test_a_pipeline_runs(command, root, monkeypatch):
-    monkeypatch.chdir(root)
-    run_command(PIPELINES[command], root)
+    for command in RUNNING[page]:
+        text = "\0".join(command.words)
+        for pattern, small in SMALL_WORDS.items():
+            text = re.sub(pattern, small, text)
+        run_python(text.split("\0"), root)
+    if page == "README.md":
+        assert Path("runs/own/scst/export/best").is_dir()
 
 
 TINY = {

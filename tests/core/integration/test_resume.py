@@ -51,7 +51,7 @@ KILLS = {
         "rl_caption.training.run:Run.end_step", 5, "after"
     ),
     "in the middle of a log line": Kill(
-        "rl_caption.training.run_folder:append_line", 5, "half"
+        "rl_caption.training.run:append_line", 5, "half"
     ),
     "before anything of the checkpoint": Kill(SAVE, 2),
     "in the middle of the weights": Kill(

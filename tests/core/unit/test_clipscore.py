@@ -156,7 +156,7 @@ def test_clipping_by_hand(kind, image, reference, plain, clipped, unclipped):
         (released, unclipped, (-math.inf, math.inf)),
     ):
         (found,) = reward(None, ["caption"], **row)
-        assert found == pytest.approx(expected, abs=1e-5)
+        assert found == pytest.approx(expected, abs=1e-6)
         assert reward.bounds == bounds
     assert set(encoder.texts) == {f"{PREFIX}caption", f"{PREFIX}a reference"}
     assert paper.signature != released.signature

@@ -141,7 +141,8 @@ def test_whole_numbers_are_numbers_of_images_and_others_logarithms(images, tmp_p
     ):
         path.write_bytes(pickle.dumps(legacy(ref_len, {("a",): float(images)})))
         found = load_legacy_pickle(path).log_documents
-        assert found == pytest.approx(log, rel=1e-6)
+        is_single = abs(ref_len - log) > 1e-12 and ref_len != images
+        assert found == pytest.approx(log, rel=1e-6 if is_single else 1e-15)
 
 
 @pytest.mark.parametrize("ref_len", [12, 12.0, 2.4, 112, 60.5])

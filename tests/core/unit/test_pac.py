@@ -12,6 +12,8 @@ from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.encoder import RELEASED
 from rewards.clip.pac import PacScore, RefPacScore
 from rewards.registry import build
+from rl_caption.cli.main import run_program
+from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import (
     ARCHITECTURE,
     TINY,
@@ -20,6 +22,7 @@ from tests.clip_for_tests import (
     tiny_checkpoint,
     weights,
 )
+from tests.training_for_tests import write_stage
 
 CAPTIONS = ["a cat", "two dogs play", "a red bus"]
 IMAGES = [noise_image(seed) for seed in (1, 2, 3)]
@@ -185,3 +188,15 @@ def test_released_files_are_known_by_name_to_every_score(folder, monkeypatch):
         assert "fp32,tuned from laion2b_s32b_b82k,prefix" in reward.signature
     other = RefPacScore(pretrained=path, tuned_from="openai", truncate=False)
     assert "tuned from openai,no truncation" in other.signature
+
+
+def test_a_missing_checkpoint_is_found_before_anything_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--config", str(write_stage("coco", "pac", tmp_path / "pac.yaml"))]
+    missing = r"reward\.terms\.ref_pac_s\.kwargs\.pretrained: 'checkpoints/clip_ViT-B-32\.pth'"
+    with pytest.raises(ConfigError, match=missing):
+        run_program("scst", arguments)
+    judges = '{"other": {"target": "pac_s", "kwargs": {"pretrained": "a.pt"}}}'
+    missing = r"monitor\.judges\.other\.kwargs\.pretrained: 'a\.pt'"
+    with pytest.raises(ConfigError, match=missing):
+        run_program("scst", [*arguments, "--monitor.judges", judges])

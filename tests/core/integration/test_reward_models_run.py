@@ -300,10 +300,8 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_
     assert f"image '{last}' has no negatives for 'a dog'" in refused(
         config, tmp_path / "run", **changes
     )
-    changes |= {
-        "negatives": {"count": 1, "kwargs": {"kinds": ["replace_count"]}},
-        "eval.best_by": "val/hard_negatives",
-    }
+    write_rows(data, [row | {"negatives": [[]]} for row in rows])
+    changes |= {"eval.best_by": "val/hard_negatives"}
     said = refused(config, tmp_path / "run", **changes)
     assert "eval.best_by is 'val/hard_negatives', but" in said
     rows = [row | {"long_reference": "A dog. It runs."} for row in rows]

@@ -160,7 +160,9 @@ def test_two_processes_train_and_export_as_one(plain, tmp_path, trained, engine)
     for ended in run_together(2, config, folder, "scst", None, ENGINES[engine]):
         assert ended.code == 0, ended.output
     log = (tmp_path / "run.0.log").read_text()
-    counts = [re.findall(r"\[scst\] ([\d,]+) trained", text) for text in (log, log_alone)]
+    counts = [
+        re.findall(r"\[scst\] ([\d,]+) trained", text) for text in (log, log_alone)
+    ]
     assert counts[0] == counts[1] != []
     assert f"engine {engine}, " in log
     assert (

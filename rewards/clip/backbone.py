@@ -5,8 +5,6 @@ Captions are tokenised by the model's own tokenizer: CLIP's BPE of 49,408 tokens
 students, that of the text encoder for a ``PretrainedDual``.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings
@@ -84,12 +82,15 @@ class FrozenEncoder:
     """
 
     def __init__(self, options: EncoderOptions) -> None:
-        self.name, self.pretrained = str(options.backbone), options.pretrained
+        self.name = str(options.backbone)
+        self.pretrained = options.pretrained
         self.device = default_device(options.device)
         self._options = options
         self.network = network = _load(options, self.device)
-        self.model, self.preprocessing = network.model, network.preprocessing
-        self.texts, self.context_length = network.texts, network.texts.context_length
+        self.model = network.model
+        self.preprocessing = network.preprocessing
+        self.texts = network.texts
+        self.context_length = network.texts.context_length
         self.long_layout = network.long_layout
         """Whether the file has the layout of Long-CLIP's and SPECS's released weights."""
         self.has_tokens = network.encode_tokens is not None
@@ -150,7 +151,8 @@ class FrozenEncoder:
         Raises:
             RewardError: a caption is too long and ``truncate`` is off.
         """
-        groups, batch_size = [], self._options.batch_size
+        groups = []
+        batch_size = self._options.batch_size
         encode = partial(self._embed, self.network.encode_text, normalize=normalize)
         for group in chunks(texts, SORTED_BATCHES * batch_size, "embedding captions"):
             ids = self.token_ids(list(group))
@@ -173,7 +175,8 @@ class FrozenEncoder:
         pooled state, so the embedding of the token that is pooled is the embedding of the caption.
         Raises as ``encode_texts``.
         """
-        encode, embedded = self.network.encode_tokens, []
+        encode = self.network.encode_tokens
+        embedded = []
         assert encode is not None, "has_tokens is asked first"
         for batch in chunks(texts, self._options.batch_size, "embedding tokens"):
             ids = self.token_ids(list(batch))
@@ -226,7 +229,8 @@ def load_encoder(options: EncoderOptions) -> CachedEncoder:
 
 
 def _load(options: EncoderOptions, device: str) -> Network:
-    name, pretrained = str(options.backbone), options.pretrained
+    name = str(options.backbone)
+    pretrained = options.pretrained
     label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
     try:
         if Path(name).is_dir() and not Path(name, "open_clip_config.json").is_file():
@@ -337,7 +341,8 @@ def _open_clip_model(name: str, options: EncoderOptions) -> tuple[Any, str, str]
     """
     import open_clip
 
-    pretrained, tuned_from = options.pretrained, options.tuned_from
+    pretrained = options.pretrained
+    tuned_from = options.tuned_from
     own = f"open_clip_config.json of {name}"
     if name.startswith(("hf-hub:", "local-dir:")):
         if pretrained is not None:

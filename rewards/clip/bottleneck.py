@@ -108,8 +108,10 @@ class CaptionWriter:
         tokenizer = frozen.tokenizer
         ids = [tokenizer.bos_token_id, tokenizer.eos_token_id]
         ids = [token_id for token_id in ids if token_id is not None]
-        self.frozen, self.ending = frozen, ending
-        self._bos, self._ends = ids[0], [ids[-1]]
+        self.frozen = frozen
+        self.ending = ending
+        self._bos = ids[0]
+        self._ends = [ids[-1]]
         self.room = frozen.longest - 2  # of BOS and the soft token
         # None of its sampling settings.
         frozen.network.generation_config = GenerationConfig()
@@ -129,7 +131,8 @@ class CaptionWriter:
         texts = [" ".join(caption.split()) for caption in captions]
         end = self._ends[:1]
         if self.ending == "newline":
-            texts, end = [f" {text} \n" for text in texts], []
+            texts = [f" {text} \n" for text in texts]
+            end = []
         token_ids = self.frozen.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return [[*ids, *end][: self.room] for ids in token_ids]
 
@@ -336,8 +339,10 @@ class SemanticBottleneck:
         )
         self._bottleneck = bottleneck.to(device).eval().requires_grad_(False)
         self._writer = CaptionWriter(frozen, config.ending)
-        self.num_beams, self.max_new_tokens = num_beams, max_new_tokens
-        self.device, self.batch_size = device, batch_size
+        self.num_beams = num_beams
+        self.max_new_tokens = max_new_tokens
+        self.device = device
+        self.batch_size = batch_size
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any

@@ -11,8 +11,6 @@
 Positions count tokens of CLIP's BPE, start and end included.
 """
 
-from __future__ import annotations
-
 import re
 import zipfile
 from collections.abc import Mapping
@@ -204,7 +202,9 @@ def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         what = f"low-rank update of {weight}"
         if weight not in merged or len(pair) != 2:
             raise ValueError(f"{what}: a factor or the weight is missing")
-        a, b, shape = pair["A"], pair["B"], merged[weight].shape
+        a = pair["A"]
+        b = pair["B"]
+        shape = merged[weight].shape
         side = shape[-1] if len(shape) == 4 else 1
         expected = [(len(a), shape[1:].numel() // side), (shape[0] * side, len(a))]
         if [a.shape, b.shape] != expected or not len(a) or len(a) % side:

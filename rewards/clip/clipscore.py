@@ -76,7 +76,8 @@ class ClipScore:
             pretrained = "openai"
         options = EncoderOptions(backbone, pretrained, **encoder)
         self.backbone = load_encoder(options)
-        self.prefix, self.w = prefix or "", float(w)
+        self.prefix = prefix or ""
+        self.w = float(w)
         self.bounds = (0.0, self.w)
         self.signature = f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
         self._references = EmbeddingCache(
@@ -168,7 +169,8 @@ class RefClipScore(ClipScore):
         # At most the harmonic mean of w and 1.
         self.bounds = (0.0, 2 * self.w / (1 + self.w))
         if not clip_references:  # a + b may be arbitrarily close to 0
-            clipped, self.lowest = "unclipped", -1.0
+            clipped = "unclipped"
+            self.lowest = -1.0
             self.bounds = (-math.inf, math.inf)
         self.signature = f"{self.signature[:-1]},{clipped} references]"
 

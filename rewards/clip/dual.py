@@ -118,7 +118,8 @@ class PretrainedDual(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        image, text = config.image, config.text
+        image = config.image
+        text = config.text
         if folder is not None:
             image = local_encoder(image, folder / "image_encoder")
             text = local_encoder(text, folder / "text_encoder")
@@ -146,7 +147,8 @@ class PretrainedDual(nn.Module):
 
     def text_features(self, ids: Tensor) -> Tensor:
         """The text encoder's pooled states [B, D] of ids [B, L]."""
-        states, lengths = self.text_encoder(ids), self.text_encoder.lengths(ids)
+        states = self.text_encoder(ids)
+        lengths = self.text_encoder.lengths(ids)
         if self.config.pool == "first":
             return states[:, 0]
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]

@@ -166,7 +166,8 @@ class EmScore(ClipScore):
         """By id of the object; embeddings of frames, one by one, are cached as those of images."""
         videos = {id(image): frames_of(image) for image in images}
         rows = self.backbone.embed_images([*chain(*videos.values())])
-        embedded, start = {}, 0
+        embedded = {}
+        start = 0
         for key, frames in videos.items():
             vectors = rows[start : start + len(frames)]
             start += len(frames)

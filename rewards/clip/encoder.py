@@ -143,7 +143,8 @@ class EmbeddingCache:
         folder: str | Path | None = None,
         max_entries: int = CACHED,
     ) -> None:
-        self.fingerprint, self.max_entries = fingerprint, max_entries
+        self.fingerprint = fingerprint
+        self.max_entries = max_entries
         self._files = None
         if folder is not None:
             self._files = CheckedFiles(Path(folder) / fingerprint)
@@ -222,7 +223,8 @@ class CachedEncoder:
         cache_dir: str | Path | None = None,
         cache_images: int = CACHED,
     ) -> None:
-        self.encoder, self.signature = encoder, encoder.signature
+        self.encoder = encoder
+        self.signature = encoder.signature
         self.images = EmbeddingCache(encoder.fingerprint, cache_dir, cache_images)
 
     def embed_images(self, images: Sequence[ImageSource | Frames]) -> Embeddings:

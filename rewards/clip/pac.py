@@ -113,7 +113,8 @@ def _tuned_source(
     """The three arguments, completed by what is known of a released file."""
     file = Path(pretrained or "")
     architecture, tag = RELEASED.get(file.name, (None, None))
-    backbone, tuned_from = backbone or architecture, tuned_from or tag
+    backbone = backbone or architecture
+    tuned_from = tuned_from or tag
     has_weights = (
         not isinstance(backbone, str | Path | None) or Path(backbone or "x").is_dir()
     )

@@ -105,7 +105,8 @@ def preprocessing_of(visual: Any) -> Preprocessing:
             f"preprocessing {config} is not supported: expected a square, resized by 'shortest' or "
             f"'squash', bicubic or bilinear"
         )
-    mean, std = tuple(config.get("mean", CLIP_MEAN)), tuple(config.get("std", CLIP_STD))
+    mean = tuple(config.get("mean", CLIP_MEAN))
+    std = tuple(config.get("std", CLIP_STD))
     return Preprocessing(int(sides.pop()), mean, std, interpolation, resize)
 
 
@@ -137,7 +138,8 @@ class WordTokens:
         """Token ids [N, context_length] with start and end, padded with 0; captions that are too
         long are truncated.
         """
-        start, end = self.tokenizer.sot_token_id, self.tokenizer.eot_token_id
+        start = self.tokenizer.sot_token_id
+        end = self.tokenizer.eot_token_id
         rows = [
             [start, *self.encode(text)[: context_length - 2], end] for text in texts
         ]
@@ -215,7 +217,8 @@ def causal_features(model: Any, ids: Tensor, pooled: bool = True) -> Tensor:
     Nothing after EOT reaches the embedding under a causal mask, so ids may be cut after the longest
     caption.
     """
-    length, dtype = ids.shape[1], model.transformer.get_cast_dtype()
+    length = ids.shape[1]
+    dtype = model.transformer.get_cast_dtype()
     positions = model.positional_embedding[:length].to(dtype)
     hidden = model.token_embedding(ids).to(dtype) + positions
     mask = model.attn_mask[:length, :length].to(dtype)

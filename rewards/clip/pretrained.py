@@ -186,7 +186,8 @@ class TransformersText(nn.Module):
                 f"it is a {type(model).__name__}: expected an encoder of text"
             )
         tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)
-        self.tokenizer, self.built_from = tokenizer, (model.config, tokenizer)
+        self.tokenizer = tokenizer
+        self.built_from = (model.config, tokenizer)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         if not tokenizer("")["input_ids"]:
@@ -241,7 +242,8 @@ class ClipText(nn.Module):
 
     def __init__(self, tokenizer: Any, context_length: int) -> None:
         super().__init__()
-        self.tokenizer, self.context_length = tokenizer, context_length
+        self.tokenizer = tokenizer
+        self.context_length = context_length
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
         return self.tokenizer(list(texts), context_length=context_length)
@@ -450,16 +452,20 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     Raises:
         ValueError: there is none, because the processor pads, say, or its output is not square.
     """
-    size, crop = values.get("size") or {}, values.get("crop_size") or {}
-    shortest, crops = size.get("shortest_edge"), values.get("do_center_crop")
-    height, width = size.get("height"), size.get("width")
+    size = values.get("size") or {}
+    crop = values.get("crop_size") or {}
+    shortest = size.get("shortest_edge")
+    crops = values.get("do_center_crop")
+    height = size.get("height")
+    width = size.get("width")
     resize: str | int | None = None
     if values.get("crop_pct") is not None and shortest is not None:
         # ConvNeXt and ResNet.
         height = width = shortest
         resize = int(shortest / values["crop_pct"]) if shortest < 384 else "squash"
     elif crops and shortest is not None:
-        height, width = crop.get("height"), crop.get("width")
+        height = crop.get("height")
+        width = crop.get("width")
         resize = int(shortest)
     elif height == width and (not crops or crop.get("height") == height):
         resize = "squash"
@@ -479,9 +485,11 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
             f"its image processor has { {name: values.get(name) for name in named} }: expected a "
             f"resize to a square, or a centre crop after it"
         )
-    mean, std = [0.0] * 3, [1.0] * 3
+    mean = [0.0] * 3
+    std = [1.0] * 3
     if values.get("do_normalize", True):
-        mean, std = values["image_mean"], values["image_std"]
+        mean = values["image_mean"]
+        std = values["image_std"]
     return Preprocessing(
         int(height), tuple(mean), tuple(std), method, resize, floor_crop=True
     )

@@ -227,7 +227,8 @@ class ImageStudent(nn.Module):
     def __init__(self, config: LCLIPConfig, encoder: Any = None) -> None:
         super().__init__()
         self.config = config
-        width, patch = config.image_width, config.patch_size
+        width = config.image_width
+        patch = config.patch_size
         cells = (config.image_size // patch) ** 2
         self.patch_embed: nn.Module
         if config.image_encoder is None:
@@ -240,7 +241,8 @@ class ImageStudent(nn.Module):
                     ImageEncoder, config.image_encoder, config.image_encoder_kwargs
                 )
             _, rows, columns, depth = example_output(encoder).shape
-            self.patch_embed, cells = nn.Linear(depth, width), rows * columns
+            self.patch_embed = nn.Linear(depth, width)
+            cells = rows * columns
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + cells, width))
         self.blocks = shared_blocks(config, "image")
@@ -293,7 +295,8 @@ class TextStudent(nn.Module):
     def __init__(self, config: LCLIPConfig) -> None:
         super().__init__()
         self.config = config
-        width, rank = config.text_width, config.embedding_rank
+        width = config.text_width
+        rank = config.embedding_rank
         # nn.Embedding keeps its N(0, 1), as in the released code.
         self.token_embed: nn.Module = nn.Embedding(config.vocab_size, rank or width)
         if rank is not None:

@@ -147,7 +147,8 @@ def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> Non
         if ".lora_" in name
     }
     config = copy.copy(config)
-    config.base_model_name_or_path, config.inference_mode = base, True
+    config.base_model_name_or_path = base
+    config.inference_mode = True
     config.save_pretrained(folder)
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 

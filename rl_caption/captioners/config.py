@@ -184,7 +184,8 @@ class Decoding(Section):
 
     @model_validator(mode="after")
     def _check_decoding(self) -> Self:
-        beams, groups = self.num_beams, self.num_beam_groups
+        beams = self.num_beams
+        groups = self.num_beam_groups
         if beams > 1 and self.num_samples:
             raise ConfigError(
                 f"num_samples is {self.num_samples} and num_beams {beams}: beam search does not "

@@ -102,9 +102,6 @@ def decode_with_scores(
         raise ValueError(
             "sampling needs noise [B, K, L]: one uniform number for each token"
         )
-    processors = constraints(captioner, decoding)
-    if processors:
-        next_logits = _add_processors(next_logits, processors)
     return Generated(
         _decode_tree(captioner, next_logits, images, decoding, noise, share_prefixes),
         None,
@@ -123,7 +120,8 @@ def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
     if decoding.block_trigrams:
         processors.append(partial(penalise_trigrams, alpha=decoding.block_trigrams))
     if decoding.remove_bad_endings:
-        decode, eos = captioner.decode, captioner.eos_token_id
+        decode = captioner.decode
+        eos = captioner.eos_token_id
         processors.append(partial(refuse_bad_endings, decode=decode, eos_token_id=eos))
     return processors
 
@@ -163,25 +161,6 @@ def refuse_bad_endings(
     return logits
 
 
-def _add_processors(next_logits: NextLogits, processors: list[Processor]) -> NextLogits:
-    """``next_logits`` followed by ``processors``, which are given all tokens of every prefix."""
-    earlier = torch.empty(0)
-
-    def processed_logits(prefixes: Prefixes | None) -> Tensor:
-        """The logits of ``next_logits`` [P, V] after every processor."""
-        nonlocal earlier
-        logits = next_logits(prefixes).float()
-        if prefixes is None:
-            earlier = logits.new_empty(len(logits), 0, dtype=torch.long)
-        else:
-            earlier = prefixes.extend(earlier)
-        for process in processors:
-            logits = process(earlier, logits)
-        return logits
-
-    return processed_logits
-
-
 def draw_tokens(
     logits: Tensor, noise: Tensor, decoding: Decoding, best: Tensor
 ) -> Tensor:
@@ -213,12 +192,18 @@ def _decode_tree(
 ) -> Tensor:
     per_image = decoding.captions_per_image
     limit = decoding.max_new_tokens
-    logits = forbid(next_logits(None), captioner.forbidden)
+    processors = constraints(captioner, decoding)
+    logits = next_logits(None)
     image = torch.arange(images, device=logits.device)  # of each prefix
     prefix = image.repeat_interleave(per_image)  # of each caption
     captions = torch.arange(len(prefix), device=logits.device)  # that have not ended
     ids = torch.full((len(prefix), limit), captioner.pad_token_id, device=logits.device)
     for position in range(limit):
+        for process in processors:
+            # A caption of each prefix; rows of captions that have ended are not read.
+            owner = torch.zeros_like(image).scatter_(0, prefix, captions)
+            logits = process(ids[owner, :position], logits.float())
+        logits = forbid(logits, captioner.forbidden)
         chosen = best = logits.argmax(-1, keepdim=True)
         if noise is not None and decoding.num_samples:
             drawn = draw_tokens(logits, noise[image, :, position], decoding, best)
@@ -235,7 +220,8 @@ def _decode_tree(
             vocabulary = logits.shape[-1]
             pairs = parent * vocabulary + tokens
             pairs, prefix = torch.unique(pairs, return_inverse=True)
-            tokens, parent = pairs % vocabulary, pairs // vocabulary
+            tokens = pairs % vocabulary
+            parent = pairs // vocabulary
         else:
             prefix = torch.arange(len(captions), device=logits.device)
         prefixes = Prefixes(tokens, parent, image[parent])
@@ -247,7 +233,7 @@ def _decode_tree(
             prefix = parent[prefix]
             prefixes = Prefixes(padding.index_copy_(0, parent, tokens), None, image)
         image = prefixes.image
-        logits = forbid(next_logits(prefixes), captioner.forbidden)
+        logits = next_logits(prefixes)
     return ids[:, : position + 1].unflatten(0, (images, per_image))
 
 
@@ -271,11 +257,14 @@ def beam_search(
     Transformers, the penalties stay in the scores. Tokens that constraints exclude have probability
     0; the others are not renormalised.
     """
-    width, groups = decoding.num_beams, decoding.num_beam_groups
-    each, limit = width // groups, decoding.max_new_tokens
+    width = decoding.num_beams
+    groups = decoding.num_beam_groups
+    each = width // groups
+    limit = decoding.max_new_tokens
     processors = constraints(captioner, decoding)
     logits = next_logits(None).repeat_interleave(width, 0)
-    device, eos = logits.device, captioner.eos_token_id
+    device = logits.device
+    eos = captioner.eos_token_id
     active = torch.arange(images, device=device)  # images that are not done
     scores = torch.full((images, groups, each), -torch.inf, device=device)
     best_scores = scores.double()

@@ -40,7 +40,8 @@ def generate(
         return_dict_in_generate=True,
     )
     devices = [model.device] if model.device.type == "cuda" else []
-    saved, model.generation_config = model.generation_config, GenerationConfig()
+    saved = model.generation_config
+    model.generation_config = GenerationConfig()
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -59,7 +60,8 @@ def sample(
     """
     policy: Any = captioner.policy
     processors = constraints(captioner, decoding)
-    drawn, steps = len(noise), itertools.count()
+    drawn = len(noise)
+    steps = itertools.count()
 
     def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
         """Leave one token of each caption. Every token is drawn with its own random number, as in

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from rl_caption.captioners.packed import CACHE, Packing
 
@@ -66,13 +66,9 @@ def packing_cache(image: Tensor, images: int) -> SharedImageCache | None:
     if packing.index is None:
         return None
     cache = SharedImageCache(_PassThroughCache(), _PassThroughCache())
-    cache.is_updated, cache.packing = _NeverUpdated(), packing
+    cache.is_updated = _NeverUpdated()
+    cache.packing = packing
     return cache
-
-
-def image_cache(tokens: Cache) -> SharedImageCache:
-    """A cache of ``tokens``, and of one copy of each image."""
-    return SharedImageCache(tokens, DynamicCache())
 
 
 def share_images(decoder: nn.Module) -> None:
@@ -101,7 +97,8 @@ def _cross_attend(
     states = next((named[key] for key in STATES if named.get(key) is not None), None)
     if states is None:
         return forward(**named)
-    rows, images = len(hidden), len(states)
+    rows = len(hidden)
+    images = len(states)
     packing = getattr(named.get(CACHE), "packing", None)
     if packing is None:
         if rows == images or rows % images:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -23,7 +23,6 @@ from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.hf_attention import (
     SharedImageCache,
     fuse_blip_attention,
-    image_cache,
     share_images,
 )
 from rl_caption.captioners.packed import CACHE
@@ -78,10 +77,12 @@ class Family(ABC):
         row_prompts: whether rows may have prompts of their own.
         chat_prompts: whether a chat template makes them.
         default_prompt: the prompt of a model for which none is named.
+        prompt_before: whether a caption goes on from the prompt; else the encoder reads it.
         cross_attention: whether the text reads the image by cross-attention; else the image is a
             prefix of the text.
         text_model: name of the submodule that reads tokens; its ``get_output_embeddings()`` makes
             the logits.
+        shared: name of the submodule whose captions share an image, where it is another one.
         frozen: patterns of parameters that are frozen unless ``model.freeze`` is set.
         lora_targets: regular expression of the modules that get adapters unless
             ``model.lora.target_modules`` is set.
@@ -92,8 +93,10 @@ class Family(ABC):
     processor_options: ClassVar = {"backend": "pil"}
     row_prompts = chat_prompts = False
     default_prompt = ""
+    prompt_before = True
     cross_attention = True
     text_model: str
+    shared = ""
     frozen: tuple[str, ...] = ()
     lora_targets: str
 
@@ -101,7 +104,7 @@ class Family(ABC):
         """Make a loaded model faster without changing its results: captions of an image share its
         keys and values.
         """
-        share_images(model.get_submodule(self.text_model))
+        share_images(model.get_submodule(self.shared or self.text_model))
 
     @abstractmethod
     def conventions(
@@ -111,7 +114,8 @@ class Family(ABC):
 
     def before(self, processor: Any, prompt: str) -> tuple[str, str]:
         """Text that a caption's tokens follow in one piece, and what stands between the two."""
-        return prompt, " " if prompt else ""
+        text = prompt if self.prompt_before else ""
+        return text, " " if text else ""
 
     def image_inputs(self, model: Any) -> frozenset[str]:
         """Names of what images are encoded from."""
@@ -125,36 +129,29 @@ class Family(ABC):
         [B, P].
         """
 
-    def decode(
-        self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None
-    ) -> Tensor:
-        """Next-token logits [N, T, V] of ``token_ids`` [N, T], captions of B images with the states
-        [B, S, D].
-
-        ``cache`` holds the tokens before; without one, ``token_ids`` is the whole sequence.
-        """
-        output = model.get_submodule(self.text_model)(
-            input_ids=token_ids,
-            encoder_hidden_states=states,
-            use_cache=cache is not None,
-            **{CACHE: cache},
-        )
-        return output.logits
-
     def begin(
         self, policy: Policy, arguments: dict[str, Any], new_layer: Callable[[], Any]
     ) -> tuple[Tensor, State]:
         """Logits [B, V] after BOS and prompt, whose keys and values go into layers ``new_layer``."""
         states = arguments["states"]
-        cache: SharedImageCache = image_cache(Cache(layer_class_to_replicate=new_layer))  # type: ignore[arg-type]
+        tokens: Any = Cache(layer_class_to_replicate=new_layer)  # type: ignore[arg-type]
         images = torch.arange(len(states), device=states.device)
-        state = State(cache, states, images)
+        state = State(SharedImageCache(tokens, DynamicCache()), states, images)
         start = policy.start.expand(len(states), -1)
         return self.read(policy, state, start)[:, -1], state
 
     def read(self, policy: Policy, state: State, token_ids: Tensor) -> Tensor:
-        """Logits [N, T, V] after each of the next tokens [N, T]."""
-        return self.decode(policy.model, state.states, token_ids, state.cache)
+        """Logits [N, T, V] after each of the next tokens [N, T], captions of B images.
+
+        The cache holds the tokens before; without one, these are the whole sequence.
+        """
+        output = policy.text_model(
+            input_ids=token_ids,
+            encoder_hidden_states=state.states,
+            use_cache=state.cache is not None,
+            **{CACHE: state.cache},
+        )
+        return output.logits
 
     def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
         """What Transformers' ``generate`` takes for one image [1, 3, H, W] and the prompt."""
@@ -257,19 +254,15 @@ class Florence2(Family):
     name = "Florence-2"
     processor_class = "Florence2Processor"
     default_prompt = "<CAPTION>"
+    prompt_before = False
     text_model = ""  # the whole model
+    shared = "model.language_model.decoder"
     lora_targets = r".*language_model\.decoder\..*\.(q_proj|v_proj)"
     tasks: ClassVar = {
         "<CAPTION>": "What does the image describe?",
         "<DETAILED_CAPTION>": "Describe in detail what is shown in the image.",
         "<MORE_DETAILED_CAPTION>": "Describe with a paragraph what is shown in the image.",
     }
-
-    def prepare(self, model: Any) -> None:
-        share_images(model.model.language_model.decoder)
-
-    def before(self, processor: Any, prompt: str) -> tuple[str, str]:
-        return "", ""
 
     def conventions(
         self, model: Any, processor: Any, tokenizer: Any, prompt: str
@@ -305,14 +298,12 @@ class Florence2(Family):
         ).last_hidden_state
         return states
 
-    def decode(
-        self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None
-    ) -> Tensor:
-        output = model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=states),
+    def read(self, policy: Policy, state: State, token_ids: Tensor) -> Tensor:
+        output = policy.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=state.states),
             decoder_input_ids=token_ids,
-            use_cache=cache is not None,
-            **{CACHE: cache},
+            use_cache=state.cache is not None,
+            **{CACHE: state.cache},
         )
         return output.logits
 

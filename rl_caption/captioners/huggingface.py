@@ -87,8 +87,13 @@ class HuggingFaceCaptioner(Captioner):
         prompt: str | Messages = "",
         name: str = "",
     ) -> None:
-        self.policy, self.processors = policy, list(processors)
-        self.tokenizer, self.prompt, self.name = tokenizer, prompt, name
+        self.policy = policy
+        self.processors = list(processors)
+        self.processor = self.processors[0]
+        """Of a model that answers a prompt; of others perhaps only that of images."""
+        self.tokenizer = tokenizer
+        self.prompt = prompt
+        self.name = name
         self.adapters: Any = None
         """Configuration of the adapters, if they are to be exported alone, too."""
         self.family: Any = policy.family
@@ -151,7 +156,9 @@ class HuggingFaceCaptioner(Captioner):
             processors, tokenizer = load_processors(
                 name, family, source, processor_kwargs or {}
             )
-            prompt = saved_prompt(name) if prompt is None else prompt
+            settings = Path(name) / SETTINGS
+            if prompt is None and settings.is_file():
+                prompt = read_object(settings).get("prompt", "")
             prompt = family.default_prompt if prompt is None else prompt
             if isinstance(prompt, str):
                 prompt = " ".join(prompt.split())
@@ -167,11 +174,6 @@ class HuggingFaceCaptioner(Captioner):
             if weights:
                 check(captioner)
             return captioner
-
-    @property
-    def processor(self) -> Any:
-        """The processor of a model that answers a prompt; of others perhaps only that of images."""
-        return self.processors[0]
 
     @property
     def mode(self) -> dict[str, Any]:
@@ -254,34 +256,25 @@ class HuggingFaceCaptioner(Captioner):
         process = getattr(self.processor, "image_processor", self.processor)
         ids = [row["image_id"] for row in rows]
         with naming(f"images {ids[:4]} cannot be prepared", (Exception,), DataError):
-            return {
-                "pixel_values": process(images=images, return_tensors="pt")[
-                    "pixel_values"
-                ]
-            }
+            pixels = process(images=images, return_tensors="pt")["pixel_values"]
+        return {"pixel_values": pixels}
 
     def prepare(self, row: Row) -> dict[str, Tensor]:
         """The inputs of one row of a model that answers a prompt."""
         images = [load_image(frame) for frame in frames_of(row["image"])]
-        messages = self.messages(row)
-        with naming(
-            f"image {row['image_id']!r} cannot be prepared", (Exception,), DataError
-        ):
-            inputs: dict[str, Tensor] = self.family.inputs(
-                self.processor, messages, images
-            )
+        messages = as_messages(self.prompt, row.get("prompt"))
+        what = f"image {row['image_id']!r}"
+        with naming(f"{what} cannot be prepared", (Exception,), DataError):
+            made = self.family.inputs(self.processor, messages, images)
+        inputs: dict[str, Tensor] = made
         length = inputs["input_ids"].shape[1]
         if length >= self.longest_prompt:
             raise DataError(
-                f"image {row['image_id']!r} and its prompt have {length} tokens: "
+                f"{what} and its prompt have {length} tokens: "
                 f"{self.family.name} has positions for {self.longest_prompt}; let its processor "
                 f"make images smaller (model.processor_kwargs)"
             )
         return inputs
-
-    def messages(self, row: Row) -> Messages:
-        """The conversation that a caption of the row answers."""
-        return as_messages(as_messages(self.prompt, None), row.get("prompt"))
 
     def max_tokens_of(self, row: Row) -> int | None:
         return (
@@ -294,7 +287,8 @@ class HuggingFaceCaptioner(Captioner):
         start, between = self.before
         chat = self.family.chat_prompts
         if row is not None and row.get("prompt") and not chat:
-            start, between = self.family.before(self.processor, self.messages(row))
+            messages = as_messages(self.prompt, row["prompt"])
+            start, between = self.family.before(self.processor, messages)
         # A line break is EOS where OPT is the language model.
         plain = [start + between + " ".join(text.split()) for text in texts]
         # An image token in a caption would be read without its image, an EOS would end it.
@@ -326,34 +320,22 @@ class HuggingFaceCaptioner(Captioner):
             numbers = None if noise is None else noise[rows]
             if policy.mode.prefix != "none" or decoding.num_beams > 1:
                 captions = super().generate_with_scores(policy, part, decoding, numbers)
-            else:
-                captions = Generated(
-                    self._sample(policy, part, decoding, numbers), None
-                )
+            else:  # one row, by the model's own ``generate``
+                row = policy.arguments(part)
+                if numbers is None:
+                    empty = torch.empty(1, 0, decoding.max_new_tokens)
+                    numbers = empty.to(row["input_ids"].device)
+                ids = sample(self, row, decoding, numbers[0])[None]
+                captions = Generated(ids, None)
             batches.append(captions)
         longest = max(ids.shape[-1] for ids, _ in batches)
-        padded = [
-            nn.functional.pad(
-                ids, (0, longest - ids.shape[-1]), value=self.pad_token_id
-            )
-            for ids, _ in batches
-        ]
+        padded = []
+        pad = self.pad_token_id
+        for ids, _ in batches:
+            margin = (0, longest - ids.shape[-1])
+            padded.append(nn.functional.pad(ids, margin, value=pad))
         scores = [some for _, some in batches if some is not None]
         return Generated(torch.cat(padded), torch.cat(scores) if scores else None)
-
-    def _sample(
-        self,
-        policy: Any,
-        inputs: dict[str, Tensor],
-        decoding: Decoding,
-        noise: Tensor | None,
-    ) -> Tensor:
-        """Captions [1, R, T] of one row by the model's own ``generate``."""
-        row = policy.arguments(inputs)
-        if noise is None:
-            device = row["input_ids"].device
-            noise = torch.empty(1, 0, decoding.max_new_tokens, device=device)
-        return sample(self, row, decoding, noise[0])[None]
 
     def next_logits(
         self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int
@@ -456,12 +438,6 @@ def load_model(
             f"{len(problems)} weights are missing or of another shape, such as {problems[0]}"
         )
     return model
-
-
-def saved_prompt(name: str) -> str | list[dict[str, Any]] | None:
-    """The prompt saved in an exported folder, a text or messages, if there is one."""
-    settings = Path(name) / SETTINGS
-    return read_object(settings).get("prompt", "") if settings.is_file() else None
 
 
 def check_tokens(tokenizer: Any, conventions: Conventions) -> None:

@@ -98,12 +98,10 @@ class CaptionTransformerConfig(PreTrainedConfig):
                 f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
             )
         others = self.forbidden_token_ids
-        if (
-            self.eos_token_id in others
-            or max(*others, self.eos_token_id) >= self.vocab_size
-        ):
+        eos = self.eos_token_id
+        if eos in others or max(*others, eos) >= self.vocab_size:
             raise ValueError(
-                f"eos_token_id {self.eos_token_id} and those of padding, BOS and UNK, {others}: "
+                f"eos_token_id {eos} and those of padding, BOS and UNK, {others}: "
                 f"expected one that is none of them, all below vocab_size {self.vocab_size}"
             )
         self.decoder_start_token_id = self.bos_token_id
@@ -171,17 +169,14 @@ def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Conv2d(widths[-1], d_model, 1))
 
 
-class RegionEmbedding(nn.Module):
-    """Project region features, with dropout of their own: [B, R, F] -> [B, R, D]."""
-
-    def __init__(self, config: CaptionTransformerConfig) -> None:
-        super().__init__()
-        self.projection = nn.Linear(config.feature_dim, config.d_model)
-        self.norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.feature_dropout)
-
-    def forward(self, region_features: Tensor) -> Tensor:
-        return self.dropout(torch.relu(self.norm(self.projection(region_features))))
+def _region_embedding(config: CaptionTransformerConfig) -> nn.Sequential:
+    """Projects region features, with dropout of their own: [B, R, F] -> [B, R, D]."""
+    layers = nn.Sequential()
+    layers.add_module("projection", nn.Linear(config.feature_dim, config.d_model))
+    layers.add_module("norm", nn.LayerNorm(config.d_model))
+    layers.add_module("relu", nn.ReLU())
+    layers.add_module("dropout", nn.Dropout(config.feature_dropout))
+    return layers
 
 
 def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
@@ -284,7 +279,7 @@ class Encoder(nn.Module):
             self.embedding: nn.Module = PixelEmbedding(config)
         else:
             self.main_input_name = "region_features"
-            self.embedding = RegionEmbedding(config)
+            self.embedding = _region_embedding(config)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
             EncoderLayer(config) for _ in range(config.encoder_layers)
@@ -354,24 +349,18 @@ class DecoderLayer(nn.Module):
         states = states + self.dropout(attended)
         attention = self.cross_attention
         queries = by_image.pad(attention.query(self.cross_norm(states)))
-        attended = attention(
-            queries, *self._memory(memory, cache), memory_mask, packing=by_image
-        )
+        if cache is not None and cache.is_updated.get(self.index):
+            layer: Any = cache.cross_attention_cache.layers[self.index]
+            keys = layer.keys
+            values = layer.values
+        else:
+            keys, values = attention.keys_values(memory)
+        if cache is not None and not cache.is_updated.get(self.index):
+            cache.cross_attention_cache.update(keys, values, self.index)
+            cache.is_updated[self.index] = True
+        attended = attention(queries, keys, values, memory_mask, packing=by_image)
         states = states + self.dropout(attended)
         return states + self.dropout(self.ffn(self.ffn_norm(states)))
-
-    def _memory(
-        self, memory: Tensor, cache: EncoderDecoderCache | None
-    ) -> tuple[Tensor, Tensor]:
-        if cache is None:
-            return self.cross_attention.keys_values(memory)
-        if not cache.is_updated.get(self.index):
-            cache.cross_attention_cache.update(
-                *self.cross_attention.keys_values(memory), self.index
-            )
-            cache.is_updated[self.index] = True
-        layer: Any = cache.cross_attention_cache.layers[self.index]
-        return layer.keys, layer.values
 
 
 class CaptionTransformer(PreTrainedModel, GenerationMixin):
@@ -382,6 +371,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
     config_class = CaptionTransformerConfig
     _tied_weights_keys = {"lm_head.weight": "token_embedding.weight"}
     _supports_sdpa = True
+    _input_embed_layer = "token_embedding"
 
     def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__(config)
@@ -416,10 +406,6 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             init.zeros_(module.bias)
         elif isinstance(module, PixelEmbedding):
             init.normal_(module.position, std=0.02)
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The token embedding, which the output layer shares."""
-        return self.token_embedding
 
     def forward(
         self,
@@ -459,18 +445,15 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         Returns:
             ``logits`` [N, T, V], or [P, V] with ``token_mask``, in float32 or the autocast dtype.
         """
+        if encoder_outputs is not None:
+            states = encoder_outputs[0]
         if states is None:
-            encoded = encoder_outputs or self.encoder(
-                pixel_values, region_features, region_mask
-            )
-            states = encoded[0]
+            states = self.encoder(pixel_values, region_features, region_mask)[0]
         cache = kwargs.get("past_key_values", cache)
         if cache is None and use_cache:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        if not isinstance(
-            cache, EncoderDecoderCache
-        ):  # not all of ``generate``'s have both parts
-            cache = None
+        # Not all of ``generate``'s have both parts.
+        cache = cache if isinstance(cache, EncoderDecoderCache) else None
         start = 0 if cache is None else cache.get_seq_length()
         count, length = decoder_input_ids.shape
         if start + length > self.config.max_positions:
@@ -478,13 +461,13 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
                 f"caption of {start + length} tokens: max_positions is {self.config.max_positions}"
             )
         tokens = decoder_input_ids.flatten()
-        positions = torch.arange(start, start + length, device=tokens.device).repeat(
-            count
-        )
+        positions = torch.arange(start, start + length, device=tokens.device)
+        positions = positions.repeat(count)
         index = None
         if token_mask is not None:
             index = token_mask.flatten().nonzero().squeeze(-1)
-            tokens, positions = tokens[index], positions[index]
+            tokens = tokens[index]
+            positions = positions[index]
         source = None if token_node is None else token_node.flatten()
         by_sequence = Packing(count, length, index, source)
         if image is None:
@@ -492,13 +475,12 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         else:
             by_image = Packing.of_captions(image, len(states))
         scale = self.config.d_model**0.5
-        hidden = self.embedding_dropout(
-            self.token_embedding(tokens) * scale
-            + self.position_embedding(positions) * scale
-        )
-        memory_mask = (
-            None if region_mask is None else additive_mask(region_mask, hidden)
-        )
+        embedded = self.token_embedding(tokens) * scale
+        embedded = embedded + self.position_embedding(positions) * scale
+        hidden = self.embedding_dropout(embedded)
+        memory_mask = None
+        if region_mask is not None:
+            memory_mask = additive_mask(region_mask, hidden)
         for layer in self.layers:
             hidden = layer(hidden, by_sequence, by_image, states, memory_mask, cache)
         logits = self.lm_head(self.norm(hidden))

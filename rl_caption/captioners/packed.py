@@ -5,12 +5,11 @@ and padded tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 CACHE = (
@@ -116,7 +115,8 @@ class PreallocatedLayer(DynamicLayer):
 
     def __init__(self, room: int) -> None:
         super().__init__()
-        self.room, self.capacity = room, 0
+        self.room = room
+        self.capacity = 0
         self.memory: Any = None
         """Keys and values, each [N, H, capacity, D/H]; the two may differ in width."""
         self.views: Any = None
@@ -132,7 +132,8 @@ class PreallocatedLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
-        added, before = (key_states, value_states), (self.keys, self.values)
+        added = (key_states, value_states)
+        before = (self.keys, self.values)
         # After rows were selected or repeated, keys and values are no longer views of the memory.
         moved = self.views is None or any(
             one is not other for one, other in zip(before, self.views, strict=True)
@@ -152,9 +153,3 @@ class PreallocatedLayer(DynamicLayer):
             memory[:, :, start:end] = new
         self.views = self.keys, self.values = tuple(m[:, :, :end] for m in self.memory)
         return self.keys, self.values
-
-
-def preallocated_cache(room: int) -> Cache:
-    """A KV cache with memory for ``room`` tokens after the first, which grows if there are more."""
-    layer_class: Any = partial(PreallocatedLayer, room)
-    return Cache(layer_class_to_replicate=layer_class)

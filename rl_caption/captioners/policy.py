@@ -22,7 +22,8 @@ from rl_caption.captioners.state import PromptLayer, State
 from rl_caption.captioners.vlm_families import ENCODED
 from rl_caption.runtime.engines import dropout_off
 
-IMAGES, FEATURES = "images", "features"
+IMAGES = "images"
+FEATURES = "features"
 """Names of what the processor made of the images of each row, and of their visual tokens."""
 UNREAD = (
     "last_hidden_state",
@@ -59,18 +60,17 @@ class Nested:
     """
 
     def __init__(self, value: Any, keys: Sequence[str] | None = None) -> None:
-        self.value, self.keys = value, keys
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Nested:
-        return Nested(tree_map_only(Tensor, change, self.value), self.keys)
+        self.value = value
+        self.keys = keys
 
     def to(self, *where: Any, **how: Any) -> Nested:
         """As ``Tensor.to``."""
-        return self._with(lambda tensor: tensor.to(*where, **how))
+        moved = tree_map_only(Tensor, lambda t: t.to(*where, **how), self.value)
+        return Nested(moved, self.keys)
 
     def pin_memory(self) -> Nested:
         """As ``Tensor.pin_memory``."""
-        return self._with(Tensor.pin_memory)
+        return Nested(tree_map_only(Tensor, Tensor.pin_memory, self.value), self.keys)
 
     @property
     def requires_grad(self) -> bool:
@@ -97,14 +97,6 @@ class KeptTokens(dict[Any, Any]):
     def __deepcopy__(self, memo: Any) -> KeptTokens:
         return self
 
-    def keep(self, key: Any, tokens: Any) -> None:
-        """Keep tokens where there is room."""
-        leaves = tree_leaves(tokens)
-        size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
-        if size <= self.room:
-            self.room -= size
-            self[key] = tree_map_only(Tensor, Tensor.cpu, tokens)
-
 
 class Policy(nn.Module):
     """A model of Transformers with its family and its special tokens.
@@ -122,8 +114,11 @@ class Policy(nn.Module):
     def __init__(self, model: Any, family: Any, conventions: Any) -> None:
         super().__init__()
         self.model: Any = model
-        self.family, self.conventions = family, conventions
-        family.prepare(model)
+        self.config = model.config
+        self.family = family
+        self.conventions = conventions
+        if family.cross_attention:
+            family.prepare(model)
         self.mode = Mode()
         self.image_inputs: frozenset[str] = family.image_inputs(model)
         """Names of the inputs that visual tokens are made of; empty where the model takes none."""
@@ -134,11 +129,6 @@ class Policy(nn.Module):
         for name in ("start", "encoder_prompt"):
             ids = torch.tensor([getattr(conventions, name)], dtype=torch.long)
             self.register_buffer(name, ids, persistent=False)
-
-    @property
-    def config(self) -> Any:
-        """The model's configuration."""
-        return self.model.config
 
     @property
     def text_model(self) -> Any:
@@ -213,19 +203,20 @@ class Policy(nn.Module):
             and not any(hasattr(tensor, "ds_id") for tensor in self.parameters())
         )
 
-    def encode(self, inputs: dict[str, Any], by_rows: bool = False) -> dict[str, Any]:
-        """The inputs with encoded images in place of pixels."""
+    def encode(self, inputs: dict[str, Any], each: bool = False) -> dict[str, Any]:
+        """The inputs with encoded images in place of pixels; ``each`` row alone, or in a batch."""
         if IMAGES not in inputs:
             pixels = inputs["pixel_values"]
             prompt = self.encoder_prompt.expand(len(pixels), -1)
             return {"states": self.family.encode(self.model, pixels, prompt)}
         images = inputs[IMAGES]
         features: Any
-        if not by_rows and images.keys is None and self.joins(inputs):
+        if not each and images.keys is None and self.joins(inputs):
             features = self.read_images(self.arguments(inputs))
         else:
             keys = images.keys or [None] * len(images.value)
-            features = list(map(self._read_kept, self.rows(inputs), keys))
+            rows = [self.arguments(row) for _, row in by_rows(inputs)]
+            features = list(map(self._read_kept, rows, keys))
         others = [
             {name: t for name, t in row.items() if not t.is_floating_point()}
             for row in images.value
@@ -244,7 +235,11 @@ class Policy(nn.Module):
         with torch.no_grad(), dropout_off(self.model):  # what is kept has no dropout
             if key not in self.kept:
                 tokens = self.read_images(row)
-                self.kept.keep(key, tokens)
+                leaves = [t for t in tree_leaves(tokens) if isinstance(t, Tensor)]
+                size = sum(tensor.nbytes for tensor in leaves)
+                if size <= self.kept.room:
+                    self.kept.room -= size
+                    self.kept[key] = tree_map_only(Tensor, Tensor.cpu, tokens)
                 return tokens
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), self.kept[key])
 
@@ -275,10 +270,6 @@ class Policy(nn.Module):
         if self.joins(inputs):
             return [(slice(None), inputs)]
         return by_rows(inputs)
-
-    def rows(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-        """Arguments of the model for each row alone."""
-        return [self.arguments(row) for _, row in by_rows(inputs)]
 
     def arguments(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Arguments of the model for rows that are joined: visual tokens in an output; a row alone
@@ -330,32 +321,22 @@ class Policy(nn.Module):
         are ``ids``, of the images ``image`` [M].
         """
         length = scored.shape[1]
-
-        def last(hidden: Tensor) -> Tensor:
-            return hidden[:, -length:][scored]
-
         if self.family.cross_attention:
             # Prompt and caption in one pass, which the backward pass frees layer by layer.
             states = arguments["states"]
             ids = torch.cat([self.start.expand(len(ids), -1), ids], dim=1)
-            with output_of(self.text_model, last):
+            with output_of(self.text_model, lambda hidden: hidden[:, -length:][scored]):
                 state = State(packing_cache(image, len(states)), states)
                 return self.family.read(self, state, ids)
         if self.mode.prefix == "none":
             return self._score_plainly(arguments, ids, scored)
-        first: list[Tensor] = []
-
-        def keep_last(hidden: Tensor) -> Tensor:
-            first.append(last_hidden(hidden))
-            return first[0]
-
-        with output_of(self.text_model, keep_last):
+        with output_of(self.text_model, last_hidden) as first:
             logits, state = self.family.begin(self, arguments, PromptLayer)
         if length == 1:
             return logits[image]
         with output_of(
             self.text_model,
-            lambda hidden: last(torch.cat([first[0][image], hidden], 1)),
+            lambda hidden: torch.cat([first[0][image], hidden], 1)[scored],
         ):
             return self.family.read(self, state.of_captions(image), ids)
 
@@ -363,19 +344,17 @@ class Policy(nn.Module):
         self, row: dict[str, Any], ids: Tensor, scored: Tensor
     ) -> Tensor:
         """Score each caption by a pass over image, prompt and caption, as the model alone makes it."""
-        prompt, length = row["input_ids"], scored.shape[1]
-        texts, logits = {}, []
+        prompt = row["input_ids"]
+        length = scored.shape[1]
+        texts = {}
+        logits = []
         for name, value in row.items():
             if isinstance(value, Tensor) and value.shape == prompt.shape:
                 kind = int(name == "attention_mask")  # other types are those of text
                 texts[name] = nn.functional.pad(value, (0, length - 1), value=kind)
         for caption, some in zip(ids, scored, strict=True):
             texts["input_ids"] = torch.cat([prompt, caption[None]], dim=1)
-
-            def of_caption(hidden: Tensor, some: Tensor = some) -> Tensor:
-                return hidden[:, -length:][:, some]
-
-            with output_of(self.text_model, of_caption):
+            with output_of(self.text_model, lambda h, own=some: h[:, -length:][:, own]):  # type: ignore[misc]
                 logits.append(self.model(**row | texts, use_cache=False).logits[0])
         return torch.cat(logits)
 
@@ -387,16 +366,21 @@ def by_rows(inputs: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
 
 
 @contextmanager
-def output_of(text_model: Any, chosen: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def output_of(
+    text_model: Any, chosen: Callable[[Tensor], Tensor]
+) -> Iterator[list[Tensor]]:
     """Within, the output layer computes logits of ``chosen(hidden)`` and not of all hidden states
-    [N, T, D].
+    [N, T, D]; what was chosen is in the list.
     """
-    layer = text_model.get_output_embeddings()
-    hook = layer.register_forward_pre_hook(
-        lambda _, arguments: (chosen(arguments[0]), *arguments[1:])
-    )
+    kept: list[Tensor] = []
+
+    def keep(_: nn.Module, arguments: Any) -> Any:
+        kept.append(chosen(arguments[0]))
+        return kept[-1], *arguments[1:]
+
+    hook = text_model.get_output_embeddings().register_forward_pre_hook(keep)
     try:
-        yield
+        yield kept
     finally:
         hook.remove()
 

@@ -31,7 +31,7 @@ from rewards.files import atomic_write
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.generate import generate
-from rl_caption.captioners.policy import IMAGES, Mode
+from rl_caption.captioners.policy import IMAGES, Mode, by_rows
 from rl_caption.runtime.engines import dropout_off
 
 if TYPE_CHECKING:
@@ -99,14 +99,16 @@ def check(captioner: HuggingFaceCaptioner) -> Verdict:
             verdict = _Check(captioner).run()
         with suppress(OSError), atomic_write(file, sync=False) as opened:
             opened.write(VERDICT.dump_json(verdict))
-    policy.mode, policy.visual_names = verdict.mode, frozenset(verdict.visual)
+    policy.mode = verdict.mode
+    policy.visual_names = frozenset(verdict.visual)
     unused = [policy.model.get_parameter(name) for name in verdict.unused]
     trained = sum(parameter.requires_grad for parameter in unused)
     for parameter in unused:
         parameter.requires_grad_(False)
     if os.environ.get("RANK", "0") == "0":
         exact = "log-probabilities are Transformers' own within"
-        cost, name = COSTS[verdict.mode.prefix], captioner.family.name
+        cost = COSTS[verdict.mode.prefix]
+        name = captioner.family.name
         logger.info("%s: %s; %s %.1g nats", name, cost, exact, verdict.difference)
         if trained:
             first = verdict.unused[0]
@@ -118,17 +120,19 @@ class _Check:
     """One comparison: ``expected`` are the logits of ``generate`` for each row and caption."""
 
     def __init__(self, captioner: HuggingFaceCaptioner) -> None:
-        self.captioner, self.policy = captioner, captioner.policy
+        self.captioner = captioner
+        self.policy = captioner.policy
         self.rows = check_rows(captioner.family.row_prompts)
         encoded = captioner.encode(TEXTS, TOKENS + 1)
         self.captions = [(ids[:-1] * TOKENS)[:TOKENS] for ids in encoded]
-        policy, name = self.policy, captioner.family.name
+        policy = self.policy
+        name = captioner.family.name
         device = next(policy.parameters()).device
         inputs = captioner.preprocess(self.rows)
         self.inputs: dict[str, Any] = {n: t.to(device) for n, t in inputs.items()}
         self.ids = torch.tensor([self.captions] * len(self.rows), device=device)
         """[B, K, T]"""
-        self.alone = policy.rows(self.inputs)
+        self.alone = [policy.arguments(row) for _, row in by_rows(self.inputs)]
         if IMAGES not in self.inputs:
             self.alone = [policy.family.own_inputs(policy, **row) for row in self.alone]
         with naming(f"generate of this {name!r} fails", (Exception,), CaptionerError):
@@ -140,7 +144,9 @@ class _Check:
 
     def run(self) -> Verdict:
         """The fastest exact mode."""
-        tolerance, least, problem = TOLERANCE, math.inf, None
+        tolerance = TOLERANCE
+        least = math.inf
+        problem = None
         if self.policy.model.dtype != torch.float32:
             itself = self._difference(self._together(use_cache=False))
             tolerance = max(TOLERANCE, min(3 * itself, LOW_PRECISION_TOLERANCE))
@@ -150,7 +156,8 @@ class _Check:
                 sampled = self._together() if mode.prefix == "none" else self._decoded()
                 difference = self._difference(self._scored(), sampled)
             except Exception as error:  # noqa: BLE001 - whatever a model raises
-                problem, difference = error, math.inf
+                problem = error
+                difference = math.inf
             if difference <= tolerance:
                 return Verdict(mode, difference, *self._dependencies())
             least = min(least, difference)
@@ -211,7 +218,7 @@ class _Check:
         """
         inputs = self.inputs
         if self.policy.takes_features:
-            inputs = self.policy.encode(inputs, by_rows=True)
+            inputs = self.policy.encode(inputs, each=True)
         logits: Tensor = self.policy(**inputs, token_ids=self.ids)
         return logits
 
@@ -236,9 +243,10 @@ class _Check:
         An expert that these captions did not meet may be met by others.
         """
         parameters = dict(self.policy.model.named_parameters())
-        read, visual = _leaves([self._scored()]), set()
+        read = _leaves([self._scored()])
+        visual = set()
         if self.policy.takes_features:
-            encoded = self.policy.encode(self.inputs, by_rows=True)
+            encoded = self.policy.encode(self.inputs, each=True)
             visual = _leaves(
                 tree_leaves([getattr(v, "value", v) for v in encoded.values()])
             )
@@ -311,7 +319,8 @@ def _leaves(tensors: Iterable[Any]) -> set[int]:
     nodes = [
         t.grad_fn for t in tensors if isinstance(t, Tensor) and t.grad_fn is not None
     ]
-    seen, leaves = set(nodes), set()
+    seen = set(nodes)
+    leaves = set()
     while nodes:
         node = nodes.pop()
         if hasattr(node, "variable"):

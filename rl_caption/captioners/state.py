@@ -25,7 +25,8 @@ class PromptLayer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.keys, self.values = key_states, value_states
+            self.keys = key_states
+            self.values = value_states
         return key_states, value_states
 
 
@@ -34,17 +35,18 @@ class CaptionLayer(DynamicLayer):
 
     def __init__(self, prompts: DynamicLayer, prompt: Tensor) -> None:
         super().__init__()
-        self.prompt, self.is_initialized = prompt, True
-        self.keys, self.values = prompts.keys, prompts.values
+        self.prompt = prompt
+        self.is_initialized = True
+        self.keys = prompts.keys
+        self.values = prompts.values
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        assert self.keys is not None
-        assert self.values is not None
-        keys = torch.cat([self.keys.index_select(0, self.prompt), key_states], dim=-2)
-        values = torch.cat(
-            [self.values.index_select(0, self.prompt), value_states], dim=-2
+        prompts: Any = (self.keys, self.values)
+        keys, values = (
+            torch.cat([kept.index_select(0, self.prompt), added], dim=-2)
+            for kept, added in zip(prompts, (key_states, value_states), strict=True)
         )
         return keys, values
 
@@ -70,26 +72,23 @@ class State:
     position: Any = None
     channels: int | None = None
 
-    @property
-    def tokens(self) -> Any:
-        """The part of the cache with a row for each prefix."""
-        return self.cache if self.images is None else self.cache.self_attention_cache
-
     def select(self, prefixes: Prefixes) -> None:
         """Reorder the rows to the parents of the next prefixes; let go of images without a row."""
         if prefixes.parent is None:
             return
-        self.tokens.batch_select_indices(prefixes.parent)
         if self.images is None:
+            self.cache.batch_select_indices(prefixes.parent)
             self.mask = self.mask[prefixes.parent]
             self.position = self.position[prefixes.parent]
             return
+        self.cache.self_attention_cache.batch_select_indices(prefixes.parent)
         image = torch.searchsorted(self.images, prefixes.image)
         left = image.unique()
         # Seldom, as the keys and values of images are large.
         if 2 * len(left) <= len(self.images):
             self.cache.cross_attention_cache.batch_select_indices(left)
-            self.states, self.images = self.states[left], self.images[left]
+            self.states = self.states[left]
+            self.images = self.images[left]
             image = torch.searchsorted(left, image)
         packing = Packing.of_captions(image, len(self.images))
         self.cache.packing = None if packing.index is None else packing

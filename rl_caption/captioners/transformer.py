@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from rewards.model_files import (
     check_folder,
@@ -35,7 +36,7 @@ from rl_caption.captioners.modeling import (
     CaptionTransformer,
     CaptionTransformerConfig,
 )
-from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
+from rl_caption.captioners.packed import PreallocatedLayer, unique_prefixes
 from rl_caption.captioners.tokens import forbid
 from rl_caption.data.base import DataError, Row, load_image, pixel_key
 from rl_caption.data.features import as_image_features, pad_features
@@ -162,7 +163,8 @@ class TransformerCaptioner(Captioner):
             self.max_tokens_of(row)
         if self.input_kind == "pixels":
             return {"pixel_values": torch.stack([self._pixels(row) for row in rows])}
-        width, regions = self.policy.config.feature_dim, []
+        width = self.policy.config.feature_dim
+        regions = []
         for row in rows:
             name = row["image_id"]
             if row.get("features") is None:
@@ -174,7 +176,8 @@ class TransformerCaptioner(Captioner):
         return {"region_features": features, "region_mask": mask}
 
     def _pixels(self, row: Row) -> Tensor:
-        name, image = row["image_id"], row["image"]
+        name = row["image_id"]
+        image = row["image"]
         if isinstance(image, list | tuple):
             raise DataError(f"{name!r} is a video: this captioner reads single images")
         key = pixel_key(name, image)
@@ -212,7 +215,9 @@ class TransformerCaptioner(Captioner):
         states = inputs.get("states")
         if states is None:
             states = policy.encoder(**inputs).last_hidden_state
-        cache = EncoderDecoderCache(preallocated_cache(max_new_tokens), DynamicCache())
+        layer: Any = partial(PreallocatedLayer, max_new_tokens)
+        tokens = Cache(layer_class_to_replicate=layer)
+        cache = EncoderDecoderCache(tokens, DynamicCache())
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
             """Logits [P, V] after the newest token of each of P prefixes."""

@@ -49,6 +49,7 @@ class VisionLanguageFamily:
         chat_prompts: whether prompts are made by the processor's chat template.
         first_position: position of the first token, without M-RoPE.
         text_model: name of the submodule that reads tokens after the prompt.
+        wanted: arguments that the model wants named, also where there are none.
         lora_targets, frozen and others: as in ``hf_families.Family``.
     """
 
@@ -61,12 +62,10 @@ class VisionLanguageFamily:
     row_prompts = True
     cross_attention = False
     text_model = ""  # the whole model
+    wanted: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, model_type: str) -> None:
         self.name = model_type
-
-    def prepare(self, model: Any) -> None:
-        """Nothing to change."""
 
     def image_inputs(self, model: Any) -> frozenset[str]:
         """Names of the inputs that visual tokens are made of; none where the model takes none."""
@@ -74,9 +73,7 @@ class VisionLanguageFamily:
         for module in (model, model.base_model):
             if ENCODED not in inspect.signature(module.forward).parameters:
                 return frozenset()
-        return frozenset(
-            inspect.signature(reads).parameters if reads is not None else ()
-        )
+        return frozenset(inspect.signature(reads).parameters if reads else ())
 
     def conventions(
         self, model: Any, processor: Any, tokenizer: Any, prompt: str | Messages
@@ -92,8 +89,13 @@ class VisionLanguageFamily:
     def end(
         self, model: Any, processor: Any, prompt: str | Messages, ends: list[int]
     ) -> int:
-        """The one of ``ends`` that the chat template puts after an answer, or else the first."""
-        closing = plain_tokens(processor.tokenizer, self._reply(processor, prompt)[1])
+        """The one of ``ends`` that the chat template puts after an answer, or else the first, the
+        tokenizer's: the token ids of InstructBLIP's configurations do not fit its tokenizers.
+        """
+        closing: Sequence[int] = ()
+        if self.chat_prompts:
+            after = self._reply(processor, prompt)[1]
+            closing = plain_tokens(processor.tokenizer, after)
         return next((token for token in closing if token in ends), ends[0])
 
     def before(self, processor: Any, prompt: str | Messages) -> tuple[str, str]:
@@ -149,9 +151,8 @@ class VisionLanguageFamily:
         """Logits [B, V] after the prompts, whose keys and values go into layers ``new_layer``."""
         positions = self.positions(policy.model, arguments)
         cache = Cache(layer_class_to_replicate=new_layer)  # type: ignore[arg-type]
-        output = policy.model(
-            **arguments, position_ids=positions, use_cache=True, **{CACHE: cache}
-        )
+        arguments = {**self.wanted, **arguments, "position_ids": positions}
+        output = policy.model(**arguments, use_cache=True, **{CACHE: cache})
         channels = None if positions.ndim == 2 else len(positions)
         following = positions.amax(-1) if channels is None else positions.amax((0, 2))
         mask = arguments["attention_mask"].bool()
@@ -161,12 +162,9 @@ class VisionLanguageFamily:
     def read(self, policy: Policy, state: State, token_ids: Tensor) -> Tensor:
         """Logits [N, T, V] after each of the next tokens [N, T]."""
         length = token_ids.shape[1]
-        state.mask = torch.cat(
-            [state.mask, state.mask.new_ones(token_ids.shape)], dim=1
-        )
-        positions = state.position.unsqueeze(1) + torch.arange(
-            length, device=token_ids.device
-        )
+        state.mask = torch.nn.functional.pad(state.mask, (0, length), value=True)
+        following = torch.arange(length, device=token_ids.device)
+        positions = state.position.unsqueeze(1) + following
         state.position = state.position + length
         if state.channels is not None:
             positions = positions.expand(state.channels, -1, -1)
@@ -202,15 +200,6 @@ class PlainPrompt(VisionLanguageFamily):
         text = text_of(as_messages(prompt, None), self.name)
         return text, " " if text else ""
 
-    def end(
-        self, model: Any, processor: Any, prompt: str | Messages, ends: list[int]
-    ) -> int:
-        """The tokenizer's EOS.
-
-        The token ids of InstructBLIP's configurations do not fit its tokenizers.
-        """
-        return ends[0]
-
 
 class PaliGemma(PlainPrompt):
     """PaliGemma 1 and 2: a plain prompt, such as ``caption en``; image and prompt see each other in
@@ -241,12 +230,7 @@ class InstructBlip(PlainPrompt):
     """
 
     text_model = "language_model"
-
-    def begin(
-        self, policy: Policy, arguments: dict[str, Any], new_layer: Callable[[], Any]
-    ) -> tuple[Tensor, State]:
-        """The model wants pixels named, also where there are none."""
-        return super().begin(policy, {"pixel_values": None, **arguments}, new_layer)
+    wanted: ClassVar = {"pixel_values": None}
 
 
 class Blip2(InstructBlip):
@@ -304,7 +288,8 @@ def special_tokens(processor: Any, model: Any) -> tuple[list[int], list[int]]:
     An image token without its image could not be scored. The model's other ends come from its
     generation settings.
     """
-    tokenizer, declared = processor.tokenizer, model.generation_config.eos_token_id
+    tokenizer = processor.tokenizer
+    declared = model.generation_config.eos_token_id
     declared = declared if isinstance(declared, list) else [declared]
     ends = list(dict.fromkeys([tokenizer.eos_token_id, *declared]))
     # The list of named special tokens lacks some that no text shows either, such as SmolVLM's

@@ -65,7 +65,8 @@ class PixelCache:
     """
 
     def __init__(self, preprocessing: Preprocessing, cache_bytes: int = 0) -> None:
-        self.preprocessing, self.cache_bytes = preprocessing, cache_bytes
+        self.preprocessing = preprocessing
+        self.cache_bytes = cache_bytes
         self.cached: dict[tuple[str, tuple[Any, ...]], Tensor] = {}
 
     def square(self, image_id: str, source: ImageSource) -> Tensor:
@@ -173,7 +174,8 @@ class PairCollate:
         rows = [row for row, _ in items]
         steps = [step for _, step in items]
         ids = [row["image_id"] for row in rows]
-        batch, pairs = PairBatch(rows, {}, []), Addition()
+        batch = PairBatch(rows, {}, [])
+        pairs = Addition()
         if self.pixels is not None:  # else rows need no images
             images = [row["image"] for row in rows]
             pairs.images["image"] = list(zip(ids, images, strict=True))

@@ -2,8 +2,6 @@
 and the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,15 +82,20 @@ def train_embeddings(
         validated: what else ``EmbeddingValidator`` measures: ``negatives`` or ``triplets``.
         **collated: what else ``PairCollate`` takes.
     """
-    options, tokens, objective = config.train, model.texts, config.objective()
-    measured, decays = signature, None
+    options = config.train
+    tokens = model.texts
+    objective = config.objective()
+    measured = signature
+    decays = None
     best_by = getattr(config.eval, "best_by", None)
     if best_by is not None:
         # Its value depends on the batch, the loss and the negatives.
         sections = config.model_dump(include={"loss", "negatives"})
-        metric, measured = best_by, f"train.batch_size {options.batch_size}, {sections}"
+        metric = best_by
+        measured = f"train.batch_size {options.batch_size}, {sections}"
     if isinstance(config, ClipConfig):
-        decays, collated["plain_captions"] = config.decays, options.plain_captions
+        decays = config.decays
+        collated["plain_captions"] = options.plain_captions
     references = [caption for row in run.val_rows for caption in row["references"]]
     cut = tokens.too_long(references) if "text" in towers else 0
     if cut:
@@ -244,13 +247,16 @@ class ClipConfig(RewardModelConfig):
         Raises:
             ConfigError: it cannot be loaded or made, or it has batch norm and the batch is split.
         """
-        model, max_scale, start = self.model, self.loss.max_scale, self.model.init
+        model = self.model
+        max_scale = self.loss.max_scale
+        start = self.model.init
         export: Callable[[Path], None]
         if model.is_dual:
             dual = pretrained_dual(model)
             encode = {"image": dual.encode_image, "text": dual.encode_text}
             network = TrainedEncoder(dual, encode, max_scale)
-            preprocessing, export = dual.preprocessing, dual.save_pretrained
+            preprocessing = dual.preprocessing
+            export = dual.save_pretrained
             texts = Texts(dual.text_encoder, dual.context_length)
         else:
             if start is not None:
@@ -292,7 +298,8 @@ def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
         if model.init is not None:
             dual = PretrainedDual.from_pretrained(model.init)
         else:
-            image, text = str(model.image.encoder), str(model.text.encoder)
+            image = str(model.image.encoder)
+            text = str(model.text.encoder)
             config = DualConfig(
                 image, text, model.image.kwargs, model.text.kwargs, **model.kwargs
             )

@@ -5,8 +5,6 @@ Sources: Radford et al. 2021 (CLIP); Yuksekgonul et al. 2023 (NegCLIP); Zhang et
 (Long-CLIP). docs/reward_models.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +63,9 @@ def contrastive(
     ``text_group`` and so on, [B] each, pairs of the same group are no negatives in either term, nor
     is a hard negative that is word for word an image's caption.
     """
-    images, texts, scale = student["image"], student["text"], student["scale"]
+    images = student["image"]
+    texts = student["text"]
+    scale = student["scale"]
     masks = "image_group" in target
     excluded: dict[str, Tensor] = {}
     for name in ("text", "text_short") if masks else ():
@@ -77,7 +77,8 @@ def contrastive(
     if "false" in target:
         names = [f"text_false{n}" for n in range(target["false"].shape[1])]
         columns = [student[name] for name in names]
-        false, false_excluded = torch.cat(columns), target["false"].T.flatten() == 0
+        false = torch.cat(columns)
+        false_excluded = target["false"].T.flatten() == 0
         if masks:
             others = torch.cat([target[f"{name}_group"] for name in names])
             false_excluded = false_excluded | (target["text_group"][:, None] == others)
@@ -102,7 +103,8 @@ def contrastive(
             label_smoothing,
             excluded.get("text_short"),
         )
-        loss, metrics = loss + short * term, metrics | {"contrastive/short": term}
+        loss = loss + short * term
+        metrics = metrics | {"contrastive/short": term}
     return loss, metrics
 
 
@@ -240,7 +242,9 @@ class ContrastiveConfig(ClipConfig):
 
     @model_validator(mode="after")
     def _check_contrastive(self) -> Self:
-        loss, train, count = self.loss, self.train, self.negatives.count
+        loss = self.loss
+        train = self.train
+        count = self.negatives.count
         if train.label_smoothing and (count or loss.false_negatives == "mask"):
             raise ConfigError(
                 "train.label_smoothing gives a share of the target to every pair, also to hard "
@@ -265,7 +269,9 @@ class ContrastiveConfig(ClipConfig):
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""
-        loss, train, negatives = self.loss, self.train, self.negatives
+        loss = self.loss
+        train = self.train
+        negatives = self.negatives
         model = self.build_model(run.accelerator.num_processes)
         rows = run.train_rows
         bare = [row["image_id"] for row in rows if not row.get("short_references")]
@@ -277,7 +283,8 @@ class ContrastiveConfig(ClipConfig):
             )
         additions: list[Any] = []
         if loss.short:
-            short, seed = train.short_captions, train.seed
+            short = train.short_captions
+            seed = train.seed
             additions.append(partial(add_short_captions, source=short, seed=seed))
         hard = None
         if negatives.count:
@@ -343,7 +350,8 @@ class HardNegatives:
         for (row, step), caption in zip(items, captions, strict=True):
             is_drawn = chance(self.share, "has negatives", row, self.seed, step)
             drawn.append(self.of(row, caption, step) if is_drawn else [])
-        texts, counts = {}, []
+        texts = {}
+        counts = []
         for n in range(self.count):
             texts[f"text_false{n}"] = [
                 false[n] if n < len(false) else "" for false in drawn

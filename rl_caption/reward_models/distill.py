@@ -4,8 +4,6 @@ A student, both towers of an L-CLIP or one of them, learns the embeddings of a f
 (``teacher.py``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -199,7 +197,8 @@ class DistillConfig(RewardModelConfig):
 
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""
-        model, teacher = self.model, self.teacher
+        model = self.model
+        teacher = self.teacher
         return {
             "model.init": model.init,
             "model.image_init": model.image_init,
@@ -209,7 +208,8 @@ class DistillConfig(RewardModelConfig):
 
     def objective(self) -> Objective:
         """``distillation`` with the weights of this configuration."""
-        loss, weight = self.loss, 1 / 6 if self.towers == "dual" else 1 / 2
+        loss = self.loss
+        weight = 1 / 6 if self.towers == "dual" else 1 / 2
         regulator = 0.0
         if self.towers == "dual":
             regulator = 1 / 30 if loss.regulator is None else loss.regulator
@@ -225,7 +225,8 @@ class DistillConfig(RewardModelConfig):
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""
-        names, is_dual = self.names, self.towers == "dual"
+        names = self.names
+        is_dual = self.towers == "dual"
         teacher = load_teacher(run.accelerator, self.teacher, self.data, names)
         model = self._student(run, teacher)
         preprocessing = teacher.backbone.preprocessing
@@ -249,7 +250,8 @@ class DistillConfig(RewardModelConfig):
 
     def _student(self, run: Run, teacher: Teacher) -> EmbeddingModel:
         """The student of a teacher, and what it reads."""
-        model, width = self.model, teacher.width
+        model = self.model
+        width = teacher.width
         fingerprint = teacher.backbone.fingerprint
         towers: dict[str, Any]
         if self.towers == "dual":
@@ -262,7 +264,8 @@ class DistillConfig(RewardModelConfig):
                 dual.text.requires_grad_(False)
             towers = {"image": dual.image, "text": dual.text}
             is_trained = model.init is not None or None not in folders.values()
-            shape, export = dual.config, dual.save_pretrained
+            shape = dual.config
+            export = dual.save_pretrained
         else:
             tower: Any = build_tower(self.towers, model.init, model.kwargs, width)
             if self.towers == "image" and self.train.freeze_patch_embed:
@@ -271,7 +274,8 @@ class DistillConfig(RewardModelConfig):
                     run.accelerator,
                     f"copied from the teacher and frozen: {', '.join(frozen)}",
                 )
-            towers, is_trained = {self.towers: tower}, model.init is not None
+            towers = {self.towers: tower}
+            is_trained = model.init is not None
             shape = tower.config
             export = partial(save_tower, tower, self.towers, teacher=fingerprint)
         preprocessing = Preprocessing(shape.image_size)

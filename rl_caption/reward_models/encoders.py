@@ -2,8 +2,6 @@
 projections).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -64,7 +62,9 @@ class TrainedEncoder(nn.Module):
         max_scale: float | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.encode, self.max_scale = model, encode, max_scale
+        self.model = model
+        self.encode = encode
+        self.max_scale = max_scale
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Embed inputs by name: images where the name starts with ``image``, else texts."""
@@ -271,7 +271,8 @@ def train_only(
         return
     clip.requires_grad_(False)
     if what == "lora":
-        scale, kernel = alpha / rank, clip.visual.conv1.weight
+        scale = alpha / rank
+        kernel = clip.visual.conv1.weight
         for transformer in (clip.visual.transformer, clip.transformer):
             for block, path in product(transformer.resblocks, _BLOCK_WEIGHTS):
                 owner, _, name = path.rpartition(".")

@@ -4,8 +4,6 @@
 Source: Sarto et al., CVPR 2023, and its successor PAC-S++ (LoRA).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +55,9 @@ def positive_augmented(
     T' are not compared with each other. A weight of 0 leaves its term out. Nats; terms are logged
     unweighted.
     """
-    images, texts, scale = student["image"], student["text"], student["scale"]
+    images = student["image"]
+    texts = student["text"]
+    scale = student["scale"]
     loss = 2 * info_nce(images, texts, scale)
     metrics = contrastive_metrics(student) | {"positive/pairs": loss}
     if positive_images:
@@ -130,7 +130,8 @@ class PositiveAugmentedConfig(ClipConfig):
 
     def objective(self) -> Objective:
         """``positive_augmented`` with the weights of this configuration."""
-        images, captions = self.loss.positive_images, self.loss.positive_captions
+        images = self.loss.positive_images
+        captions = self.loss.positive_captions
         return partial(
             positive_augmented, positive_images=images, positive_captions=captions
         )
@@ -153,7 +154,8 @@ class PositiveAugmentedConfig(ClipConfig):
         splits = {"train": run.train_rows}
         if self.eval.best_by == LOSS:
             splits[self.eval.split] = run.val_rows
-        cache, checks = run.folder / CHECKED_IMAGES, self.data.check_images
+        cache = run.folder / CHECKED_IMAGES
+        checks = self.data.check_images
         # The others then find the verdicts in the cache.
         with run.accelerator.main_process_first():
             for split, rows in splits.items():
@@ -214,13 +216,15 @@ def check_positives(
         DataError: positives are missing, or files of images cannot be read; with the count and the
             first offenders.
     """
-    wrong, files = [], dict[ImageFile, str]()
+    wrong = []
+    files = dict[ImageFile, str]()
     for row in rows:
         name = f"{split} {row['image_id']!r}"
         if "text" in which and not row.get("positive_captions"):
             wrong.append(f"{name} has no positive_captions")
         if "image" in which:
-            images, texts = row.get("positive_images", []), len(row["references"])
+            images = row.get("positive_images", [])
+            texts = len(row["references"])
             if not (1 if captions == "first" else texts) <= len(images) <= texts:
                 wrong.append(
                     f"{name} has {len(images)} positive_images for {texts} reference(s)"

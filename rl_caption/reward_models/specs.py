@@ -4,14 +4,11 @@
 Source: Chen et al., SPECS, EMNLP 2025, section 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
@@ -43,9 +40,8 @@ from rl_caption.runtime.options import Fraction, Weight
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.run import Run
 
-LARGEST_MARGIN = {"logit": 1.5, "cosine": 0.015}
-"""Largest dynamic margin: SPECS's code has 1.5 logits, which are a cosine of 0.015 at CLIP's
-largest scale, 100.
+LARGEST_MARGIN = 1.5
+"""Largest dynamic margin of SPECS's code, in logits: a cosine of 0.015 at CLIP's largest scale, 100.
 """
 
 
@@ -55,8 +51,7 @@ def specificity(
     alpha: float = 1.0,
     beta: float = 8.0,
     gamma: float = 0.8,
-    margin_units: Literal["logit", "cosine"] = "logit",
-    max_margin: float | None = None,
+    max_margin: float = LARGEST_MARGIN,
     symmetric: bool = False,
     fixed_margin: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -70,17 +65,14 @@ def specificity(
     unweighted.
 
     ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative`` and
-    ``scale``; ``target``
-    has ``triplet`` [B]. ``margin_units`` of s: ``logit``, cosines times scale (released code), or
-    ``cosine``; ``max_margin`` is in these units, None is ``LARGEST_MARGIN``. ``symmetric`` is that
-    of ``info_nce``.
+    ``scale``; ``target`` has ``triplet`` [B]. Margins are of logits, cosines times scale (released
+    code). ``symmetric`` is that of ``info_nce``.
     """
-    counts, scale = target["triplet"], student["scale"]
+    counts = target["triplet"]
+    scale = student["scale"]
     counted = counts.sum().clamp(min=1)
-    factor = scale if margin_units == "logit" else torch.ones_like(scale)
-    largest = LARGEST_MARGIN[margin_units] if max_margin is None else max_margin
     base, positive, negative = (
-        factor * F.cosine_similarity(student["image"], student[f"text_{name}"], dim=-1)
+        scale * F.cosine_similarity(student["image"], student[f"text_{name}"], dim=-1)
         for name in ("base", "positive", "negative")
     )
     contrast = info_nce(student["image"], student["text"], scale, symmetric=symmetric)
@@ -93,7 +85,7 @@ def specificity(
     for name, (weight, gaps) in hinges.items():
         margin = gaps.new_tensor(fixed_margin or 0.0)
         if fixed_margin is None:
-            margin = dynamic_margin(gaps, counts, largest)
+            margin = dynamic_margin(gaps, counts, max_margin)
         term = (F.relu(margin - gaps) * counts).sum() / counted
         loss = loss + weight * term
         metrics[f"specificity/{name}_hinge"] = term
@@ -122,13 +114,10 @@ class SpecificityLossConfig(ClipLossConfig):
     """Weight of the positive hinge: one more true detail scores higher."""
     gamma: Weight = 0.8
     """Weight of the negative hinge: one more false detail scores lower."""
-    margin_units: Literal["logit", "cosine"] = "logit"
-    """Unit of the hinges: ``logit`` (cosine times the learned scale; released code) or ``cosine``.
-    """
-    max_margin: Weight | None = None
-    """Largest dynamic margin, in this unit; null is 1.5 logits or a cosine of 0.015."""
+    max_margin: Weight = LARGEST_MARGIN
+    """Largest dynamic margin, in logits: cosines times the learned scale (released code)."""
     fixed_margin: Weight | None = None
-    """This margin of both hinges, in this unit, in place of the dynamic ones."""
+    """This margin of both hinges, in logits, in place of the dynamic ones."""
     symmetric: bool = False
     """Contrastive term in both directions; false is caption to image (released code)."""
 
@@ -162,7 +151,8 @@ class SpecificityConfig(ClipConfig):
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""
-        train, rows = self.train, run.train_rows
+        train = self.train
+        rows = run.train_rows
         model = self.build_model(run.accelerator.num_processes)
         donors = donors_of(rows) if train.negatives == "data" else None
         triplets = StepTriplets(
@@ -233,7 +223,8 @@ class StepTriplets:
             triplets = make_triplets(
                 chosen, [*batch], seed, self.shuffle_rate, self.donors
             )
-            self._step, self._triplets = step, dict(zip(batch, triplets, strict=True))
+            self._step = step
+            self._triplets = dict(zip(batch, triplets, strict=True))
         return self._triplets
 
 

@@ -94,7 +94,8 @@ class EmbeddingTask:
         Every process computes the whole loss. Gradients are summed over processes, so that of a
         scalar, which every process has, is divided by their number.
         """
-        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        rank = self.accelerator.process_index
+        processes = self.accelerator.num_processes
         leaves = {
             name: self._gather(value).requires_grad_()
             for name, value in embeddings.items()

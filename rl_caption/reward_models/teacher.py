@@ -1,7 +1,5 @@
 """The frozen teacher: its embeddings of the training split, computed once where memory allows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -59,8 +57,10 @@ class Teacher:
         augmented: bool = False,
         cache_dir: str | None = None,
     ) -> None:
-        self.backbone, self.accelerator = backbone, accelerator
-        self.towers, self.augmented = tuple(towers), augmented
+        self.backbone = backbone
+        self.accelerator = accelerator
+        self.towers = tuple(towers)
+        self.augmented = augmented
         self._disk: EmbeddingCache | None = None
         if cache_dir is not None:
             # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as

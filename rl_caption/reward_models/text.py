@@ -51,7 +51,8 @@ def negative_log_likelihood(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     """Minus ln p of the tokens ``ids`` [B, L] after the first, where ``mask`` [B, L] is true,
     summed, in nats.
     """
-    ids, mask = inputs["ids"], inputs["mask"]
+    ids = inputs["ids"]
+    mask = inputs["mask"]
     logits = model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1].float()
     losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
     return (losses * mask[:, 1:]).sum()
@@ -72,7 +73,8 @@ class TextLoss(nn.Module):
         self, model: Any, loss: Callable[[Any, dict[str, Tensor]], Tensor]
     ) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model = model
+        self.loss = loss
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """The loss, summed over tokens or captions."""
@@ -194,7 +196,8 @@ class SemanticBottleneckConfig(TextConfig):
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""
-        section, name = self.teacher, str(self.model.language_model)
+        section = self.teacher
+        name = str(self.model.language_model)
         teacher = load_teacher(run.accelerator, section, self.data, ("text",))
         with naming("semantic_bottleneck"), run.accelerator.main_process_first():
             frozen = load_frozen(
@@ -345,7 +348,8 @@ class TextTask:
         """Train ``network``. A resumed run must have the same ``vocabulary``, token -> id."""
         starts_trained = self.spread is not None
         metric = "val/r_squared" if starts_trained else "val/token_logprob"
-        self.name, self.network = self.config.task, network
+        self.name = self.config.task
+        self.network = network
         self.run.restore(
             network,
             signature,
@@ -405,7 +409,8 @@ class TextTask:
         """Leave the gradient of one optimizer step in the parameters. ``batches`` are this
         process's micro-batches.
         """
-        run, log = self.run, Averages()
+        run = self.run
+        log = Averages()
         counts = torch.stack([self._count(batch) for batch in batches])
         count = global_count(run.accelerator, counts.sum())
         passes = [partial(self._loss, run.model, batch, count) for batch in batches]
@@ -415,8 +420,10 @@ class TextTask:
 
     def validate(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Mean loss over all captions of the validation split."""
-        run, size = self.run, self.run.eval.batch_size
-        accelerator, network = run.accelerator, self.network
+        run = self.run
+        size = self.run.eval.batch_size
+        accelerator = run.accelerator
+        network = self.network
         pairs = [
             (row, caption) for row in run.val_rows for caption in row["references"]
         ]

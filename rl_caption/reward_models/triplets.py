@@ -133,7 +133,8 @@ def triplet_texts(
     A triplet that is None does not count, nor does one with a text longer than the context:
     truncated, its texts would be equal. The texts of both are "".
     """
-    counts, texts = [], []
+    counts = []
+    texts = []
     for triplet in triplets:
         counts.append(float(triplet is not None and not tokens.too_long(triplet)))
         texts.append(triplet if triplet and counts[-1] else Triplet("", "", ""))

@@ -53,11 +53,13 @@ def validation_loss(
     micro-batches, of ``batch_size`` rows, and processes.
     """
     collate = replace(collate, pixels=pixels, augmentations=())
-    device, size = accelerator.device, min(size, len(rows))
+    device = accelerator.device
+    size = min(size, len(rows))
     starts = range(0, len(rows) - size + 1, size)
     total = 0.0
     for start in starts[accelerator.process_index :: accelerator.num_processes]:
-        outputs, targets = [], []
+        outputs = []
+        targets = []
         for first in range(start, start + size, batch_size):
             part = rows[first : min(first + batch_size, start + size)]
             batch = collate([(row, DRAWN_AT) for row in part]).to(device)
@@ -165,7 +167,8 @@ class EmbeddingValidator:
                 )
                 metrics[f"val/teacher_cosine_{tower}"] = float(cosines.mean())
         if self.paired:
-            images, texts = embeddings["image"].numpy(), embeddings["text"].numpy()
+            images = embeddings["image"].numpy()
+            texts = embeddings["text"].numpy()
             recall = retrieval_recall(images, texts, self.owners)
             metrics |= {f"val/{name}": value for name, value in recall.items()}
             metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
@@ -179,7 +182,8 @@ class EmbeddingValidator:
                 embeddings[name][self.fits.bool()]
                 for name in ("image", "base", "positive", "negative")
             )
-            true, false = _nearer(image, positive, base), _nearer(image, base, negative)
+            true = _nearer(image, positive, base)
+            false = _nearer(image, base, negative)
             metrics["val/specificity_positive"] = true
             metrics["val/specificity_negative"] = false
             metrics["val/specificity"] = (true + false) / 2

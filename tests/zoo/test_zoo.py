@@ -59,7 +59,7 @@ def test_a_model_is_exact_or_refused(name, tmp_path):
 @torch.no_grad()
 def plain_logits(captioner, alone, captions):
     """Logits [K, L, V] of the model's own pass over prompt and caption, without a cache."""
-    (row,) = captioner.policy.rows(alone)
+    row = captioner.policy.arguments(alone)
     shape, logits = row["input_ids"].shape, []
     ones = {"attention_mask"}
     if captioner.family.name == "paligemma":  # whose captions do not see ahead

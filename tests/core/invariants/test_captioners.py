@@ -2,17 +2,18 @@
 
 import json
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
 
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.modeling import Attention
-from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
+from rl_caption.captioners.packed import PreallocatedLayer, unique_prefixes
 from rl_caption.captioners.tokens import caption_mask, sample_tokens
 from rl_caption.captioners.transformer import TransformerCaptioner, build_vocabulary
 from rl_caption.runtime.types import CaptionBatch
@@ -265,7 +266,7 @@ def test_with_dropout_equal_beginnings_are_decoded_apart():
 def test_a_cache_with_room_holds_what_transformers_own_holds():
     torch.manual_seed(0)
     roomy, plain = (
-        preallocated_cache(3),
+        Cache(layer_class_to_replicate=partial(PreallocatedLayer, 3)),
         DynamicCache(),
     )  # room for fewer tokens than come
     for tokens, chosen in ((2, None), (1, [0, 2, 3]), (1, None), (2, [1, 1, 0])):

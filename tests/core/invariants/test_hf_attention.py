@@ -200,7 +200,9 @@ def test_prefixes_that_part_leave_or_change_places_change_nothing(every, pixels,
                 row,
             )
             assert torch.allclose(first[image], whole[0, 0, 0], atol=1e-4)
-        assert {layer.keys.shape[0] for layer in state.tokens.layers} == {len(known)}
+        assert {
+            layer.keys.shape[0] for layer in state.cache.self_attention_cache.layers
+        } == {len(known)}
     if state.images is not None:
         assert {
             layer.keys.shape[0] for layer in state.cache.cross_attention_cache.layers
@@ -243,7 +245,7 @@ def test_an_image_is_kept_once_in_the_cache_and_for_the_backward_pass(
                 state=state,
             )
         assert cached(state.cache.cross_attention_cache) == once
-        of_tokens.append(cached(state.tokens))
+        of_tokens.append(cached(state.cache.self_attention_cache))
     assert of_tokens[1] == K * of_tokens[0]
     everywhere = torch.ones_like(mask)
     ours = kept(

@@ -173,9 +173,11 @@ def test_adapters_are_checked_with_factors_that_do_something(folders, monkeypatc
 
 
 def test_keys_and_values_may_differ_in_width():
-    from rl_caption.captioners.packed import preallocated_cache
+    from transformers.cache_utils import Cache
 
-    cache = preallocated_cache(3)
+    from rl_caption.captioners.packed import PreallocatedLayer
+
+    cache = Cache(layer_class_to_replicate=partial(PreallocatedLayer, 3))
     for length in (2, 1, 2):
         keys, values = torch.rand(2, 1, length, 5), torch.rand(2, 1, length, 3)
         found = cache.update(keys, values, 0)

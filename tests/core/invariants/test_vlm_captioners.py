@@ -93,7 +93,7 @@ def whole_logits(captioner, alone, ids, caption_type=None):
     """
     if caption_type is None:
         caption_type = CAPTION_TYPES.get(captioner.family.name, 0)
-    (alone,) = captioner.policy.rows(alone)
+    alone = captioner.policy.arguments(alone)
     caption = torch.tensor([ids], dtype=torch.long)
     inputs = dict(alone, input_ids=torch.cat([alone["input_ids"], caption], 1))
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])

@@ -247,24 +247,16 @@ def test_a_margin_is_the_mean_gap_within_its_limits_and_has_no_gradient():
 
 
 @pytest.mark.parametrize(
-    ("units", "limit", "symmetric", "fixed"),
-    [
-        ("logit", None, True, None),
-        ("cosine", None, False, None),
-        ("logit", 0.1, False, None),
-        ("cosine", None, False, 1e-3),
-    ],
+    ("largest", "symmetric", "fixed"),
+    [(1.5, True, None), (0.1, False, None), (1.5, False, 0.1)],
 )
-def test_specificity_is_the_weighted_sum_of_its_terms(units, limit, symmetric, fixed):
+def test_specificity_is_the_weighted_sum_of_its_terms(largest, symmetric, fixed):
     names = ("image", "text", "text_base", "text_positive", "text_negative")
     given = {name: rows(6, 5, seed) for seed, name in enumerate(names)}
-    factor, largest = {"logit": (4.0, 1.5), "cosine": (1.0, 0.015)}[units]
-    largest = largest if limit is None else limit
     own = torch.tensor([0, 2, 3, 4])
     counts = torch.zeros(6).index_fill(0, own, 1.0)
     base, positive, negative = (
-        factor * cosines(given["image"], given[name]).diagonal()[own]
-        for name in names[2:]
+        4 * cosines(given["image"], given[name]).diagonal()[own] for name in names[2:]
     )
     contrast = slow_nce(4 * cosines(given["image"], given["text"]), symmetric=symmetric)
     terms, hinges = {"contrastive": contrast}, []
@@ -277,7 +269,7 @@ def test_specificity_is_the_weighted_sum_of_its_terms(units, limit, symmetric, f
     given["scale"] = torch.tensor(4.0)
     weights = (0.5, 8.0, 0.8)
     loss, metrics = specificity(
-        given, {"triplet": counts}, *weights, units, limit, symmetric, fixed
+        given, {"triplet": counts}, *weights, largest, symmetric, fixed
     )
     total = 0.5 * contrast + 8 * hinges[0] + 0.8 * hinges[1]
     assert loss.item() == pytest.approx(total, rel=1e-5)

@@ -153,13 +153,13 @@ def test_a_vision_language_model_answers_prompts_in_batches(tmp_path):
     asked = CaptionerRecaptioner(folder, "A page: {prompt}, {caption}", batch_size=3)
     alone = CaptionerRecaptioner(folder, "A page: {prompt}, {caption}", batch_size=1)
     told = []
-    messages = asked.captioner.messages
+    prepare = asked.captioner.prepare
 
     def seen(row):
         told.append(row["prompt"])
-        return messages(row)
+        return prepare(row)
 
-    asked.captioner.messages = seen
+    asked.captioner.prepare = seen
     together = asked(rows)
     assert [len(own) for own in together] == [1, 1, 1]
     assert alone(rows) == together

@@ -136,7 +136,7 @@ def training_precision(asked: str) -> str:
     if torch.cuda.is_available() and "cpu" not in accelerator_kwargs():
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        capable = torch.cpu.get_capabilities()
+        capable: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
         has_bf16 = capable.get("avx512_bf16") or capable.get("amx_bf16")
     return "bf16" if has_bf16 else "no"
 

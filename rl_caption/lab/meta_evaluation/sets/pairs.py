@@ -112,8 +112,10 @@ def _consensus(
             generator = np.random.default_rng((seed, draw, number))
             order = generator.permutation(VOTES)[:REFERENCES]
             drawn.append([own[index]["A"].strip() for index in order])
-        total = sum(row[key] for row in own for key in row if key not in "ABC")
-        better = float(1 + np.sign(total)) / 2
+        given = [row[key] for row in own for key in row if key not in "ABC"]
+        if not {*given} <= {1, -1}:
+            raise ValueError(f"votes for {pair} are {given}, not 1 or -1")
+        better = float(1 + np.sign(sum(given))) / 2
         judged = Judged(image, pair, better=better, kind=kind, references=drawn)
         rows.append(judged)
     if len(triplets) != VOTES * len(rows):
